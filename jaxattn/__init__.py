@@ -1,0 +1,1 @@
+"""Attention with trained embeddings, as pure functions."""

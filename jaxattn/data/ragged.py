@@ -1,0 +1,141 @@
+"""Segments of varying length in rows of fixed width, so that sums over segments need gathers only.
+
+A scatter-add is slow and not deterministic on GPUs. Here a segment of k entries takes ceil(k / W) rows
+of W entries; each row is reduced on its own, and a short tree of gathers adds up the rows of a segment.
+All shapes are static given the number of entries, so the layout can be built inside jit and under vmap.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import Array
+
+WIDTH = 32
+
+
+@struct.dataclass
+class Ragged:
+    """A sparse matrix of multiplicities count[segment, index] in rows of fixed width.
+
+    Attributes:
+        index: (R, W) unsigned; what each entry points at, 0 where count is 0.
+        count: (R, W) unsigned; multiplicity of each entry, 0 marks padding.
+        owner: (R,) int32; the segment a row belongs to, `num_segments` for an unused row.
+        tree: (R_k, W) int32 each; the rows of the level below that make up a row of this level, the
+            number of rows below marking padding. Empty when every segment is one row.
+        num_segments: number of segments S (static).
+    """
+
+    index: Array
+    count: Array
+    owner: Array
+    tree: tuple[Array, ...]
+    num_segments: int = struct.field(pytree_node=False)
+
+    def dot(self, *columns: Array) -> tuple[Array, ...]:
+        """Multiply the count matrix with vectors, reading it once: Σ_e count_e x[index_e] per segment.
+
+        Args:
+            columns: vectors x, each (num_indices,).
+
+        Returns:
+            One (S,) vector per column.
+        """
+        index, count = self.index.astype(jnp.int32), self.count.astype(columns[0].dtype)
+        return self.sum(*(count * take(x, index) for x in columns))
+
+    def sum(self, *entries: Array) -> tuple[Array, ...]:
+        """Sum values per segment.
+
+        Args:
+            entries: values per entry, each (R, W).
+
+        Returns:
+            One (S,) vector per argument.
+        """
+        zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
+        # One variadic reduction streams index and count once for all columns; separate sums would not.
+        rows = jax.lax.reduce(entries, zeros, lambda x, y: tuple(map(jnp.add, x, y)), (1,))
+        return tuple(self._climb(x, 0, partial(jnp.sum, axis=-1)) for x in jax.lax.optimization_barrier(rows))
+
+    def max(self, entries: Array) -> Array:
+        """Take the maximum per segment of values (R, W); -inf for an empty segment. Returns (S,)."""
+        rows = jax.lax.optimization_barrier(entries.max(axis=-1))
+        return self._climb(rows, -jnp.inf, partial(jnp.max, axis=-1))
+
+    def spread(self, per_segment: Array) -> Array:
+        """Give every row the value of its segment: (S,) to (R, 1)."""
+        return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]
+
+    def _climb(self, rows: Array, padding: float, reduce: Callable[[Array], Array]) -> Array:
+        for level in self.tree:
+            padded = jnp.concatenate([rows, jnp.full(1, padding, rows.dtype)])
+            rows = reduce(take(padded, level))
+        return rows
+
+
+def take(x: Array, index: Array) -> Array:
+    """Gather x[index] for indices known to be in bounds."""
+    return x.at[index].get(mode="promise_in_bounds")
+
+
+def ragged(segment: Any, index: Any, count: Any, *, segments: int, indices: int, longest: int) -> Ragged:
+    """Lay out entries sorted by segment. NumPy arrays stay on the host, JAX arrays may be traced.
+
+    Args:
+        segment: (N,) int, sorted; `segments` or more marks an entry to leave out.
+        index: (N,) int, each in [0, indices).
+        count: (N,) int, multiplicities.
+        segments: number of segments S.
+        indices: number of things an index can point at.
+        longest: an upper bound on the entries of one segment.
+
+    Returns:
+        The layout; R = ceil(N / W) + S rows at most, S rows if `longest` ≤ W.
+    """
+    xp = segment.__array_namespace__()
+    width = max(1, min(WIDTH, longest))
+    entry, owner, present = _rows(xp, segment, segments, width, longest)
+    clipped = xp.minimum(entry, max(len(segment) - 1, 0))
+    tree = []
+    rows, longest_rows, below = owner, math.ceil(longest / width), entry.shape[0]
+    while longest > width:
+        level, rows, valid = _rows(xp, rows, segments, width, longest_rows)
+        tree.append(xp.where(valid, level, below).astype(np.int32))
+        longest, longest_rows, below = longest_rows, math.ceil(longest_rows / width), level.shape[0]
+    return Ragged(
+        index=xp.where(present, index[clipped], 0).astype(np.min_scalar_type(max(indices - 1, 0))),
+        count=xp.where(present, count[clipped], 0).astype(_count_dtype(count)),
+        owner=owner.astype(np.int32),
+        tree=tuple(tree),
+        num_segments=segments,
+    )
+
+
+def _count_dtype(count: Any) -> np.dtype:
+    largest = count.max(initial=0) if isinstance(count, np.ndarray) else np.iinfo(np.uint16).max
+    return np.min_scalar_type(int(largest))
+
+
+def _rows(xp: Any, segment: Any, segments: int, width: int, longest: int) -> tuple[Any, Any, Any]:
+    """Cut sorted entries into rows: entry number (R, W), owner (R,), and which entries exist (R, W)."""
+    start = xp.searchsorted(segment, xp.arange(segments + 1))
+    if longest <= width:
+        owner = xp.arange(segments)
+        entry = start[:-1, None] + xp.arange(width)
+        return entry, owner, entry < start[1:, None]
+    rows_end = xp.cumsum(-(-(start[1:] - start[:-1]) // width))
+    bound = math.ceil(len(segment) / width) + segments
+    number = int(rows_end[-1]) if isinstance(rows_end, np.ndarray) else bound
+    row = xp.arange(number)
+    owner = xp.searchsorted(rows_end, row, side="right")
+    inside = xp.minimum(owner, segments - 1)
+    rows_start = xp.concatenate([xp.zeros(1, rows_end.dtype), rows_end[:-1]])
+    entry = (start[inside] + (row - rows_start[inside]) * width)[:, None] + xp.arange(width)
+    return entry, owner, (entry < start[inside + 1][:, None]) & (owner < segments)[:, None]
