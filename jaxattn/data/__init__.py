@@ -1,5 +1,27 @@
 """Corpora: bags of token counts, vocabularies, generators, readers, importance."""
 
 from jaxattn.data.corpus import Corpus, from_flat, from_sequences
+from jaxattn.data.importance import (
+    average_signed_frequency,
+    class_counts,
+    completely_relevant,
+    irrelevant,
+    posterior_difference,
+    token_counts,
+)
+from jaxattn.data.synthetic import assumption1, independent, multi_relevant
 
-__all__ = ["Corpus", "from_flat", "from_sequences"]
+__all__ = [
+    "Corpus",
+    "assumption1",
+    "average_signed_frequency",
+    "class_counts",
+    "completely_relevant",
+    "from_flat",
+    "from_sequences",
+    "independent",
+    "irrelevant",
+    "multi_relevant",
+    "posterior_difference",
+    "token_counts",
+]

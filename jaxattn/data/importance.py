@@ -1,0 +1,81 @@
+"""How much a token says about the label: the statistics that one gradient step writes into E·v."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxattn.data.corpus import Corpus
+
+
+def average_signed_frequency(corpus: Corpus) -> Float[Array, "V"] | Float[Array, "V K"]:
+    """Compute the average signed frequency of every token.
+
+    α_s = (1/n) Σ_X y count_s(X) / T(X); for K > 2 classes
+    α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
+
+    Args:
+        corpus: n sequences over V tokens.
+
+    Returns:
+        α, (V,) for two classes, else (V, K). Exactly 0 where equally long sequences cancel.
+
+    Source:
+        Definition of α_s in arXiv 2505.17282; K classes from its public review thread.
+    """
+    longest = corpus.lengths.max()
+    # Relative to the longest sequence, equal lengths weigh exactly 1: sums of counts are then exact.
+    weight = longest / corpus.lengths.astype(float)
+    scale = 1 / (corpus.num_sequences * longest.astype(float))
+    if corpus.num_classes == 2:
+        return corpus.occurrences.dot(corpus.labels * weight)[0] * scale
+    by_class = jnp.stack(corpus.occurrences.dot(*(_indicators(corpus) * weight)), axis=1)
+    differences = by_class[:, :, None] - by_class[:, None, :]
+    return differences.mean(axis=2) * scale
+
+
+def class_counts(corpus: Corpus) -> Float[Array, "V K"]:
+    """Count the occurrences of every token under every class; for two classes -1 comes first."""
+    return jnp.stack(corpus.occurrences.dot(*_indicators(corpus)), axis=1)
+
+
+def token_counts(corpus: Corpus) -> Float[Array, "V"]:
+    """Count the occurrences of every token."""
+    return corpus.occurrences.dot(jnp.ones(corpus.num_sequences))[0]
+
+
+def posterior_difference(corpus: Corpus) -> Float[Array, "V"] | Float[Array, "V K"]:
+    """Compute the posterior difference of every token from counts of occurrences.
+
+    P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s); for K > 2 classes
+    P(k|s) - mean_{j≠k} P(j|s).
+
+    Args:
+        corpus: n sequences over V tokens.
+
+    Returns:
+        (V,) for two classes, else (V, K); NaN for a token that never occurs.
+
+    Source:
+        Section on experiments of arXiv 2505.17282, the x-axis of its figures; K classes chosen here.
+    """
+    counts = class_counts(corpus)
+    classes = corpus.num_classes
+    posterior = counts / counts.sum(axis=1, keepdims=True)
+    against_rest = posterior - (1 - posterior) / (classes - 1)
+    return against_rest[:, 1] if classes == 2 else against_rest
+
+
+def completely_relevant(corpus: Corpus) -> Bool[Array, "V K"]:
+    """Mark tokens that occur under one class only; for two classes the columns are negative, positive."""
+    counts = class_counts(corpus)
+    return (counts > 0) & (counts == counts.sum(axis=1, keepdims=True))
+
+
+def irrelevant(corpus: Corpus) -> Bool[Array, "V"]:
+    """Mark tokens whose average signed frequency is exactly 0 for every class."""
+    alpha = average_signed_frequency(corpus)
+    return alpha == 0 if alpha.ndim == 1 else (alpha == 0).all(axis=1)
+
+
+def _indicators(corpus: Corpus) -> Float[Array, "K n"]:
+    return jax.nn.one_hot(corpus.class_index, corpus.num_classes, dtype=float).T

@@ -1,0 +1,173 @@
+"""Generators of synthetic corpora: pure functions of a key, usable under jit and vmap.
+
+Tokens 0 .. relevant-1 are relevant and token s belongs to class s mod K (two classes: even tokens are
+negative, odd ones positive); all other tokens are irrelevant.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxattn.data.corpus import Corpus, class_labels, from_draws
+from jaxattn.errors import InputError
+
+
+def independent(
+    key: Array,
+    *,
+    vocab_size: int,
+    relevant: int,
+    length: int,
+    sequences: int,
+    max_posterior_difference: float | Array = 0.9,
+    relevant_mass: float | Array | None = None,
+    num_classes: int = 2,
+) -> Corpus:
+    """Draw tokens independently given the label.
+
+    P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
+
+    with base uniform over the relevant tokens and over the irrelevant ones. The j-th of the m relevant
+    tokens of a class has δ = max_posterior_difference · j/m, the irrelevant ones δ = 0; for two classes
+    the posterior difference of token s is then ±δ_s in expectation. Labels are balanced.
+
+    Args:
+        key: PRNG key.
+        vocab_size: V.
+        relevant: number of relevant tokens, a multiple of K.
+        length: tokens per sequence T.
+        sequences: number of sequences n, a multiple of K.
+        max_posterior_difference: largest δ, in [0, 1].
+        relevant_mass: share of the tokens that are relevant; `relevant / vocab_size` by default.
+        num_classes: K.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        InputError: sizes that do not fit.
+
+    Source:
+        Eq. 15 of arXiv 2505.17282; the values of δ and the base are not published and chosen here.
+    """
+    _check(vocab_size, relevant, length, sequences, num_classes, relevant_per_sequence=1)
+    if relevant_mass is None:
+        relevant_mass = relevant / vocab_size
+    class_index = jnp.arange(sequences) % num_classes
+    token = jnp.arange(relevant)
+    delta = max_posterior_difference * (token // num_classes + 1) / (relevant // num_classes)
+    agrees = token % num_classes == jnp.arange(num_classes)[:, None]
+    tilt = 1 + delta * jnp.where(agrees, 1.0, -1 / (num_classes - 1))
+    cumulative = jnp.cumsum(tilt / relevant, axis=1)
+    which, rank, other = jax.random.split(key, 3)
+    shape = (sequences, length)
+    position = jax.random.uniform(rank, shape) * cumulative[class_index, -1:]
+    picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative[class_index], position)
+    irrelevant = jax.random.randint(other, shape, relevant, max(vocab_size, relevant + 1))
+    is_relevant = jax.random.uniform(which, shape) < relevant_mass
+    tokens = jnp.where(is_relevant, jnp.minimum(picked, relevant - 1), irrelevant)
+    return from_draws(
+        tokens, class_labels(class_index, num_classes), vocab_size=vocab_size, num_classes=num_classes
+    )
+
+
+def multi_relevant(
+    key: Array,
+    *,
+    vocab_size: int,
+    relevant: int,
+    relevant_per_sequence: int,
+    length: int,
+    sequences: int,
+    num_classes: int = 2,
+) -> Corpus:
+    """Give every sequence r distinct relevant tokens of its own class, and irrelevant ones otherwise.
+
+    Sequences come in groups of K, one for each class, that share their irrelevant tokens: α_s = 0 holds
+    exactly for every irrelevant token, while relevant tokens occur under one label only.
+
+    Args:
+        key: PRNG key.
+        vocab_size: V.
+        relevant: number of relevant tokens, a multiple of K.
+        relevant_per_sequence: r, at most `relevant / K`.
+        length: tokens per sequence T ≥ r.
+        sequences: number of sequences n, a multiple of K.
+        num_classes: K.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        InputError: sizes that do not fit.
+    """
+    _check(vocab_size, relevant, length, sequences, num_classes, relevant_per_sequence)
+    groups, per_class = sequences // num_classes, relevant // num_classes
+    own_key, shared_key = jax.random.split(key)
+    class_index = jnp.tile(jnp.arange(num_classes), groups)
+    order = jnp.argsort(jax.random.uniform(own_key, (sequences, per_class)), axis=1)
+    own = order[:, :relevant_per_sequence] * num_classes + class_index[:, None]
+    shape = (groups, length - relevant_per_sequence)
+    shared = jax.random.randint(shared_key, shape, relevant, max(vocab_size, relevant + 1))
+    tokens = jnp.concatenate([own, jnp.repeat(shared, num_classes, axis=0)], axis=1)
+    return from_draws(
+        tokens, class_labels(class_index, num_classes), vocab_size=vocab_size, num_classes=num_classes
+    )
+
+
+def assumption1(
+    key: Array, *, vocab_size: int, relevant: int, length: int, sequences: int, num_classes: int = 2
+) -> Corpus:
+    """Build a corpus that satisfies Assumption 1 exactly.
+
+    Every sequence holds exactly one relevant token, which occurs under one label only; all its other
+    tokens are irrelevant with α_s = 0 exactly.
+
+    Args:
+        key: PRNG key.
+        vocab_size: V.
+        relevant: number of relevant tokens, a multiple of K.
+        length: tokens per sequence T.
+        sequences: number of sequences n, a multiple of K.
+        num_classes: K.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        InputError: sizes that do not fit.
+
+    Source:
+        Assumption 1 of arXiv 2505.17282; the construction by groups that share tokens is this library's.
+    """
+    return multi_relevant(
+        key,
+        vocab_size=vocab_size,
+        relevant=relevant,
+        relevant_per_sequence=1,
+        length=length,
+        sequences=sequences,
+        num_classes=num_classes,
+    )
+
+
+def _check(
+    vocab_size: int, relevant: int, length: int, sequences: int, num_classes: int, relevant_per_sequence: int
+) -> None:
+    if num_classes < 2:
+        raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
+    if sequences < num_classes or sequences % num_classes:
+        raise InputError(f"sequences: {sequences} is not a positive multiple of num_classes = {num_classes}")
+    if relevant < num_classes or relevant % num_classes:
+        raise InputError(f"relevant: {relevant} is not a positive multiple of num_classes = {num_classes}")
+    if not 1 <= relevant_per_sequence <= relevant // num_classes:
+        raise InputError(
+            f"relevant_per_sequence: {relevant_per_sequence} is not between 1 and the "
+            f"{relevant // num_classes} relevant tokens of a class"
+        )
+    if length < relevant_per_sequence:
+        raise InputError(f"length: {length} tokens cannot hold {relevant_per_sequence} relevant ones")
+    if vocab_size < relevant or (vocab_size == relevant and length > relevant_per_sequence):
+        raise InputError(
+            f"vocab_size: {vocab_size} leaves no irrelevant token beside the {relevant} relevant ones"
+        )

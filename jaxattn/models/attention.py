@@ -1,0 +1,114 @@
+"""Softmax attention in token space: everything the loss needs of E is two V-vectors.
+
+f(X) = Σ_s q_s(X) γ_s,   q_s(X) = count_s(X) exp(a_s) / Σ_r count_r(X) exp(a_r),
+
+with scores a = E p and values γ = E v. No array of shape (n, T, d) or (n, V) is ever formed, and both
+directions are gathers over the corpus's two layouts.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
+
+# Below this many entries one path serves all scores; above it, choosing the cheap path pays.
+LARGE = 1 << 18
+
+
+def attend(corpus: Corpus, scores: Float[Array, "V"], values: Array) -> Array:
+    """Average values with softmax attention over every sequence, f = Σ_s q_s γ_s.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (V,); any finite spread.
+        values: γ, (V,) or (V, K).
+
+    Returns:
+        f, (n,) or (n, K). Its derivative is a hand-written gather in token space.
+    """
+    columns = (values,) if values.ndim == 1 else tuple(values.T)
+    result = _attend(corpus, scores, columns)
+    return result[0] if values.ndim == 1 else jnp.stack(result, axis=1)
+
+
+@jax.custom_vjp
+def _attend(corpus: Corpus, scores: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
+    return _forward(corpus, scores, columns)[0]
+
+
+def _forward(corpus, scores, columns):
+    if corpus.bags.index.size < LARGE:
+        averages, log_normaliser = _forward_any(corpus, scores, columns)
+    else:
+        averages, log_normaliser = jax.lax.cond(
+            _is_narrow(scores), _forward_narrow, _forward_any, corpus, scores, columns
+        )
+    return averages, (corpus, scores, columns, averages, log_normaliser)
+
+
+def _backward(residuals, cotangents):
+    """∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), per column and summed over columns."""
+    corpus, scores, columns, averages, log_normaliser = residuals
+    if corpus.bags.index.size < LARGE:
+        d_scores, d_columns = _backward_any(*residuals, cotangents)
+    else:
+        d_scores, d_columns = jax.lax.cond(
+            _is_narrow(scores), _backward_narrow, _backward_any, *residuals, cotangents
+        )
+    return None, d_scores, d_columns
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _is_narrow(scores: Array) -> Array:
+    """Whether one global shift keeps exp(a) in range for every sequence."""
+    return scores.max() - scores.min() < 0.7 * math.log(jnp.finfo(scores.dtype).max)
+
+
+def _forward_any(corpus, scores, columns):
+    bags = corpus.bags
+    token = bags.index.astype(jnp.int32)
+    score = jnp.where(bags.count > 0, take(scores, token), -jnp.inf)
+    top = bags.max(score)
+    # Padding sequences have no token; a shift of 0 keeps their weights at exp(-inf) = 0.
+    top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
+    weight = bags.count.astype(scores.dtype) * jnp.exp(score - bags.spread(top))
+    normaliser, *sums = bags.sum(weight, *(weight * take(x, token) for x in columns))
+    return tuple(x / normaliser for x in sums), top + jnp.log(normaliser)
+
+
+def _backward_any(corpus, scores, columns, averages, log_normaliser, cotangents):
+    layout = corpus.occurrences
+    sequence = layout.index.astype(jnp.int32)
+    log_weight = layout.spread(scores) - take(log_normaliser, sequence)
+    weight = layout.count.astype(scores.dtype) * jnp.exp(jnp.where(layout.count > 0, log_weight, -jnp.inf))
+    flows = [weight * take(g, sequence) for g in cotangents]
+    pulls = [
+        flow * (layout.spread(value) - take(average, sequence))
+        for flow, value, average in zip(flows, columns, averages, strict=True)
+    ]
+    d_scores, *d_columns = layout.sum(sum(pulls[1:], pulls[0]), *flows)
+    return d_scores, tuple(d_columns)
+
+
+def _forward_narrow(corpus, scores, columns):
+    shift = scores.max()
+    weight = jnp.exp(scores - shift)
+    normaliser, *sums = corpus.bags.dot(*jax.lax.optimization_barrier((weight, *(weight * x for x in columns))))
+    return tuple(x / normaliser for x in sums), shift + jnp.log(normaliser)
+
+
+def _backward_narrow(corpus, scores, columns, averages, log_normaliser, cotangents):
+    shift = scores.max()
+    share = jnp.exp(shift - log_normaliser)
+    flows = [g * share for g in cotangents]
+    pull = sum(flow * average for flow, average in zip(flows, averages, strict=True))
+    pulled, *d_columns = corpus.occurrences.dot(*jax.lax.optimization_barrier((pull, *flows)))
+    weight = jnp.exp(scores - shift)
+    pushed = sum(value * flow for value, flow in zip(columns, d_columns, strict=True))
+    return weight * (pushed - pulled), tuple(weight * x for x in d_columns)

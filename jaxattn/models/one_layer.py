@@ -1,0 +1,81 @@
+"""The one-layer softmax attention classifier with a `<cls>` query and trained embeddings."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.errors import InputError
+from jaxattn.models.attention import attend
+
+
+@struct.dataclass
+class Params:
+    """Parameters of the one-layer model.
+
+    Attributes:
+        E: (V, d) embeddings.
+        p: (d,) embedding of `<cls>`, the only query.
+        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+    """
+
+    E: Array
+    p: Array
+    v: Array
+
+
+def init(
+    key: Array, *, vocab_size: int, dim: int, num_classes: int = 2, dtype: jnp.dtype = jnp.float32
+) -> Params:
+    """Draw initial parameters: E_s, p ~ N(0, I/d) and v uniform on the unit sphere.
+
+    Args:
+        key: PRNG key.
+        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        dim: d.
+        num_classes: K; two classes share one head.
+        dtype: of all parameters.
+
+    Returns:
+        The parameters.
+
+    Raises:
+        InputError: a size below 1, or fewer than two classes.
+
+    Source:
+        Section on the model in arXiv 2505.17282; the direction of v is not published and drawn here.
+    """
+    for name, size, least in (("vocab_size", vocab_size, 1), ("dim", dim, 1), ("num_classes", num_classes, 2)):
+        if size < least:
+            raise InputError(f"{name}: {size}; it must be at least {least}")
+    e_key, p_key, v_key = jax.random.split(key, 3)
+    scale = dim**-0.5
+    v = jax.random.normal(v_key, (dim,) if num_classes == 2 else (dim, num_classes), dtype)
+    return Params(
+        E=scale * jax.random.normal(e_key, (vocab_size, dim), dtype),
+        p=scale * jax.random.normal(p_key, (dim,), dtype),
+        v=v / jnp.linalg.norm(v, axis=0),
+    )
+
+
+def scores_and_values(params: Params) -> tuple[Array, Array]:
+    """Project the embeddings: scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
+    return params.E @ params.p, params.E @ params.v
+
+
+def logits(params: Params, corpus: Corpus) -> Array:
+    """Compute f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for every sequence.
+
+    Args:
+        params: E (V, d), p (d,), v (d,) or (d, K).
+        corpus: n sequences over V tokens.
+
+    Returns:
+        (n,) for two classes, (n, K) for K heads.
+
+    Source:
+        Model of arXiv 2505.17282: no positions, no 1/√d, no key or query matrix.
+    """
+    scores, values = scores_and_values(params)
+    return attend(corpus, scores, values)
