@@ -62,12 +62,11 @@ class Ragged:
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
         # One variadic reduction streams index and count once for all columns; separate sums would not.
         rows = jax.lax.reduce(entries, zeros, lambda x, y: tuple(map(jnp.add, x, y)), (1,))
-        return tuple(self._climb(x, 0, partial(jnp.sum, axis=-1)) for x in jax.lax.optimization_barrier(rows))
+        return tuple(self._climb(x, 0, partial(jnp.sum, axis=-1)) for x in rows)
 
     def max(self, entries: Array) -> Array:
         """Take the maximum per segment of values (R, W); -inf for an empty segment. Returns (S,)."""
-        rows = jax.lax.optimization_barrier(entries.max(axis=-1))
-        return self._climb(rows, -jnp.inf, partial(jnp.max, axis=-1))
+        return self._climb(entries.max(axis=-1), -jnp.inf, partial(jnp.max, axis=-1))
 
     def spread(self, per_segment: Array) -> Array:
         """Give every row the value of its segment: (S,) to (R, 1)."""
@@ -106,6 +105,7 @@ def ragged(segment: Any, index: Any, count: Any, *, segments: int, indices: int,
     tree = []
     rows, longest_rows, below = owner, math.ceil(longest / width), entry.shape[0]
     while longest > width:
+        width = min(width, longest_rows)
         level, rows, valid = _rows(xp, rows, segments, width, longest_rows)
         tree.append(xp.where(valid, level, below).astype(np.int32))
         longest, longest_rows, below = longest_rows, math.ceil(longest_rows / width), level.shape[0]

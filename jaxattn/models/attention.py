@@ -44,8 +44,18 @@ def _forward(corpus, scores, columns):
     if corpus.bags.index.size < LARGE:
         averages, log_normaliser = _forward_any(corpus, scores, columns)
     else:
+        shift = scores.max()
+        weight = jnp.exp(scores - shift)
+        # Computed outside the branches, these vectors cannot be fused into the gathers that read them.
+        weighted = (weight, *(weight * x for x in columns))
         averages, log_normaliser = jax.lax.cond(
-            _is_narrow(scores), _forward_narrow, _forward_any, corpus, scores, columns
+            _is_narrow(scores),
+            lambda *operands: _forward_narrow(corpus, *operands[2:]),
+            lambda *operands: _forward_any(corpus, *operands[:2]),
+            scores,
+            columns,
+            shift,
+            weighted,
         )
     return averages, (corpus, scores, columns, averages, log_normaliser)
 
@@ -56,8 +66,17 @@ def _backward(residuals, cotangents):
     if corpus.bags.index.size < LARGE:
         d_scores, d_columns = _backward_any(*residuals, cotangents)
     else:
+        shift = scores.max()
+        share = jnp.exp(shift - log_normaliser)
+        flows = tuple(g * share for g in cotangents)
+        pull = sum(flow * average for flow, average in zip(flows, averages, strict=True))
         d_scores, d_columns = jax.lax.cond(
-            _is_narrow(scores), _backward_narrow, _backward_any, *residuals, cotangents
+            _is_narrow(scores),
+            lambda *operands: _backward_narrow(corpus, scores - shift, columns, *operands[1:]),
+            lambda *operands: _backward_any(*residuals, operands[0]),
+            cotangents,
+            pull,
+            flows,
         )
     return None, d_scores, d_columns
 
@@ -96,19 +115,13 @@ def _backward_any(corpus, scores, columns, averages, log_normaliser, cotangents)
     return d_scores, tuple(d_columns)
 
 
-def _forward_narrow(corpus, scores, columns):
-    shift = scores.max()
-    weight = jnp.exp(scores - shift)
-    normaliser, *sums = corpus.bags.dot(*jax.lax.optimization_barrier((weight, *(weight * x for x in columns))))
+def _forward_narrow(corpus, shift, weighted):
+    normaliser, *sums = corpus.bags.dot(*weighted)
     return tuple(x / normaliser for x in sums), shift + jnp.log(normaliser)
 
 
-def _backward_narrow(corpus, scores, columns, averages, log_normaliser, cotangents):
-    shift = scores.max()
-    share = jnp.exp(shift - log_normaliser)
-    flows = [g * share for g in cotangents]
-    pull = sum(flow * average for flow, average in zip(flows, averages, strict=True))
-    pulled, *d_columns = corpus.occurrences.dot(*jax.lax.optimization_barrier((pull, *flows)))
-    weight = jnp.exp(scores - shift)
+def _backward_narrow(corpus, log_weight, columns, pull, flows):
+    pulled, *d_columns = corpus.occurrences.dot(pull, *flows)
+    weight = jnp.exp(log_weight)
     pushed = sum(value * flow for value, flow in zip(columns, d_columns, strict=True))
     return weight * (pushed - pulled), tuple(weight * x for x in d_columns)
