@@ -1,0 +1,136 @@
+"""Tokens at the end of a phase: one row each over all seeds, bin means, and the tokens on top."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from jaxattn.analysis.results import Results
+from jaxattn.errors import InputError
+
+BINS = 20
+LOW, HIGH = -1.0, 14 / 15
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one cell at the end of one phase.
+
+    Attributes:
+        table: id, token, count, class, alpha, posterior_difference, Ep, Ev.
+        phase: the phase.
+        cell: the cell.
+        seeds: how many seeds are in the table.
+        averaged: whether Ep and Ev are means over seeds that share a corpus; else every seed has its own rows.
+    """
+
+    table: pd.DataFrame
+    phase: str
+    cell: int
+    seeds: int
+    averaged: bool
+
+    @property
+    def classes(self) -> list[int]:
+        """The classes that have rows; two classes have the rows of class 1 alone."""
+        return sorted(int(label) for label in self.table["class"].unique())
+
+    @property
+    def over_seeds(self) -> str:
+        """How the seeds were put together, in words."""
+        if self.seeds == 1:
+            return "one seed"
+        return f"{self.seeds} seeds " + ("averaged per token" if self.averaged else "pooled")
+
+
+def at_end(results: Results, *, phase: str | None = None, cell: int = 0, average: bool = True) -> Tokens:
+    """Gather the tokens of one cell at the end of one phase.
+
+    Args:
+        results: a results folder.
+        phase: which phase; the last one if None.
+        cell: which cell.
+        average: average Ep and Ev over seeds where all seeds share one corpus; where they do not, or if False,
+            keep the rows of every seed.
+
+    Returns:
+        The tokens that occur and whose Ep and Ev are finite.
+
+    Raises:
+        InputError: no token table, an unknown cell or phase, or no finite token.
+    """
+    if results.tokens.empty:
+        raise InputError(f"{results.directory}: no token table; run the sweep again with tokens recorded")
+    results.settings(cell)
+    recorded = [str(name) for name in results.tokens["phase"].unique()]
+    phase = recorded[-1] if phase is None else phase
+    if phase not in recorded:
+        raise InputError(f"phase {phase!r}: tokens were recorded after {', '.join(recorded)}")
+    tokens = results.tokens[(results.tokens["phase"] == phase) & (results.tokens["cell"] == cell)]
+    finite = np.isfinite(tokens[["posterior_difference", "Ep", "Ev"]].to_numpy(float)).all(axis=1)
+    tokens = tokens[finite]
+    if tokens.empty:
+        raise InputError(f"cell {cell}, phase {phase!r}: no token has finite values; every seed failed")
+    seeds = tokens["seed"].nunique()
+    averaged = average and seeds > 1 and _one_corpus(tokens)
+    if averaged:
+        groups = tokens.groupby(["id", "class"], sort=False, as_index=False)
+        tokens = groups.agg({c: "first" for c in ("token", "count", "alpha", "posterior_difference")} | {"Ep": "mean", "Ev": "mean"})
+    return Tokens(tokens.reset_index(drop=True), phase, cell, seeds, averaged)
+
+
+def bin_means(x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
+    """Average y in equal bins of x.
+
+    Args:
+        x: (N,).
+        y: (N,).
+        bins: number of bins.
+        low: lower end of the first bin.
+        high: upper end of the last bin.
+
+    Returns:
+        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside [low, high] are left out.
+
+    Source:
+        Twenty bins over [-1, 14/15] give the bin centres published with arXiv 2505.17282.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    # A posterior difference of 14/15 that was rounded to single precision still belongs to the last bin.
+    inside = (x >= low) & (x <= high + 1e-6)
+    index = np.minimum((x[inside] - low) / (high - low) * bins, bins - 1).astype(int)
+    groups = pd.Series(y[inside]).groupby(index)
+    edges = np.linspace(low, high, bins + 1)
+    table = pd.DataFrame({"center": (edges[1:] + edges[:-1]) / 2, "n": np.bincount(index, minlength=bins)})
+    return table.assign(mean=groups.mean(), sd=groups.std(ddof=0))
+
+
+def top(tokens: Tokens, *, count: int = 20) -> pd.DataFrame:
+    """List the tokens with the largest E·p, largest first.
+
+    Args:
+        tokens: the tokens of one cell and phase. Where seeds have corpora of their own, a token is another one in
+            every seed, and the first seed is listed.
+        count: how many.
+
+    Returns:
+        Rows of the table, one per token: for K > 2 classes that of the class with the largest alpha.
+    """
+    table = tokens.table
+    if tokens.seeds > 1 and not tokens.averaged:
+        table = table[table["seed"] == table["seed"].min()]
+    if len(tokens.classes) > 1:
+        table = table.loc[table.groupby("id")["alpha"].idxmax()]
+    return table.sort_values(["Ep", "id"], ascending=[False, True]).head(count).reset_index(drop=True)
+
+
+def named(results: Results) -> bool:
+    """Whether tokens have names, as in a text corpus, rather than numbers only."""
+    tokens = results.tokens
+    return len(tokens) > 0 and bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())
+
+
+def _one_corpus(tokens: pd.DataFrame) -> bool:
+    groups = tokens.groupby(["id", "class"])[["count", "alpha", "posterior_difference"]]
+    return bool((groups.nunique(dropna=False) == 1).all(axis=None))

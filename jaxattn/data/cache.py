@@ -1,0 +1,101 @@
+"""A cache of arrays keyed by content. Whatever goes wrong with it costs time, never a run."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+
+from jaxattn.errors import InputError
+
+Note = Callable[[str], None]
+
+
+def folder(cache_dir: str | Path | None = None) -> Path:
+    """Choose the cache folder.
+
+    Args:
+        cache_dir: the folder asked for; None for the default.
+
+    Returns:
+        `cache_dir`, else $JAXATTN_CACHE, else $XDG_CACHE_HOME/jaxattn, else ~/.cache/jaxattn.
+    """
+    if chosen := cache_dir or os.environ.get("JAXATTN_CACHE"):
+        return Path(os.path.expanduser(chosen))
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jaxattn")
+
+
+def digest(files: Mapping[str, str], settings: bytes) -> str:
+    """Hash what a result depends on: the bytes of files and the settings, not where the files lie.
+
+    Args:
+        files: paths by the name under which each is used.
+        settings: everything else.
+
+    Returns:
+        40 hexadecimal digits.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    state = hashlib.blake2b(settings, digest_size=20)
+    for name, path in files.items():
+        try:
+            with open(path, "rb", buffering=0) as file:
+                # Without the size, the end of one file could pass for the start of the next.
+                state.update(
+                    f"\0{name}\0{os.fstat(file.fileno()).st_size}\0".encode(errors="surrogateescape")
+                )
+                hashlib.file_digest(file, lambda: state)
+        except OSError as error:
+            raise InputError(f"data: cannot read {path}: {error.strerror}") from error
+    return state.hexdigest()
+
+
+def read(path: Path, names: Iterable[str], note: Note) -> dict[str, np.ndarray] | None:
+    """Read arrays back; a damaged file is set aside.
+
+    Args:
+        path: the .npz file.
+        names: the arrays it must hold.
+        note: told in one line of a damaged file.
+
+    Returns:
+        The arrays by name, or None if they must be made anew.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names}
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    # A flipped bit can surface as almost any exception of zipfile, zlib or NumPy's header parser.
+    except Exception:
+        aside = path.with_name(path.name + ".damaged")
+        with suppress(OSError):
+            os.replace(path, aside)
+        note(f"cache: {path.name} is damaged, set aside as {aside}; reading the texts anew")
+        return None
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray], note: Note) -> None:
+    """Write arrays in one atomic step, or not at all.
+
+    Args:
+        path: the .npz file; missing folders above it are made.
+        arrays: what to store, by name.
+        note: told in one line why nothing was stored.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "xb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        os.replace(temporary, path)
+    except OSError as error:
+        note(f"cache: nothing stored in {path.parent}: {error.strerror}; set JAXATTN_CACHE to another folder")
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,293 @@
+"""From labelled texts to corpora: words, the vocabulary of the training split, token ids."""
+
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from jaxattn.data import cache
+from jaxattn.data.corpus import Corpus, class_labels, from_flat
+from jaxattn.data.readers import LOCATIONS, TextSource
+from jaxattn.errors import InputError
+
+# Part of the cache key: change it with anything that changes what `tokenise` or the stored arrays say.
+FORMAT = b"words 1"
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+_BREAK = re.compile(r"<br\s*/?>")
+_STRIDE = 512
+_PARTS = ("ids", "lengths", "classes")
+
+
+class Progress(Protocol):
+    """Told how far a long task is; a call with done = total = 0 is a remark, not a task."""
+
+    def __call__(self, description: str, done: int, total: int | None) -> None:
+        """Say that `done` of `total` units of the described task are done; None: the total is not known."""
+
+
+def silent(description: str, done: int, total: int | None) -> None:
+    """Ignore all progress."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The V known words; a word's place is its token id.
+
+    Attributes:
+        tokens: the words, by falling count, then alphabetically.
+        counts: occurrences of each in the training split.
+    """
+
+    tokens: tuple[str, ...]
+    counts: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """The vocabulary's size V."""
+        return len(self.tokens)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Token id by word."""
+        return {token: i for i, token in enumerate(self.tokens)}
+
+
+class TextCorpora(NamedTuple):
+    """A text data set in token ids.
+
+    Attributes:
+        train: the training split.
+        test: the test split, None if the source has none.
+        vocabulary: the words behind the token ids of both.
+    """
+
+    train: Corpus
+    test: Corpus | None
+    vocabulary: Vocabulary
+
+
+class _Texts(NamedTuple):
+    """Numbered words of all texts end to end: numbers (Σ T,) uint32, words per text (n,) int64."""
+
+    numbers: np.ndarray
+    lengths: np.ndarray
+
+
+class _Labelled(NamedTuple):
+    """The rows of a split that count: their texts, class numbers (n,) and places."""
+
+    texts: _Texts
+    classes: np.ndarray
+    places: list[str]
+
+
+def tokenise(text: str) -> list[str]:
+    """Split a text into lower-case words: letters and digits, with inner apostrophes ("don't").
+
+    Args:
+        text: any text; `<br />` tags are left out.
+
+    Returns:
+        The words in order.
+    """
+    return _WORD.findall(_BREAK.sub(" ", text.lower().replace("’", "'")))
+
+
+def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
+    """Collect the vocabulary of some texts.
+
+    Args:
+        texts: the training texts.
+        min_count: leave out words that occur less often.
+        max_vocab: keep this many of the most frequent words at most.
+
+    Returns:
+        The vocabulary.
+
+    Raises:
+        InputError: no word is left.
+    """
+    words = _numbering()
+    return _select(words, _number(texts, words), min_count, max_vocab)
+
+
+def encode(
+    texts: Iterable[str], vocabulary: Vocabulary, *, max_length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Turn texts into token ids; unknown words are left out.
+
+    Args:
+        texts: n texts.
+        vocabulary: the known words.
+        max_length: keep only this many known words of a text, the first ones.
+
+    Returns:
+        Token ids of all texts end to end, (Σ T,) int32, and how many a text has, (n,) int64, perhaps 0.
+    """
+    words = _numbering()
+    return _known(_number(texts, words), _token_ids(words, vocabulary), max_length)
+
+
+def load(
+    source: TextSource, *, cache_dir: str | Path | None = None, progress: Progress = silent
+) -> TextCorpora:
+    """Read a text data set, or take it from the cache if neither its files nor its settings changed.
+
+    Args:
+        source: where the texts are and how they become a corpus; see `readers`.
+        cache_dir: folder of the cache; see `cache.folder`.
+        progress: told how far the reading is.
+
+    Returns:
+        The corpora on the default device, and the vocabulary.
+
+    Raises:
+        InputError: impossible settings, files that are missing or cannot be read, a label outside the set,
+            a text without a known word (unless `source.empty` is "drop").
+    """
+    source = _checked(source)
+    key = cache.digest(source.files(), _settings(source))
+    path = cache.folder(cache_dir) / f"text-{key}.npz"
+    names = ["tokens", "counts", *(f"{split}_{part}" for split in source.splits for part in _PARTS)]
+
+    def note(text: str) -> None:
+        progress(text, 0, 0)
+
+    arrays = cache.read(path, names, note)
+    if arrays is None:
+        arrays = _arrays(source, progress)
+        cache.write(path, arrays, note)
+    tokens = msgspec.json.decode(arrays["tokens"].tobytes(), type=tuple[str, ...])
+    vocabulary = Vocabulary(tokens, tuple(arrays["counts"].tolist()))
+    corpora: dict[str, Corpus] = {}
+    for split in source.splits:
+        progress("laying out", len(corpora), len(source.splits))
+        ids, lengths, classes = (arrays[f"{split}_{part}"] for part in _PARTS)
+        labels = class_labels(classes.astype(np.int32), len(source.labels))
+        corpora[split] = from_flat(
+            ids, lengths.astype(np.int64), labels, vocab_size=len(tokens), num_classes=len(source.labels)
+        )
+    progress("laying out", len(corpora), len(source.splits))
+    return TextCorpora(corpora["train"], corpora.get("test"), vocabulary)
+
+
+def _checked(source: TextSource) -> TextSource:
+    # A constructor call in Python does not check types and bounds as reading a file of settings does.
+    try:
+        return msgspec.convert(msgspec.to_builtins(source), type(source))
+    except msgspec.ValidationError as error:
+        raise InputError(f"data: {error}") from error
+
+
+def _settings(source: TextSource) -> bytes:
+    fields = msgspec.to_builtins(source)
+    return FORMAT + msgspec.json.encode(
+        {name: value for name, value in fields.items() if name not in LOCATIONS}, order="sorted"
+    )
+
+
+def _arrays(source: TextSource, progress: Progress) -> dict[str, np.ndarray]:
+    """Read, number and encode all splits: what the cache stores."""
+    words = _numbering()
+    labelled = {split: _read(source, split, words, progress) for split in source.splits}
+    vocabulary = _select(words, labelled["train"].texts, source.min_count, source.max_vocab)
+    arrays = {
+        "tokens": np.frombuffer(msgspec.json.encode(vocabulary.tokens), np.uint8),
+        "counts": np.array(vocabulary.counts),
+    }
+    mapping = _token_ids(words, vocabulary)
+    for split, (texts, classes, places) in labelled.items():
+        ids, lengths = _known(texts, mapping, source.max_length)
+        kept = lengths > 0
+        if source.empty == "error" and not kept.all():
+            raise InputError(
+                f"data: {split} split, {places[int(np.argmin(kept))]}: no word of it is in the vocabulary; "
+                'set data.empty = "drop" to leave such rows out, or lower data.min_count'
+            )
+        if not kept.any():
+            raise InputError(f"data: no row of the {split} split holds a known word; lower data.min_count")
+        for part, values in zip(_PARTS, (ids, lengths[kept], classes[kept]), strict=True):
+            arrays[f"{split}_{part}"] = values.astype(np.min_scalar_type(int(values.max())))
+    return arrays
+
+
+def _read(source: TextSource, split: str, words: defaultdict[str, int], progress: Progress) -> _Labelled:
+    classes: list[int] = []
+    places: list[str] = []
+
+    def texts() -> Iterator[str]:
+        total, rows = source.read(split)
+        done = 0
+        progress(f"reading {split}", done, total)
+        for done, (place, text, label) in enumerate(rows, 1):
+            if done % _STRIDE == 0:
+                progress(f"reading {split}", done, total)
+            if label in source.ignore_labels:
+                continue
+            if label not in source.labels:
+                raise InputError(
+                    f"data: {split} split, {place}: label {label!r}; expected one of {list(source.labels)}; "
+                    "add it to data.labels or data.ignore_labels"
+                )
+            classes.append(source.labels.index(label))
+            places.append(place)
+            yield text
+        progress(f"reading {split}", done, done)
+
+    numbered = _number(texts(), words)
+    if not places:
+        raise InputError(
+            f"data.labels: no row of the {split} split has one of the labels {list(source.labels)}"
+        )
+    return _Labelled(numbered, np.array(classes), places)
+
+
+def _numbering() -> defaultdict[str, int]:
+    """Make a table that gives each new word the next number."""
+    words: defaultdict[str, int] = defaultdict()
+    words.default_factory = words.__len__
+    return words
+
+
+def _number(texts: Iterable[str], words: defaultdict[str, int]) -> _Texts:
+    """Tokenise each text once; `words` grows by the words it did not hold."""
+    numbers, ends = array("I"), array("Q")
+    for text in texts:
+        numbers.extend(map(words.__getitem__, tokenise(text)))
+        ends.append(len(numbers))
+    return _Texts(np.array(numbers, np.uint32), np.diff(np.array(ends, np.int64), prepend=0))
+
+
+def _select(words: Mapping[str, int], texts: _Texts, min_count: int, max_vocab: int | None) -> Vocabulary:
+    counts = np.bincount(texts.numbers, minlength=len(words)).tolist()
+    frequent = [(-count, word) for word, count in zip(words, counts, strict=True) if count >= min_count]
+    if not frequent:
+        raise InputError(
+            f"data.min_count: no word of the training split occurs {min_count} times; "
+            f"the most frequent one occurs {max(counts, default=0)} times"
+        )
+    chosen = sorted(frequent)[:max_vocab]
+    return Vocabulary(tuple(word for _, word in chosen), tuple(-count for count, _ in chosen))
+
+
+def _token_ids(words: Iterable[str], vocabulary: Vocabulary) -> np.ndarray:
+    """Token id by word number, -1 for an unknown word: (words,) int32."""
+    return np.array([vocabulary.index.get(word, -1) for word in words], np.int32)
+
+
+def _known(texts: _Texts, mapping: np.ndarray, max_length: int | None) -> tuple[np.ndarray, np.ndarray]:
+    ids = mapping[texts.numbers]
+    known = ids >= 0
+    before = np.concatenate([[0], np.cumsum(known)])
+    ends = np.cumsum(texts.lengths)
+    start, end = before[ends - texts.lengths], before[ends]
+    if max_length is None:
+        return ids[known], end - start
+    known &= before[:-1] - np.repeat(start, texts.lengths) < max_length
+    return ids[known], np.minimum(end - start, max_length)

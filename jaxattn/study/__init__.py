@@ -1,0 +1,1 @@
+"""Studies: from a sweep file to a table."""

@@ -1,0 +1,158 @@
+"""What a sweep file may say: frozen types, one for each table of the file."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from jaxattn.data.readers import TextSource
+from jaxattn.dynamics import optimizers
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Classes = Annotated[int, msgspec.Meta(ge=2)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Tagged(_Table, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    pass
+
+
+class _Synthetic(_Tagged, frozen=True, kw_only=True):
+    vocab_size: PositiveInt
+    relevant: PositiveInt
+    length: PositiveInt
+    sequences: PositiveInt
+    test_sequences: Count = 0
+    num_classes: Classes = 2
+
+
+class Assumption1(_Synthetic, frozen=True, kw_only=True, tag="assumption1"):
+    """Exactly one completely positive or negative token per sequence; a fresh corpus for every seed."""
+
+
+class MultiRelevant(_Synthetic, frozen=True, kw_only=True, tag="multi_relevant"):
+    """Several relevant tokens per sequence; a fresh corpus for every seed."""
+
+    relevant_per_sequence: PositiveInt
+
+
+class Independent(_Synthetic, frozen=True, kw_only=True, tag="independent"):
+    """Tokens independent given the label; a fresh corpus for every seed."""
+
+    max_posterior_difference: Share = 0.9
+    relevant_mass: Share | None = None
+
+
+Synthetic = Assumption1 | MultiRelevant | Independent
+Data = Assumption1 | MultiRelevant | Independent | TextSource
+
+
+class OneLayer(_Tagged, frozen=True, kw_only=True, tag="one_layer"):
+    """The one-layer attention classifier; `dim` is d."""
+
+    dim: PositiveInt
+
+
+class OneStep(_Tagged, frozen=True, kw_only=True, tag="one_step"):
+    """One full-batch gradient step of size `step_size` on the parameters in `train`."""
+
+    name: str
+    step_size: Positive
+    train: Names = ("E",)
+
+
+class Descent(_Tagged, frozen=True, kw_only=True, tag="descent"):
+    """Full-batch descent with an optax optimiser on the parameters in `train`."""
+
+    name: str
+    train: Names
+    optimizer: optimizers.Name
+    step_size: Positive
+    steps: PositiveInt
+    schedule: optimizers.ScheduleName = "constant"
+    warmup: Count = 0
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    loss_floor: float = 0.0
+
+
+Phase = OneStep | Descent
+
+
+class Probes(_Table, frozen=True, kw_only=True):
+    """What is measured on the way, at log-spaced steps.
+
+    `per_decade` probes in every factor of ten of the steps; `bins` equal bins of the posterior difference
+    over [`low`, `high`]; token-level correlations over tokens with at least `min_count` occurrences;
+    tokens with |posterior difference| of at least `important` count as important.
+    """
+
+    per_decade: PositiveInt = 8
+    bins: PositiveInt = 20
+    low: float = -1.0
+    high: float = 14 / 15
+    min_count: Count = 50
+    important: Share = 0.5
+
+
+class Curves(_Tagged, frozen=True, kw_only=True, tag="curves"):
+    """Metrics against the step."""
+
+    metrics: tuple[str, ...] | None = None
+    phase: str | None = None
+
+
+class Importance(_Tagged, frozen=True, kw_only=True, tag="importance"):
+    """E·v and E·p against the posterior difference."""
+
+    cell: Count = 0
+    phase: str | None = None
+
+
+class OneStepLaw(_Tagged, frozen=True, kw_only=True, tag="one_step_law"):
+    """E·v against α after one step, beside the line η0 α/2."""
+
+    cell: Count = 0
+    phase: str | None = None
+
+
+class Scaling(_Tagged, frozen=True, kw_only=True, tag="scaling"):
+    """A metric against an axis on log-log scales, with the fitted power."""
+
+    axis: str
+    metric: str = "one_step_error"
+    phase: str | None = None
+    expected: float | None = None
+    tolerance: Positive | None = None
+
+
+class TopTokens(_Tagged, frozen=True, kw_only=True, tag="top_tokens"):
+    """The tokens with the highest E·p."""
+
+    cell: Count = 0
+    phase: str | None = None
+    number: PositiveInt = 20
+
+
+Figure = Curves | Importance | OneStepLaw | Scaling | TopTokens
+
+
+class Sweep(_Table, frozen=True, kw_only=True):
+    """A sweep file: data × model × phases × probes, for every setting of the axes and every seed."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    data: Data
+    model: OneLayer
+    phases: Annotated[tuple[Phase, ...], msgspec.Meta(min_length=1)]
+    description: str = ""
+    seeds: PositiveInt = 1
+    dtype: Literal["float32", "float64"] = "float32"
+    chunk: PositiveInt | None = None
+    probes: Probes = Probes()
+    axes: dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]] = {}
+    figures: tuple[Figure, ...] = ()

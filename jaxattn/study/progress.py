@@ -1,0 +1,70 @@
+"""Progress of a run on the host: bars with loss and ETA on a terminal, plain lines when piped."""
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Reporter:
+    """Tells how far a run is. Everything goes to stderr, so that stdout holds results only."""
+
+    def __init__(self, quiet: bool = False):
+        """Report to stderr; nothing but errors if quiet."""
+        self.quiet = quiet
+        self.console = Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False)
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._last_line = 0.0
+        self._started = time.monotonic()
+
+    def __enter__(self) -> "Reporter":
+        """Open the bar on a terminal."""
+        if self.console.is_terminal and not self.quiet and sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=30),
+                TextColumn("{task.percentage:5.1f} %"),
+                TextColumn("{task.fields[state]}"),
+                TimeElapsedColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                console=self.console,
+                transient=True,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=1.0, state="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def update(self, description: str, fraction: float, state: str = "") -> None:
+        """Show the share of the work that is done, what is being done, and its state (the loss)."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=description, completed=fraction, state=state)
+        elif time.monotonic() - self._last_line > 10:
+            self._last_line = time.monotonic()
+            elapsed = time.monotonic() - self._started
+            eta = f", ETA {elapsed * (1 - fraction) / fraction:.0f} s" if 0 < fraction < 1 else ""
+            self.note(f"{100 * fraction:5.1f} %  {description}  {state}{eta}".rstrip())
+
+    def loading(self, description: str, done: int, total: int | None) -> None:
+        """Show how far the reading of data is."""
+        if total == 0:
+            self.note(description)
+            return
+        amount = f"{done:,}" + (f" of {total:,}" if total else "")
+        if self._bar is not None:
+            self.update(f"{description} {amount}", 0.0)
+        elif total is not None and done >= total:
+            self.note(f"{description}: {amount}")
+
+    def note(self, line: str) -> None:
+        """Print one line."""
+        self.console.print(line, markup=False)

@@ -1,0 +1,298 @@
+"""Running a study: every cell, seeds together, phase after phase, with checkpoints on the way."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from jaxattn.study import config, corpora, store, sweepfile
+from jaxattn.study.program import Program, init_params, program
+from jaxattn.study.progress import Reporter
+from jaxattn.study.store import Position, Store
+
+CHECKPOINT_EVERY_S = 30.0
+BLOCK_S = 1.0
+SEED_MEMORY = 2**30
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error: the run can go on
+    """A run was asked to stop, and has saved what it needs to continue."""
+
+
+class Outcome(NamedTuple):
+    """What a run left: its folder, the seeds that failed, and whether all was there already."""
+
+    directory: Path
+    failures: list[dict[str, Any]]
+    already_finished: bool
+
+
+class Unit(NamedTuple):
+    """The seeds of one cell that run together."""
+
+    cell: sweepfile.Cell
+    seeds: range
+
+    @property
+    def name(self) -> str:
+        """A name that is unique within the sweep."""
+        return f"cell-{self.cell.number:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
+
+
+def run_sweep(sweep: config.Sweep, directory: Path, *, command: str, reporter: Reporter) -> Outcome:
+    """Run a sweep, or continue it: units that are finished are not run again.
+
+    Args:
+        sweep: what to run.
+        directory: the results folder.
+        command: the command line, for the manifest.
+        reporter: where progress goes.
+
+    Returns:
+        The outcome; records.parquet, tokens.parquet and manifest.json are in the folder.
+
+    Raises:
+        InputError: data that cannot be used, or a folder of another config.
+        RunError: a folder that cannot be written.
+        Interrupted: SIGINT or SIGTERM came; the same command continues.
+    """
+    started = time.monotonic()
+    folder = Store(directory)
+    with jax.enable_x64(sweep.dtype == "float64"), jax.default_matmul_precision("highest"), _stopping() as stop:
+        units = plan(sweep)
+        manifest = folder.open(sweep, _describe(sweep, units, command))
+        todo = [unit for unit in units if not folder.is_finished(unit.name)]
+        if not todo and manifest["status"] == "finished":
+            return Outcome(folder.directory, manifest["failures"], True)
+        try:
+            _run_units(todo, len(units), folder, reporter, stop)
+            manifest["failures"] = folder.merge([unit.name for unit in units])
+            manifest["status"] = "finished"
+        finally:
+            manifest["wall_time_s"] = round(manifest["wall_time_s"] + time.monotonic() - started, 3)
+            folder.write_manifest(manifest)
+    return Outcome(folder.directory, manifest["failures"], False)
+
+
+def plan(sweep: config.Sweep) -> list[Unit]:
+    """Cut the seeds of every cell into units that fit in memory."""
+    units = []
+    for cell in sweepfile.cells(sweep):
+        width = cell.config.chunk or _chunk_width(cell.config)
+        firsts = range(0, sweep.seeds, width)
+        units += [Unit(cell, range(first, min(first + width, sweep.seeds))) for first in firsts]
+    return units
+
+
+def _chunk_width(settings: config.Sweep) -> int:
+    # Parameters, gradients, two moments and temporaries: about ten copies of E. Text does not tell its V.
+    vocab_size = getattr(settings.data, "vocab_size", 10_000)
+    per_seed = 10 * vocab_size * settings.model.dim * np.dtype(settings.dtype).itemsize
+    return max(1, min(settings.seeds, SEED_MEMORY // per_seed))
+
+
+def _describe(sweep: config.Sweep, units: list[Unit], command: str) -> dict[str, Any]:
+    cells = {unit.cell.number: unit.cell for unit in units}.values()
+    listed = [
+        {"cell": c.number, "settings": c.settings, "config_hash": sweepfile.config_hash(c.config)} for c in cells
+    ]
+    width = max(len(unit.seeds) for unit in units)
+    return store.describe(sweep, listed, sweepfile.config_hash(sweep), command) | {"chunk_width": width}
+
+
+def _run_units(
+    units: list[Unit], whole: int, folder: Store, reporter: Reporter, stop: threading.Event
+) -> None:
+    loaded: corpora.Loaded | None = None
+    of_data: config.Data | None = None
+    for number, unit in enumerate(units, start=whole - len(units)):
+        data_keys, model_keys = corpora.seed_keys(unit.seeds)
+        if loaded is None or not loaded.shared or unit.cell.config.data != of_data:
+            loaded = corpora.load(unit.cell.config.data, data_keys, reporter.loading)
+            of_data = unit.cell.config.data
+
+        def report(phase: str, step: int, share: float, loss: float, unit=unit, number=number) -> None:
+            place = f"{describe_cell(unit.cell)}{phase} step {step:,}"
+            reporter.update(place, (number + share) / whole, f"loss {loss:.4g}")
+
+        _run_unit(unit, loaded, model_keys, folder, report, stop)
+
+
+def _run_unit(
+    unit: Unit, loaded: corpora.Loaded, keys: jax.Array, folder: Store, report: Any, stop: threading.Event
+) -> None:
+    """Run the phases of a unit from its checkpoint, if any, and write its tables."""
+    settings = unit.cell.config
+    params = init_params(settings, loaded.corpora.train, keys)
+    position, records, tokens = folder.resume(unit.name)
+    if position:
+        records, tokens = (_until(table, position, settings.phases) for table in (records, tokens))
+    failures = list(position.failures) if position else []
+    saved = time.monotonic()
+    for number, phase in enumerate(settings.phases):
+        if position and number < position.phase:
+            continue
+        made = program(settings, phase, loaded)
+        if position and number == position.phase:
+            state, done = folder.restore(unit.name, jax.eval_shape(made.init, params)), position.step
+            upcoming = [step for step in made.probe_steps if step > done]
+        else:
+            state, done, upcoming = made.init(params), 0, made.probe_steps
+        pace = _Pace()
+        for step in upcoming:
+            before = _copy(state.params) if made.law else None
+            while done < step and not stop.is_set():
+                taken = pace.block(step - done)
+                state = pace.timed(made.advance, state, loaded.corpora, jnp.int32(taken))
+                done += taken
+                if time.monotonic() - saved > CHECKPOINT_EVERY_S and done < step:
+                    folder.save(unit.name, state, Position(number, done, failures), records, tokens)
+                    saved = time.monotonic()
+            if done == step:
+                measured = dict(made.measure(state.params, loaded.corpora))
+                if made.law and step:
+                    measured["one_step_error"] = made.law((before, state.params), loaded.corpora)
+                measured = jax.device_get(measured)
+                records = pd.concat([records, _rows(measured, unit, phase.name, step)], ignore_index=True)
+                share = (number + step / made.steps) / len(settings.phases)
+                report(phase.name, step, share, float(np.median(measured["loss"])))
+            if stop.is_set():
+                folder.save(unit.name, state, Position(number, done, failures), records, tokens)
+                raise Interrupted
+        failures += _new_failures(state, unit, phase.name, failures)
+        params = state.params
+        columns = jax.device_get(made.tokens(params, loaded.corpora))
+        tokens = pd.concat([tokens, _token_rows(columns, unit, phase.name, loaded)], ignore_index=True)
+    last = Position(len(settings.phases) - 1, done, failures)
+    folder.save(unit.name, state, last, records, tokens)
+    folder.finish_unit(unit.name, records, tokens, failures)
+
+
+class _Pace:
+    """Cuts long stretches into blocks of about a second, so that progress shows and a stop is obeyed."""
+
+    def __init__(self) -> None:
+        self.per_step: float | None = None
+
+    def block(self, remaining: int) -> int:
+        return min(remaining, max(1, int(BLOCK_S / self.per_step))) if self.per_step else 1
+
+    def timed(self, advance: Any, state: Any, corpora: Any, steps: jax.Array) -> Any:
+        begin = time.perf_counter()
+        state = jax.block_until_ready(advance(state, corpora, steps))
+        elapsed = (time.perf_counter() - begin) / int(steps)
+        # The first call compiles; it only says that steps are not slower than that.
+        self.per_step = elapsed
+        return state
+
+
+def _until(table: pd.DataFrame, position: Position, phases: tuple[config.Phase, ...]) -> pd.DataFrame:
+    """Keep what lies before a checkpoint: a stop between tables and checkpoint leaves newer rows."""
+    earlier = [phase.name for phase in phases[: position.phase]]
+    kept = table["phase"].isin(earlier)
+    if "step" in table:
+        kept |= (table["phase"] == phases[position.phase].name) & (table["step"] <= position.step)
+    return table[kept]
+
+
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) -> pd.DataFrame:
+    """Lay out metrics, (S,) or (S, bins), in long form."""
+    columns = {}
+    for name, values in measured.items():
+        if values.ndim == 1:
+            columns[name] = values
+        else:
+            columns |= {f"{name}_{number:02d}": values[:, number] for number in range(values.shape[1])}
+    metrics, seeds = len(columns), len(unit.seeds)
+    return pd.DataFrame(
+        {
+            "cell": np.full(metrics * seeds, unit.cell.number, np.int32),
+            "seed": np.repeat(np.array(unit.seeds, np.int32), metrics),
+            "phase": phase,
+            "step": np.full(metrics * seeds, step, np.int64),
+            "metric": list(columns) * seeds,
+            "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel(),
+        }
+    )
+
+
+def _token_rows(
+    columns: dict[str, np.ndarray], unit: Unit, phase: str, loaded: corpora.Loaded
+) -> pd.DataFrame:
+    """Lay out token columns, (S, V) or (S, V, C), with one row for each seed, token and class."""
+    seeds, vocab_size, classes = columns["Ev"].shape
+    shape = (seeds, vocab_size, classes)
+
+    def spread(x: np.ndarray) -> np.ndarray:
+        x = x[..., None] if x.ndim < 3 else x
+        return np.broadcast_to(x, shape).ravel()
+
+    ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
+    first_class = 1 if classes == 1 else 0
+    return pd.DataFrame(
+        {
+            "cell": np.full(np.prod(shape), unit.cell.number, np.int32),
+            "seed": spread(np.array(unit.seeds, np.int32)[:, None, None]),
+            "phase": phase,
+            "id": spread(ids),
+            "token": np.array(loaded.names, object)[spread(ids)],
+            "count": spread(columns["count"]).astype(np.int64),
+            "class": spread(np.arange(first_class, first_class + classes, dtype=np.int8)[None, None]),
+            **{
+                name: spread(columns[name]).astype(np.float64)
+                for name in ("alpha", "posterior_difference", "Ep", "Ev")
+            },
+        }
+    )
+
+
+def _new_failures(state: Any, unit: Unit, phase: str, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    failed_at = np.asarray(state.failed_at)
+    return [
+        {
+            "cell": unit.cell.number,
+            "seed": seed,
+            "phase": phase,
+            "step": int(step),
+            "reason": "loss or gradient is not finite",
+        }
+        for seed, step in zip(unit.seeds, failed_at, strict=True)
+        if step >= 0 and all(failure["seed"] != seed for failure in known)
+    ]
+
+
+def describe_cell(cell: sweepfile.Cell) -> str:
+    """Name a cell by its settings, nothing for the only cell of a sweep without axes."""
+    return " ".join(f"{key}={value}" for key, value in cell.settings.items()) + " " * bool(cell.settings)
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """Turn the first SIGINT or SIGTERM into a request to stop; a second SIGINT kills as usual."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

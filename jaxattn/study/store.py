@@ -1,0 +1,261 @@
+"""The results folder: manifest, parts, tables and checkpoints. All writing of a study happens here."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import pandas as pd
+
+from jaxattn.data.readers import LOCATIONS
+from jaxattn.errors import InputError, RunError
+from jaxattn.study.config import Sweep
+from jaxattn.study.sweepfile import PRESENTATION, plain
+
+FORMAT = 1
+PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
+
+
+class Position(NamedTuple):
+    """How far a unit is: steps taken in its current phase, and the seeds that failed so far."""
+
+    phase: int
+    step: int
+    failures: list[dict[str, Any]]
+
+
+class Store:
+    """A results folder of one sweep; a unit is the block of seeds of one cell that runs together."""
+
+    def __init__(self, directory: Path):
+        """Name the folder; nothing is written yet."""
+        self.directory = Path(os.path.abspath(directory))
+        self.manifest_path = self.directory / "manifest.json"
+
+    def open(self, sweep: Sweep, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Create the folder or continue in it.
+
+        Args:
+            sweep: what is to run.
+            manifest: the description of this run; used when the folder is new.
+
+        Returns:
+            The manifest now in the folder.
+
+        Raises:
+            InputError: the folder holds something else, or results of another config.
+            RunError: it cannot be written.
+        """
+        if self.manifest_path.exists():
+            known = self.read_manifest()
+            changed = _differences(known["config"], plain(sweep))
+            if changed:
+                raise InputError(
+                    f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
+                    "choose another folder with --out, or delete this one"
+                )
+            manifest = known | {key: manifest[key] for key in ("name", "description", "config", "cells", "seeds")}
+        elif self.directory.exists() and any(self.directory.iterdir()):
+            raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
+        self.write_manifest(manifest)
+        return manifest
+
+    def read_manifest(self) -> dict[str, Any]:
+        """Read the manifest; InputError if it is damaged."""
+        try:
+            return json.loads(self.manifest_path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise InputError(
+                f"{self.manifest_path}: damaged; delete the folder or choose another with --out"
+            ) from None
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest."""
+        with self._writing(self.manifest_path) as temporary:
+            temporary.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def write_table(self, name: str, table: pd.DataFrame) -> None:
+        """Replace a Parquet table of the folder."""
+        with self._writing(self.directory / f"{name}.parquet") as temporary:
+            table.to_parquet(temporary, index=False, compression="zstd")
+
+    def save(
+        self, unit: str, state: Any, position: Position, records: pd.DataFrame, tokens: pd.DataFrame
+    ) -> None:
+        """Save a unit's state, how far it is, and the tables that led to it."""
+        import orbax.checkpoint as ocp
+
+        self.write_table(f"parts/{unit}.records.partial", records)
+        self.write_table(f"parts/{unit}.tokens.partial", tokens)
+        folder = self.directory / "checkpoints" / unit
+        with self._guard(folder), self._manager(folder) as manager:
+            content = ocp.args.Composite(
+                state=ocp.args.StandardSave(state), position=ocp.args.JsonSave(position._asdict())
+            )
+            if not manager.save((manager.latest_step() or 0) + 1, args=content):
+                raise RunError(f"{folder}: the checkpoint was not saved; delete this folder and run again")
+            manager.wait_until_finished()
+
+    def resume(self, unit: str) -> tuple[Position | None, pd.DataFrame, pd.DataFrame]:
+        """Tell how far the checkpoint of a unit is, None if there is none, and read its tables so far."""
+        import orbax.checkpoint as ocp
+
+        folder = self.directory / "checkpoints" / unit
+        if not folder.is_dir():
+            return None, pd.DataFrame(), pd.DataFrame()
+        with self._manager(folder) as manager:
+            step = manager.latest_step()
+            if step is None:
+                return None, pd.DataFrame(), pd.DataFrame()
+            found = manager.restore(step, args=ocp.args.Composite(position=ocp.args.JsonRestore()))["position"]
+        position = Position(found["phase"], found["step"], found["failures"])
+        return position, *(self._read_partial(unit, table) for table in ("records", "tokens"))
+
+    def restore(self, unit: str, like: Any) -> Any:
+        """Restore the state of a unit's checkpoint, of the shapes and types of `like`."""
+        import orbax.checkpoint as ocp
+
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
+        with self._manager(self.directory / "checkpoints" / unit) as manager:
+            content = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+            return manager.restore(manager.latest_step(), args=content)["state"]
+
+    def finish_unit(self, unit: str, records: pd.DataFrame, tokens: pd.DataFrame, failures: list) -> None:
+        """Write the tables of a finished unit; the records come last and mark it as finished."""
+        self.write_table(f"parts/{unit}.tokens", tokens)
+        with self._writing(self.directory / "parts" / f"{unit}.failures.json") as temporary:
+            temporary.write_text(json.dumps(failures), encoding="utf-8")
+        self.write_table(f"parts/{unit}.records", records)
+        for table in ("records", "tokens"):
+            (self.directory / "parts" / f"{unit}.{table}.partial.parquet").unlink(missing_ok=True)
+
+    def is_finished(self, unit: str) -> bool:
+        """Tell whether a unit's tables are there."""
+        return (self.directory / "parts" / f"{unit}.records.parquet").exists()
+
+    def merge(self, units: list[str]) -> list[dict[str, Any]]:
+        """Write records.parquet and tokens.parquet from the units' parts; returns all failures."""
+        for table in ("records", "tokens"):
+            parts = [pd.read_parquet(self.directory / "parts" / f"{unit}.{table}.parquet") for unit in units]
+            self.write_table(table, pd.concat(parts, ignore_index=True))
+        paths = [self.directory / "parts" / f"{unit}.failures.json" for unit in units]
+        return [failure for path in paths for failure in json.loads(path.read_text(encoding="utf-8"))]
+
+    def _read_partial(self, unit: str, table: str) -> pd.DataFrame:
+        return pd.read_parquet(self.directory / "parts" / f"{unit}.{table}.partial.parquet")
+
+    @contextmanager
+    def _manager(self, folder: Path) -> Iterator[Any]:
+        import orbax.checkpoint as ocp
+
+        options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True, enable_async_checkpointing=False)
+        manager = ocp.CheckpointManager(folder, options=options)
+        try:
+            yield manager
+        finally:
+            manager.close()
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[Path]:
+        """Hand out a temporary path that replaces `path` in one move once it is written."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with self._guard(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield temporary
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _guard(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            number = error.errno if isinstance(error, OSError) else None
+            full = number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+            if not (full or isinstance(error, OSError)):
+                raise
+            free = shutil.disk_usage(_existing(path)).free / 2**20
+            reason = f"the disk is full ({free:.0f} MiB left)" if full else (error.strerror or str(error))
+            raise RunError(
+                f"{path}: cannot be written: {reason}; what is already there is kept, "
+                "mend this and run the same command again to continue"
+            ) from None
+
+
+def describe(sweep: Sweep, cells: list[dict[str, Any]], config_hash: str, command: str) -> dict[str, Any]:
+    """Describe a run: config and hash, command, versions, source commit, device, time of start."""
+    device = jax.devices()[0]
+    return {
+        "format": FORMAT,
+        "name": sweep.name,
+        "description": sweep.description,
+        "status": "running",
+        "command": command,
+        "config": plain(sweep),
+        "config_hash": config_hash,
+        "cells": cells,
+        "seeds": list(range(sweep.seeds)),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "git_commit": _git_commit(),
+        "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
+        "dtype": sweep.dtype,
+        "chunk_width": None,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "wall_time_s": 0.0,
+        "failures": [],
+    }
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """List the settings that differ, as `key: old -> new`, leaving out what may change."""
+    flat_old, flat_new = _flat(old), _flat(new)
+    keys = sorted(flat_old.keys() | flat_new.keys())
+    allowed = tuple(key for key in PRESENTATION if key not in ("axes", "seeds"))
+    return [
+        f"{key}: {flat_old.get(key, 'absent')} -> {flat_new.get(key, 'absent')}"
+        for key in keys
+        if flat_old.get(key) != flat_new.get(key)
+        and key.split(".")[0] not in allowed
+        and key not in {f"data.{location}" for location in LOCATIONS}
+    ]
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict):
+        entries = tree.items()
+    elif isinstance(tree, list) and tree and isinstance(tree[0], dict):
+        entries = ((entry.get("name", number), entry) for number, entry in enumerate(tree))
+    else:
+        return {prefix[:-1]: tree}
+    return {key: x for name, entry in entries for key, x in _flat(entry, f"{prefix}{name}.").items()}
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    source = Path(__file__).parent
+    command = ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
