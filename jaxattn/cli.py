@@ -1,1 +1,176 @@
 """The command line: parse, call, print."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, UseAppendAction, arg
+
+from jaxattn.errors import InputError, RunError
+
+Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML).")]
+Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder of a finished run.")]
+Set = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(name="set", metavar="KEY=VALUE", help="Override a key of the sweep file; may be given several times."),
+]
+Quiet = Annotated[bool, arg(help="Print results and errors only.")]
+Out = Annotated[Path | None, arg(metavar="DIR", help="Results folder; results/<sweep name> by default.")]
+Seeds = Annotated[int | None, arg(metavar="N", help="Number of seeds, instead of the sweep file's.")]
+
+
+def run(
+    sweep: Sweep, /, overrides: Set = (), out: Out = None, seeds: Seeds = None, quiet: Quiet = False
+) -> int:
+    """Run a sweep file, or continue it where it was stopped; then print a table and draw the report.
+
+    Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512 --out /tmp/quick
+    """
+    from jaxattn.analysis import report as pages
+    from jaxattn.study import run as study
+    from jaxattn.study.progress import Reporter
+
+    checked = _load(sweep, overrides, seeds)
+    directory = out or Path("results") / checked.name
+    command = shlex.join(["jaxattn", *sys.argv[1:]])
+    with Reporter(quiet) as reporter:
+        try:
+            outcome = study.run_sweep(checked, directory, command=command, reporter=reporter)
+        except study.Interrupted:
+            print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
+            return 130
+        if outcome.already_finished:
+            reporter.note(f"{directory}: already finished, nothing to run")
+    written = pages.write(directory)
+    _print_summary(directory)
+    for path in written.paths:
+        print(path)
+    for failure in outcome.failures:
+        print("jaxattn: failed: {reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure), file=sys.stderr)
+    return 1 if outcome.failures else 0
+
+
+def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:
+    """Show the corpus of a sweep file: sizes, label balance, lengths, the most important tokens.
+
+    Example: jaxattn data sweeps/imdb_one_layer.toml --set data.data_dir=~/tensorflow_datasets
+
+    Args:
+        number: How many tokens to list on each side.
+    """
+    from jaxattn.study import describe
+    from jaxattn.study.progress import Reporter
+
+    checked = _load(sweep, overrides, None)
+    with Reporter(quiet) as reporter:
+        shown = describe.corpus(checked, number, reporter.loading)
+    for title, table in shown:
+        _print_table(title, table)
+    return 0
+
+
+def aggregate(
+    directory: Folder, /, seed: int = 0, resamples: int = 2000, out: Annotated[Path | None, arg(metavar="FILE")] = None
+) -> int:
+    """Aggregate records over seeds: mean, median, interquartile mean and 95 % bootstrap intervals.
+
+    Example: jaxattn aggregate results/quickstart --out summary.csv
+
+    Args:
+        seed: Seed of the bootstrap.
+        resamples: Number of bootstrap resamples.
+        out: Write every (cell, phase, step, metric) to this CSV or Parquet file.
+    """
+    from jaxattn.analysis import results, statistics
+
+    loaded = results.load(directory)
+    if out is not None:
+        table = statistics.aggregate(loaded, seed=seed, resamples=resamples)
+        try:
+            table.to_parquet(out, index=False) if out.suffix == ".parquet" else table.to_csv(out, index=False)
+        except OSError as error:
+            raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
+    _print_summary(directory, seed=seed, resamples=resamples)
+    if out is not None:
+        print(out)
+    return 0
+
+
+def report(directory: Folder, /) -> int:
+    """Draw the figures (PNG and PDF) of a run and write one self-contained HTML page.
+
+    Example: jaxattn report results/quickstart
+    """
+    from jaxattn.analysis import report as pages
+
+    for path in pages.write(directory).paths:
+        print(path)
+    return 0
+
+
+def main() -> None:
+    """Run the command line and exit with its status: 0 done, 1 failed while running, 2 wrong input."""
+    commands = {"run": run, "data": data, "aggregate": aggregate, "report": report}
+    try:
+        status = tyro.extras.subcommand_cli_from_dict(
+            commands, prog="jaxattn", description="Experiments on attention with trained embeddings.", use_underscores=False
+        )
+        sys.stdout.flush()
+    except InputError as error:
+        status = _complain(error, 2)
+    except RunError as error:
+        status = _complain(error, 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)
+
+
+def _load(sweep: Path, overrides: tuple[str, ...], seeds: int | None):
+    from jaxattn.analysis import figures
+    from jaxattn.study import sweepfile
+
+    extra = () if seeds is None else (f"seeds={seeds}",)
+    checked = sweepfile.load(sweep, (*overrides, *extra))
+    wanted = [dict(figure) for figure in sweepfile.plain(checked)["figures"]]
+    phases = [phase.name for phase in checked.phases]
+    try:
+        figures.check(wanted, phases=phases, axes=list(checked.axes))
+    except InputError as error:
+        raise InputError(f"{sweep}: {error}") from None
+    return checked
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"jaxattn: {error}", file=sys.stderr)
+    return status
+
+
+def _print_summary(directory: Path, **options: int) -> None:
+    from jaxattn.analysis import results, statistics
+
+    loaded = results.load(directory)
+    _print_table("Last step of each phase", statistics.summary_table(loaded, **options))
+
+
+def _print_table(title: str, frame: pd.DataFrame) -> None:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for name in frame.columns:
+        table.add_column(str(name), justify="right" if pd.api.types.is_numeric_dtype(frame[name]) else "left")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(f"{x:.4g}" if isinstance(x, float) else str(x) for x in row))
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

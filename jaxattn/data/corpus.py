@@ -11,6 +11,7 @@ from jax import Array
 
 from jaxattn.data.ragged import Ragged, ragged
 from jaxattn.errors import InputError
+from jaxattn.trees import Leaf
 
 
 @struct.dataclass
@@ -26,10 +27,10 @@ class Corpus:
         num_classes: K ≥ 2 (static).
     """
 
-    bags: Ragged
-    occurrences: Ragged
-    labels: Array
-    lengths: Array
+    bags: Leaf
+    occurrences: Leaf
+    labels: Leaf
+    lengths: Leaf
     vocab_size: int = struct.field(pytree_node=False)
     num_classes: int = struct.field(pytree_node=False, default=2)
 

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float
 from jaxattn.data.corpus import Corpus
 
 
+@jax.jit
 def average_signed_frequency(corpus: Corpus) -> Float[Array, "V"] | Float[Array, "V K"]:
     """Compute the average signed frequency of every token.
 
@@ -33,16 +34,19 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, "V"] | Float[Array,
     return differences.mean(axis=2) * scale
 
 
+@jax.jit
 def class_counts(corpus: Corpus) -> Float[Array, "V K"]:
     """Count the occurrences of every token under every class; for two classes -1 comes first."""
     return jnp.stack(corpus.occurrences.dot(*_indicators(corpus)), axis=1)
 
 
+@jax.jit
 def token_counts(corpus: Corpus) -> Float[Array, "V"]:
     """Count the occurrences of every token."""
     return corpus.occurrences.dot(jnp.ones(corpus.num_sequences))[0]
 
 
+@jax.jit
 def posterior_difference(corpus: Corpus) -> Float[Array, "V"] | Float[Array, "V K"]:
     """Compute the posterior difference of every token from counts of occurrences.
 
@@ -65,12 +69,14 @@ def posterior_difference(corpus: Corpus) -> Float[Array, "V"] | Float[Array, "V 
     return against_rest[:, 1] if classes == 2 else against_rest
 
 
+@jax.jit
 def completely_relevant(corpus: Corpus) -> Bool[Array, "V K"]:
     """Mark tokens that occur under one class only; for two classes the columns are negative, positive."""
     counts = class_counts(corpus)
     return (counts > 0) & (counts == counts.sum(axis=1, keepdims=True))
 
 
+@jax.jit
 def irrelevant(corpus: Corpus) -> Bool[Array, "V"]:
     """Mark tokens whose average signed frequency is exactly 0 for every class."""
     alpha = average_signed_frequency(corpus)

@@ -16,6 +16,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from jaxattn.trees import Leaf
+
 WIDTH = 32
 
 
@@ -32,10 +34,10 @@ class Ragged:
         num_segments: number of segments S (static).
     """
 
-    index: Array
-    count: Array
-    owner: Array
-    tree: tuple[Array, ...]
+    index: Leaf
+    count: Leaf
+    owner: Leaf
+    tree: tuple[Leaf, ...]
     num_segments: int = struct.field(pytree_node=False)
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
@@ -62,7 +64,7 @@ class Ragged:
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
         # One variadic reduction streams index and count once for all columns; separate sums would not.
         rows = jax.lax.reduce(entries, zeros, lambda x, y: tuple(map(jnp.add, x, y)), (1,))
-        return tuple(self._climb(x, 0, partial(jnp.sum, axis=-1)) for x in rows)
+        return tuple(self._climb(x, 0.0, partial(jnp.sum, axis=-1)) for x in rows)
 
     def max(self, entries: Array) -> Array:
         """Take the maximum per segment of values (R, W); -inf for an empty segment. Returns (S,)."""

@@ -4,6 +4,8 @@ Tokens 0 .. relevant-1 are relevant and token s belongs to class s mod K (two cl
 negative, odd ones positive); all other tokens are irrelevant.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -12,6 +14,10 @@ from jaxattn.data.corpus import Corpus, class_labels, from_draws
 from jaxattn.errors import InputError
 
 
+_SIZES = ("vocab_size", "relevant", "length", "sequences", "num_classes")
+
+
+@partial(jax.jit, static_argnames=_SIZES)
 def independent(
     key: Array,
     *,
@@ -71,6 +77,7 @@ def independent(
     )
 
 
+@partial(jax.jit, static_argnames=(*_SIZES, "relevant_per_sequence"))
 def multi_relevant(
     key: Array,
     *,

@@ -15,6 +15,7 @@ from jax import Array
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.one_step import Logits, loss_and_gradients
 from jaxattn.models import one_layer
+from jaxattn.trees import Leaf
 
 
 @struct.dataclass
@@ -28,18 +29,18 @@ class State:
         failed_at: () int32; the first step whose loss or gradient was not finite, -1 if none.
     """
 
-    params: Any
-    optimizer: Any
-    step: Array
-    failed_at: Array
+    params: Leaf
+    optimizer: Leaf
+    step: Leaf
+    failed_at: Leaf
 
 
 @struct.dataclass
 class Info:
     """What one step reports: the loss and gradient norm before the step, both scalars."""
 
-    loss: Array
-    gradient_norm: Array
+    loss: Leaf
+    gradient_norm: Leaf
 
 
 class Descent(NamedTuple):

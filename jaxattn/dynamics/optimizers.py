@@ -47,6 +47,7 @@ def optimizer(
     *,
     momentum: float = 0.0,
     loss_floor: float = 0.0,
+    epsilon: float = 1e-8,
 ) -> optax.GradientTransformation:
     """Make an optimiser.
 
@@ -56,6 +57,8 @@ def optimizer(
         step_size: η, a number or a schedule.
         momentum: heavy-ball factor of sgd and normalized.
         loss_floor: the loss that a Polyak step aims for.
+        epsilon: what adam adds to the root of the second moment; the gradient of E is of order 1e-6 per
+            entry on a corpus of thousands of reviews, so this is not only a guard against division by 0.
 
     Returns:
         The optax transformation.
@@ -69,4 +72,4 @@ def optimizer(
         case "polyak":
             return optax.polyak_sgd(step_size, f_min=loss_floor)
         case "adam":
-            return optax.adam(step_size)
+            return optax.adam(step_size, eps=epsilon)

@@ -19,6 +19,7 @@ from jaxattn.data.ragged import take
 LARGE = 1 << 18
 
 
+@jax.jit
 def attend(corpus: Corpus, scores: Float[Array, "V"], values: Array) -> Array:
     """Average values with softmax attention over every sequence, f = Σ_s q_s γ_s.
 

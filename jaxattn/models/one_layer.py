@@ -1,5 +1,7 @@
 """The one-layer softmax attention classifier with a `<cls>` query and trained embeddings."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -8,6 +10,7 @@ from jaxtyping import Array
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.models.attention import attend
+from jaxattn.trees import Leaf
 
 
 @struct.dataclass
@@ -20,11 +23,12 @@ class Params:
         v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
     """
 
-    E: Array
-    p: Array
-    v: Array
+    E: Leaf
+    p: Leaf
+    v: Leaf
 
 
+@partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype"))
 def init(
     key: Array, *, vocab_size: int, dim: int, num_classes: int = 2, dtype: jnp.dtype = jnp.float32
 ) -> Params:

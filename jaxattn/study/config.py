@@ -79,6 +79,7 @@ class Descent(_Tagged, frozen=True, kw_only=True, tag="descent"):
     warmup: Count = 0
     momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     loss_floor: float = 0.0
+    epsilon: Positive = 1e-8
 
 
 Phase = OneStep | Descent
@@ -136,7 +137,7 @@ class TopTokens(_Tagged, frozen=True, kw_only=True, tag="top_tokens"):
 
     cell: Count = 0
     phase: str | None = None
-    number: PositiveInt = 20
+    count: PositiveInt = 20
 
 
 Figure = Curves | Importance | OneStepLaw | Scaling | TopTokens

@@ -16,6 +16,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics import loss_and_gradients
 from jaxattn.models import attention, one_layer
 from jaxattn.study.config import Probes
+from jaxattn.trees import Leaf
 
 
 @struct.dataclass
@@ -28,9 +29,9 @@ class Corpora:
         tokens: token statistics of the training corpus.
     """
 
-    train: Corpus
-    test: Corpus | None
-    tokens: "TokenStatistics"
+    train: Leaf
+    test: Leaf
+    tokens: Leaf
 
 
 @struct.dataclass
@@ -43,9 +44,9 @@ class TokenStatistics:
         posterior_difference: (V, C), NaN where a token never occurs.
     """
 
-    count: Array
-    alpha: Array
-    posterior_difference: Array
+    count: Leaf
+    alpha: Leaf
+    posterior_difference: Leaf
 
 
 def token_statistics(corpus: Corpus) -> TokenStatistics:

@@ -99,7 +99,13 @@ def as_descent(phase: Phase) -> Descent:
         if phase.optimizer == "polyak"
         else schedule(phase.schedule, phase.step_size, phase.steps, phase.warmup)
     )
-    made = optimizer(phase.optimizer, step_size, momentum=phase.momentum, loss_floor=phase.loss_floor)
+    made = optimizer(
+        phase.optimizer,
+        step_size,
+        momentum=phase.momentum,
+        loss_floor=phase.loss_floor,
+        epsilon=phase.epsilon,
+    )
     return descent(made, train=phase.train)
 
 

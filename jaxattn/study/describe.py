@@ -1,0 +1,67 @@
+"""What a corpus looks like, as small tables."""
+
+import jax
+import numpy as np
+import pandas as pd
+
+from jaxattn.data.corpus import Corpus, class_labels
+from jaxattn.data.text import Progress
+from jaxattn.study import corpora
+from jaxattn.study.config import Sweep
+
+
+def corpus(sweep: Sweep, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
+    """Describe the corpus of a sweep file, of seed 0 if every seed has its own.
+
+    Args:
+        sweep: the sweep; of its axes only the base setting is shown.
+        number: how many tokens to list on each side.
+        progress: told how far the reading is.
+
+    Returns:
+        Titles and tables: sizes, length quantiles, the most important tokens.
+    """
+    with jax.enable_x64(sweep.dtype == "float64"):
+        loaded = corpora.load(sweep.data, corpora.seed_keys([0])[0], progress)
+        held = loaded.corpora if loaded.shared else jax.tree.map(lambda x: x[0], loaded.corpora)
+        splits = {"train": held.train} | ({"test": held.test} if held.test is not None else {})
+        sizes = pd.DataFrame([_sizes(name, split) for name, split in splits.items()])
+        quantiles = pd.DataFrame([_quantiles(name, split) for name, split in splits.items()])
+        tokens = jax.tree.map(np.asarray, held.tokens)
+    tables = [("Sizes", sizes), ("Sequence lengths (quantiles)", quantiles)]
+    classes = tokens.alpha.shape[1]
+    for k in range(classes):
+        alpha = tokens.alpha[:, k]
+        order = np.argsort(-alpha, kind="stable")
+        sides = {"highest": order[:number], "lowest": order[::-1][:number]}
+        for side, ids in sides.items():
+            listed = pd.DataFrame(
+                {
+                    "token": [loaded.names[i] for i in ids],
+                    "count": tokens.count[ids].astype(int),
+                    "alpha": alpha[ids].astype(float),
+                    "posterior difference": tokens.posterior_difference[ids, k].astype(float),
+                }
+            )
+            of_class = f" of class {k}" if classes > 1 else ""
+            tables.append((f"Tokens with the {side} average signed frequency{of_class}", listed))
+    return tables
+
+
+def _sizes(name: str, split: Corpus) -> dict[str, object]:
+    labels = class_labels(np.arange(split.num_classes), split.num_classes)
+    shares = {f"label {label:+d}" if label < 0 else f"label {label}": np.mean(np.asarray(split.labels) == label) for label in labels}
+    return {
+        "split": name,
+        "sequences": f"{split.num_sequences:,}",
+        "tokens": f"{int(np.asarray(split.lengths, np.int64).sum()):,}",
+        "distinct pairs": f"{int((np.asarray(split.bags.count) > 0).sum()):,}",
+        "vocabulary": f"{split.vocab_size:,}",
+        **{label: f"{100 * share:.1f} %" for label, share in shares.items()},
+    }
+
+
+def _quantiles(name: str, split: Corpus) -> dict[str, object]:
+    at = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
+    values = np.quantile(np.asarray(split.lengths), at)
+    return {"split": name, **{f"{100 * q:.0f} %": int(x) for q, x in zip(at, values, strict=True)}}

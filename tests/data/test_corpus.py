@@ -1,0 +1,84 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.data.corpus import from_draws
+from jaxattn.errors import InputError
+from jaxattn.models.reference import padded_sequences
+
+
+def counts(corpus):
+    """The dense n × V matrix of counts, from each of the two layouts."""
+    eye = jnp.eye(corpus.vocab_size)
+    by_sequence = np.stack([corpus.bags.dot(column)[0] for column in eye], axis=1)
+    eye = jnp.eye(corpus.num_sequences)
+    by_token = np.stack([corpus.occurrences.dot(column)[0] for column in eye])
+    np.testing.assert_array_equal(by_sequence, by_token)
+    return by_sequence
+
+
+def loop(sequences, vocab_size):
+    dense = np.zeros((len(sequences), vocab_size))
+    for row, tokens in enumerate(sequences):
+        for token in tokens:
+            dense[row, token] += 1
+    return dense
+
+
+def test_bags_hold_the_counts_of_a_loop(rng):
+    sequences = [rng.integers(0, 11, rng.integers(1, 90)).tolist() for _ in range(70)]
+    corpus = ja.data.from_sequences(sequences, rng.choice([-1, 1], 70).tolist(), vocab_size=13)
+    np.testing.assert_array_equal(counts(corpus), loop(sequences, 13))
+    np.testing.assert_array_equal(corpus.lengths, [len(s) for s in sequences])
+
+
+def test_draws_hold_the_counts_of_a_loop_also_under_vmap(rng):
+    tokens = rng.integers(0, 9, (2, 50, 12))
+    labels = jnp.ones((2, 50), jnp.int32)
+
+    def build(tokens, labels):
+        return from_draws(tokens, labels, vocab_size=9, num_classes=2)
+
+    batch = jax.vmap(build)(jnp.asarray(tokens), labels)
+    for which in range(2):
+        corpus = jax.tree.map(lambda x, which=which: x[which], batch)
+        np.testing.assert_array_equal(counts(corpus), loop(tokens[which], 9))
+        np.testing.assert_array_equal(corpus.lengths, 12)
+
+
+def test_draws_and_sequences_make_corpora_with_equal_results(rng):
+    tokens = rng.integers(0, 40, (30, 50))
+    labels = rng.choice([-1, 1], 30)
+    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=40, dim=8)
+    one = from_draws(jnp.asarray(tokens), jnp.asarray(labels), vocab_size=40, num_classes=2)
+    other = ja.data.from_sequences(tokens.tolist(), labels.tolist(), vocab_size=40)
+    logits = [ja.models.one_layer.logits(params, corpus) for corpus in (one, other)]
+    np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
+
+
+def test_padded_sequences_give_the_tokens_back(rng):
+    sequences = [sorted(rng.integers(0, 50, rng.integers(1, 80)).tolist()) for _ in range(40)]
+    corpus = ja.data.from_sequences(sequences, [1] * 40, vocab_size=50)
+    ids, mask = padded_sequences(corpus)
+    assert [row[use].tolist() for row, use in zip(ids, mask, strict=True)] == sequences
+
+
+@pytest.mark.parametrize(
+    ("sequences", "labels", "sizes", "message"),
+    [
+        ([], [], {}, "the corpus is empty"),
+        ([[0], []], [1, -1], {}, "sequence 1: it holds no token"),
+        ([[0], [3]], [1, -1], {}, "token id 3 of sequence 1: ids run from 0 to 2"),
+        ([[0], [-1]], [1, -1], {}, "token id -1 of sequence 1"),
+        ([[0], [1]], [1, 0], {}, r"label 0 of sequence 1: expected one of \[-1, 1\]"),
+        ([[0], [1]], [0, 3], {"num_classes": 3}, r"label 3 of sequence 1: expected one of \[0, 1, 2\]"),
+        ([[0]], [1, 1], {}, "2 labels for 1 sequences"),
+        ([[0]], [1], {"num_classes": 1}, "needs at least 2"),
+        ([[0]], [1], {"vocab_size": 0}, "at least one token"),
+    ],
+)
+def test_bad_input_is_named(sequences, labels, sizes, message):
+    with pytest.raises(InputError, match=message):
+        ja.data.from_sequences(sequences, labels, **{"vocab_size": 3} | sizes)
