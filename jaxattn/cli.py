@@ -19,7 +19,9 @@ Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML)
 Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder of a finished run.")]
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
-    arg(name="set", metavar="KEY=VALUE", help="Override a key of the sweep file; may be given several times."),
+    arg(
+        name="set", metavar="KEY=VALUE", help="Override a key of the sweep file; may be given several times."
+    ),
 ]
 Quiet = Annotated[bool, arg(help="Print results and errors only.")]
 Out = Annotated[Path | None, arg(metavar="DIR", help="Results folder; results/<sweep name> by default.")]
@@ -53,7 +55,12 @@ def run(
     for path in written.paths:
         print(path)
     for failure in outcome.failures:
-        print("jaxattn: failed: {reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure), file=sys.stderr)
+        print(
+            "jaxattn: failed: {reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(
+                **failure
+            ),
+            file=sys.stderr,
+        )
     return 1 if outcome.failures else 0
 
 
@@ -77,7 +84,11 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
 
 
 def aggregate(
-    directory: Folder, /, seed: int = 0, resamples: int = 2000, out: Annotated[Path | None, arg(metavar="FILE")] = None
+    directory: Folder,
+    /,
+    seed: int = 0,
+    resamples: int = 2000,
+    out: Annotated[Path | None, arg(metavar="FILE")] = None,
 ) -> int:
     """Aggregate records over seeds: mean, median, interquartile mean and 95 % bootstrap intervals.
 
@@ -120,7 +131,10 @@ def main() -> None:
     commands = {"run": run, "data": data, "aggregate": aggregate, "report": report}
     try:
         status = tyro.extras.subcommand_cli_from_dict(
-            commands, prog="jaxattn", description="Experiments on attention with trained embeddings.", use_underscores=False
+            commands,
+            prog="jaxattn",
+            description="Experiments on attention with trained embeddings.",
+            use_underscores=False,
         )
         sys.stdout.flush()
     except InputError as error:

@@ -1,6 +1,7 @@
 """Figure: metrics against step."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.axes
 import numpy as np
@@ -11,7 +12,6 @@ from matplotlib.lines import Line2D
 from jaxattn.analysis.results import Results
 from jaxattn.analysis.statistics import aggregate
 from jaxattn.analysis.style import (
-    GREY,
     INK,
     SOFT,
     WIDTH,
@@ -19,6 +19,7 @@ from jaxattn.analysis.style import (
     cell_words,
     colours,
     file_name,
+    legend_below,
     metric_label,
     seed_words,
     settings_label,
@@ -71,20 +72,22 @@ def curves(
     with style():
         # A metric that one phase does not record leaves no empty panel there.
         present = {name: _present(panels, table[table["phase"] == name]) for name in phases}
-        rows = {name: -(-len(shown) // 3) for name, shown in present.items()}
+        rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
         title = 0.25 if len(phases) > 1 else 0.0
         heights = [1.75 * rows[name] + title for name in phases]
-        legend = 0.0 if len(chosen) == 1 else 0.3
-        figure = Figure(figsize=(WIDTH, sum(heights) + legend), layout="constrained")
+        figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
         blocks = figure.subfigures(len(phases), 1, height_ratios=heights, squeeze=False)[:, 0]
         for block, name in zip(blocks, phases, strict=True):
             if len(phases) > 1:
                 block.suptitle(f"phase: {name}", x=0.01, ha="left", fontsize=10, color=SOFT)
-            _block(block, table[table["phase"] == name], present[name], dict(zip(chosen, palette, strict=True)))
+            _block(
+                block, table[table["phase"] == name], present[name], dict(zip(chosen, palette, strict=True))
+            )
         if len(chosen) > 1:
-            handles = [Line2D([], [], color=colour, label=label) for colour, label in zip(palette, labels, strict=True)]
-            columns = max(1, min(len(handles), 88 // max(8 + len(label.replace("$", "")) for label in labels)))
-            figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+            legend_below(
+                figure,
+                [Line2D([], [], color=c, label=label) for c, label in zip(palette, labels, strict=True)],
+            )
     counts = table.loc[table["n"] > 0, "n"]
     some = f" {len(chosen)} of {len(every)} cells are shown." if len(chosen) < len(every) else ""
     words = cell_words(results, chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
@@ -136,8 +139,9 @@ def _present(panels: dict[str, list[str]], table: pd.DataFrame) -> dict[str, lis
 def _block(
     block: SubFigure, table: pd.DataFrame, panels: dict[str, list[str]], palette: dict[int, str]
 ) -> None:
-    columns = min(3, len(panels))
+    columns = _columns(len(panels))
     grid = block.subplots(-(-len(panels) // columns), columns, squeeze=False).ravel()
+    explained = False
     for ax, (panel, names) in zip(grid, panels.items(), strict=False):
         shown = table[table["metric"].isin(names)]
         for name in names:
@@ -147,7 +151,8 @@ def _block(
                 _line(ax, rows, colour, dashed=not test)
         ax.set_title(metric_label(panel if len(names) > 1 else names[0]))
         _scales(ax, shown)
-        if len(names) > 1:
+        if len(names) > 1 and not explained:
+            explained = True
             tint = next(iter(palette.values())) if len(palette) == 1 else INK
             handles = [
                 Line2D([], [], color=tint, label="test"),
@@ -160,8 +165,12 @@ def _block(
         ax.set_xlabel("step")
 
 
+def _columns(panels: int) -> int:
+    return 2 if panels == 4 else min(3, panels)
+
+
 def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool) -> None:
-    look = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
+    look: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
     ax.plot(rows["step"], rows["iqm"], color=colour, **look)
     ax.fill_between(rows["step"], rows["iqm_low"], rows["iqm_high"], color=colour, alpha=0.18, linewidth=0)
 
@@ -175,7 +184,8 @@ def _scales(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
         ax.set_xscale("symlog", linthresh=first, linscale=0.35)
         decades = 10.0 ** np.arange(np.ceil(np.log10(first)), np.floor(np.log10(last)) + 1)
         start = [0] if (rows["step"] == 0).any() else []
-        ax.set_xticks([*start, *decades[:: -(-len(decades) // 4)]])
+        ticks = [*start, *decades[:: -(-len(decades) // 4)]]
+        ax.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks] if last < 1e5 else None)
     value = rows["iqm"].dropna()
     if len(value) and value.min() > 0 and value.max() > 100 * value.min():
         ax.set_yscale("log")

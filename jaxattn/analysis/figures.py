@@ -39,7 +39,9 @@ def check(specs: Sequence[Mapping[str, Any]], *, phases: Sequence[str], axes: Se
         _bind(spec, place)
         for option, allowed in (("phase", phases), ("axis", axes)):
             if spec.get(option) is not None and spec[option] not in allowed:
-                raise InputError(f"{place}.{option}: unknown {spec[option]!r}; {_instead(spec[option], allowed)}")
+                raise InputError(
+                    f"{place}.{option}: unknown {spec[option]!r}; {_instead(spec[option], allowed)}"
+                )
 
 
 def draw(results: Results, spec: Mapping[str, Any]) -> Drawn:

@@ -1,5 +1,7 @@
 """Figures of token importance: E·v and E·p against the posterior difference, and the one-step law."""
 
+from typing import Any
+
 import matplotlib.axes
 import numpy as np
 import pandas as pd
@@ -8,13 +10,24 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import spearmanr
 
 from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import number
-from jaxattn.analysis.style import BLUE, INK, RED, SOFT, VALUES, WIDTH, Drawn, cell_words, file_name, style
+from jaxattn.analysis.statistics import format_number
+from jaxattn.analysis.style import (
+    BLUE,
+    GREY,
+    INK,
+    RED,
+    VALUES,
+    WIDTH,
+    Drawn,
+    cell_words,
+    file_name,
+    minus,
+    style,
+)
 from jaxattn.analysis.tokens import BINS, HIGH, LOW, Tokens, at_end, bin_means
 from jaxattn.errors import InputError
 
-MOST_POINTS = 20_000
-WORDS = {"Ev": "E·v", "Ep": "E·p"}
+MOST_POINTS = 100_000
 
 
 def importance(
@@ -23,20 +36,14 @@ def importance(
     phase: str | None = None,
     cell: int = 0,
     label: int | None = None,
-    bins: int = BINS,
-    low: float = LOW,
-    high: float = HIGH,
 ) -> Drawn:
-    """Draw E·v and E·p of every token against its posterior difference, with bin means.
+    """Draw E·v and E·p of every token against its posterior difference, with means over the run's bins.
 
     Args:
         results: a results folder.
         phase: the phase at whose end tokens are taken; the last one if None.
         cell: which cell.
         label: which class of K > 2; by default all, one row of panels each.
-        bins: number of equal bins.
-        low: lower end of the first bin.
-        high: upper end of the last bin; tokens outside are drawn but are in no bin.
 
     Returns:
         The figure.
@@ -48,6 +55,8 @@ def importance(
         Figures 1-3 of arXiv 2505.17282.
     """
     tokens = at_end(results, phase=phase, cell=cell)
+    bins: dict[str, Any] = {"bins": BINS, "low": LOW, "high": HIGH}
+    bins |= {key: value for key, value in results.manifest["config"].get("probes", {}).items() if key in bins}
     labels = _labels(tokens, label)
     several = len(tokens.classes) > 1
     outside, facts = 0, []
@@ -59,7 +68,7 @@ def importance(
             x = table["posterior_difference"].to_numpy(float)
             for ax, quantity, colour in zip(row, ("Ev", "Ep"), (BLUE, RED), strict=True):
                 y = table[quantity].to_numpy(float)
-                means = bin_means(x, y, bins=bins, low=low, high=high)
+                means = bin_means(x, y, **bins)
                 _scatter(ax, x, y, colour)
                 _bins(ax, means, colour)
                 name = VALUES[quantity].replace("v$", f"v_{{{k}}}$") if several else VALUES[quantity]
@@ -67,15 +76,15 @@ def importance(
                 facts.append(_fact(means, quantity) + (f" for class {k}" if several else ""))
             outside = max(outside, int(len(x) - means["n"].sum()))
         for ax in grid[-1]:
-            ax.set_xlabel("posterior difference of token $s$")
+            ax.set_xlabel("posterior difference of token $s$" + (" for the class" if several else ""))
     count = tokens.table["id"].nunique()
     inside = "" if not outside else f" {outside} points outside that range are drawn but are in no bin."
     return Drawn(
-        file_name("importance", tokens.phase, *_cell_part(results, cell), *([f"class{label}"] if label else [])),
+        file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
         "Token importance",
         f"E·v and E·p of {count:,} tokens against their posterior difference after phase {tokens.phase}"
-        f"{cell_words(results, cell)}, {tokens.over_seeds}. Dots: mean over {bins} equal bins of "
-        f"[{number(low)}, {number(high)}]; bars: one standard deviation within the bin.{inside} "
+        f"{cell_words(results, cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} equal bins of "
+        f"[{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the bin.{inside} "
         f"Over the bins, {'; '.join(facts)}.",
         figure,
     )
@@ -89,7 +98,7 @@ def one_step_law(
     label: int | None = None,
     step_size: float | None = None,
 ) -> Drawn:
-    """Draw E·v after one step on E against α, with the line of the one-step law, η0 α_s / 2 (K classes: η0 α_{s,k}).
+    """Draw E·v after one step on E against α, with the line η0 α_s / 2 of the law (K classes: η0 α_{s,k}).
 
     Args:
         results: a results folder.
@@ -108,7 +117,9 @@ def one_step_law(
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
     """
     if phase is None:
-        steps = [entry["name"] for entry in results.manifest["config"]["phases"] if entry.get("kind") == "one_step"]
+        steps = [
+            entry["name"] for entry in results.manifest["config"]["phases"] if entry.get("kind") == "one_step"
+        ]
         if not steps:
             raise InputError("one_step_law: the run has no phase of kind 'one_step'; name the phase to draw")
         phase = steps[0]
@@ -125,22 +136,26 @@ def one_step_law(
     with style():
         figure = Figure(figsize=(0.62 * WIDTH, 3.1), layout="constrained")
         ax = figure.subplots()
-        _scatter(ax, alpha, value, BLUE, size=9)
+        _scatter(ax, alpha, value, BLUE, size=10.0)
         ends = np.array([alpha.min(), alpha.max()])
         law = r"$\eta_0\,\alpha_{s,k}$" if several else r"$\eta_0\,\alpha_s / 2$"
         ax.plot(ends, slope * ends, color=INK, linewidth=1.0, label=f"one-step law {law}", zorder=3)
         ax.legend(loc="upper left")
-        ax.set_xlabel(r"average signed frequency $\alpha_{s,k}$" if several else r"average signed frequency $\alpha_s$")
+        ax.set_title(f"correlation {minus(f'{correlation:.4f}')}")
+        ax.set_xlabel(
+            r"average signed frequency $\alpha_{s,k}$" if several else r"average signed frequency $\alpha_s$"
+        )
         ax.set_ylabel(r"$E_s^\top v_k$" if several else VALUES["Ev"])
         ax.xaxis.set_major_locator(MaxNLocator(6))
     formula = "η₀α" if several else "η₀α/2"
     return Drawn(
-        file_name("one_step_law", *_cell_part(results, cell), *([f"class{label}"] if label else [])),
+        file_name("one_step_law", *_cell_part(results, cell), *_class_part(label)),
         "One-step law",
-        f"E·v of {table['id'].nunique():,} tokens after phase {phase}{cell_words(results, cell)} against their average "
-        f"signed frequency α, {tokens.over_seeds}; the line is {formula} with η₀ = {number(eta)}. "
-        f"Correlation {correlation:.4f}; largest distance to the line {number(distance)}, which is "
-        f"{number(distance / eta)} per unit of η₀ (the start E⁰·v included).",
+        f"E·v of {table['id'].nunique():,} tokens after phase {phase}{cell_words(results, cell)} against "
+        f"their average signed frequency α, {tokens.over_seeds}; the line is {formula} with "
+        f"η₀ = {format_number(eta)}. Correlation {correlation:.4f}; largest distance to the line "
+        f"{format_number(distance)}, or {format_number(distance / eta)} per unit of η₀, of which E·v before "
+        "the step is part.",
         figure,
     )
 
@@ -163,12 +178,17 @@ def _step_size(results: Results, phase: str, cell: int) -> float:
     return float(phases[index]["step_size"])
 
 
-def _scatter(ax: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, colour: str, *, size: float = 7) -> None:
+def _scatter(
+    ax: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, colour: str, *, size: float = 7.0
+) -> None:
     if len(x) > MOST_POINTS:
         kept = np.random.default_rng(0).choice(len(x), MOST_POINTS, replace=False)
         x, y = x[kept], y[kept]
-    # The more points, the fainter each: the eye then sees their density.
-    alpha = float(np.clip(12 / np.sqrt(len(x)), 0.06, 0.7))
+    # The denser the neighbourhood, the fainter a point: clouds show their density, lone tokens stay visible.
+    counts, x_edges, y_edges = np.histogram2d(x, y, bins=50)
+    column = np.searchsorted(x_edges[1:-1], x, side="right")
+    row = np.searchsorted(y_edges[1:-1], y, side="right")
+    alpha = np.clip(0.7 / np.sqrt(counts[column, row]), 0.04, 0.5)
     ax.scatter(x, y, s=size, color=colour, alpha=alpha, linewidths=0, rasterized=True)
 
 
@@ -188,18 +208,26 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
         elinewidth=0.8,
         zorder=3,
     )
-    ax.axhline(0, color=SOFT, linewidth=0.5, zorder=1)
-    ax.axvline(0, color=SOFT, linewidth=0.5, zorder=1)
+    ax.axhline(0, color=GREY, linewidth=0.6, zorder=0.9)
+    ax.axvline(0, color=GREY, linewidth=0.6, zorder=0.9)
 
 
 def _fact(means: pd.DataFrame, quantity: str) -> str:
     """What the theory says of the curve: E·v rises, E·p has its minimum in the middle."""
     full = means[means["n"] > 0]
     if quantity == "Ep":
-        return f"E·p is smallest at {number(full['center'].iloc[full['mean'].argmin()])}" if len(full) else "E·p is empty"
+        return (
+            f"E·p is smallest at {format_number(full['center'].iloc[full['mean'].argmin()])}"
+            if len(full)
+            else "E·p is empty"
+        )
     if len(full) < 3 or full["mean"].nunique() < 2:
         return "E·v has too few bins for a rank correlation"
     return f"Spearman of E·v is {spearmanr(full['center'], full['mean']).statistic:.3f}"
+
+
+def _class_part(label: int | None) -> list[str]:
+    return [] if label is None else [f"class{label}"]
 
 
 def _cell_part(results: Results, cell: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A results folder, read back: what was run (manifest), what was measured (records), where every token ended."""
+"""A results folder, read back: what was run, what was measured, where every token ended."""
 
 import json
 import shlex
@@ -35,8 +35,10 @@ class Results:
     Attributes:
         directory: the folder it was read from.
         manifest: what was run: name, command, config, cells and their settings, seeds, versions, failures.
-        records: long form, one row per (cell, seed, phase, step, metric), with its value.
-        tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; empty if not recorded.
+        records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
+            the step on at which a seed failed.
+        tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; empty if none were
+            recorded.
     """
 
     directory: Path
@@ -64,7 +66,9 @@ class Results:
         """The value of every axis in one cell."""
         found = [entry for entry in self.manifest["cells"] if entry["cell"] == cell]
         if not found:
-            raise InputError(f"cell {cell}: {self.directory} holds cells 0 to {len(self.manifest['cells']) - 1}")
+            raise InputError(
+                f"cell {cell}: {self.directory} holds cells 0 to {len(self.manifest['cells']) - 1}"
+            )
         return dict(found[0]["settings"])
 
     def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -92,11 +96,13 @@ def load(directory: str | Path) -> Results:
     if not directory.is_dir():
         raise InputError(f"{directory}: no such folder; give the folder that `jaxattn run` wrote")
     if not (directory / "manifest.json").is_file():
-        raise InputError(f"{directory}: no manifest.json, so not a results folder; give one that `jaxattn run` wrote")
+        raise InputError(
+            f"{directory}: no manifest.json, so not a results folder; give one that `jaxattn run` wrote"
+        )
     manifest = _manifest(directory / "manifest.json")
-    if not (directory / "records.parquet").is_file() or manifest.get("finished") is False:
+    if manifest.get("status") != "finished" or not (directory / "records.parquet").is_file():
         raise InputError(f"{directory}: the run is not finished; continue it with: {command(manifest)}")
-    records = _table(directory / "records.parquet", RECORD_COLUMNS, manifest)
+    records = _without_failures(_table(directory / "records.parquet", RECORD_COLUMNS, manifest), manifest)
     if (directory / "tokens.parquet").is_file():
         tokens = _table(directory / "tokens.parquet", TOKEN_COLUMNS, manifest)
     else:
@@ -114,7 +120,9 @@ def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({_first_line(error)}); run the sweep again to rewrite it") from None
+        raise InputError(
+            f"{path}: cannot be read ({_first_line(error)}); run the sweep again to rewrite it"
+        ) from None
     needed = ("name", "command", "config", "cells", "seeds")
     missing = [key for key in needed if key not in manifest] if isinstance(manifest, dict) else list(needed)
     if missing:
@@ -132,6 +140,20 @@ def _table(path: Path, columns: tuple[str, ...], manifest: Mapping[str, Any]) ->
     if missing:
         raise InputError(f"{path}: no column {missing[0]!r}; {remedy}")
     return table
+
+
+def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    # NaN logits still have an accuracy, that of guessing one class: it must not enter a mean.
+    phases = list(records["phase"].unique())
+    for failure in manifest.get("failures", []):
+        if failure["phase"] not in phases:
+            continue
+        failed = phases.index(failure["phase"])
+        after = (records["phase"] == phases[failed]) & (records["step"] >= failure["step"])
+        after |= records["phase"].isin(phases[failed + 1 :])
+        seed = (records["cell"] == failure["cell"]) & (records["seed"] == failure["seed"])
+        records = records.assign(value=records["value"].mask(seed & after))
+    return records
 
 
 def _first_line(error: Exception) -> str:

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib.axes
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
 from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import PowerLaw, aggregate, last_steps, power_law
+from jaxattn.analysis.statistics import PowerLaw, aggregate, last_steps, power_law, setting
 from jaxattn.analysis.style import (
     INK,
     SOFT,
@@ -19,12 +21,16 @@ from jaxattn.analysis.style import (
     axis_label,
     colours,
     file_name,
+    legend_below,
     metric_label,
+    minus,
     seed_words,
     settings_label,
     style,
 )
 from jaxattn.errors import InputError
+
+GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,8 @@ def scaling(
         metric: what to draw.
         phase: which phase; by default the last one that recorded the metric.
         expected: a slope to compare with, drawn as a dashed guide.
-        tolerance: how far from it the slope may be: it holds if its whole 95 % interval is that near, does not if
-            none of it is, and is undecided else.
+        tolerance: how far from it the slope may be: it holds if its whole 95 % interval is that near, does
+            not if none of it is, and is undecided else.
 
     Returns:
         The figure.
@@ -76,55 +82,75 @@ def scaling(
     phase = str(series[0].table["phase"].iloc[0])
     palette = colours(len(series), ordered=False)
     with style():
-        figure = Figure(figsize=(0.7 * WIDTH, 3.3), layout="constrained")
+        figure = Figure(figsize=(0.7 * WIDTH, 3.2), layout="constrained")
         ax = figure.subplots()
-        for line, colour in zip(series, palette, strict=True):
-            ax.scatter(
-                np.repeat(line.x, line.y.shape[1]), line.y.ravel(), s=9, color=colour, alpha=0.25, linewidths=0
-            )
-            value, low, high = (line.table[name].to_numpy(float) for name in ("iqm", "iqm_low", "iqm_high"))
-            bars = np.stack([value - np.where(np.isnan(low), value, low), np.where(np.isnan(high), value, high) - value])
-            ax.errorbar(
-                line.x,
-                value,
-                yerr=np.maximum(bars, 0),
-                fmt="o",
-                color=colour,
-                markersize=5,
-                markeredgecolor="white",
-                markeredgewidth=0.6,
-                elinewidth=1,
-                zorder=4,
-            )
-            fit = np.exp(line.law.intercept) * line.x**line.law.slope
-            name = (settings_label(line.settings) + ": ") if line.settings else ""
-            ax.plot(line.x, fit, color=colour, zorder=3, label=name + _fitted(line.law))
-            if expected is not None and np.isfinite(line.law.slope):
-                middle = np.exp(np.log(line.x).mean())
-                guide = np.exp(line.law.intercept) * middle**line.law.slope * (line.x / middle) ** expected
-                last = line is series[-1]
-                text = f"slope {expected:g}, expected" if last else None
-                ax.plot(line.x, guide, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=2, label=text)
+        lines = [_draw(ax, line, colour, expected) for line, colour in zip(series, palette, strict=True)]
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ticks = np.unique(np.concatenate([line.x for line in series]))
-        if len(ticks) <= 9:
-            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            ax.xaxis.set_minor_locator(NullLocator())
-        ax.yaxis.set_minor_formatter(NullFormatter())
+        _ticks(ax, series)
         ax.set_xlabel(axis_label(axis))
         ax.set_ylabel(metric_label(metric))
-        ax.legend(loc="best", labelcolor=SOFT)
+        guide = Line2D([], [], color=SOFT, **GUIDE)
+        guide.set_label("" if expected is None else minus(f"expected slope {expected:g}"))
+        if len(series) == 1:
+            known = np.isfinite(series[0].law.slope)
+            ax.set_title(minus(_sentence(series[0], expected, tolerance).rstrip(".")) if known else "No fit")
+            if expected is not None:
+                ax.legend(handles=[guide], loc="best", labelcolor=SOFT)
+        else:
+            legend_below(figure, [*lines, *([] if expected is None else [guide])])
     verdicts = [_sentence(line, expected, tolerance) for line in series]
+    left_out = len(results.cells) - sum(len(line.x) for line in series)
+    if left_out:
+        verdicts.append(f"Cells without a positive finite value, not shown: {left_out}.")
     counts = [int(n) for line in series for n in line.table["n"] if n > 0]
     return Drawn(
         file_name("scaling", metric, axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} against {axis}",
-        f"{metric} at the end of phase {phase} against {axis}, logarithmic axes ({seed_words(counts)}). Dark dots: "
-        f"interquartile mean with its 95 % bootstrap interval; light dots: single seeds; line: power law fitted to "
-        f"all seeds. {' '.join(verdicts)}",
+        f"{metric} at the end of phase {phase} against {axis}, logarithmic axes ({seed_words(counts)}). Dark "
+        f"dots: interquartile mean with its 95 % bootstrap interval; light dots: single seeds; line: power "
+        f"law fitted to all seeds. {' '.join(verdicts)}",
         figure,
     )
+
+
+def _draw(ax: matplotlib.axes.Axes, line: Series, colour: Any, expected: float | None) -> Line2D:
+    seeds: Any = {"s": 9, "color": colour, "alpha": 0.25, "linewidths": 0, "zorder": 2}
+    ax.scatter(np.repeat(line.x, line.y.shape[1]), line.y.ravel(), **seeds)
+    value, low, high = (line.table[name].to_numpy(float) for name in ("iqm", "iqm_low", "iqm_high"))
+    bars = np.nan_to_num([value - low, high - value]).clip(min=0)
+    rim: Any = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+    ax.errorbar(line.x, value, bars, fmt="o", color=colour, markersize=5, elinewidth=1, zorder=5, **rim)
+    law = line.law
+    if np.isfinite(law.slope):
+        ax.plot(line.x, np.exp(law.intercept) * line.x**law.slope, color=colour, zorder=3)
+        if expected is not None:
+            middle = np.exp(np.log(line.x).mean())
+            guide = np.exp(law.intercept) * middle**law.slope * (line.x / middle) ** expected
+            ax.plot(line.x, guide, color=INK if not line.settings else colour, zorder=4, **GUIDE)
+    name = f"{settings_label(line.settings)}: " if line.settings else ""
+    return Line2D([], [], color=colour, label=name + minus(_fitted(law)))
+
+
+def _ticks(ax: matplotlib.axes.Axes, series: list[Series]) -> None:
+    """Label the axis values themselves, and enough heights where they span less than two decades."""
+    ticks = np.unique(np.concatenate([line.x for line in series]))
+    if len(ticks) <= 9:
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.xaxis.set_minor_locator(NullLocator())
+    low, high = ax.get_ylim()
+    if high < 100 * low:
+        subs = range(1, 10) if high < 3 * low else (1, 2, 5)
+        ax.yaxis.set_major_locator(LogLocator(subs=subs))
+        ax.yaxis.set_major_formatter(FuncFormatter(_scientific))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _scientific(value: float, position: int | None = None) -> str:
+    digits, exponent = f"{value:.0e}".split("e")
+    if -2 <= int(exponent) <= 3:
+        return f"{value:g}"
+    return rf"${digits}\times10^{{{int(exponent)}}}$" if digits != "1" else f"$10^{{{int(exponent)}}}$"
 
 
 def collect(results: Results, *, axis: str, metric: str, phase: str | None = None) -> list[Series]:
@@ -146,7 +172,9 @@ def collect(results: Results, *, axis: str, metric: str, phase: str | None = Non
         raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
     records = results.records[results.records["metric"] == metric]
     if records.empty:
-        raise InputError(f"metric {metric!r}: the run recorded {', '.join(sorted(results.records['metric'].unique()))}")
+        raise InputError(
+            f"metric {metric!r}: the run recorded {', '.join(sorted(results.records['metric'].unique()))}"
+        )
     recorded = [str(name) for name in records["phase"].unique()]
     phase = recorded[-1] if phase is None else phase
     if phase not in recorded:
@@ -162,7 +190,9 @@ def collect(results: Results, *, axis: str, metric: str, phase: str | None = Non
         settings = results.settings(int(cell))
         x = settings.pop(axis, None)
         if isinstance(x, bool) or not isinstance(x, int | float) or not x > 0:
-            raise InputError(f"axis {axis!r}: cell {cell} has {x!r} there; logarithmic axes need positive numbers")
+            raise InputError(
+                f"axis {axis!r}: cell {cell} has {x!r} there; logarithmic axes need positive numbers"
+            )
         groups.setdefault(repr(settings), []).append((float(x), int(cell)))
     wide = records.pivot(index="cell", columns="seed", values="value")
     return [_series(results, sorted(members), wide, table, axis) for members in groups.values()]
@@ -196,7 +226,7 @@ def _fitted(law: PowerLaw) -> str:
 
 
 def _sentence(line: Series, expected: float | None, tolerance: float | None) -> str:
-    name = ", ".join(f"{key} = {value}" for key, value in line.settings.items())
+    name = ", ".join(f"{key} = {setting(value)}" for key, value in line.settings.items())
     text = f"{name}: {_fitted(line.law)}" if name else _fitted(line.law).capitalize()
     if not np.isfinite(line.law.slope):
         return f"{text}: it needs two axis values and a seed that is positive at all of them."

@@ -118,7 +118,11 @@ def summary_table(
     order = table[["cell", *keys]].drop_duplicates(["cell", "phase"])
     wide = wide.reindex(index=pd.MultiIndex.from_frame(order[["cell", "phase"]]), columns=list(chosen))
     if len(wide.columns) > len(wide):
-        names = [", ".join(map(setting, row)) for row in order[keys].itertuples(index=False)]
+        phases = [] if order["phase"].nunique() == 1 and results.axes else ["phase"]
+        names = [
+            ", ".join([*(f"{axis} = {setting(row[axis])}" for axis in results.axes), *row[phases]])
+            for _, row in order.iterrows()
+        ]
         wide = wide.set_axis(pd.Index(names), axis=0).T
         return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
     heads = order[keys].map(setting).reset_index(drop=True)
@@ -146,8 +150,8 @@ def power_law(
 ) -> PowerLaw:
     """Fit a power law by least squares in logarithms.
 
-    log y_{x,s} = intercept + slope · log x. The slope is the mean of the seeds' own slopes, so resampling seeds
-    means resampling those.
+    log y_{x,s} = intercept + slope · log x. The slope is the mean of the seeds' own slopes, so that
+    resampling seeds means resampling those.
 
     Args:
         x: (m,) > 0, at least two of them different.
@@ -173,12 +177,12 @@ def power_law(
     return PowerLaw(slope, float(log_y.mean() - slope * log_x.mean()), float(low), float(high), len(slopes))
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Write a number for reading: three significant digits, no padded exponent."""
     if not np.isfinite(value):
         return "–"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        return f"{value:.0f}" if value == 0 or abs(value) >= 100 else f"{value:#.3g}"
     digits, _, exponent = f"{value:.2e}".partition("e")
     return f"{digits}e{int(exponent)}"
 
@@ -190,7 +194,11 @@ def setting(value: object) -> str:
 
 def interval(value: float, low: float, high: float) -> str:
     """Write a value and its interval, if it has one."""
-    return f"{number(value)} [{number(low)}, {number(high)}]" if np.isfinite(low) else number(value)
+    return (
+        f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
+        if np.isfinite(low)
+        else format_number(value)
+    )
 
 
 def _summarise(
@@ -205,8 +213,8 @@ def _summarise(
     summary[:, 2] = series @ weights
     if seeds > 1:
         draws = np.random.default_rng(seed).integers(0, seeds, (resamples, seeds))
-        # In ascending series sorted draws are sorted resamples, so both statistics of a resample are linear in
-        # the series and all series share one matrix: thousands of them cost one product.
+        # In ascending series sorted draws are sorted resamples. Both statistics of a resample are then linear
+        # in the series, with one matrix for all series: thousands of them cost one product.
         linear = np.zeros((2, resamples, seeds))
         where = (np.arange(resamples)[:, None], np.sort(draws, axis=1))
         np.add.at(linear[0], where, 1 / seeds)

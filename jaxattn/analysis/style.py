@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import BytesIO
@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from jaxattn.analysis.results import Results
@@ -19,9 +20,9 @@ WIDTH = 6.8  # inches: the text width of most papers
 INK, SOFT, GRID = "#222222", "#6b6b6b", "#e8e8e8"
 BLUE, RED, GREY = "#2f6db3", "#c8553d", "#9a9a9a"
 # Okabe and Ito's palette without its yellow, which is too pale for lines; distinct for the colour-blind.
-DISTINCT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")
+DISTINCT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333", "#999999")
 
-RC = {
+RC: Any = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],
     "mathtext.fontset": "stix",
     "font.size": 9.5,
@@ -57,7 +58,8 @@ RC = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
     "legend.fontsize": 8.5,
-    "legend.handlelength": 1.6,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.4,
     "savefig.dpi": 200,
     "figure.facecolor": "white",
     "pdf.fonttype": 42,
@@ -70,8 +72,8 @@ METRICS = {
     "train_accuracy": "training accuracy",
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
-    "p_norm": r"$\Vert p\,\Vert$",
-    "log_gradient_norm": r"$\log\,\Vert\nabla L\,\Vert$",
+    "p_norm": r"$\Vert p\Vert$",
+    "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
     "important_mass": "attention on important tokens",
     "one_step_error": "one-step error per unit $\\eta_0$",
     "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
@@ -118,13 +120,18 @@ def metric_label(metric: str) -> str:
 
 
 def axis_label(axis: str) -> str:
-    """Name a swept key by the paper's letter, if it has one."""
-    return AXES.get(axis, axis.replace("_", " "))
+    """Name a swept key by the paper's letter if it has one, else by its last word."""
+    return AXES.get(axis, axis.rpartition(".")[2].replace("_", " "))
 
 
 def settings_label(settings: dict[str, Any]) -> str:
     """Name a cell by its settings, for a legend."""
-    return ", ".join(f"{axis_label(axis)} = {setting(value)}" for axis, value in settings.items())
+    names = [axis_label(axis) for axis in settings]
+    if len(set(names)) < len(names):
+        names = list(settings)
+    return ", ".join(
+        f"{name} = {setting(value)}" for name, value in zip(names, settings.values(), strict=True)
+    )
 
 
 def cell_words(results: Results, cell: int) -> str:
@@ -132,7 +139,9 @@ def cell_words(results: Results, cell: int) -> str:
     if len(results.manifest["cells"]) == 1:
         return ""
     settings = results.settings(cell)
-    return f", cell {cell} (" + ", ".join(f"{axis} = {setting(value)}" for axis, value in settings.items()) + ")"
+    return (
+        f", cell {cell} (" + ", ".join(f"{axis} = {setting(value)}" for axis, value in settings.items()) + ")"
+    )
 
 
 def seed_words(counts: Iterable[int]) -> str:
@@ -143,13 +152,29 @@ def seed_words(counts: Iterable[int]) -> str:
     return "1 seed" if many == 1 else f"{many} seeds"
 
 
-def colours(count: int, *, ordered: bool) -> list[Any]:
+def minus(text: str) -> str:
+    """Write minus signs as the axes do."""
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], *, most_columns: int = 8) -> float:
+    """Put a legend below the axes, in rows of equal length, and make the figure that much taller."""
+    longest = max(len(re.sub(r"[$\\{}]", "", handle.get_label())) for handle in handles)
+    columns = max(1, min(most_columns, int(figure.get_figwidth() / (0.4 + 0.065 * longest))))
+    rows = -(-len(handles) // columns)
+    figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows))
+    height = 0.08 + 0.19 * rows
+    figure.set_figheight(figure.get_figheight() + height)
+    return height
+
+
+def colours(count: int, *, ordered: bool) -> list[str]:
     """Choose line colours: a sequence from light to dark if the cells have an order, else distinct ones."""
     if count == 1:
         return [BLUE]
     if not ordered and count <= len(DISTINCT):
         return list(DISTINCT[:count])
-    return list(matplotlib.colormaps["viridis_r"](np.linspace(0.12, 0.95, count)))
+    return [to_hex(rgb) for rgb in matplotlib.colormaps["viridis_r"](np.linspace(0.12, 0.95, count))]
 
 
 def file_name(*parts: object) -> str:

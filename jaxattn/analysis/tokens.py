@@ -22,7 +22,7 @@ class Tokens:
         phase: the phase.
         cell: the cell.
         seeds: how many seeds are in the table.
-        averaged: whether Ep and Ev are means over seeds that share a corpus; else every seed has its own rows.
+        averaged: whether Ep and Ev are means over seeds that share a corpus; else every seed has rows.
     """
 
     table: pd.DataFrame
@@ -51,11 +51,11 @@ def at_end(results: Results, *, phase: str | None = None, cell: int = 0, average
         results: a results folder.
         phase: which phase; the last one if None.
         cell: which cell.
-        average: average Ep and Ev over seeds where all seeds share one corpus; where they do not, or if False,
-            keep the rows of every seed.
+        average: average Ep and Ev over seeds where all seeds share one corpus; where they do not, or if
+            False, keep the rows of every seed.
 
     Returns:
-        The tokens that occur and whose Ep and Ev are finite.
+        The tokens that occur and whose Ep and Ev are finite, of the seeds that had not failed by then.
 
     Raises:
         InputError: no token table, an unknown cell or phase, or no finite token.
@@ -65,22 +65,27 @@ def at_end(results: Results, *, phase: str | None = None, cell: int = 0, average
     results.settings(cell)
     recorded = [str(name) for name in results.tokens["phase"].unique()]
     phase = recorded[-1] if phase is None else phase
-    if phase not in recorded:
+    if phase not in recorded or phase not in results.phases:
         raise InputError(f"phase {phase!r}: tokens were recorded after {', '.join(recorded)}")
     tokens = results.tokens[(results.tokens["phase"] == phase) & (results.tokens["cell"] == cell)]
     finite = np.isfinite(tokens[["posterior_difference", "Ep", "Ev"]].to_numpy(float)).all(axis=1)
-    tokens = tokens[finite]
+    tokens = tokens[finite & ~tokens["seed"].isin(_failed(results, cell, phase)).to_numpy()]
     if tokens.empty:
         raise InputError(f"cell {cell}, phase {phase!r}: no token has finite values; every seed failed")
     seeds = tokens["seed"].nunique()
     averaged = average and seeds > 1 and _one_corpus(tokens)
     if averaged:
         groups = tokens.groupby(["id", "class"], sort=False, as_index=False)
-        tokens = groups.agg({c: "first" for c in ("token", "count", "alpha", "posterior_difference")} | {"Ep": "mean", "Ev": "mean"})
+        tokens = groups.agg(
+            dict.fromkeys(("token", "count", "alpha", "posterior_difference"), "first")
+            | {"Ep": "mean", "Ev": "mean"}
+        )
     return Tokens(tokens.reset_index(drop=True), phase, cell, seeds, averaged)
 
 
-def bin_means(x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = LOW, high: float = HIGH) -> pd.DataFrame:
+def bin_means(
+    x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = LOW, high: float = HIGH
+) -> pd.DataFrame:
     """Average y in equal bins of x.
 
     Args:
@@ -91,7 +96,7 @@ def bin_means(x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = LOW,
         high: upper end of the last bin.
 
     Returns:
-        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside [low, high] are left out.
+        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside are left out.
 
     Source:
         Twenty bins over [-1, 14/15] give the bin centres published with arXiv 2505.17282.
@@ -110,8 +115,8 @@ def top(tokens: Tokens, *, count: int = 20) -> pd.DataFrame:
     """List the tokens with the largest E·p, largest first.
 
     Args:
-        tokens: the tokens of one cell and phase. Where seeds have corpora of their own, a token is another one in
-            every seed, and the first seed is listed.
+        tokens: the tokens of one cell and phase. Where seeds have corpora of their own, a token is
+            another one in every seed, and the first seed is listed.
         count: how many.
 
     Returns:
@@ -127,8 +132,14 @@ def top(tokens: Tokens, *, count: int = 20) -> pd.DataFrame:
 
 def named(results: Results) -> bool:
     """Whether tokens have names, as in a text corpus, rather than numbers only."""
-    tokens = results.tokens
-    return len(tokens) > 0 and bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())
+    tokens = results.tokens.drop_duplicates("id")
+    return bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())
+
+
+def _failed(results: Results, cell: int, phase: str) -> list[int]:
+    before = results.phases[: results.phases.index(phase) + 1]
+    failures = results.manifest.get("failures", [])
+    return [entry["seed"] for entry in failures if entry["cell"] == cell and entry["phase"] in before]
 
 
 def _one_corpus(tokens: pd.DataFrame) -> bool:

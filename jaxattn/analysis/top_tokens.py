@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import number
+from jaxattn.analysis.statistics import format_number
 from jaxattn.analysis.style import (
     BLUE,
     GREY,
@@ -18,6 +18,7 @@ from jaxattn.analysis.style import (
     cell_words,
     colours,
     file_name,
+    minus,
     style,
 )
 from jaxattn.analysis.tokens import at_end, top
@@ -25,14 +26,14 @@ from jaxattn.analysis.tokens import at_end, top
 LONGEST_NAME = 24
 
 
-def top_tokens(results: Results, *, phase: str | None = None, cell: int = 0, count: int = 20) -> Drawn:
+def top_tokens(results: Results, *, phase: str | None = None, cell: int = 0, number: int = 20) -> Drawn:
     """Draw the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by their class).
 
     Args:
         results: a results folder.
         phase: the phase at whose end tokens are taken; the last one if None.
         cell: which cell.
-        count: how many tokens.
+        number: how many tokens.
 
     Returns:
         The figure.
@@ -41,22 +42,22 @@ def top_tokens(results: Results, *, phase: str | None = None, cell: int = 0, cou
         InputError: an unknown phase or cell, or no tokens.
     """
     tokens = at_end(results, phase=phase, cell=cell)
-    best = top(tokens, count=count)
+    best = top(tokens, count=number)
     several = len(tokens.classes) > 1
     if several:
         palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
         shade = [palette[k] for k in best["class"]]
         legend = {f"class {k}": palette[k] for k in tokens.classes if (best["class"] == k).any()}
     else:
-        signs = {1: ("positive", BLUE), -1: ("negative", RED), 0: ("irrelevant", GREY)}
+        signs = {1: ("positive token", BLUE), -1: ("negative token", RED), 0: ("irrelevant token", GREY)}
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
         shade = [signs[k][1] for k in sign]
         legend = {name: colour for k, (name, colour) in signs.items() if (sign == k).any()}
     names = [_short(str(token)) for token in best["token"]]
     columns = {
-        VALUES["Ep"]: [number(value) for value in best["Ep"]],
-        VALUES["Ev"]: [number(value) for value in best["Ev"]],
-        r"$\alpha_s$": [number(value) for value in best["alpha"]],
+        VALUES["Ep"]: [format_number(value) for value in best["Ep"]],
+        VALUES["Ev"]: [format_number(value) for value in best["Ev"]],
+        r"$\alpha_s$": [format_number(value) for value in best["alpha"]],
         "count": [f"{value:,}" for value in best["count"]],
     }
     with style():
@@ -79,17 +80,19 @@ def top_tokens(results: Results, *, phase: str | None = None, cell: int = 0, cou
             look = {"ha": "right", "va": "center", "fontsize": 8.5}
             texts.text(column + 0.9, -0.9, head, color=INK, **(look | {"va": "bottom"}))
             for row, text in enumerate(cells):
-                texts.text(column + 0.9, row, text, color=SOFT, **look)
+                texts.text(column + 0.9, row, minus(text), color=SOFT, **look)
         handles = [Patch(color=colour, label=name) for name, colour in legend.items()]
         figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), handlelength=0.9)
     whose = "class with the largest α" if several else "sign of α"
     first = " of the first seed" if tokens.seeds > 1 and not tokens.averaged else ""
     number_of_seeds = "one seed" if first else tokens.over_seeds
     return Drawn(
-        file_name("top_tokens", tokens.phase, *([f"cell{cell}"] if len(results.manifest["cells"]) > 1 else [])),
+        file_name(
+            "top_tokens", tokens.phase, *([f"cell{cell}"] if len(results.manifest["cells"]) > 1 else [])
+        ),
         "Tokens that attention prefers",
-        f"The {len(best)} tokens{first} with the largest E·p after phase {tokens.phase}{cell_words(results, cell)}, "
-        f"{number_of_seeds}; colour: {whose}.",
+        f"The {len(best)} tokens{first} with the largest E·p after phase {tokens.phase}"
+        f"{cell_words(results, cell)}, {number_of_seeds}; colour: {whose}.",
         figure,
     )
 

@@ -67,7 +67,8 @@ def read(path: Path, names: Iterable[str], note: Note) -> dict[str, np.ndarray] 
         The arrays by name, or None if they must be made anew.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here because np.load leaves its own file open when it fails.
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in names}
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None

@@ -9,7 +9,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.data.ragged import Ragged, ragged
+from jaxattn.data.ragged import ragged
 from jaxattn.errors import InputError
 from jaxattn.trees import Leaf
 

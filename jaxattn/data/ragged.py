@@ -63,7 +63,7 @@ class Ragged:
         """
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
         # One variadic reduction streams index and count once for all columns; separate sums would not.
-        rows = jax.lax.reduce(entries, zeros, lambda x, y: tuple(map(jnp.add, x, y)), (1,))
+        rows = jax.lax.reduce(entries, zeros, _add, (1,))
         return tuple(self._climb(x, 0.0, partial(jnp.sum, axis=-1)) for x in rows)
 
     def max(self, entries: Array) -> Array:
@@ -79,6 +79,10 @@ class Ragged:
             padded = jnp.concatenate([rows, jnp.full(1, padding, rows.dtype)])
             rows = reduce(take(padded, level))
         return rows
+
+
+def _add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
+    return tuple(map(jnp.add, x, y))
 
 
 def take(x: Array, index: Array) -> Array:

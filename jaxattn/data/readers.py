@@ -1,6 +1,7 @@
 """Where labelled texts come from: one settings type per kind of source, which lists and reads its files."""
 
 import csv
+import glob
 import itertools
 import os
 import re
@@ -22,7 +23,6 @@ Row = tuple[str, str, Any]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _BATCH = 512
-_LONGEST_CSV_FIELD = 2**30
 _UNREADABLE = (OSError, ValueError, RuntimeError, csv.Error)
 
 
@@ -93,7 +93,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             Its rows in the order of the files.
 
         Raises:
-            InputError: something is missing or unreadable; also raised while the rows are read.
+            InputError: something is missing or unreadable; perhaps not before the rows are read.
         """
         raise NotImplementedError
 
@@ -132,19 +132,17 @@ class Tfds(_Fields, frozen=True, kw_only=True, tag="tfds"):
     data_dir: str | None = None
 
     @property
-    def folder(self) -> str:
-        """The folder of prepared data sets."""
-        chosen = self.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-        return os.path.expanduser(chosen)
+    def _folder(self) -> str:
+        return os.path.expanduser(self.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
 
     def files(self) -> dict[str, str]:
         """List the data set's files in all configurations and versions, without importing tfds."""
-        root = Path(self.folder, re.split("[/:]", self.dataset)[0])
+        root = Path(self._folder, re.split("[/:]", self.dataset)[0])
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         if not paths:
             raise InputError(
-                f"data.dataset: no {self.dataset} in {self.folder}; data.data_dir sets the folder. "
-                f"To prepare it: tensorflow_datasets.builder({self.dataset!r}, data_dir={self.folder!r})"
+                f"data.dataset: no {self.dataset} in {self._folder}; data.data_dir sets the folder. "
+                f"To prepare it: tensorflow_datasets.builder({self.dataset!r}, data_dir={self._folder!r})"
                 '.download_and_prepare(file_format="array_record")'
             )
         return {path.relative_to(root).as_posix(): str(path) for path in paths}
@@ -155,9 +153,9 @@ class Tfds(_Fields, frozen=True, kw_only=True, tag="tfds"):
         import tensorflow_datasets as tfds
 
         name = getattr(self, split)
-        where = f"split {name!r} of {self.dataset} in {self.folder}"
+        where = f"split {name!r} of {self.dataset} in {self._folder}"
         try:
-            data = tfds.data_source(self.dataset, split=name, data_dir=self.folder, download=False)
+            data = tfds.data_source(self.dataset, split=name, data_dir=self._folder, download=False)
         # It has a dozen exception types for data that are not as they should be.
         except Exception as error:
             raise InputError(
@@ -203,12 +201,11 @@ class _Table(_Fields, frozen=True, kw_only=True):
 
     def files(self) -> dict[str, str]:
         """List the one or two files."""
-        found = {}
-        for setting, path in (("path", self.path), ("test_path", self.test_path)):
-            if path:
-                found[setting] = os.path.expanduser(path)
-                if not os.path.isfile(found[setting]):
-                    raise InputError(f"data.{setting}: there is no file {os.path.abspath(found[setting])}")
+        given = {"path": self.path, "test_path": self.test_path}
+        found = {setting: os.path.expanduser(path) for setting, path in given.items() if path}
+        for setting, path in found.items():
+            if not os.path.isfile(path):
+                raise InputError(f"data.{setting}: there is no file {os.path.abspath(path)}")
         return found
 
     def read(self, split: str) -> Rows:
@@ -270,7 +267,7 @@ class Csv(_Table, frozen=True, kw_only=True, tag="csv"):
 
     def _records(self, path: str) -> Iterator[Any]:
         # The limit is one for the whole process and would refuse texts of more than 128 KiB.
-        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CSV_FIELD))
+        csv.field_size_limit(max(csv.field_size_limit(), 2**30))
         written = {str(label): label for label in (*self.labels, *self.ignore_labels)}
         with _reading(path), open(path, encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, delimiter=self.delimiter, strict=True)
@@ -284,8 +281,7 @@ class Csv(_Table, frozen=True, kw_only=True, tag="csv"):
                         text, label, *split = (fields[column] for column in columns)
                         yield f"line {lines.line_num}", text, written.get(label, label), *split
             except csv.Error as error:
-                where = f"line {lines.line_num} of {path}"
-                raise InputError(f"data: {where}: {error}; is a quote missing?") from error
+                raise InputError(f"data: line {lines.line_num} of {path}: {error}; fix its quotes") from error
 
 
 class Jsonl(_Table, frozen=True, kw_only=True, tag="jsonl"):
@@ -295,7 +291,7 @@ class Jsonl(_Table, frozen=True, kw_only=True, tag="jsonl"):
         decode = msgspec.json.Decoder(dict[str, Any]).decode
         with _reading(path), open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
+                if line.isspace():
                     continue
                 where = f"line {number} of {path}"
                 try:
@@ -330,9 +326,9 @@ class Folder(Source, frozen=True, kw_only=True, tag="folder"):
     def _texts(self, split: str) -> list[tuple[str, str, Label]]:
         """List (name, path, label) of the texts of a split, by class and file name."""
         folder = os.path.join(os.path.expanduser(self.path), getattr(self, split))
+        known = {str(label) for label in (*self.labels, *self.ignore_labels)}
         if not os.path.isdir(folder):
             raise InputError(f"data.path: there is no folder {folder}; data.{split} names its last part")
-        known = {str(label) for label in (*self.labels, *self.ignore_labels)}
         with _reading(folder):
             for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
                 if name not in known:
@@ -343,9 +339,8 @@ class Folder(Source, frozen=True, kw_only=True, tag="folder"):
             texts = []
             for label in self.labels:
                 inside = os.path.join(folder, str(label))
-                names = sorted(name for name in os.listdir(inside) if name.endswith(".txt"))
-                if not names:
-                    raise InputError(f"data.labels: {inside} holds no .txt file")
+                if not (names := sorted(glob.glob("*.txt", root_dir=inside))):
+                    raise InputError(f"data.labels: there is no file {inside}/*.txt")
                 # The same names on every system, for they are part of the cache's key.
                 texts += [(f"{split}/{label}/{name}", os.path.join(inside, name), label) for name in names]
         return texts
@@ -365,10 +360,8 @@ def _read_text(path: str) -> str:
 
 def _text(value: Any, where: str) -> str:
     if isinstance(value, bytes):
-        try:
+        with _reading(where):
             return value.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise InputError(f"data: {where} is not UTF-8 ({error.reason}); save it as UTF-8") from error
     if not isinstance(value, str):
         raise InputError(f"data.text: {where} holds {value!r:.40}, not a text; name the field with the text")
     return value
@@ -381,14 +374,14 @@ def _plain(label: Any) -> Any:
 
 
 def _listed(names: Iterable[str]) -> str:
-    first = list(itertools.islice(names, 21))
-    return ", ".join(first[:20]) + (", ..." if first[20:] else "") or "none"
+    first = [f"{name:.40}" for name in itertools.islice(names, 21)]
+    first[20:] = ["..."] * len(first[20:])
+    return " ".join(", ".join(first).split()) or "none"
 
 
 def _line(error: Exception) -> str:
     """First line of a library's message."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(" .:")
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from jax import Array
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
 from jaxattn.errors import InputError
 
-
 _SIZES = ("vocab_size", "relevant", "length", "sequences", "num_classes")
 
 
@@ -68,7 +67,9 @@ def independent(
     which, rank, other = jax.random.split(key, 3)
     shape = (sequences, length)
     position = jax.random.uniform(rank, shape) * cumulative[class_index, -1:]
-    picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative[class_index], position)
+    picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(
+        cumulative[class_index], position
+    )
     irrelevant = jax.random.randint(other, shape, relevant, max(vocab_size, relevant + 1))
     is_relevant = jax.random.uniform(which, shape) < relevant_mass
     tokens = jnp.where(is_relevant, jnp.minimum(picked, relevant - 1), irrelevant)

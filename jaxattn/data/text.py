@@ -3,33 +3,31 @@
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 
 from jaxattn.data import cache
-from jaxattn.data.corpus import Corpus, class_labels, from_flat
+from jaxattn.data.corpus import Corpus, class_labels, from_bags
 from jaxattn.data.readers import LOCATIONS, TextSource
 from jaxattn.errors import InputError
 
 # Part of the cache key: change it with anything that changes what `tokenise` or the stored arrays say.
-FORMAT = b"words 1"
+FORMAT = b"words, bags 1"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
 _STRIDE = 512
-_PARTS = ("ids", "lengths", "classes")
+_PARTS = ("tokens", "counts", "distinct", "classes")
 
-
-class Progress(Protocol):
-    """Told how far a long task is; a call with done = total = 0 is a remark, not a task."""
-
-    def __call__(self, description: str, done: int, total: int | None) -> None:
-        """Say that `done` of `total` units of the described task are done; None: the total is not known."""
+# progress(description, done, total): total is None if it is not known; done = total = 0 makes it a remark.
+Progress = Callable[[str, int, int | None], None]
 
 
 def silent(description: str, done: int, total: int | None) -> None:
@@ -168,11 +166,8 @@ def load(
     corpora: dict[str, Corpus] = {}
     for split in source.splits:
         progress("laying out", len(corpora), len(source.splits))
-        ids, lengths, classes = (arrays[f"{split}_{part}"] for part in _PARTS)
-        labels = class_labels(classes.astype(np.int32), len(source.labels))
-        corpora[split] = from_flat(
-            ids, lengths.astype(np.int64), labels, vocab_size=len(tokens), num_classes=len(source.labels)
-        )
+        parts = (arrays[f"{split}_{part}"].astype(np.int32) for part in _PARTS)
+        corpora[split] = _corpus(*parts, vocab_size=len(tokens), num_classes=len(source.labels))
     progress("laying out", len(corpora), len(source.splits))
     return TextCorpora(corpora["train"], corpora.get("test"), vocabulary)
 
@@ -212,7 +207,8 @@ def _arrays(source: TextSource, progress: Progress) -> dict[str, np.ndarray]:
             )
         if not kept.any():
             raise InputError(f"data: no row of the {split} split holds a known word; lower data.min_count")
-        for part, values in zip(_PARTS, (ids, lengths[kept], classes[kept]), strict=True):
+        bags = _bags(ids, lengths[kept], len(vocabulary))
+        for part, values in zip(_PARTS, (*bags, classes[kept]), strict=True):
             arrays[f"{split}_{part}"] = values.astype(np.min_scalar_type(int(values.max())))
     return arrays
 
@@ -232,8 +228,8 @@ def _read(source: TextSource, split: str, words: defaultdict[str, int], progress
                 continue
             if label not in source.labels:
                 raise InputError(
-                    f"data: {split} split, {place}: label {label!r}; expected one of {list(source.labels)}; "
-                    "add it to data.labels or data.ignore_labels"
+                    f"data: {split} split, {place}: label {label!r:.60}; expected one of "
+                    f"{list(source.labels)}; add it to data.labels or data.ignore_labels"
                 )
             classes.append(source.labels.index(label))
             places.append(place)
@@ -291,3 +287,34 @@ def _known(texts: _Texts, mapping: np.ndarray, max_length: int | None) -> tuple[
         return ids[known], end - start
     known &= before[:-1] - np.repeat(start, texts.lengths) < max_length
     return ids[known], np.minimum(end - start, max_length)
+
+
+def _bags(ids: np.ndarray, lengths: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Count the tokens of each text: its distinct ids, ascending, their counts, and how many there are."""
+    pair = np.min_scalar_type(len(lengths) * vocab_size)
+    owner = np.repeat(np.arange(len(lengths), dtype=pair), lengths)
+    pairs, counts = np.unique(owner * pair.type(vocab_size) + ids.astype(pair), return_counts=True)
+    sequence, tokens = np.divmod(pairs, vocab_size)
+    return tokens, counts, np.bincount(sequence, minlength=len(lengths))
+
+
+def _corpus(
+    tokens: np.ndarray,
+    counts: np.ndarray,
+    distinct: np.ndarray,
+    classes: np.ndarray,
+    *,
+    vocab_size: int,
+    num_classes: int,
+) -> Corpus:
+    corpus = from_bags(
+        np.repeat(np.arange(len(distinct), dtype=np.int32), distinct),
+        tokens,
+        counts,
+        class_labels(classes, num_classes),
+        vocab_size=vocab_size,
+        num_classes=num_classes,
+        longest_bag=int(distinct.max()),
+        most_occurrences=int(np.bincount(tokens).max()),
+    )
+    return jax.tree.map(jnp.asarray, corpus)

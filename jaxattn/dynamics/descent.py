@@ -73,7 +73,7 @@ def descent(
         loss, gradients = loss_and_gradients(state.params, corpus, train, logits)
         trained = {name: getattr(state.params, name) for name in train}
         updates, carried = transformation.update(gradients, state.optimizer, trained, value=loss)
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         fails = ~(jnp.isfinite(loss) & jnp.isfinite(norm))
         moved = State(
             params=state.params.replace(**optax.apply_updates(trained, updates)),

@@ -34,8 +34,10 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
         case "exponential":
             made = optax.exponential_decay(step_size, length, 0.01)
         case "inverse_sqrt":
+
             def made(count):
                 return step_size / (1 + count) ** 0.5
+
     if warmup == 0:
         return made
     return optax.join_schedules([optax.linear_schedule(0.0, step_size, warmup), made], [warmup])

@@ -43,39 +43,37 @@ def _attend(corpus: Corpus, scores: Array, columns: tuple[Array, ...]) -> tuple[
 
 def _forward(corpus, scores, columns):
     if corpus.bags.index.size < LARGE:
-        averages, log_normaliser = _forward_any(corpus, scores, columns)
+        averages, shift, normaliser = _forward_any(corpus, scores, columns)
     else:
-        shift = scores.max()
-        weight = jnp.exp(scores - shift)
+        highest = scores.max()
+        weight = jnp.exp(scores - highest)
         # Computed outside the branches, these vectors cannot be fused into the gathers that read them.
         weighted = (weight, *(weight * x for x in columns))
-        averages, log_normaliser = jax.lax.cond(
+        averages, shift, normaliser = jax.lax.cond(
             _is_narrow(scores),
             lambda *operands: _forward_narrow(corpus, *operands[2:]),
             lambda *operands: _forward_any(corpus, *operands[:2]),
             scores,
             columns,
-            shift,
+            highest,
             weighted,
         )
-    return averages, (corpus, scores, columns, averages, log_normaliser)
+    return averages, (corpus, scores, columns, averages, shift, normaliser)
 
 
 def _backward(residuals, cotangents):
     """∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), per column and summed over columns."""
-    corpus, scores, columns, averages, log_normaliser = residuals
+    corpus, scores, columns, averages, shift, normaliser = residuals
+    flows = tuple(g / normaliser for g in cotangents)
     if corpus.bags.index.size < LARGE:
-        d_scores, d_columns = _backward_any(*residuals, cotangents)
+        d_scores, d_columns = _backward_any(corpus, scores, columns, averages, shift, flows)
     else:
-        shift = scores.max()
-        share = jnp.exp(shift - log_normaliser)
-        flows = tuple(g * share for g in cotangents)
+        highest = scores.max()
         pull = sum(flow * average for flow, average in zip(flows, averages, strict=True))
         d_scores, d_columns = jax.lax.cond(
             _is_narrow(scores),
-            lambda *operands: _backward_narrow(corpus, scores - shift, columns, *operands[1:]),
-            lambda *operands: _backward_any(*residuals, operands[0]),
-            cotangents,
+            lambda *operands: _backward_narrow(corpus, scores - highest, columns, *operands),
+            lambda _, flows: _backward_any(corpus, scores, columns, averages, shift, flows),
             pull,
             flows,
         )
@@ -91,34 +89,36 @@ def _is_narrow(scores: Array) -> Array:
 
 
 def _forward_any(corpus, scores, columns):
+    """Shift every sequence by its own top score. The shift is kept apart from the normaliser: their sum in
+    logarithms would round away what tells close scores of size 1e4 apart in float32."""
     bags = corpus.bags
     token = bags.index.astype(jnp.int32)
     score = jnp.where(bags.count > 0, take(scores, token), -jnp.inf)
     top = bags.max(score)
-    # Padding sequences have no token; a shift of 0 keeps their weights at exp(-inf) = 0.
+    # A padding sequence has no token; a shift of 0 keeps its weights at exp(-inf) = 0.
     top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
     weight = bags.count.astype(scores.dtype) * jnp.exp(score - bags.spread(top))
     normaliser, *sums = bags.sum(weight, *(weight * take(x, token) for x in columns))
-    return tuple(x / normaliser for x in sums), top + jnp.log(normaliser)
+    return tuple(x / normaliser for x in sums), top, normaliser
 
 
-def _backward_any(corpus, scores, columns, averages, log_normaliser, cotangents):
+def _backward_any(corpus, scores, columns, averages, top, flows):
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)
-    log_weight = layout.spread(scores) - take(log_normaliser, sequence)
-    weight = layout.count.astype(scores.dtype) * jnp.exp(jnp.where(layout.count > 0, log_weight, -jnp.inf))
-    flows = [weight * take(g, sequence) for g in cotangents]
+    score = jnp.where(layout.count > 0, layout.spread(scores) - take(top, sequence), -jnp.inf)
+    weight = layout.count.astype(scores.dtype) * jnp.exp(score)
+    weighted = [weight * take(flow, sequence) for flow in flows]
     pulls = [
         flow * (layout.spread(value) - take(average, sequence))
-        for flow, value, average in zip(flows, columns, averages, strict=True)
+        for flow, value, average in zip(weighted, columns, averages, strict=True)
     ]
-    d_scores, *d_columns = layout.sum(sum(pulls[1:], pulls[0]), *flows)
+    d_scores, *d_columns = layout.sum(sum(pulls[1:], pulls[0]), *weighted)
     return d_scores, tuple(d_columns)
 
 
-def _forward_narrow(corpus, shift, weighted):
+def _forward_narrow(corpus, highest, weighted):
     normaliser, *sums = corpus.bags.dot(*weighted)
-    return tuple(x / normaliser for x in sums), shift + jnp.log(normaliser)
+    return tuple(x / normaliser for x in sums), jnp.broadcast_to(highest, normaliser.shape), normaliser
 
 
 def _backward_narrow(corpus, log_weight, columns, pull, flows):

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.data.corpus import Corpus
@@ -30,7 +31,7 @@ class Params:
 
 @partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype"))
 def init(
-    key: Array, *, vocab_size: int, dim: int, num_classes: int = 2, dtype: jnp.dtype = jnp.float32
+    key: Array, *, vocab_size: int, dim: int, num_classes: int = 2, dtype: DTypeLike = jnp.float32
 ) -> Params:
     """Draw initial parameters: E_s, p ~ N(0, I/d) and v uniform on the unit sphere.
 
@@ -50,7 +51,11 @@ def init(
     Source:
         Section on the model in arXiv 2505.17282; the direction of v is not published and drawn here.
     """
-    for name, size, least in (("vocab_size", vocab_size, 1), ("dim", dim, 1), ("num_classes", num_classes, 2)):
+    for name, size, least in (
+        ("vocab_size", vocab_size, 1),
+        ("dim", dim, 1),
+        ("num_classes", num_classes, 2),
+    ):
         if size < least:
             raise InputError(f"{name}: {size}; it must be at least {least}")
     e_key, p_key, v_key = jax.random.split(key, 3)

@@ -30,7 +30,9 @@ def padded_sequences(corpus: Corpus) -> tuple[Int[np.ndarray, "n T"], Bool[np.nd
     return ids, mask
 
 
-def logits(params: Params, ids: Int[Array, "n T"], mask: Bool[Array, "n T"]) -> Float[Array, "n *K"]:
+def logits(
+    params: Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
+) -> Float[Array, "n *K"]:
     """Compute f(X) position by position: q = softmax over positions of E[x] p, f = Σ_i q_i E[x_i] v.
 
     Args:

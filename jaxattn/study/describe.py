@@ -50,7 +50,10 @@ def corpus(sweep: Sweep, number: int, progress: Progress) -> list[tuple[str, pd.
 
 def _sizes(name: str, split: Corpus) -> dict[str, object]:
     labels = class_labels(np.arange(split.num_classes), split.num_classes)
-    shares = {f"label {label:+d}" if label < 0 else f"label {label}": np.mean(np.asarray(split.labels) == label) for label in labels}
+    shares = {
+        f"label {label:+d}" if label < 0 else f"label {label}": np.mean(np.asarray(split.labels) == label)
+        for label in labels
+    }
     return {
         "split": name,
         "sequences": f"{split.num_sequences:,}",

@@ -92,7 +92,7 @@ def measure(params: Any, corpora: Corpora, train: Sequence[str], settings: Probe
         "loss": loss,
         "train_accuracy": losses.accuracy(logits, corpora.train.labels),
         "p_norm": jnp.linalg.norm(params.p),
-        "log_gradient_norm": jnp.log(optax.global_norm(gradients)),
+        "log_gradient_norm": jnp.log(optax.tree.norm(gradients)),
         "important_mass": mass,
     }
     if corpora.test is not None:
@@ -140,9 +140,7 @@ def bin_means(
     return jnp.where(member, values, 0).sum(axis=1) / member.sum(axis=1)
 
 
-def spearman(
-    x: Float[Array, "N"], y: Float[Array, "N"], use: Bool[Array, "N"]
-) -> Float[Array, ""]:
+def spearman(x: Float[Array, "N"], y: Float[Array, "N"], use: Bool[Array, "N"]) -> Float[Array, ""]:
     """Compute Spearman's rank correlation over the entries in use, ties at their average rank.
 
     Returns:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.study import config, corpora, store, sweepfile
-from jaxattn.study.program import Program, init_params, program
+from jaxattn.study.program import init_params, program
 from jaxattn.study.progress import Reporter
 from jaxattn.study.store import Position, Store
 
@@ -23,7 +23,7 @@ BLOCK_S = 1.0
 SEED_MEMORY = 2**30
 
 
-class Interrupted(Exception):  # noqa: N818 - it is no error: the run can go on
+class Interrupted(Exception):
     """A run was asked to stop, and has saved what it needs to continue."""
 
 
@@ -66,7 +66,11 @@ def run_sweep(sweep: config.Sweep, directory: Path, *, command: str, reporter: R
     """
     started = time.monotonic()
     folder = Store(directory)
-    with jax.enable_x64(sweep.dtype == "float64"), jax.default_matmul_precision("highest"), _stopping() as stop:
+    with (
+        jax.enable_x64(sweep.dtype == "float64"),
+        jax.default_matmul_precision("highest"),
+        _stopping() as stop,
+    ):
         units = plan(sweep)
         manifest = folder.open(sweep, _describe(sweep, units, command))
         todo = [unit for unit in units if not folder.is_finished(unit.name)]
@@ -102,7 +106,8 @@ def _chunk_width(settings: config.Sweep) -> int:
 def _describe(sweep: config.Sweep, units: list[Unit], command: str) -> dict[str, Any]:
     cells = {unit.cell.number: unit.cell for unit in units}.values()
     listed = [
-        {"cell": c.number, "settings": c.settings, "config_hash": sweepfile.config_hash(c.config)} for c in cells
+        {"cell": c.number, "settings": c.settings, "config_hash": sweepfile.config_hash(c.config)}
+        for c in cells
     ]
     width = max(len(unit.seeds) for unit in units)
     return store.describe(sweep, listed, sweepfile.config_hash(sweep), command) | {"chunk_width": width}

@@ -62,7 +62,9 @@ class Store:
                     f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
                     "choose another folder with --out, or delete this one"
                 )
-            manifest = known | {key: manifest[key] for key in ("name", "description", "config", "cells", "seeds")}
+            manifest = known | {
+                key: manifest[key] for key in ("name", "description", "config", "cells", "seeds")
+            }
         elif self.directory.exists() and any(self.directory.iterdir()):
             raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
         self.write_manifest(manifest)
@@ -115,7 +117,9 @@ class Store:
             step = manager.latest_step()
             if step is None:
                 return None, pd.DataFrame(), pd.DataFrame()
-            found = manager.restore(step, args=ocp.args.Composite(position=ocp.args.JsonRestore()))["position"]
+            found = manager.restore(step, args=ocp.args.Composite(position=ocp.args.JsonRestore()))[
+                "position"
+            ]
         position = Position(found["phase"], found["step"], found["failures"])
         return position, *(self._read_partial(unit, table) for table in ("records", "tokens"))
 

@@ -222,7 +222,9 @@ def _known_values(place: str) -> list[str]:
 
 def _tables(section: str) -> list[type[msgspec.Struct]]:
     """List the types that a section of a sweep file may have; the file itself for no section."""
-    declared: Any = {"": Sweep, **{field.name: field.type for field in msgspec.structs.fields(Sweep)}}[section]
+    declared: Any = {"": Sweep, **{field.name: field.type for field in msgspec.structs.fields(Sweep)}}[
+        section
+    ]
     declared = getattr(declared, "__origin__", declared) if hasattr(declared, "__metadata__") else declared
     if typing.get_origin(declared) is tuple:
         declared = typing.get_args(declared)[0]

@@ -11,10 +11,8 @@ from jaxattn.models.reference import padded_sequences
 
 def counts(corpus):
     """The dense n × V matrix of counts, from each of the two layouts."""
-    eye = jnp.eye(corpus.vocab_size)
-    by_sequence = np.stack([corpus.bags.dot(column)[0] for column in eye], axis=1)
-    eye = jnp.eye(corpus.num_sequences)
-    by_token = np.stack([corpus.occurrences.dot(column)[0] for column in eye])
+    by_sequence = jax.jit(jax.vmap(lambda x: corpus.bags.dot(x)[0]))(jnp.eye(corpus.vocab_size)).T
+    by_token = jax.jit(jax.vmap(lambda x: corpus.occurrences.dot(x)[0]))(jnp.eye(corpus.num_sequences))
     np.testing.assert_array_equal(by_sequence, by_token)
     return by_sequence
 
@@ -41,7 +39,7 @@ def test_draws_hold_the_counts_of_a_loop_also_under_vmap(rng):
     def build(tokens, labels):
         return from_draws(tokens, labels, vocab_size=9, num_classes=2)
 
-    batch = jax.vmap(build)(jnp.asarray(tokens), labels)
+    batch = jax.jit(jax.vmap(build))(jnp.asarray(tokens), labels)
     for which in range(2):
         corpus = jax.tree.map(lambda x, which=which: x[which], batch)
         np.testing.assert_array_equal(counts(corpus), loop(tokens[which], 9))
@@ -52,7 +50,8 @@ def test_draws_and_sequences_make_corpora_with_equal_results(rng):
     tokens = rng.integers(0, 40, (30, 50))
     labels = rng.choice([-1, 1], 30)
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=40, dim=8)
-    one = from_draws(jnp.asarray(tokens), jnp.asarray(labels), vocab_size=40, num_classes=2)
+    draw = jax.jit(lambda tokens, labels: from_draws(tokens, labels, vocab_size=40, num_classes=2))
+    one = draw(tokens, labels)
     other = ja.data.from_sequences(tokens.tolist(), labels.tolist(), vocab_size=40)
     logits = [ja.models.one_layer.logits(params, corpus) for corpus in (one, other)]
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)

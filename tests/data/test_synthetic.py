@@ -27,9 +27,7 @@ def test_assumption1_holds_exactly(classes, seed):
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_multi_relevant_holds_distinct_relevant_tokens_of_the_own_class(classes):
-    corpus = ja.data.multi_relevant(
-        jax.random.key(0), **SIZES, relevant_per_sequence=3, num_classes=classes
-    )
+    corpus = ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=3, num_classes=classes)
     ids, _ = padded_sequences(corpus)
     for row, k in zip(ids, np.asarray(corpus.class_index), strict=True):
         relevant = row[row < 12]
@@ -48,7 +46,9 @@ def test_independent_tokens_have_the_stated_posterior_differences(classes):
     share = counts / counts.sum(axis=0)
     token = np.arange(12)
     delta = 0.8 * (token // classes + 1) / (12 // classes)
-    tilt = 1 + delta[:, None] * np.where(token[:, None] % classes == np.arange(classes), 1, -1 / (classes - 1))
+    tilt = 1 + delta[:, None] * np.where(
+        token[:, None] % classes == np.arange(classes), 1, -1 / (classes - 1)
+    )
     expected = np.concatenate([0.5 * tilt / 12, np.full((28, classes), 0.5 / 28)])
     drawn = sizes["length"] * sizes["sequences"] / classes
     deviations = (share - expected) / np.sqrt(expected / drawn)
@@ -57,9 +57,7 @@ def test_independent_tokens_have_the_stated_posterior_differences(classes):
 
 
 def test_generators_are_pure_functions_of_the_key():
-    one, again, other = (
-        ja.data.independent(jax.random.key(seed), **SIZES).bags.index for seed in (0, 0, 1)
-    )
+    one, again, other = (ja.data.independent(jax.random.key(seed), **SIZES).bags.index for seed in (0, 0, 1))
     assert (one == again).all()
     assert not (one == other).all()
 

@@ -1,0 +1,151 @@
+"""One full-batch gradient of p on IMDB: against its floor, and against what the field writes today.
+
+    python benchmarks/imdb_gradient.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
+
+All rows of the table are measured in one process, in turn, so that their ratios hold where times drift:
+
+- floor: the three products with E that any method needs, E p, E v and (∂L/∂a)ᵀ E;
+- jaxattn: the whole ∂L/∂p, and the gradient of E, p and v together;
+- PyTorch: an nn.Embedding model of the same size in minibatches of 128, a few batches of average length
+  timed and extrapolated to the corpus (with the `torch` extra installed).
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import jaxattn as ja
+from jaxattn.data import readers, text
+
+DIM, BATCH = 2048, 128
+
+
+def seconds(function, repeats):
+    """Time single calls of a function whose results are ready when it returns."""
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def load_times(data_dir):
+    """Time reading both splits from the data set to bags on the device, first without, then with the cache."""
+    source = readers.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
+    with tempfile.TemporaryDirectory() as cache:
+        times = []
+        for _ in range(2):
+            begin = time.perf_counter()
+            loaded = text.load(source, cache_dir=cache)
+            jax.block_until_ready(loaded.train)
+            times.append(time.perf_counter() - begin)
+    return loaded.train, times
+
+
+def torch_epoch(corpus, batches):
+    """Time ∂L/∂p of minibatches of padded sequences through nn.Embedding; seconds for the whole corpus."""
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    lengths = mask.sum(axis=1)
+    rng = np.random.default_rng(0)
+    embedding = torch.nn.Embedding(corpus.vocab_size, DIM)
+    embedding.weight.requires_grad_(False)
+    query = torch.nn.Parameter(torch.randn(DIM) / DIM**0.5)
+    head = torch.randn(DIM) / DIM**0.5
+
+    def batch(rows):
+        longest = lengths[rows].max()
+        tokens, real = torch.as_tensor(ids[rows, :longest]), torch.as_tensor(mask[rows, :longest])
+        labels = torch.as_tensor(np.array(corpus.labels)[rows], dtype=torch.float32)
+        embedded = embedding(tokens)
+        attention = torch.softmax((embedded @ query).masked_fill(~real, -torch.inf), dim=1)
+        logits = torch.einsum("nt,ntd->nd", attention, embedded) @ head
+        torch.nn.functional.softplus(-labels * logits).sum().backward()
+
+    drawn = [rng.choice(corpus.num_sequences, BATCH, replace=False) for _ in range(batches + 1)]
+    batch(drawn[0])
+    times = [seconds(lambda rows=rows: batch(rows), 1)[0] for rows in drawn[1:]]
+    return statistics.median(times) * corpus.num_sequences / BATCH
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", required=True, help="directory of tensorflow-datasets")
+    parser.add_argument("--repeats", type=int, default=31)
+    parser.add_argument("--out", type=Path, help="folder for imdb_gradient.json and .md")
+    arguments = parser.parse_args()
+
+    corpus, (cold, cached) = load_times(arguments.data_dir)
+    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=corpus.vocab_size, dim=DIM)
+    scores, values = ja.models.one_layer.scores_and_values(params)
+    products = jax.jit(lambda E, p, v, a: (E @ p, E @ v, a @ E))
+    gradient_p = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("p",)))
+    gradient_all = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("E", "p", "v")))
+    tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(ja.models.attention.attend(c, a, g), c.labels)))
+    rows = {
+        "three products with E (the floor)": lambda: products(params.E, params.p, params.v, scores),
+        "∂L/∂p, the whole": lambda: gradient_p(params, corpus),
+        "token-space part of it": lambda: tokens_only(scores, values, corpus),
+        "∂L/∂E, ∂L/∂p and ∂L/∂v": lambda: gradient_all(params, corpus),
+        "∂L/∂p, scores of spread 1e4": lambda: gradient_p(params.replace(p=3e3 * params.p), corpus),
+    }
+    calls = {name: (lambda f=f: jax.block_until_ready(f())) for name, f in rows.items()}
+    for call in calls.values():
+        call()
+    times = {name: [] for name in calls}
+    for _ in range(arguments.repeats):
+        for name, call in calls.items():
+            times[name] += seconds(call, 1)
+    measured = {name: statistics.median(each) for name, each in times.items()}
+    floor = next(iter(measured))
+    ratios = {name: statistics.median(np.divide(times[name], times[floor])) for name in measured}
+    try:
+        measured["PyTorch nn.Embedding, ∂L/∂p, extrapolated"] = torch_epoch(corpus, batches=5)
+    except ImportError:
+        print("PyTorch is not installed; pip install torch to compare")
+    for name in measured.keys() - ratios.keys():
+        ratios[name] = measured[name] / measured[floor]
+
+    lines = [
+        f"IMDB, {corpus.num_sequences:,} reviews, V = {corpus.vocab_size:,}, d = {DIM:,}, float32, "
+        f"{os.cpu_count()} CPU cores, jax {jax.__version__}; medians of {arguments.repeats}.",
+        "",
+        "| what | median | × floor |",
+        "|---|---|---|",
+        *(f"| {name} | {1e3 * measured[name]:,.1f} ms | {ratios[name]:,.2f} |" for name in measured),
+        "",
+        f"From tensorflow-datasets to bags of both splits: {cold:.1f} s; from the cache: {cached:.1f} s.",
+    ]
+    whole = measured["∂L/∂p, the whole"]
+    for name in measured:
+        if name.startswith("PyTorch"):
+            lines.append(f"PyTorch takes {measured[name] / whole:,.0f} times as long as jaxattn.")
+    print("\n".join(lines))
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        result = {
+            "seconds": measured,
+            "times_floor": ratios,
+            "load_s": cold,
+            "cached_load_s": cached,
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "jax": jax.__version__},
+        }
+        (arguments.out / "imdb_gradient.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        (arguments.out / "imdb_gradient.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+import json
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.feature_extraction.text import CountVectorizer
+
+from jaxattn.data import text as module
+from jaxattn.data.corpus import from_flat
+from jaxattn.data.readers import Jsonl
+from jaxattn.data.text import Vocabulary, build_vocabulary, encode, load, tokenise
+from jaxattn.errors import InputError
+
+ROWS = [
+    ("A good film, a GOOD film<br /><br />indeed", 1),
+    ("bad film. Don't!", 0),
+    ("don't watch", 0),
+    ("good", 1),
+]
+TEST = [("unseen good words", 1), ("bad bad unseen", 0)]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps({"text": t, "label": y}) + "\n" for t, y in rows))
+    return str(path)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return Jsonl(path=write(tmp_path / "a.jsonl", ROWS), test_path=write(tmp_path / "b.jsonl", TEST))
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return {"cache_dir": tmp_path / "cache"}
+
+
+def changed(source, **fields):
+    return type(source)(**{name: getattr(source, name) for name in source.__struct_fields__} | fields)
+
+
+def message(source, **settings):
+    with pytest.raises(InputError) as caught:
+        load(source, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def counts(corpus):
+    """The dense (n, V) matrix of token counts."""
+    return np.stack(corpus.bags.dot(*jnp.eye(corpus.vocab_size)), axis=1)
+
+
+def same(left, right):
+    trees = left[:2], right[:2]
+    return (
+        left[2] == right[2]
+        and jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
+        and all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, trees), strict=True))
+    )
+
+
+def random_texts(seed, number):
+    """Texts of Zipf-distributed words with all that a tokeniser may stumble over in between."""
+    rng = np.random.default_rng(seed)
+    words = [f"{a}{b}" for a in ("Bad", "good", "x2", "don't", "É", "rock'n'roll", "1984") for b in "abcde"]
+    gaps = [" ", ", ", "<br />", " 'quoted' ", "--", "_", "\n", "...", " ' ", "’ ", "<br/><br />"]
+    return [
+        "".join(
+            words[min(rng.zipf(1.5) - 1, 34)] + gaps[rng.integers(11)] for _ in range(rng.integers(1, 30))
+        )
+        for _ in range(number)
+    ]
+
+
+def oracle(**settings):
+    return CountVectorizer(
+        preprocessor=lambda text: text.replace("<br />", " ").replace("<br/>", " ").lower(),
+        token_pattern=r"(?u)[^\W_]+(?:'[^\W_]+)*",
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Don't STOP, it's great!!", ["don't", "stop", "it's", "great"]),
+        ("don’t stop", ["don't", "stop"]),
+        ("end.<br /><br />Start<BR>on<br/>", ["end", "start", "on"]),
+        ("'quoted' dogs' 'til rock'n'roll", ["quoted", "dogs", "til", "rock'n'roll"]),
+        ("10/10 in the 90's, 2001", ["10", "10", "in", "the", "90's", "2001"]),
+        ("Clichéd ÉTÉ", ["clichéd", "été"]),
+        ("snake_case well-made e-mail", ["snake", "case", "well", "made", "e", "mail"]),
+        ("... !? <br /> '", []),
+        ("", []),
+    ],
+)
+def test_words(text, words):
+    assert tokenise(text) == words
+
+
+@pytest.mark.parametrize("min_count", [1, 3, 10])
+def test_vocabulary_equals_scikit_learn(min_count):
+    texts = random_texts(0, 60)
+    vocabulary = build_vocabulary(texts, min_count=min_count)
+    vectors = oracle()
+    totals = np.asarray(vectors.fit_transform(texts).sum(axis=0)).ravel()
+    expected = {
+        str(word): int(total)
+        for word, total in zip(vectors.get_feature_names_out(), totals, strict=True)
+        if total >= min_count
+    }
+    assert dict(zip(vocabulary.tokens, vocabulary.counts, strict=True)) == expected
+    assert list(vocabulary.tokens) == sorted(expected, key=lambda word: (-expected[word], word))
+    assert len(vocabulary) == len(expected) > 5
+
+
+def test_largest_vocabulary_keeps_the_most_frequent_words_and_ties_by_alphabet():
+    texts = ["b a d c", "d c", "d"]
+    assert build_vocabulary(texts, max_vocab=3) == Vocabulary(("d", "c", "a"), (3, 2, 1))
+    assert build_vocabulary(texts, max_vocab=9).tokens == ("d", "c", "a", "b")
+
+
+def test_token_ids_equal_scikit_learn():
+    texts, others = random_texts(1, 50), random_texts(2, 40)
+    vocabulary = build_vocabulary(texts, min_count=5)
+    ids, lengths = encode(others, vocabulary)
+    rows = np.repeat(np.arange(40), lengths)
+    counted = np.zeros((40, len(vocabulary)), int)
+    np.add.at(counted, (rows, ids), 1)
+    expected = oracle(vocabulary=vocabulary.index).transform(others).toarray()
+    np.testing.assert_array_equal(counted, expected)
+
+
+@pytest.mark.parametrize("max_length", [None, 1, 4, 100])
+def test_the_first_known_words_are_kept(max_length):
+    vocabulary = Vocabulary(("a", "b", "c"), (3, 2, 1))
+    texts = ["x", "c x x b a x a a b", "", "b b", "x a x"]
+    ids, lengths = encode(texts, vocabulary, max_length=max_length)
+    expected = [["abc".index(w) for w in t.split() if w in "abc"][:max_length] for t in texts]
+    assert lengths.tolist() == [len(row) for row in expected]
+    assert ids.tolist() == [i for row in expected for i in row]
+
+
+def test_no_texts():
+    ids, lengths = encode([], Vocabulary(("a",), (1,)))
+    assert ids.shape == lengths.shape == (0,)
+
+
+def test_load(source, settings):
+    train, test, vocabulary = load(source, **settings)
+    expected = Counter(w for t, _ in ROWS for w in tokenise(t))
+    assert dict(zip(vocabulary.tokens, vocabulary.counts, strict=True)) == expected
+    assert vocabulary.tokens[:3] == ("film", "good", "a")
+    assert train.labels.tolist() == [1, -1, -1, 1]
+    assert test.labels.tolist() == [1, -1]
+    for corpus, rows in ((train, ROWS), (test, TEST)):
+        dense = [[tokenise(t).count(word) for word in vocabulary.tokens] for t, _ in rows]
+        np.testing.assert_array_equal(counts(corpus), dense)
+        np.testing.assert_array_equal(corpus.lengths, np.sum(dense, axis=1))
+        assert corpus.num_classes == 2
+
+
+def test_load_equals_scikit_learn_at_some_size(tmp_path, settings):
+    texts = random_texts(3, 300)
+    path = write(tmp_path / "c.jsonl", [(t, i % 2) for i, t in enumerate(texts)])
+    train, test, vocabulary = load(Jsonl(path=path, min_count=2), **settings)
+    assert test is None
+    expected = oracle(vocabulary=vocabulary.index).transform(texts).toarray()
+    np.testing.assert_array_equal(counts(train), expected)
+
+
+@pytest.mark.parametrize("vocab", [255, 256, 257])
+def test_corpora_equal_those_from_token_ids(tmp_path, settings, vocab):
+    """Also where token ids just fit into a byte."""
+    rng = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(vocab)]
+    texts = [" ".join(words)] + [" ".join(rng.choice(words[:20], rng.integers(1, 90))) for _ in range(299)]
+    labels = rng.choice([-1, 1], 300)
+    rows = [(text, int(label)) for text, label in zip(texts, labels, strict=True)]
+    source = Jsonl(path=write(tmp_path / "a.jsonl", rows), labels=(-1, 1), max_length=300)
+    train, _, vocabulary = load(source, **settings)
+    expected = from_flat(*encode(texts, vocabulary), labels, vocab_size=vocab)
+    assert same((train, None, vocabulary), (expected, None, vocabulary))
+    assert [x.dtype for x in jax.tree.leaves(train)] == [x.dtype for x in jax.tree.leaves(expected)]
+
+
+def test_labels_are_numbered_as_listed_and_ignored_rows_do_not_count(tmp_path, settings):
+    rows = [("one", 1), ("three only", 3), ("five", 5), ("two one", 2), ("four", 4.0)]
+    source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=(5, 4, 2, 1), ignore_labels=(3,))
+    train, _, vocabulary = load(source, **settings)
+    assert train.labels.tolist() == [3, 0, 2, 1]
+    assert train.num_classes == 4
+    assert set(vocabulary.tokens) == {"one", "two", "four", "five"}
+
+
+def test_two_classes_are_signs_in_the_order_listed(tmp_path, settings):
+    rows = [("a", "good"), ("a", "bad"), ("a", "good")]
+    source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=("good", "bad"))
+    assert load(source, **settings).train.labels.tolist() == [-1, 1, -1]
+
+
+def test_bounds_of_the_vocabulary_and_the_length(source, settings):
+    source = changed(source, min_count=2, max_vocab=4, max_length=1, test_path=None)
+    train, _, vocabulary = load(source, **settings)
+    assert vocabulary == Vocabulary(("film", "good", "a", "don't"), (3, 3, 2, 2))
+    assert train.lengths.tolist() == [1, 1, 1, 1]
+    assert [vocabulary.tokens[row.argmax()] for row in counts(train)] == ["a", "film", "don't", "good"]
+
+
+def test_a_text_without_a_known_word(tmp_path, settings):
+    source = Jsonl(
+        path=write(tmp_path / "a.jsonl", [("", 1), ("good", 1), ("good", 0), ("rare", 0)]),
+        test_path=write(tmp_path / "b.jsonl", [("good", 1), ("unseen", 0)]),
+    )
+    said = message(source, **settings)
+    assert "train split, line 1" in said
+    assert 'data.empty = "drop"' in said
+    write(tmp_path / "a.jsonl", ROWS)
+    assert "test split, line 2" in message(source, **settings)
+    train, test, _ = load(changed(source, empty="drop"), **settings)
+    assert train.num_sequences == 4
+    assert test.labels.tolist() == [1]
+    write(tmp_path / "b.jsonl", [("unseen", 0)])
+    assert "no row of the test split holds a known word" in message(changed(source, empty="drop"), **settings)
+
+
+def test_dropping_keeps_texts_with_their_labels(tmp_path, settings):
+    rows = [("rare", 0), ("good", 1), ("odd", 1), ("good good", 0), ("", 0)]
+    source = Jsonl(path=write(tmp_path / "a.jsonl", rows), min_count=2, empty="drop")
+    train = load(source, **settings).train
+    assert train.labels.tolist() == [1, -1]
+    assert train.lengths.tolist() == [1, 2]
+
+
+def test_no_word_is_frequent_enough(source, settings):
+    said = message(changed(source, min_count=4), **settings)
+    assert "data.min_count" in said
+    assert "occurs 3 times" in said
+
+
+@pytest.mark.parametrize("label", [2, -1, "1", None, 0.5, [1], {"a": 1}])
+def test_a_label_outside_the_set(tmp_path, settings, label):
+    source = Jsonl(path=write(tmp_path / "a.jsonl", [*ROWS, ("good", label)]))
+    said = message(source, **settings)
+    assert f"train split, line 5: label {label!r}; expected one of [0, 1]" in said
+    assert "data.ignore_labels" in said
+
+
+def test_texts_given_as_labels(tmp_path, settings):
+    source = Jsonl(path=write(tmp_path / "a.jsonl", [("good", "film\n" * 500)]))
+    assert len(message(source, **settings)) < 300
+
+
+def test_all_rows_ignored(tmp_path, settings):
+    source = Jsonl(path=write(tmp_path / "a.jsonl", [("a", 3)]), ignore_labels=(3,))
+    assert "no row of the train split" in message(source, **settings)
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "no row of the train split" in message(Jsonl(path=str(tmp_path / "empty.jsonl")), **settings)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"min_count": 0}, {"max_vocab": 0}, {"max_length": -1}, {"labels": (1,)}, {"empty": "skip"}]
+)
+def test_impossible_settings(source, settings, fields):
+    assert f"$.{next(iter(fields))}" in message(changed(source, **fields), **settings)
+
+
+def test_progress_is_told_to_the_end(tmp_path, settings):
+    path = write(tmp_path / "a.jsonl", [("good film", i % 2) for i in range(1500)])
+    told = []
+    load(Jsonl(path=path), progress=lambda *report: told.append(report), **settings)
+    assert [done for what, done, _ in told if what == "reading train"] == [0, 512, 1024, 1500]
+    assert told[-1] == ("laying out", 1, 1)
+
+
+class TestCache:
+    @pytest.fixture
+    def first(self, source, settings):
+        return load(source, **settings)
+
+    @pytest.fixture
+    def no_reading(self, first, monkeypatch):
+        def refuse(*_):
+            raise AssertionError("read again")
+
+        monkeypatch.setattr(module, "tokenise", refuse)
+        monkeypatch.setattr(Jsonl, "read", refuse)
+
+    def test_the_second_load_reads_no_text(self, source, settings, first, no_reading):
+        assert same(load(source, **settings), first)
+
+    def test_moved_files_are_known_again(self, source, settings, first, no_reading, tmp_path):
+        (tmp_path / "new").mkdir()
+        moved = {
+            name: str((tmp_path / name).rename(tmp_path / "new" / name)) for name in ("a.jsonl", "b.jsonl")
+        }
+        source = changed(source, path=moved["a.jsonl"], test_path=moved["b.jsonl"])
+        assert same(load(source, **settings), first)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"min_count": 2},
+            {"max_vocab": 5},
+            {"max_length": 2},
+            {"labels": (1, 0)},
+            {"ignore_labels": (2,)},
+            {"empty": "drop"},
+            {"test_path": None},
+        ],
+    )
+    def test_other_settings_are_read_anew(self, source, settings, no_reading, fields):
+        with pytest.raises(AssertionError, match="read again"):
+            load(changed(source, **fields), **settings)
+
+    @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
+    def test_other_content_is_read_anew(self, source, settings, first, tmp_path, name):
+        path = tmp_path / name
+        path.write_text(path.read_text().replace("good", "film"))
+        again = load(source, **settings)
+        assert not same(again, first)
+
+    def test_another_tokeniser_reads_anew(self, source, settings, no_reading, monkeypatch):
+        monkeypatch.setattr(module, "FORMAT", b"words 2")
+        with pytest.raises(AssertionError, match="read again"):
+            load(source, **settings)
+
+    def test_a_damaged_file_is_made_anew(self, source, settings, first):
+        (path,) = settings["cache_dir"].iterdir()
+        path.write_bytes(path.read_bytes()[:-100])
+        told = []
+        again = load(source, progress=lambda *report: told.append(report), **settings)
+        assert same(again, first)
+        assert any("damaged" in what and (done, total) == (0, 0) for what, done, total in told)
+        assert sorted(p.suffix for p in settings["cache_dir"].iterdir()) == [".damaged", ".npz"]
+
+    def test_a_folder_that_cannot_be_written_is_no_failure(self, source, first, tmp_path):
+        (tmp_path / "file").write_text("")
+        told = []
+        again = load(source, cache_dir=tmp_path / "file" / "x", progress=lambda *report: told.append(report))
+        assert same(again, first)
+        assert any("nothing stored" in what for what, _, _ in told)

@@ -1,0 +1,99 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxattn as ja
+from jaxattn.dynamics import descent, optimizer, run
+
+
+@pytest.fixture
+def problem(x64):
+    corpus = ja.data.independent(jax.random.key(0), vocab_size=20, relevant=10, length=6, sequences=40)
+    params = ja.models.one_layer.init(jax.random.key(1), vocab_size=20, dim=16, dtype=jnp.float64)
+    return params, corpus
+
+
+def gradients(params, corpus):
+    return jax.grad(ja.dynamics.loss)(params, corpus)
+
+
+@pytest.mark.parametrize("name", ["sgd", "normalized", "polyak", "adam"])
+def test_a_few_steps_equal_a_loop_written_out(problem, name):
+    params, corpus = problem
+    train = ("E", "p")
+    algorithm = descent(optimizer(name, 0.05, loss_floor=0.1), train=train)
+    got = run(algorithm, algorithm.init(params), corpus, 4).params
+    theta = {key: np.asarray(getattr(params, key)) for key in train}
+    moments = {key: (np.zeros_like(x), np.zeros_like(x)) for key, x in theta.items()}
+    for step in range(1, 5):
+        current = params.replace(**theta)
+        gradient = {key: np.asarray(getattr(gradients(current, corpus), key)) for key in train}
+        squared = sum((g**2).sum() for g in gradient.values())
+        for key, g in gradient.items():
+            if name == "sgd":
+                update = 0.05 * g
+            elif name == "normalized":
+                update = 0.05 * g / np.sqrt(squared)
+            elif name == "polyak":
+                loss = float(ja.dynamics.loss(current, corpus))
+                update = min(0.05, (loss - 0.1) / squared) * g
+            else:
+                m = 0.9 * moments[key][0] + 0.1 * g
+                s = 0.999 * moments[key][1] + 0.001 * g**2
+                moments[key] = (m, s)
+                update = 0.05 * (m / (1 - 0.9**step)) / (np.sqrt(s / (1 - 0.999**step)) + 1e-8)
+            theta[key] = theta[key] - update
+    for key in train:
+        np.testing.assert_allclose(getattr(got, key), theta[key], rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(got.v, params.v)
+
+
+def test_split_runs_equal_straight_ones_bit_for_bit(problem):
+    params, corpus = problem
+    algorithm = descent(optimizer("adam", 0.01), train=("E", "p", "v"))
+    advance = jax.jit(lambda state, steps: run(algorithm, state, corpus, steps))
+    straight = advance(algorithm.init(params), 30)
+    split = advance(advance(advance(algorithm.init(params), 1), 12), 17)
+    for one, other in zip(jax.tree.leaves(straight), jax.tree.leaves(split), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_small_steps_on_p_follow_gradient_flow(problem):
+    """Halving the step halves the distance to the flow, as integrated by scipy."""
+    from scipy.integrate import solve_ivp
+
+    params, corpus = problem
+    gradient = jax.jit(lambda p: gradients(params.replace(p=p), corpus).p)
+    flow = solve_ivp(lambda t, p: -np.asarray(gradient(p)), (0, 40), params.p, rtol=1e-10, atol=1e-12).y[
+        :, -1
+    ]
+    errors = []
+    for size, steps in ((0.1, 400), (0.05, 800)):
+        algorithm = descent(optax.sgd(size), train=("p",))
+        errors.append(np.linalg.norm(run(algorithm, algorithm.init(params), corpus, steps).params.p - flow))
+    assert errors[1] < 1e-3
+    assert 1.8 < errors[0] / errors[1] < 2.2
+
+
+def test_the_first_failing_step_is_recorded_and_other_seeds_go_on(problem):
+    params, corpus = problem
+    algorithm = descent(optimizer("sgd", 0.1), train=("p",))
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), algorithm.init(params))
+    run_both = jax.vmap(lambda state, steps: run(algorithm, state, corpus, steps), in_axes=(0, None))
+    state = run_both(both, 3)
+    state = state.replace(params=state.params.replace(p=state.params.p.at[1, 0].set(jnp.nan)))
+    state = run_both(state, 5)
+    np.testing.assert_array_equal(state.failed_at, [-1, 3])
+    alone = run(algorithm, algorithm.init(params), corpus, 8)
+    np.testing.assert_allclose(state.params.p[0], alone.params.p, rtol=1e-12)
+
+
+def test_info_reports_loss_and_gradient_norm_before_the_step(problem):
+    params, corpus = problem
+    algorithm = descent(optimizer("sgd", 0.1), train=("p", "v"))
+    _, info = algorithm.step(algorithm.init(params), corpus)
+    np.testing.assert_allclose(info.loss, ja.dynamics.loss(params, corpus), rtol=1e-14)
+    g = gradients(params, corpus)
+    np.testing.assert_allclose(info.gradient_norm, np.sqrt((g.p**2).sum() + (g.v**2).sum()), rtol=1e-12)

@@ -1,0 +1,94 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import jaxattn as ja
+from jaxattn.models import attention
+from jaxattn.models.attention import attend
+
+
+@pytest.fixture(params=[0, 1 << 60], ids=["chooses its path", "one path"])
+def corpus(request, rng, monkeypatch):
+    """A ragged corpus with repeated tokens, long and short sequences and unused tokens, on either path."""
+    monkeypatch.setattr(attention, "LARGE", request.param)
+    jax.clear_caches()
+    lengths = [1, 1, 2, 3, 70, 150, *rng.integers(1, 60, 40)]
+    sequences = [rng.integers(0, 80, length).tolist() for length in lengths]
+    yield ja.data.from_sequences(sequences, rng.choice([-1, 1], len(lengths)).tolist(), vocab_size=90)
+    jax.clear_caches()
+
+
+def textbook(corpus, scores, values):
+    """Attention position by position, by autodiff."""
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    q = jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1)
+    return jnp.einsum("nt,nt...->n...", q, values[ids])
+
+
+@pytest.mark.parametrize("shape", [(90,), (90, 3)])
+@pytest.mark.parametrize("spread", [1.0, 30.0, 1e4])
+def test_values_and_derivatives_equal_the_textbook(rng, x64, corpus, shape, spread):
+    scores, values = jnp.asarray(spread * rng.normal(size=90)), jnp.asarray(rng.normal(size=shape))
+    weight = jnp.asarray(rng.normal(size=(corpus.num_sequences, *shape[1:])))
+    for form in (attend, lambda c, a, g: textbook(c, a, g)):
+        results = jax.value_and_grad(lambda x, form=form: (weight * form(corpus, *x)).sum())((scores, values))
+        flat = jax.tree.leaves(results)
+        if form is attend:
+            ours = flat
+    for mine, theirs in zip(ours, flat, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_derivative_agrees_with_finite_differences(rng, x64, corpus):
+    scores, values = rng.normal(size=(2, 90))
+    check_grads(lambda a, g: attend(corpus, a, g), (scores, values), order=1, modes=["rev"], rtol=1e-6)
+
+
+def test_second_derivative_equals_the_textbook(rng, x64, corpus):
+    scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
+
+    def hessian(form):
+        return jax.jacfwd(jax.grad(lambda a: (form(corpus, a, values) ** 2).sum()))(scores)
+
+    np.testing.assert_allclose(hessian(attend), hessian(textbook), atol=1e-11)
+
+
+def test_scores_of_any_size_are_right_in_float32(rng, corpus):
+    scores = jnp.asarray(rng.choice([-1e4, 1e4, 9.9e3, 0.0], 90) + rng.normal(size=90), jnp.float32)
+    values = jnp.asarray(rng.normal(size=90), jnp.float32)
+
+    def summed(x):
+        return attend(corpus, *x).sum()
+
+    gradients = jax.grad(summed)((scores, values))
+    assert all(np.isfinite(x).all() for x in gradients)
+    with jax.enable_x64(True):
+        exact = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float64)), (scores, values))
+        f = textbook(corpus, *exact)
+        expected = jax.grad(lambda x: textbook(corpus, *x).sum())(exact)
+    # Scores near 1e4 are spaced by 1e-3 in float32, and are held against float64 at the same scores.
+    np.testing.assert_allclose(attend(corpus, scores, values), f, rtol=2e-5, atol=2e-6)
+    for mine, theirs in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_the_cheap_path_is_taken_and_counts_the_same(rng, corpus):
+    scores = jnp.asarray(rng.normal(size=90), jnp.float32)
+    assert attention._is_narrow(scores)
+    assert not attention._is_narrow(70 * scores)
+
+
+def test_vmapped_equals_looped(rng, corpus):
+    scores, values = jnp.asarray(rng.normal(size=(2, 5, 90)), jnp.float32)
+    vmapped = jax.vmap(lambda a, g: attend(corpus, a, g))(scores, values)
+    looped = jnp.stack([attend(corpus, a, g) for a, g in zip(scores, values, strict=True)])
+    np.testing.assert_allclose(vmapped, looped, rtol=1e-5, atol=1e-6)
+
+
+def test_shift_of_all_scores_changes_nothing(rng, x64, corpus):
+    scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
+    np.testing.assert_allclose(
+        attend(corpus, scores, values), attend(corpus, scores + 300, values), rtol=1e-10
+    )

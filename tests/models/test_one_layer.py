@@ -1,0 +1,80 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+
+
+def corpora(rng, classes):
+    """Random corpora: ragged, repeated tokens, a padded vocabulary, very short and very long sequences."""
+    sequences = [rng.integers(0, 25, length).tolist() for length in [1, 2, 2, 90, *rng.integers(1, 40, 30)]]
+    drawn = rng.integers(0, classes, len(sequences))
+    labels = (2 * drawn - 1 if classes == 2 else drawn).tolist()
+    for vocab_size in (25, 61):
+        yield ja.data.from_sequences(sequences, labels, vocab_size=vocab_size, num_classes=classes)
+    key = jax.random.key(3)
+    sizes = {"vocab_size": 30, "relevant": 2 * classes, "length": 9, "sequences": 12 * classes}
+    yield ja.data.assumption1(key, **sizes, num_classes=classes)
+    yield ja.data.independent(key, **sizes, num_classes=classes)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_logits_and_all_gradients_equal_the_textbook(rng, x64, classes):
+    for corpus in corpora(rng, classes):
+        params = ja.models.one_layer.init(
+            jax.random.key(1), vocab_size=corpus.vocab_size, dim=12, num_classes=classes, dtype=jnp.float64
+        )
+        params = params.replace(p=8 * params.p)
+        ids, mask = ja.models.reference.padded_sequences(corpus)
+
+        def textbook(params, ids=ids, mask=mask):
+            return ja.models.reference.logits(params, ids, mask)
+
+        logits = ja.models.one_layer.logits(params, corpus)
+        np.testing.assert_allclose(logits, textbook(params), rtol=1e-10, atol=1e-12)
+        ours = jax.grad(ja.dynamics.loss)(params, corpus)
+        theirs = jax.grad(lambda x: ja.losses.classification(textbook(x), corpus.labels))(params)  # noqa: B023
+        for name in ("E", "p", "v"):
+            np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_equal_the_closed_form(rng, x64):
+    """-∂L/∂E_s = mean[y g Σ q_i (v + (E_s·v - f) p)], and so on, summed token by token in NumPy."""
+    sequences = [rng.integers(0, 6, rng.integers(1, 8)).tolist() for _ in range(20)]
+    labels = rng.choice([-1, 1], 20)
+    corpus = ja.data.from_sequences(sequences, labels.tolist(), vocab_size=6)
+    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=6, dim=5, dtype=jnp.float64)
+    E, p, v = (np.asarray(x) for x in (params.E, params.p, params.v))
+    dE, dp, dv = np.zeros_like(E), np.zeros_like(p), np.zeros_like(v)
+    for tokens, y in zip(sequences, labels, strict=True):
+        weight = np.exp([E[s] @ p for s in tokens])
+        q = weight / weight.sum()
+        f = sum(q_i * (E[s] @ v) for q_i, s in zip(q, tokens, strict=True))
+        yg = y / (1 + np.exp(y * f)) / 20
+        for q_i, s in zip(q, tokens, strict=True):
+            dE[s] -= yg * q_i * (v + (E[s] @ v - f) * p)
+            dp -= yg * q_i * (E[s] @ v - f) * E[s]
+            dv -= yg * q_i * E[s]
+    gradient = jax.grad(ja.dynamics.loss)(params, corpus)
+    for name, expected in (("E", dE), ("p", dp), ("v", dv)):
+        np.testing.assert_allclose(getattr(gradient, name), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_initial_parameters_have_the_stated_law_and_do_not_depend_on_padding():
+    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=300, dim=400, num_classes=3)
+    assert params.v.shape == (400, 3)
+    np.testing.assert_allclose(jnp.linalg.norm(params.v, axis=0), 1, rtol=1e-5)
+    np.testing.assert_allclose((params.E**2).sum() / 300, 1, atol=0.02)
+    assert abs(float((params.p**2).sum()) - 1) < 0.3
+    padded = ja.models.one_layer.init(jax.random.key(0), vocab_size=350, dim=400, num_classes=3)
+    np.testing.assert_array_equal(padded.E[:300], params.E)
+    np.testing.assert_array_equal(padded.p, params.p)
+
+
+@pytest.mark.parametrize(("name", "value"), [("vocab_size", 0), ("dim", 0), ("num_classes", 1)])
+def test_impossible_sizes_are_named(name, value):
+    sizes = {"vocab_size": 3, "dim": 2, "num_classes": 2} | {name: value}
+    with pytest.raises(InputError, match=f"{name}: {value}"):
+        ja.models.one_layer.init(jax.random.key(0), **sizes)
