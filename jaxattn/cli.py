@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import tyro
@@ -52,8 +52,7 @@ def run(
             reporter.note(f"{directory}: already finished, nothing to run")
     written = pages.write(directory)
     _print_summary(directory)
-    for path in written.paths:
-        print(path)
+    _print_written(written)
     for failure in outcome.failures:
         print(
             "jaxattn: failed: {reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(
@@ -121,9 +120,9 @@ def report(directory: Folder, /) -> int:
     """
     from jaxattn.analysis import report as pages
 
-    for path in pages.write(directory).paths:
-        print(path)
-    return 0
+    written = pages.write(directory)
+    _print_written(written)
+    return 1 if written.problems else 0
 
 
 def main() -> None:
@@ -167,6 +166,13 @@ def _load(sweep: Path, overrides: tuple[str, ...], seeds: int | None):
 def _complain(error: Exception, status: int) -> int:
     print(f"jaxattn: {error}", file=sys.stderr)
     return status
+
+
+def _print_written(written: Any) -> None:
+    for path in written.paths:
+        print(path)
+    for problem in written.problems:
+        print(f"jaxattn: {problem}", file=sys.stderr)
 
 
 def _print_summary(directory: Path, **options: int) -> None:

@@ -1,5 +1,6 @@
 """Corpora: bags of token counts, vocabularies, generators, readers, importance."""
 
+from jaxattn.data import readers, text
 from jaxattn.data.corpus import Corpus, from_flat, from_sequences
 from jaxattn.data.importance import (
     average_signed_frequency,
@@ -23,5 +24,7 @@ __all__ = [
     "irrelevant",
     "multi_relevant",
     "posterior_difference",
+    "readers",
+    "text",
     "token_counts",
 ]

@@ -169,19 +169,47 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
             f"token id {tokens[outside][0]} of sequence {where}: ids run from 0 to {vocab_size - 1}; "
             "raise vocab_size or map the token to a known one"
         )
+    counted = count_tokens(tokens, lengths, vocab_size)
+    return from_counted(*counted, labels, vocab_size=vocab_size, num_classes=num_classes)
+
+
+def count_tokens(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int) -> tuple[np.ndarray, ...]:
+    """Count the tokens of every sequence on the host.
+
+    Args:
+        tokens: (Σ T,) int; the token ids of all sequences, one sequence after the other.
+        lengths: (n,) int; tokens per sequence.
+        vocab_size: V.
+
+    Returns:
+        The distinct ids of every sequence, ascending, end to end; their counts; and (n,) how many there are.
+    """
     pair = np.min_scalar_type(len(lengths) * vocab_size)
     owner = np.repeat(np.arange(len(lengths), dtype=pair), lengths)
-    pairs, count = np.unique(owner * pair.type(vocab_size) + tokens.astype(pair), return_counts=True)
-    sequence, token = np.divmod(pairs, vocab_size)
+    pairs, counts = np.unique(owner * pair.type(vocab_size) + tokens.astype(pair), return_counts=True)
+    sequence, distinct = np.divmod(pairs, pair.type(vocab_size))
+    return distinct, counts, np.bincount(sequence, minlength=len(lengths))
+
+
+def from_counted(
+    distinct: np.ndarray,
+    counts: np.ndarray,
+    sizes: np.ndarray,
+    labels: np.ndarray,
+    *,
+    vocab_size: int,
+    num_classes: int,
+) -> Corpus:
+    """Lay out what `count_tokens` returned, with labels as in `Corpus`, on the default device; unchecked."""
     corpus = from_bags(
-        sequence,
-        token,
-        count,
+        np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
+        distinct,
+        counts,
         labels,
         vocab_size=vocab_size,
         num_classes=num_classes,
-        longest_bag=int(np.bincount(sequence).max()),
-        most_occurrences=int(np.bincount(token).max()),
+        longest_bag=int(sizes.max()),
+        most_occurrences=int(np.bincount(distinct).max()),
     )
     return jax.tree.map(jnp.asarray, corpus)
 

@@ -9,13 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import msgspec
 import numpy as np
 
 from jaxattn.data import cache
-from jaxattn.data.corpus import Corpus, class_labels, from_bags
+from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
 from jaxattn.data.readers import LOCATIONS, TextSource
 from jaxattn.errors import InputError
 
@@ -166,8 +164,10 @@ def load(
     corpora: dict[str, Corpus] = {}
     for split in source.splits:
         progress("laying out", len(corpora), len(source.splits))
-        parts = (arrays[f"{split}_{part}"].astype(np.int32) for part in _PARTS)
-        corpora[split] = _corpus(*parts, vocab_size=len(tokens), num_classes=len(source.labels))
+        *counted, classes = (arrays[f"{split}_{part}"].astype(np.int32) for part in _PARTS)
+        num_classes = len(source.labels)
+        labels = class_labels(classes, num_classes)
+        corpora[split] = from_counted(*counted, labels, vocab_size=len(tokens), num_classes=num_classes)
     progress("laying out", len(corpora), len(source.splits))
     return TextCorpora(corpora["train"], corpora.get("test"), vocabulary)
 
@@ -207,8 +207,8 @@ def _arrays(source: TextSource, progress: Progress) -> dict[str, np.ndarray]:
             )
         if not kept.any():
             raise InputError(f"data: no row of the {split} split holds a known word; lower data.min_count")
-        bags = _bags(ids, lengths[kept], len(vocabulary))
-        for part, values in zip(_PARTS, (*bags, classes[kept]), strict=True):
+        counted = count_tokens(ids, lengths[kept], len(vocabulary))
+        for part, values in zip(_PARTS, (*counted, classes[kept]), strict=True):
             arrays[f"{split}_{part}"] = values.astype(np.min_scalar_type(int(values.max())))
     return arrays
 
@@ -287,34 +287,3 @@ def _known(texts: _Texts, mapping: np.ndarray, max_length: int | None) -> tuple[
         return ids[known], end - start
     known &= before[:-1] - np.repeat(start, texts.lengths) < max_length
     return ids[known], np.minimum(end - start, max_length)
-
-
-def _bags(ids: np.ndarray, lengths: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Count the tokens of each text: its distinct ids, ascending, their counts, and how many there are."""
-    pair = np.min_scalar_type(len(lengths) * vocab_size)
-    owner = np.repeat(np.arange(len(lengths), dtype=pair), lengths)
-    pairs, counts = np.unique(owner * pair.type(vocab_size) + ids.astype(pair), return_counts=True)
-    sequence, tokens = np.divmod(pairs, vocab_size)
-    return tokens, counts, np.bincount(sequence, minlength=len(lengths))
-
-
-def _corpus(
-    tokens: np.ndarray,
-    counts: np.ndarray,
-    distinct: np.ndarray,
-    classes: np.ndarray,
-    *,
-    vocab_size: int,
-    num_classes: int,
-) -> Corpus:
-    corpus = from_bags(
-        np.repeat(np.arange(len(distinct), dtype=np.int32), distinct),
-        tokens,
-        counts,
-        class_labels(classes, num_classes),
-        vocab_size=vocab_size,
-        num_classes=num_classes,
-        longest_bag=int(distinct.max()),
-        most_occurrences=int(np.bincount(tokens).max()),
-    )
-    return jax.tree.map(jnp.asarray, corpus)

@@ -137,7 +137,7 @@ class TopTokens(_Tagged, frozen=True, kw_only=True, tag="top_tokens"):
 
     cell: Count = 0
     phase: str | None = None
-    count: PositiveInt = 20
+    number: PositiveInt = 20
 
 
 Figure = Curves | Importance | OneStepLaw | Scaling | TopTokens

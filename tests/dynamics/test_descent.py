@@ -28,7 +28,7 @@ def test_a_few_steps_equal_a_loop_written_out(problem, name):
     theta = {key: np.asarray(getattr(params, key)) for key in train}
     moments = {key: (np.zeros_like(x), np.zeros_like(x)) for key, x in theta.items()}
     for step in range(1, 5):
-        current = params.replace(**theta)
+        current = params.replace(**{key: jnp.asarray(x) for key, x in theta.items()})
         gradient = {key: np.asarray(getattr(gradients(current, corpus), key)) for key in train}
         squared = sum((g**2).sum() for g in gradient.values())
         for key, g in gradient.items():
