@@ -4,9 +4,7 @@ The flow slows down like e^(-margin ‖p‖), but its path does not depend on th
 
     dp/ds = -∂L/∂p / ‖∂L/∂p‖,   t(s) = ∫ ds / ‖∂L/∂p‖.
 
-The path never leaves p_0 + span{E_s}, so r = min(V, d) coordinates z carry it:
-
-    V ≤ d:  p = p_0 + Eᵀ z,  a = a_0 + E Eᵀ z;      V > d:  p = p_0 + z,  a = a_0 + E z.
+Late in the path p is almost straight, so the steps grow like ‖p‖ and the last factor of 100 is nearly free.
 """
 
 import enum
@@ -22,11 +20,8 @@ from jax import Array
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics import rosenbrock
-from jaxattn.dynamics.direction import Force, entry_slots, token_curvature, token_force
+from jaxattn.dynamics.coordinates import Coordinates, Local, coordinates
 from jaxattn.errors import InputError
-
-# A force this small against the forces it is the sum of is rounding: a stationary point.
-STATIONARY = 1e-10
 
 
 class Stop(enum.IntEnum):
@@ -161,7 +156,7 @@ def _flow(inputs, ends, max_steps, *, batched, seeds, points, width):
     """Integrate chunks of seeds one after the other, so that a slow seed holds up its own chunk only."""
 
     def single(E, p, v, corpus):
-        return _integrate(E, p, v, corpus, ends, max_steps, points)
+        return _integrate(coordinates(E, p, v, corpus), ends, max_steps, points)
 
     if seeds is None:
         return single(*inputs)
@@ -180,88 +175,6 @@ def _flow(inputs, ends, max_steps, *, batched, seeds, points, width):
 
 
 @struct.dataclass
-class _Problem:
-    """The flow in r coordinates: p = p_0 + Bᵀ z with B = E, (V, d), if V ≤ d and the identity otherwise.
-
-    Attributes:
-        corpus: n sequences.
-        slots: `entry_slots(corpus)`.
-        values: γ = E v, (V,).
-        start: p_0, (d,).
-        scores: a_0 = E p_0, (V,).
-        basis: B, (r, d), or None for the identity.
-        lift: E Bᵀ, (V, r); a = a_0 + lift z.
-        offset: B p_0, (r,).
-        unit: (); moving p by this changes no score by more than 1.
-    """
-
-    corpus: Corpus
-    slots: Array
-    values: Array
-    start: Array
-    scores: Array
-    basis: Array | None
-    lift: Array
-    offset: Array
-    unit: Array
-
-    def metric(self, x: Array) -> Array:
-        """Compute B Bᵀ x."""
-        return x if self.basis is None else self.lift @ x
-
-    def norm(self, x: Array, multiple: Array | float = 0.0) -> Array:
-        """Compute ‖Bᵀ x + multiple · p_0‖."""
-        square = x @ (self.metric(x) + 2 * multiple * self.offset) + multiple**2 * (self.start @ self.start)
-        return jnp.sqrt(jnp.maximum(square, 0))
-
-    def force(self, z: Array) -> tuple[Array, Force]:
-        """Compute -∂L/∂p in coordinates, Bᵀ F = -∂L/∂p, and the force it comes from."""
-        force = token_force(self.corpus, self.scores + self.lift @ z, self.values, self.slots)
-        return force.force if self.basis is not None else force.force @ self.lift, force
-
-    def velocity(self, z: Array) -> Array:
-        """Compute dz/ds = F/‖BᵀF‖."""
-        pull, _ = self.force(z)
-        return pull / self.norm(pull)
-
-    def at(self, z: Array) -> "_Local":
-        """Compute what the integrator needs at z."""
-        pull, force = self.force(z)
-        size = self.norm(pull)
-        safe = jnp.where(size > 0, size, 1)
-        velocity = pull / safe
-        curvature = token_curvature(self.corpus, force) @ self.lift
-        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / safe
-        along = self.metric(velocity) @ curvature
-        return _Local(
-            velocity=velocity,
-            jacobian=curvature - jnp.outer(velocity, along),
-            log_gradient_norm=force.log_scale + jnp.log(size),
-            log_slope=along @ velocity,
-            still=size * self.unit <= STATIONARY * force.gross,
-        )
-
-
-@struct.dataclass
-class _Local:
-    """The flow at a point.
-
-    Attributes:
-        velocity: u = dz/ds, (r,).
-        jacobian: ∂u/∂z = (1 - u uᵀ B Bᵀ) ∂F/∂z / ‖BᵀF‖, (r, r).
-        log_gradient_norm: log ‖∂L/∂p‖.
-        log_slope: its derivative by arc length.
-        still: whether the gradient is zero up to rounding.
-    """
-
-    velocity: Array
-    jacobian: Array
-    log_gradient_norm: Array
-    log_slope: Array
-    still: Array
-
-
-@struct.dataclass
 class _Row:
     """What is recorded of a point; as in `Path`, with coordinates in place of p."""
 
@@ -274,10 +187,10 @@ class _Row:
 
 @struct.dataclass
 class _State:
-    """What the loop carries: the point, the next step's length, the rows so far and how many, counts."""
+    """What the loop carries: a point, the next step's length, the rows so far and how many, counts."""
 
     here: _Row
-    local: _Local
+    local: Local
     h: Array
     rows: _Row
     count: Array
@@ -286,98 +199,79 @@ class _State:
     rejected: Array
 
 
-def _problem(E: Array, p: Array, v: Array, corpus: Corpus) -> _Problem:
-    spans = E.shape[0] <= E.shape[1]
-    return _Problem(
-        corpus=corpus,
-        slots=entry_slots(corpus),
-        values=E @ v,
-        start=p,
-        scores=E @ p,
-        basis=E if spans else None,
-        lift=E @ E.T if spans else E,
-        offset=E @ p if spans else p,
-        unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
-    )
-
-
-def _integrate(E, p, v, corpus, ends, max_steps, points):
-    """Follow one path to its end."""
+def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) -> Path:
+    """Follow one path to the first of its ends."""
     until_norm, until_arc_length, until_direction, rtol = ends
-    problem = _problem(E, p, v, corpus)
     reach = jnp.minimum(until_norm, until_arc_length)
-    first = jnp.minimum(problem.unit, reach / 100)
+    first = jnp.minimum(flow.unit, reach / 100)
     # The last row is for wherever the path ends.
-    marks = jnp.concatenate(
-        [jnp.zeros(1), jnp.geomspace(first, reach, points - 1)[:-1], jnp.full(1, jnp.inf)]
-    )
+    marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
 
-    def row(z, local, arc_length, log_time):
-        return _Row(z, arc_length, problem.norm(z, 1.0), local.log_gradient_norm, log_time)
-
-    def ahead(here, local):
-        """Compute p · dp/ds."""
-        return local.velocity @ (problem.metric(here.z) + problem.offset)
-
-    def status(here, local, h, steps):
-        along = ahead(here, local) / here.norm**2
-        sine = problem.norm(local.velocity - along * here.z, -along)
-        finite = jnp.isfinite(local.jacobian).all() & jnp.isfinite(here.norm)
-        smallest = 4 * jnp.finfo(h.dtype).eps * (here.arc_length + problem.unit)
-        rules = {
-            Stop.FAILED: ~finite,
-            Stop.NORM: here.norm >= until_norm,
-            Stop.ARC_LENGTH: here.arc_length >= until_arc_length,
-            Stop.STATIONARY: local.still,
-            Stop.DIRECTION: (sine <= until_direction) & (here.arc_length >= first),
-            Stop.STEP_BUDGET: steps >= max_steps,
-        }
-        status = jnp.select(list(rules.values()), list(rules), Stop.RUNNING)
-        return jnp.where((status == Stop.RUNNING) & (h < smallest), Stop.FAILED, status).astype(jnp.int32)
-
-    def body(state):
+    def body(state: _State) -> _State:
         here, local = state.here, state.local
         mark = jnp.minimum(marks[state.count], until_arc_length)
         to_mark = mark - here.arc_length
-        to_norm = _distance_to_sphere(here.norm, ahead(here, local), until_norm)
+        to_norm = _distance_to_sphere(here.norm, flow.ahead(here.z, local.velocity), until_norm)
         h = jnp.minimum(state.h, jnp.minimum(to_mark, to_norm))
-        z, error = rosenbrock.step(problem.velocity, here.z, local.velocity, local.jacobian, h)
-        arrived = problem.at(z)
-        log_time = jnp.logaddexp(here.log_time, _log_duration(h, local, arrived))
-        there = row(z, arrived, jnp.where(h == to_mark, mark, here.arc_length + h), log_time)
-        error = problem.norm(error) / (rtol * (there.norm + problem.unit))
-        ok = (error <= 1) & jnp.isfinite(arrived.jacobian).all()
-        growth = jnp.clip(0.8 * error ** (-1 / rosenbrock.ORDER), 0.2, 5.0)
-        growth = jnp.where(jnp.isfinite(error), growth, 0.2)
+        z, error = rosenbrock.step(flow.velocity, here.z, local.velocity, local.jacobian, h)
+        arrived = flow.at(z)
+        there = _Row(
+            z=z,
+            arc_length=jnp.where(h == to_mark, mark, here.arc_length + h),
+            norm=flow.norm(z, 1.0),
+            log_gradient_norm=arrived.log_gradient_norm,
+            log_time=jnp.logaddexp(here.log_time, _log_duration(h, local, arrived)),
+        )
+        error = flow.norm(error) / (rtol * (there.norm + flow.unit))
+        error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
+        ok = error <= 1
+        h_free = h * jnp.clip(0.8 * error ** (-1 / rosenbrock.ORDER), 0.2, 5.0)
         # A step cut short to land somewhere says nothing against the length that was planned.
-        next_h = jnp.maximum(h * growth, jnp.where(ok & (h < state.h), state.h, 0))
+        h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
         here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
         record = ok & (h == to_mark)
-        slot = jnp.where(record, state.count, points)
+        row = jnp.where(record, state.count, points)
         accepted, rejected = state.accepted + ok, state.rejected + ~ok
+        stops = {
+            Stop.NORM: here.norm >= until_norm,
+            Stop.ARC_LENGTH: here.arc_length >= until_arc_length,
+            Stop.STATIONARY: local.still,
+            Stop.DIRECTION: (flow.sine(here.z, local.velocity) <= until_direction)
+            & (here.arc_length >= first),
+            Stop.FAILED: h_next < 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit),
+            Stop.STEP_BUDGET: accepted + rejected >= max_steps,
+        }
         return _State(
             here=here,
             local=local,
-            h=next_h,
-            rows=jax.tree.map(lambda rows, x: rows.at[slot].set(x, mode="drop"), state.rows, here),
+            h=h_next,
+            rows=jax.tree.map(lambda rows, x: rows.at[row].set(x, mode="drop"), state.rows, here),
             count=state.count + record,
-            status=status(here, local, next_h, accepted + rejected),
+            status=jnp.select(list(stops.values()), list(stops), Stop.RUNNING).astype(jnp.int32),
             accepted=accepted,
             rejected=rejected,
         )
 
-    z, zero = jnp.zeros_like(problem.offset), jnp.zeros((), jnp.int32)
-    local = problem.at(z)
-    here = row(z, local, jnp.zeros(()), jnp.asarray(-jnp.inf))
-    h = jnp.minimum(problem.unit, reach) * rtol ** (1 / rosenbrock.ORDER)
-    rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (points, *x.shape)), here)
-    state = _State(here, local, h, rows, zero + 1, status(here, local, h, zero), zero, zero)
+    # The first step has length 0: it evaluates the flow at the start and lands on the first mark.
+    z = jnp.zeros_like(flow.offset)
+    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    here = _Row(z=z, arc_length=zero, norm=flow.norm(z, 1.0), log_gradient_norm=zero, log_time=zero - jnp.inf)
+    state = _State(
+        here=here,
+        local=Local(z, jnp.outer(z, z), zero, zero, zero > 0),
+        h=jnp.minimum(flow.unit, reach) * rtol ** (1 / rosenbrock.ORDER),
+        rows=jax.tree.map(lambda x: jnp.broadcast_to(x, (points, *x.shape)), here),
+        count=count,
+        status=count,
+        accepted=count - 1,
+        rejected=count,
+    )
     state = jax.lax.while_loop(lambda state: state.status == Stop.RUNNING, body, state)
-    reached = jnp.arange(points) < state.count
     select = jax.vmap(jnp.where, in_axes=(0, 0, None))
+    reached = jnp.arange(points) < state.count
     rows = jax.tree.map(lambda rows, last: select(reached, rows, last), state.rows, state.here)
     return Path(
-        p=p + (rows.z if problem.basis is None else rows.z @ problem.basis),
+        p=flow.p(rows.z),
         arc_length=rows.arc_length,
         norm=rows.norm,
         log_gradient_norm=rows.log_gradient_norm,
@@ -390,7 +284,7 @@ def _integrate(E, p, v, corpus, ends, max_steps, points):
 
 def _distance_to_sphere(norm, ahead, radius):
     """Compute how far straight on the sphere ‖p‖ = radius is, from p with p · dp/ds = ahead."""
-    square = (radius - norm) * (radius + norm)
+    square = jnp.maximum((radius - norm) * (radius + norm), 0)
     root = jnp.sqrt(ahead**2 + square)
     distance = jnp.where(ahead > 0, square / (root + ahead), root - ahead)
     # The path bends, so this falls a little short or goes a little far: rather a little far.

@@ -201,6 +201,8 @@ class _Pace:
 
 def _until(table: pd.DataFrame, position: Position, phases: tuple[config.Phase, ...]) -> pd.DataFrame:
     """Keep what lies before a checkpoint: a stop between tables and checkpoint leaves newer rows."""
+    if table.empty:
+        return table
     earlier = [phase.name for phase in phases[: position.phase]]
     kept = table["phase"].isin(earlier)
     if "step" in table:

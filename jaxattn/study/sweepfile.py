@@ -212,7 +212,7 @@ def _known_keys(place: str, tree: Any) -> list[str]:
 
 
 def _known_values(place: str) -> list[str]:
-    section, _, key = place.partition(".")
+    section, _, key = place.rpartition(".")
     tables = _tables(section.split("[")[0])
     if key == "kind":
         return [str(table.__struct_config__.tag) for table in tables]

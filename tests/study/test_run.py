@@ -197,7 +197,7 @@ def test_units_cut_the_seeds_and_chunks_change_no_more_than_rounding(tmp_path, f
 
 
 def test_several_classes_axes_and_float64(tmp_path):
-    data = tree()["data"] | {"num_classes": 4}
+    data = tree()["data"] | {"num_classes": 4, "sequences": 32}
     outcome = go(tmp_path / "k", data=data, dtype="float64", axes={"model.dim": [8, 12]})
     assert not outcome.failures
     records, tokens = tables(tmp_path / "k")

@@ -1,0 +1,135 @@
+"""Gradient flow on p in the coordinates it lives in, parametrised by arc length.
+
+The path never leaves p_0 + span{E_s}, so r = min(V, d) numbers z carry it, p = p_0 + Bᵀ z:
+
+    V ≤ d:  B = E,  a = a_0 + E Eᵀ z,  dz/ds = F / ‖EᵀF‖;
+    V > d:  B = 1,  a = a_0 + E z,     dz/ds = EᵀF / ‖EᵀF‖,
+
+with F = -∂L/∂a. Neither needs a factorisation of E, and both are defined if rows of E coincide.
+"""
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.dynamics.direction import Force, entry_slots, token_curvature, token_force
+
+# A force this small against the forces it is the sum of is rounding: a stationary point.
+STATIONARY = 1e-10
+
+
+@struct.dataclass
+class Local:
+    """The flow at a point.
+
+    Attributes:
+        velocity: u = dz/ds, (r,); zeros where the gradient is exactly zero.
+        jacobian: ∂u/∂z, (r, r).
+        log_gradient_norm: log ‖∂L/∂p‖, ().
+        log_slope: its derivative by arc length, ().
+        still: whether the gradient is zero up to rounding, ().
+    """
+
+    velocity: Array
+    jacobian: Array
+    log_gradient_norm: Array
+    log_slope: Array
+    still: Array
+
+
+@struct.dataclass
+class Coordinates:
+    """The flow on p for one corpus, one E and one v, from one start.
+
+    Attributes:
+        corpus: n sequences.
+        slots: `entry_slots(corpus)`.
+        values: γ = E v, (V,).
+        start: p_0, (d,).
+        scores: a_0 = E p_0, (V,).
+        basis: B, (r, d), or None for the identity.
+        lift: E Bᵀ, (V, r).
+        offset: B p_0, (r,).
+        unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
+    """
+
+    corpus: Corpus
+    slots: Array
+    values: Array
+    start: Array
+    scores: Array
+    basis: Array | None
+    lift: Array
+    offset: Array
+    unit: Array
+
+    def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
+        """Compute p = p_0 + Bᵀ z."""
+        return self.start + (z if self.basis is None else z @ self.basis)
+
+    def metric(self, x: Float[Array, "r"]) -> Float[Array, "r"]:
+        """Compute B Bᵀ x."""
+        return x if self.basis is None else self.lift @ x
+
+    def norm(self, x: Float[Array, "r"], multiple: Float[Array, ""] | float = 0.0) -> Float[Array, ""]:
+        """Compute ‖Bᵀ x + multiple · p_0‖."""
+        square = x @ (self.metric(x) + 2 * multiple * self.offset) + multiple**2 * (self.start @ self.start)
+        return jnp.sqrt(jnp.maximum(square, 0))
+
+    def ahead(self, z: Float[Array, "r"], velocity: Float[Array, "r"]) -> Float[Array, ""]:
+        """Compute p · dp/ds."""
+        return velocity @ (self.metric(z) + self.offset)
+
+    def sine(self, z: Float[Array, "r"], velocity: Float[Array, "r"]) -> Float[Array, ""]:
+        """Compute the sine of the angle between p and dp/ds, without cancellation where it is small."""
+        along = self.ahead(z, velocity) / jnp.square(self.norm(z, 1.0))
+        return self.norm(velocity - along * z, -along)
+
+    def velocity(self, z: Float[Array, "r"]) -> Float[Array, "r"]:
+        """Compute dz/ds."""
+        pull, _ = self._pull(z)
+        return pull / _positive(self.norm(pull))
+
+    def at(self, z: Float[Array, "r"]) -> Local:
+        """Compute dz/ds, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the size of the gradient."""
+        pull, force = self._pull(z)
+        size = self.norm(pull)
+        velocity = pull / _positive(size)
+        curvature = token_curvature(self.corpus, force) @ self.lift
+        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / _positive(size)
+        along = self.metric(velocity) @ curvature
+        return Local(
+            velocity=velocity,
+            jacobian=curvature - jnp.outer(velocity, along),
+            log_gradient_norm=force.log_scale + jnp.log(size),
+            log_slope=along @ velocity,
+            still=size * self.unit <= STATIONARY * force.gross,
+        )
+
+    def _pull(self, z: Array) -> tuple[Array, Force]:
+        force = token_force(self.corpus, self.scores + self.lift @ z, self.values, self.slots)
+        return force.force if self.basis is not None else force.force @ self.lift, force
+
+
+def coordinates(
+    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus
+) -> Coordinates:
+    """Set up the flow that starts at p."""
+    spans = E.shape[0] <= E.shape[1]
+    scores = E @ p
+    return Coordinates(
+        corpus=corpus,
+        slots=entry_slots(corpus),
+        values=E @ v,
+        start=p,
+        scores=scores,
+        basis=E if spans else None,
+        lift=E @ E.T if spans else E,
+        offset=scores if spans else p,
+        unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
+    )
+
+
+def _positive(x):
+    return jnp.where(x == 0, 1, x)
