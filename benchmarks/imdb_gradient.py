@@ -40,7 +40,7 @@ def seconds(function, repeats):
 
 
 def load_times(data_dir):
-    """Time reading both splits from the data set to bags on the device, first without, then with the cache."""
+    """Time reading both splits from the data set to bags, first without, then with the cache."""
     source = readers.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
     with tempfile.TemporaryDirectory() as cache:
         times = []
@@ -81,7 +81,7 @@ def torch_epoch(corpus, batches):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data-dir", required=True, help="directory of tensorflow-datasets")
     parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--out", type=Path, help="folder for imdb_gradient.json and .md")
@@ -93,7 +93,8 @@ def main():
     products = jax.jit(lambda E, p, v, a: (E @ p, E @ v, a @ E))
     gradient_p = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("p",)))
     gradient_all = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("E", "p", "v")))
-    tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(ja.models.attention.attend(c, a, g), c.labels)))
+    attend = ja.models.attention.attend
+    tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(attend(c, a, g), c.labels)))
     rows = {
         "three products with E (the floor)": lambda: products(params.E, params.p, params.v, scores),
         "∂L/∂p, the whole": lambda: gradient_p(params, corpus),
@@ -143,7 +144,8 @@ def main():
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "jax": jax.__version__},
         }
-        (arguments.out / "imdb_gradient.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        text_form = json.dumps(result, indent=2, ensure_ascii=False)
+        (arguments.out / "imdb_gradient.json").write_text(text_form + "\n")
         (arguments.out / "imdb_gradient.md").write_text("\n".join(lines) + "\n")
 
 

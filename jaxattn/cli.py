@@ -127,13 +127,15 @@ def report(directory: Folder, /) -> int:
 
 def main() -> None:
     """Run the command line and exit with its status: 0 done, 1 failed while running, 2 wrong input."""
-    commands = {"run": run, "data": data, "aggregate": aggregate, "report": report}
+    commands: dict[str, Any] = {"run": run, "data": data, "aggregate": aggregate, "report": report}
+    status: int
     try:
         status = tyro.extras.subcommand_cli_from_dict(
             commands,
             prog="jaxattn",
             description="Experiments on attention with trained embeddings.",
             use_underscores=False,
+            config=(tyro.conf.FlagCreatePairsOff,),
         )
         sys.stdout.flush()
     except InputError as error:
@@ -175,11 +177,11 @@ def _print_written(written: Any) -> None:
         print(f"jaxattn: {problem}", file=sys.stderr)
 
 
-def _print_summary(directory: Path, **options: int) -> None:
+def _print_summary(directory: Path, seed: int = 0, resamples: int = 2000) -> None:
     from jaxattn.analysis import results, statistics
 
     loaded = results.load(directory)
-    _print_table("Last step of each phase", statistics.summary_table(loaded, **options))
+    _print_table("Last step of each phase", statistics.summary_table(loaded, seed=seed, resamples=resamples))
 
 
 def _print_table(title: str, frame: pd.DataFrame) -> None:

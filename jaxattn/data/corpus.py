@@ -84,6 +84,7 @@ def from_bags(
     sorted_count = count[by_token]
     segment = xp.where(sorted_count > 0, token[by_token], vocab_size)
     holder = sequence[by_token]
+    lengths: Any
     if isinstance(count, np.ndarray):
         lengths = np.bincount(sequence, weights=count, minlength=sequences)
     else:
@@ -173,7 +174,9 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     return from_counted(*counted, labels, vocab_size=vocab_size, num_classes=num_classes)
 
 
-def count_tokens(tokens: np.ndarray, lengths: np.ndarray, vocab_size: int) -> tuple[np.ndarray, ...]:
+def count_tokens(
+    tokens: np.ndarray, lengths: np.ndarray, vocab_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Count the tokens of every sequence on the host.
 
     Args:

@@ -164,10 +164,12 @@ def load(
     corpora: dict[str, Corpus] = {}
     for split in source.splits:
         progress("laying out", len(corpora), len(source.splits))
-        *counted, classes = (arrays[f"{split}_{part}"].astype(np.int32) for part in _PARTS)
+        distinct, counts, sizes, classes = (arrays[f"{split}_{part}"].astype(np.int32) for part in _PARTS)
         num_classes = len(source.labels)
         labels = class_labels(classes, num_classes)
-        corpora[split] = from_counted(*counted, labels, vocab_size=len(tokens), num_classes=num_classes)
+        corpora[split] = from_counted(
+            distinct, counts, sizes, labels, vocab_size=len(tokens), num_classes=num_classes
+        )
     progress("laying out", len(corpora), len(source.splits))
     return TextCorpora(corpora["train"], corpora.get("test"), vocabulary)
 

@@ -220,7 +220,7 @@ def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) ->
             arc_length=jnp.where(h == to_mark, mark, here.arc_length + h),
             norm=flow.norm(z, 1.0),
             log_gradient_norm=arrived.log_gradient_norm,
-            log_time=jnp.logaddexp(here.log_time, _log_duration(h, local, arrived)),
+            log_time=jnp.logaddexp(here.log_time, jnp.log(h) + _log_mean_time(h, local, arrived)),
         )
         error = flow.norm(error) / (rtol * (there.norm + flow.unit))
         error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
@@ -232,13 +232,13 @@ def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) ->
         record = ok & (h == to_mark)
         row = jnp.where(record, state.count, points)
         accepted, rejected = state.accepted + ok, state.rejected + ~ok
+        sine = flow.sine(here.z, local.velocity)
         stops = {
             Stop.NORM: here.norm >= until_norm,
             Stop.ARC_LENGTH: here.arc_length >= until_arc_length,
             Stop.STATIONARY: local.still,
-            Stop.DIRECTION: (flow.sine(here.z, local.velocity) <= until_direction)
-            & (here.arc_length >= first),
-            Stop.FAILED: h_next < 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit),
+            Stop.DIRECTION: (sine <= until_direction) & (here.arc_length >= first),
+            Stop.FAILED: ~(h_next >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit)),
             Stop.STEP_BUDGET: accepted + rejected >= max_steps,
         }
         return _State(
@@ -255,7 +255,13 @@ def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) ->
     # The first step has length 0: it evaluates the flow at the start and lands on the first mark.
     z = jnp.zeros_like(flow.offset)
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    here = _Row(z=z, arc_length=zero, norm=flow.norm(z, 1.0), log_gradient_norm=zero, log_time=zero - jnp.inf)
+    here = _Row(
+        z=z,
+        arc_length=zero,
+        norm=flow.norm(z, 1.0),
+        log_gradient_norm=jnp.asarray(jnp.nan),
+        log_time=-jnp.asarray(jnp.inf),
+    )
     state = _State(
         here=here,
         local=Local(z, jnp.outer(z, z), zero, zero, zero > 0),
@@ -291,17 +297,18 @@ def _distance_to_sphere(norm, ahead, radius):
     return (1 + 1e-6) * distance
 
 
-def _log_duration(h, start, end):
-    """Compute log ∫ exp(-ℓ) ds over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
+def _log_mean_time(h, start, end):
+    """Compute log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
     ∫ exp of a straight line is exact at any size; one extrapolation from the step's two halves makes
     the rule of order 4 where ℓ bends.
     """
-    x, y = -start.log_gradient_norm, -end.log_gradient_norm
+    # A gradient of exactly zero would take forever: a finite exponent keeps NaN out.
+    x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
     middle = (x + y) / 2 + h / 8 * (end.log_slope - start.log_slope)
     whole = _log_mean_exp(x, y)
     halves = jnp.logaddexp(_log_mean_exp(x, middle), _log_mean_exp(middle, y)) - jnp.log(2)
-    return jnp.log(h) + halves + jnp.log1p((1 - jnp.minimum(jnp.exp(whole - halves), 2)) / 3)
+    return halves + jnp.log1p((1 - jnp.minimum(jnp.exp(whole - halves), 2)) / 3)
 
 
 def _log_mean_exp(x, y):

@@ -178,7 +178,7 @@ def _run_unit(
         tokens = pd.concat([tokens, _token_rows(columns, unit, phase.name, loaded)], ignore_index=True)
     last = Position(len(settings.phases) - 1, done, failures)
     folder.save(unit.name, state, last, records, tokens)
-    folder.finish_unit(unit.name, records, tokens, failures)
+    folder.finish_unit(unit.name, _with_best(records), tokens, failures)
 
 
 class _Pace:
@@ -233,6 +233,14 @@ def _rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) ->
             "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel(),
         }
     )
+
+
+def _with_best(records: pd.DataFrame) -> pd.DataFrame:
+    """Add the best test accuracy so far within the phase, at every step."""
+    accuracy = records[records["metric"] == "test_accuracy"]
+    best = accuracy.groupby(["seed", "phase"])["value"].cummax()
+    added = accuracy.assign(metric="best_test_accuracy", value=best)
+    return pd.concat([records, added], ignore_index=True)
 
 
 def _token_rows(

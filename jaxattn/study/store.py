@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -185,12 +185,16 @@ class Store:
         try:
             yield
         except (OSError, ValueError) as error:
-            number = error.errno if isinstance(error, OSError) else None
-            full = number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+            # Orbax reports a full disk as a ValueError.
+            full = "No space left" in str(error) or getattr(error, "errno", None) in (
+                errno.ENOSPC,
+                errno.EDQUOT,
+            )
             if not (full or isinstance(error, OSError)):
                 raise
+            cause = getattr(error, "strerror", None) or str(error)
             free = shutil.disk_usage(_existing(path)).free / 2**20
-            reason = f"the disk is full ({free:.0f} MiB left)" if full else (error.strerror or str(error))
+            reason = f"the disk is full ({free:.0f} MiB left)" if full else cause
             raise RunError(
                 f"{path}: cannot be written: {reason}; what is already there is kept, "
                 "mend this and run the same command again to continue"
@@ -236,6 +240,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    entries: Iterable[tuple[Any, Any]]
     if isinstance(tree, dict):
         entries = tree.items()
     elif isinstance(tree, list) and tree and isinstance(tree[0], dict):

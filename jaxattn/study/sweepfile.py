@@ -156,7 +156,7 @@ def _parse(text: str) -> Any:
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
             flat |= _flatten(value, f"{prefix}{key}.")

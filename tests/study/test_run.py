@@ -79,6 +79,14 @@ def test_numbers_equal_the_phases_written_out_seed_by_seed(finished):
         np.testing.assert_allclose(value["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-4)
 
 
+def test_best_test_accuracy_is_the_running_maximum_of_each_seed_and_phase(finished):
+    records, _ = tables(finished)
+    wide = records.pivot(index=["seed", "phase", "step"], columns="metric", values="value")
+    for _, curve in wide.groupby(["seed", "phase"]):
+        expected = np.maximum.accumulate(curve["test_accuracy"].to_numpy())
+        np.testing.assert_array_equal(curve["best_test_accuracy"], expected)
+
+
 def test_a_finished_run_is_not_run_again(finished, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in finished.glob("*.parquet")}
     monkeypatch.setattr(run, "_run_unit", None)
