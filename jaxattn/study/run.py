@@ -1,5 +1,6 @@
 """Running a study: every cell, seeds together, phase after phase, with checkpoints on the way."""
 
+import math
 import signal
 import threading
 import time
@@ -151,13 +152,14 @@ def _run_unit(
             upcoming = [step for step in made.probe_steps if step > done]
         else:
             state, done, upcoming = made.init(params), 0, made.probe_steps
-        pace = _Pace()
+        pace, loss = _Pace(), math.nan
         for step in upcoming:
             before = _copy(state.params) if made.law else None
             while done < step and not stop.is_set():
                 taken = pace.block(step - done)
                 state = pace.timed(made.advance, state, loaded.corpora, jnp.int32(taken))
                 done += taken
+                report(phase.name, done, (number + done / made.steps) / len(settings.phases), loss)
                 if time.monotonic() - saved > CHECKPOINT_EVERY_S and done < step:
                     folder.save(unit.name, state, Position(number, done, failures), records, tokens)
                     saved = time.monotonic()
@@ -167,8 +169,9 @@ def _run_unit(
                     measured["one_step_error"] = made.law((before, state.params), loaded.corpora)
                 measured = jax.device_get(measured)
                 records = pd.concat([records, _rows(measured, unit, phase.name, step)], ignore_index=True)
-                share = (number + step / made.steps) / len(settings.phases)
-                report(phase.name, step, share, float(np.median(measured["loss"])))
+                finite = measured["loss"][np.isfinite(measured["loss"])]
+                loss = float(np.median(finite)) if finite.size else math.nan
+                report(phase.name, step, (number + step / made.steps) / len(settings.phases), loss)
             if stop.is_set():
                 folder.save(unit.name, state, Position(number, done, failures), records, tokens)
                 raise Interrupted

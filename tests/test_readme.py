@@ -1,0 +1,30 @@
+import re
+from pathlib import Path
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
+    (cell,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names: dict = {}
+    exec(compile(cell, "README.md", "exec"), names)
+    assert names["alpha"].shape == (64,)
+    assert names["logits"].shape == (256,)
+    assert names["params"].E.shape == (64, 1024)
+    assert names["loss"].shape == ()
+    assert names["corpus2"].num_sequences == 2
+
+
+def test_the_sweep_file_of_the_readme_is_valid(tmp_path):
+    from jaxattn.study import sweepfile
+
+    (text,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "my_study.toml").write_text(text, encoding="utf-8")
+    assert sweepfile.load(tmp_path / "my_study.toml").name == "my_study"
+
+
+def test_every_path_that_the_readme_links_to_exists():
+    root = Path(__file__).parents[1]
+    links = re.findall(r"\]\(((?!http)[^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not (root / link).exists()] == []
