@@ -13,6 +13,9 @@ def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
     assert names["params"].E.shape == (64, 1024)
     assert names["loss"].shape == ()
     assert names["corpus2"].num_sequences == 2
+    assert names["mm"].feasible
+    assert names["mm"].duality_gap < 1e-10
+    assert 1 - names["cosine"] < 1e-5
 
 
 def test_the_sweep_file_of_the_readme_is_valid(tmp_path):

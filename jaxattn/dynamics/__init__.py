@@ -1,7 +1,19 @@
-"""Dynamics: how parameters move. One step, descent."""
+"""Dynamics: how parameters move. One step, descent, exact gradient flow."""
 
 from jaxattn.dynamics.descent import Descent, descent, run
+from jaxattn.dynamics.exact_flow import Path, exact_flow
 from jaxattn.dynamics.one_step import loss, loss_and_gradients, one_step
 from jaxattn.dynamics.optimizers import optimizer, schedule
 
-__all__ = ["Descent", "descent", "loss", "loss_and_gradients", "one_step", "optimizer", "run", "schedule"]
+__all__ = [
+    "Descent",
+    "Path",
+    "descent",
+    "exact_flow",
+    "loss",
+    "loss_and_gradients",
+    "one_step",
+    "optimizer",
+    "run",
+    "schedule",
+]

@@ -15,8 +15,9 @@ from jaxtyping import Array, Float
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.direction import Force, entry_slots, token_curvature, token_force
 
-# A force this small against the forces it is the sum of is rounding: a stationary point.
-STATIONARY = 1e-10
+# Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
+# so far that this leaves the direction of their sum fewer digits than these, it is not followed.
+RESOLUTION = 1e-4
 
 
 @struct.dataclass
@@ -28,14 +29,14 @@ class Local:
         jacobian: ∂u/∂z, (r, r).
         log_gradient_norm: log ‖∂L/∂p‖, ().
         log_slope: its derivative by arc length, ().
-        still: whether the gradient is zero up to rounding, ().
+        balanced: whether the forces cancel up to rounding, ().
     """
 
     velocity: Array
     jacobian: Array
     log_gradient_norm: Array
     log_slope: Array
-    still: Array
+    balanced: Array
 
 
 @struct.dataclass
@@ -72,6 +73,10 @@ class Coordinates:
         """Compute B Bᵀ x."""
         return x if self.basis is None else self.lift @ x
 
+    def inner(self, x: Float[Array, "r"], y: Float[Array, "r"]) -> Float[Array, ""]:
+        """Compute Bᵀx · Bᵀy."""
+        return x @ self.metric(y)
+
     def norm(self, x: Float[Array, "r"], multiple: Float[Array, ""] | float = 0.0) -> Float[Array, ""]:
         """Compute ‖Bᵀ x + multiple · p_0‖."""
         square = x @ (self.metric(x) + 2 * multiple * self.offset) + multiple**2 * (self.start @ self.start)
@@ -99,12 +104,13 @@ class Coordinates:
         curvature = token_curvature(self.corpus, force) @ self.lift
         curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / _positive(size)
         along = self.metric(velocity) @ curvature
+        rounding = jnp.finfo(z.dtype).eps * (1 + self.norm(z, 1.0) / self.unit) * force.gross
         return Local(
             velocity=velocity,
             jacobian=curvature - jnp.outer(velocity, along),
             log_gradient_norm=force.log_scale + jnp.log(size),
             log_slope=along @ velocity,
-            still=size * self.unit <= STATIONARY * force.gross,
+            balanced=RESOLUTION * size * self.unit <= rounding,
         )
 
     def _pull(self, z: Array) -> tuple[Array, Force]:

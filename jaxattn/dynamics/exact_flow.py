@@ -25,7 +25,14 @@ from jaxattn.errors import InputError
 
 
 class Stop(enum.IntEnum):
-    """Why a path ends."""
+    """Why a path ends.
+
+    NORM, ARC_LENGTH, DIRECTION, STEP_BUDGET: an end that was asked for.
+    STATIONARY: the gradient is exactly zero.
+    BALANCED: the forces of the sequences cancel up to rounding. Either p is a finite stationary point, or
+        p goes on to grow in directions whose forces are too weak beside the others for float64 to tell.
+    FAILED: NaN, or a step too short to represent.
+    """
 
     RUNNING = 0
     NORM = 1
@@ -33,7 +40,8 @@ class Stop(enum.IntEnum):
     DIRECTION = 3
     STEP_BUDGET = 4
     STATIONARY = 5
-    FAILED = 6
+    BALANCED = 6
+    FAILED = 7
 
 
 @struct.dataclass
@@ -222,23 +230,28 @@ def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) ->
             log_gradient_norm=arrived.log_gradient_norm,
             log_time=jnp.logaddexp(here.log_time, jnp.log(h) + _log_mean_time(h, local, arrived)),
         )
-        error = flow.norm(error) / (rtol * (there.norm + flow.unit))
+        steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
+        error = flow.norm(error) / jnp.minimum(rtol * (there.norm + flow.unit), 0.01 / steepest)
         error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
-        ok = error <= 1
-        h_free = h * jnp.clip(0.8 * error ** (-1 / rosenbrock.ORDER), 0.2, 5.0)
+        # A path of unit speed that turns back within a step has run over a stationary point.
+        turns = flow.inner(local.velocity, arrived.velocity) < 0
+        ok = (error <= 1) & ~turns
+        h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / rosenbrock.ORDER), 0.2, 5.0))
         # A step cut short to land somewhere says nothing against the length that was planned.
         h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
         here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
         record = ok & (h == to_mark)
         row = jnp.where(record, state.count, points)
         accepted, rejected = state.accepted + ok, state.rejected + ~ok
+        short = ~(h_next >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))
         sine = flow.sine(here.z, local.velocity)
         stops = {
             Stop.NORM: here.norm >= until_norm,
             Stop.ARC_LENGTH: here.arc_length >= until_arc_length,
-            Stop.STATIONARY: local.still,
+            Stop.STATIONARY: jnp.isneginf(local.log_gradient_norm),
+            Stop.BALANCED: local.balanced | (turns & short),
             Stop.DIRECTION: (sine <= until_direction) & (here.arc_length >= first),
-            Stop.FAILED: ~(h_next >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit)),
+            Stop.FAILED: short,
             Stop.STEP_BUDGET: accepted + rejected >= max_steps,
         }
         return _State(
@@ -290,6 +303,8 @@ def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) ->
 
 def _distance_to_sphere(norm, ahead, radius):
     """Compute how far straight on the sphere ‖p‖ = radius is, from p with p · dp/ds = ahead."""
+    # An infinite radius would make NaN of the quotient below.
+    radius = jnp.minimum(radius, 1e150)
     square = jnp.maximum((radius - norm) * (radius + norm), 0)
     root = jnp.sqrt(ahead**2 + square)
     distance = jnp.where(ahead > 0, square / (root + ahead), root - ahead)
@@ -305,7 +320,8 @@ def _log_mean_time(h, start, end):
     """
     # A gradient of exactly zero would take forever: a finite exponent keeps NaN out.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
-    middle = (x + y) / 2 + h / 8 * (end.log_slope - start.log_slope)
+    bend = jnp.clip(h / 8 * (end.log_slope - start.log_slope), -1, 1)
+    middle = (x + y) / 2 + bend
     whole = _log_mean_exp(x, y)
     halves = jnp.logaddexp(_log_mean_exp(x, middle), _log_mean_exp(middle, y)) - jnp.log(2)
     return halves + jnp.log1p((1 - jnp.minimum(jnp.exp(whole - halves), 2)) / 3)

@@ -1,5 +1,20 @@
 """Theory: what the dynamics should do, and how to tell that it did."""
 
+from jaxattn.theory.certificate import MaxMargin
+from jaxattn.theory.geometry import cosine, one_minus_cosine
+from jaxattn.theory.max_margin import max_margin, max_margin_batch
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
+from jaxattn.theory.selection import Selection, selection, selection_of
 
-__all__ = ["one_step_error", "predicted_values"]
+__all__ = [
+    "MaxMargin",
+    "Selection",
+    "cosine",
+    "max_margin",
+    "max_margin_batch",
+    "one_minus_cosine",
+    "one_step_error",
+    "predicted_values",
+    "selection",
+    "selection_of",
+]

@@ -1,0 +1,235 @@
+"""The answer to a max-margin problem, with a certificate computed from E and the multipliers alone."""
+
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import struct
+
+from jaxattn.theory.constraints import Constraints
+from jaxattn.trees import Leaf
+
+# A margin below this share of the longest embedding is rounding, and counts as none.
+INFEASIBLE = 1e-11
+# Tokens whose embeddings differ by less than this share of the longest one are the same to a solver.
+COINCIDE = 1e-13
+# Ties must hold to this share of the margin for p to count as feasible.
+_UNTIED = 1e-8
+
+
+class Status(IntEnum):
+    """How a max-margin problem ended."""
+
+    SOLVED = 0
+    NOTHING = 1
+    LOOSE = 2
+    INFEASIBLE = 3
+    CIRCLE = 4
+    UNDECIDED = 5
+    INVALID = 6
+
+
+_REASONS = {
+    Status.SOLVED: "solved to the tolerance",
+    Status.NOTHING: "every token of every sequence is selected: nothing to separate, p = 0",
+    Status.LOOSE: "p separates the selection, but its duality gap is above the tolerance",
+    Status.INFEASIBLE: "no direction separates the selection: the multipliers sum its differences to zero",
+    Status.CIRCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a circle",
+    Status.UNDECIDED: "undecided: the solver found neither a separating direction nor a proof of none",
+    Status.INVALID: "not tried: E holds NaN or inf, or a sequence has no selected token",
+}
+
+
+@struct.dataclass
+class MaxMargin:
+    """A max-margin direction and its certificate. NumPy arrays, float64; a batch adds a leading axis.
+
+    With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest
+    margin of any unit direction lies between `margin` and `margin_bound`, so
+
+        ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap).
+
+    If the problem is infeasible, Σ λ (E_s - E_s') + Σ μ (E_s - E_s'') ≈ 0 with Σ λ = 1: no direction
+    can have a positive product with every difference.
+
+    Attributes:
+        p: (d,); the shortest vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
+        margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there is no pair.
+        margin_bound: (); upper bound on the margin, ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ.
+        pairs: (k, 2) int32; the support: pairs (s, s') with positive multiplier.
+        multipliers: (k,); λ of the support; 0 for the padding of a batch.
+        ties: (t, 2) int32; tied tokens, each with the smallest token of its class.
+        tie_multipliers: (t,); μ, of any sign.
+        primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
+        dual_residual: (); distance of the solver's own p from that of its multipliers, relative to ‖p‖;
+            if infeasible ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ relative to the longest embedding.
+        duality_gap: (); 1 - (margin / margin_bound)², the relative gap of ½ ‖p‖²; 1 if not feasible.
+        num_pairs: () int; distinct pairs of the problem.
+        iterations: () int; iterations of the solver.
+        status: () int8; a `Status`.
+        solver: which solver ran (static).
+    """
+
+    p: Leaf
+    margin: Leaf
+    margin_bound: Leaf
+    pairs: Leaf
+    multipliers: Leaf
+    ties: Leaf
+    tie_multipliers: Leaf
+    primal_residual: Leaf
+    dual_residual: Leaf
+    duality_gap: Leaf
+    num_pairs: Leaf
+    iterations: Leaf
+    status: Leaf
+    solver: str = struct.field(pytree_node=False, default="")
+
+    @property
+    def feasible(self) -> Leaf:
+        """Whether p satisfies all constraints; bool, or (S,) bool for a batch."""
+        feasible = np.isin(self.status, [Status.SOLVED, Status.NOTHING, Status.LOOSE])
+        return bool(feasible) if feasible.ndim == 0 else feasible
+
+    @property
+    def reason(self) -> str | list[str]:
+        """How the problem ended, in words; a list for a batch."""
+        if np.ndim(self.status) == 0:
+            return _REASONS[Status(int(self.status))]
+        return [_REASONS[Status(int(status))] for status in self.status]
+
+
+class Solution(NamedTuple):
+    """What a solver hands over: nothing in it is taken on trust.
+
+    Attributes:
+        p: (r,) float64; direction in the solver's coordinates, of any length.
+        multipliers: (m,) float64; λ of every pair, of any scale.
+        iterations: iterations used.
+    """
+
+    p: np.ndarray
+    multipliers: np.ndarray
+    iterations: int
+
+
+def certify(
+    E: np.ndarray,
+    constraints: Constraints,
+    multipliers: np.ndarray,
+    tie_multipliers: np.ndarray,
+    p: np.ndarray,
+    *,
+    tolerance: float,
+    iterations: int = 0,
+    solver: str = "",
+) -> MaxMargin:
+    """Recompute p from E and the multipliers, scale it to feasibility, and bound the margin both ways.
+
+    Args:
+        E: (V, d) float64.
+        constraints: m pairs and t ties.
+        multipliers: (m,); λ of any scale; negative ones count as 0.
+        tie_multipliers: (t,); μ at the same scale.
+        p: (d,); the solver's own direction, of any length.
+        tolerance: largest duality gap of a solved problem.
+        iterations: for the statistics.
+        solver: for the statistics.
+
+    Returns:
+        The answer.
+    """
+    better, worse, ties, _ = constraints
+    if len(better) == 0:
+        return unsolved(Status.NOTHING, E.shape[1], ties=ties, solver=solver)
+    support = np.flatnonzero(multipliers > 0)
+    weight, pairs = multipliers[support], np.stack([better[support], worse[support]], axis=1)
+    total = weight.sum()
+    weight, tie_weight = weight / total, tie_multipliers / total
+    w = _combine(E, pairs, weight) + _combine(E, ties, tie_weight)
+    length = np.linalg.norm(w)
+    longest = np.sqrt(np.square(E).sum(axis=1).max())
+
+    scores = E @ w
+    lowest = (scores[better] - scores[worse]).min()
+    untied = np.abs(scores[ties[:, 0]] - scores[ties[:, 1]]).max(initial=0.0)
+    found: dict[str, Any] = {
+        "pairs": pairs,
+        "ties": ties,
+        "num_pairs": len(better),
+        "iterations": iterations,
+        "margin_bound": length,
+        "solver": solver,
+    }
+    rounding = INFEASIBLE * longest
+    if not (lowest > rounding * length and untied <= _UNTIED * lowest):
+        proven = length <= rounding
+        answer = unsolved(Status.INFEASIBLE if proven else Status.UNDECIDED, E.shape[1])
+        residual = length / longest
+        return replace(
+            answer, multipliers=weight, tie_multipliers=tie_weight, dual_residual=residual, **found
+        )
+    p_mm = w / lowest
+    scores = E @ p_mm
+    violation = 1 - (scores[better] - scores[worse]).min()
+    margin = lowest / length
+    gap = max(0.0, 1 - (margin / length) ** 2)
+    return MaxMargin(
+        p=p_mm,
+        margin=margin,
+        multipliers=weight / lowest,
+        tie_multipliers=tie_weight / lowest,
+        primal_residual=max(violation, untied / lowest, 0.0),
+        dual_residual=np.linalg.norm(p / np.linalg.norm(p) - w / length),
+        duality_gap=gap,
+        status=np.int8(Status.SOLVED if gap <= tolerance else Status.LOOSE),
+        **found,
+    )
+
+
+def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None, solver: str = "") -> MaxMargin:
+    """Make the answer to a problem without pairs, or to one that was not solved."""
+    nothing = status == Status.NOTHING
+    ties = np.zeros((0, 2), np.int32) if ties is None else ties
+    return MaxMargin(
+        p=np.full(dim, 0.0 if nothing else np.nan),
+        margin=np.float64(np.inf if nothing else 0.0),
+        margin_bound=np.float64(np.inf),
+        pairs=np.zeros((0, 2), np.int32),
+        multipliers=np.zeros(0),
+        ties=ties,
+        tie_multipliers=np.zeros(len(ties)),
+        primal_residual=np.float64(0.0 if nothing else np.nan),
+        dual_residual=np.float64(0.0 if nothing else np.nan),
+        duality_gap=np.float64(0.0 if nothing else 1.0),
+        num_pairs=0,
+        iterations=0,
+        status=np.int8(status),
+        solver=solver,
+    )
+
+
+def bounds(rows: np.ndarray, multipliers: np.ndarray) -> tuple[float, float]:
+    """Bound the largest margin of a unit direction from below and above.
+
+    min(A w) / ‖w‖ ≤ margin ≤ ‖w‖ / Σ λ  with  w = Aᵀ λ.
+
+    Args:
+        rows: (m, r); the differences A.
+        multipliers: (m,); λ ≥ 0, not all zero.
+
+    Returns:
+        The two bounds.
+    """
+    w = rows.T @ multipliers
+    length = np.linalg.norm(w)
+    return (rows @ w).min() / max(length, np.finfo(float).tiny), length / multipliers.sum()
+
+
+def _combine(E: np.ndarray, pairs: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Compute Σ weight (E_s - E_s') through the vocabulary, so that no (pairs, d) array is needed."""
+    vocab = len(E)
+    return E.T @ (
+        np.bincount(pairs[:, 0], weight, minlength=vocab) - np.bincount(pairs[:, 1], weight, minlength=vocab)
+    )

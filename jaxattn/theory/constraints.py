@@ -1,0 +1,107 @@
+"""The distinct constraints of a selection: which token must outscore which, and which tokens tie."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import breadth_first_order, connected_components
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.errors import InputError
+from jaxattn.theory.selection import Selection
+
+
+class Constraints(NamedTuple):
+    """Constraints on scores a = E p: a[better] ≥ a[worse] + 1 and a[ties[:, 0]] = a[ties[:, 1]].
+
+    Tied tokens form classes with one score; `ties` compares each token with the smallest of its class.
+    Two pairs that differ by tied tokens only are one constraint and appear once, so there are never
+    more pairs than (sequence, token) entries in the corpus.
+
+    Attributes:
+        better: (m,) int32; the selected token of each pair.
+        worse: (m,) int32; the unselected token of each pair, from the same sequence.
+        ties: (t, 2) int32; pairs of tied tokens.
+        leader: (V,) int32; the smallest token of each token's tie class.
+    """
+
+    better: np.ndarray
+    worse: np.ndarray
+    ties: np.ndarray
+    leader: np.ndarray
+
+
+def constraints(corpus: Corpus, selection: Selection) -> Constraints:
+    """List the distinct constraints of a selection, on the host.
+
+    Args:
+        corpus: n sequences over V tokens.
+        selection: selected tokens of each sequence, at least one.
+
+    Returns:
+        The constraints, sorted by class of the better token, then by class of the worse.
+
+    Raises:
+        InputError: the selection is for another corpus, or a sequence has no selected token.
+    """
+    vocab, mask = corpus.vocab_size, np.asarray(selection.mask)
+    if mask.shape != corpus.bags.index.shape:
+        raise InputError(
+            f"selection: made for bags {mask.shape}, not {corpus.bags.index.shape}; make it anew"
+        )
+    present = np.asarray(corpus.bags.count) > 0
+    owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], mask.shape)
+    sequence, token, chosen = owner[present], np.asarray(corpus.bags.index)[present], mask[present]
+    token = token.astype(np.int32)
+
+    first = np.full(corpus.num_sequences, vocab, np.int32)
+    np.minimum.at(first, sequence[chosen], token[chosen])
+    if (first == vocab).any():
+        where = int(np.argmax(first == vocab))
+        raise InputError(f"selection: sequence {where} has no selected token; select at least one in each")
+
+    leader = _leaders(first[sequence[chosen]], token[chosen], vocab)
+    tied = np.flatnonzero(leader != np.arange(vocab)).astype(np.int32)
+    key = leader[first[sequence[~chosen]]].astype(np.int64) * vocab + leader[token[~chosen]]
+    distinct = np.unique(key, return_index=True)[1]
+    return Constraints(
+        better=first[sequence[~chosen]][distinct],
+        worse=token[~chosen][distinct],
+        ties=np.stack([leader[tied], tied], axis=1),
+        leader=leader,
+    )
+
+
+def circle(constraints: Constraints) -> np.ndarray:
+    """Find pairs that contradict each other whatever the embeddings: a > b > ... > a up to ties.
+
+    Args:
+        constraints: the constraints.
+
+    Returns:
+        (k,) int; the numbers of the pairs around one circle, empty if there is none.
+    """
+    leader = constraints.leader
+    vocab = len(leader)
+    tail, head = leader[constraints.better], leader[constraints.worse]
+    pair = np.arange(1, len(tail) + 1)  # from 1, since a sparse matrix drops zeros
+    graph = csr_array(coo_array((pair, (tail, head)), shape=(vocab, vocab)))
+    component = connected_components(graph, directed=True, connection="strong")[1]
+    inside = np.flatnonzero(component[tail] == component[head])
+    if len(inside) == 0:
+        return inside
+    closing = inside[0]
+    before = breadth_first_order(graph, head[closing], directed=True)[1]
+    around, node = [closing], tail[closing]
+    while node != head[closing]:
+        around.append(graph[before[node], node] - 1)
+        node = before[node]
+    return np.array(around)
+
+
+def _leaders(one: np.ndarray, other: np.ndarray, vocab: int) -> np.ndarray:
+    graph = coo_array((np.ones(len(one), bool), (one, other)), shape=(vocab, vocab))
+    group = connected_components(graph, directed=False)[1]
+    smallest = np.full(vocab, vocab, np.int32)
+    np.minimum.at(smallest, group, np.arange(vocab, dtype=np.int32))
+    return smallest[group]

@@ -1,0 +1,238 @@
+"""The max-margin direction of a selection, for one problem or for many, small or large."""
+
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.errors import InputError
+from jaxattn.theory.active_set import active_set
+from jaxattn.theory.certificate import MaxMargin, Solution, Status, certify, unsolved
+from jaxattn.theory.constraints import Constraints, circle, constraints
+from jaxattn.theory.interior_point import interior_point
+from jaxattn.theory.least_distance import least_distance
+from jaxattn.theory.selection import Selection, require_finite
+
+# Entries of the matrix of differences up to which the exact method takes well under a second.
+_SMALL = 1_000_000
+_SOLVERS = ("auto", "exact", "interior", "cutting")
+
+
+class _Problem(NamedTuple):
+    """One problem in the coordinates its solver works in.
+
+    Attributes:
+        E: (V, d) float64.
+        constraints: the constraints.
+        basis: (d, r) with orthonormal columns that span the embeddings, or None for r = d.
+        rows: (V, r); E in these coordinates, longest row 1, orthogonal to all differences of ties.
+    """
+
+    E: np.ndarray
+    constraints: Constraints
+    basis: np.ndarray | None
+    rows: np.ndarray
+
+    @property
+    def differences(self) -> np.ndarray:
+        return self.rows[self.constraints.better] - self.rows[self.constraints.worse]
+
+
+def max_margin(
+    E: Float[Array | np.ndarray, "V d"],
+    corpus: Corpus,
+    selection: Selection,
+    *,
+    solver: Literal["auto", "exact", "interior", "cutting"] = "auto",
+    tolerance: float = 1e-10,
+) -> MaxMargin:
+    """Find the shortest p that scores selected tokens higher by 1 than the others of their sequence.
+
+        p_mm = argmin ‖p‖²  s.t.  p·(E_s - E_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
+                                  p·(E_s - E_s'') = 0  for s, s'' ∈ S_X.
+
+    A selection that no direction separates is an answer, not an error: `feasible` is False, `reason` says
+    why, and the multipliers prove it. Whatever the solver, the certificate is computed from E and the
+    multipliers, in float64 whether or not JAX has x64 enabled.
+
+    Args:
+        E: (V, d) float; embeddings.
+        corpus: n sequences over V tokens.
+        selection: the selected tokens of each sequence, at least one.
+        solver: "exact" for least-distance programming, "interior" for the method of `max_margin_batch`,
+            "cutting" for constraint generation (millions of pairs), "auto" to choose by size.
+        tolerance: largest relative duality gap of a solved problem.
+
+    Returns:
+        The direction, its margin and its certificate.
+
+    Raises:
+        InputError: E holds NaN or inf, a sequence without selected token, shapes that do not fit, an
+            unknown solver.
+
+    Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
+        (arXiv 2308.16898).
+    """
+    if solver not in _SOLVERS:
+        raise InputError(f"solver: {solver!r}; give one of {', '.join(_SOLVERS)}")
+    require_finite(E=E)
+    problem = _prepare(E, corpus, selection)
+    if isinstance(problem, MaxMargin):
+        return problem
+    pairs, dim = len(problem.constraints.better), problem.rows.shape[1]
+    if solver == "auto":
+        solver = "exact" if pairs * dim <= _SMALL else "cutting"
+    if solver == "exact":
+        solution = least_distance(problem.differences)
+    elif solver == "interior":
+        (solution,) = interior_point([problem.differences])
+    else:
+        solution = active_set(
+            problem.rows,
+            problem.constraints.better,
+            problem.constraints.worse,
+            tolerance=tolerance,
+            max_steps=100 * dim + 1000,
+        )
+    return _conclude(problem, solution, solver=solver, tolerance=tolerance)
+
+
+def max_margin_batch(
+    E: Float[Array | np.ndarray, "S V d"],
+    corpus: Corpus,
+    selection: Selection,
+    *,
+    tolerance: float = 1e-10,
+) -> MaxMargin:
+    """Solve one max-margin problem per seed, all at once.
+
+    Seeds with NaN, with a sequence without selected token, or with an infeasible selection are reported in
+    `status` and `reason` and do not stop the others.
+
+    Args:
+        E: (S, V, d) float; embeddings of each seed.
+        corpus: one corpus for all seeds, or one for each: arrays with a leading axis S.
+        selection: the selection of each seed, mask (S, R, W).
+        tolerance: largest relative duality gap of a solved problem.
+
+    Returns:
+        The answers; each array has a leading axis S, supports and ties are padded with multiplier 0.
+
+    Raises:
+        InputError: shapes that do not fit.
+    """
+    E, mask = np.asarray(E), np.asarray(selection.mask)
+    shared = corpus.labels.ndim == 1
+    if mask.ndim != 3 or len(mask) != len(E) or not (shared or len(corpus.labels) == len(E)):
+        raise InputError(
+            f"E {E.shape}, selection {mask.shape}, labels {corpus.labels.shape}: give one of each per seed"
+        )
+    corpus = jax.tree.map(np.asarray, corpus)
+    answers: list[MaxMargin | None] = []
+    problems: list[_Problem] = []
+    for seed in range(len(E)):
+        own = corpus if shared else jax.tree.map(lambda x, seed=seed: x[seed], corpus)
+        problem = _prepare_or_report(E[seed], own, Selection(mask[seed]))
+        answers.append(problem if isinstance(problem, MaxMargin) else None)
+        if isinstance(problem, _Problem):
+            problems.append(problem)
+    solutions = interior_point([problem.differences for problem in problems]) if problems else []
+    solved = iter(
+        _conclude(problem, solution, solver="interior", tolerance=tolerance)
+        for problem, solution in zip(problems, solutions, strict=True)
+    )
+    return _stack([next(solved) if answer is None else answer for answer in answers])
+
+
+def _prepare_or_report(E: np.ndarray, corpus: Corpus, selection: Selection) -> _Problem | MaxMargin:
+    present = (corpus.bags.count > 0) & selection.mask
+    selected = np.bincount(corpus.bags.owner, present.sum(axis=1), minlength=corpus.num_sequences)
+    if not np.isfinite(E).all() or (selected[: corpus.num_sequences] == 0).any():
+        return unsolved(Status.INVALID, E.shape[1])
+    return _prepare(E, corpus, selection)
+
+
+def _prepare(E: Any, corpus: Corpus, selection: Selection) -> _Problem | MaxMargin:
+    """Set up a problem, or answer it at once if the embeddings do not matter."""
+    E = np.asarray(E, np.float64)
+    if E.ndim != 2 or len(E) != corpus.vocab_size:
+        raise InputError(f"E: shape {E.shape} for V = {corpus.vocab_size} tokens; give (V, d)")
+    found = constraints(corpus, selection)
+    better, worse, ties, _ = found
+    if len(better) == 0:
+        return unsolved(Status.NOTHING, E.shape[1], ties=ties)
+    around = circle(found)
+    if len(around):
+        multipliers = np.zeros(len(better))
+        multipliers[around] = 1
+        # Moving the weight of each tied token to its leader makes the sum vanish exactly.
+        weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
+        answer = certify(E, found, multipliers, 1.0 * weight[ties[:, 1]], E[0], tolerance=0.0)
+        return replace(answer, status=np.int8(Status.CIRCLE))
+    basis, rows = None, E
+    if len(E) < E.shape[1]:
+        basis, triangle = np.linalg.qr(E.T)
+        rows = triangle.T
+    rows = rows / max(np.sqrt(np.square(rows).sum(axis=1).max()), np.finfo(float).tiny)
+    return _Problem(E, found, basis, _untie(rows, ties))
+
+
+def _untie(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """Project the embeddings orthogonally to the differences of tied tokens.
+
+    The shortest p that ties them lies in that subspace, so what is left is a problem without ties.
+    """
+    if len(ties) == 0:
+        return rows
+    _, size, vt = np.linalg.svd(rows[ties[:, 1]] - rows[ties[:, 0]], full_matrices=False)
+    across = vt[size > 1e-12]
+    rows = rows - (rows @ across.T) @ across
+    rows[ties[:, 1]] = rows[ties[:, 0]]
+    return rows
+
+
+def _conclude(problem: _Problem, solution: Solution, *, solver: str, tolerance: float) -> MaxMargin:
+    E, ties = problem.E, problem.constraints.ties
+    better, worse, _, _ = problem.constraints
+    multipliers = np.maximum(solution.multipliers, 0)
+    tie_multipliers = np.zeros(len(ties))
+    if len(ties):
+        w = E.T @ (
+            np.bincount(better, multipliers, minlength=len(E))
+            - np.bincount(worse, multipliers, minlength=len(E))
+        )
+        apart = E[ties[:, 0]] - E[ties[:, 1]]
+        tie_multipliers = -np.linalg.lstsq(apart.T, w, rcond=1e-12)[0]
+    return certify(
+        E,
+        problem.constraints,
+        multipliers,
+        tie_multipliers,
+        solution.p if problem.basis is None else problem.basis @ solution.p,
+        tolerance=tolerance,
+        iterations=solution.iterations,
+        solver=solver,
+    )
+
+
+def _stack(answers: list[MaxMargin]) -> MaxMargin:
+    def pad(x, size):
+        return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
+
+    support = max(len(answer.multipliers) for answer in answers)
+    ties = max(len(answer.tie_multipliers) for answer in answers)
+    answers = [
+        replace(
+            answer,
+            pairs=pad(answer.pairs, support),
+            multipliers=pad(answer.multipliers, support),
+            ties=pad(answer.ties, ties),
+            tie_multipliers=pad(answer.tie_multipliers, ties),
+            solver="interior",
+        )
+        for answer in answers
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
