@@ -111,7 +111,7 @@ def exact_flow(
         last state and does not stop the others.
 
     Raises:
-        InputError: more than two classes, shapes that do not fit, ends that are never reached.
+        InputError: more than two classes, no sequences, shapes that do not fit, ends that are never reached.
 
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282; the method is this library's.
@@ -120,12 +120,15 @@ def exact_flow(
         raise InputError("until_norm and until_arc_length are both infinite; give one of them")
     if points < 3:
         raise InputError(f"points: {points}; a path has at least 3")
+    if not 0 < rtol < 1:
+        raise InputError(f"rtol: {rtol}; give a relative error between 0 and 1")
     seeds = _check(params, corpus)
     with jax.enable_x64(True):
         parts = [(jnp.asarray(x, jnp.float64), x.ndim > base) for x, base in _parts(params)]
         ends = jnp.asarray([until_norm, until_arc_length, until_direction, rtol], jnp.float64)
         arrays, batched = zip(*parts, strict=True)
-        width = width or (16 if jax.default_backend() == "cpu" else seeds or 1)
+        # On a CPU one seed's arrays fit a core's cache, and a slow seed holds up no other.
+        width = width or (1 if jax.default_backend() == "cpu" else seeds or 1)
         return _flow(
             (*arrays, corpus),
             ends,
@@ -147,6 +150,8 @@ def _check(params, corpus) -> int | None:
         raise InputError(
             f"corpus: {corpus.num_classes} classes; the flow is that of the logistic loss of two"
         )
+    if corpus.num_sequences == 0:
+        raise InputError("corpus: no sequences, so there is no loss to descend")
     (*_, V, d), p, v = params.E.shape, params.p.shape, params.v.shape
     if corpus.vocab_size != V or p[-1] != d or v[-1] != d:
         raise InputError(

@@ -75,7 +75,7 @@ def active_set(
         max_steps: most pairs to take in or let go.
 
     Returns:
-        p and the multipliers; if infeasible, the multipliers of the proof.
+        The multipliers; if infeasible, those of the proof.
 
     Source: Goldfarb and Idnani, A numerically stable dual method for solving strictly convex quadratic
         programs, Mathematical Programming 27 (1983), with partial pricing.
@@ -117,7 +117,7 @@ def active_set(
                 full = (1 - n @ p) / (z @ z) if independent else np.inf
                 step = min(partial, full)
                 if step == np.inf:
-                    return Solution(p, spread_out(-fall, [(pool[chosen], 1.0)]), steps)
+                    return Solution(spread_out(-fall, [(pool[chosen], 1.0)]), steps)
                 if independent:
                     p = p + step * z
                 multipliers, own = multipliers - step * fall, own + step
@@ -131,7 +131,7 @@ def active_set(
             violation = 1 - differences @ p
         # The factors hold the active pairs exactly; the running sums have gathered rounding.
         p, multipliers = _restart(factor)
-    return Solution(p, spread_out(multipliers), steps)
+    return Solution(spread_out(multipliers), steps)
 
 
 def _restart(factor: _Factor) -> tuple[np.ndarray, np.ndarray]:

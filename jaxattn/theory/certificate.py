@@ -62,7 +62,7 @@ class MaxMargin:
         ties: (t, 2) int32; tied tokens, each with the smallest token of its class.
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
-        dual_residual: (); distance of the solver's own p from that of its multipliers, relative to ‖p‖;
+        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair;
             if infeasible ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ relative to the longest embedding.
         duality_gap: (); 1 - (margin / margin_bound)², the relative gap of ½ ‖p‖²; 1 if not feasible.
         num_pairs: () int; distinct pairs of the problem.
@@ -101,15 +101,13 @@ class MaxMargin:
 
 
 class Solution(NamedTuple):
-    """What a solver hands over: nothing in it is taken on trust.
+    """What a solver hands over; the certificate takes nothing in it on trust.
 
     Attributes:
-        p: (r,) float64; direction in the solver's coordinates, of any length.
         multipliers: (m,) float64; λ of every pair, of any scale.
         iterations: iterations used.
     """
 
-    p: np.ndarray
     multipliers: np.ndarray
     iterations: int
 
@@ -119,7 +117,6 @@ def certify(
     constraints: Constraints,
     multipliers: np.ndarray,
     tie_multipliers: np.ndarray,
-    p: np.ndarray,
     *,
     tolerance: float,
     iterations: int = 0,
@@ -132,7 +129,6 @@ def certify(
         constraints: m pairs and t ties.
         multipliers: (m,); λ of any scale; negative ones count as 0.
         tie_multipliers: (t,); μ at the same scale.
-        p: (d,); the solver's own direction, of any length.
         tolerance: largest duality gap of a solved problem.
         iterations: for the statistics.
         solver: for the statistics.
@@ -170,18 +166,19 @@ def certify(
         return replace(
             answer, multipliers=weight, tie_multipliers=tie_weight, dual_residual=residual, **found
         )
-    p_mm = w / lowest
-    scores = E @ p_mm
+    p, weight, tie_weight = w / lowest, weight / lowest, tie_weight / lowest
+    scores = E @ p
+    summed = weight @ (E[pairs[:, 0]] - E[pairs[:, 1]]) + tie_weight @ (E[ties[:, 0]] - E[ties[:, 1]])
     violation = 1 - (scores[better] - scores[worse]).min()
     margin = lowest / length
     gap = max(0.0, 1 - (margin / length) ** 2)
     return MaxMargin(
-        p=p_mm,
+        p=p,
         margin=margin,
-        multipliers=weight / lowest,
-        tie_multipliers=tie_weight / lowest,
+        multipliers=weight,
+        tie_multipliers=tie_weight,
         primal_residual=max(violation, untied / lowest, 0.0),
-        dual_residual=np.linalg.norm(p / np.linalg.norm(p) - w / length),
+        dual_residual=np.linalg.norm(p - summed) / np.linalg.norm(p),
         duality_gap=gap,
         status=np.int8(Status.SOLVED if gap <= tolerance else Status.LOOSE),
         **found,

@@ -84,6 +84,8 @@ def circle(constraints: Constraints) -> np.ndarray:
     leader = constraints.leader
     vocab = len(leader)
     tail, head = leader[constraints.better], leader[constraints.worse]
+    if not np.isin(tail, head).any():
+        return np.zeros(0, int)
     pair = np.arange(1, len(tail) + 1)  # from 1, since a sparse matrix drops zeros
     graph = csr_array(coo_array((pair, (tail, head)), shape=(vocab, vocab)))
     component = connected_components(graph, directed=True, connection="strong")[1]

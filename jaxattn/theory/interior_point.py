@@ -7,15 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxattn.theory.certificate import INFEASIBLE, Solution, bounds
-from jaxattn.theory.least_distance import least_distance
-from jaxattn.theory.support import polish
+from jaxattn.theory.certificate import Solution
 
-# Lanes solved together: more do not run faster on a CPU, and take more memory.
-LANES = 64
+# Problems solved together: more do not run faster on a CPU, and take more memory.
+_LANES = 64
 _MAX_ITERATIONS = 60
-# Below this relative complementarity, rounding takes over and the support is known.
+# Below this relative complementarity rounding takes over, and the support is known.
 _COMPLEMENTARITY = 1e-13
+_REFINEMENTS = 3
 
 
 class _State(NamedTuple):
@@ -27,117 +26,147 @@ class _State(NamedTuple):
 
 
 def nearest_point(
-    rows: Float[Array, "m r"], present: Bool[Array, "m"]
-) -> tuple[Float[Array, "r"], Float[Array, "m"], Float[Array, "m"], Int[Array, ""]]:
-    """Find the point of the convex hull of the rows that is nearest to zero. Pure; vmap and jit it.
+    rows: Float[Array, "m r"],
+) -> tuple[Float[Array, "m"], Int[Array, ""]]:
+    """Find the point of the convex hull of the rows that is nearest to zero. Pure: vmap and jit it.
 
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
 
     p_mm = w / ‖w‖², the margin is ‖w‖ = √ρ, and w = 0 if and only if nothing separates the selection: the
-    problem always has a solution, so infeasible lanes of a batch end like all others. Every iteration
-    solves one (r+1) × (r+1) system, twice (predictor and corrector), at O(m r²) cost.
+    problem always has a solution, so infeasible lanes of a batch end like all others. An iteration costs
+    O(m r²) for a system in (w, ρ) that is solved twice, for Mehrotra's predictor and corrector.
 
     Args:
-        rows: (m, r) float64; the differences A, longest about 1.
-        present: (m,) bool; False for rows that are padding. At least one True.
+        rows: (m, r) float64; the differences A, longest about 1. Repeated rows do no harm.
 
     Returns:
-        w (r,); λ (m,), 0 for padding; s (m,); iterations.
+        λ (m,) of any scale; the number of iterations.
 
-    Source: Mehrotra, On the implementation of a primal-dual interior point method (1992).
+    Source: Mehrotra, On the implementation of a primal-dual interior point method, SIAM J. Optim. 2 (1992).
     """
-    number = present.sum()
-    matrix = jnp.where(present[:, None], jnp.concatenate([rows, -jnp.ones((len(rows), 1))], axis=1), 0.0)
-    # The quadratic form is ½ ‖w‖² and the linear one -ρ, in the unknowns z = (w, ρ).
-    curvature = jnp.ones(matrix.shape[1]).at[-1].set(0.0)
+    # In the unknowns z = (w, ρ) the objective is ½ zᵀ diag(curvature) z + linear·z.
+    matrix = jnp.concatenate([rows, -jnp.ones((len(rows), 1))], axis=1)
     linear = jnp.zeros(matrix.shape[1]).at[-1].set(-1.0)
-
-    def longest_step(x, change):
-        blocking = present & (change < 0)
-        return jnp.min(jnp.where(blocking, x / jnp.where(blocking, -change, 1.0), jnp.inf))
+    curvature = 1.0 + linear
 
     def body(state):
         z, slack, multipliers = state.z, state.slack, state.multipliers
-        weight = jnp.where(present, multipliers / slack, 0.0)
-        system = (matrix.T * weight) @ matrix + jnp.diag(curvature)
+        system = (matrix.T * (multipliers / slack)) @ matrix + jnp.diag(curvature)
         factor = jax.scipy.linalg.cho_factor(system, lower=True)
-        primal = jnp.where(present, matrix @ z - slack, 0.0)
+        primal = matrix @ z - slack
         dual = curvature * z + linear - matrix.T @ multipliers
 
         def direction(product):
-            push = jnp.where(present, (product - multipliers * primal) / slack, 0.0)
-            dz = jax.scipy.linalg.cho_solve(factor, matrix.T @ push - dual)
-            ds = jnp.where(present, matrix @ dz + primal, 0.0)
-            return dz, ds, jnp.where(present, (product - multipliers * ds) / slack, 0.0)
+            """Solve the Newton equations with Δs λ + s Δλ = product."""
+            dz = jax.scipy.linalg.cho_solve(
+                factor, matrix.T @ ((product - multipliers * primal) / slack) - dual
+            )
+            ds = matrix @ dz + primal
+            return dz, ds, (product - multipliers * ds) / slack
+
+        def longest(ds, dl):
+            return jnp.minimum(_longest_step(slack, ds), _longest_step(multipliers, dl))
 
         product = slack * multipliers
-        mean = product.sum() / number
         _, ds, dl = direction(-product)
-        step = jnp.minimum(1.0, jnp.minimum(longest_step(slack, ds), longest_step(multipliers, dl)))
-        reached = jnp.sum((slack + step * ds) * (multipliers + step * dl) * present) / number
-        dz, ds, dl = direction((reached / mean) ** 3 * mean - product - ds * dl)
-        step = jnp.minimum(longest_step(slack, ds), longest_step(multipliers, dl))
-        step = jnp.minimum(1.0, 0.995 * step)
+        step = jnp.minimum(1.0, longest(ds, dl))
+        reached = (slack + step * ds) @ (multipliers + step * dl) / product.sum()
+        dz, ds, dl = direction(reached**3 * product.mean() - product - ds * dl)
+        step = jnp.minimum(1.0, 0.995 * longest(ds, dl))
+        broken = ~jnp.isfinite(dz.sum() + dl.sum())
+        step, dz, ds, dl = (jnp.where(broken, 0.0, x) for x in (step, dz, ds, dl))
 
-        new = (z + step * dz, slack + step * ds, multipliers + step * dl)
-        broken = ~jnp.isfinite(step * dz.sum() + dl.sum())
-        z, slack, multipliers = (
-            jnp.where(broken, a, b) for a, b in zip((z, slack, multipliers), new, strict=True)
-        )
-        length = jnp.sum((rows.T @ multipliers) ** 2)
-        complementarity = jnp.sum(slack * multipliers)
-        done = broken | (complementarity <= _COMPLEMENTARITY * length) | (length <= 1e-28)
-        return _State(z, slack, multipliers, state.iteration + 1, done)
+        multipliers = multipliers + step * dl
+        slack = slack + step * ds
+        square = jnp.square(rows.T @ multipliers).sum()
+        done = broken | (slack @ multipliers <= _COMPLEMENTARITY * square) | (square <= 1e-28)
+        return _State(z + step * dz, slack, multipliers, state.iteration + 1, done)
 
-    multipliers = present / number
+    multipliers = jnp.full(len(rows), 1 / len(rows))
     w = rows.T @ multipliers
-    products = rows @ w
-    rho = jnp.min(jnp.where(present, products, jnp.inf)) - 1.0
-    slack = jnp.where(present, products - rho, 0.0)
-    state = _State(jnp.append(w, rho), slack, multipliers, jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+    rho = (rows @ w).min() - 1.0
+    state = _State(jnp.append(w, rho), rows @ w - rho, multipliers, jnp.zeros((), int), jnp.zeros((), bool))
     state = jax.lax.while_loop(lambda s: ~s.done & (s.iteration < _MAX_ITERATIONS), body, state)
-    return state.z[:-1], state.multipliers, state.slack, state.iteration
+    # Relative to their sums, tight pairs have large multipliers and small slack, the others the reverse.
+    tight = state.multipliers * jnp.square(state.z[:-1]).sum() > state.slack
+    return _polish(rows, state.multipliers, tight), state.iteration
+
+
+def _longest_step(x, change):
+    falling = change < 0
+    return jnp.min(jnp.where(falling, x / jnp.where(falling, -change, 1.0), jnp.inf))
+
+
+def _polish(
+    rows: Float[Array, "m r"], multipliers: Float[Array, "m"], tight: Bool[Array, "m"]
+) -> Float[Array, "m"]:
+    """Solve with the tight pairs as equalities, and keep the answer where it is better.
+
+    What `support.polish` does, with r × r matrices only: the pseudo-inverse of M = Aᵀ A over the tight
+    pairs is right to half the digits, and each refinement of A p = 1 and of Aᵀ λ = p doubles them.
+    """
+    active = jnp.where(tight[:, None], rows, 0.0)
+    size, basis = jnp.linalg.eigh(active.T @ active)
+    inverse = jnp.where(size > 1e-13 * size[-1], 1 / size, 0.0)
+
+    def solve(target):
+        return basis @ (inverse * (basis.T @ target))
+
+    p = jnp.zeros(rows.shape[1])
+    for _ in range(_REFINEMENTS):
+        p = p + solve(active.T @ (tight - active @ p))
+    exact = jnp.where(tight, multipliers, 0.0)
+    exact = exact * (jnp.square(p).sum() / exact.sum())
+    for _ in range(_REFINEMENTS):
+        exact = exact + active @ solve(p - active.T @ exact)
+    exact = jnp.maximum(exact, 0.0)
+
+    def bounds(multipliers):
+        w = rows.T @ multipliers
+        length = jnp.sqrt(jnp.square(w).sum())
+        return (rows @ w).min() / length, length / multipliers.sum()
+
+    (lower, upper), (exact_lower, exact_upper) = bounds(multipliers), bounds(exact)
+    return jnp.where((exact_lower > 0) & (exact_lower * upper > lower * exact_upper), exact, multipliers)
 
 
 _batched = jax.jit(jax.vmap(nearest_point))
+_isometric = jax.jit(jax.vmap(lambda E: jnp.linalg.cholesky(jnp.matmul(E, E.T, precision="highest"))))
 
 
 def interior_point(problems: list[np.ndarray]) -> list[Solution]:
-    """Solve many problems of one dimension and exactly finish each on its support.
+    """Solve many problems with one dimension r.
 
     Args:
         problems: differences A of each problem, (m_i, r) float64, longest row about 1, m_i ≥ 1.
 
     Returns:
-        p and the multipliers of each problem.
+        The multipliers of each problem.
     """
     most = max(len(rows) for rows in problems)
-    lanes = min(LANES, len(problems))
+    lanes = min(_LANES, len(problems))
     solutions = []
     for begin in range(0, len(problems), lanes):
         chunk = problems[begin : begin + lanes]
-        # A short last chunk is filled up with its own first problem, so that one program serves all.
-        padded = np.zeros((lanes, most, chunk[0].shape[1]))
-        present = np.zeros((lanes, most), bool)
-        for lane in range(lanes):
-            rows = chunk[lane if lane < len(chunk) else 0]
-            padded[lane, : len(rows)], present[lane, : len(rows)] = rows, True
+        # Rows are repeated up to one size, and so are the lanes of the last chunk: one program serves all.
+        filled = [np.resize(chunk[lane % len(chunk)], (most, chunk[0].shape[1])) for lane in range(lanes)]
         with jax.enable_x64(True):
-            w, multipliers, slack, iterations = (np.asarray(x) for x in _batched(padded, present))
+            multipliers, iterations = (np.asarray(x) for x in _batched(np.stack(filled)))
         for lane, rows in enumerate(chunk):
-            size = len(rows)
-            solutions.append(
-                _finish(rows, w[lane], multipliers[lane, :size], slack[lane, :size], int(iterations[lane]))
-            )
+            summed = np.bincount(np.arange(most) % len(rows), multipliers[lane])
+            solutions.append(Solution(summed, int(iterations[lane])))
     return solutions
 
 
-def _finish(
-    rows: np.ndarray, w: np.ndarray, multipliers: np.ndarray, slack: np.ndarray, iterations: int
-) -> Solution:
-    tight = multipliers > slack / max(w @ w, 1e-28)
-    multipliers = polish(rows, multipliers, tight)
-    lower, upper = bounds(rows, multipliers)
-    if lower < 0 and upper > INFEASIBLE:  # rounding stopped it between a direction and a proof
-        return least_distance(rows)
-    return Solution(w, multipliers, iterations)
+def isometric(E: np.ndarray) -> np.ndarray:
+    """Shorten embeddings to V numbers with the same inner products: L with L Lᵀ = E Eᵀ, for many seeds.
+
+    Args:
+        E: (S, V, d) float.
+
+    Returns:
+        (S, V, V) float64; NaN for a seed whose embeddings are linearly dependent up to rounding.
+    """
+    chunks = [E[begin : begin + _LANES] for begin in range(0, len(E), _LANES)]
+    with jax.enable_x64(True):
+        return np.concatenate([np.asarray(_isometric(np.asarray(chunk, np.float64))) for chunk in chunks])

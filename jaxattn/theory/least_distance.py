@@ -17,13 +17,13 @@ def least_distance(rows: np.ndarray) -> Solution:
         rows: (m, r) float64; the differences A, longest about 1.
 
     Returns:
-        p and the multipliers.
+        The multipliers; if infeasible, those of the proof.
 
     Source: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23, problem LDP.
     """
     lengths = np.linalg.norm(rows, axis=1)
     if lengths.min() <= COINCIDE:
-        return Solution(np.zeros(rows.shape[1]), 1.0 * (lengths == lengths.min()), 0)
+        return Solution(1.0 * (lengths == lengths.min()), 0)
     multipliers = np.full(len(rows), 1 / len(rows))
     height = 1.0
     # Rounding is smallest where h is near the margin, which the first pass finds.
@@ -36,4 +36,4 @@ def least_distance(rows: np.ndarray) -> Solution:
             break
         height = max(bounds(rows, multipliers)[1], 1e-7)
     multipliers = polish(rows, multipliers, multipliers > 0)
-    return Solution(rows.T @ multipliers, multipliers, int((multipliers > 0).sum()))
+    return Solution(multipliers, int((multipliers > 0).sum()))

@@ -12,7 +12,7 @@ from jaxattn.errors import InputError
 from jaxattn.theory.active_set import active_set
 from jaxattn.theory.certificate import MaxMargin, Solution, Status, certify, unsolved
 from jaxattn.theory.constraints import Constraints, circle, constraints
-from jaxattn.theory.interior_point import interior_point
+from jaxattn.theory.interior_point import interior_point, isometric
 from jaxattn.theory.least_distance import least_distance
 from jaxattn.theory.selection import Selection, require_finite
 
@@ -22,18 +22,16 @@ _SOLVERS = ("auto", "exact", "interior", "cutting")
 
 
 class _Problem(NamedTuple):
-    """One problem in the coordinates its solver works in.
+    """One problem as its solver sees it.
 
     Attributes:
         E: (V, d) float64.
         constraints: the constraints.
-        basis: (d, r) with orthonormal columns that span the embeddings, or None for r = d.
-        rows: (V, r); E in these coordinates, longest row 1, orthogonal to all differences of ties.
+        rows: (V, r); E in r = min(V, d) coordinates, longest row 1, orthogonal to the differences of ties.
     """
 
     E: np.ndarray
     constraints: Constraints
-    basis: np.ndarray | None
     rows: np.ndarray
 
     @property
@@ -89,6 +87,7 @@ def max_margin(
         solution = least_distance(problem.differences)
     elif solver == "interior":
         (solution,) = interior_point([problem.differences])
+        return _conclude_or_finish(problem, solution, tolerance=tolerance)
     else:
         solution = active_set(
             problem.rows,
@@ -133,29 +132,34 @@ def max_margin_batch(
     corpus = jax.tree.map(np.asarray, corpus)
     answers: list[MaxMargin | None] = []
     problems: list[_Problem] = []
+    coordinates = isometric(E) if E.shape[1] <= E.shape[2] else E
     for seed in range(len(E)):
         own = corpus if shared else jax.tree.map(lambda x, seed=seed: x[seed], corpus)
-        problem = _prepare_or_report(E[seed], own, Selection(mask[seed]))
+        problem = _prepare_or_report(E[seed], own, Selection(mask[seed]), coordinates[seed])
         answers.append(problem if isinstance(problem, MaxMargin) else None)
         if isinstance(problem, _Problem):
             problems.append(problem)
     solutions = interior_point([problem.differences for problem in problems]) if problems else []
-    solved = iter(
-        _conclude(problem, solution, solver="interior", tolerance=tolerance)
+    solved = (
+        _conclude_or_finish(problem, solution, tolerance=tolerance)
         for problem, solution in zip(problems, solutions, strict=True)
     )
     return _stack([next(solved) if answer is None else answer for answer in answers])
 
 
-def _prepare_or_report(E: np.ndarray, corpus: Corpus, selection: Selection) -> _Problem | MaxMargin:
+def _prepare_or_report(
+    E: np.ndarray, corpus: Corpus, selection: Selection, rows: np.ndarray
+) -> _Problem | MaxMargin:
     present = (corpus.bags.count > 0) & selection.mask
     selected = np.bincount(corpus.bags.owner, present.sum(axis=1), minlength=corpus.num_sequences)
     if not np.isfinite(E).all() or (selected[: corpus.num_sequences] == 0).any():
         return unsolved(Status.INVALID, E.shape[1])
-    return _prepare(E, corpus, selection)
+    return _prepare(E, corpus, selection, rows)
 
 
-def _prepare(E: Any, corpus: Corpus, selection: Selection) -> _Problem | MaxMargin:
+def _prepare(
+    E: Any, corpus: Corpus, selection: Selection, rows: np.ndarray | None = None
+) -> _Problem | MaxMargin:
     """Set up a problem, or answer it at once if the embeddings do not matter."""
     E = np.asarray(E, np.float64)
     if E.ndim != 2 or len(E) != corpus.vocab_size:
@@ -170,14 +174,12 @@ def _prepare(E: Any, corpus: Corpus, selection: Selection) -> _Problem | MaxMarg
         multipliers[around] = 1
         # Moving the weight of each tied token to its leader makes the sum vanish exactly.
         weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
-        answer = certify(E, found, multipliers, 1.0 * weight[ties[:, 1]], E[0], tolerance=0.0)
+        answer = certify(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
         return replace(answer, status=np.int8(Status.CIRCLE))
-    basis, rows = None, E
-    if len(E) < E.shape[1]:
-        basis, triangle = np.linalg.qr(E.T)
-        rows = triangle.T
+    if rows is None or not np.isfinite(rows).all():
+        rows = np.linalg.qr(E.T).R.T if len(E) < E.shape[1] else E
     rows = rows / max(np.sqrt(np.square(rows).sum(axis=1).max()), np.finfo(float).tiny)
-    return _Problem(E, found, basis, _untie(rows, ties))
+    return _Problem(E, found, _untie(rows, ties))
 
 
 def _untie(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
@@ -211,11 +213,19 @@ def _conclude(problem: _Problem, solution: Solution, *, solver: str, tolerance: 
         problem.constraints,
         multipliers,
         tie_multipliers,
-        solution.p if problem.basis is None else problem.basis @ solution.p,
         tolerance=tolerance,
         iterations=solution.iterations,
         solver=solver,
     )
+
+
+def _conclude_or_finish(problem: _Problem, solution: Solution, *, tolerance: float) -> MaxMargin:
+    answer = _conclude(problem, solution, solver="interior", tolerance=tolerance)
+    if answer.status in (Status.SOLVED, Status.INFEASIBLE):
+        return answer
+    # Nearly degenerate: rounding stopped the interior point short of a certificate.
+    exact = least_distance(problem.differences)
+    return _conclude(problem, exact, solver="interior", tolerance=tolerance)
 
 
 def _stack(answers: list[MaxMargin]) -> MaxMargin:

@@ -1,0 +1,158 @@
+"""Max-margin problems of both sizes: many small ones at once, and one of the size of IMDB.
+
+    python benchmarks/max_margin.py --out results/benchmarks
+
+- batch: Assumption 1 with V = 50, n = 200, T = 8, d = 2,048 after one step of η0 = 200, all relevant tokens
+  selected; also one by one with the exact method, which must agree;
+- large: random sequences with Zipf frequencies, n = 25,000, V = 7,800, d = 2,048, E after one step. Four
+  selections: of the initial p; of a p that scores tokens by their posterior difference as well as E
+  allows (many selected tokens); of random scores, which E need not be able to produce; and of a random
+  token of each sequence, which no scores can produce.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxattn as ja
+from jaxattn.data import importance, synthetic
+from jaxattn.theory.max_margin import max_margin, max_margin_batch
+from jaxattn.theory.selection import Selection, selection, selection_of
+
+DIM = 2048
+
+
+def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
+    """Embeddings, corpora and selections of many seeds."""
+    keys = jax.random.split(jax.random.key(0), seeds)
+    corpora = jax.vmap(
+        lambda key: synthetic.assumption1(key, vocab_size=vocab, relevant=relevant, length=8, sequences=200)
+    )(keys)
+    alpha = np.asarray(jax.vmap(importance.average_signed_frequency)(corpora))
+    params = jax.vmap(lambda key: ja.models.one_layer.init(key, vocab_size=vocab, dim=DIM))(keys)
+    E = np.asarray(params.E) + step / 2 * alpha[:, :, None] * np.asarray(params.v)[:, None, :]
+    chosen = jax.vmap(lambda corpus: selection_of(jnp.arange(vocab) < relevant, corpus))(corpora)
+    return E, corpora, chosen
+
+
+def measure_batch(seeds, compare):
+    """Solve all seeds at once, twice; the first time compiles."""
+    E, corpora, chosen = batch_problem(seeds)
+    times = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        answer = max_margin_batch(E, corpora, chosen)
+        times.append(time.perf_counter() - begin)
+    result = {
+        "seeds": seeds,
+        "pairs": [int(answer.num_pairs.min()), int(answer.num_pairs.max())],
+        "first_s": times[0],
+        "again_s": times[1],
+        "solved": int((answer.status == 0).sum()),
+        "largest_gap": float(answer.duality_gap.max()),
+    }
+    if compare:
+        begin = time.perf_counter()
+        exact = [
+            max_margin(E[i], jax.tree.map(lambda x, i=i: x[i], corpora), Selection(chosen.mask[i]))
+            for i in range(seeds)
+        ]
+        result["exact_s"] = time.perf_counter() - begin
+        result["difference"] = max(
+            float(np.linalg.norm(answer.p[i] - one.p) / np.linalg.norm(one.p)) for i, one in enumerate(exact)
+        )
+    return result
+
+
+def large_problem(seed=0, sequences=25_000, vocab=7_800, step=5_000.0):
+    """Draw a corpus with Zipf frequencies that differ between the labels, and E after one step."""
+    rng = np.random.default_rng(seed)
+    frequency, tilt = 1 / (np.arange(vocab) + 2.7), 0.3 * rng.normal(size=vocab)
+    lengths = np.clip(rng.lognormal(np.log(180), 0.6, sequences).astype(int), 10, 1000)
+    labels = np.where(np.arange(sequences) % 2 == 0, 1, -1)
+    tokens = np.empty(lengths.sum(), np.int64)
+    for label in (1, -1):
+        share = frequency * np.exp(label * tilt)
+        where = np.repeat(labels == label, lengths)
+        tokens[where] = rng.choice(vocab, where.sum(), p=share / share.sum())
+    corpus = ja.data.from_flat(tokens, lengths, labels, vocab_size=vocab)
+    params = ja.models.one_layer.init(jax.random.key(seed), vocab_size=vocab, dim=DIM)
+    alpha = np.asarray(importance.average_signed_frequency(corpus), np.float64)
+    E = np.asarray(params.E, np.float64) + step / 2 * alpha[:, None] * np.asarray(params.v, np.float64)
+    return E, np.asarray(params.p, np.float64), corpus, rng
+
+
+def large_selections(E, p, corpus, rng):
+    """Yield named selections."""
+    identity = np.ones(1)
+    count = np.asarray(importance.token_counts(corpus))
+    difference = np.abs(np.nan_to_num(np.asarray(importance.posterior_difference(corpus)))) * (count > 20)
+    aimed = np.linalg.lstsq(E, difference, rcond=None)[0]
+    yield "initial p", selection(p, E, corpus)
+    yield "p aimed at the posterior difference", selection(aimed, E, corpus)
+    yield "random scores", selection(identity, rng.normal(size=(len(E), 1)), corpus)
+    drawn = rng.random(corpus.bags.index.shape) * (np.asarray(corpus.bags.count) > 0)
+    top = np.asarray(corpus.bags.max(jnp.asarray(drawn)))
+    yield "random tokens", Selection(jnp.asarray(drawn >= top[np.asarray(corpus.bags.owner)][:, None]))
+
+
+def measure_large(tolerance):
+    """Solve each selection of the large problem by constraint generation."""
+    E, p, corpus, rng = large_problem()
+    results = []
+    for name, chosen in large_selections(E, p, corpus, rng):
+        begin = time.perf_counter()
+        answer = max_margin(E, corpus, chosen, solver="cutting", tolerance=tolerance)
+        results.append(
+            {
+                "selection": name,
+                "selected_tokens": int(np.asarray(chosen.tokens(corpus)).sum()),
+                "pairs": int(answer.num_pairs),
+                "support": int((answer.multipliers > 0).sum()),
+                "seconds": time.perf_counter() - begin,
+                "iterations": int(answer.iterations),
+                "margin": float(answer.margin),
+                "margin_bound": float(answer.margin_bound),
+                "gap": float(answer.duality_gap),
+                "reason": answer.reason,
+            }
+        )
+        print(json.dumps(results[-1], ensure_ascii=False), flush=True)
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[64, 1000])
+    parser.add_argument("--tolerance", type=float, default=1e-10, help="relative gap of the large problem")
+    parser.add_argument("--only", choices=["batch", "large"])
+    parser.add_argument("--out", type=Path, help="folder for max_margin.json")
+    arguments = parser.parse_args()
+
+    result = {"batch": [], "large": []}
+    if arguments.only != "large":
+        for seeds in arguments.seeds:
+            result["batch"].append(measure_batch(seeds, compare=seeds <= 100))
+            print(json.dumps(result["batch"][-1]), flush=True)
+    if arguments.only != "batch":
+        result["large"] = measure_large(arguments.tolerance)
+    result["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    result["machine"] = {"processor": platform.machine(), "cores": os.cpu_count(), "jax": jax.__version__}
+    print(f"peak memory {result['peak_memory_mb']:,.0f} MB")
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "max_margin.json").write_text(
+            json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
