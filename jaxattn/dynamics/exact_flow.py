@@ -111,7 +111,7 @@ def exact_flow(
         last state and does not stop the others.
 
     Raises:
-        InputError: more than two classes, no sequences, shapes that do not fit, ends that are never reached.
+        InputError: more than two classes, shapes that do not fit, ends that are never reached.
 
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282; the method is this library's.
@@ -150,8 +150,6 @@ def _check(params, corpus) -> int | None:
         raise InputError(
             f"corpus: {corpus.num_classes} classes; the flow is that of the logistic loss of two"
         )
-    if corpus.num_sequences == 0:
-        raise InputError("corpus: no sequences, so there is no loss to descend")
     (*_, V, d), p, v = params.E.shape, params.p.shape, params.v.shape
     if corpus.vocab_size != V or p[-1] != d or v[-1] != d:
         raise InputError(
