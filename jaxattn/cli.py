@@ -40,6 +40,7 @@ def run(
     from jaxattn.study.progress import Reporter
 
     checked = _load(sweep, overrides, seeds)
+    _keep_compiled()
     directory = out or Path("results") / checked.name
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter:
@@ -148,6 +149,18 @@ def main() -> None:
     except KeyboardInterrupt:
         status = 130
     sys.exit(status)
+
+
+def _keep_compiled() -> None:
+    """Keep compiled programs between runs; cells that differ in numbers alone share them within a run."""
+    import jax
+
+    from jaxattn.data import cache
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(cache.folder() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _load(sweep: Path, overrides: tuple[str, ...], seeds: int | None):

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jaxattn.analysis.convergence import convergence
 from jaxattn.analysis.curves import curves
+from jaxattn.analysis.diagram import diagram
 from jaxattn.analysis.importance import importance, one_step_law
 from jaxattn.analysis.results import Results
 from jaxattn.analysis.scaling import scaling
@@ -15,7 +17,9 @@ from jaxattn.analysis.top_tokens import top_tokens
 from jaxattn.errors import InputError
 
 KINDS: dict[str, Callable[..., Drawn]] = {
+    "convergence": convergence,
     "curves": curves,
+    "diagram": diagram,
     "importance": importance,
     "one_step_law": one_step_law,
     "scaling": scaling,
@@ -37,7 +41,7 @@ def check(specs: Sequence[Mapping[str, Any]], *, phases: Sequence[str], axes: Se
     for index, spec in enumerate(specs):
         place = f"figures[{index}]"
         _bind(spec, place)
-        for option, allowed in (("phase", phases), ("axis", axes)):
+        for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
             if spec.get(option) is not None and spec[option] not in allowed:
                 raise InputError(
                     f"{place}.{option}: unknown {spec[option]!r}; {_instead(spec[option], allowed)}"

@@ -56,7 +56,8 @@ def importance(
     """
     tokens = at_end(results, phase=phase, cell=cell)
     bins: dict[str, Any] = {"bins": BINS, "low": LOW, "high": HIGH}
-    bins |= {key: value for key, value in results.manifest["config"].get("probes", {}).items() if key in bins}
+    chosen = results.manifest["config"].get("probes", {})
+    bins |= {key: value for key, value in chosen.items() if key in bins and chosen.get("bins")}
     labels = _labels(tokens, label)
     several = len(tokens.classes) > 1
     outside, facts = 0, []

@@ -94,12 +94,16 @@ def scaling(
         guide.set_label("" if expected is None else minus(f"expected slope {expected:g}"))
         if len(series) == 1:
             known = np.isfinite(series[0].law.slope)
-            ax.set_title(minus(_sentence(series[0], expected, tolerance).rstrip(".")) if known else "No fit")
+            ax.set_title(
+                minus(sentence(series[0].settings, series[0].law, expected, tolerance).rstrip("."))
+                if known
+                else "No fit"
+            )
             if expected is not None:
                 ax.legend(handles=[guide], loc="best", labelcolor=SOFT)
         else:
             legend_below(figure, [*lines, *([] if expected is None else [guide])])
-    verdicts = [_sentence(line, expected, tolerance) for line in series]
+    verdicts = [sentence(line.settings, line.law, expected, tolerance) for line in series]
     left_out = len(results.cells) - sum(len(line.x) for line in series)
     if left_out:
         verdicts.append(f"Cells without a positive finite value, not shown: {left_out}.")
@@ -129,7 +133,7 @@ def _draw(ax: matplotlib.axes.Axes, line: Series, colour: Any, expected: float |
             guide = np.exp(law.intercept) * middle**law.slope * (line.x / middle) ** expected
             ax.plot(line.x, guide, color=INK if not line.settings else colour, zorder=4, **GUIDE)
     name = f"{settings_label(line.settings)}: " if line.settings else ""
-    return Line2D([], [], color=colour, label=name + minus(_fitted(law)))
+    return Line2D([], [], color=colour, label=name + minus(fitted(law)))
 
 
 def _ticks(ax: matplotlib.axes.Axes, series: list[Series]) -> None:
@@ -217,7 +221,8 @@ def _series(
     return Series(settings, x, y, table.set_index("cell").loc[cells].reset_index(), power_law(x, y))
 
 
-def _fitted(law: PowerLaw) -> str:
+def fitted(law: PowerLaw) -> str:
+    """Write a slope with its interval."""
     if not np.isfinite(law.slope):
         return "no fit"
     if not np.isfinite(law.low):
@@ -225,13 +230,14 @@ def _fitted(law: PowerLaw) -> str:
     return f"slope {law.slope:.3f} [{law.low:.3f}, {law.high:.3f}]"
 
 
-def _sentence(line: Series, expected: float | None, tolerance: float | None) -> str:
-    name = ", ".join(f"{key} = {setting(value)}" for key, value in line.settings.items())
-    text = f"{name}: {_fitted(line.law)}" if name else _fitted(line.law).capitalize()
-    if not np.isfinite(line.law.slope):
-        return f"{text}: it needs two axis values and a seed that is positive at all of them."
+def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, tolerance: float | None) -> str:
+    """Say what was fitted for which setting, and whether it is what was expected."""
+    name = ", ".join(f"{key} = {setting(value)}" for key, value in settings.items())
+    text = f"{name}: {fitted(law)}" if name else fitted(law).capitalize()
+    if not np.isfinite(law.slope):
+        return f"{text}: it needs two points on the x-axis and a seed that is positive at all of them."
     if expected is None:
         return f"{text}."
     if tolerance is None:
         return f"{text}, expected {expected:g}."
-    return f"{text}, expected {expected:g} ± {tolerance:g}: {verdict(line.law, expected, tolerance)}."
+    return f"{text}, expected {expected:g} ± {tolerance:g}: {verdict(law, expected, tolerance)}."

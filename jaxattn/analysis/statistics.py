@@ -154,7 +154,8 @@ def power_law(
     resampling seeds means resampling those.
 
     Args:
-        x: (m,) > 0, at least two of them different.
+        x: (m,) > 0, or (m, seeds) if every seed has its own; NaN marks a point to leave out. At least two
+            of them different.
         y_by_seed: (m, seeds); a seed without a positive finite value at every x is left out.
         seed: seed of the resampling.
         resamples: bootstrap resamples.
@@ -163,18 +164,25 @@ def power_law(
     Returns:
         The fit; all NaN if no seed or fewer than two different x are left.
     """
-    log_x = np.log(np.asarray(x, float))
     y = np.asarray(y_by_seed, float)
-    complete = (np.isfinite(y) & (y > 0)).all(axis=0)
-    centred = log_x - log_x.mean()
-    if not complete.any() or not (centred**2).sum() > 0:
-        return PowerLaw(np.nan, np.nan, np.nan, np.nan, int(complete.sum()))
-    log_y = np.log(y[:, complete])
-    slopes = centred @ log_y / (centred**2).sum()
+    log_x = np.log(np.asarray(x, float))
+    log_x = np.broadcast_to(log_x if log_x.ndim == 2 else log_x[:, None], y.shape)
+    used = np.isfinite(log_x)
+    complete = (~used | (np.isfinite(y) & (y > 0))).all(axis=0) & used.any(axis=0)
+    used, log_x = used[:, complete], log_x[:, complete]
+    log_y = np.log(np.where(used, y[:, complete], 1))
+    count = used.sum(axis=0)
+    mean_x, mean_y = (np.where(used, z, 0).sum(axis=0) / count for z in (log_x, log_y))
+    centred = np.where(used, log_x - mean_x, 0)
+    spread = np.square(centred).sum(axis=0)
+    seeds = int((spread > 0).sum())
+    if seeds < len(spread) or not seeds:
+        return PowerLaw(np.nan, np.nan, np.nan, np.nan, seeds)
+    slopes = (centred * log_y).sum(axis=0) / spread
     summary = _summarise(np.sort(slopes)[None], seed=seed, resamples=resamples, confidence=confidence)[0]
     low, high = summary[STATISTICS.index("mean_low")], summary[STATISTICS.index("mean_high")]
     slope = float(slopes.mean())
-    return PowerLaw(slope, float(log_y.mean() - slope * log_x.mean()), float(low), float(high), len(slopes))
+    return PowerLaw(slope, float(mean_y.mean() - slope * mean_x.mean()), float(low), float(high), seeds)
 
 
 def format_number(value: float) -> str:

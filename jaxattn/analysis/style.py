@@ -76,6 +76,13 @@ METRICS = {
     "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
     "important_mass": "attention on important tokens",
     "one_step_error": "one-step error per unit $\\eta_0$",
+    "one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
+    "margin_ratio": "margin of $p$ / largest margin",
+    "margin_shortfall": "1 - margin of $p$ / largest margin",
+    "important_selected": "sequences that select an important token",
+    "evaluations": "gradient evaluations",
+    "arc_length": "length of the path",
+    "log_time": r"$\log\,t$",
     "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
 }
 AXES = {
@@ -129,8 +136,10 @@ def settings_label(settings: dict[str, Any]) -> str:
     names = [axis_label(axis) for axis in settings]
     if len(set(names)) < len(names):
         names = list(settings)
+    # A block is called by its name alone.
     return ", ".join(
-        f"{name} = {setting(value)}" for name, value in zip(names, settings.values(), strict=True)
+        setting(value) if name == "block" else f"{name} = {setting(value)}"
+        for name, value in zip(names, settings.values(), strict=True)
     )
 
 

@@ -2,6 +2,7 @@
 
 from jaxattn.dynamics.descent import Descent, descent, run
 from jaxattn.dynamics.exact_flow import Path, exact_flow
+from jaxattn.dynamics.log_descent import log_descent, log_excess_loss
 from jaxattn.dynamics.one_step import loss, loss_and_gradients, one_step
 from jaxattn.dynamics.optimizers import optimizer, schedule
 
@@ -10,6 +11,8 @@ __all__ = [
     "Path",
     "descent",
     "exact_flow",
+    "log_descent",
+    "log_excess_loss",
     "loss",
     "loss_and_gradients",
     "one_step",

@@ -22,6 +22,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics import rosenbrock
 from jaxattn.dynamics.coordinates import Coordinates, Local, coordinates
 from jaxattn.errors import InputError
+from jaxattn.trees import Leaf
 
 
 class Stop(enum.IntEnum):
@@ -57,19 +58,21 @@ class Path:
         norm: (k,); ‖p‖.
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf where the gradient is exactly zero.
         log_time: (k,); log t of the flow dp/dt = -∂L/∂p, -inf at the start.
+        steps: (k,) int32; steps tried so far.
         status: () int32; why the path ended, a `Stop`.
         accepted: () int32; steps taken.
         rejected: () int32; steps tried and thrown away.
     """
 
-    p: Array
-    arc_length: Array
-    norm: Array
-    log_gradient_norm: Array
-    log_time: Array
-    status: Array
-    accepted: Array
-    rejected: Array
+    p: Leaf
+    arc_length: Leaf
+    norm: Leaf
+    log_gradient_norm: Leaf
+    log_time: Leaf
+    steps: Leaf
+    status: Leaf
+    accepted: Leaf
+    rejected: Leaf
 
     @property
     def stop(self) -> Any:
@@ -194,6 +197,7 @@ class _Row:
     norm: Array
     log_gradient_norm: Array
     log_time: Array
+    steps: Array
 
 
 @struct.dataclass
@@ -232,6 +236,7 @@ def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) ->
             norm=flow.norm(z, 1.0),
             log_gradient_norm=arrived.log_gradient_norm,
             log_time=jnp.logaddexp(here.log_time, jnp.log(h) + _log_mean_time(h, local, arrived)),
+            steps=state.accepted + state.rejected + 1,
         )
         steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
         error = flow.norm(error) / jnp.minimum(rtol * (there.norm + flow.unit), 0.01 / steepest)
@@ -277,6 +282,7 @@ def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) ->
         norm=flow.norm(z, 1.0),
         log_gradient_norm=jnp.asarray(jnp.nan),
         log_time=-jnp.asarray(jnp.inf),
+        steps=count,
     )
     state = _State(
         here=here,
@@ -298,6 +304,7 @@ def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) ->
         norm=rows.norm,
         log_gradient_norm=rows.log_gradient_norm,
         log_time=rows.log_time,
+        steps=rows.steps,
         status=state.status,
         accepted=state.accepted,
         rejected=state.rejected,

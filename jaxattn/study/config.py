@@ -1,16 +1,18 @@
 """What a sweep file may say: frozen types, one for each table of the file."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from jaxattn.data.readers import TextSource
 from jaxattn.dynamics import optimizers
+from jaxattn.dynamics.log_descent import Method
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Classes = Annotated[int, msgspec.Meta(ge=2)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
@@ -82,23 +84,62 @@ class Descent(_Tagged, frozen=True, kw_only=True, tag="descent"):
     epsilon: Positive = 1e-8
 
 
-Phase = OneStep | Descent
+class ExactFlow(_Tagged, frozen=True, kw_only=True, tag="exact_flow"):
+    """Exact gradient flow on p until the first of its ends; a step is one of `points` rows of its path."""
+
+    name: str
+    until_norm: Positive = 1e6
+    until_arc_length: Positive | None = None
+    until_direction: NotNegative = 0.0
+    max_steps: PositiveInt = 10_000
+    rtol: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-5
+    points: Annotated[int, msgspec.Meta(ge=3)] = 64
+
+    @property
+    def train(self) -> tuple[str, ...]:
+        """What moves."""
+        return ("p",)
+
+    @property
+    def steps(self) -> int:
+        """Rows after the start."""
+        return self.points - 1
+
+
+class LogDescent(_Tagged, frozen=True, kw_only=True, tag="log_descent"):
+    """A first-order method on p whose gradient is formed in the log domain."""
+
+    name: str
+    method: Method
+    step_size: Positive
+    steps: PositiveInt
+
+    @property
+    def train(self) -> tuple[str, ...]:
+        """What moves."""
+        return ("p",)
+
+
+Phase = OneStep | Descent | ExactFlow | LogDescent
 
 
 class Probes(_Table, frozen=True, kw_only=True):
     """What is measured on the way, at log-spaced steps.
 
     `per_decade` probes in every factor of ten of the steps; `bins` equal bins of the posterior difference
-    over [`low`, `high`]; token-level correlations over tokens with at least `min_count` occurrences;
-    tokens with |posterior difference| of at least `important` count as important.
+    over [`low`, `high`], none for 0; token-level correlations over tokens with at least `min_count`
+    occurrences; tokens with |posterior difference| of at least `important` count as important. With
+    `max_margin`, every phase that moves p alone ends by finding the max-margin direction of its selection,
+    and every probe's p is held against it.
     """
 
     per_decade: PositiveInt = 8
-    bins: PositiveInt = 20
+    bins: Count = 20
     low: float = -1.0
     high: float = 14 / 15
     min_count: Count = 50
     important: Share = 0.5
+    max_margin: bool = False
 
 
 class Curves(_Tagged, frozen=True, kw_only=True, tag="curves"):
@@ -140,11 +181,36 @@ class TopTokens(_Tagged, frozen=True, kw_only=True, tag="top_tokens"):
     number: PositiveInt = 20
 
 
-Figure = Curves | Importance | OneStepLaw | Scaling | TopTokens
+class Convergence(_Tagged, frozen=True, kw_only=True, tag="convergence"):
+    """One metric against another along a phase, on log-log scales, with the fitted power."""
+
+    x: str = "p_norm"
+    y: str = "one_minus_cosine"
+    phase: str | None = None
+    fit_from: Positive | None = None
+    fit_until: Positive | None = None
+    expected: float | None = None
+    tolerance: Positive | None = None
+
+
+class Diagram(_Tagged, frozen=True, kw_only=True, tag="diagram"):
+    """A metric at the end of a phase over two axes, as coloured fields."""
+
+    x_axis: str
+    y_axis: str
+    metric: str = "important_selected"
+    phase: str | None = None
+
+
+Figure = Curves | Importance | OneStepLaw | Scaling | TopTokens | Convergence | Diagram
+Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
 
 
 class Sweep(_Table, frozen=True, kw_only=True):
-    """A sweep file: data × model × phases × probes, for every setting of the axes and every seed."""
+    """A sweep file: data × model × phases × probes, for every setting of the axes and every seed.
+
+    Each of the `blocks` is a variant of the file: keys that it changes, and axes of its own.
+    """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     data: Data
@@ -155,5 +221,6 @@ class Sweep(_Table, frozen=True, kw_only=True):
     dtype: Literal["float32", "float64"] = "float32"
     chunk: PositiveInt | None = None
     probes: Probes = Probes()
-    axes: dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]] = {}
+    axes: Axes = {}
+    blocks: dict[str, dict[str, Any]] = {}
     figures: tuple[Figure, ...] = ()

@@ -1,6 +1,7 @@
 """From the data table of a sweep file to the corpora that seeds run on."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -39,11 +40,15 @@ def load(config: Data, keys: Array, progress: Progress) -> Loaded:
         InputError: data that cannot be read, sizes that do not fit.
     """
     if isinstance(config, Assumption1 | MultiRelevant | Independent):
-        corpora = jax.jit(jax.vmap(lambda key: _draw(config, key)))(keys)
-        return Loaded(corpora, False, [str(s) for s in range(config.vocab_size)])
+        return Loaded(_draw_each(config, keys), False, [str(s) for s in range(config.vocab_size)])
     loaded = text.load(config, progress=progress)
     corpora = Corpora(loaded.train, loaded.test, jax.jit(token_statistics)(loaded.train))
     return Loaded(corpora, True, loaded.vocabulary.tokens)
+
+
+@partial(jax.jit, static_argnums=0)
+def _draw_each(config: Synthetic, keys: Array) -> Corpora:
+    return jax.vmap(partial(_draw, config))(keys)
 
 
 def _draw(config: Synthetic, key: Array) -> Corpora:

@@ -16,6 +16,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics import loss_and_gradients
 from jaxattn.models import attention, one_layer
 from jaxattn.study.config import Probes
+from jaxattn.theory import selection
 from jaxattn.trees import Leaf
 
 
@@ -88,12 +89,15 @@ def measure(params: Any, corpora: Corpora, train: Sequence[str], settings: Probe
     difference = tokens.posterior_difference
     important = (jnp.abs(difference) >= settings.important).any(axis=1)
     mass = attention.attend(corpora.train, scores, important.astype(scores.dtype)).mean()
+    chosen = selection(params.p, params.E, corpora.train)
     metrics = {
         "loss": loss,
         "train_accuracy": losses.accuracy(logits, corpora.train.labels),
         "p_norm": jnp.linalg.norm(params.p),
         "log_gradient_norm": jnp.log(optax.tree.norm(gradients)),
         "important_mass": mass,
+        "important_selected": (chosen.important_counts(corpora.train, important) > 0).mean(),
+        "selected_tokens": chosen.counts(corpora.train).mean(),
     }
     if corpora.test is not None:
         test_logits = attention.attend(corpora.test, scores, values)
@@ -104,12 +108,13 @@ def measure(params: Any, corpora: Corpora, train: Sequence[str], settings: Probe
     frequent = tokens.count >= settings.min_count
     bin_numbers = jnp.arange(settings.bins, dtype=scores.dtype)
     for name, columns in (("Ev", value_columns), ("Ep", score_columns)):
-        by_class = jax.vmap(bin_means, in_axes=(1, 1, None), out_axes=1)(columns, difference, settings)
-        metrics[f"{name}_bin"] = by_class.mean(axis=1)
-        filled = jnp.isfinite(by_class)
-        metrics[f"spearman_{name}_bins"] = _over_classes(
-            lambda x, use: spearman(x, bin_numbers, use), by_class, filled
-        )
+        if settings.bins:
+            by_class = jax.vmap(bin_means, in_axes=(1, 1, None), out_axes=1)(columns, difference, settings)
+            metrics[f"{name}_bin"] = by_class.mean(axis=1)
+            filled = jnp.isfinite(by_class)
+            metrics[f"spearman_{name}_bins"] = _over_classes(
+                lambda x, use: spearman(x, bin_numbers, use), by_class, filled
+            )
         metrics[f"spearman_{name}_tokens"] = _over_classes(
             lambda x, y: spearman(x, y, frequent), columns, difference
         )

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.study import config, corpora, store, sweepfile
-from jaxattn.study.program import init_params, program
+from jaxattn.study.limit import LIMIT_METRICS, against_limit
+from jaxattn.study.program import Program, init_params, program
 from jaxattn.study.progress import Reporter
 from jaxattn.study.store import Position, Store
 
@@ -147,11 +148,15 @@ def _run_unit(
         if position and number < position.phase:
             continue
         made = program(settings, phase, loaded)
+        follows = settings.probes.max_margin and tuple(phase.train) == ("p",)
+        shape = (len(unit.seeds), len(made.probe_steps), settings.model.dim)
+        trail = np.zeros(shape) if follows else None
         if position and number == position.phase:
-            state, done = folder.restore(unit.name, jax.eval_shape(made.init, params)), position.step
-            upcoming = [step for step in made.probe_steps if step > done]
+            like = jax.eval_shape(made.init, params, loaded.corpora)
+            state, trail = folder.restore(unit.name, like, trail)
+            done, upcoming = position.step, [step for step in made.probe_steps if step > position.step]
         else:
-            state, done, upcoming = made.init(params), 0, made.probe_steps
+            state, done, upcoming = made.init(params, loaded.corpora), 0, made.probe_steps
         pace, loss = _Pace(), math.nan
         for step in upcoming:
             before = _copy(state.params) if made.law else None
@@ -161,26 +166,31 @@ def _run_unit(
                 done += taken
                 report(phase.name, done, (number + done / made.steps) / len(settings.phases), loss)
                 if time.monotonic() - saved > CHECKPOINT_EVERY_S and done < step:
-                    folder.save(unit.name, state, Position(number, done, failures), records, tokens)
+                    folder.save(unit.name, state, trail, Position(number, done, failures), records, tokens)
                     saved = time.monotonic()
             if done == step:
-                measured = dict(made.measure(state.params, loaded.corpora))
+                measured = dict(made.measure(state, loaded.corpora))
                 if made.law and step:
                     measured["one_step_error"] = made.law((before, state.params), loaded.corpora)
+                if trail is not None:
+                    trail[:, made.probe_steps.index(step)] = made.query(state)
                 measured = jax.device_get(measured)
                 records = pd.concat([records, _rows(measured, unit, phase.name, step)], ignore_index=True)
                 finite = measured["loss"][np.isfinite(measured["loss"])]
                 loss = float(np.median(finite)) if finite.size else math.nan
                 report(phase.name, step, (number + step / made.steps) / len(settings.phases), loss)
             if stop.is_set():
-                folder.save(unit.name, state, Position(number, done, failures), records, tokens)
+                folder.save(unit.name, state, trail, Position(number, done, failures), records, tokens)
                 raise Interrupted
-        failures += _new_failures(state, unit, phase.name, failures)
+        failures += _new_failures(state, unit, phase.name, made.failure, failures)
         params = state.params
+        if trail is not None:
+            records = pd.concat([records, *_limit_rows(trail, params.E, loaded, unit, made, phase.name)])
         columns = jax.device_get(made.tokens(params, loaded.corpora))
         tokens = pd.concat([tokens, _token_rows(columns, unit, phase.name, loaded)], ignore_index=True)
-    last = Position(len(settings.phases) - 1, done, failures)
-    folder.save(unit.name, state, last, records, tokens)
+    last = Position(len(settings.phases), 0, failures)
+    if position != last:
+        folder.save(unit.name, params, None, last, records, tokens)
     folder.finish_unit(unit.name, _with_best(records), tokens, failures)
 
 
@@ -208,8 +218,10 @@ def _until(table: pd.DataFrame, position: Position, phases: tuple[config.Phase, 
         return table
     earlier = [phase.name for phase in phases[: position.phase]]
     kept = table["phase"].isin(earlier)
-    if "step" in table:
-        kept |= (table["phase"] == phases[position.phase].name) & (table["step"] <= position.step)
+    if "step" in table and position.phase < len(phases):
+        current = (table["phase"] == phases[position.phase].name) & (table["step"] <= position.step)
+        # What is known only at the end of a phase will be found again.
+        kept |= current & ~table["metric"].isin(LIMIT_METRICS)
     return table[kept]
 
 
@@ -236,6 +248,16 @@ def _rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) ->
             "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel(),
         }
     )
+
+
+def _limit_rows(
+    trail: np.ndarray, E: Any, loaded: corpora.Loaded, unit: Unit, made: Program, phase: str
+) -> Iterator[pd.DataFrame]:
+    """Lay out what a phase's probes are worth once its limit is known."""
+    probes, facts = against_limit(trail, E, loaded)
+    for row, step in enumerate(made.probe_steps):
+        yield _rows({name: x[:, row] for name, x in probes.items()}, unit, phase, step)
+    yield _rows(facts, unit, phase, made.steps)
 
 
 def _with_best(records: pd.DataFrame) -> pd.DataFrame:
@@ -276,7 +298,9 @@ def _token_rows(
     )
 
 
-def _new_failures(state: Any, unit: Unit, phase: str, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _new_failures(
+    state: Any, unit: Unit, phase: str, reason: str, known: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     failed_at = np.asarray(state.failed_at)
     return [
         {
@@ -284,7 +308,7 @@ def _new_failures(state: Any, unit: Unit, phase: str, known: list[dict[str, Any]
             "seed": seed,
             "phase": phase,
             "step": int(step),
-            "reason": "loss or gradient is not finite",
+            "reason": reason,
         }
         for seed, step in zip(unit.seeds, failed_at, strict=True)
         if step >= 0 and all(failure["seed"] != seed for failure in known)

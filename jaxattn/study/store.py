@@ -90,9 +90,15 @@ class Store:
             table.to_parquet(temporary, index=False, compression="zstd")
 
     def save(
-        self, unit: str, state: Any, position: Position, records: pd.DataFrame, tokens: pd.DataFrame
+        self,
+        unit: str,
+        state: Any,
+        trail: Any,
+        position: Position,
+        records: pd.DataFrame,
+        tokens: pd.DataFrame,
     ) -> None:
-        """Save a unit's state, how far it is, and the tables that led to it."""
+        """Save a unit's state, where its queries have been, how far it is, and the tables that led to it."""
         import orbax.checkpoint as ocp
 
         self.write_table(f"parts/{unit}.records.partial", records)
@@ -100,7 +106,8 @@ class Store:
         folder = self.directory / "checkpoints" / unit
         with self._guard(folder), self._manager(folder) as manager:
             content = ocp.args.Composite(
-                state=ocp.args.StandardSave(state), position=ocp.args.JsonSave(position._asdict())
+                state=ocp.args.StandardSave({"state": state, "trail": trail}),
+                position=ocp.args.JsonSave(position._asdict()),
             )
             if not manager.save((manager.latest_step() or 0) + 1, args=content):
                 raise RunError(f"{folder}: the checkpoint was not saved; delete this folder and run again")
@@ -123,15 +130,17 @@ class Store:
         position = Position(found["phase"], found["step"], found["failures"])
         return position, *(self._read_partial(unit, table) for table in ("records", "tokens"))
 
-    def restore(self, unit: str, like: Any) -> Any:
-        """Restore the state of a unit's checkpoint, of the shapes and types of `like`."""
+    def restore(self, unit: str, like: Any, trail: Any) -> tuple[Any, Any]:
+        """Restore state and trail of a unit's checkpoint, of the shapes and types of `like` and `trail`."""
         import orbax.checkpoint as ocp
 
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
+        both = {"state": target, "trail": trail}
         with self._manager(self.directory / "checkpoints" / unit) as manager:
-            content = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-            return manager.restore(manager.latest_step(), args=content)["state"]
+            content = ocp.args.Composite(state=ocp.args.StandardRestore(both))
+            found = manager.restore(manager.latest_step(), args=content)["state"]
+        return found["state"], found["trail"]
 
     def finish_unit(self, unit: str, records: pd.DataFrame, tokens: pd.DataFrame, failures: list) -> None:
         """Write the tables of a finished unit; the records come last and mark it as finished."""
@@ -229,7 +238,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """List the settings that differ, as `key: old -> new`, leaving out what may change."""
     flat_old, flat_new = _flat(old), _flat(new)
     keys = sorted(flat_old.keys() | flat_new.keys())
-    allowed = tuple(key for key in PRESENTATION if key not in ("axes", "seeds"))
+    allowed = tuple(key for key in PRESENTATION if key not in ("axes", "blocks", "seeds"))
     return [
         f"{key}: {flat_old.get(key, 'absent')} -> {flat_new.get(key, 'absent')}"
         for key in keys

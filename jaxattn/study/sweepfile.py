@@ -1,5 +1,6 @@
 """Sweep files: TOML with overrides to a checked `Sweep`, and its axes to cells."""
 
+import copy
 import difflib
 import hashlib
 import itertools
@@ -18,7 +19,7 @@ from jaxattn.errors import InputError
 from jaxattn.study.config import Sweep
 
 # Settings that do not change any number of a run: they may change between a run and its continuation.
-PRESENTATION = ("name", "description", "figures", "seeds", "axes")
+PRESENTATION = ("name", "description", "figures", "seeds", "axes", "blocks")
 
 
 class Cell(NamedTuple):
@@ -56,8 +57,10 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Sweep:
             raise InputError(f"--set {override}: expected key=value, for example --set model.dim=512")
         with _placed(f"--set {override}"):
             assign(tree, key.strip(), _parse(value))
-    if isinstance(tree.get("axes"), dict):
-        tree["axes"] = _flatten(tree["axes"])
+    blocks = tree.get("blocks")
+    for table in (tree, *(blocks.values() if isinstance(blocks, dict) else ())):
+        if isinstance(table, dict) and isinstance(table.get("axes"), dict):
+            table["axes"] = _flatten(table["axes"])
     with _placed(str(path)):
         sweep = check(tree)
         cells(sweep)
@@ -78,29 +81,64 @@ def check(tree: dict[str, Any]) -> Sweep:
         for parameter in phase.train:
             if parameter not in ("E", "p", "v"):
                 raise InputError(f"phases[{index}].train: {parameter!r} is not one of E, p, v")
+    if sweep.probes.max_margin and all(tuple(phase.train) != ("p",) for phase in sweep.phases):
+        raise InputError("probes.max_margin: no phase moves p alone; add one, or leave it out")
     if sweep.probes.low >= sweep.probes.high:
         raise InputError(f"probes.low: {sweep.probes.low} is not below probes.high = {sweep.probes.high}")
     return sweep
 
 
 def cells(sweep: Sweep) -> list[Cell]:
-    """List the cells of a sweep: the product of its axes, the last axis fastest.
+    """List the cells of a sweep: block after block the product of the axes, the last axis fastest.
 
     Raises:
-        InputError: an axis over an unknown key, or a value that makes a cell impossible; names the cell.
+        InputError: a block or an axis over an unknown key, or a value that makes a cell impossible; names
+            the cell.
     """
-    result = []
-    for number, values in enumerate(itertools.product(*sweep.axes.values())):
-        settings = dict(zip(sweep.axes, values, strict=True))
-        tree = plain(sweep) | {"axes": {}}
-        place = ", ".join(f"{key} = {value!r}" for key, value in settings.items())
-        with _placed(f"axes: cell {number} ({place})" if settings else ""):
-            for key, value in settings.items():
-                if key.partition(".")[0] in PRESENTATION:
-                    raise InputError(f"{key} cannot be an axis")
-                assign(tree, key, value)
-            result.append(Cell(number, settings, check(tree)))
+    result: list[Cell] = []
+    for name, block in sweep.blocks.items() or [("", {})]:
+        with _placed(f"blocks.{name}" if name else ""):
+            for key in block:
+                if key in PRESENTATION and key != "axes":
+                    raise InputError(f"{key} cannot differ between blocks")
+            tree = merge(plain(sweep) | {"blocks": {}}, block)
+            axes = check(tree).axes
+            for values in itertools.product(*axes.values()):
+                result.append(_cell(len(result), tree, name, dict(zip(axes, values, strict=True))))
     return result
+
+
+def _cell(number: int, tree: dict[str, Any], block: str, settings: dict[str, Any]) -> Cell:
+    tree = copy.deepcopy(tree) | {"axes": {}}
+    named = {"block": block} if block else {}
+    place = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
+    with _placed(f"axes: cell {number} ({place})" if place else ""):
+        for key, value in settings.items():
+            if key.partition(".")[0] in PRESENTATION:
+                raise InputError(f"{key} cannot be an axis")
+            assign(tree, key, value)
+        return Cell(number, named | settings, check(tree))
+
+
+def merge(tree: Any, changes: dict[str, Any]) -> Any:
+    """Return a tree with changes in it: tables merge, entries of lists are found by name or number.
+
+    A table that is given another `kind` is replaced, since it has other keys; it keeps its name.
+    """
+    merged: Any = copy.copy(tree)
+    for key, value in changes.items():
+        place: Any = _position(merged, key, key) if isinstance(merged, list) else key
+        old = merged[place] if isinstance(merged, list) else merged.get(place)
+        if (
+            isinstance(value, dict)
+            and isinstance(old, dict)
+            and value.get("kind", old.get("kind")) != old.get("kind")
+        ):
+            value = {"name": old["name"]} | value if "name" in old else value
+        elif isinstance(value, dict) and isinstance(old, dict | list):
+            value = merge(old, value)
+        merged[place] = value
+    return merged
 
 
 def assign(tree: Any, key: str, value: Any) -> None:

@@ -1,7 +1,7 @@
 """Theory: what the dynamics should do, and how to tell that it did."""
 
 from jaxattn.theory.certificate import MaxMargin
-from jaxattn.theory.geometry import cosine, one_minus_cosine
+from jaxattn.theory.geometry import cosine, margin, one_minus_cosine
 from jaxattn.theory.max_margin import max_margin, max_margin_batch
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
 from jaxattn.theory.selection import Selection, selection, selection_of
@@ -10,6 +10,7 @@ __all__ = [
     "MaxMargin",
     "Selection",
     "cosine",
+    "margin",
     "max_margin",
     "max_margin_batch",
     "one_minus_cosine",

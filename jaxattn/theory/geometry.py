@@ -1,10 +1,15 @@
-"""The angle between two directions, without the cancellation of 1 - cos."""
+"""Angles without the cancellation of 1 - cos, and the margin of a direction."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
+from jaxattn.theory.selection import Selection
 
 
 def cosine(a: Any, b: Any) -> Any:
@@ -32,6 +37,32 @@ def one_minus_cosine(a: Any, b: Any) -> Any:
     """
     a, b = _unit(a), _unit(b)
     return 0.5 * ((a - b) ** 2).sum(-1)
+
+
+def margin(
+    p: Float[Array, " d"], E: Float[Array, "V d"], corpus: Corpus, selection: Selection
+) -> Float[Array, ""]:
+    """Margin of a direction: by how much p/‖p‖ scores selected tokens above the others, at least.
+
+        min over X, s ∈ S_X, s' ∈ X \\ S_X of  p·(E_s - E_s') / ‖p‖
+
+    The max-margin direction is the one with the largest; it is negative if p does not separate.
+
+    Args:
+        p: (d,) float.
+        E: (V, d) float; embeddings.
+        corpus: n sequences over V tokens.
+        selection: the selected tokens of each sequence, for example those of the limit of p.
+
+    Returns:
+        () float; inf if there is nothing to separate, NaN if p = 0.
+    """
+    bags = corpus.bags
+    scores = take(jnp.matmul(E, p, precision="highest"), bags.index.astype(jnp.int32))
+    others = (bags.count > 0) & ~selection.mask
+    lowest = -bags.max(jnp.where(selection.mask, -scores, -jnp.inf))
+    highest = bags.max(jnp.where(others, scores, -jnp.inf))
+    return (lowest - highest).min() / jnp.linalg.norm(p)
 
 
 def _unit(x: Any) -> Any:

@@ -143,7 +143,10 @@ def interior_point(problems: list[np.ndarray]) -> list[Solution]:
     Returns:
         The multipliers of each problem.
     """
-    most = max(len(rows) for rows in problems)
+    # A few sizes only, so that the next batch of about this size finds its program compiled.
+    most = 64
+    while most < max(len(rows) for rows in problems):
+        most += most // 4
     lanes = min(_LANES, len(problems))
     solutions = []
     for begin in range(0, len(problems), lanes):

@@ -232,7 +232,7 @@ def test_large_shared_corpora_take_turns_and_agree_with_vmapped_ones(monkeypatch
         monkeypatch.setattr(program, "LARGE", large)
         params = program.init_params(config, shared.corpora.train, model_keys)
         made = program.program(config, config.phases[1], shared)
-        state = made.advance(made.init(params), shared.corpora, jnp.int32(7))
-        results.append((state.params.p, made.measure(state.params, shared.corpora)["loss"]))
+        state = made.advance(made.init(params, shared.corpora), shared.corpora, jnp.int32(7))
+        results.append((state.params.p, made.measure(state, shared.corpora)["loss"]))
     for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

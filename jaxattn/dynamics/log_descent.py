@@ -1,0 +1,147 @@
+"""First-order methods on p whose gradient never cancels or underflows, for comparison with the exact flow.
+
+Every one moves p along u = -∂L/∂p / ‖∂L/∂p‖, which is formed in the log domain, and differs in how far:
+
+    normalized         Δp = η u
+    polyak             Δp = min(η, (L - L*) / ‖∂L/∂p‖) u
+    dual_acceleration  h = ‖∂L/∂p‖ / (L - L*) u,   g ← k/(k+1) (g + h),   Δp = η (g + h)
+    log_time           Δp = h t ‖∂L/∂p‖ u,   t ← e^h t,   h = η / (1 + t ‖∂L/∂p‖)
+
+L* is the loss if every sequence attended to its best token alone, L(p) > L* for every p.
+"""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
+from jaxattn.dynamics.descent import Descent, Info, State
+from jaxattn.dynamics.direction import direction
+from jaxattn.errors import InputError
+from jaxattn.trees import Leaf
+
+Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
+
+
+@struct.dataclass
+class Carry:
+    """What the methods remember.
+
+    Attributes:
+        momentum: g of dual acceleration, (d,).
+        log_time: log t of log-time descent, ().
+    """
+
+    momentum: Leaf
+    log_time: Leaf
+
+
+def log_excess_loss(corpus: Corpus, scores: Float[Array, "V"], values: Float[Array, "V"]) -> Float[Array, ""]:
+    """Compute log(L - L*), the loss above that of every sequence attending to its best token alone.
+
+        L - L* = (1/n) Σ_X log(1 + σ(-y γ*) (e^D - 1)),   D = y (γ* - f) = Σ_s q_s y (γ* - γ_s) ≥ 0,
+
+    where γ* is the value of X that agrees most with its label. No term is negative, so none cancel.
+
+    Args:
+        corpus: n sequences of two classes over V tokens.
+        scores: a = E p, (V,); any spread.
+        values: γ = E v, (V,).
+
+    Returns:
+        The logarithm; -inf if all attention lies on best tokens.
+
+    Source:
+        Derived from the loss of arXiv 2505.17282.
+    """
+    bags, labels = corpus.bags, corpus.labels
+    token, present = bags.index.astype(jnp.int32), bags.count > 0
+    score = jnp.where(present, take(scores, token), -jnp.inf)
+    agreement = bags.spread(labels) * take(values, token)
+    best = bags.max(jnp.where(present, agreement, -jnp.inf))
+    below = jnp.where(present, bags.spread(best) - agreement, 0)
+    top = bags.max(score)
+    top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, as padding may hold
+    weight = bags.count * jnp.exp(score - bags.spread(top))
+    (normaliser,) = bags.sum(weight)
+    largest = bags.max(jnp.where(below > 0, score, -jnp.inf))
+    idle = largest == -jnp.inf
+    scaled = bags.count * jnp.exp(
+        jnp.where(below > 0, score - bags.spread(jnp.where(idle, 0, largest)), -jnp.inf)
+    )
+    (moment,) = bags.sum(scaled * below)
+    log_distance = jnp.where(idle, -jnp.inf, largest - top + jnp.log(moment / normaliser))
+    # log(1 + σ (e^D - 1)) = σ D to first order; where D is too small for float, so is all but the order.
+    distance = jnp.exp(log_distance)
+    sigma = jnp.exp(-jnp.logaddexp(0, best))
+    tiny = distance < 1e-9
+    exact = jnp.log(jnp.log1p(sigma * jnp.expm1(jnp.where(tiny, 1, distance))))
+    log_excess = jnp.where(tiny, log_distance - jnp.logaddexp(0, best), exact)
+    highest = log_excess.max()
+    shift = jnp.where(highest == -jnp.inf, 0, highest)
+    return shift + jnp.log(jnp.exp(log_excess - shift).mean())
+
+
+def log_descent(method: str, step_size: float | Array) -> Descent:
+    """Make one of the methods above; with `descent.run` it runs like any other descent.
+
+    Args:
+        method: which one, a `Method`.
+        step_size: η; the length of a move for normalized, the longest move for polyak (on a plateau the
+            whole step leaves for infinity), 1 / max ‖E_s - E_s'‖² for dual acceleration, the step of the
+            clock log t + arc length for log_time, which starts at t = 1.
+
+    Returns:
+        The (init, step) pair. Only p moves.
+
+    Raises:
+        InputError: an unknown method.
+
+    Source:
+        Normalised and Polyak steps as in Vasudeva et al. 2024 (arXiv 2402.05738); dual acceleration of Ji,
+        Srebro and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1) with L - L* in place of their loss, whose
+        infimum is 0; log_time is Euler's method for gradient flow in the clock log t, held back where p
+        moves far within one unit of it.
+    """
+    if method not in get_args(Method):
+        raise InputError(f"method: {method!r}; give one of {', '.join(get_args(Method))}")
+
+    def init(params: Any) -> State:
+        carry = Carry(jnp.zeros_like(params.p), jnp.zeros((), params.p.dtype))
+        return State(params, carry, jnp.zeros((), jnp.int32), -jnp.ones((), jnp.int32))
+
+    def step(state: State, corpus: Corpus) -> tuple[State, Info]:
+        params, carry = state.params, state.optimizer
+        u, log_norm = direction(params, corpus)
+        log_excess = log_excess_loss(corpus, params.E @ params.p, params.E @ params.v)
+        momentum, log_time = carry.momentum, carry.log_time
+        match method:
+            case "normalized":
+                move = step_size * u
+            case "polyak":
+                move = jnp.minimum(step_size, jnp.exp(log_excess - log_norm)) * u
+            case "dual_acceleration":
+                pull = jnp.exp(log_norm - log_excess) * u
+                momentum = state.step / (state.step + 1) * (momentum + pull)
+                move = step_size * (momentum + pull)
+            case "log_time":
+                rate = log_time + log_norm
+                move = step_size * jax.nn.sigmoid(rate) * u
+                log_time = log_time + step_size * jax.nn.sigmoid(-rate)
+        # A gradient of exactly zero has no direction: p stays.
+        move = jnp.where(log_norm == -jnp.inf, 0, move)
+        p = params.p + move
+        fails = ~jnp.isfinite(p).all()
+        moved = State(
+            params=params.replace(p=p),
+            optimizer=Carry(momentum.astype(p.dtype), log_time.astype(p.dtype)),
+            step=state.step + 1,
+            failed_at=jnp.where((state.failed_at < 0) & fails, state.step, state.failed_at),
+        )
+        return moved, Info(jnp.exp(log_excess), jnp.exp(log_norm))
+
+    return Descent(init, step)

@@ -1,0 +1,81 @@
+"""The exact flow as a phase: the path is found at once, and its rows are the steps of the phase."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from jaxattn.dynamics import Path, exact_flow
+from jaxattn.dynamics.exact_flow import Stop
+from jaxattn.study.config import ExactFlow
+from jaxattn.study.probes import Corpora
+from jaxattn.trees import Leaf
+
+
+@struct.dataclass
+class FlowState:
+    """Where on its path every seed stands; all arrays have a leading seed axis.
+
+    Attributes:
+        params: the parameters at this row, p in the precision of the study.
+        path: the whole path, float64.
+        row: () int32; the row, the same for all seeds.
+        failed_at: (S,) int32; the row at which the integration failed, -1 if it did not or is not there yet.
+    """
+
+    params: Leaf
+    path: Leaf
+    row: Leaf
+    failed_at: Leaf
+
+
+def init(phase: ExactFlow, params: Any, corpora: Corpora) -> FlowState:
+    """Find the path of every seed and stand at its start."""
+    path = exact_flow(
+        params,
+        corpora.train,
+        until_norm=phase.until_norm,
+        until_arc_length=jnp.inf if phase.until_arc_length is None else phase.until_arc_length,
+        until_direction=phase.until_direction,
+        max_steps=phase.max_steps,
+        rtol=phase.rtol,
+        points=phase.points,
+    )
+    return _at(params, path, jnp.zeros((), jnp.int32))
+
+
+def advance(state: FlowState, corpora: Corpora, rows: Array) -> FlowState:
+    """Go on by some rows."""
+    return _at(state.params, state.path, state.row + rows)
+
+
+def query(state: FlowState) -> Array:
+    """Look up p at the state's row, (S, d) float64."""
+    return state.path.p[:, state.row]
+
+
+def measure(state: FlowState) -> dict[str, Array]:
+    """Look up what the path says of a row, (S,) each.
+
+    A step of the integrator counts as six evaluations of the gradient and one Jacobian, and the Jacobian
+    as one evaluation for each of its min(V, d) columns.
+    """
+    path, row = state.path, state.row
+    columns = min(state.params.E.shape[1:])
+    return {
+        "p_norm": path.norm[:, row],
+        "arc_length": path.arc_length[:, row],
+        "log_gradient_norm": path.log_gradient_norm[:, row],
+        "log_time": path.log_time[:, row],
+        "evaluations": path.steps[:, row] * (6 + columns),
+    }
+
+
+@jax.jit
+def _at(params: Any, path: Path, row: Array) -> FlowState:
+    reached = (path.arc_length[:, 1:] > path.arc_length[:, :-1]).sum(axis=1)
+    failed = (path.status == Stop.FAILED) & (row >= reached)
+    p = path.p[:, row].astype(params.p.dtype)
+    return FlowState(params.replace(p=p), path, row, jnp.where(failed, reached, -1).astype(jnp.int32))
