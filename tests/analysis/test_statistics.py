@@ -236,6 +236,17 @@ def test_interval_of_the_slope_equals_refitting_every_resample():
     np.testing.assert_allclose([law.low, law.high], np.quantile(fits, [0.025, 0.975]), rtol=1e-9)
 
 
+def test_power_law_of_seeds_with_points_of_their_own():
+    rng = np.random.default_rng(1)
+    x = rng.uniform(1, 100, (9, 4))
+    y = 2 * x ** rng.normal(-1, 0.1, 4) * np.exp(0.1 * rng.normal(size=x.shape))
+    x[0, 2] = x[5, 3] = np.nan
+    slopes = [np.polyfit(*np.log([x[:, s], y[:, s]])[:, np.isfinite(x[:, s])], 1)[0] for s in range(4)]
+    law = power_law(x, y)
+    np.testing.assert_allclose(law.slope, np.mean(slopes))
+    assert law.seeds == 4
+
+
 def test_power_law_leaves_out_seeds_with_gaps():
     x, y = np.array([1, 10.0]), np.array([[1, 1, 1, 1], [10, 100, np.nan, 0.0]])
     law = power_law(x, y)
