@@ -21,6 +21,8 @@ class Corpus:
     Attributes:
         bags: count[X, s] by sequence: which tokens a sequence holds.
         occurrences: the same counts by token: which sequences hold a token.
+        crossing: int32, shaped like the entries of `occurrences`; where each lies in the flattened entries
+            of `bags`, so that values per entry are summed by token with a gather. 0 for padding.
         labels: (n,) int32; -1 or +1 for two classes, 0 .. K-1 for K > 2.
         lengths: (n,) int32; tokens per sequence, T(X).
         vocab_size: V (static).
@@ -29,6 +31,7 @@ class Corpus:
 
     bags: Leaf
     occurrences: Leaf
+    crossing: Leaf
     labels: Leaf
     lengths: Leaf
     vocab_size: int = struct.field(pytree_node=False)
@@ -84,21 +87,30 @@ def from_bags(
     sorted_count = count[by_token]
     segment = xp.where(sorted_count > 0, token[by_token], vocab_size)
     holder = sequence[by_token]
+    bags, in_bags = ragged(
+        sequence, token, count, segments=sequences, indices=vocab_size, longest=longest_bag
+    )
+    occurrences, in_occurrences = ragged(
+        segment, holder, sorted_count, segments=vocab_size, indices=sequences, longest=most_occurrences
+    )
     lengths: Any
+    slot: Any
     if isinstance(count, np.ndarray):
         lengths = np.bincount(sequence, weights=count, minlength=sequences)
+        slot = np.zeros(len(count) + 1, np.int32)
+        slot[in_bags.ravel()] = np.arange(in_bags.size)
     else:
         lengths = jax.ops.segment_sum(count, sequence, sequences)
+        slot = (
+            jnp.zeros(len(count) + 1, jnp.int32)
+            .at[in_bags.ravel()]
+            .set(jnp.arange(in_bags.size, dtype=jnp.int32))
+        )
+    crossing = xp.append(slot[:-1][by_token], 0).astype(np.int32)[in_occurrences]
     return Corpus(
-        bags=ragged(sequence, token, count, segments=sequences, indices=vocab_size, longest=longest_bag),
-        occurrences=ragged(
-            segment,
-            holder,
-            sorted_count,
-            segments=vocab_size,
-            indices=sequences,
-            longest=most_occurrences,
-        ),
+        bags=bags,
+        occurrences=occurrences,
+        crossing=crossing,
         labels=xp.asarray(labels).astype(np.int32),
         lengths=lengths.astype(np.int32),
         vocab_size=vocab_size,

@@ -90,7 +90,9 @@ def take(x: Array, index: Array) -> Array:
     return x.at[index].get(mode="promise_in_bounds")
 
 
-def ragged(segment: Any, index: Any, count: Any, *, segments: int, indices: int, longest: int) -> Ragged:
+def ragged(
+    segment: Any, index: Any, count: Any, *, segments: int, indices: int, longest: int
+) -> tuple[Ragged, Any]:
     """Lay out entries sorted by segment. NumPy arrays stay on the host, JAX arrays may be traced.
 
     Args:
@@ -102,7 +104,8 @@ def ragged(segment: Any, index: Any, count: Any, *, segments: int, indices: int,
         longest: an upper bound on the entries of one segment.
 
     Returns:
-        The layout; R = ceil(N / W) + S rows at most, S rows if `longest` ≤ W.
+        The layout; R = ceil(N / W) + S rows at most, S rows if `longest` ≤ W. And (R, W) which of the N
+        entries went where, N for padding.
     """
     xp = segment.__array_namespace__()
     width = max(1, min(WIDTH, longest))
@@ -115,13 +118,14 @@ def ragged(segment: Any, index: Any, count: Any, *, segments: int, indices: int,
         level, rows, valid = _rows(xp, rows, segments, width, longest_rows)
         tree.append(xp.where(valid, level, below).astype(np.int32))
         longest, longest_rows, below = longest_rows, math.ceil(longest_rows / width), level.shape[0]
-    return Ragged(
+    layout = Ragged(
         index=xp.where(present, index[clipped], 0).astype(np.min_scalar_type(max(indices - 1, 0))),
         count=xp.where(present, count[clipped], 0).astype(_count_dtype(count)),
         owner=owner.astype(np.int32),
         tree=tuple(tree),
         num_segments=segments,
     )
+    return layout, xp.where(present, clipped, len(segment)).astype(np.int32)
 
 
 def _count_dtype(count: Any) -> np.dtype:

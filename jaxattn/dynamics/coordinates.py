@@ -13,7 +13,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.direction import Force, entry_slots, token_curvature, token_force
+from jaxattn.dynamics.direction import Force, token_curvature, token_force
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
@@ -45,7 +45,6 @@ class Coordinates:
 
     Attributes:
         corpus: n sequences.
-        slots: `entry_slots(corpus)`.
         values: γ = E v, (V,).
         start: p_0, (d,).
         scores: a_0 = E p_0, (V,).
@@ -56,7 +55,6 @@ class Coordinates:
     """
 
     corpus: Corpus
-    slots: Array
     values: Array
     start: Array
     scores: Array
@@ -114,7 +112,7 @@ class Coordinates:
         )
 
     def _pull(self, z: Array) -> tuple[Array, Force]:
-        force = token_force(self.corpus, self.scores + self.lift @ z, self.values, self.slots)
+        force = token_force(self.corpus, self.scores + self.lift @ z, self.values)
         return force.force if self.basis is not None else force.force @ self.lift, force
 
 
@@ -126,7 +124,6 @@ def coordinates(
     scores = E @ p
     return Coordinates(
         corpus=corpus,
-        slots=entry_slots(corpus),
         values=E @ v,
         start=p,
         scores=scores,

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -40,27 +40,10 @@ class Force:
     turn: Array
 
 
-def entry_slots(corpus: Corpus) -> Int[Array, "R W"]:
-    """Find every entry of the occurrences among the entries of the bags, so that summing is gathering.
-
-    Args:
-        corpus: n sequences over V tokens.
-
-    Returns:
-        int32, shaped like the occurrences: positions in the flattened bags; 0 for padding.
-    """
-    bags, occurrences = corpus.bags, corpus.occurrences
-    token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), corpus.vocab_size)
-    by_token = jnp.argsort(token.ravel(), stable=True)
-    rank = jnp.cumsum((occurrences.count > 0).ravel()) - 1
-    return take(by_token, jnp.maximum(rank, 0)).reshape(occurrences.count.shape).astype(jnp.int32)
-
-
 def token_force(
     corpus: Corpus,
     scores: Float[Array, "V"],
     values: Float[Array, "V"],
-    slots: Int[Array, "R W"],
 ) -> Force:
     """Compute -∂L/∂a_s = (1/n) Σ_X y g q_s (γ_s - f), g = sigmoid(-y f), its exponent kept apart.
 
@@ -68,7 +51,6 @@ def token_force(
         corpus: n sequences of two classes over V tokens.
         scores: a = E p, (V,); any spread.
         values: γ = E v, (V,).
-        slots: `entry_slots(corpus)`.
 
     Returns:
         The force; each sequence's share has full relative precision.
@@ -101,7 +83,7 @@ def token_force(
     q = weight / bags.spread(normaliser)
     c = below * scaled / bags.spread(normaliser) - q * bags.spread(mean)
     pull = jnp.where(present, bags.spread(share) * c, 0)
-    gathered = jnp.where(corpus.occurrences.count > 0, take(pull.ravel(), slots), 0)
+    gathered = jnp.where(corpus.occurrences.count > 0, take(pull.ravel(), corpus.crossing), 0)
     force, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return Force(
         force=force,
@@ -132,21 +114,17 @@ def token_curvature(corpus: Corpus, force: Force) -> Float[Array, "V V"]:
     return jnp.diag(force.force) - product - product.T
 
 
-def direction(
-    params: Any, corpus: Corpus, slots: Int[Array, "R W"] | None = None
-) -> tuple[Float[Array, "d"], Float[Array, ""]]:
+def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, "d"], Float[Array, ""]]:
     """Compute the unit vector along -∂L/∂p and log ‖∂L/∂p‖, right for gradients like e^(-10000) too.
 
     Args:
         params: E (V, d), p (d,), v (d,).
         corpus: n sequences of two classes over V tokens.
-        slots: `entry_slots(corpus)`, worth computing once before a loop.
 
     Returns:
         The direction (d,) and the log norm; zeros and -inf where the gradient is exactly zero.
     """
-    slots = entry_slots(corpus) if slots is None else slots
-    pull = token_force(corpus, params.E @ params.p, params.E @ params.v, slots)
+    pull = token_force(corpus, params.E @ params.p, params.E @ params.v)
     vector = pull.force @ params.E
     norm = jnp.sqrt(vector @ vector)
     return vector / jnp.where(norm > 0, norm, 1), pull.log_scale + jnp.log(norm)

@@ -1,0 +1,38 @@
+"""Every notebook runs from top to bottom in its fast mode, and is committed with its outputs."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted(Path(__file__).parents[1].glob("notebooks/*.ipynb"))
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_in_a_fresh_kernel(path, monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXATTN_FAST", "1")
+    notebook = nbformat.read(path, 4)
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    assert all(cell.execution_count for cell in code_cells(notebook))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_holds_the_outputs_of_one_whole_run(path):
+    notebook = nbformat.read(path, 4)
+    nbformat.validate(notebook)
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert any(output.get("data", {}).get("image/png") for output in outputs)
+    assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
