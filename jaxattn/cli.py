@@ -25,11 +25,24 @@ Set = Annotated[
 ]
 Quiet = Annotated[bool, arg(help="Print results and errors only.")]
 Out = Annotated[Path | None, arg(metavar="DIR", help="Results folder; results/<sweep name> by default.")]
-Seeds = Annotated[int | None, arg(metavar="N", help="Number of seeds, instead of the sweep file's.")]
+Seeds = Annotated[
+    str | None,
+    arg(metavar="N|A:B|A,B", help="Seeds, instead of the sweep file's: how many, a range, or a list."),
+]
+Axis = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(name="axis", metavar="KEY=[...]", help="Sweep another key; may be given several times."),
+]
 
 
 def run(
-    sweep: Sweep, /, overrides: Set = (), out: Out = None, seeds: Seeds = None, quiet: Quiet = False
+    sweep: Sweep,
+    /,
+    overrides: Set = (),
+    axes: Axis = (),
+    out: Out = None,
+    seeds: Seeds = None,
+    quiet: Quiet = False,
 ) -> int:
     """Run a sweep file, or continue it where it was stopped; then print a table and draw the report.
 
@@ -39,7 +52,7 @@ def run(
     from jaxattn.study import run as study
     from jaxattn.study.progress import Reporter
 
-    checked = _load(sweep, overrides, seeds)
+    checked = _load(sweep, overrides, axes, seeds)
     _keep_compiled()
     directory = out or Path("results") / checked.name
     command = shlex.join(["jaxattn", *sys.argv[1:]])
@@ -75,7 +88,7 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
     from jaxattn.study import describe
     from jaxattn.study.progress import Reporter
 
-    checked = _load(sweep, overrides, None)
+    checked = _load(sweep, overrides)
     with Reporter(quiet) as reporter:
         shown = describe.corpus(checked, number, reporter.loading)
     for title, table in shown:
@@ -129,6 +142,7 @@ def report(directory: Folder, /) -> int:
 def main() -> None:
     """Run the command line and exit with its status: 0 done, 1 failed while running, 2 wrong input."""
     commands: dict[str, Any] = {"run": run, "data": data, "aggregate": aggregate, "report": report}
+    commands["schema"] = schema
     status: int
     try:
         status = tyro.extras.subcommand_cli_from_dict(
@@ -163,19 +177,36 @@ def _keep_compiled() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _load(sweep: Path, overrides: tuple[str, ...], seeds: int | None):
+def _load(sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None):
     from jaxattn.analysis import figures
     from jaxattn.study import sweepfile
 
-    extra = () if seeds is None else (f"seeds={seeds}",)
-    checked = sweepfile.load(sweep, (*overrides, *extra))
+    if seeds is not None:
+        text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
+        overrides = (*overrides, f"seeds={text}")
+    checked = sweepfile.load(sweep, overrides, axes)
+    cells = sweepfile.cells(checked)
     wanted = [dict(figure) for figure in sweepfile.plain(checked)["figures"]]
-    phases = [phase.name for phase in checked.phases]
+    phases = list(dict.fromkeys(phase.name for cell in cells for phase in cell.config.phases))
+    swept = list(dict.fromkeys(key for cell in cells for key in cell.settings))
     try:
-        figures.check(wanted, phases=phases, axes=list(checked.axes))
+        figures.check(wanted, phases=phases, axes=swept)
     except InputError as error:
         raise InputError(f"{sweep}: {error}") from None
     return checked
+
+
+def schema() -> int:
+    """Print the JSON schema of sweep files, for editors.
+
+    Example: jaxattn schema > sweep.schema.json
+    """
+    import json
+
+    from jaxattn.study import sweepfile
+
+    print(json.dumps(sweepfile.schema(), indent=2, ensure_ascii=False))
+    return 0
 
 
 def _complain(error: Exception, status: int) -> int:

@@ -206,10 +206,29 @@ Figure = Curves | Importance | OneStepLaw | Scaling | TopTokens | Convergence | 
 Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
 
 
+class Range(_Table, frozen=True, kw_only=True):
+    """Bounds of a quasi-random axis: evenly or, with `log`, by factors; `integer` rounds."""
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+
+class Halton(_Table, frozen=True, kw_only=True):
+    """Quasi-random points over several axes at once."""
+
+    points: PositiveInt
+    axes: Annotated[dict[str, Range], msgspec.Meta(min_length=1)]
+    seed: Count = 0
+
+
 class Sweep(_Table, frozen=True, kw_only=True):
     """A sweep file: data × model × phases × probes, for every setting of the axes and every seed.
 
-    Each of the `blocks` is a variant of the file: keys that it changes, and axes of its own.
+    Cells are the product of `axes`, `zip` (axes that go together), `halton` and `cells` (an explicit list),
+    without those that match an entry of `exclude`. Each of the `blocks` is a variant of the file: keys that
+    it changes, and a grid of its own. `seeds` is a number, a range "first:end" or a list.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -217,10 +236,23 @@ class Sweep(_Table, frozen=True, kw_only=True):
     model: OneLayer
     phases: Annotated[tuple[Phase, ...], msgspec.Meta(min_length=1)]
     description: str = ""
-    seeds: PositiveInt = 1
+    seeds: PositiveInt | Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}:\d{1,9}$")] | tuple[Count, ...] = 1
     dtype: Literal["float32", "float64"] = "float32"
     chunk: PositiveInt | None = None
     probes: Probes = Probes()
     axes: Axes = {}
+    zip: Axes = {}
+    halton: Halton | None = None
+    cells: tuple[dict[str, int | float | str | bool], ...] = ()
+    exclude: tuple[dict[str, Any], ...] = ()
     blocks: dict[str, dict[str, Any]] = {}
     figures: tuple[Figure, ...] = ()
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """The seeds, in ascending order."""
+        if isinstance(self.seeds, int):
+            return tuple(range(self.seeds))
+        if isinstance(self.seeds, str):
+            return tuple(range(*map(int, self.seeds.split(":"))))
+        return tuple(sorted(self.seeds))

@@ -1,10 +1,11 @@
 """Running a study: every cell, seeds together, phase after phase, with checkpoints on the way."""
 
+import itertools
 import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ class Unit(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A name that is unique within the sweep."""
+        """A name that is unique within the sweep, and tells cell and seeds."""
         return f"cell-{self.cell.number:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
 
@@ -73,11 +74,12 @@ def run_sweep(sweep: config.Sweep, directory: Path, *, command: str, reporter: R
         jax.default_matmul_precision("highest"),
         _stopping() as stop,
     ):
-        units = plan(sweep)
+        units = plan(sweep, folder.units())
         manifest = folder.open(sweep, _describe(sweep, units, command))
         todo = [unit for unit in units if not folder.is_finished(unit.name)]
         if not todo and manifest["status"] == "finished":
             return Outcome(folder.directory, manifest["failures"], True)
+        folder.write_manifest(manifest | {"status": "running"})
         try:
             _run_units(todo, len(units), folder, reporter, stop)
             manifest["failures"] = folder.merge([unit.name for unit in units])
@@ -88,21 +90,47 @@ def run_sweep(sweep: config.Sweep, directory: Path, *, command: str, reporter: R
     return Outcome(folder.directory, manifest["failures"], False)
 
 
-def plan(sweep: config.Sweep) -> list[Unit]:
-    """Cut the seeds of every cell into units that fit in memory."""
+def plan(sweep: config.Sweep, known: Sequence[str] = ()) -> list[Unit]:
+    """Cut the seeds of every cell into units that fit in memory.
+
+    Args:
+        sweep: what to run.
+        known: names of units that a folder holds; they are kept as they are, whatever seeds are asked for,
+            and only seeds that none of them has are cut into new ones.
+
+    Returns:
+        The units, cell after cell, seeds in ascending order.
+    """
     units = []
     for cell in sweepfile.cells(sweep):
+        held = [seeds for number, seeds in map(_parse_name, known) if number == cell.number]
+        missing = sorted(set(sweep.seed_numbers) - {seed for seeds in held for seed in seeds})
         width = cell.config.chunk or _chunk_width(cell.config)
-        firsts = range(0, sweep.seeds, width)
-        units += [Unit(cell, range(first, min(first + width, sweep.seeds))) for first in firsts]
+        # Breaks where seeds are not consecutive.
+        breaks = [k for k in range(1, len(missing)) if missing[k] != missing[k - 1] + 1]
+        for first, last in itertools.pairwise([0, *breaks, len(missing)]):
+            run = missing[first:last]
+            held += [range(part[0], part[-1] + 1) for part in batched(run, width)]
+        units += [Unit(cell, seeds) for seeds in sorted(held, key=lambda seeds: seeds.start)]
     return units
+
+
+def batched(items: Sequence[int], width: int) -> Iterator[Sequence[int]]:
+    """Cut a sequence into pieces of a width, the last one shorter."""
+    for first in range(0, len(items), width):
+        yield items[first : first + width]
+
+
+def _parse_name(unit: str) -> tuple[int, range]:
+    _, cell, _, first, last = unit.split("-")  # as in Unit.name
+    return int(cell), range(int(first), int(last) + 1)
 
 
 def _chunk_width(settings: config.Sweep) -> int:
     # Parameters, gradients, two moments and temporaries: about ten copies of E. Text does not tell its V.
     vocab_size = getattr(settings.data, "vocab_size", 10_000)
     per_seed = 10 * vocab_size * settings.model.dim * np.dtype(settings.dtype).itemsize
-    return max(1, min(settings.seeds, SEED_MEMORY // per_seed))
+    return max(1, min(len(settings.seed_numbers), SEED_MEMORY // per_seed))
 
 
 def _describe(sweep: config.Sweep, units: list[Unit], command: str) -> dict[str, Any]:

@@ -17,8 +17,9 @@ import pandas as pd
 
 from jaxattn.data.readers import LOCATIONS
 from jaxattn.errors import InputError, RunError
+from jaxattn.study.check import plain
 from jaxattn.study.config import Sweep
-from jaxattn.study.sweepfile import PRESENTATION, plain
+from jaxattn.study.grid import GRID, PRESENTATION
 
 FORMAT = 1
 PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
@@ -62,9 +63,9 @@ class Store:
                     f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
                     "choose another folder with --out, or delete this one"
                 )
-            manifest = known | {
-                key: manifest[key] for key in ("name", "description", "config", "cells", "seeds")
-            }
+            seeds = sorted({*known["seeds"], *manifest["seeds"]})
+            manifest = known | {key: manifest[key] for key in ("name", "description", "config", "cells")}
+            manifest["seeds"] = seeds
         elif self.directory.exists() and any(self.directory.iterdir()):
             raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
         self.write_manifest(manifest)
@@ -155,6 +156,12 @@ class Store:
         """Tell whether a unit's tables are there."""
         return (self.directory / "parts" / f"{unit}.records.parquet").exists()
 
+    def units(self) -> list[str]:
+        """Name the units that were finished or begun in this folder."""
+        finished = {path.name.removesuffix(".records.parquet") for path in self._parts("records")}
+        begun = {path.name for path in (self.directory / "checkpoints").glob("cell-*-seeds-*-*")}
+        return sorted(finished | begun)
+
     def merge(self, units: list[str]) -> list[dict[str, Any]]:
         """Write records.parquet and tokens.parquet from the units' parts; returns all failures."""
         for table in ("records", "tokens"):
@@ -162,6 +169,10 @@ class Store:
             self.write_table(table, pd.concat(parts, ignore_index=True))
         paths = [self.directory / "parts" / f"{unit}.failures.json" for unit in units]
         return [failure for path in paths for failure in json.loads(path.read_text(encoding="utf-8"))]
+
+    def _parts(self, table: str) -> list[Path]:
+        found = (self.directory / "parts").glob(f"cell-*-seeds-*-*.{table}.parquet")
+        return [path for path in found if not path.name.endswith(".partial.parquet")]
 
     def _read_partial(self, unit: str, table: str) -> pd.DataFrame:
         return pd.read_parquet(self.directory / "parts" / f"{unit}.{table}.partial.parquet")
@@ -222,7 +233,7 @@ def describe(sweep: Sweep, cells: list[dict[str, Any]], config_hash: str, comman
         "config": plain(sweep),
         "config_hash": config_hash,
         "cells": cells,
-        "seeds": list(range(sweep.seeds)),
+        "seeds": list(sweep.seed_numbers),
         "versions": {name: _version(name) for name in PACKAGES},
         "git_commit": _git_commit(),
         "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
@@ -238,7 +249,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """List the settings that differ, as `key: old -> new`, leaving out what may change."""
     flat_old, flat_new = _flat(old), _flat(new)
     keys = sorted(flat_old.keys() | flat_new.keys())
-    allowed = tuple(key for key in PRESENTATION if key not in ("axes", "blocks", "seeds"))
+    allowed = tuple(key for key in PRESENTATION if key not in (*GRID, "blocks"))
     return [
         f"{key}: {flat_old.get(key, 'absent')} -> {flat_new.get(key, 'absent')}"
         for key in keys

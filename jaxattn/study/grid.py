@@ -1,0 +1,133 @@
+"""From a sweep to its cells: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
+
+import copy
+import itertools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from scipy.stats import qmc
+
+from jaxattn.errors import InputError
+from jaxattn.study.check import check, placed, plain
+from jaxattn.study.config import Halton, Range, Sweep
+from jaxattn.study.tree import assign, merge
+
+# What makes cells out of a sweep. A block may have its own; a cell has none left.
+GRID = ("axes", "zip", "halton", "cells", "exclude")
+# Settings that do not change any number of a run: they may change between a run and its continuation.
+PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
+
+
+class Cell(NamedTuple):
+    """One setting of the axes: its number in the grid, the axis values, and the config they make."""
+
+    number: int
+    settings: dict[str, Any]
+    config: Sweep
+
+
+def cells(sweep: Sweep) -> list[Cell]:
+    """List the cells of a sweep, block after block.
+
+    Within a block they are the product of its explicit `cells`, its zipped axes, its Halton points and its
+    product axes, the last axis fastest, without what it excludes.
+
+    Raises:
+        InputError: a block or an axis over an unknown key, a value that makes a cell impossible, a grid
+            without cells; names the place.
+    """
+    result: list[Cell] = []
+    for name, block in sweep.blocks.items() or [("", {})]:
+        with placed(f"blocks.{name}" if name else ""):
+            for key in block:
+                if key in PRESENTATION and key not in GRID:
+                    raise InputError(f"{key} cannot differ between blocks")
+            tree = merge(plain(sweep) | {"blocks": {}}, block)
+            for settings in points(check(tree)):
+                result.append(_cell(len(result), tree, name, settings))
+    return result
+
+
+def points(sweep: Sweep) -> list[dict[str, Any]]:
+    """List the settings of the cells of one block."""
+    factors = (sweep.cells or ({},), zipped(sweep.zip), halton(sweep.halton), product(sweep.axes))
+    result = []
+    for parts in itertools.product(*factors):
+        settings: dict[str, Any] = {}
+        for part in parts:
+            for key in part:
+                if key in settings:
+                    raise InputError(f"{key}: swept twice; keep it in one of axes, zip, halton and cells")
+            settings |= part
+        result.append(settings)
+    return list(_kept(result, sweep.exclude))
+
+
+def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Every combination of axis values, the last axis fastest."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """First values of all axes, second values of all axes, and so on; InputError if lengths differ."""
+    lengths = {key: len(values) for key, values in axes.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise InputError(f"zip: lengths differ ({listed}); give every axis the same number of values")
+    return [dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True)] or [{}]
+
+
+def halton(wanted: Halton | None) -> list[dict[str, Any]]:
+    """Quasi-random points between bounds, the same for the same seed; more points keep the first ones."""
+    if wanted is None:
+        return [{}]
+    for key, bounds in wanted.axes.items():
+        if not bounds.low < bounds.high:
+            raise InputError(f"halton.axes.{key}: low {bounds.low} is not below high {bounds.high}")
+        if bounds.log and bounds.low <= 0:
+            raise InputError(f"halton.axes.{key}: a logarithmic axis starts above 0, not at {bounds.low}")
+    unit = qmc.Halton(len(wanted.axes), scramble=True, rng=wanted.seed).random(wanted.points)
+    return [
+        {key: _between(bounds, x) for (key, bounds), x in zip(wanted.axes.items(), row, strict=True)}
+        for row in unit.tolist()
+    ]
+
+
+def _between(bounds: Range, x: float) -> float | int:
+    if bounds.log:
+        value = bounds.low * (bounds.high / bounds.low) ** x
+    else:
+        value = bounds.low + (bounds.high - bounds.low) * x
+    return round(value) if bounds.integer else value
+
+
+def _kept(settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]) -> Iterable[dict[str, Any]]:
+    known = {key for row in settings for key in row}
+    for number, condition in enumerate(exclude):
+        for key in condition:
+            if key not in known:
+                swept = ", ".join(sorted(known)) or "nothing"
+                raise InputError(f"exclude[{number}]: {key} is not swept; swept is {swept}")
+    kept = [row for row in settings if not any(_matches(row, condition) for condition in exclude)]
+    if not kept:
+        raise InputError("exclude: no cell is left")
+    return kept
+
+
+def _matches(settings: dict[str, Any], condition: dict[str, Any]) -> bool:
+    return bool(condition) and all(
+        key in settings and settings[key] in (values if isinstance(values, list | tuple) else [values])
+        for key, values in condition.items()
+    )
+
+
+def _cell(number: int, tree: dict[str, Any], block: str, settings: dict[str, Any]) -> Cell:
+    tree = {key: value for key, value in copy.deepcopy(tree).items() if key not in GRID}
+    named = {"block": block} if block else {}
+    place = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
+    with placed(f"axes: cell {number} ({place})" if place else ""):
+        for key, value in settings.items():
+            if key.partition(".")[0] in PRESENTATION:
+                raise InputError(f"{key} cannot be an axis")
+            assign(tree, key, value)
+        return Cell(number, named | settings, check(tree))
