@@ -141,8 +141,14 @@ def report(directory: Folder, /) -> int:
 
 def main() -> None:
     """Run the command line and exit with its status: 0 done, 1 failed while running, 2 wrong input."""
-    commands: dict[str, Any] = {"run": run, "data": data, "aggregate": aggregate, "report": report}
-    commands["schema"] = schema
+    commands: dict[str, Any] = {
+        "run": run,
+        "claims": claims,
+        "data": data,
+        "aggregate": aggregate,
+        "report": report,
+        "schema": schema,
+    }
     status: int
     try:
         status = tyro.extras.subcommand_cli_from_dict(
@@ -194,6 +200,45 @@ def _load(sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), s
     except InputError as error:
         raise InputError(f"{sweep}: {error}") from None
     return checked
+
+
+def claims(
+    seeds: int = 64,
+    only: Annotated[tuple[str, ...], arg(metavar="CLAIM ...")] = (),
+    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
+    out: Annotated[Path, arg(metavar="DIR")] = Path("results/claims"),
+    quiet: Quiet = False,
+) -> int:
+    """Measure every claim of the theory, and where it promises nothing; write claims.csv and claims.md.
+
+    Exits with 1 if a claim that should hold does not.
+    Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
+
+    Args:
+        seeds: Number of seeds.
+        only: Measure these claims only, for example T4.3 MC.
+        data_dir: Folder of tensorflow-datasets that holds imdb_reviews, to measure on real reviews too.
+        out: Results folder.
+    """
+    from jaxattn.claims import scoreboard
+    from jaxattn.data.readers import Tfds
+    from jaxattn.study.progress import Reporter
+
+    _keep_compiled()
+    source = Tfds(dataset="imdb_reviews", data_dir=str(data_dir), min_count=45) if data_dir else None
+    with Reporter(quiet) as reporter:
+        board = scoreboard.run(seeds=seeds, only=only, source=source, progress=reporter.loading)
+    table = board.table()
+    for promised, title in (
+        (True, "What the theory promises"),
+        (False, "Where the theory promises nothing"),
+    ):
+        part = table[[row.claim.promised == promised for row in board.rows]]
+        if len(part):
+            _print_table(title, part)
+    for path in board.write(out):
+        print(path)
+    return board.status
 
 
 def schema() -> int:

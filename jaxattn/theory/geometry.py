@@ -36,7 +36,8 @@ def one_minus_cosine(a: Any, b: Any) -> Any:
         (...) in [0, 2], NaN if a vector is zero; float64 from NumPy, or a JAX array under a trace.
     """
     a, b = _unit(a), _unit(b)
-    return 0.5 * ((a - b) ** 2).sum(-1)
+    # Rounding would take opposite vectors a little beyond.
+    return (0.5 * ((a - b) ** 2).sum(-1)).clip(max=2)
 
 
 def margin(

@@ -125,7 +125,7 @@ def max_margin_batch(
     """
     E, mask = np.asarray(E), np.asarray(selection.mask)
     shared = corpus.labels.ndim == 1
-    if mask.ndim != 3 or len(mask) != len(E) or not (shared or len(corpus.labels) == len(E)):
+    if mask.ndim != 3 or not 0 < len(E) == len(mask) or not (shared or len(corpus.labels) == len(E)):
         raise InputError(
             f"E {E.shape}, selection {mask.shape}, labels {corpus.labels.shape}: give one of each per seed"
         )

@@ -53,7 +53,7 @@ def selection(
     E: Float[Array | np.ndarray, "V d"],
     corpus: Corpus,
     *,
-    tie: float | None = None,
+    tie: float | Array | None = None,
 ) -> Selection:
     """Select the tokens with the highest score in each sequence: S_X(p) = argmax_{s ∈ X} p·E_s.
 
@@ -82,12 +82,12 @@ def selection(
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the set S_X(p).
     """
-    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((p, E, corpus)))
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((p, E, corpus, tie)))
     if np.shape(p) != np.shape(E)[1:] or np.shape(E)[0] != corpus.vocab_size:
         raise InputError(
             f"p {np.shape(p)}, E {np.shape(E)}, V = {corpus.vocab_size}: give p (d,) and E (V, d)"
         )
-    if tie is not None and not tie >= 0:
+    if tie is not None and not traced and not tie >= 0:
         raise InputError(f"tie: {tie}; give a tolerance of 0 or more")
     if traced:
         scores = jnp.matmul(E, p, precision="highest")

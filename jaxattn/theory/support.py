@@ -28,7 +28,8 @@ def polish(rows: np.ndarray, multipliers: np.ndarray, tight: np.ndarray) -> np.n
     u, size, vt = u[:, :rank], size[:rank], vt[:rank]
     inverse = vt.T @ (u.sum(axis=0) / size)
     start = multipliers[tight]
-    start = start * (inverse @ inverse / max(start.sum(), np.finfo(float).tiny))
+    if start.any():
+        start = start * (inverse @ inverse / start.sum())
     exact = np.zeros_like(multipliers)
     exact[tight] = np.maximum(start + u @ ((vt @ (inverse - rows[tight].T @ start)) / size), 0)
     if not exact.any():
