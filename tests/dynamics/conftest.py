@@ -1,0 +1,28 @@
+"""What the tests of the flow share: an awkward corpus, and the loss written position by position."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxattn as ja
+
+
+@pytest.fixture
+def corpus(rng):
+    """One token, the same token twice, repeated tokens, a bag of two rows, tokens that occur nowhere."""
+    sequences = [[3], [3, 3], [0, 1], [0, 0, 1], [2, 2, 2, 5, 7], [*range(40), 4, 4]]
+    sequences += [rng.integers(0, 40, length).tolist() for length in (2, 4, 8, 8, 8, 16)]
+    labels = [1, -1] * 6
+    return ja.data.from_sequences(sequences, labels, vocab_size=44)
+
+
+@pytest.fixture
+def textbook():
+    """The loss of scores and values: softmax over the positions of every sequence, one after the other."""
+
+    def loss(corpus, scores, values):
+        ids, mask = ja.models.reference.padded_sequences(corpus)
+        q = jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1)
+        return jnp.log1p(jnp.exp(-corpus.labels * (q * values[ids]).sum(axis=1))).mean()
+
+    return loss

@@ -1,0 +1,113 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.dynamics.coordinates import coordinates
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@jax.jit
+def at(flow, z):
+    return flow.at(z)
+
+
+def plain_basis(flow, E):
+    """B as an array, (r, d)."""
+    return jnp.eye(E.shape[1]) if flow.basis is None else E
+
+
+@pytest.fixture(params=["V < d", "V > d", "V < d, two embeddings alike"])
+def flow_and_params(request, corpus):
+    dim = 6 if request.param == "V > d" else 48
+    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
+    if "alike" in request.param:
+        params = params.replace(E=params.E.at[1].set(params.E[0]))
+    return coordinates(params.E, params.p, params.v, corpus), params
+
+
+@pytest.fixture
+def vectors(flow_and_params):
+    """Coordinates of three points, none of them special."""
+    flow, _ = flow_and_params
+    return jax.random.normal(jax.random.key(1), (3, *flow.offset.shape))
+
+
+def test_coordinates_are_as_few_as_tokens_or_dimensions(flow_and_params):
+    flow, params = flow_and_params
+    assert flow.offset.shape == (min(params.E.shape),)
+    np.testing.assert_allclose(flow.unit, 1 / np.linalg.norm(params.E, axis=1).max(), rtol=1e-14)
+
+
+def test_lengths_and_angles_are_those_of_vectors_of_d_numbers(flow_and_params, vectors):
+    flow, params = flow_and_params
+    B = plain_basis(flow, params.E)
+    x, y, z = vectors
+    p, velocity = params.p + B.T @ z, B.T @ x
+    np.testing.assert_allclose(flow.p(z), p, atol=1e-13)
+    np.testing.assert_allclose(flow.p(vectors), params.p + vectors @ B, atol=1e-13)
+    np.testing.assert_allclose(flow.metric(x), B @ velocity, atol=1e-13)
+    np.testing.assert_allclose(flow.inner(x, y), velocity @ (B.T @ y), rtol=1e-13)
+    np.testing.assert_allclose(flow.norm(x), jnp.linalg.norm(velocity), rtol=1e-13)
+    expected = jnp.linalg.norm(velocity - 0.7 * params.p)
+    np.testing.assert_allclose(flow.norm(x, -0.7), expected, rtol=1e-13)
+    np.testing.assert_allclose(flow.ahead(z, x), p @ velocity, rtol=1e-12)
+    unit = x / flow.norm(x)
+    across = velocity - (velocity @ p) / (p @ p) * p
+    expected = jnp.linalg.norm(across) / jnp.linalg.norm(velocity)
+    np.testing.assert_allclose(flow.sine(z, unit), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("angle", [1e-3, 1e-9])
+def test_sine_of_a_small_angle_keeps_its_digits(corpus, angle):
+    """In two dimensions the angle between p and the velocity is given; 1 - cos² would round to 0."""
+    E = jnp.asarray(np.random.default_rng(2).normal(size=(44, 2)))
+    flow = coordinates(E, jnp.array([1.0, 0.0]), E[0], corpus)
+    velocity = jnp.array([np.cos(angle), np.sin(angle)])
+    np.testing.assert_allclose(flow.sine(jnp.array([1e5, 0.0]), velocity), np.sin(angle), rtol=1e-6)
+
+
+def test_velocity_and_jacobian_are_those_of_the_plain_unit_direction(flow_and_params, vectors, textbook):
+    """Moving z moves p by Bᵀ z: Bᵀ u is the unit direction at p, and Bᵀ ∂u/∂z its derivative along Bᵀ."""
+    flow, params = flow_and_params
+    B = plain_basis(flow, params.E)
+
+    def direction(p, E, values):
+        g = jax.grad(lambda p: textbook(flow.corpus, E @ p, values))(p)
+        return -g / jnp.linalg.norm(g)
+
+    z = 0.2 * vectors[0]
+    local = at(flow, z)
+    plain = flow.p(z), params.E, params.E @ params.v
+    np.testing.assert_allclose(B.T @ local.velocity, jax.jit(direction)(*plain), atol=1e-13)
+    derivative = jax.jit(jax.jacfwd(direction))(*plain)
+    np.testing.assert_allclose(B.T @ local.jacobian, derivative @ B.T, atol=1e-11)
+    np.testing.assert_allclose(jax.jit(type(flow).velocity)(flow, z), local.velocity, rtol=0, atol=1e-15)
+
+
+def test_log_slope_is_the_difference_quotient_of_the_log_gradient_norm(flow_and_params, vectors):
+    flow, params = flow_and_params
+    z = 0.2 * vectors[0]
+    local = at(flow, z)
+    plain = jax.grad(lambda p: ja.dynamics.loss(params.replace(p=p), flow.corpus))(flow.p(z))
+    np.testing.assert_allclose(local.log_gradient_norm, jnp.log(jnp.linalg.norm(plain)), rtol=1e-13)
+    h = 1e-5
+    ahead, behind = (at(flow, z + step * local.velocity).log_gradient_norm for step in (h, -h))
+    np.testing.assert_allclose(local.log_slope, (ahead - behind) / (2 * h), rtol=1e-7)
+
+
+@pytest.mark.parametrize(("score", "balanced"), [(0.0, True), (1e-13, True), (1e-9, False), (1.0, False)])
+def test_forces_are_balanced_when_only_rounding_is_left_of_their_sum(score, balanced):
+    """X = (0, 1) under both labels, values ±1, scores ±a/2: f = tanh(a/2), and f/2 of each force is left."""
+    corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, -1], vocab_size=2)
+    E = jnp.array([[0.5, 1.0], [-0.5, -1.0]])
+    flow = coordinates(E, jnp.array([score, 0.0]), jnp.array([0.0, 1.0]), corpus)
+    local = at(flow, jnp.zeros(2))
+    assert local.balanced == balanced
+    assert np.isfinite(local.velocity).all()
+    assert np.isfinite(local.jacobian).all()
+    if score == 0:
+        assert local.log_gradient_norm == -np.inf
+        np.testing.assert_array_equal(local.velocity, 0)

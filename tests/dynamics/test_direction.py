@@ -1,0 +1,210 @@
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.data.corpus import from_bags
+from jaxattn.dynamics.direction import direction, token_curvature, token_force
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@jax.jit
+def evaluate(corpus, scores, values):
+    """The force and the curvature, both in units of exp(log_scale)."""
+    force = token_force(corpus, scores, values)
+    return force, token_curvature(corpus, force)
+
+
+@jax.jit
+def plain_gradient(params, corpus):
+    return jax.grad(ja.dynamics.loss)(params, corpus)
+
+
+def exact_force(corpus, scores, values):
+    """-n ∂L/∂a_s = Σ_X y g Σ_{i: x_i = s} q_i (γ_s - f) by its formula, in the digits mpmath is set to."""
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    values = [mpmath.mpf(float(x)) for x in values]
+    force = [mpmath.mpf(0)] * len(values)
+    for row, real, y in zip(ids, mask, np.asarray(corpus.labels).tolist(), strict=True):
+        tokens = row[real].tolist()
+        weight = [mpmath.exp(scores[s] - scores[tokens[0]]) for s in tokens]
+        total = mpmath.fsum(weight)
+        f = mpmath.fsum(w * values[s] for w, s in zip(weight, tokens, strict=True)) / total
+        pull = y / (1 + mpmath.exp(y * f))
+        for w, s in zip(weight, tokens, strict=True):
+            force[s] += pull * w / total * (values[s] - f)
+    return force
+
+
+def scaled(force, n):
+    """As floats: the force in units of its largest entry, and log of that entry over n."""
+    largest = max(abs(x) for x in force)
+    return np.array([float(x / largest) for x in force]), float(mpmath.log(largest / n))
+
+
+def exact_direction(params, corpus):
+    E = [[mpmath.mpf(x) for x in row] for row in np.asarray(params.E).tolist()]
+    p = [mpmath.mpf(x) for x in np.asarray(params.p).tolist()]
+    values = np.asarray(params.E) @ np.asarray(params.v)
+    force = exact_force(corpus, [mpmath.fdot(row, p) for row in E], values)
+    moved = [mpmath.fdot(force, column) for column in zip(*E, strict=True)]
+    norm = mpmath.sqrt(mpmath.fdot(moved, moved))
+    return np.array([float(x / norm) for x in moved]), float(mpmath.log(norm / corpus.num_sequences))
+
+
+def far_away(corpus, norm):
+    """Parameters with p along a max-margin direction, where sequences of equal margin pull equally hard."""
+    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=48, dtype=jnp.float64)
+    params = params.replace(E=4 * params.E)
+    chosen = ja.theory.selection(params.p, params.E, corpus)
+    p = ja.theory.max_margin(params.E, corpus, chosen, solver="exact").p
+    return params.replace(p=jnp.asarray(norm * p / np.linalg.norm(p)))
+
+
+@pytest.fixture
+def digits():
+    # The strongest pull is like e^(-3934), 10^(-1708).
+    with mpmath.workdps(2000):
+        yield
+
+
+@pytest.mark.parametrize("norm", [50.0, 3000.0])
+def test_direction_keeps_ten_digits_where_the_plain_gradient_has_lost_them(corpus, digits, norm):
+    params = far_away(corpus, norm)
+    expected, log_norm = exact_direction(params, corpus)
+    assert norm < 1000 or log_norm < -750  # e^(-750) is below the smallest float64
+    got, got_log_norm = jax.jit(direction)(params, corpus)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(got_log_norm, log_norm, rtol=1e-12)
+    plain = -plain_gradient(params, corpus).p
+    size = jnp.linalg.norm(plain)
+    assert not np.abs(plain / jnp.where(size > 0, size, 1) - expected).max() < 1e-8
+
+
+@pytest.mark.parametrize("ties", ["none", "of two values", "of one value", "of all tokens"])
+def test_force_of_every_token_is_right_however_far_apart_the_scores_are(corpus, digits, ties):
+    scores, values = np.array(jax.random.normal(jax.random.key(1), (2, 44)))
+    scores *= 700
+    if ties != "none":
+        scores[:] = np.where(np.arange(44) % 3 == 0, 2000.0, scores)
+    if ties == "of one value":
+        values[::3] = 0.3
+    if ties == "of all tokens":
+        scores[:] = 2000.0
+    n = corpus.num_sequences
+    expected, log_largest = scaled(exact_force(corpus, [mpmath.mpf(x) for x in scores.tolist()], values), n)
+    force, _ = evaluate(corpus, jnp.asarray(scores), jnp.asarray(values))
+    largest = np.abs(force.force).max()
+    np.testing.assert_allclose(force.force / largest, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(force.log_scale + np.log(largest), log_largest, rtol=1e-12, atol=1e-12)
+
+
+def test_curvature_is_the_difference_quotient_of_the_exact_force_far_away(corpus, digits):
+    params = far_away(corpus, 3000.0)
+    scores, values = params.E @ params.p, params.E @ params.v
+    start = [mpmath.mpf(x) for x in scores.tolist()]
+    towards = [mpmath.mpf(x) for x in jax.random.normal(jax.random.key(2), (44,)).tolist()]
+    h = mpmath.mpf(10) ** -50
+
+    def at(multiple):
+        return exact_force(corpus, [a + multiple * x for a, x in zip(start, towards, strict=True)], values)
+
+    quotient = [(plus - minus) / (2 * h) for plus, minus in zip(at(h), at(-h), strict=True)]
+    expected, log_largest = scaled(quotient, corpus.num_sequences)
+    force, curvature = evaluate(corpus, scores, values)
+    got = curvature @ jnp.asarray([float(x) for x in towards])
+    largest = np.abs(got).max()
+    np.testing.assert_allclose(got / largest, expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(force.log_scale + np.log(largest), log_largest, rtol=1e-12)
+
+
+def test_force_and_curvature_are_derivatives_of_the_textbook_loss(corpus, textbook):
+    scores, values = jax.random.normal(jax.random.key(3), (2, 44))
+    force, curvature = evaluate(corpus, scores, values)
+    gradient = jax.jit(jax.grad(lambda a: textbook(corpus, a, values)))
+    scale = np.exp(force.log_scale)
+    np.testing.assert_allclose(scale * force.force, -gradient(scores), atol=1e-15)
+    np.testing.assert_allclose(force.force.sum(), 0, atol=1e-14)
+    np.testing.assert_allclose(scale * curvature, -jax.jacfwd(gradient)(scores), atol=1e-15)
+    np.testing.assert_array_equal(curvature, curvature.T)
+    np.testing.assert_allclose(curvature.sum(axis=1), 0, atol=1e-14)
+
+
+def test_direction_is_that_of_the_gradient_on_p_and_zero_where_there_is_none(corpus, textbook):
+    params = ja.models.one_layer.init(jax.random.key(4), vocab_size=44, dim=48, dtype=jnp.float64)
+    got, log_norm = jax.jit(direction)(params, corpus)
+    plain = jax.jit(jax.grad(lambda p: textbook(corpus, params.E @ p, params.E @ params.v)))(params.p)
+    np.testing.assert_allclose(got, -plain / jnp.linalg.norm(plain), atol=1e-13)
+    np.testing.assert_allclose(log_norm, jnp.log(jnp.linalg.norm(plain)), rtol=1e-13)
+    got, log_norm = jax.jit(direction)(params.replace(E=0 * params.E), corpus)
+    np.testing.assert_array_equal(got, 0)
+    assert log_norm == -np.inf
+
+
+def test_gross_adds_up_what_the_sequences_pull_without_letting_them_cancel():
+    """X = (0, 1) with y = 1 and y = -1, values ±1: each pulls with y g q_0 q_1 (γ_0 - γ_1) on token 0."""
+    corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, -1], vocab_size=2)
+    force, _ = evaluate(corpus, jnp.array([0.8, 0.2]), jnp.array([1.0, -1.0]))
+    q = 1 / (1 + np.exp(-0.6))
+    pull = q * (1 - q) * 2 / (1 + np.exp([2 * q - 1, 1 - 2 * q])) / 2
+    scale = np.exp(force.log_scale)
+    np.testing.assert_allclose(scale * force.force, (pull[0] - pull[1]) * np.array([1, -1]), rtol=1e-13)
+    np.testing.assert_allclose(scale * force.gross, 2 * pull.sum(), rtol=1e-13)
+
+
+def test_a_repeated_token_is_one_whose_score_is_higher_by_the_log_of_its_count():
+    """[0, 0, 0, 1] weighs token 0 as [0, 1] does with a_0 + log 3, however far apart the scores are."""
+    values = jnp.array([0.5, -1.0])
+    three, one = (ja.data.from_sequences([x, x], [-1, -1], vocab_size=2) for x in ([0, 0, 0, 1], [0, 1]))
+    for score in (0.0, 0.7, -900.0, 900.0):
+        many, curvature = evaluate(three, jnp.array([score, 0.0]), values)
+        once, expected = evaluate(one, jnp.array([score + np.log(3), 0.0]), values)
+        shift = np.exp(many.log_scale - once.log_scale)
+        np.testing.assert_allclose(shift * many.force, once.force, rtol=1e-12)
+        np.testing.assert_allclose(shift * curvature, expected, rtol=1e-11)
+
+
+def test_sequences_of_one_token_do_not_pull():
+    corpus = ja.data.from_sequences([[0], [1], [1, 1], [2]], [1, -1, -1, 1], vocab_size=3)
+    force, curvature = evaluate(corpus, jnp.array([1.0, -800.0, 3.0]), jnp.array([1.0, 2.0, -1.0]))
+    np.testing.assert_array_equal(force.force, 0)
+    np.testing.assert_array_equal(curvature, 0)
+    assert force.log_scale == -np.inf
+    assert force.gross == 0
+
+
+def test_rows_and_sequences_without_tokens_change_nothing_but_the_mean(rng):
+    """A corpus laid out inside jit has unused rows; one of its sequences is emptied on top of that."""
+    tokens, labels = rng.integers(0, 44, (3, 40)), np.array([1, -1, 1])
+    scores, values = jnp.asarray(rng.normal(size=(2, 44)))
+
+    @jax.jit
+    def padded(tokens, labels):
+        ordered = jnp.sort(tokens, axis=1)
+        first = jnp.concatenate([jnp.ones((4, 1), bool), ordered[:, 1:] != ordered[:, :-1]], axis=1)
+        count = jnp.where(first, (ordered[:, :, None] == ordered[:, None, :]).sum(axis=2), 0)
+        return from_bags(
+            jnp.repeat(jnp.arange(4), 40),
+            ordered.ravel(),
+            count.at[1].set(0).ravel(),
+            labels,
+            vocab_size=44,
+            num_classes=2,
+            longest_bag=40,
+            most_occurrences=4,
+        )
+
+    with_padding = padded(jnp.asarray(np.insert(tokens, 1, 0, axis=0)), jnp.asarray(np.insert(labels, 1, 1)))
+    assert (np.asarray(with_padding.bags.owner) == 4).any()
+    assert with_padding.lengths[1] == 0
+    plain = ja.data.from_sequences(tokens.tolist(), labels.tolist(), vocab_size=44)
+    for spread in (1.0, 900.0):
+        force, curvature = evaluate(plain, spread * scores, values)
+        again, again_curvature = evaluate(with_padding, spread * scores, values)
+        np.testing.assert_allclose(again.force, force.force, rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(again_curvature, curvature, rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(again.log_scale, force.log_scale + np.log(3 / 4), rtol=1e-14)
+        np.testing.assert_allclose(again.gross, force.gross, rtol=1e-13)

@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+
+from jaxattn.theory.active_set import _Factor, _most_violated, active_set
+from jaxattn.theory.certificate import bounds
+from jaxattn.theory.least_distance import least_distance
+
+
+def many_pairs(rng, margin):
+    """160 tokens in 12 dimensions, each of 80 above each of the 80 others: more pairs than are sorted."""
+    rows = rng.normal(size=(160, 12))
+    rows[:, 0] = margin * np.where(np.arange(160) < 80, 1, -1) * (1 + rng.exponential(size=160))
+    better, worse = (x.ravel() for x in np.meshgrid(np.arange(80), np.arange(80, 160), indexing="ij"))
+    return rows / np.linalg.norm(rows, axis=1).max(), better, worse
+
+
+@pytest.mark.parametrize("margin", [1.0, 0.1, 0.03])
+def test_it_finds_the_exact_answer_among_thousands_of_pairs(margin):
+    for seed in range(4):
+        rows, better, worse = many_pairs(np.random.default_rng(seed), margin)
+        multipliers, steps = active_set(rows, better, worse, tolerance=1e-10, max_steps=10_000)
+        lower, upper = bounds(rows[better] - rows[worse], multipliers)
+        np.testing.assert_allclose(lower, upper, rtol=1e-12)
+        assert (multipliers > 0).sum() <= 12
+        assert steps < 300
+
+
+def test_it_proves_that_nothing_separates():
+    for seed in range(4):
+        rows, better, worse = many_pairs(np.random.default_rng(seed), 0.0)
+        multipliers, _ = active_set(rows, better, worse, tolerance=1e-10, max_steps=10_000)
+        assert (multipliers >= 0).all()
+        w = multipliers @ (rows[better] - rows[worse])
+        assert np.linalg.norm(w) < 1e-15 * multipliers.sum()
+
+
+@pytest.mark.parametrize("solver", ["cutting", "exact"])
+def test_more_tight_pairs_than_dimensions(solver):
+    """Differences (1, ±1, ±1, ±1): all eight are tight at p = (1, 0, 0, 0)."""
+    signs = np.array(np.meshgrid(*[[-1.0, 1.0]] * 3)).reshape(3, -1).T
+    rows = np.vstack([np.zeros(4), np.c_[np.ones(8), signs]]) / 2
+    if solver == "cutting":
+        found = active_set(rows, np.arange(1, 9), np.zeros(8, int), tolerance=1e-10, max_steps=1000)
+    else:
+        found = least_distance(rows[1:])
+    w = found.multipliers @ rows[1:]
+    np.testing.assert_allclose(w / w[0], [1, 0, 0, 0], atol=1e-14)
+    np.testing.assert_allclose(bounds(rows[1:], found.multipliers), 0.5, rtol=1e-14)
+
+
+def test_steps_that_run_out_leave_what_there_is(rng):
+    rows, better, worse = many_pairs(rng, 0.03)
+    multipliers, steps = active_set(rows, better, worse, tolerance=1e-10, max_steps=5)
+    assert 5 <= steps < 10
+    lower, upper = bounds(rows[better] - rows[worse], multipliers)
+    assert lower < 0.999 * upper
+
+
+def test_factors_stay_those_of_the_active_differences(rng):
+    vectors = rng.normal(size=(40, 8))
+    vectors[1::3] = vectors[::3][: len(vectors[1::3])] + 1e-7 * vectors[1::3]
+    factor = _Factor(8)
+    for number, n in enumerate(vectors):
+        if len(factor.active) == 8 or rng.uniform() < 0.3 * (len(factor.active) > 0):
+            factor.delete(rng.integers(len(factor.active)))
+        inside, z = factor.split(n)
+        np.testing.assert_allclose(factor.q @ inside + z, n, atol=1e-13)
+        np.testing.assert_allclose(factor.q.T @ z, 0, atol=1e-13 * np.linalg.norm(z))
+        factor.append(number, inside, z)
+        np.testing.assert_allclose(factor.q @ factor.r, vectors[factor.active].T, atol=1e-13)
+        np.testing.assert_allclose(factor.q.T @ factor.q, np.eye(len(factor.active)), atol=1e-13)
+        right = rng.normal(size=len(factor.active))
+        for matrix, x in ((factor.r, factor.solve(right)), (factor.r.T, factor.solve(right, transpose=True))):
+            np.testing.assert_allclose(matrix @ x, right, atol=1e-14 * (1 + np.linalg.norm(x)))
+
+
+def test_the_pool_holds_the_most_violated_pair_of_each_token_worst_first(rng):
+    violation, worse = rng.normal(size=8000), rng.integers(0, 100, 8000)
+    best = [max(np.flatnonzero(worse == token), key=violation.__getitem__) for token in range(100)]
+    expected = sorted(best, key=violation.__getitem__, reverse=True)
+    assert _most_violated(violation, worse, 0.1).tolist() == expected[:64]
+    assert _most_violated(violation, worse, violation.max() - 1e-9).tolist() == expected[:1]

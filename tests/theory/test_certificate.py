@@ -1,0 +1,126 @@
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.theory.certificate import MaxMargin, Status, bounds, certify, unsolved
+from jaxattn.theory.constraints import constraints
+
+
+class Solved(NamedTuple):
+    """A problem, its exact answer, and the multipliers of every pair, not only of the support."""
+
+    E: np.ndarray
+    constraints: Any
+    multipliers: np.ndarray
+    exact: MaxMargin
+
+
+@pytest.fixture
+def problems(instances):
+    made = []
+    for corpus, E, _, chosen in instances:
+        exact = ja.theory.max_margin(E, corpus, chosen, solver="exact")
+        found = constraints(corpus, chosen)
+        every = np.stack([found.better, found.worse], axis=1)
+        multipliers = np.zeros(len(every))
+        for pair, value in zip(exact.pairs, exact.multipliers, strict=True):
+            multipliers[(every == pair).all(axis=1)] = value
+        made.append(Solved(E, found, multipliers, exact))
+    return made
+
+
+@pytest.fixture
+def feasible(problems):
+    return [x for x in problems if x.exact.feasible]
+
+
+@pytest.fixture
+def infeasible(problems):
+    return [x for x in problems if not x.exact.feasible]
+
+
+def keep_ties(E, found, multipliers):
+    """The multipliers of the ties that leave p orthogonal to the differences of tied tokens."""
+    w = multipliers @ (E[found.better] - E[found.worse])
+    return -np.linalg.pinv((E[found.ties[:, 0]] - E[found.ties[:, 1]]).T, rcond=1e-12) @ w
+
+
+def test_any_multipliers_enclose_the_largest_margin_and_bound_the_distance_to_the_solution(feasible, rng):
+    for E, found, multipliers, exact in feasible:
+        noise = np.abs(rng.normal(size=len(multipliers))) * multipliers.max()
+        for size, least, most in [(0.0, 0.0, 1e-13), (1e-6, 1e-9, 0.01), (1e-4, 1e-7, 0.9)]:
+            off = multipliers + size * noise
+            answer = certify(E, found, off, keep_ties(E, found, off), tolerance=1e-10)
+            assert answer.status == (Status.LOOSE if size else Status.SOLVED)
+            assert least <= answer.duality_gap <= most
+            assert answer.margin <= exact.margin * (1 + 1e-12)
+            assert answer.margin_bound >= exact.margin * (1 - 1e-12)
+            expected = 1 - (answer.margin / answer.margin_bound) ** 2
+            np.testing.assert_allclose(answer.duality_gap, expected, rtol=1e-12, atol=1e-14)
+            distance = np.linalg.norm(answer.p - exact.p) / np.linalg.norm(answer.p)
+            assert distance**2 <= answer.duality_gap + 1e-14
+            assert answer.primal_residual < 1e-12
+            generous = certify(E, found, off, keep_ties(E, found, off), tolerance=most)
+            assert generous.status == Status.SOLVED
+
+
+def test_ties_that_do_not_hold_leave_no_solution(feasible):
+    count = 0
+    for E, found, multipliers, exact in feasible:
+        if len(found.ties):
+            off = exact.tie_multipliers * (1 + 1e-4)
+            answer = certify(E, found, multipliers, off, tolerance=1e-10)
+            assert answer.status == Status.UNDECIDED
+            assert np.isnan(answer.p).all()
+            count += 1
+    assert count > 5
+
+
+def test_what_is_no_proof_of_infeasibility_does_not_pass_for_one(infeasible, feasible, rng):
+    for E, found, multipliers, exact in infeasible:
+        assert exact.status == Status.INFEASIBLE
+        off = multipliers.copy()
+        off[multipliers.argmax()] *= 1 + 1e-6
+        answer = certify(E, found, off, exact.tie_multipliers, tolerance=1e-10)
+        assert answer.status == Status.UNDECIDED
+        assert not answer.feasible
+        assert answer.duality_gap == 1
+    for E, found, _, _ in feasible:
+        for _ in range(5):
+            random = rng.exponential(size=len(found.better))
+            answer = certify(E, found, random, keep_ties(E, found, random), tolerance=1e-10)
+            assert answer.status != Status.INFEASIBLE
+
+
+def test_the_scale_of_the_multipliers_and_negative_ones_do_not_count(feasible):
+    E, found, multipliers, exact = feasible[0]
+    scaled = np.where(multipliers > 0, 1e6 * multipliers, -1.0)
+    other = certify(E, found, scaled, 1e6 * exact.tie_multipliers, tolerance=1e-10)
+    assert other.status == Status.SOLVED
+    np.testing.assert_allclose(other.p, exact.p, rtol=1e-12)
+    np.testing.assert_allclose(other.multipliers, exact.multipliers, rtol=1e-12)
+
+
+def test_bounds_enclose_the_margin_of_two_orthogonal_differences():
+    """A = diag(3, 4): the nearest point of the segment is at height 12/5, with weights 16/25 and 9/25."""
+    rows = np.diag([3.0, 4.0])
+    np.testing.assert_allclose(bounds(rows, np.array([16.0, 9.0])), 12 / 5, rtol=1e-14)
+    lower, upper = bounds(rows, np.array([1.0, 1.0]))
+    np.testing.assert_allclose([lower, upper], [9 / 5, 5 / 2])
+    assert bounds(np.array([[1.0], [-1.0]]), np.ones(2)) == (0, 0)
+
+
+def test_reasons_are_words_one_for_each_seed():
+    nothing, invalid = (unsolved(status, 3) for status in (Status.NOTHING, Status.INVALID))
+    assert nothing.feasible is True
+    assert invalid.feasible is False
+    assert "nothing to separate" in nothing.reason
+    both = replace(nothing, status=np.array([Status.NOTHING, Status.INVALID], np.int8))
+    assert isinstance(both, MaxMargin)
+    assert both.feasible.tolist() == [True, False]
+    assert both.reason == [nothing.reason, invalid.reason]
+    words = {unsolved(status, 3).reason for status in Status}
+    assert len(words) == len(Status)

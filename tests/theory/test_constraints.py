@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.theory import Selection, selection_of
+from jaxattn.theory.constraints import circle, constraints
+
+
+@pytest.fixture
+def arbitrary(rng):
+    """Corpora with selections that need not come from any scores; every sequence selects something."""
+    made = []
+    for vocab, sequences in [(6, 3), (6, 8), (12, 5), (30, 12)] * 3:
+        lists = [rng.integers(0, vocab, rng.integers(1, 7)).tolist() for _ in range(sequences)]
+        corpus = ja.data.from_sequences(lists, [1] * sequences, vocab_size=vocab)
+        present = np.asarray(corpus.bags.count) > 0
+        mask = present & (rng.uniform(size=present.shape) < 0.3)
+        mask[np.arange(sequences), rng.integers(0, present.sum(axis=1))] = True
+        made.append((corpus, Selection(mask)))
+    return made
+
+
+def tie_classes(vocab, lists):
+    """The smallest token of each token's class, by merging until nothing changes."""
+    leader = list(range(vocab))
+    changed = True
+    while changed:
+        changed = False
+        for chosen in lists:
+            smallest = min(leader[s] for s in chosen)
+            for s in chosen:
+                changed |= leader[s] != smallest
+                leader = [smallest if x == leader[s] else x for x in leader]
+    return leader
+
+
+def has_circle(edges):
+    """Take away tokens that outrank nothing until none is left, or a circle remains."""
+    edges = set(edges)
+    while edges:
+        above = {a for a, _ in edges}
+        fewer = {(a, b) for a, b in edges if b in above}
+        if fewer == edges:
+            return True
+        edges = fewer
+    return False
+
+
+def test_constraints_are_the_distinct_pairs_and_ties_of_a_loop(arbitrary, instances, loops):
+    bags, selected = loops
+    for corpus, chosen in arbitrary + [(x.corpus, x.selection) for x in instances[::5]]:
+        lists = list(zip(bags(corpus), selected(corpus, chosen), strict=True))
+        leader = tie_classes(corpus.vocab_size, [chosen for _, chosen in lists])
+        allowed = {(s, t) for tokens, best in lists for s in best for t in tokens if t not in best}
+        found = constraints(corpus, chosen)
+        np.testing.assert_array_equal(found.leader, leader)
+        # Every pair occurs in a sequence, and each class of pairs exactly once.
+        pairs = list(zip(found.better.tolist(), found.worse.tolist(), strict=True))
+        assert set(pairs) <= allowed
+        keys = [(leader[s], leader[t]) for s, t in pairs]
+        assert keys == sorted({(leader[s], leader[t]) for s, t in allowed})
+        assert found.ties.tolist() == [[x, s] for s, x in enumerate(leader) if x != s]
+
+
+def test_a_circle_is_found_where_there_is_one_and_closes(arbitrary):
+    answers = []
+    for corpus, chosen in arbitrary:
+        found = constraints(corpus, chosen)
+        leader = found.leader
+        edges = list(zip(leader[found.better].tolist(), leader[found.worse].tolist(), strict=True))
+        around = circle(found)
+        assert (len(around) > 0) == has_circle(edges)
+        # What every token outranks on the way round is what outranks the next one.
+        assert sorted(edges[k][0] for k in around) == sorted(edges[k][1] for k in around)
+        answers.append(len(around))
+    assert 0 in answers
+    assert max(answers) > 1
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_circle_of_known_length(length):
+    """Sequences (k, k+1) around a circle, each selecting its first token, and tails that lead nowhere."""
+    around = [[k, (k + 1) % length] for k in range(length)] if length > 1 else []
+    lists = [*around, [5, 6], [6, 7], [0, 8]]
+    corpus = ja.data.from_sequences(lists, [1] * len(lists), vocab_size=9)
+    first = np.array([row[0] for row in lists])
+    mask = np.asarray(corpus.bags.index) == first[:, None]
+    assert len(circle(constraints(corpus, Selection(mask)))) == (length if length > 1 else 0)
+
+
+def test_an_unselected_token_tied_to_the_selected_one_is_a_circle_of_one():
+    """0 and 1 tie in one sequence; in another 0 should outrank 1."""
+    corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, 1], vocab_size=2)
+    found = constraints(corpus, Selection(np.array([[True, True], [True, False]])))
+    assert found.ties.tolist() == [[0, 1]]
+    assert circle(found).tolist() == [0]
+
+
+def test_repeated_sequences_and_tokens_add_nothing():
+    once = ja.data.from_sequences([[0, 1, 2], [1, 3]], [1, -1], vocab_size=4)
+    often = ja.data.from_sequences([[0, 1, 2], [3, 3, 1], [2, 1, 0, 0], [1, 3]], [1, -1, -1, 1], vocab_size=4)
+    tokens = np.array([True, False, False, True])
+    for one, other in zip(*(constraints(c, selection_of(tokens, c)) for c in (once, often)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_bad_input():
+    corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
+    with pytest.raises(InputError, match="sequence 1 has no selected token"):
+        constraints(corpus, selection_of(np.array([True, False, False, False]), corpus))
+    with pytest.raises(InputError, match="make it anew"):
+        constraints(corpus, Selection(np.ones((3, 2), bool)))

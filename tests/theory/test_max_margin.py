@@ -1,0 +1,346 @@
+import importlib
+
+import clarabel
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.theory import Selection, max_margin, max_margin_batch, selection, selection_of
+from jaxattn.theory.certificate import Status
+
+SOLVERS = ("exact", "interior", "cutting")
+
+
+def length(x):
+    return np.linalg.norm(x)
+
+
+def constraints_by_loop(instance, bags):
+    """The pairs and ties of every sequence, by its scores."""
+    pairs, ties = set(), set()
+    for tokens in bags(instance.corpus):
+        highest = max(instance.scores[s] for s in tokens)
+        best = [s for s in tokens if instance.scores[s] == highest]
+        pairs |= {(s, t) for s in best for t in tokens if t not in best}
+        ties |= {(best[0], s) for s in best[1:]}
+    return sorted(pairs), sorted(ties)
+
+
+def clarabel_direction(E, pairs, ties):
+    """The shortest p by an independent solver, or None if it finds none."""
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
+    rows = [E[s] - E[t] for s, t in ties] + [E[t] - E[s] for s, t in pairs]
+    right = np.r_[np.zeros(len(ties)), -np.ones(len(pairs))]
+    cones = [clarabel.ZeroConeT(len(ties)), clarabel.NonnegativeConeT(len(pairs))]
+    d = E.shape[1]
+    problem = sp.csc_matrix(sp.eye(d)), np.zeros(d), sp.csc_matrix(np.array(rows)), right, cones, settings
+    solution = clarabel.DefaultSolver(*problem).solve()
+    assert str(solution.status) in ("Solved", "PrimalInfeasible")
+    return np.array(solution.x) if str(solution.status) == "Solved" else None
+
+
+def combine(E, answer):
+    """Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')."""
+    (s, t), (x, y) = answer.pairs.T, answer.ties.T
+    return answer.multipliers @ (E[s] - E[t]) + answer.tie_multipliers @ (E[x] - E[y])
+
+
+def check(instance, answer, bags):
+    """Check an answer against its problem and the independent solver."""
+    E = instance.E
+    pairs, ties = constraints_by_loop(instance, bags)
+    expected = clarabel_direction(E, pairs, ties)
+    assert answer.feasible == (expected is not None)
+    real = answer.multipliers != 0
+    assert (answer.multipliers >= 0).all()
+    assert set(map(tuple, answer.pairs[real].tolist())) <= set(pairs)
+    if not answer.feasible:
+        # The proof: a combination with non-negative weights of things that ought to be positive vanishes.
+        assert answer.status == Status.INFEASIBLE
+        np.testing.assert_allclose(answer.multipliers.sum(), 1, rtol=1e-14)
+        np.testing.assert_allclose(combine(E, answer), 0, atol=1e-13 * np.abs(E).max())
+        assert np.isnan(answer.p).all()
+        assert answer.margin == 0
+        return
+    assert answer.status == Status.SOLVED
+    # The independent p is itself off by up to 3e-11; this library's solvers are held against each other too.
+    assert length(answer.p - expected) < 1e-8 * length(expected)
+    assert min((E[s] - E[t]) @ answer.p for s, t in pairs) > 1 - 1e-12
+    assert all(abs((E[s] - E[t]) @ answer.p) < 1e-11 for s, t in ties)
+    np.testing.assert_allclose(combine(E, answer), answer.p, atol=1e-12 * length(answer.p))
+    np.testing.assert_allclose(answer.margin, 1 / length(answer.p), rtol=1e-13)
+    np.testing.assert_allclose(answer.margin_bound, answer.margin, rtol=1e-12)
+    assert answer.duality_gap < 1e-12
+    assert answer.primal_residual < 1e-12
+    assert answer.dual_residual < 1e-12
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_solvers_agree_with_an_independent_one_and_with_each_other(instances, loops, solver):
+    bags, _ = loops
+    count = 0
+    # A program is compiled for every number of pairs; batches cover the others.
+    tried = instances[10:] if solver == "interior" else instances
+    for instance in tried:
+        answer = max_margin(instance.E, instance.corpus, instance.selection, solver=solver)
+        assert answer.solver == solver
+        check(instance, answer, bags)
+        exact = max_margin(instance.E, instance.corpus, instance.selection, solver="exact")
+        assert answer.num_pairs == exact.num_pairs
+        if answer.feasible:
+            assert length(answer.p - exact.p) < 1e-10 * length(exact.p)
+        count += answer.feasible
+    assert 5 < count < len(tried) - 3
+
+
+def stacked(instances):
+    """Problems of one size as a batch."""
+    corpora = jax.tree.map(lambda *x: jnp.stack(x), *(x.corpus for x in instances))
+    mask = np.stack([np.asarray(x.selection.mask) for x in instances])
+    return np.stack([x.E for x in instances]), corpora, Selection(mask)
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["V < d", "V > d"])
+def test_a_batch_is_its_problems_one_by_one(instances, loops, wide):
+    bags, _ = loops
+    group = [x for x in instances if (x.E.shape[1] > len(x.E)) == wide]
+    batch = max_margin_batch(*stacked(group))
+    assert batch.p.shape == (len(group), group[0].E.shape[1])
+    assert len(batch.reason) == len(group)
+    for seed, instance in enumerate(group):
+        answer = jax.tree.map(lambda x: x[seed], batch)  # noqa: B023
+        check(instance, answer, bags)
+        alone = max_margin(instance.E, instance.corpus, instance.selection, solver="exact")
+        assert batch.reason[seed] == alone.reason
+        if alone.feasible:
+            assert length(answer.p - alone.p) < 1e-10 * length(alone.p)
+
+
+def test_seeds_that_cannot_be_solved_leave_the_others_untouched(instances):
+    group = [x for x in instances if x.E.shape[1] > len(x.E)]
+    E, corpora, chosen = stacked(group)
+    healthy = max_margin_batch(E, corpora, chosen)
+    # Between the others: NaN in E; a sequence without selected token; every token selected.
+    where, count = [0, 4, len(E)], len(E) + 3
+    order = np.insert(np.arange(len(E)), where, 0)
+    E, corpora, mask = jax.tree.map(lambda x: np.array(x)[order], (E, corpora, chosen.mask))
+    nan, without, everything = np.flatnonzero(np.insert(np.zeros(count - 3, int), where, 1))
+    E[nan, 3, 3] = np.nan
+    mask[without, 2] = False
+    mask[everything] = True
+    batch = max_margin_batch(E, corpora, Selection(mask))
+    assert batch.status[nan] == batch.status[without] == Status.INVALID
+    assert batch.status[everything] == Status.NOTHING
+    assert batch.feasible[[nan, without, everything]].tolist() == [False, False, True]
+    assert np.isnan(batch.p[[nan, without]]).all()
+    assert (batch.p[everything] == 0).all()
+    assert batch.margin[[nan, without, everything]].tolist() == [0, 0, np.inf]
+    others = np.delete(np.arange(count), [nan, without, everything])
+    for name in ("p", "margin", "duality_gap", "status", "num_pairs"):
+        np.testing.assert_array_equal(getattr(batch, name)[others], getattr(healthy, name))
+
+
+def test_a_batch_may_share_its_corpus(instances):
+    corpus, _, _, chosen = instances[0]
+    E = np.stack([x.E for x in instances[:10]])
+    batch = max_margin_batch(E, corpus, Selection(np.stack([chosen.mask] * 10)))
+    for seed in range(10):
+        alone = max_margin(E[seed], corpus, chosen, solver="exact")
+        assert length(batch.p[seed] - alone.p) < 1e-10 * length(alone.p)
+
+
+def test_a_batch_may_have_nothing_to_solve(instances):
+    corpus, E, _, _ = instances[0]
+    everything = np.asarray(corpus.bags.count) > 0
+    mask = np.stack([everything, np.zeros_like(everything)])
+    batch = max_margin_batch(np.stack([E, E]), corpus, Selection(mask))
+    assert batch.status.tolist() == [Status.NOTHING, Status.INVALID]
+    with pytest.raises(InputError, match="one of each per seed"):
+        max_margin_batch(np.zeros((0, *E.shape)), corpus, Selection(mask[:0]))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_orthogonal_embeddings_by_hand(solver):
+    """Token 0 above tokens 1 and 2, lengths l = 2, 1, 3: minimise Σ a_s² / l_s² with a_0 = 1 + a_1 = 1 + a_2.
+
+    So a_0 = (w_1 + w_2) / (w_0 + w_1 + w_2) with w = 1 / l², and λ_s = -w_s a_s for the lower tokens.
+    """
+    corpus = ja.data.from_sequences([[0, 1], [0, 2], [2, 0, 0]], [1, 1, -1], vocab_size=3)
+    E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
+    answer = max_margin(E, corpus, selection_of(np.array([True, False, False]), corpus), solver=solver)
+    top = (w[1] + w[2]) / w.sum()
+    scores = np.array([top, top - 1, top - 1])
+    np.testing.assert_allclose(answer.p, scores / np.diag(E), rtol=1e-13)
+    np.testing.assert_allclose(answer.margin, 1 / np.sqrt((w * scores**2).sum()), rtol=1e-13)
+    assert answer.pairs.tolist() == [[0, 1], [0, 2]]
+    np.testing.assert_allclose(answer.multipliers, -w[1:] * scores[1:], rtol=1e-13)
+    assert answer.num_pairs == 2
+
+
+@pytest.mark.parametrize("solver", ["exact", "cutting"])
+def test_a_tie_by_hand(solver):
+    """Tokens 0 and 1 tie above token 2: a_0 = a_1 = 1 + a_2, so a_0 = w_2 / (w_0 + w_1 + w_2)."""
+    corpus = ja.data.from_sequences([[0, 1, 2]], [1], vocab_size=3)
+    E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
+    answer = max_margin(E, corpus, selection_of(np.array([True, True, False]), corpus), solver=solver)
+    top = w[2] / w.sum()
+    np.testing.assert_allclose(answer.p, np.array([top, top, top - 1]) / np.diag(E), rtol=1e-13)
+    assert answer.pairs.tolist() == [[0, 2]]
+    assert answer.ties.tolist() == [[0, 1]]
+    np.testing.assert_allclose(answer.multipliers, (w[0] + w[1]) * top, rtol=1e-13)
+    np.testing.assert_allclose(answer.tie_multipliers, -w[1] * top, rtol=1e-13)
+
+
+@pytest.mark.parametrize("solver", ["exact", "cutting"])
+def test_a_pair_that_others_imply_has_no_multiplier(solver):
+    """0 above 1 above 2 on a line: 0 is above 2 by itself, and p = 1/2 by the pair that is close."""
+    corpus = ja.data.from_sequences([[0, 1], [1, 2], [0, 2]], [1, 1, 1], vocab_size=3)
+    first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1], [0]]))
+    answer = max_margin(np.array([[7.0], [3.0], [1.0]]), corpus, first, solver=solver)
+    np.testing.assert_allclose(answer.p, [0.5], rtol=1e-14)
+    assert answer.pairs.tolist() == [[1, 2]]
+    assert answer.num_pairs == 3
+    np.testing.assert_allclose(answer.multipliers, [0.25], rtol=1e-14)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_token_between_two_others_cannot_be_above_both(solver):
+    """E_2 = (E_0 + 2 E_1) / 3: with weights 1/3 and 2/3 the differences sum to zero."""
+    corpus = ja.data.from_sequences([[0, 2], [1, 2]], [1, -1], vocab_size=3)
+    E = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [1 / 3, -2 / 3, 4 / 3]])
+    answer = max_margin(E, corpus, selection_of(np.array([False, False, True]), corpus), solver=solver)
+    assert answer.status == Status.INFEASIBLE
+    assert "no direction separates" in answer.reason
+    assert answer.pairs.tolist() == [[2, 0], [2, 1]]
+    np.testing.assert_allclose(answer.multipliers, [1 / 3, 2 / 3], rtol=1e-12)
+    assert answer.dual_residual < 1e-14
+    assert np.isnan(answer.p).all()
+
+
+def test_tokens_in_a_circle_are_infeasible_whatever_the_embeddings(rng):
+    """0 > 1 and 2 > 3 > 0, where 1 and 2 tie: the pairs and the tie sum to zero exactly."""
+    corpus = ja.data.from_sequences([[0, 1], [1, 2], [2, 3], [3, 0], [4, 5]], [1] * 5, vocab_size=6)
+    index = np.asarray(corpus.bags.index)
+    mask = np.array(
+        [np.isin(row, best) for row, best in zip(index, [[0], [1, 2], [2], [3], [4]], strict=True)]
+    )
+    answer = max_margin(rng.normal(size=(6, 9)), corpus, Selection(mask))
+    assert answer.status == Status.CIRCLE
+    assert "in a circle" in answer.reason
+    assert not answer.feasible
+    assert sorted(answer.pairs.tolist()) == [[0, 1], [2, 3], [3, 0]]
+    for E in (rng.normal(size=(6, 9)), rng.normal(size=(6, 2))):
+        again = max_margin(E, corpus, Selection(mask))
+        assert (again.multipliers > 0).all()
+        np.testing.assert_allclose(combine(E, again), 0, atol=1e-15)
+
+
+def test_identical_embeddings(rng, instances):
+    """If all are the same any p selects everything; a selection that tells them apart is infeasible."""
+    corpus, E, scores, chosen = instances[0]
+    same = np.tile(E[:1], (12, 1))
+    answer = max_margin(same, corpus, selection(rng.normal(size=16), same, corpus))
+    assert answer.status == Status.NOTHING
+    better, worse = max_margin(E, corpus, chosen, solver="exact").pairs[0]
+    twins = E.copy()
+    twins[worse] = twins[better]
+    for solver in ("exact", "cutting"):
+        for alike in (same, twins):
+            answer = max_margin(alike, corpus, chosen, solver=solver)
+            assert answer.status == Status.INFEASIBLE
+            np.testing.assert_allclose(combine(alike, answer), 0, atol=1e-13)
+    # Nothing has to tell the two lowest apart; without rounding E Eᵀ has no Cholesky factor then.
+    lowest = E.copy()
+    lowest[np.argsort(scores)[:2]] = 5.0 * (np.arange(16) == 3)
+    E = np.stack([same, lowest, twins] + [E] * 7)
+    batch = max_margin_batch(E, corpus, Selection(np.stack([chosen.mask] * 10)))
+    infeasible = [Status.INFEASIBLE, Status.SOLVED, Status.INFEASIBLE]
+    assert batch.status.tolist() == infeasible + [Status.SOLVED] * 7
+    exact = max_margin(lowest, corpus, chosen, solver="exact")
+    assert length(batch.p[1] - exact.p) < 1e-10 * length(exact.p)
+
+
+@pytest.mark.parametrize("solver", ["auto", *SOLVERS])
+def test_a_selection_of_everything_has_nothing_to_separate(instances, solver):
+    corpus, E, _, _ = instances[0]
+    answer = max_margin(E, corpus, selection(np.zeros(16), E, corpus), solver=solver)
+    assert answer.feasible
+    assert answer.status == Status.NOTHING
+    assert answer.margin == np.inf
+    np.testing.assert_array_equal(answer.p, 0)
+    assert answer.num_pairs == len(answer.multipliers) == 0
+    assert answer.duality_gap == answer.primal_residual == 0
+
+
+def test_repeated_sequences_and_tokens_change_nothing(rng):
+    sequences = [rng.integers(0, 12, 5).tolist() for _ in range(8)]
+    E, scores = rng.normal(size=(12, 16)), rng.normal(size=12)
+    answers = []
+    for lists in (sequences, [row + row[::-1] for row in sequences] + sequences[::2]):
+        corpus = ja.data.from_sequences(lists, [1] * len(lists), vocab_size=12)
+        answers.append(max_margin(E, corpus, selection(scores, np.eye(12), corpus)))
+    for one, other in zip(*map(jax.tree.leaves, answers), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("solver", ["exact", "cutting"])
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_embeddings_of_any_length_have_the_same_answer(instances, solver, scale):
+    for corpus, E, _, chosen in instances[::4]:
+        expected = max_margin(E, corpus, chosen, solver=solver)
+        answer = max_margin(scale * E, corpus, chosen, solver=solver)
+        assert answer.status == expected.status
+        np.testing.assert_allclose(scale * answer.p, expected.p, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(answer.margin / scale, expected.margin, rtol=1e-12)
+
+
+def test_a_wider_tolerance_is_kept_and_certified(instances):
+    for corpus, E, _, chosen in instances[:10]:
+        exact = max_margin(E, corpus, chosen)
+        rough = max_margin(E, corpus, chosen, solver="cutting", tolerance=0.5)
+        assert rough.status == Status.SOLVED
+        assert rough.duality_gap <= 0.5
+        assert rough.margin <= exact.margin * (1 + 1e-12)
+        assert rough.margin_bound >= exact.margin * (1 - 1e-12)
+    impossible = max_margin(E, corpus, chosen, solver="exact", tolerance=-1.0)
+    assert impossible.status == Status.LOOSE
+    assert impossible.feasible
+
+
+def test_the_solver_is_chosen_by_size(instances, monkeypatch):
+    corpus, E, _, chosen = instances[0]
+    assert max_margin(E, corpus, chosen).solver == "exact"
+    monkeypatch.setattr(importlib.import_module("jaxattn.theory.max_margin"), "_SMALL", 10)
+    assert max_margin(E, corpus, chosen).solver == "cutting"
+
+
+def test_single_precision_and_jax_arrays_are_taken_as_they_are(instances):
+    corpus, E, _, chosen = instances[0]
+    single = E.astype(np.float32)
+    expected = max_margin(single.astype(np.float64), corpus, chosen)
+    for given in (single, jnp.asarray(single)):
+        answer = max_margin(given, corpus, chosen)
+        assert answer.p.dtype == np.float64
+        np.testing.assert_array_equal(answer.p, expected.p)
+
+
+def test_bad_input(instances):
+    corpus, E, _, chosen = instances[0]
+    with pytest.raises(InputError, match="E holds NaN"):
+        max_margin(np.where(E == E[3, 3], np.nan, E), corpus, chosen)  # noqa: SIM300
+    with pytest.raises(InputError, match="no selected token"):
+        max_margin(E, corpus, selection_of(np.arange(12) == 0, corpus))
+    with pytest.raises(InputError, match="V = 12"):
+        max_margin(E[:11], corpus, chosen)
+    with pytest.raises(InputError, match="make it anew"):
+        max_margin(E, corpus, Selection(np.ones((3, 3), bool)))
+    with pytest.raises(InputError, match="one of each per seed"):
+        max_margin_batch(np.stack([E, E]), corpus, Selection(np.asarray(chosen.mask)[None]))
+    with pytest.raises(InputError, match="one of each per seed"):
+        max_margin_batch(np.stack([E, E]), corpus, chosen)

@@ -1,0 +1,118 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.theory import Selection, selection, selection_of
+
+
+@pytest.fixture
+def corpus(rng):
+    """One token, repeated tokens, and a bag that takes two rows, over 50 tokens."""
+    lengths = [1, 2, 3, 5, 9, 20, 90]
+    sequences = [[7, 7, 7], *(rng.integers(0, 48, length).tolist() for length in lengths)]
+    return ja.data.from_sequences(sequences, [1, -1] * 4, vocab_size=50)
+
+
+def best(tokens, scores, slack=0.0):
+    highest = max(scores[s] for s in tokens)
+    return [s for s in tokens if scores[s] >= highest - slack]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-200, 1e200])
+@pytest.mark.parametrize("shift", [0.0, 1e3])
+def test_selection_equals_a_loop_whatever_the_length_of_p_and_the_level_of_the_scores(
+    corpus, rng, loops, scale, shift
+):
+    bags, selected = loops
+    E, p = rng.normal(size=(50, 6)), rng.normal(size=6)
+    scores = E @ p
+    E += np.outer(np.where(np.arange(50) % 5 == 0, 4 - scores, 0), p) / (p @ p)
+    E += shift * p / (p @ p)
+    expected = [best(tokens, E @ p, 1e-9) for tokens in bags(corpus)]
+    assert max(map(len, expected)) > 1
+    assert min(map(len, expected)) == 1
+    assert selected(corpus, selection(scale * p, E, corpus)) == expected
+
+
+def test_p_of_zero_selects_every_token(corpus, rng, loops):
+    bags, selected = loops
+    chosen = selection(np.zeros(6), rng.normal(size=(50, 6)), corpus)
+    assert selected(corpus, chosen) == bags(corpus)
+
+
+@pytest.mark.parametrize(
+    ("tie", "dtype", "ties", "differs"),
+    [
+        (None, np.float64, 0.9e-9, 1.1e-9),
+        (None, np.float32, 0.8 * 64 * 2.0**-23, 1.5 * 64 * 2.0**-23),
+        (0.1, np.float64, 0.09, 0.11),
+        (0.0, np.float64, 0.0, 1e-15),
+    ],
+)
+def test_tokens_tie_within_a_share_of_the_spread_of_all_scores(loops, tie, dtype, ties, differs):
+    """Scores 1 and 1 - x in one sequence, 3 and -1 in two others: the spread is 4 for all of them."""
+    _, selected = loops
+    corpus = ja.data.from_sequences([[0, 1], [2], [3]], [1, -1, 1], vocab_size=6)
+    p = np.ones(1, dtype)
+    for share, expected in ((ties, [0, 1]), (differs, [0])):
+        # The last two tokens occur nowhere: their scores do not count.
+        E = np.array([[1.0], [1 - 4 * share], [3.0], [-1.0], [-1e6], [1e6]])
+        for scale in (1.0, 1e3):
+            assert selected(corpus, selection(dtype(scale) * p, E, corpus, tie=tie)) == [expected, [2], [3]]
+
+
+def test_scores_are_formed_in_double_precision_outside_of_jit(loops):
+    _, selected = loops
+    corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=3)
+    E = np.array([[1.0 + 1e-8], [1.0], [0.0]])
+    assert not jax.config.jax_enable_x64
+    assert selected(corpus, selection(np.ones(1), E, corpus, tie=1e-9)) == [[0]]
+
+
+def test_inside_jit_and_vmap_it_is_the_same(x64, rng, instances):
+    corpora = [instances[0].corpus, instances[-1].corpus]
+    E, p = rng.normal(size=(2, 12, 6)), rng.normal(size=(2, 6))
+    E[:, 4:9] = E[:, :1]
+    both = jax.tree.map(lambda *x: jnp.stack(x), *corpora)
+    inside = jax.jit(jax.vmap(selection))(jnp.asarray(p), jnp.asarray(E), both)
+    for seed, corpus in enumerate(corpora):
+        np.testing.assert_array_equal(inside.mask[seed], selection(p[seed], E[seed], corpus).mask)
+    assert (inside.mask.sum(axis=2) > 1).any()
+
+
+def test_counts_and_tokens_equal_loops(corpus, rng, loops):
+    bags, selected = loops
+    important = np.arange(50) % 3 == 0
+    E = np.round(2 * rng.normal(size=(50, 1)))
+    for chosen in (selection(np.ones(1), E, corpus), selection_of(important, corpus)):
+        lists = selected(corpus, chosen)
+        np.testing.assert_array_equal(chosen.counts(corpus), [len(tokens) for tokens in lists])
+        expected = [sum(important[s] for s in tokens) for tokens in lists]
+        np.testing.assert_array_equal(chosen.important_counts(corpus, important), expected)
+        expected = np.isin(np.arange(50), np.concatenate(lists))
+        np.testing.assert_array_equal(chosen.tokens(corpus), expected)
+    assert lists == [[s for s in tokens if important[s]] for tokens in bags(corpus)]
+
+
+def test_a_selection_is_a_pytree_and_may_be_empty(corpus):
+    nothing = selection_of(np.zeros(50, bool), corpus)
+    assert isinstance(jax.tree.map(jnp.logical_not, nothing), Selection)
+    np.testing.assert_array_equal(nothing.counts(corpus), 0)
+    assert not nothing.tokens(corpus).any()
+
+
+def test_bad_input(corpus, rng):
+    E, p = rng.normal(size=(50, 6)), rng.normal(size=6)
+    with pytest.raises(InputError, match="p holds NaN"):
+        selection(np.where(np.arange(6) == 2, np.nan, p), E, corpus)
+    with pytest.raises(InputError, match="E holds NaN"):
+        selection(p, np.where(np.arange(6) == 2, np.inf, E), corpus)
+    with pytest.raises(InputError, match="V = 50"):
+        selection(p, E[:49], corpus)
+    with pytest.raises(InputError, match=r"tie: -0\.1"):
+        selection(p, E, corpus, tie=-0.1)
+    with pytest.raises(InputError, match="tie: nan"):
+        selection(p, E, corpus, tie=np.nan)
