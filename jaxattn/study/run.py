@@ -68,8 +68,9 @@ def run_sweep(sweep: config.Sweep, directory: Path, *, command: str, reporter: R
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
     started = time.monotonic()
-    folder = Store(directory)
+    folder = Store(directory, reporter.note)
     with (
+        folder.locked(),
         jax.enable_x64(sweep.dtype == "float64"),
         jax.default_matmul_precision("highest"),
         _stopping() as stop,
@@ -77,12 +78,12 @@ def run_sweep(sweep: config.Sweep, directory: Path, *, command: str, reporter: R
         units = plan(sweep, folder.units())
         manifest = folder.open(sweep, _describe(sweep, units, command))
         todo = [unit for unit in units if not folder.is_finished(unit.name)]
-        if not todo and manifest["status"] == "finished":
+        if not todo and manifest["status"] == "finished" and folder.is_merged(manifest):
             return Outcome(folder.directory, manifest["failures"], True)
         folder.write_manifest(manifest | {"status": "running"})
         try:
             _run_units(todo, len(units), folder, reporter, stop)
-            manifest["failures"] = folder.merge([unit.name for unit in units])
+            manifest |= folder.merge([unit.name for unit in units])
             manifest["status"] = "finished"
         finally:
             manifest["wall_time_s"] = round(manifest["wall_time_s"] + time.monotonic() - started, 3)
@@ -181,7 +182,11 @@ def _run_unit(
         trail = np.zeros(shape) if follows else None
         if position and number == position.phase:
             like = jax.eval_shape(made.init, params, loaded.corpora)
-            state, trail = folder.restore(unit.name, like, trail)
+            restored = folder.restore(unit.name, like, trail)
+            if restored is None:
+                _run_unit(unit, loaded, keys, folder, report, stop)
+                return
+            state, trail = restored
             done, upcoming = position.step, [step for step in made.probe_steps if step > position.step]
         else:
             state, done, upcoming = made.init(params, loaded.corpora), 0, made.probe_steps

@@ -1,12 +1,15 @@
 """The results folder: manifest, parts, tables and checkpoints. All writing of a study happens here."""
 
 import errno
+import fcntl
+import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +24,8 @@ from jaxattn.study.check import plain
 from jaxattn.study.config import Sweep
 from jaxattn.study.grid import GRID, PRESENTATION
 
-FORMAT = 1
+FORMAT = 2
+TABLES = ("records", "tokens")
 PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
 
 
@@ -36,10 +40,36 @@ class Position(NamedTuple):
 class Store:
     """A results folder of one sweep; a unit is the block of seeds of one cell that runs together."""
 
-    def __init__(self, directory: Path):
-        """Name the folder; nothing is written yet."""
+    def __init__(self, directory: Path, note: Callable[[str], None] = lambda line: None):
+        """Name the folder, nothing is written yet; `note` is told of damage that was found and mended."""
         self.directory = Path(os.path.abspath(directory))
         self.manifest_path = self.directory / "manifest.json"
+        self.note = note
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the folder to this process; RunError if another one has it. A killed process keeps nothing."""
+        path = self.directory / ".lock"
+        if self._is_strange():
+            yield  # not ours to write in: `open` will say so
+            return
+        with self._guard(path):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with os.fdopen(handle, "r+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = file.read().strip() or "another process"
+                raise RunError(
+                    f"{self.directory}: {holder} is running there; wait for it, or choose another folder "
+                    "with --out"
+                ) from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            # The file stays: whoever waits for the lock must find the same one.
+            yield
 
     def open(self, sweep: Sweep, manifest: dict[str, Any]) -> dict[str, Any]:
         """Create the folder or continue in it.
@@ -66,10 +96,15 @@ class Store:
             seeds = sorted({*known["seeds"], *manifest["seeds"]})
             manifest = known | {key: manifest[key] for key in ("name", "description", "config", "cells")}
             manifest["seeds"] = seeds
-        elif self.directory.exists() and any(self.directory.iterdir()):
+        elif self._is_strange():
             raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
         self.write_manifest(manifest)
         return manifest
+
+    def _is_strange(self) -> bool:
+        if self.manifest_path.exists() or not self.directory.is_dir():
+            return False
+        return any(path.name != ".lock" for path in self.directory.iterdir())
 
     def read_manifest(self) -> dict[str, Any]:
         """Read the manifest; InputError if it is damaged."""
@@ -115,64 +150,134 @@ class Store:
             manager.wait_until_finished()
 
     def resume(self, unit: str) -> tuple[Position | None, pd.DataFrame, pd.DataFrame]:
-        """Tell how far the checkpoint of a unit is, None if there is none, and read its tables so far."""
+        """Tell how far the checkpoint of a unit is, None if there is none, and read its tables so far.
+
+        A checkpoint that cannot be read is set aside.
+        """
         import orbax.checkpoint as ocp
 
         folder = self.directory / "checkpoints" / unit
+        nothing = None, pd.DataFrame(), pd.DataFrame()
         if not folder.is_dir():
-            return None, pd.DataFrame(), pd.DataFrame()
-        with self._manager(folder) as manager:
-            step = manager.latest_step()
-            if step is None:
-                return None, pd.DataFrame(), pd.DataFrame()
-            found = manager.restore(step, args=ocp.args.Composite(position=ocp.args.JsonRestore()))[
-                "position"
-            ]
-        position = Position(found["phase"], found["step"], found["failures"])
-        return position, *(self._read_partial(unit, table) for table in ("records", "tokens"))
+            return nothing
+        # Damage can surface as almost any exception of orbax, tensorstore, JSON and Parquet readers.
+        try:
+            with self._manager(folder) as manager:
+                step = manager.latest_step()
+                if step is None:
+                    return nothing
+                content = ocp.args.Composite(position=ocp.args.JsonRestore())
+                found = manager.restore(step, args=content)["position"]
+            position = Position(found["phase"], found["step"], found["failures"])
+            return position, *(self._read_partial(unit, table) for table in ("records", "tokens"))
+        except Exception as error:
+            self.set_aside(unit, error)
+            return nothing
 
-    def restore(self, unit: str, like: Any, trail: Any) -> tuple[Any, Any]:
-        """Restore state and trail of a unit's checkpoint, of the shapes and types of `like` and `trail`."""
+    def restore(self, unit: str, like: Any, trail: Any) -> tuple[Any, Any] | None:
+        """Restore state and trail of a unit's checkpoint, of the shapes and types of `like` and `trail`.
+
+        Returns:
+            Both, or None if the checkpoint is damaged, which sets it aside.
+        """
         import orbax.checkpoint as ocp
 
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
         both = {"state": target, "trail": trail}
-        with self._manager(self.directory / "checkpoints" / unit) as manager:
-            content = ocp.args.Composite(state=ocp.args.StandardRestore(both))
-            found = manager.restore(manager.latest_step(), args=content)["state"]
-        return found["state"], found["trail"]
+        try:
+            with self._manager(self.directory / "checkpoints" / unit) as manager:
+                content = ocp.args.Composite(state=ocp.args.StandardRestore(both))
+                found = manager.restore(manager.latest_step(), args=content)["state"]
+            return found["state"], found["trail"]
+        except Exception as error:
+            self.set_aside(unit, error)
+            return None
+
+    def set_aside(self, unit: str, error: Exception) -> None:
+        """Move a damaged checkpoint out of the way, so that its unit starts anew."""
+        folder = self.directory / "checkpoints" / unit
+        aside = self._aside(self.directory / "damaged" / unit)
+        with self._guard(folder):
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            folder.replace(aside)
+        reason = str(error).partition("\n")[0]
+        self.note(f"{unit}: its checkpoint is damaged ({reason}); set aside as {aside}, starting it anew")
 
     def finish_unit(self, unit: str, records: pd.DataFrame, tokens: pd.DataFrame, failures: list) -> None:
-        """Write the tables of a finished unit; the records come last and mark it as finished."""
-        self.write_table(f"parts/{unit}.tokens", tokens)
-        with self._writing(self.directory / "parts" / f"{unit}.failures.json") as temporary:
-            temporary.write_text(json.dumps(failures), encoding="utf-8")
-        self.write_table(f"parts/{unit}.records", records)
-        for table in ("records", "tokens"):
+        """Write the tables of a finished unit, then what marks it as finished: failures and checksums."""
+        for name, table in (("records", records), ("tokens", tokens)):
+            self.write_table(f"parts/{unit}.{name}", table)
+        content = {
+            "failures": failures,
+            "sha256": {name: _digest(self._part(unit, name)) for name in TABLES},
+        }
+        with self._writing(self._mark(unit)) as temporary:
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+        for table in TABLES:
             (self.directory / "parts" / f"{unit}.{table}.partial.parquet").unlink(missing_ok=True)
 
     def is_finished(self, unit: str) -> bool:
-        """Tell whether a unit's tables are there."""
-        return (self.directory / "parts" / f"{unit}.records.parquet").exists()
+        """Tell whether a unit's tables are there and whole; damaged ones are set aside."""
+        if not self._mark(unit).exists():
+            return False
+        try:
+            wanted = json.loads(self._mark(unit).read_text(encoding="utf-8"))["sha256"]
+            paths = {name: self._part(unit, name) for name in TABLES}
+            damaged = [
+                name for name, path in paths.items() if not path.exists() or _digest(path) != wanted[name]
+            ]
+            if not damaged:
+                return True
+        except (OSError, ValueError, KeyError, TypeError):
+            damaged = []
+        with self._guard(self._mark(unit)):
+            for name in damaged:
+                path = self._part(unit, name)
+                if path.exists():
+                    path.replace(self._aside(path.with_name(path.name + ".damaged")))
+            self._mark(unit).unlink()
+            # Its last checkpoint says that all is done, and would finish the unit from tables that are gone.
+            shutil.rmtree(self.directory / "checkpoints" / unit, ignore_errors=True)
+        self.note(f"{unit}: {' and '.join(damaged) or 'its mark'} damaged; set aside, computing it again")
+        return False
 
     def units(self) -> list[str]:
         """Name the units that were finished or begun in this folder."""
-        finished = {path.name.removesuffix(".records.parquet") for path in self._parts("records")}
+        finished = {path.stem for path in (self.directory / "parts").glob("cell-*-seeds-*-*.json")}
         begun = {path.name for path in (self.directory / "checkpoints").glob("cell-*-seeds-*-*")}
         return sorted(finished | begun)
 
-    def merge(self, units: list[str]) -> list[dict[str, Any]]:
-        """Write records.parquet and tokens.parquet from the units' parts; returns all failures."""
-        for table in ("records", "tokens"):
-            parts = [pd.read_parquet(self.directory / "parts" / f"{unit}.{table}.parquet") for unit in units]
-            self.write_table(table, pd.concat(parts, ignore_index=True))
-        paths = [self.directory / "parts" / f"{unit}.failures.json" for unit in units]
-        return [failure for path in paths for failure in json.loads(path.read_text(encoding="utf-8"))]
+    def is_merged(self, manifest: dict[str, Any]) -> bool:
+        """Tell whether the merged tables are those that the manifest speaks of."""
+        known = manifest.get("sha256", {})
+        paths = {name: self.directory / f"{name}.parquet" for name in TABLES}
+        return all(path.exists() and _digest(path) == known.get(name) for name, path in paths.items())
 
-    def _parts(self, table: str) -> list[Path]:
-        found = (self.directory / "parts").glob(f"cell-*-seeds-*-*.{table}.parquet")
-        return [path for path in found if not path.name.endswith(".partial.parquet")]
+    def merge(self, units: list[str]) -> dict[str, Any]:
+        """Write records.parquet and tokens.parquet from the units' parts.
+
+        Returns:
+            What the manifest says of them: all failures, and the tables' checksums.
+        """
+        for table in TABLES:
+            parts = [pd.read_parquet(self._part(unit, table)) for unit in units]
+            self.write_table(table, pd.concat(parts, ignore_index=True))
+        marks = [json.loads(self._mark(unit).read_text(encoding="utf-8")) for unit in units]
+        return {
+            "failures": [failure for mark in marks for failure in mark["failures"]],
+            "sha256": {name: _digest(self.directory / f"{name}.parquet") for name in TABLES},
+        }
+
+    def _part(self, unit: str, table: str) -> Path:
+        return self.directory / "parts" / f"{unit}.{table}.parquet"
+
+    def _mark(self, unit: str) -> Path:
+        return self.directory / "parts" / f"{unit}.json"
+
+    def _aside(self, path: Path) -> Path:
+        number = sum(1 for _ in path.parent.glob(f"{path.name}*")) if path.parent.is_dir() else 0
+        return path.with_name(f"{path.name}.{number}") if number else path
 
     def _read_partial(self, unit: str, table: str) -> pd.DataFrame:
         return pd.read_parquet(self.directory / "parts" / f"{unit}.{table}.partial.parquet")
@@ -268,6 +373,11 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     else:
         return {prefix[:-1]: tree}
     return {key: x for name, entry in entries for key, x in _flat(entry, f"{prefix}{name}.").items()}
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _existing(path: Path) -> Path:
