@@ -147,11 +147,13 @@ def main() -> None:
         "data": data,
         "aggregate": aggregate,
         "report": report,
+        "status": status,
         "schema": schema,
+        "doctor": doctor,
     }
-    status: int
+    code: int
     try:
-        status = tyro.extras.subcommand_cli_from_dict(
+        code = tyro.extras.subcommand_cli_from_dict(
             commands,
             prog="jaxattn",
             description="Experiments on attention with trained embeddings.",
@@ -160,25 +162,28 @@ def main() -> None:
         )
         sys.stdout.flush()
     except InputError as error:
-        status = _complain(error, 2)
+        code = _complain(error, 2)
     except RunError as error:
-        status = _complain(error, 1)
+        code = _complain(error, 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
+        code = 1
     except KeyboardInterrupt:
-        status = 130
-    sys.exit(status)
+        code = 130
+    sys.exit(code)
+
+
+def _compiled_folder() -> Path:
+    from jaxattn.data import cache
+
+    return Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache.folder() / "compiled")
 
 
 def _keep_compiled() -> None:
     """Keep compiled programs between runs; cells that differ in numbers alone share them within a run."""
     import jax
 
-    from jaxattn.data import cache
-
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache.folder() / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", str(_compiled_folder()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -239,6 +244,33 @@ def claims(
     for path in board.write(out):
         print(path)
     return board.status
+
+
+def status(directory: Annotated[Positional[Path], arg(metavar="DIR")], /) -> int:
+    """Show how far a run is, cell by cell, also while it is running in another terminal.
+
+    Example: jaxattn status results/quickstart
+
+    Args:
+        directory: Results folder, finished or not.
+    """
+    from jaxattn.study.status import status as look
+
+    table, whole = look(directory)
+    _print_table(whole, table)
+    return 0
+
+
+def doctor() -> int:
+    """Check this machine: devices, versions, float64, folders, disk, known troubles; exit with 1 if broken.
+
+    Example: jaxattn doctor
+    """
+    from jaxattn.study.doctor import examine
+
+    findings = examine(_compiled_folder())
+    _print_table("Doctor", pd.DataFrame(findings))
+    return int(any(finding.state == "broken" for finding in findings))
 
 
 def schema() -> int:

@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,6 +149,7 @@ def _run_units(
 ) -> None:
     loaded: corpora.Loaded | None = None
     of_data: config.Data | None = None
+    started = time.time()
     for number, unit in enumerate(units, start=whole - len(units)):
         data_keys, model_keys = corpora.seed_keys(unit.seeds)
         if loaded is None or not loaded.shared or unit.cell.config.data != of_data:
@@ -159,11 +160,22 @@ def _run_units(
             place = f"{describe_cell(unit.cell)}{phase} step {step:,}"
             reporter.update(place, (number + share) / whole, f"loss {loss:.4g}")
 
-        _run_unit(unit, loaded, model_keys, folder, report, stop)
+        def log(measured: dict[str, Any], unit=unit, number=number) -> None:
+            overall = (number + measured["share"]) / whole
+            entry = {"time": time.time(), "start": started, "unit": unit.name, "overall": overall}
+            folder.log(entry | measured)
+
+        _run_unit(unit, loaded, model_keys, folder, report, log, stop)
 
 
 def _run_unit(
-    unit: Unit, loaded: corpora.Loaded, keys: jax.Array, folder: Store, report: Any, stop: threading.Event
+    unit: Unit,
+    loaded: corpora.Loaded,
+    keys: jax.Array,
+    folder: Store,
+    report: Callable[..., None],
+    log: Callable[[dict[str, Any]], None],
+    stop: threading.Event,
 ) -> None:
     """Run the phases of a unit from its checkpoint, if any, and write its tables."""
     settings = unit.cell.config
@@ -184,7 +196,7 @@ def _run_unit(
             like = jax.eval_shape(made.init, params, loaded.corpora)
             restored = folder.restore(unit.name, like, trail)
             if restored is None:
-                _run_unit(unit, loaded, keys, folder, report, stop)
+                _run_unit(unit, loaded, keys, folder, report, log, stop)
                 return
             state, trail = restored
             done, upcoming = position.step, [step for step in made.probe_steps if step > position.step]
@@ -211,7 +223,10 @@ def _run_unit(
                 records = pd.concat([records, _rows(measured, unit, phase.name, step)], ignore_index=True)
                 finite = measured["loss"][np.isfinite(measured["loss"])]
                 loss = float(np.median(finite)) if finite.size else math.nan
-                report(phase.name, step, (number + step / made.steps) / len(settings.phases), loss)
+                share = (number + step / made.steps) / len(settings.phases)
+                report(phase.name, step, share, loss)
+                failed = failures + _new_failures(state, unit, phase.name, made.failure, failures)
+                log(_entry(measured, phase.name, step, made.steps, share, failed))
             if stop.is_set():
                 folder.save(unit.name, state, trail, Position(number, done, failures), records, tokens)
                 raise Interrupted
@@ -291,6 +306,20 @@ def _limit_rows(
     for row, step in enumerate(made.probe_steps):
         yield _rows({name: x[:, row] for name, x in probes.items()}, unit, phase, step)
     yield _rows(facts, unit, phase, made.steps)
+
+
+def _entry(
+    measured: dict[str, np.ndarray], phase: str, step: int, steps: int, share: float, failures: list
+) -> dict[str, Any]:
+    """One line of metrics.jsonl: where a unit stands, and the median over its seeds of every scalar."""
+
+    def median(x: np.ndarray) -> float | None:
+        finite = x[np.isfinite(x)]
+        return float(np.median(finite)) if finite.size else None
+
+    scalars = {name: median(x) for name, x in measured.items() if x.ndim == 1}
+    place = {"phase": phase, "step": step, "steps": steps, "share": share, "loss": scalars["loss"]}
+    return place | {"metrics": scalars, "failures": failures}
 
 
 def _with_best(records: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,6 +100,39 @@ class Store:
             raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
         self.write_manifest(manifest)
         return manifest
+
+    def is_locked(self) -> bool:
+        """Tell whether a process works in this folder."""
+        try:
+            with open(self.directory / ".lock", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def log(self, entry: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl, where others can watch the run."""
+        path = self.directory / "metrics.jsonl"
+        with self._guard(path), open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """Read metrics.jsonl; a line that is not whole is left out."""
+        entries = []
+        try:
+            text = (self.directory / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        for line in text.splitlines():
+            with suppress(json.JSONDecodeError):
+                entries.append(json.loads(line))
+        return entries
+
+    def is_marked(self, unit: str) -> bool:
+        """Tell whether a unit was finished, without looking at its tables."""
+        return self._mark(unit).exists()
 
     def _is_strange(self) -> bool:
         if self.manifest_path.exists() or not self.directory.is_dir():

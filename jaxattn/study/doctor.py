@@ -1,0 +1,106 @@
+"""What a run will find on this machine: devices, versions, number types, folders, disk, known troubles."""
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxattn.data import cache
+from jaxattn.study.store import PACKAGES
+
+# Float32 scatter-add is hundreds of times slower than it should be on GPUs with these.
+SLOW_SCATTER = ((0, 10, 2), (0, 11, 0))
+
+
+class Finding(NamedTuple):
+    """One thing looked at: its name, whether it is "ok", a "note" or "broken", and what was found."""
+
+    name: str
+    state: str
+    found: str
+
+
+def examine(compiled: Path) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        compiled: the folder of compiled programs.
+
+    Returns:
+        The findings; a check that fails itself is "broken".
+    """
+    checks: dict[str, Callable[[], tuple[str, str]]] = {
+        "python": lambda: ("ok", platform.python_version()),
+        "packages": _packages,
+        "devices": _devices,
+        "float64": _float64,
+        "GPU scatter": _scatter,
+        "compiled programs": lambda: _folder(compiled),
+        "cached corpora": lambda: _folder(cache.folder()),
+        "tensorflow-datasets": _datasets,
+        "free disk here": _disk,
+    }
+    findings = []
+    for name, check in checks.items():
+        try:
+            findings.append(Finding(name, *check()))
+        except Exception as error:  # whatever is wrong with the machine is what is asked for
+            findings.append(Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
+    return findings
+
+
+def scatter_is_slow(platform_name: str, jaxlib: str) -> bool:
+    """Tell whether this jaxlib is known for slow scatters on this platform."""
+    number = tuple(map(int, re.findall(r"\d+", jaxlib)[:3]))
+    first, last = SLOW_SCATTER
+    return platform_name == "gpu" and first <= number <= last
+
+
+def _packages() -> tuple[str, str]:
+    return "ok", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+
+
+def _devices() -> tuple[str, str]:
+    devices = jax.devices()
+    kinds = {device.device_kind for device in devices}
+    return "ok", f"{len(devices)} × {', '.join(sorted(kinds))}; {os.cpu_count()} CPU cores"
+
+
+def _float64() -> tuple[str, str]:
+    with jax.enable_x64(True):
+        error = float(jnp.float64(1) + jnp.float64(1e-15)) - 1
+    return ("ok", "works") if error > 0 else ("broken", "1 + 1e-15 is 1")
+
+
+def _scatter() -> tuple[str, str]:
+    if scatter_is_slow(jax.devices()[0].platform, metadata.version("jaxlib")):
+        return "note", "slow in this jaxlib; jaxattn's own gradients need none, other code may"
+    return "ok", "no known trouble with this jaxlib here"
+
+
+def _folder(path: Path) -> tuple[str, str]:
+    above = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not os.access(above, os.W_OK):
+        return "note", f"{path}: not writable, so nothing is kept; set JAXATTN_CACHE to another folder"
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
+    size = sum(file.stat().st_size for file in files) / 2**20
+    return "ok", f"{path}: {len(files)} files, {size:.0f} MiB"
+
+
+def _datasets() -> tuple[str, str]:
+    folder = Path(os.path.expanduser(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")))
+    if not folder.is_dir():
+        return "note", f"{folder}: no such folder; give data.data_dir, or set TFDS_DATA_DIR"
+    return "ok", f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir() if p.is_dir())) or 'empty'}"
+
+
+def _disk() -> tuple[str, str]:
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    return ("ok" if free > 1 else "note"), f"{free:.1f} GiB"

@@ -1,0 +1,87 @@
+"""How far a run is, read from its folder, also while it is running elsewhere."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.errors import InputError
+from jaxattn.study import run, sweepfile
+from jaxattn.study.store import Store
+
+
+def status(directory: Path) -> tuple[pd.DataFrame, str]:
+    """Tell the state of every cell.
+
+    Args:
+        directory: a results folder, finished or not.
+
+    Returns:
+        One row per cell: its settings, state, share done, phase and step, median loss, failed seeds. And a
+        sentence on the whole, with the time left if it is running.
+
+    Raises:
+        InputError: not a results folder.
+    """
+    folder = Store(directory)
+    if not folder.manifest_path.is_file():
+        raise InputError(f"{directory}: no manifest.json, so not a results folder; give one of `jaxattn run`")
+    manifest = folder.read_manifest()
+    sweep = sweepfile.check(manifest["config"] | {"seeds": manifest["seeds"]})
+    lines = folder.read_log()
+    latest = {line["unit"]: line for line in lines}
+    failed = {(entry["cell"], entry["seed"]) for line in lines for entry in line["failures"]}
+    failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
+    running = folder.is_locked()
+    rows, shares = [], []
+    for number, units in _by_cell(run.plan(sweep, folder.units())).items():
+        done = [folder.is_marked(unit.name) for unit in units]
+        begun = [latest[unit.name] for unit in units if unit.name in latest]
+        now = begun[-1] if begun else None
+        parts = [
+            1.0 if whole else latest.get(unit.name, {}).get("share", 0.0)
+            for unit, whole in zip(units, done, strict=True)
+        ]
+        shares += parts
+        rows.append(
+            {
+                "cell": number,
+                **units[0].cell.settings,
+                "state": _state(all(done), bool(begun), running),
+                "done": f"{100 * sum(parts) / len(parts):.0f} %",
+                "phase": now["phase"] if now else "",
+                "step": f"{now['step']:,} of {now['steps']:,}" if now else "",
+                "loss": "" if now is None or now["loss"] is None else f"{now['loss']:.4g}",
+                "failed seeds": sum(cell == number for cell, _ in failed),
+            }
+        )
+    share = sum(shares) / len(shares)
+    whole = f"{manifest['name']}: {100 * share:.0f} % done, " + (
+        "finished" if share == 1 else f"running{_left(lines, share)}" if running else "stopped"
+    )
+    return pd.DataFrame(rows), whole
+
+
+def _by_cell(units: list[run.Unit]) -> dict[int, list[run.Unit]]:
+    cells: dict[int, list[run.Unit]] = {}
+    for unit in units:
+        cells.setdefault(unit.cell.number, []).append(unit)
+    return cells
+
+
+def _state(finished: bool, begun: bool, running: bool) -> str:
+    if finished:
+        return "finished"
+    return ("running" if running else "stopped") if begun else "waiting"
+
+
+def _left(lines: list[dict[str, Any]], share: float) -> str:
+    """Guess the time left from the pace since the first line of this start."""
+    starts = [k for k, line in enumerate(lines) if line["start"] != lines[k - 1]["start"]] or [0]
+    since = lines[starts[-1] :]
+    if not since or since[-1]["overall"] <= since[0]["overall"]:
+        return ""
+    pace = (since[-1]["overall"] - since[0]["overall"]) / max(since[-1]["time"] - since[0]["time"], 1e-3)
+    seconds = max(0.0, (1 - share) / pace - (time.time() - since[-1]["time"]))
+    return f", about {seconds:.0f} s left" if seconds < 600 else f", about {seconds / 60:.0f} min left"
