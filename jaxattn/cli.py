@@ -42,6 +42,9 @@ def run(
     axes: Axis = (),
     out: Out = None,
     seeds: Seeds = None,
+    shard: Annotated[
+        str, arg(metavar="I/N", help="Run the I-th of N shares, in a folder of its own.")
+    ] = "1/1",
     quiet: Quiet = False,
 ) -> int:
     """Run a sweep file, or continue it where it was stopped; then print a table and draw the report.
@@ -54,11 +57,14 @@ def run(
 
     checked = _load(sweep, overrides, axes, seeds)
     _keep_compiled()
+    which = _shard(shard)
     directory = out or Path("results") / checked.name
+    if which != (1, 1):
+        directory /= f"shard-{which[0]}-of-{which[1]}"
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter:
         try:
-            outcome = study.run_sweep(checked, directory, command=command, reporter=reporter)
+            outcome = study.run_sweep(checked, directory, command=command, reporter=reporter, shard=which)
         except study.Interrupted:
             print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
             return 130
@@ -97,34 +103,68 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
 
 
 def aggregate(
-    directory: Folder,
+    directories: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR [DIR ...]")],
     /,
+    where: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="KEY=VALUE")] = (),
+    metrics: Annotated[tuple[str, ...], arg(metavar="METRIC ...")] = (),
+    phases: Annotated[tuple[str, ...], arg(metavar="PHASE ...")] = (),
+    by: Annotated[tuple[str, ...], arg(metavar="KEY ...")] = (),
+    pair: Annotated[str | None, arg(metavar="KEY=A,B")] = None,
     seed: int = 0,
     resamples: int = 2000,
     out: Annotated[Path | None, arg(metavar="FILE")] = None,
 ) -> int:
     """Aggregate records over seeds: mean, median, interquartile mean and 95 % bootstrap intervals.
 
-    Example: jaxattn aggregate results/quickstart --out summary.csv
+    Example: jaxattn aggregate results/shard1 results/shard2 --metrics loss --by model.dim --out loss.tex
 
     Args:
+        directories: Results folders of finished runs: shards, more seeds, or different sweeps.
+        where: Keep cells whose config has this value; may be given several times.
+        metrics: Keep these metrics only.
+        phases: Keep these phases only.
+        by: Pool the cells that agree in these keys of the config.
+        pair: Differences B - A between two values of a swept key, seed by seed.
         seed: Seed of the bootstrap.
         resamples: Number of bootstrap resamples.
-        out: Write every (cell, phase, step, metric) to this CSV or Parquet file.
+        out: Write every (cell, phase, step, metric) to this CSV or Parquet file, or the printed table to
+            this LaTeX or Markdown file.
     """
-    from jaxattn.analysis import results, statistics
+    from jaxattn.analysis import combine, results, statistics, tables
 
-    loaded = results.load(directory)
+    if not directories:
+        raise InputError("aggregate: give at least one results folder")
+    loaded = combine.combine([results.load(directory) for directory in directories])
+    loaded = combine.choose(loaded, where=dict(map(_pair, where)), metrics=metrics, phases=phases)
+    if pair is not None:
+        key, values = _pair(pair)
+        first, comma, second = str(values).partition(",")
+        if not comma:
+            raise InputError(f"--pair {pair}: expected KEY=A,B, for example --pair model.dim=64,512")
+        loaded = combine.paired(loaded, key, first.strip(), second.strip())
+    if by:
+        loaded = combine.group(loaded, by)
+    summary = statistics.summary_table(loaded, seed=seed, resamples=resamples)
+    _print_table("Last step of each phase", summary)
     if out is not None:
-        table = statistics.aggregate(loaded, seed=seed, resamples=resamples)
-        try:
-            table.to_parquet(out, index=False) if out.suffix == ".parquet" else table.to_csv(out, index=False)
-        except OSError as error:
-            raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
-    _print_summary(directory, seed=seed, resamples=resamples)
-    if out is not None:
+        whole = out.suffix in (".csv", ".parquet")
+        tables.write(statistics.aggregate(loaded, seed=seed, resamples=resamples) if whole else summary, out)
         print(out)
     return 0
+
+
+def _shard(text: str) -> tuple[int, int]:
+    which, _, shards = text.partition("/")
+    if not (which.isdecimal() and shards.isdecimal()):
+        raise InputError(f"--shard {text}: expected I/N, for example --shard 1/4")
+    return int(which), int(shards)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise InputError(f"{text}: expected KEY=VALUE, for example model.dim=512")
+    return key.strip(), value.strip()
 
 
 def report(directory: Folder, /) -> int:
@@ -298,11 +338,10 @@ def _print_written(written: Any) -> None:
         print(f"jaxattn: {problem}", file=sys.stderr)
 
 
-def _print_summary(directory: Path, seed: int = 0, resamples: int = 2000) -> None:
+def _print_summary(directory: Path) -> None:
     from jaxattn.analysis import results, statistics
 
-    loaded = results.load(directory)
-    _print_table("Last step of each phase", statistics.summary_table(loaded, seed=seed, resamples=resamples))
+    _print_table("Last step of each phase", statistics.summary_table(results.load(directory)))
 
 
 def _print_table(title: str, frame: pd.DataFrame) -> None:

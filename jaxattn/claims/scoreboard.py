@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from jaxattn.analysis.tables import markdown
 from jaxattn.claims import joint, limits, one_step, reviews
 from jaxattn.claims.flow import Flows
 from jaxattn.claims.reviews import TextPlan
@@ -110,7 +111,7 @@ class Scoreboard:
             ("What the theory promises", table[promised]),
             ("Where the theory promises nothing", table[[not x for x in promised]]),
         ]
-        texts = [f"## {title}\n\n{_markdown(part)}" for title, part in parts if len(part)]
+        texts = [f"## {title}\n\n{markdown(part)}" for title, part in parts if len(part)]
         return "\n\n".join([*texts, f"## How to read this\n\n{(meaning or '').strip()}"]) + "\n"
 
 
@@ -201,9 +202,3 @@ def _on_texts(source: TextSource, seeds: Sequence[int], plan: TextPlan, progress
         Part(f"one step, {name}", ("L4.1",), partial(reviews.one_step_rows, corpus, name, seeds, plan)),
         Part(f"descent, {name}", ("L4.2",), partial(reviews.flow_rows, corpus, name, seeds, plan)),
     ]
-
-
-def _markdown(table: pd.DataFrame) -> str:
-    lines = [list(table.columns), ["---"] * len(table.columns)]
-    lines += [[str(x).replace("|", "\\|") for x in row] for row in table.itertuples(index=False)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

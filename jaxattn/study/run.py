@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from jaxattn.errors import InputError
 from jaxattn.study import config, corpora, store, sweepfile
 from jaxattn.study.limit import LIMIT_METRICS, against_limit
 from jaxattn.study.program import Program, init_params, program
@@ -50,7 +51,14 @@ class Unit(NamedTuple):
         return f"cell-{self.cell.number:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
 
-def run_sweep(sweep: config.Sweep, directory: Path, *, command: str, reporter: Reporter) -> Outcome:
+def run_sweep(
+    sweep: config.Sweep,
+    directory: Path,
+    *,
+    command: str,
+    reporter: Reporter,
+    shard: tuple[int, int] = (1, 1),
+) -> Outcome:
     """Run a sweep, or continue it: units that are finished are not run again.
 
     Args:
@@ -58,6 +66,7 @@ def run_sweep(sweep: config.Sweep, directory: Path, *, command: str, reporter: R
         directory: the results folder.
         command: the command line, for the manifest.
         reporter: where progress goes.
+        shard: I and N: run the I-th of N shares of the units, in a folder of its own.
 
     Returns:
         The outcome; records.parquet, tokens.parquet and manifest.json are in the folder.
@@ -75,8 +84,8 @@ def run_sweep(sweep: config.Sweep, directory: Path, *, command: str, reporter: R
         jax.default_matmul_precision("highest"),
         _stopping() as stop,
     ):
-        units = plan(sweep, folder.units())
-        manifest = folder.open(sweep, _describe(sweep, units, command))
+        units = share(plan(sweep, folder.units()), shard)
+        manifest = folder.open(sweep, _describe(sweep, units, command) | {"shard": list(shard)})
         todo = [unit for unit in units if not folder.is_finished(unit.name)]
         if not todo and manifest["status"] == "finished" and folder.is_merged(manifest):
             return Outcome(folder.directory, manifest["failures"], True)
@@ -116,6 +125,23 @@ def plan(sweep: config.Sweep, known: Sequence[str] = ()) -> list[Unit]:
     return units
 
 
+def share(units: list[Unit], shard: tuple[int, int]) -> list[Unit]:
+    """Take the I-th of N shares of the units: every N-th one, so that cells are spread evenly.
+
+    Raises:
+        InputError: no such share, or nothing for it to do.
+    """
+    which, shards = shard
+    if not 1 <= which <= shards:
+        raise InputError(f"shard {which}/{shards}: give a number from 1 to {shards}, for example 1/{shards}")
+    if which > len(units):
+        raise InputError(
+            f"shard {which}/{shards}: there are {len(units)} units of work; use at most {len(units)} shards, "
+            "or make more units with --set chunk=..."
+        )
+    return units[which - 1 :: shards]
+
+
 def batched(items: Sequence[int], width: int) -> Iterator[Sequence[int]]:
     """Cut a sequence into pieces of a width, the last one shorter."""
     for first in range(0, len(items), width):
@@ -135,7 +161,7 @@ def _chunk_width(settings: config.Sweep) -> int:
 
 
 def _describe(sweep: config.Sweep, units: list[Unit], command: str) -> dict[str, Any]:
-    cells = {unit.cell.number: unit.cell for unit in units}.values()
+    cells = sweepfile.cells(sweep)
     listed = [
         {"cell": c.number, "settings": c.settings, "config_hash": sweepfile.config_hash(c.config)}
         for c in cells

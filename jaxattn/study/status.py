@@ -35,7 +35,8 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
     running = folder.is_locked()
     rows, shares = [], []
-    for number, units in _by_cell(run.plan(sweep, folder.units())).items():
+    own = run.share(run.plan(sweep, folder.units()), tuple(manifest.get("shard", (1, 1))))
+    for number, units in _by_cell(own).items():
         done = [folder.is_marked(unit.name) for unit in units]
         begun = [latest[unit.name] for unit in units if unit.name in latest]
         now = begun[-1] if begun else None

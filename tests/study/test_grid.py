@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from scipy.stats import qmc
 
+from jaxattn.analysis import load
+from jaxattn.analysis.combine import combine
 from jaxattn.errors import InputError
 from jaxattn.study import run, sweepfile
 from jaxattn.study.progress import Reporter
@@ -190,3 +192,22 @@ def test_gaps_between_seeds_make_units_of_their_own():
     assert [list(unit.seeds) for unit in run.plan(sweep)] == [[0, 1], [2], [5, 6], [9]]
     known = ["cell-00000-seeds-00001-00005"]
     assert [list(u.seeds) for u in run.plan(sweep, known)] == [[0], [1, 2, 3, 4, 5], [6], [9]]
+
+
+def test_shards_write_side_by_side_and_make_up_the_whole(tmp_path):
+    changes = {"axes": {"model.dim": [8, 16]}, "chunk": 1}
+    go(tmp_path / "whole", **changes)
+    sweep = sweepfile.check(tree(**changes))
+    with Reporter(quiet=True) as reporter:
+        for which in (1, 2, 3):
+            folder = tmp_path / f"shard-{which}"
+            run.run_sweep(sweep, folder, command="test", reporter=reporter, shard=(which, 3))
+    keys = ["cell", "seed", "phase", "step", "metric"]
+    shards = combine([load(tmp_path / f"shard-{which}") for which in (1, 2, 3)])
+    whole = load(tmp_path / "whole")
+    one, other = (x.records.sort_values(keys).reset_index(drop=True) for x in (shards, whole))
+    pd.testing.assert_frame_equal(one, other, check_exact=True)
+    assert shards.manifest["cells"][1]["settings"] == whole.manifest["cells"][1]["settings"]
+    for shard, message in (((4, 3), "give a number from 1 to 3"), ((5, 5), "there are 4 units of work")):
+        with pytest.raises(InputError, match=message):
+            run.share(run.plan(sweep), shard)
