@@ -41,7 +41,7 @@ def timed(function, *arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=64)
-    parser.add_argument("--out", type=Path, help="folder for margin_convergence.json")
+    parser.add_argument("--out", type=Path, help="folder for margin_convergence_SEEDS.json")
     arguments = parser.parse_args()
 
     with jax.enable_x64(True):
@@ -76,7 +76,8 @@ def main():
         print(f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}")
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "margin_convergence.json").write_text(json.dumps(result, indent=2) + "\n")
+        name = f"margin_convergence_{arguments.seeds}.json"
+        (arguments.out / name).write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

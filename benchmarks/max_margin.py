@@ -99,7 +99,7 @@ def large_selections(E, p, corpus, rng):
     yield "initial p", selection(p, E, corpus)
     yield "p aimed at the posterior difference", selection(aimed, E, corpus)
     yield "random scores", selection(identity, rng.normal(size=(len(E), 1)), corpus)
-    drawn = rng.random(corpus.bags.index.shape) * (np.asarray(corpus.bags.count) > 0)
+    drawn = rng.random(corpus.bags.index.shape, np.float32) * (np.asarray(corpus.bags.count) > 0)
     top = np.asarray(corpus.bags.max(jnp.asarray(drawn)))
     yield "random tokens", Selection(jnp.asarray(drawn >= top[np.asarray(corpus.bags.owner)][:, None]))
 

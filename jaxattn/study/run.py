@@ -1,11 +1,10 @@
 """Running a study: every cell, seeds together, phase after phase, with checkpoints on the way."""
 
-import itertools
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,16 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from jaxattn.errors import InputError
-from jaxattn.study import config, corpora, store, sweepfile
+from jaxattn.study import config, corpora, sweepfile
+from jaxattn.study import manifest as manifest_of
 from jaxattn.study.limit import LIMIT_METRICS, against_limit
 from jaxattn.study.program import Program, init_params, program
 from jaxattn.study.progress import Reporter
+from jaxattn.study.rows import log_entry, rows, token_rows, with_best
 from jaxattn.study.store import Position, Store
+from jaxattn.study.units import Unit, plan, share
 
 CHECKPOINT_EVERY_S = 30.0
 BLOCK_S = 1.0
-SEED_MEMORY = 2**30
 
 
 class Interrupted(Exception):
@@ -37,18 +37,6 @@ class Outcome(NamedTuple):
     directory: Path
     failures: list[dict[str, Any]]
     already_finished: bool
-
-
-class Unit(NamedTuple):
-    """The seeds of one cell that run together."""
-
-    cell: sweepfile.Cell
-    seeds: range
-
-    @property
-    def name(self) -> str:
-        """A name that is unique within the sweep, and tells cell and seeds."""
-        return f"cell-{self.cell.number:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
 
 def run_sweep(
@@ -100,66 +88,6 @@ def run_sweep(
     return Outcome(folder.directory, manifest["failures"], False)
 
 
-def plan(sweep: config.Sweep, known: Sequence[str] = ()) -> list[Unit]:
-    """Cut the seeds of every cell into units that fit in memory.
-
-    Args:
-        sweep: what to run.
-        known: names of units that a folder holds; they are kept as they are, whatever seeds are asked for,
-            and only seeds that none of them has are cut into new ones.
-
-    Returns:
-        The units, cell after cell, seeds in ascending order.
-    """
-    units = []
-    for cell in sweepfile.cells(sweep):
-        held = [seeds for number, seeds in map(_parse_name, known) if number == cell.number]
-        missing = sorted(set(sweep.seed_numbers) - {seed for seeds in held for seed in seeds})
-        width = cell.config.chunk or _chunk_width(cell.config)
-        # Breaks where seeds are not consecutive.
-        breaks = [k for k in range(1, len(missing)) if missing[k] != missing[k - 1] + 1]
-        for first, last in itertools.pairwise([0, *breaks, len(missing)]):
-            run = missing[first:last]
-            held += [range(part[0], part[-1] + 1) for part in batched(run, width)]
-        units += [Unit(cell, seeds) for seeds in sorted(held, key=lambda seeds: seeds.start)]
-    return units
-
-
-def share(units: list[Unit], shard: tuple[int, int]) -> list[Unit]:
-    """Take the I-th of N shares of the units: every N-th one, so that cells are spread evenly.
-
-    Raises:
-        InputError: no such share, or nothing for it to do.
-    """
-    which, shards = shard
-    if not 1 <= which <= shards:
-        raise InputError(f"shard {which}/{shards}: give a number from 1 to {shards}, for example 1/{shards}")
-    if which > len(units):
-        raise InputError(
-            f"shard {which}/{shards}: there are {len(units)} units of work; use at most {len(units)} shards, "
-            "or make more units with --set chunk=..."
-        )
-    return units[which - 1 :: shards]
-
-
-def batched(items: Sequence[int], width: int) -> Iterator[Sequence[int]]:
-    """Cut a sequence into pieces of a width, the last one shorter."""
-    for first in range(0, len(items), width):
-        yield items[first : first + width]
-
-
-def _parse_name(unit: str) -> tuple[int, range]:
-    _, cell, _, first, last = unit.split("-")  # as in Unit.name
-    return int(cell), range(int(first), int(last) + 1)
-
-
-def _chunk_width(settings: config.Sweep) -> int:
-    # Parameters, gradients, two moments and temporaries: about ten copies of E. Text does not tell its V.
-    vocab_size = getattr(settings.data, "vocab_size", 10_000)
-    per_seed = 10 * vocab_size * settings.model.dim * np.dtype(settings.dtype).itemsize
-    return max(1, min(len(settings.seed_numbers), SEED_MEMORY // per_seed))
-
-
 def _describe(sweep: config.Sweep, units: list[Unit], command: str) -> dict[str, Any]:
     cells = sweepfile.cells(sweep)
     listed = [
@@ -167,7 +95,7 @@ def _describe(sweep: config.Sweep, units: list[Unit], command: str) -> dict[str,
         for c in cells
     ]
     width = max(len(unit.seeds) for unit in units)
-    return store.describe(sweep, listed, sweepfile.config_hash(sweep), command) | {"chunk_width": width}
+    return manifest_of.describe(sweep, listed, sweepfile.config_hash(sweep), command) | {"chunk_width": width}
 
 
 def _run_units(
@@ -246,13 +174,13 @@ def _run_unit(
                 if trail is not None:
                     trail[:, made.probe_steps.index(step)] = made.query(state)
                 measured = jax.device_get(measured)
-                records = pd.concat([records, _rows(measured, unit, phase.name, step)], ignore_index=True)
+                records = pd.concat([records, rows(measured, unit, phase.name, step)], ignore_index=True)
                 finite = measured["loss"][np.isfinite(measured["loss"])]
                 loss = float(np.median(finite)) if finite.size else math.nan
                 share = (number + step / made.steps) / len(settings.phases)
                 report(phase.name, step, share, loss)
                 failed = failures + _new_failures(state, unit, phase.name, made.failure, failures)
-                log(_entry(measured, phase.name, step, made.steps, share, failed))
+                log(log_entry(measured, phase.name, step, made.steps, share, failed))
             if stop.is_set():
                 folder.save(unit.name, state, trail, Position(number, done, failures), records, tokens)
                 raise Interrupted
@@ -261,11 +189,11 @@ def _run_unit(
         if trail is not None:
             records = pd.concat([records, *_limit_rows(trail, params.E, loaded, unit, made, phase.name)])
         columns = jax.device_get(made.tokens(params, loaded.corpora))
-        tokens = pd.concat([tokens, _token_rows(columns, unit, phase.name, loaded)], ignore_index=True)
+        tokens = pd.concat([tokens, token_rows(columns, unit, phase.name, loaded)], ignore_index=True)
     last = Position(len(settings.phases), 0, failures)
     if position != last:
         folder.save(unit.name, params, None, last, records, tokens)
-    folder.finish_unit(unit.name, _with_best(records), tokens, failures)
+    folder.finish_unit(unit.name, with_best(records), tokens, failures)
 
 
 class _Pace:
@@ -303,89 +231,6 @@ def _copy(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)
 
 
-def _rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) -> pd.DataFrame:
-    """Lay out metrics, (S,) or (S, bins), in long form."""
-    columns = {}
-    for name, values in measured.items():
-        if values.ndim == 1:
-            columns[name] = values
-        else:
-            columns |= {f"{name}_{number:02d}": values[:, number] for number in range(values.shape[1])}
-    metrics, seeds = len(columns), len(unit.seeds)
-    return pd.DataFrame(
-        {
-            "cell": np.full(metrics * seeds, unit.cell.number, np.int32),
-            "seed": np.repeat(np.array(unit.seeds, np.int32), metrics),
-            "phase": phase,
-            "step": np.full(metrics * seeds, step, np.int64),
-            "metric": list(columns) * seeds,
-            "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel(),
-        }
-    )
-
-
-def _limit_rows(
-    trail: np.ndarray, E: Any, loaded: corpora.Loaded, unit: Unit, made: Program, phase: str
-) -> Iterator[pd.DataFrame]:
-    """Lay out what a phase's probes are worth once its limit is known."""
-    probes, facts = against_limit(trail, E, loaded)
-    for row, step in enumerate(made.probe_steps):
-        yield _rows({name: x[:, row] for name, x in probes.items()}, unit, phase, step)
-    yield _rows(facts, unit, phase, made.steps)
-
-
-def _entry(
-    measured: dict[str, np.ndarray], phase: str, step: int, steps: int, share: float, failures: list
-) -> dict[str, Any]:
-    """One line of metrics.jsonl: where a unit stands, and the median over its seeds of every scalar."""
-
-    def median(x: np.ndarray) -> float | None:
-        finite = x[np.isfinite(x)]
-        return float(np.median(finite)) if finite.size else None
-
-    scalars = {name: median(x) for name, x in measured.items() if x.ndim == 1}
-    place = {"phase": phase, "step": step, "steps": steps, "share": share, "loss": scalars["loss"]}
-    return place | {"metrics": scalars, "failures": failures}
-
-
-def _with_best(records: pd.DataFrame) -> pd.DataFrame:
-    """Add the best test accuracy so far within the phase, at every step."""
-    accuracy = records[records["metric"] == "test_accuracy"]
-    best = accuracy.groupby(["seed", "phase"])["value"].cummax()
-    added = accuracy.assign(metric="best_test_accuracy", value=best)
-    return pd.concat([records, added], ignore_index=True)
-
-
-def _token_rows(
-    columns: dict[str, np.ndarray], unit: Unit, phase: str, loaded: corpora.Loaded
-) -> pd.DataFrame:
-    """Lay out token columns, (S, V) or (S, V, C), with one row for each seed, token and class."""
-    seeds, vocab_size, classes = columns["Ev"].shape
-    shape = (seeds, vocab_size, classes)
-
-    def spread(x: np.ndarray) -> np.ndarray:
-        x = x[..., None] if x.ndim < 3 else x
-        return np.broadcast_to(x, shape).ravel()
-
-    ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
-    first_class = 1 if classes == 1 else 0
-    return pd.DataFrame(
-        {
-            "cell": np.full(np.prod(shape), unit.cell.number, np.int32),
-            "seed": spread(np.array(unit.seeds, np.int32)[:, None, None]),
-            "phase": phase,
-            "id": spread(ids),
-            "token": np.array(loaded.names, object)[spread(ids)],
-            "count": spread(columns["count"]).astype(np.int64),
-            "class": spread(np.arange(first_class, first_class + classes, dtype=np.int8)[None, None]),
-            **{
-                name: spread(columns[name]).astype(np.float64)
-                for name in ("alpha", "posterior_difference", "Ep", "Ev")
-            },
-        }
-    )
-
-
 def _new_failures(
     state: Any, unit: Unit, phase: str, reason: str, known: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -401,6 +246,16 @@ def _new_failures(
         for seed, step in zip(unit.seeds, failed_at, strict=True)
         if step >= 0 and all(failure["seed"] != seed for failure in known)
     ]
+
+
+def _limit_rows(
+    trail: np.ndarray, E: Any, loaded: corpora.Loaded, unit: Unit, made: Program, phase: str
+) -> Iterator[pd.DataFrame]:
+    """Lay out what a phase's probes are worth once its limit is known."""
+    probes, facts = against_limit(trail, E, loaded)
+    for row, step in enumerate(made.probe_steps):
+        yield rows({name: x[:, row] for name, x in probes.items()}, unit, phase, step)
+    yield rows(facts, unit, phase, made.steps)
 
 
 def describe_cell(cell: sweepfile.Cell) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.errors import InputError
-from jaxattn.study import run, sweepfile
+from jaxattn.study import sweepfile, units
 from jaxattn.study.store import Store
 
 
@@ -35,20 +35,20 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
     running = folder.is_locked()
     rows, shares = [], []
-    own = run.share(run.plan(sweep, folder.units()), tuple(manifest.get("shard", (1, 1))))
-    for number, units in _by_cell(own).items():
-        done = [folder.is_marked(unit.name) for unit in units]
-        begun = [latest[unit.name] for unit in units if unit.name in latest]
+    own = units.share(units.plan(sweep, folder.units()), tuple(manifest.get("shard", (1, 1))))
+    for number, cut in _by_cell(own).items():
+        done = [folder.is_marked(unit.name) for unit in cut]
+        begun = [latest[unit.name] for unit in cut if unit.name in latest]
         now = begun[-1] if begun else None
         parts = [
             1.0 if whole else latest.get(unit.name, {}).get("share", 0.0)
-            for unit, whole in zip(units, done, strict=True)
+            for unit, whole in zip(cut, done, strict=True)
         ]
         shares += parts
         rows.append(
             {
                 "cell": number,
-                **units[0].cell.settings,
+                **cut[0].cell.settings,
                 "state": _state(all(done), bool(begun), running),
                 "done": f"{100 * sum(parts) / len(parts):.0f} %",
                 "phase": now["phase"] if now else "",
@@ -64,9 +64,9 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     return pd.DataFrame(rows), whole
 
 
-def _by_cell(units: list[run.Unit]) -> dict[int, list[run.Unit]]:
-    cells: dict[int, list[run.Unit]] = {}
-    for unit in units:
+def _by_cell(every: list[units.Unit]) -> dict[int, list[units.Unit]]:
+    cells: dict[int, list[units.Unit]] = {}
+    for unit in every:
         cells.setdefault(unit.cell.number, []).append(unit)
     return cells
 

@@ -12,7 +12,7 @@ from scipy.stats import qmc
 from jaxattn.analysis import load
 from jaxattn.analysis.combine import combine
 from jaxattn.errors import InputError
-from jaxattn.study import run, sweepfile
+from jaxattn.study import run, sweepfile, units
 from jaxattn.study.progress import Reporter
 
 SMALL = Path(__file__).with_name("small.toml")
@@ -189,9 +189,9 @@ def test_seeds_are_topped_up_without_touching_what_is_there(tmp_path):
 
 def test_gaps_between_seeds_make_units_of_their_own():
     sweep = sweepfile.check(tree(seeds=[0, 1, 2, 5, 6, 9], chunk=2))
-    assert [list(unit.seeds) for unit in run.plan(sweep)] == [[0, 1], [2], [5, 6], [9]]
+    assert [list(unit.seeds) for unit in units.plan(sweep)] == [[0, 1], [2], [5, 6], [9]]
     known = ["cell-00000-seeds-00001-00005"]
-    assert [list(u.seeds) for u in run.plan(sweep, known)] == [[0], [1, 2, 3, 4, 5], [6], [9]]
+    assert [list(u.seeds) for u in units.plan(sweep, known)] == [[0], [1, 2, 3, 4, 5], [6], [9]]
 
 
 def test_shards_write_side_by_side_and_make_up_the_whole(tmp_path):
@@ -210,4 +210,4 @@ def test_shards_write_side_by_side_and_make_up_the_whole(tmp_path):
     assert shards.manifest["cells"][1]["settings"] == whole.manifest["cells"][1]["settings"]
     for shard, message in (((4, 3), "give a number from 1 to 3"), ((5, 5), "there are 4 units of work")):
         with pytest.raises(InputError, match=message):
-            run.share(run.plan(sweep), shard)
+            units.share(units.plan(sweep), shard)

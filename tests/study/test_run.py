@@ -12,7 +12,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.errors import InputError, RunError
-from jaxattn.study import corpora, program, run, store, sweepfile
+from jaxattn.study import corpora, program, run, store, sweepfile, units
 from jaxattn.study.progress import Reporter
 
 
@@ -195,7 +195,11 @@ def test_a_folder_in_the_way_is_one_clear_line(tmp_path):
 
 
 def test_units_cut_the_seeds_and_chunks_change_no_more_than_rounding(tmp_path, finished):
-    assert [list(u.seeds) for u in run.plan(sweepfile.check(tree(seeds=5, chunk=2)))] == [[0, 1], [2, 3], [4]]
+    assert [list(u.seeds) for u in units.plan(sweepfile.check(tree(seeds=5, chunk=2)))] == [
+        [0, 1],
+        [2, 3],
+        [4],
+    ]
     go(tmp_path / "one", chunk=1)
     (one, _), (both, _) = tables(tmp_path / "one"), tables(finished)
     keys = ["cell", "seed", "phase", "step", "metric"]

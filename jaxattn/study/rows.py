@@ -1,0 +1,80 @@
+"""Measurements as tables: records and tokens in long form, and lines of the log."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jaxattn.study.corpora import Loaded
+from jaxattn.study.units import Unit
+
+
+def rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) -> pd.DataFrame:
+    """Lay out metrics of a probe, (S,) or (S, bins), in long form."""
+    columns = {}
+    for name, values in measured.items():
+        if values.ndim == 1:
+            columns[name] = values
+        else:
+            columns |= {f"{name}_{number:02d}": values[:, number] for number in range(values.shape[1])}
+    metrics, seeds = len(columns), len(unit.seeds)
+    return pd.DataFrame(
+        {
+            "cell": np.full(metrics * seeds, unit.cell.number, np.int32),
+            "seed": np.repeat(np.array(unit.seeds, np.int32), metrics),
+            "phase": phase,
+            "step": np.full(metrics * seeds, step, np.int64),
+            "metric": list(columns) * seeds,
+            "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel(),
+        }
+    )
+
+
+def with_best(records: pd.DataFrame) -> pd.DataFrame:
+    """Add the best test accuracy so far within the phase, at every step."""
+    accuracy = records[records["metric"] == "test_accuracy"]
+    best = accuracy.groupby(["seed", "phase"])["value"].cummax()
+    added = accuracy.assign(metric="best_test_accuracy", value=best)
+    return pd.concat([records, added], ignore_index=True)
+
+
+def token_rows(columns: dict[str, np.ndarray], unit: Unit, phase: str, loaded: Loaded) -> pd.DataFrame:
+    """Lay out token columns, (S, V) or (S, V, C), with one row for each seed, token and class."""
+    seeds, vocab_size, classes = columns["Ev"].shape
+    shape = (seeds, vocab_size, classes)
+
+    def spread(x: np.ndarray) -> np.ndarray:
+        x = x[..., None] if x.ndim < 3 else x
+        return np.broadcast_to(x, shape).ravel()
+
+    ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
+    first_class = 1 if classes == 1 else 0
+    return pd.DataFrame(
+        {
+            "cell": np.full(np.prod(shape), unit.cell.number, np.int32),
+            "seed": spread(np.array(unit.seeds, np.int32)[:, None, None]),
+            "phase": phase,
+            "id": spread(ids),
+            "token": np.array(loaded.names, object)[spread(ids)],
+            "count": spread(columns["count"]).astype(np.int64),
+            "class": spread(np.arange(first_class, first_class + classes, dtype=np.int8)[None, None]),
+            **{
+                name: spread(columns[name]).astype(np.float64)
+                for name in ("alpha", "posterior_difference", "Ep", "Ev")
+            },
+        }
+    )
+
+
+def log_entry(
+    measured: dict[str, np.ndarray], phase: str, step: int, steps: int, share: float, failures: list
+) -> dict[str, Any]:
+    """One line of metrics.jsonl: where a unit stands, and the median over its seeds of every scalar."""
+
+    def median(x: np.ndarray) -> float | None:
+        finite = x[np.isfinite(x)]
+        return float(np.median(finite)) if finite.size else None
+
+    scalars = {name: median(x) for name, x in measured.items() if x.ndim == 1}
+    place = {"phase": phase, "step": step, "steps": steps, "share": share, "loss": scalars["loss"]}
+    return place | {"metrics": scalars, "failures": failures}
