@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,35 @@ def test_run_then_aggregate_then_report(monkeypatch, capsys, tmp_path):
     assert all(Path(line).exists() for line in out.split())
 
 
+def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
+    folder = tmp_path / "quick"
+    small = [*SMALL, "--set", "chunk=1", "--set", "figures=[]", "--out", folder]
+    for shard in ("1/2", "2/2"):
+        call(monkeypatch, capsys, "run", SWEEPS / "quickstart.toml", *small, "--shard", shard)
+    shards = [folder / "shard-1-of-2", folder / "shard-2-of-2"]
+    options = ["--metrics", "loss", "--phases", "query", "--by", "model.dim", "--out", tmp_path / "loss.tex"]
+    status, out, _ = call(monkeypatch, capsys, "aggregate", *shards, *options)
+    assert status == 0
+    assert "loss" in out
+    assert "accuracy" not in out
+    assert "tabular" in (tmp_path / "loss.tex").read_text()
+    status, out, _ = call(monkeypatch, capsys, "status", shards[0])
+    assert status == 0
+    assert "100 % done, finished" in out
+    status, _, error = call(monkeypatch, capsys, "aggregate", *shards, "--pair", "model.dim=8,16")
+    assert status == 2
+    assert "model.dim: not swept" in error
+
+
+def test_schema_and_doctor_print_what_they_found(monkeypatch, capsys):
+    status, out, _ = call(monkeypatch, capsys, "schema")
+    assert status == 0
+    assert json.loads(out)["title"] == "jaxattn sweep file"
+    status, out, _ = call(monkeypatch, capsys, "doctor")
+    assert status == 0
+    assert "float64" in out
+
+
 def test_data_shows_the_corpus(monkeypatch, capsys):
     status, out, _ = call(monkeypatch, capsys, "data", SWEEPS / "quickstart.toml", "--quiet")
     assert status == 0
@@ -48,7 +78,9 @@ def test_data_shows_the_corpus(monkeypatch, capsys):
     assert "average signed frequency" in out
 
 
-@pytest.mark.parametrize("command", ["run", "data", "aggregate", "report"])
+@pytest.mark.parametrize(
+    "command", ["run", "claims", "data", "aggregate", "report", "status", "schema", "doctor"]
+)
 def test_help_shows_an_example(monkeypatch, capsys, command):
     status, out, _ = call(monkeypatch, capsys, command, "--help")
     assert status == 0
@@ -65,6 +97,16 @@ def test_help_shows_an_example(monkeypatch, capsys, command):
         (["run", SWEEPS / "quickstart.toml", "--set", "figures.0.phase=nosuch"], "nosuch"),
         (["run", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
         (["data", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
+        (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim"], "expected key=value"),
+        (["run", SWEEPS / "quickstart.toml", "--axis", "model.dims=[3]"], "did you mean 'dim'"),
+        (["run", SWEEPS / "quickstart.toml", "--shard", "half"], "--shard half: expected I/N"),
+        (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "give a number from 1 to 2"),
+        (["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"], "seeds: no seed"),
+        (["claims", "--only", "T4.4"], "no claim 'T4.4'; give some of L4.1"),
+        (["claims", "--seeds", "1"], "an interval over seeds needs at least 2"),
+        (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
+        (["status", "nosuch"], "nosuch"),
+        (["aggregate"], "give at least one results folder"),
         (["report", "nosuch"], "nosuch"),
         (["aggregate", "nosuch"], "nosuch"),
     ],
