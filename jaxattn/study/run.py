@@ -177,10 +177,10 @@ def _run_unit(
                 records = pd.concat([records, rows(measured, unit, phase.name, step)], ignore_index=True)
                 finite = measured["loss"][np.isfinite(measured["loss"])]
                 loss = float(np.median(finite)) if finite.size else math.nan
-                share = (number + step / made.steps) / len(settings.phases)
-                report(phase.name, step, share, loss)
+                portion = (number + step / made.steps) / len(settings.phases)
+                report(phase.name, step, portion, loss)
                 failed = failures + _new_failures(state, unit, phase.name, made.failure, failures)
-                log(log_entry(measured, phase.name, step, made.steps, share, failed))
+                log(log_entry(measured, phase.name, step, made.steps, portion, failed))
             if stop.is_set():
                 folder.save(unit.name, state, trail, Position(number, done, failures), records, tokens)
                 raise Interrupted

@@ -82,7 +82,9 @@ class Store:
         if self.manifest_path.exists():
             known = self.read_manifest()
             changed = differences(known["config"], plain(sweep))
-            if changed:
+            if changed and not self.units():
+                known = manifest  # nothing was computed yet, for example since the config did not fit
+            elif changed:
                 raise InputError(
                     f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
                     "choose another folder with --out, or delete this one"

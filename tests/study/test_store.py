@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jaxattn.errors import RunError
+from jaxattn.errors import InputError, RunError
 from jaxattn.study import run, store, sweepfile
 from jaxattn.study.progress import Reporter
 
@@ -167,6 +167,16 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_unit_starts_anew(tmp_path, mo
     assert list((tmp_path / "small" / "damaged").iterdir())
     go(tmp_path / "straight")
     assert_equal(tmp_path / "small", tmp_path / "straight")
+
+
+def test_a_folder_in_which_nothing_was_computed_takes_another_config(tmp_path):
+    data = tomllib.loads(SMALL.read_text())["data"]
+    with pytest.raises(InputError, match="relevant"):
+        go(tmp_path / "small", data=data | {"relevant": 7})
+    assert (tmp_path / "small" / "manifest.json").exists()
+    assert not go(tmp_path / "small")[0].already_finished
+    with pytest.raises(InputError, match="holds results of another config"):
+        go(tmp_path / "small", data=data | {"relevant": 6})
 
 
 def test_a_second_launcher_stops_with_a_clear_line(tmp_path):
