@@ -183,6 +183,7 @@ def main() -> None:
     """Run the command line and exit with its status: 0 done, 1 failed while running, 2 wrong input."""
     commands: dict[str, Any] = {
         "run": run,
+        "plan": plan,
         "claims": claims,
         "data": data,
         "aggregate": aggregate,
@@ -284,6 +285,20 @@ def claims(
     for path in board.write(out):
         print(path)
     return board.status
+
+
+def plan(sweep: Sweep, /, overrides: Set = (), axes: Axis = (), out: Out = None, seeds: Seeds = None) -> int:
+    """Show what a sweep file would run: cells, groups of the same shapes, memory, what is done already.
+
+    Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
+    """
+    from jaxattn.study.overview import overview
+
+    checked = _load(sweep, overrides, axes, seeds)
+    _keep_compiled()
+    table, whole = overview(checked, out or Path("results") / checked.name)
+    _print_table(whole, table)
+    return 0
 
 
 def status(directory: Annotated[Positional[Path], arg(metavar="DIR")], /) -> int:

@@ -79,7 +79,7 @@ def test_data_shows_the_corpus(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "claims", "data", "aggregate", "report", "status", "schema", "doctor"]
+    "command", ["run", "plan", "claims", "data", "aggregate", "report", "status", "schema", "doctor"]
 )
 def test_help_shows_an_example(monkeypatch, capsys, command):
     status, out, _ = call(monkeypatch, capsys, command, "--help")
