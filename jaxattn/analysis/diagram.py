@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from jaxattn.analysis.results import Results
@@ -52,8 +53,7 @@ def diagram(
     with style():
         figure = Figure(figsize=(min(WIDTH, 1.8 + 0.62 * columns), 1.1 + 0.36 * rows), layout="constrained")
         ax = figure.subplots()
-        low, high = (0.0, 1.0) if np.nanmin(values) >= 0 and np.nanmax(values) <= 1 else (None, None)
-        look: Any = {"cmap": "viridis", "vmin": low, "vmax": high, "edgecolors": "white", "linewidth": 1.5}
+        look: Any = {"cmap": "viridis", "norm": _scale(values), "edgecolors": "white", "linewidth": 1.5}
         mesh = ax.pcolormesh(values, **look)
         ax.set_xticks(np.arange(columns) + 0.5, [setting(x) for x in fields.columns])
         ax.set_yticks(np.arange(rows) + 0.5, [setting(y) for y in fields.index])
@@ -76,3 +76,11 @@ def diagram(
         f"{y_axis} and {x_axis}.",
         figure,
     )
+
+
+def _scale(values: np.ndarray) -> Normalize:
+    """Colour by size: by its logarithm where values span decades, from 0 to 1 where they are shares."""
+    low, high = np.nanmin(values), np.nanmax(values)
+    if low > 0 and high > 100 * low:
+        return LogNorm(low, high)
+    return Normalize(0, 1) if low >= 0 and high <= 1 else Normalize(low, high)

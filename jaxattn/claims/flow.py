@@ -86,12 +86,12 @@ class Flows:
 
 def attended(p: Array, E: Array, corpora: Corpus) -> Selection:
     """Select the tokens of each sequence whose score is within `ATTENDED` of the top one, for S seeds."""
-    spread = np.asarray(jnp.ptp(jnp.einsum("svm,sm->sv", E, p), axis=1))
-    found = []
-    for seed, width in enumerate(spread):
-        corpus = jax.tree.map(lambda x, seed=seed: x[seed], corpora)
-        found.append(theory.selection(p[seed], E[seed], corpus, tie=ATTENDED / float(width)))
-    return jax.tree.map(lambda *masks: jnp.stack(masks), *found)
+    spread = jnp.ptp(jnp.einsum("svm,sm->sv", E, p), axis=1)
+
+    def one(p: Array, E: Array, corpus: Corpus, tie: Array) -> Selection:
+        return theory.selection(p, E, corpus, tie=tie)
+
+    return jax.vmap(one)(p, E, corpora, ATTENDED / spread)
 
 
 def distance(limit: Limit, direction: MaxMargin | None = None) -> np.ndarray:

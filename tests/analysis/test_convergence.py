@@ -114,6 +114,17 @@ def test_a_diagram_writes_the_mean_over_seeds_into_every_field(tmp_path):
     assert len(ax.texts) == 6
 
 
+def test_a_diagram_of_values_over_decades_is_coloured_by_their_logarithm(tmp_path):
+    cells = tuple({"model.dim": d, "phases.embed.step_size": s} for d in (16, 8) for s in (1.0, 30.0))
+    results = planted(tmp_path / "run", cells)
+    axes = {"x_axis": "model.dim", "y_axis": "phases.embed.step_size"}
+    decades = diagram(results, metric="one_minus_cosine", **axes).figure.axes[0].collections[0]
+    low, high = decades.get_array().min(), decades.get_array().max()
+    np.testing.assert_allclose(decades.norm(np.sqrt(low * high)), 0.5)
+    shares = diagram(results, metric="margin_ratio", **axes).figure.axes[0].collections[0]
+    assert (shares.norm.vmin, shares.norm.vmax) == (0, 1)
+
+
 def test_a_diagram_of_an_unknown_axis_or_metric(results):
     with pytest.raises(InputError, match=r"axis 'model.dim': the run sweeps block"):
         diagram(results, x_axis="model.dim", y_axis="block")

@@ -64,8 +64,6 @@ def test_records_equal_the_path_and_its_limit_worked_out_alone(finished, x64):
         mm = ja.theory.max_margin(params.E, corpus, chosen)
         away = ja.theory.one_minus_cosine(path.p, mm.p)
         np.testing.assert_allclose(rows["one_minus_cosine"], away, rtol=1e-5)
-        scores = np.asarray(path.p @ mm.p)
-        assert np.isfinite(scores).all()
         np.testing.assert_allclose(rows["max_margin"].iloc[-1], mm.margin, rtol=1e-9)
         assert rows["duality_gap"].iloc[-1] < 1e-10
         assert rows["feasible"].iloc[-1] == 1
