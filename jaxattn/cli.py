@@ -1,10 +1,11 @@
 """The command line: parse, call, print."""
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import tyro
@@ -29,6 +30,10 @@ Seeds = Annotated[
     str | None,
     arg(metavar="N|A:B|A,B", help="Seeds, instead of the sweep file's: how many, a range, or a list."),
 ]
+MaxMemory = Annotated[
+    str | None,
+    arg(metavar="SIZE", help="Memory that a device may use, for example 8GiB; chosen for it by default."),
+]
 Axis = Annotated[
     UseAppendAction[tuple[str, ...]],
     arg(name="axis", metavar="KEY=[...]", help="Sweep another key; may be given several times."),
@@ -45,33 +50,69 @@ def run(
     shard: Annotated[
         str, arg(metavar="I/N", help="Run the I-th of N shares, in a folder of its own.")
     ] = "1/1",
+    max_memory: MaxMemory = None,
+    on_failure: Literal["stop", "continue", "retry"] = "continue",
+    profile: bool = False,
+    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb")] = (),
+    distributed: Annotated[str | None, arg(metavar="auto|HOST:PORT,N,I")] = None,
     quiet: Quiet = False,
 ) -> int:
     """Run a sweep file, or continue it where it was stopped; then print a table and draw the report.
 
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512 --out /tmp/quick
+
+    Args:
+        on_failure: When a unit ends in NaN or the machine fails it: stop the sweep, continue with the next
+            unit, or retry it twice from its start before that.
+        profile: Write a JAX trace of the run to DIR/profile, for TensorBoard or Perfetto.
+        log: Write measurements for TensorBoard or Weights & Biases (offline) too.
+        distributed: This is one of N processes, on as many hosts as you like; each runs its share. The
+            cluster tells with auto, else give where process 0 listens, N, and which one this is from 0.
     """
     from jaxattn.analysis import report as pages
+    from jaxattn.study import hosts
     from jaxattn.study import run as study
+    from jaxattn.study.execute import Interrupted
     from jaxattn.study.progress import Reporter
 
     checked = _load(sweep, overrides, axes, seeds)
     _keep_compiled()
-    which = _shard(shard)
+    which, memory = _shard(shard), _bytes(max_memory)
+    if distributed is not None:
+        which = hosts.join(distributed)
     directory = out or Path("results") / checked.name
     if which != (1, 1):
         directory /= f"shard-{which[0]}-of-{which[1]}"
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter:
         try:
-            outcome = study.run_sweep(checked, directory, command=command, reporter=reporter, shard=which)
-        except study.Interrupted:
+            outcome = study.run_sweep(
+                checked,
+                directory,
+                command=command,
+                reporter=reporter,
+                shard=which,
+                max_memory=memory,
+                on_failure=on_failure,
+                profile=profile,
+                log=log,
+            )
+        except Interrupted:
             print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
             return 130
         if outcome.already_finished:
             reporter.note(f"{directory}: already finished, nothing to run")
+    for error in outcome.errors:
+        print(f"jaxattn: failed: {error['unit']}: {error['reason']}", file=sys.stderr)
+    if len(outcome.errors) == outcome.units:
+        return 1
     written = pages.write(directory)
-    _print_summary(directory)
+    if distributed is not None:
+        hosts.wait()
+    if which[0] == 1 and distributed is not None:
+        _print_summary(*sorted(directory.parent.glob(f"shard-*-of-{which[1]}")))
+    else:
+        _print_summary(directory)
     _print_written(written)
     for failure in outcome.failures:
         print(
@@ -80,7 +121,58 @@ def run(
             ),
             file=sys.stderr,
         )
-    return 1 if outcome.failures else 0
+    return 1 if outcome.failures or outcome.errors else 0
+
+
+def launch(
+    sweep: Sweep,
+    /,
+    shards: int,
+    executor: Literal["slurm", "local"] = "slurm",
+    minutes: int = 720,
+    options: Annotated[UseAppendAction[tuple[str, ...]], arg(name="option", metavar="KEY=VALUE")] = (),
+    overrides: Set = (),
+    axes: Axis = (),
+    out: Out = None,
+    seeds: Seeds = None,
+    wait: bool = False,
+) -> int:
+    """Run a sweep as N jobs of a cluster queue, or of this machine, side by side.
+
+    Example: jaxattn launch sweeps/one_step_law.toml --shards 8 --option slurm_partition=gpu
+
+    Args:
+        shards: Number of jobs.
+        executor: The queue; local runs all jobs on this machine.
+        minutes: Time limit of a job; one that is stopped by it continues where it was.
+        options: Option of the queue by submitit's name; may be given several times.
+        wait: Wait until all jobs have ended, then print their common table.
+    """
+    from jaxattn.study import launch as jobs
+    from jaxattn.study.tree import parse
+
+    directory = out or Path("results") / _load(sweep, overrides, axes, seeds).name
+    if shards < 1:
+        raise InputError(f"--shards {shards}: give at least 1")
+    words = ["run", str(sweep.resolve()), "--out", str(directory.resolve()), "--quiet"]
+    words += [word for text in overrides for word in ("--set", text)]
+    words += [word for text in axes for word in ("--axis", text)]
+    words += ["--seeds", seeds] if seeds else []
+    commands = [[*words, "--shard", f"{number}/{shards}"] for number in range(1, shards + 1)]
+    given = {key: parse(value) for key, value in map(_pair, options)}
+    submitted = jobs.submit(commands, directory / "jobs", executor, minutes, given)
+    folders = [directory / f"shard-{number}-of-{shards}" for number in range(1, shards + 1)]
+    folders = [directory] if shards == 1 else folders
+    for job, folder in zip(submitted, folders, strict=True):
+        print(f"job {job.job_id}: {folder}")
+    if not wait:
+        print(f"watch with: jaxattn status {folders[0]}; then: jaxattn aggregate {directory}/shard-*")
+        return 0
+    failed = [job.job_id for job in submitted if job.result() != 0]
+    if failed:
+        raise RunError(f"launch: jobs {', '.join(failed)} failed; their logs are in {directory / 'jobs'}")
+    _print_summary(*folders)
+    return 0
 
 
 def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:
@@ -160,6 +252,15 @@ def _shard(text: str) -> tuple[int, int]:
     return int(which), int(shards)
 
 
+def _bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B", text.strip(), re.IGNORECASE)
+    if not found:
+        raise InputError(f"--max-memory {text}: expected a size, for example 8GiB or 500MiB")
+    return int(float(found[1]) * 1024 ** ("KMGT".index(found[2].upper()) + 1))
+
+
 def _pair(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
@@ -184,6 +285,7 @@ def main() -> None:
     commands: dict[str, Any] = {
         "run": run,
         "plan": plan,
+        "launch": launch,
         "claims": claims,
         "data": data,
         "aggregate": aggregate,
@@ -287,8 +389,16 @@ def claims(
     return board.status
 
 
-def plan(sweep: Sweep, /, overrides: Set = (), axes: Axis = (), out: Out = None, seeds: Seeds = None) -> int:
-    """Show what a sweep file would run: cells, groups of the same shapes, memory, what is done already.
+def plan(
+    sweep: Sweep,
+    /,
+    overrides: Set = (),
+    axes: Axis = (),
+    out: Out = None,
+    seeds: Seeds = None,
+    max_memory: MaxMemory = None,
+) -> int:
+    """Show what a sweep file would run: cells, groups that share programs, memory, what is done already.
 
     Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
     """
@@ -296,8 +406,11 @@ def plan(sweep: Sweep, /, overrides: Set = (), axes: Axis = (), out: Out = None,
 
     checked = _load(sweep, overrides, axes, seeds)
     _keep_compiled()
-    table, whole = overview(checked, out or Path("results") / checked.name)
-    _print_table(whole, table)
+    directory = out or Path("results") / checked.name
+    tables, whole = overview(checked, directory, _bytes(max_memory))
+    _print_table("Cells", tables[0])
+    _print_table("Groups: every one is one compiled program for each phase", tables[1])
+    print(whole)
     return 0
 
 
@@ -353,10 +466,11 @@ def _print_written(written: Any) -> None:
         print(f"jaxattn: {problem}", file=sys.stderr)
 
 
-def _print_summary(directory: Path) -> None:
-    from jaxattn.analysis import results, statistics
+def _print_summary(*directories: Path) -> None:
+    from jaxattn.analysis import combine, results, statistics
 
-    _print_table("Last step of each phase", statistics.summary_table(results.load(directory)))
+    loaded = combine.combine([results.load(directory) for directory in directories])
+    _print_table("Last step of each phase", statistics.summary_table(loaded))
 
 
 def _print_table(title: str, frame: pd.DataFrame) -> None:

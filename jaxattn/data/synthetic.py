@@ -27,6 +27,7 @@ def independent(
     max_posterior_difference: float | Array = 0.9,
     relevant_mass: float | Array | None = None,
     num_classes: int = 2,
+    used: int | Array | None = None,
 ) -> Corpus:
     """Draw tokens independently given the label.
 
@@ -43,8 +44,10 @@ def independent(
         length: tokens per sequence T.
         sequences: number of sequences n, a multiple of K.
         max_posterior_difference: largest δ, in [0, 1].
-        relevant_mass: share of the tokens that are relevant; `relevant / vocab_size` by default.
+        relevant_mass: share of the tokens that are relevant; `relevant / used` by default.
         num_classes: K.
+        used: draw from the first tokens only, as if V were this; V by default. May be traced: corpora of
+            different vocabularies then have the same shapes.
 
     Returns:
         The corpus.
@@ -55,9 +58,10 @@ def independent(
     Source:
         Eq. 15 of arXiv 2505.17282; the values of δ and the base are not published and chosen here.
     """
-    _check(vocab_size, relevant, length, sequences, num_classes, relevant_per_sequence=1)
+    check_sizes(vocab_size, relevant, length, sequences, num_classes)
+    used = vocab_size if used is None else used
     if relevant_mass is None:
-        relevant_mass = relevant / vocab_size
+        relevant_mass = relevant / used
     class_index = jnp.arange(sequences) % num_classes
     token = jnp.arange(relevant)
     delta = max_posterior_difference * (token // num_classes + 1) / (relevant // num_classes)
@@ -70,7 +74,7 @@ def independent(
     picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(
         cumulative[class_index], position
     )
-    irrelevant = jax.random.randint(other, shape, relevant, max(vocab_size, relevant + 1))
+    irrelevant = jax.random.randint(other, shape, relevant, jnp.maximum(used, relevant + 1))
     is_relevant = jax.random.uniform(which, shape) < relevant_mass
     tokens = jnp.where(is_relevant, jnp.minimum(picked, relevant - 1), irrelevant)
     return from_draws(
@@ -88,6 +92,7 @@ def multi_relevant(
     length: int,
     sequences: int,
     num_classes: int = 2,
+    used: int | Array | None = None,
 ) -> Corpus:
     """Give every sequence r distinct relevant tokens of its own class, and irrelevant ones otherwise.
 
@@ -102,6 +107,7 @@ def multi_relevant(
         length: tokens per sequence T ≥ r.
         sequences: number of sequences n, a multiple of K.
         num_classes: K.
+        used: draw from the first tokens only, as in `independent`.
 
     Returns:
         The corpus.
@@ -109,14 +115,15 @@ def multi_relevant(
     Raises:
         InputError: sizes that do not fit.
     """
-    _check(vocab_size, relevant, length, sequences, num_classes, relevant_per_sequence)
+    check_sizes(vocab_size, relevant, length, sequences, num_classes, relevant_per_sequence)
+    used = vocab_size if used is None else used
     groups, per_class = sequences // num_classes, relevant // num_classes
     own_key, shared_key = jax.random.split(key)
     class_index = jnp.tile(jnp.arange(num_classes), groups)
     order = jnp.argsort(jax.random.uniform(own_key, (sequences, per_class)), axis=1)
     own = order[:, :relevant_per_sequence] * num_classes + class_index[:, None]
     shape = (groups, length - relevant_per_sequence)
-    shared = jax.random.randint(shared_key, shape, relevant, max(vocab_size, relevant + 1))
+    shared = jax.random.randint(shared_key, shape, relevant, jnp.maximum(used, relevant + 1))
     tokens = jnp.concatenate([own, jnp.repeat(shared, num_classes, axis=0)], axis=1)
     return from_draws(
         tokens, class_labels(class_index, num_classes), vocab_size=vocab_size, num_classes=num_classes
@@ -124,7 +131,14 @@ def multi_relevant(
 
 
 def assumption1(
-    key: Array, *, vocab_size: int, relevant: int, length: int, sequences: int, num_classes: int = 2
+    key: Array,
+    *,
+    vocab_size: int,
+    relevant: int,
+    length: int,
+    sequences: int,
+    num_classes: int = 2,
+    used: int | Array | None = None,
 ) -> Corpus:
     """Build a corpus that satisfies Assumption 1 exactly.
 
@@ -138,6 +152,7 @@ def assumption1(
         length: tokens per sequence T.
         sequences: number of sequences n, a multiple of K.
         num_classes: K.
+        used: draw from the first tokens only, as in `independent`.
 
     Returns:
         The corpus.
@@ -156,12 +171,19 @@ def assumption1(
         length=length,
         sequences=sequences,
         num_classes=num_classes,
+        used=used,
     )
 
 
-def _check(
-    vocab_size: int, relevant: int, length: int, sequences: int, num_classes: int, relevant_per_sequence: int
+def check_sizes(
+    vocab_size: int,
+    relevant: int,
+    length: int,
+    sequences: int,
+    num_classes: int,
+    relevant_per_sequence: int = 1,
 ) -> None:
+    """Raise InputError, naming the size and the remedy, if no corpus has these sizes."""
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
     if sequences < num_classes or sequences % num_classes:

@@ -26,30 +26,31 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
     made: optax.Schedule
     match name:
         case "constant":
-            made = optax.constant_schedule(step_size)
+            made = optax.constant_schedule(1.0)
         case "cosine":
-            made = optax.cosine_decay_schedule(step_size, length)
+            made = optax.cosine_decay_schedule(1.0, length)
         case "linear":
-            made = optax.linear_schedule(step_size, 0.0, length)
+            made = optax.linear_schedule(1.0, 0.0, length)
         case "exponential":
-            made = optax.exponential_decay(step_size, length, 0.01)
+            made = optax.exponential_decay(1.0, length, 0.01)
         case "inverse_sqrt":
 
             def made(count):
-                return step_size / (1 + count) ** 0.5
+                return 1 / (1 + count) ** 0.5
 
-    if warmup == 0:
-        return made
-    return optax.join_schedules([optax.linear_schedule(0.0, step_size, warmup), made], [warmup])
+    if warmup > 0:
+        made = optax.join_schedules([optax.linear_schedule(0.0, 1.0, warmup), made], [warmup])
+    # Optax compares its arguments with numbers, which a traced step size does not allow.
+    return lambda count: step_size * made(count)
 
 
 def optimizer(
     name: Name,
     step_size: optax.ScalarOrSchedule | Array,
     *,
-    momentum: float = 0.0,
-    loss_floor: float = 0.0,
-    epsilon: float = 1e-8,
+    momentum: float | Array = 0.0,
+    loss_floor: float | Array = 0.0,
+    epsilon: float | Array = 1e-8,
 ) -> optax.GradientTransformation:
     """Make an optimiser.
 
@@ -65,7 +66,7 @@ def optimizer(
     Returns:
         The optax transformation.
     """
-    decay = momentum or None
+    decay = None if isinstance(momentum, float) and momentum == 0 else momentum
     match name:
         case "sgd":
             return optax.sgd(step_size, momentum=decay)

@@ -21,7 +21,7 @@ class FlowState:
     Attributes:
         params: the parameters at this row, p in the precision of the study.
         path: the whole path, float64.
-        row: () int32; the row, the same for all seeds.
+        row: (S,) int32; the row, the same for all seeds.
         failed_at: (S,) int32; the row at which the integration failed, -1 if it did not or is not there yet.
     """
 
@@ -43,17 +43,17 @@ def init(phase: ExactFlow, params: Any, corpora: Corpora) -> FlowState:
         rtol=phase.rtol,
         points=phase.points,
     )
-    return _at(params, path, jnp.zeros((), jnp.int32))
+    return _at(params, path, jnp.zeros(path.status.shape, jnp.int32))
 
 
-def advance(state: FlowState, corpora: Corpora, rows: Array) -> FlowState:
+def advance(state: FlowState, rows: Array) -> FlowState:
     """Go on by some rows."""
     return _at(state.params, state.path, state.row + rows)
 
 
 def query(state: FlowState) -> Array:
     """Look up p at the state's row, (S, d) float64."""
-    return state.path.p[:, state.row]
+    return _row(state.path.p, state.row)
 
 
 def measure(state: FlowState) -> dict[str, Array]:
@@ -63,19 +63,24 @@ def measure(state: FlowState) -> dict[str, Array]:
     as one evaluation for each of its min(V, d) columns.
     """
     path, row = state.path, state.row
-    columns = min(state.params.E.shape[1:])
+    # Rows of zeros are padding of the vocabulary.
+    tokens = (state.params.E != 0).any(axis=2).sum(axis=1)
+    columns = jnp.minimum(tokens, state.params.E.shape[2])
     return {
-        "p_norm": path.norm[:, row],
-        "arc_length": path.arc_length[:, row],
-        "log_gradient_norm": path.log_gradient_norm[:, row],
-        "log_time": path.log_time[:, row],
-        "evaluations": path.steps[:, row] * (6 + columns),
+        "p_norm": _row(path.norm, row),
+        "arc_length": _row(path.arc_length, row),
+        "log_gradient_norm": _row(path.log_gradient_norm, row),
+        "log_time": _row(path.log_time, row),
+        "evaluations": _row(path.steps, row) * (6 + columns),
     }
 
 
-@jax.jit
+def _row(rows: Array, number: Array) -> Array:
+    return jax.vmap(lambda of_seed, k: of_seed[k])(rows, number)
+
+
 def _at(params: Any, path: Path, row: Array) -> FlowState:
     reached = (path.arc_length[:, 1:] > path.arc_length[:, :-1]).sum(axis=1)
     failed = (path.status == Stop.FAILED) & (row >= reached)
-    p = path.p[:, row].astype(params.p.dtype)
+    p = _row(path.p, row).astype(params.p.dtype)
     return FlowState(params.replace(p=p), path, row, jnp.where(failed, reached, -1).astype(jnp.int32))

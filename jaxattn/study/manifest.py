@@ -14,7 +14,7 @@ from jaxattn.study.check import plain
 from jaxattn.study.config import Sweep
 from jaxattn.study.grid import GRID, PRESENTATION
 
-FORMAT = 2
+FORMAT = 3
 PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
 
 
@@ -35,10 +35,10 @@ def describe(sweep: Sweep, cells: list[dict[str, Any]], config_hash: str, comman
         "git_commit": _git_commit(),
         "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
         "dtype": sweep.dtype,
-        "chunk_width": None,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "wall_time_s": 0.0,
         "failures": [],
+        "errors": [],
     }
 
 

@@ -1,64 +1,154 @@
-"""How much memory a unit will need, from two compiled probes instead of a rule of thumb."""
+"""How much memory a group will need, from two compiled probes instead of a rule of thumb."""
 
+import math
+import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxattn.errors import InputError
 from jaxattn.study import corpora
-from jaxattn.study.config import Sweep
 from jaxattn.study.corpora import Loaded
+from jaxattn.study.groups import Group
 from jaxattn.study.program import init_params, program
+
+# What state and corpora grow to while a program works on them: gradients, moments, temporaries.
+CERTAIN = 12
 
 
 class Memory(NamedTuple):
-    """What a unit needs at its largest moment, in bytes: `base + seeds · per_seed`."""
+    """What a device needs at its largest moment, in bytes: `base + lanes · per_lane`."""
 
     base: int
-    per_seed: int
+    per_lane: int
 
-    def of(self, seeds: int) -> int:
-        """Predict the memory of some seeds together."""
-        return self.base + seeds * self.per_seed
+    def of(self, lanes: int) -> int:
+        """Predict the memory of some lanes together; several devices share them."""
+        return self.base + math.ceil(lanes / len(jax.local_devices())) * self.per_lane
+
+    def fits(self, budget: int) -> int:
+        """Tell how many lanes fit in so many bytes on every device."""
+        each = (budget - self.base) // max(self.per_lane, 1)
+        return max(0, each) * len(jax.local_devices())
 
 
-def predict(sweep: Sweep) -> Memory:
-    """Predict the memory of a cell with synthetic data: it is linear in the seeds that run together.
+def width(group: Group, seeds: int, budget: int) -> int:
+    """Choose how many lanes of a group run together.
 
-    Every phase is compiled, not run, for two seeds and for four, and XLA tells what the programs need. One
-    seed would not do: a loop over a single seed is no loop, and has no buffers of its own.
+    Programs are compiled to find out only if it is not plain that all lanes fit.
 
     Args:
-        sweep: the cell's config.
+        group: cells that share a program.
+        seeds: how many seeds of each are wanted.
+        budget: bytes that may be used on every device.
+
+    Returns:
+        The number of lanes; at most all of them.
+
+    Raises:
+        InputError: one lane alone does not fit; says how much it needs.
+    """
+    lanes, devices = len(group.cells) * seeds, len(jax.local_devices())
+    loaded = abstract(group, devices)
+    held = _size(loaded.corpora) if loaded.shared else 0
+    own = _size(_params(group, loaded, devices)) + (0 if loaded.shared else _size(loaded.corpora))
+    if held + CERTAIN * own // devices * math.ceil(lanes / devices) <= budget:
+        return lanes
+    memory = predict(group)
+    if (fitting := memory.fits(budget)) == 0:
+        raise InputError(
+            f"cell {group.cells[0].number}: one seed needs {memory.of(1) / 2**20:,.0f} MiB, but "
+            f"{budget / 2**20:,.0f} MiB may be used; make it smaller (model.dim, the data), or raise "
+            "--max-memory"
+        )
+    return min(fitting, lanes)
+
+
+def predict(group: Group) -> Memory:
+    """Predict the memory of a group: it is linear in the lanes that run together.
+
+    Every phase is compiled, not run, for four lanes a device and for eight, and XLA tells what the programs
+    need. Fewer would not do: with one or two lanes other buffers are shared than with many.
+
+    Args:
+        group: cells that share a program.
 
     Returns:
         The prediction, of the phase that needs most.
 
     Raises:
-        InputError: sizes that do not fit.
+        InputError: sizes that do not fit, texts that cannot be read.
     """
-    two, four = peak(sweep, 2), peak(sweep, 4)
-    return Memory(base=max(0, 2 * two - four), per_seed=max(four - two, 0) // 2)
+    devices = len(jax.local_devices())
+    four, eight = peak(group, 4 * devices), peak(group, 8 * devices)
+    return Memory(base=max(0, 2 * four - eight), per_lane=max(eight - four, 0) // 4)
 
 
-def peak(sweep: Sweep, seeds: int) -> int:
-    """Compile every phase for some seeds and return what the largest program holds at once, in bytes.
+def peak(group: Group, lanes: int) -> int:
+    """Compile every phase for some lanes and return what a device holds at once at most, in bytes.
 
     That is arguments, results and temporaries: parameters, optimiser, corpora, paths and gradients.
     """
+    sweep = group.config
     with jax.enable_x64(sweep.dtype == "float64"), jax.default_matmul_precision("highest"):
-        keys = jax.eval_shape(lambda: corpora.seed_keys(list(range(seeds)))[0])
-        held: Any = jax.eval_shape(lambda keys: corpora.load(sweep.data, keys, _silent).corpora, keys)
-        params: Any = jax.eval_shape(lambda keys: init_params(sweep, held.train, keys), keys)
+        loaded = abstract(group, lanes)
+        params, numbers = _params(group, loaded, lanes), _numbers(group, lanes)
         step = jax.ShapeDtypeStruct((), jnp.int32)
         peaks = []
-        for phase in sweep.phases:
-            made = program(sweep, phase, Loaded(held, False, []))
-            state = jax.eval_shape(made.init, params, held)
+        for index in range(len(sweep.phases)):
+            made = program(sweep, index, loaded)
+            state = jax.eval_shape(made.init, params, loaded.corpora, numbers)
             # The exact flow does its work when it is set up, descents when they advance.
-            peaks += [_bytes(made.init, params, held), _bytes(made.advance, state, held, step)]
+            peaks.append(_bytes(made.init, params, loaded.corpora, numbers))
+            peaks.append(_bytes(made.advance, state, loaded.corpora, numbers, step))
             params = state.params
     return max(peaks)
+
+
+def default_budget() -> int:
+    """Bytes that may be used on a device: most of an accelerator's memory, a quarter of a computer's."""
+    # A backend that knows its limit has memory of its own.
+    if limit := (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"):
+        return int(0.8 * limit)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    contained = Path("/sys/fs/cgroup/memory.max")
+    allowed = contained.read_text().strip() if contained.is_file() else "max"
+    return min(physical, int(allowed) if allowed.isdecimal() else physical) // 4
+
+
+def abstract(group: Group, lanes: int) -> Loaded:
+    """Shapes of the corpora of some lanes; texts are read."""
+    if corpora.is_text(group.config.data):
+        loaded = corpora.load(group.config.data, _keys(1), _silent)
+        shapes: Any = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loaded.corpora)
+        return Loaded(shapes, True, loaded.names)
+
+    def draw(keys: Any, numbers: Any) -> Any:
+        return corpora.load(group.config.data, keys, _silent, numbers).corpora
+
+    return Loaded(jax.eval_shape(draw, _keys(lanes), _numbers(group, lanes)), False, [])
+
+
+def _params(group: Group, loaded: Loaded, lanes: int) -> Any:
+    return jax.eval_shape(
+        lambda keys, numbers: init_params(group.config, loaded.corpora.train, keys, numbers),
+        _keys(lanes),
+        _numbers(group, lanes),
+    )
+
+
+def _keys(lanes: int) -> Any:
+    return jax.eval_shape(lambda: corpora.seed_keys(list(range(lanes)))[0])
+
+
+def _numbers(group: Group, lanes: int) -> Any:
+    return jax.eval_shape(lambda: group.numbers([group.cells[0]] * lanes))
+
+
+def _size(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _bytes(function: Any, *arguments: Any) -> int:

@@ -1,6 +1,6 @@
 """One phase of a study as compiled functions over many seeds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,27 +14,30 @@ from jaxattn.errors import InputError
 from jaxattn.models import one_layer
 from jaxattn.models.attention import LARGE
 from jaxattn.study import config, flow
-from jaxattn.study.config import ExactFlow, LogDescent, OneStep, Phase, Sweep
+from jaxattn.study.config import ExactFlow, LogDescent, OneStep, Sweep
 from jaxattn.study.corpora import Loaded
+from jaxattn.study.devices import dealt, over_lanes
+from jaxattn.study.groups import Numbers, put
 from jaxattn.study.probes import Corpora, measure, probe_steps, token_columns
 from jaxattn.theory import one_step_error
 
 
 class Program(NamedTuple):
-    """The compiled functions of a phase; states and results have a leading seed axis.
+    """The compiled functions of a phase; all arrays have a leading lane axis, but for shared corpora.
 
-    A state holds at least `params` and `failed_at`, the step at which each seed failed or -1.
+    A state holds at least `params` and `failed_at`, the step at which each lane failed or -1.
 
     Attributes:
         steps: length of the phase.
         probe_steps: steps to measure at, 0 and `steps` among them.
-        init: (params, corpora) -> state.
-        advance: (state, corpora, k) -> state after k more steps; the given state is consumed.
+        init: (params, corpora, numbers) -> state.
+        advance: (state, corpora, numbers, k) -> state after k more steps; the given state is consumed.
         measure: (state, corpora) -> metrics.
         query: state -> p in its full precision.
-        law: (params before, params after, corpora) -> distance to the one-step law, None if no such phase.
+        law: (params before, params after, corpora, numbers) -> distance to the one-step law, None if no
+            such phase.
         tokens: (params, corpora) -> columns of the token table.
-        failure: what it means that a seed failed.
+        failure: what it means that a lane failed.
     """
 
     steps: int
@@ -48,28 +51,30 @@ class Program(NamedTuple):
     failure: str
 
 
-def init_params(sweep: Sweep, corpus: Corpus, keys: Array) -> Any:
-    """Draw the initial parameters of every seed."""
+def init_params(sweep: Sweep, corpus: Corpus, keys: Array, numbers: Numbers) -> Any:
+    """Draw the initial parameters of every lane; tokens that a lane does not use have rows of zeros."""
 
-    def one(key: Array) -> Any:
-        return one_layer.init(
+    def one(key: Array, numbers: Numbers) -> Any:
+        params = one_layer.init(
             key,
             vocab_size=corpus.vocab_size,
             dim=sweep.model.dim,
             num_classes=corpus.num_classes,
             dtype=jnp.dtype(sweep.dtype),
         )
+        used = numbers.get(("data", "vocab_size"), corpus.vocab_size)
+        return params.replace(E=jnp.where(jnp.arange(corpus.vocab_size)[:, None] < used, params.E, 0))
 
-    return jax.jit(jax.vmap(one))(keys)
+    return jax.jit(over_lanes(one, (0, 0)))(keys, numbers)
 
 
-def program(sweep: Sweep, phase: Phase, loaded: Loaded) -> Program:
+def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
     """Make the compiled functions of a phase for the given corpora.
 
     Args:
-        sweep: the cell's config.
-        phase: one of its phases.
-        loaded: corpora, shared by the seeds or one for each.
+        sweep: what the cells of a group have in common.
+        index: which of its phases.
+        loaded: corpora, shared by the lanes or one for each.
 
     Returns:
         The program; nothing is compiled before its first call.
@@ -77,53 +82,59 @@ def program(sweep: Sweep, phase: Phase, loaded: Loaded) -> Program:
     Raises:
         InputError: a phase that cannot run on these corpora.
     """
+    phase = sweep.phases[index]
     classes = loaded.corpora.train.num_classes
     if isinstance(phase, ExactFlow | LogDescent) and classes != 2:
         raise InputError(
             f"phases.{phase.name}: {classes} classes, but this is the flow of the logistic loss of two; "
             "use kind = 'descent'"
         )
-    lift = partial(over_seeds, loaded=loaded)
-    probe = jax.jit(lift(partial(measure, train=phase.train, settings=sweep.probes)))
-    tokens = jax.jit(lift(token_columns))
+    on_corpora = None if loaded.shared else 0
+    probe = over_corpora(partial(measure, train=phase.train, settings=sweep.probes), loaded, (0, on_corpora))
+    tokens = jax.jit(over_corpora(token_columns, loaded, (0, on_corpora)))
     if isinstance(phase, ExactFlow):
+        deal = partial(dealt, in_axes=(0, on_corpora))
         return Program(
             steps=phase.steps,
             probe_steps=list(range(phase.points)),
-            init=partial(flow.init, phase),
-            advance=flow.advance,
-            measure=lambda state, corpora: probe(state.params, corpora) | flow.measure(state),
-            query=flow.query,
+            init=jax.jit(lambda params, corpora, _: deal(partial(flow.init, phase))(params, corpora)),
+            advance=jax.jit(lambda state, corpora, _, rows: dealt(flow.advance, (0, None))(state, rows)),
+            measure=jax.jit(
+                lambda state, corpora: probe(state.params, corpora) | dealt(flow.measure, (0,))(state)
+            ),
+            query=jax.jit(dealt(flow.query, (0,))),
             law=None,
             tokens=tokens,
             failure="the flow met NaN or a step too short to represent",
         )
-    algorithm = as_descent(phase)
+    place = f"phases.{index}"
 
-    def advance(state: Any, corpora: Corpora, steps: Array) -> Any:
-        return lift(lambda s, c: run(algorithm, s, c.train, steps))(state, corpora)
+    def init(params: Any, numbers: Numbers) -> Any:
+        return as_descent(put(phase, place, numbers)).init(params)
 
-    def law(params: tuple[Any, Any], corpora: Corpora) -> Array:
-        before, after = params
-        return one_step_error((after.E - before.E) @ before.v, corpora.train, phase.step_size)
+    def advance(state: Any, corpora: Corpora, numbers: Numbers, steps: Array) -> Any:
+        return run(as_descent(put(phase, place, numbers)), state, corpora.train, steps)
+
+    def law(before: Any, after: Any, corpora: Corpora, numbers: Numbers) -> Array:
+        moved = (after.E - before.E) @ before.v
+        return one_step_error(moved, corpora.train, put(phase, place, numbers).step_size)
 
     follows_law = isinstance(phase, OneStep) and phase.train == ("E",)
-    init = jax.jit(jax.vmap(algorithm.init))
     return Program(
         steps=(steps := 1 if isinstance(phase, OneStep) else phase.steps),
         probe_steps=probe_steps(steps, sweep.probes.per_decade),
-        init=lambda params, corpora: init(params),
-        advance=jax.jit(advance, donate_argnums=0),
-        measure=lambda state, corpora: probe(state.params, corpora) | {"evaluations": state.step},
+        init=jax.jit(lambda params, corpora, numbers: over_lanes(init, (0, 0))(params, numbers)),
+        advance=jax.jit(over_corpora(advance, loaded, (0, on_corpora, 0, None)), donate_argnums=0),
+        measure=jax.jit(lambda state, corpora: probe(state.params, corpora) | {"evaluations": state.step}),
         query=lambda state: state.params.p,
-        law=jax.jit(lift(law)) if follows_law else None,
+        law=jax.jit(over_corpora(law, loaded, (0, 0, on_corpora, 0))) if follows_law else None,
         tokens=tokens,
         failure="loss or gradient is not finite",
     )
 
 
 def as_descent(phase: config.OneStep | config.LogDescent | config.Descent) -> Descent:
-    """Turn a phase into a descent; one step is a descent of one step."""
+    """Turn a phase, whose numbers may be traced, into a descent; one step is a descent of one step."""
     match phase:
         case OneStep():
             return descent(optimizer("sgd", phase.step_size), train=phase.train)
@@ -145,19 +156,28 @@ def as_descent(phase: config.OneStep | config.LogDescent | config.Descent) -> De
     return descent(made, train=phase.train)
 
 
-def over_seeds(function: Callable[[Any, Corpora], Any], loaded: Loaded) -> Callable[[Any, Corpora], Any]:
-    """Lift `function(state, corpora)` to states with a leading seed axis, in one compiled program.
+def over_corpora(
+    function: Callable[..., Any], loaded: Loaded, in_axes: Sequence[int | None]
+) -> Callable[..., Any]:
+    """Lift a function of one lane to all lanes; see `over_lanes`.
 
-    Seeds of small corpora are vmapped. On a large shared corpus they take turns: vmap would turn
+    Lanes of small corpora are vmapped. On a large shared corpus they take turns: vmap would turn
     attention's choice of the cheap path into a selection that computes both.
     """
     if not (loaded.shared and loaded.corpora.train.bags.index.size >= LARGE):
-        return jax.vmap(function, in_axes=(0, None if loaded.shared else 0))
+        return over_lanes(function, in_axes)
 
-    def in_turn(state: Any, corpora: Corpora) -> Any:
-        if jax.tree.leaves(state)[0].shape[0] == 1:
-            only = function(jax.tree.map(lambda x: x[0], state), corpora)
-            return jax.tree.map(lambda x: x[None], only)
-        return jax.lax.map(lambda s: function(s, corpora), state)
+    def in_turn(*arguments: Any) -> Any:
+        own = tuple(x for x, axis in zip(arguments, in_axes, strict=True) if axis == 0)
 
-    return in_turn
+        def one(lane: tuple[Any, ...]) -> Any:
+            each = iter(lane)
+            return function(
+                *(next(each) if axis == 0 else x for x, axis in zip(arguments, in_axes, strict=True))
+            )
+
+        if jax.tree.leaves(own)[0].shape[0] == 1:
+            return jax.tree.map(lambda x: x[None], one(jax.tree.map(lambda x: x[0], own)))
+        return jax.lax.map(one, own)
+
+    return dealt(in_turn, in_axes)

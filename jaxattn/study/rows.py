@@ -10,21 +10,22 @@ from jaxattn.study.units import Unit
 
 
 def rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) -> pd.DataFrame:
-    """Lay out metrics of a probe, (S,) or (S, bins), in long form."""
+    """Lay out metrics of a probe, (L,) or (L, bins), in long form."""
+    lanes = unit.lanes
     columns = {}
-    for name, values in measured.items():
+    for name, values in ((name, values[: len(lanes)]) for name, values in measured.items()):
         if values.ndim == 1:
             columns[name] = values
         else:
             columns |= {f"{name}_{number:02d}": values[:, number] for number in range(values.shape[1])}
-    metrics, seeds = len(columns), len(unit.seeds)
+    metrics = len(columns)
     return pd.DataFrame(
         {
-            "cell": np.full(metrics * seeds, unit.cell.number, np.int32),
-            "seed": np.repeat(np.array(unit.seeds, np.int32), metrics),
+            "cell": np.repeat(np.array([cell.number for cell, _ in lanes], np.int32), metrics),
+            "seed": np.repeat(np.array([seed for _, seed in lanes], np.int32), metrics),
             "phase": phase,
-            "step": np.full(metrics * seeds, step, np.int64),
-            "metric": list(columns) * seeds,
+            "step": np.full(metrics * len(lanes), step, np.int64),
+            "metric": list(columns) * len(lanes),
             "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel(),
         }
     )
@@ -33,26 +34,29 @@ def rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) -> 
 def with_best(records: pd.DataFrame) -> pd.DataFrame:
     """Add the best test accuracy so far within the phase, at every step."""
     accuracy = records[records["metric"] == "test_accuracy"]
-    best = accuracy.groupby(["seed", "phase"])["value"].cummax()
+    best = accuracy.groupby(["cell", "seed", "phase"])["value"].cummax()
     added = accuracy.assign(metric="best_test_accuracy", value=best)
     return pd.concat([records, added], ignore_index=True)
 
 
 def token_rows(columns: dict[str, np.ndarray], unit: Unit, phase: str, loaded: Loaded) -> pd.DataFrame:
-    """Lay out token columns, (S, V) or (S, V, C), with one row for each seed, token and class."""
-    seeds, vocab_size, classes = columns["Ev"].shape
-    shape = (seeds, vocab_size, classes)
+    """Lay out token columns, (L, V) or (L, V, C), with one row for each lane, token of its own and class."""
+    lanes = unit.lanes
+    _, vocab_size, classes = columns["Ev"].shape
+    shape = (len(lanes), vocab_size, classes)
+    ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
+    used = np.array([getattr(cell.config.data, "vocab_size", vocab_size) for cell, _ in lanes])
+    own = np.broadcast_to(ids < used[:, None, None], shape)
 
     def spread(x: np.ndarray) -> np.ndarray:
         x = x[..., None] if x.ndim < 3 else x
-        return np.broadcast_to(x, shape).ravel()
+        return np.broadcast_to(x[: len(lanes)], shape)[own]
 
-    ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
     first_class = 1 if classes == 1 else 0
     return pd.DataFrame(
         {
-            "cell": np.full(np.prod(shape), unit.cell.number, np.int32),
-            "seed": spread(np.array(unit.seeds, np.int32)[:, None, None]),
+            "cell": spread(np.array([cell.number for cell, _ in lanes], np.int32)[:, None, None]),
+            "seed": spread(np.array([seed for _, seed in lanes], np.int32)[:, None, None]),
             "phase": phase,
             "id": spread(ids),
             "token": np.array(loaded.names, object)[spread(ids)],

@@ -8,6 +8,7 @@ import pandas as pd
 
 from jaxattn.errors import InputError
 from jaxattn.study import sweepfile, units
+from jaxattn.study.grid import Cell
 from jaxattn.study.store import Store
 
 
@@ -35,8 +36,10 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
     running = folder.is_locked()
     rows, shares = [], []
-    own = units.share(units.plan(sweep, folder.units()), tuple(manifest.get("shard", (1, 1))))
-    for number, cut in _by_cell(own).items():
+    broken = {number for entry in manifest.get("errors", []) for number in entry["cells"]}
+    planned = units.plan(sweep, folder.units(), manifest.get("widths", ()))
+    own = units.share(planned, tuple(manifest.get("shard", (1, 1))))
+    for number, (cell, cut) in sorted(_by_cell(own).items()):
         done = [folder.is_marked(unit.name) for unit in cut]
         begun = [latest[unit.name] for unit in cut if unit.name in latest]
         now = begun[-1] if begun else None
@@ -48,8 +51,8 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
         rows.append(
             {
                 "cell": number,
-                **cut[0].cell.settings,
-                "state": _state(all(done), bool(begun), running),
+                **cell.settings,
+                "state": "failed" if number in broken else _state(all(done), bool(begun), running),
                 "done": f"{100 * sum(parts) / len(parts):.0f} %",
                 "phase": now["phase"] if now else "",
                 "step": f"{now['step']:,} of {now['steps']:,}" if now else "",
@@ -64,10 +67,11 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     return pd.DataFrame(rows), whole
 
 
-def _by_cell(every: list[units.Unit]) -> dict[int, list[units.Unit]]:
-    cells: dict[int, list[units.Unit]] = {}
+def _by_cell(every: list[units.Unit]) -> dict[int, tuple[Cell, list[units.Unit]]]:
+    cells: dict[int, tuple[Cell, list[units.Unit]]] = {}
     for unit in every:
-        cells.setdefault(unit.cell.number, []).append(unit)
+        for cell in unit.cells:
+            cells.setdefault(cell.number, (cell, []))[1].append(unit)
     return cells
 
 

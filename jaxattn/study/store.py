@@ -32,7 +32,7 @@ class Position(NamedTuple):
 
 
 class Store:
-    """A results folder of one sweep; a unit is the block of seeds of one cell that runs together."""
+    """A results folder of one sweep; a unit is a block of cells and seeds that run together."""
 
     def __init__(self, directory: Path, note: Callable[[str], None] = lambda line: None):
         """Name the folder, nothing is written yet; `note` is told of damage that was found and mended."""
@@ -81,6 +81,11 @@ class Store:
         """
         if self.manifest_path.exists():
             known = self.read_manifest()
+            if known.get("format") != manifest["format"]:
+                raise InputError(
+                    f"{self.directory}: written by another version of jaxattn; choose another folder "
+                    "with --out"
+                )
             changed = differences(known["config"], plain(sweep))
             if changed and not self.units():
                 known = manifest  # nothing was computed yet, for example since the config did not fit
@@ -171,7 +176,7 @@ class Store:
         folder = self.directory / "checkpoints" / unit
         with self._guard(folder), self._manager(folder) as manager:
             content = ocp.args.Composite(
-                state=ocp.args.StandardSave({"state": state, "trail": trail}),
+                state=ocp.args.StandardSave(jax.device_get({"state": state, "trail": trail})),
                 position=ocp.args.JsonSave(position._asdict()),
             )
             if not manager.save((manager.latest_step() or 0) + 1, args=content):
@@ -211,7 +216,7 @@ class Store:
         """
         import orbax.checkpoint as ocp
 
-        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
         both = {"state": target, "trail": trail}
         try:
@@ -246,6 +251,12 @@ class Store:
         for table in TABLES:
             (self.directory / "parts" / f"{unit}.{table}.partial.parquet").unlink(missing_ok=True)
 
+    def forget(self, unit: str) -> None:
+        """Forget what is known of a unit, so that it starts anew."""
+        with self._guard(self._mark(unit)):
+            self._mark(unit).unlink(missing_ok=True)
+            shutil.rmtree(self.directory / "checkpoints" / unit, ignore_errors=True)
+
     def is_finished(self, unit: str) -> bool:
         """Tell whether a unit's tables are there and whole; damaged ones are set aside."""
         if not self._mark(unit).exists():
@@ -273,8 +284,8 @@ class Store:
 
     def units(self) -> list[str]:
         """Name the units that were finished or begun in this folder."""
-        finished = {path.stem for path in (self.directory / "parts").glob("cell-*-seeds-*-*.json")}
-        begun = {path.name for path in (self.directory / "checkpoints").glob("cell-*-seeds-*-*")}
+        finished = {path.stem for path in (self.directory / "parts").glob("cells-*-seeds-*-*.json")}
+        begun = {path.name for path in (self.directory / "checkpoints").glob("cells-*-seeds-*-*")}
         return sorted(finished | begun)
 
     def is_merged(self, manifest: dict[str, Any]) -> bool:
@@ -315,7 +326,20 @@ class Store:
     def _manager(self, folder: Path) -> Iterator[Any]:
         import orbax.checkpoint as ocp
 
-        options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True, enable_async_checkpointing=False)
+        # A process among many writes a folder of its own, and waits for no other.
+        here = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
+        )
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=1,
+            create=False,
+            enable_async_checkpointing=False,
+            multiprocessing_options=alone
+            if jax.process_count() > 1
+            else ocp.options.MultiprocessingOptions(),
+        )
+        folder.mkdir(parents=True, exist_ok=True)
         manager = ocp.CheckpointManager(folder, options=options)
         try:
             yield manager

@@ -13,7 +13,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.errors import InputError
-from jaxattn.study import corpora, program, run, sweepfile
+from jaxattn.study import corpora, execute, program, run, sweepfile
 from jaxattn.study.limit import AT_END, AT_PROBES
 from jaxattn.study.progress import Reporter
 
@@ -95,7 +95,7 @@ def test_a_first_order_method_is_a_phase_like_any_other(tmp_path, x64):
 @pytest.mark.parametrize("calls", [2, 4])
 def test_a_stopped_flow_continues_to_bit_identical_tables(finished, tmp_path, monkeypatch, calls):
     count = 0
-    timed = run._Pace.timed
+    timed = execute._Pace.timed
 
     def stopping(self, *arguments):
         nonlocal count
@@ -105,8 +105,8 @@ def test_a_stopped_flow_continues_to_bit_identical_tables(finished, tmp_path, mo
         return timed(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run._Pace, "timed", stopping)
-        with pytest.raises(run.Interrupted):
+        patch.setattr(execute._Pace, "timed", stopping)
+        with pytest.raises(execute.Interrupted):
             go(tmp_path / "flow")
     go(tmp_path / "flow")
     for name in ("records", "tokens"):
@@ -121,7 +121,7 @@ def test_a_seed_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch, 
         params = original(*arguments)
         return params.replace(p=params.p.at[1].set(jnp.nan))
 
-    monkeypatch.setattr(run, "init_params", poisoned)
+    monkeypatch.setattr(execute, "init_params", poisoned)
     outcome = go(tmp_path / "flow", phases=tree()["phases"][1:])
     (failure,) = outcome.failures
     assert (failure["seed"], failure["phase"], failure["step"]) == (1, "query", 0)

@@ -190,7 +190,7 @@ def test_seeds_are_topped_up_without_touching_what_is_there(tmp_path):
 def test_gaps_between_seeds_make_units_of_their_own():
     sweep = sweepfile.check(tree(seeds=[0, 1, 2, 5, 6, 9], chunk=2))
     assert [list(unit.seeds) for unit in units.plan(sweep)] == [[0, 1], [2], [5, 6], [9]]
-    known = ["cell-00000-seeds-00001-00005"]
+    known = ["cells-00000-00000-seeds-00001-00005"]
     assert [list(u.seeds) for u in units.plan(sweep, known)] == [[0], [1, 2, 3, 4, 5], [6], [9]]
 
 

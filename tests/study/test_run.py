@@ -12,7 +12,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.errors import InputError, RunError
-from jaxattn.study import corpora, program, run, store, sweepfile, units
+from jaxattn.study import corpora, execute, program, run, store, sweepfile, units
 from jaxattn.study.progress import Reporter
 
 
@@ -89,7 +89,7 @@ def test_best_test_accuracy_is_the_running_maximum_of_each_seed_and_phase(finish
 
 def test_a_finished_run_is_not_run_again(finished, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in finished.glob("*.parquet")}
-    monkeypatch.setattr(run, "_run_unit", None)
+    monkeypatch.setattr(run, "execute", None)
     assert go(finished).already_finished
     assert before == {path: path.stat().st_mtime_ns for path in finished.glob("*.parquet")}
 
@@ -99,7 +99,7 @@ def test_manifest_tells_where_the_numbers_come_from(finished):
     assert manifest["status"] == "finished"
     assert manifest["config"]["model"]["dim"] == 16
     assert manifest["versions"]["jax"] == jax.__version__
-    assert manifest["chunk_width"] == 2
+    assert manifest["widths"] == [2]
     assert manifest["wall_time_s"] > 0
     assert len(manifest["config_hash"]) == 16
 
@@ -108,7 +108,7 @@ def test_manifest_tells_where_the_numbers_come_from(finished):
 def test_a_stopped_run_continues_to_bit_identical_tables(finished, tmp_path, monkeypatch, calls):
     """Ask to stop after some calls into the device, then run the same command again."""
     count = 0
-    timed = run._Pace.timed
+    timed = execute._Pace.timed
 
     def stopping(self, *arguments):
         nonlocal count
@@ -118,8 +118,8 @@ def test_a_stopped_run_continues_to_bit_identical_tables(finished, tmp_path, mon
         return timed(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run._Pace, "timed", stopping)
-        with pytest.raises(run.Interrupted):
+        patch.setattr(execute._Pace, "timed", stopping)
+        with pytest.raises(execute.Interrupted):
             go(tmp_path / "small")
     assert not (tmp_path / "small" / "records.parquet").exists()
     go(tmp_path / "small")
@@ -129,8 +129,8 @@ def test_a_stopped_run_continues_to_bit_identical_tables(finished, tmp_path, mon
 
 def test_a_run_killed_while_saving_continues_to_bit_identical_tables(finished, tmp_path, monkeypatch):
     """Tables are written before the checkpoint: die in between, when the tables are ahead of it."""
-    monkeypatch.setattr(run, "CHECKPOINT_EVERY_S", 0.0)
-    monkeypatch.setattr(run, "BLOCK_S", 0.0)
+    monkeypatch.setattr(execute, "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(execute, "BLOCK_S", 0.0)
     saves = 0
     manager = store.Store._manager
 
@@ -157,7 +157,7 @@ def test_nan_is_named_and_the_other_seeds_go_on(tmp_path, monkeypatch):
         params = original(*arguments)
         return params.replace(p=params.p.at[1].set(jnp.nan))
 
-    monkeypatch.setattr(run, "init_params", poisoned)
+    monkeypatch.setattr(execute, "init_params", poisoned)
     outcome = go(tmp_path / "small")
     reason = "loss or gradient is not finite"
     assert outcome.failures == [{"cell": 0, "seed": 1, "phase": "embed", "step": 0, "reason": reason}]
@@ -234,9 +234,9 @@ def test_large_shared_corpora_take_turns_and_agree_with_vmapped_ones(monkeypatch
     results = []
     for large in (1 << 60, 0):
         monkeypatch.setattr(program, "LARGE", large)
-        params = program.init_params(config, shared.corpora.train, model_keys)
-        made = program.program(config, config.phases[1], shared)
-        state = made.advance(made.init(params, shared.corpora), shared.corpora, jnp.int32(7))
+        params = program.init_params(config, shared.corpora.train, model_keys, {})
+        made = program.program(config, 1, shared)
+        state = made.advance(made.init(params, shared.corpora, {}), shared.corpora, {}, jnp.int32(7))
         results.append((state.params.p, made.measure(state, shared.corpora)["loss"]))
     for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

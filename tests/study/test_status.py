@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxattn.errors import InputError
-from jaxattn.study import doctor, run, sweepfile
+from jaxattn.study import doctor, execute, run, sweepfile
 from jaxattn.study.progress import Reporter
 from jaxattn.study.status import status
 from jaxattn.study.store import Store
@@ -25,7 +25,7 @@ def go(directory, **changes):
 @pytest.fixture
 def stopped(tmp_path, monkeypatch):
     """A sweep of two cells, one unit per seed, stopped in the second unit."""
-    timed = run._Pace.timed
+    timed = execute._Pace.timed
     calls = 0
 
     def stopping(self, *arguments):
@@ -36,8 +36,8 @@ def stopped(tmp_path, monkeypatch):
         return timed(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run._Pace, "timed", stopping)
-        with pytest.raises(run.Interrupted):
+        patch.setattr(execute._Pace, "timed", stopping)
+        with pytest.raises(execute.Interrupted):
             go(tmp_path / "small", chunk=1, axes={"phases.query.steps": [20, 30]})
     return tmp_path / "small"
 
@@ -64,7 +64,7 @@ def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch):
         params = original(*arguments)
         return params.replace(p=params.p.at[1].set(np.nan))
 
-    monkeypatch.setattr(run, "init_params", poisoned)
+    monkeypatch.setattr(execute, "init_params", poisoned)
     go(tmp_path / "small")
     table, whole = status(tmp_path / "small")
     assert table["state"].tolist() == ["finished"]

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.errors import InputError, RunError
-from jaxattn.study import run, store, sweepfile
+from jaxattn.study import execute, run, store, sweepfile
 from jaxattn.study.progress import Reporter
 
 SMALL = Path(__file__).with_name("small.toml")
@@ -23,15 +23,15 @@ KILLS = 20
 CHILD = """
 import sys
 from pathlib import Path
-from jaxattn.study import run, sweepfile
+from jaxattn.study import execute, run, sweepfile
 from jaxattn.study.progress import Reporter
-run.CHECKPOINT_EVERY_S = run.BLOCK_S = 0.0
-timed = run._Pace.timed
+execute.CHECKPOINT_EVERY_S = execute.BLOCK_S = 0.0
+timed = execute._Pace.timed
 def telling(self, *arguments):
     result = timed(self, *arguments)
     print("step", flush=True)
     return result
-run._Pace.timed = telling
+execute._Pace.timed = telling
 sweep = sweepfile.load(Path(sys.argv[1]), ["chunk=1", "phases.query.steps=60", "probes.per_decade=2"])
 with Reporter(quiet=True) as reporter:
     run.run_sweep(sweep, Path(sys.argv[2]), command="test", reporter=reporter)
@@ -112,24 +112,24 @@ def test_a_run_killed_at_random_moments_ends_with_bit_identical_tables(tmp_path)
 @pytest.mark.parametrize("table", ["records", "tokens"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
 def test_a_damaged_part_is_named_set_aside_and_computed_again(copy, whole, table, damage):
-    path = copy / "parts" / f"cell-00000-seeds-00001-00001.{table}.parquet"
+    path = copy / "parts" / f"cells-00000-00000-seeds-00001-00001.{table}.parquet"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.unlink()
     if damage != "missing":
         path.write_bytes(content[:-20] if damage == "truncated" else content)
-    other = copy / "parts" / f"cell-00000-seeds-00000-00000.{table}.parquet"
+    other = copy / "parts" / f"cells-00000-00000-seeds-00000-00000.{table}.parquet"
     before = other.stat().st_mtime_ns
     outcome, lines = go(copy, chunk=1)
     assert not outcome.already_finished
-    assert any("cell-00000-seeds-00001-00001" in line and table in line for line in lines)
+    assert any("cells-00000-00000-seeds-00001-00001" in line and table in line for line in lines)
     assert path.with_name(path.name + ".damaged").exists() == (damage != "missing")
     assert other.stat().st_mtime_ns == before
     assert_equal(copy, whole)
 
 
 def test_a_damaged_mark_or_merged_table_is_mended(copy, whole):
-    (copy / "parts" / "cell-00000-seeds-00000-00000.json").write_text("{")
+    (copy / "parts" / "cells-00000-00000-seeds-00000-00000.json").write_text("{")
     assert not go(copy, chunk=1)[0].already_finished
     assert_equal(copy, whole)
     (copy / "records.parquet").write_bytes(b"PAR1")
@@ -141,7 +141,7 @@ def test_a_damaged_mark_or_merged_table_is_mended(copy, whole):
 @pytest.mark.parametrize("victim", ["state", "position", "table"])
 def test_a_damaged_checkpoint_is_set_aside_and_its_unit_starts_anew(tmp_path, monkeypatch, victim):
     count = 0
-    timed = run._Pace.timed
+    timed = execute._Pace.timed
 
     def stopping(self, *arguments):
         nonlocal count
@@ -151,8 +151,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_unit_starts_anew(tmp_path, mo
         return timed(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run._Pace, "timed", stopping)
-        with pytest.raises(run.Interrupted):
+        patch.setattr(execute._Pace, "timed", stopping)
+        with pytest.raises(execute.Interrupted):
             go(tmp_path / "small")
     (unit,) = (tmp_path / "small" / "checkpoints").iterdir()
     if victim == "table":
