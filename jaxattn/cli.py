@@ -70,13 +70,14 @@ def run(
             cluster tells with auto, else give where process 0 listens, N, and which one this is from 0.
     """
     from jaxattn.analysis import report as pages
-    from jaxattn.study import hosts
+    from jaxattn.study import devices, hosts
     from jaxattn.study import run as study
     from jaxattn.study.execute import Interrupted
     from jaxattn.study.progress import Reporter
 
     checked = _load(sweep, overrides, axes, seeds)
     _keep_compiled()
+    devices.use_all_cores()
     which, memory = _shard(shard), _bytes(max_memory)
     if distributed is not None:
         which = hosts.join(distributed)
@@ -402,10 +403,12 @@ def plan(
 
     Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
     """
+    from jaxattn.study import devices
     from jaxattn.study.overview import overview
 
     checked = _load(sweep, overrides, axes, seeds)
     _keep_compiled()
+    devices.use_all_cores()
     directory = out or Path("results") / checked.name
     tables, whole = overview(checked, directory, _bytes(max_memory))
     _print_table("Cells", tables[0])

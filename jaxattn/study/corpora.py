@@ -48,7 +48,7 @@ def load(config: Data, keys: Array, progress: Progress, numbers: Numbers | None 
         return Loaded(drawn, False, [str(s) for s in range(config.vocab_size)])
     loaded = text.load(config, progress=progress)
     corpora = Corpora(loaded.train, loaded.test, jax.jit(token_statistics)(loaded.train))
-    return Loaded(devices.place(corpora, shared=True), True, loaded.vocabulary.tokens)
+    return Loaded(corpora, True, loaded.vocabulary.tokens)
 
 
 def is_text(config: Data) -> bool:

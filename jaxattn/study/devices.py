@@ -1,5 +1,12 @@
-"""All local devices: lanes are dealt out evenly, every device runs its own, and none waits for another."""
+"""The whole machine: lanes are dealt out over its devices, and every device works on its own ones.
 
+On an accelerator the lanes of a device are vmapped. On a CPU every core counts as a device, and takes as few
+lanes at a time as its cache holds: a lane's arrays then stay there for many steps. Lanes that share a large
+corpus are one batch in either case, since they share its products with counts.
+"""
+
+import math
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -8,45 +15,117 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+CACHE = 2**20
 
-def over_lanes(function: Callable[..., Any], in_axes: Sequence[int | None]) -> Callable[..., Any]:
+
+def use_all_cores() -> None:
+    """Let every core of a CPU count as a device; without effect once JAX has begun to work."""
+    try:
+        if jax.config.jax_num_cpu_devices < 0:
+            jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    except RuntimeError:
+        pass
+
+
+def over_lanes(
+    function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool = False
+) -> Callable[..., Any]:
     """Lift a function of one lane to lanes on a leading axis, dealt out over the local devices.
 
     Args:
         function: pure function of one lane.
         in_axes: for every argument 0 if each lane has its own, None if all lanes share it.
+        shared: whether lanes share a corpus.
 
     Returns:
-        The function of all lanes; their number is a multiple of the number of devices.
+        The function of all lanes; their number is one that `fill` leaves as it is.
     """
-    return dealt(jax.vmap(function, in_axes=tuple(in_axes)), in_axes)
+    every = jax.vmap(function, in_axes=tuple(in_axes))
+    if shared or not _on_cpu():
+        return dealt(every, in_axes, shared)
+
+    def few_at_a_time(*arguments: Any) -> Any:
+        own = _own(arguments, in_axes)
+        lanes = jax.tree.leaves(own)[0].shape[0]
+        if (few := together(_bytes(own) // lanes)) >= lanes:
+            return every(*arguments)
+
+        def one(lane: tuple[Any, ...]) -> Any:
+            each = iter(lane)
+            return function(
+                *(x if axis is None else next(each) for x, axis in zip(arguments, in_axes, strict=True))
+            )
+
+        return jax.lax.map(one, own, batch_size=few if few > 1 else None)
+
+    return dealt(few_at_a_time, in_axes)
 
 
-def dealt(function: Callable[..., Any], in_axes: Sequence[int | None]) -> Callable[..., Any]:
+def dealt(
+    function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool = False
+) -> Callable[..., Any]:
     """Deal the lanes of a function that takes many at once out over the local devices; see `over_lanes`."""
-    if (mesh := _mesh()) is None:
-        return function
     specs = tuple(P() if axis is None else P("lanes") for axis in in_axes)
-    # Every device runs its own loops to its own ends. Nothing is reduced over lanes, so nothing need be
-    # tracked as replicated; tracking would sum gradients of parameters made inside over lanes.
-    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("lanes"), check_vma=False)
+
+    def call(*arguments: Any) -> Any:
+        lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
+        if (mesh := _mesh(lanes, shared)) is None:
+            return function(*arguments)
+        # Every device runs its own loops to its own ends. Nothing is reduced over lanes, so nothing need be
+        # tracked as replicated; tracking would sum gradients of parameters made inside over lanes.
+        every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("lanes"), check_vma=False)
+        return every(*arguments)
+
+    return call
+
+
+def fill(lanes: Sequence[Any], shared: bool) -> list[Any]:
+    """Repeat the last lane until every device that is used has as many."""
+    number, each = _shape(len(lanes), shared)
+    return [*lanes, *[lanes[-1]] * (number * each - len(lanes))]
 
 
 def place(tree: Any, shared: bool) -> Any:
-    """Put arrays where they are needed: on every device if shared, else each lane's on its own."""
-    if (mesh := _mesh()) is None:
-        return tree
-    return jax.device_put(tree, NamedSharding(mesh, P() if shared else P("lanes")))
+    """Put arrays with a leading lane axis where their lanes run."""
+    mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
+    return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, P("lanes")))
 
 
-def fill(lanes: Sequence[Any]) -> list[Any]:
-    """Repeat the last lane until every device has as many."""
-    return [*lanes, *[lanes[-1]] * (-len(lanes) % len(jax.local_devices()))]
+def together(bytes_per_lane: int) -> int:
+    """Tell how many lanes of a size a core of a CPU takes at a time."""
+    return max(1, CACHE // max(bytes_per_lane, 1))
+
+
+def number(shared: bool) -> int:
+    """Count the devices that lanes are dealt out over; those that share a corpus use all cores of a CPU as one."""
+    return 1 if shared and _on_cpu() else len(jax.local_devices())
+
+
+def _shape(lanes: int, shared: bool) -> tuple[int, int]:
+    """How many devices are used, and how many lanes each of them has."""
+    each = math.ceil(lanes / number(shared))
+    return math.ceil(lanes / each), each
+
+
+def _mesh(lanes: int, shared: bool) -> Mesh | None:
+    used, each = _shape(lanes, shared)
+    if used * each != lanes:
+        raise ValueError(f"{lanes} lanes are not what fill makes for {used} devices")
+    return None if used == 1 else _mesh_of(used)
 
 
 @cache
-def _mesh() -> Mesh | None:
-    devices = jax.local_devices()
-    if len(devices) == 1:
-        return None
-    return jax.make_mesh((len(devices),), ("lanes",), axis_types=(AxisType.Auto,), devices=devices)
+def _mesh_of(used: int) -> Mesh:
+    return jax.make_mesh((used,), ("lanes",), axis_types=(AxisType.Auto,), devices=jax.local_devices()[:used])
+
+
+def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, ...]:
+    return tuple(x for x, axis in zip(arguments, in_axes, strict=True) if axis is not None)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"

@@ -88,11 +88,12 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
         RunError: the folder cannot be written.
     """
     settings = unit.group.config
-    lanes = devices.fill(unit.lanes)
+    shared = corpora.is_text(settings.data)
+    lanes = devices.fill(unit.lanes, shared)
     data_keys, model_keys = corpora.seed_keys([seed for _, seed in lanes])
     numbers = unit.group.numbers([cell for cell, _ in lanes])
     loaded = bench.load(unit, data_keys, numbers)
-    params = init_params(settings, loaded.corpora.train, model_keys, numbers)
+    params = init_params(settings, loaded, model_keys, numbers)
     position, records, tokens = folder.resume(unit.name)
     if position:
         records, tokens = (_until(table, position, settings.phases) for table in (records, tokens))
@@ -108,7 +109,7 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
             restored = folder.restore(unit.name, like, trail)
             if restored is None:
                 return execute(unit, bench, folder, watch)
-            state, trail = devices.place(restored[0], shared=False), restored[1]
+            state, trail = devices.place(restored[0], shared), restored[1]
             done, upcoming = position.step, [step for step in made.probe_steps if step > position.step]
         else:
             state, done, upcoming = made.init(params, loaded.corpora, numbers), 0, made.probe_steps

@@ -38,7 +38,8 @@ def against_limit(trail: np.ndarray, E: Any, loaded: Loaded) -> tuple[Metrics, M
         last selection relative to the largest one. What the max-margin problem says, (S,) each. NaN where
         no direction separates the selection.
     """
-    corpus = loaded.corpora.train
+    # On one device: the solver is not written for arrays that lie on several.
+    E, corpus = jax.device_get((E, loaded.corpora.train))
     with jax.enable_x64(True):
         E = jnp.asarray(E, jnp.float64)
         if loaded.shared and corpus.bags.index.size >= LARGE:

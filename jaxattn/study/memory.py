@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxattn.errors import InputError
-from jaxattn.study import corpora
+from jaxattn.study import corpora, devices
+from jaxattn.study.config import ExactFlow
 from jaxattn.study.corpora import Loaded
 from jaxattn.study.groups import Group
 from jaxattn.study.program import init_params, program
@@ -19,19 +20,26 @@ CERTAIN = 12
 
 
 class Memory(NamedTuple):
-    """What a device needs at its largest moment, in bytes: `base + lanes · per_lane`."""
+    """What a device needs at its largest moment, in bytes: `base + lanes · per_lane`.
+
+    Attributes:
+        base: what does not depend on the lanes.
+        per_lane: what every lane of the device adds.
+        devices: how many devices share the lanes.
+    """
 
     base: int
     per_lane: int
+    devices: int
 
     def of(self, lanes: int) -> int:
         """Predict the memory of some lanes together; several devices share them."""
-        return self.base + math.ceil(lanes / len(jax.local_devices())) * self.per_lane
+        return self.base + math.ceil(lanes / self.devices) * self.per_lane
 
     def fits(self, budget: int) -> int:
         """Tell how many lanes fit in so many bytes on every device."""
         each = (budget - self.base) // max(self.per_lane, 1)
-        return max(0, each) * len(jax.local_devices())
+        return max(0, each) * self.devices
 
 
 def width(group: Group, seeds: int, budget: int) -> int:
@@ -50,11 +58,9 @@ def width(group: Group, seeds: int, budget: int) -> int:
     Raises:
         InputError: one lane alone does not fit; says how much it needs.
     """
-    lanes, devices = len(group.cells) * seeds, len(jax.local_devices())
-    loaded = abstract(group, devices)
-    held = _size(loaded.corpora) if loaded.shared else 0
-    own = _size(_params(group, loaded, devices)) + (0 if loaded.shared else _size(loaded.corpora))
-    if held + CERTAIN * own // devices * math.ceil(lanes / devices) <= budget:
+    lanes, used = len(group.cells) * seeds, devices.number(corpora.is_text(group.config.data))
+    held, own = _sizes(group)
+    if held + CERTAIN * own * math.ceil(lanes / used) <= budget:
         return lanes
     memory = predict(group)
     if (fitting := memory.fits(budget)) == 0:
@@ -69,8 +75,8 @@ def width(group: Group, seeds: int, budget: int) -> int:
 def predict(group: Group) -> Memory:
     """Predict the memory of a group: it is linear in the lanes that run together.
 
-    Every phase is compiled, not run, for four lanes a device and for eight, and XLA tells what the programs
-    need. Fewer would not do: with one or two lanes other buffers are shared than with many.
+    Every phase is compiled, not run, for some lanes on every device and for twice as many, and XLA tells what
+    the programs need. A few would not do: other buffers are shared then than with many.
 
     Args:
         group: cells that share a program.
@@ -81,9 +87,10 @@ def predict(group: Group) -> Memory:
     Raises:
         InputError: sizes that do not fit, texts that cannot be read.
     """
-    devices = len(jax.local_devices())
-    four, eight = peak(group, 4 * devices), peak(group, 8 * devices)
-    return Memory(base=max(0, 2 * four - eight), per_lane=max(eight - four, 0) // 4)
+    used = devices.number(corpora.is_text(group.config.data))
+    some = 4 * devices.together(_sizes(group)[1])
+    few, many = peak(group, used * some), peak(group, used * 2 * some)
+    return Memory(max(0, 2 * few - many), max(many - few, 0) // some, used)
 
 
 def peak(group: Group, lanes: int) -> int:
@@ -100,9 +107,11 @@ def peak(group: Group, lanes: int) -> int:
         for index in range(len(sweep.phases)):
             made = program(sweep, index, loaded)
             state = jax.eval_shape(made.init, params, loaded.corpora, numbers)
-            # The exact flow does its work when it is set up, descents when they advance.
-            peaks.append(_bytes(made.init, params, loaded.corpora, numbers))
-            peaks.append(_bytes(made.advance, state, loaded.corpora, numbers, step))
+            # The exact flow is float64 in every study.
+            with jax.enable_x64(isinstance(sweep.phases[index], ExactFlow) or sweep.dtype == "float64"):
+                # It does its work when it is set up, descents when they advance.
+                peaks.append(_bytes(made.init, params, loaded.corpora, numbers))
+                peaks.append(_bytes(made.advance, state, loaded.corpora, numbers, step))
             params = state.params
     return max(peaks)
 
@@ -121,7 +130,7 @@ def default_budget() -> int:
 def abstract(group: Group, lanes: int) -> Loaded:
     """Shapes of the corpora of some lanes; texts are read."""
     if corpora.is_text(group.config.data):
-        loaded = corpora.load(group.config.data, _keys(1), _silent)
+        loaded = corpora.load(group.config.data, corpora.seed_keys([0])[0], _silent)
         shapes: Any = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loaded.corpora)
         return Loaded(shapes, True, loaded.names)
 
@@ -131,9 +140,16 @@ def abstract(group: Group, lanes: int) -> Loaded:
     return Loaded(jax.eval_shape(draw, _keys(lanes), _numbers(group, lanes)), False, [])
 
 
+def _sizes(group: Group) -> tuple[int, int]:
+    """Bytes that all lanes share, and bytes of parameters and corpora that one has for itself."""
+    loaded = abstract(group, 1)
+    own = _size(_params(group, loaded, 1))
+    return (_size(loaded.corpora), own) if loaded.shared else (0, own + _size(loaded.corpora))
+
+
 def _params(group: Group, loaded: Loaded, lanes: int) -> Any:
     return jax.eval_shape(
-        lambda keys, numbers: init_params(group.config, loaded.corpora.train, keys, numbers),
+        lambda keys, numbers: init_params(group.config, loaded, keys, numbers),
         _keys(lanes),
         _numbers(group, lanes),
     )

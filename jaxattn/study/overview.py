@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from jaxattn.study import memory, units
+from jaxattn.study import memory, pace, units
 from jaxattn.study.config import Sweep
 from jaxattn.study.groups import Group
 from jaxattn.study.run import lane_widths
@@ -22,8 +22,8 @@ def overview(sweep: Sweep, directory: Path, max_memory: int | None = None) -> tu
     Returns:
         A table of the cells: settings, group, seeds, and how many of them are done. A table of the groups,
         each of which is one compiled program for every phase: its cells, which of their numbers are lanes of
-        that program, lanes, lanes that run together, units, and the memory that a device needs. And a
-        sentence on the whole.
+        that program, lanes, lanes that run together, units, the memory that a device needs, and about how
+        long what is left will take. And a sentence on the whole.
 
     Raises:
         InputError: a cell whose sizes do not fit, or that does not fit in memory.
@@ -32,7 +32,7 @@ def overview(sweep: Sweep, directory: Path, max_memory: int | None = None) -> tu
     widths = lane_widths(sweep, folder, max_memory)
     cut = units.plan(sweep, folder.units(), widths)
     groups = {unit.group.number: unit.group for unit in cut}
-    cells, rows = [], []
+    cells, rows, seconds = [], [], 0.0
     for number, group in groups.items():
         own = [unit for unit in cut if unit.group.number == number]
         width = max(len(unit.lanes) for unit in own)
@@ -43,6 +43,10 @@ def overview(sweep: Sweep, directory: Path, max_memory: int | None = None) -> tu
             cells.append(
                 {"cell": cell.number, **cell.settings, "group": number, "done": f"{done} of {seeds}"}
             )
+        left = [unit for unit in own if not folder.is_marked(unit.name)]
+        lanes = sum(len(unit.lanes) for unit in left)
+        time = pace.seconds(group, list(left[0].seeds), lanes, len(left)) if left else 0.0
+        seconds += time
         rows.append(
             {
                 "group": number,
@@ -52,12 +56,24 @@ def overview(sweep: Sweep, directory: Path, max_memory: int | None = None) -> tu
                 "together": width,
                 "units": len(own),
                 "memory": f"{memory.predict(group).of(width) / 2**20:,.0f} MiB",
+                "time": duration(time),
             }
         )
     done = sum(folder.is_marked(unit.name) for unit in cut)
-    whole = f"{sweep.name}: {len(cells)} cells in {len(rows)} groups, {len(cut)} units, {done} of them done"
+    whole = (
+        f"{sweep.name}: {len(cells)} cells in {len(rows)} groups, {len(cut)} units, {done} of them done, "
+        f"about {duration(seconds)} left"
+    )
     tables = [pd.DataFrame(cells).sort_values("cell", ignore_index=True), pd.DataFrame(rows)]
     return tables, whole
+
+
+def duration(seconds: float) -> str:
+    """Write a time in the unit that suits it."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def name(group: Group, key: tuple[str, str]) -> str:

@@ -1,6 +1,6 @@
 """One phase of a study as compiled functions over many seeds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics import Descent, descent, log_descent, optimizer, run, schedule
 from jaxattn.errors import InputError
 from jaxattn.models import one_layer
-from jaxattn.models.attention import LARGE
 from jaxattn.study import config, flow
 from jaxattn.study.config import ExactFlow, LogDescent, OneStep, Sweep
 from jaxattn.study.corpora import Loaded
@@ -51,8 +49,9 @@ class Program(NamedTuple):
     failure: str
 
 
-def init_params(sweep: Sweep, corpus: Corpus, keys: Array, numbers: Numbers) -> Any:
+def init_params(sweep: Sweep, loaded: Loaded, keys: Array, numbers: Numbers) -> Any:
     """Draw the initial parameters of every lane; tokens that a lane does not use have rows of zeros."""
+    corpus = loaded.corpora.train
 
     def one(key: Array, numbers: Numbers) -> Any:
         params = one_layer.init(
@@ -65,7 +64,7 @@ def init_params(sweep: Sweep, corpus: Corpus, keys: Array, numbers: Numbers) -> 
         used = numbers.get(("data", "vocab_size"), corpus.vocab_size)
         return params.replace(E=jnp.where(jnp.arange(corpus.vocab_size)[:, None] < used, params.E, 0))
 
-    return jax.jit(over_lanes(one, (0, 0)))(keys, numbers)
+    return jax.jit(over_lanes(one, (0, 0), loaded.shared))(keys, numbers)
 
 
 def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
@@ -90,19 +89,20 @@ def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
             "use kind = 'descent'"
         )
     on_corpora = None if loaded.shared else 0
-    probe = over_corpora(partial(measure, train=phase.train, settings=sweep.probes), loaded, (0, on_corpora))
-    tokens = jax.jit(over_corpora(token_columns, loaded, (0, on_corpora)))
+    lift, deal = (partial(how, shared=loaded.shared) for how in (over_lanes, dealt))
+    probe = jax.jit(lift(partial(measure, train=phase.train, settings=sweep.probes), (0, on_corpora)))
+    tokens = jax.jit(lift(token_columns, (0, on_corpora)))
     if isinstance(phase, ExactFlow):
-        deal = partial(dealt, in_axes=(0, on_corpora))
+        begin = _in_float64(deal(partial(flow.init, phase), (0, on_corpora)))
+        move = _in_float64(deal(flow.advance, (0, None)))
+        look = _in_float64(deal(flow.measure, (0,)))
         return Program(
             steps=phase.steps,
             probe_steps=list(range(phase.points)),
-            init=jax.jit(lambda params, corpora, _: deal(partial(flow.init, phase))(params, corpora)),
-            advance=jax.jit(lambda state, corpora, _, rows: dealt(flow.advance, (0, None))(state, rows)),
-            measure=jax.jit(
-                lambda state, corpora: probe(state.params, corpora) | dealt(flow.measure, (0,))(state)
-            ),
-            query=jax.jit(dealt(flow.query, (0,))),
+            init=lambda params, corpora, _: begin(params, corpora),
+            advance=lambda state, corpora, _, rows: move(state, rows),
+            measure=lambda state, corpora: probe(state.params, corpora) | look(state),
+            query=_in_float64(deal(flow.query, (0,))),
             law=None,
             tokens=tokens,
             failure="the flow met NaN or a step too short to represent",
@@ -123,11 +123,11 @@ def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
     return Program(
         steps=(steps := 1 if isinstance(phase, OneStep) else phase.steps),
         probe_steps=probe_steps(steps, sweep.probes.per_decade),
-        init=jax.jit(lambda params, corpora, numbers: over_lanes(init, (0, 0))(params, numbers)),
-        advance=jax.jit(over_corpora(advance, loaded, (0, on_corpora, 0, None)), donate_argnums=0),
+        init=jax.jit(lambda params, corpora, numbers: lift(init, (0, 0))(params, numbers)),
+        advance=jax.jit(lift(advance, (0, on_corpora, 0, None)), donate_argnums=0),
         measure=jax.jit(lambda state, corpora: probe(state.params, corpora) | {"evaluations": state.step}),
         query=lambda state: state.params.p,
-        law=jax.jit(over_corpora(law, loaded, (0, 0, on_corpora, 0))) if follows_law else None,
+        law=jax.jit(lift(law, (0, 0, on_corpora, 0))) if follows_law else None,
         tokens=tokens,
         failure="loss or gradient is not finite",
     )
@@ -156,28 +156,12 @@ def as_descent(phase: config.OneStep | config.LogDescent | config.Descent) -> De
     return descent(made, train=phase.train)
 
 
-def over_corpora(
-    function: Callable[..., Any], loaded: Loaded, in_axes: Sequence[int | None]
-) -> Callable[..., Any]:
-    """Lift a function of one lane to all lanes; see `over_lanes`.
+def _in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function of the exact flow, which is float64 in every study."""
+    compiled = jax.jit(function)
 
-    Lanes of small corpora are vmapped. On a large shared corpus they take turns: vmap would turn
-    attention's choice of the cheap path into a selection that computes both.
-    """
-    if not (loaded.shared and loaded.corpora.train.bags.index.size >= LARGE):
-        return over_lanes(function, in_axes)
+    def call(*arguments: Any) -> Any:
+        with jax.enable_x64(True):
+            return compiled(*arguments)
 
-    def in_turn(*arguments: Any) -> Any:
-        own = tuple(x for x, axis in zip(arguments, in_axes, strict=True) if axis == 0)
-
-        def one(lane: tuple[Any, ...]) -> Any:
-            each = iter(lane)
-            return function(
-                *(next(each) if axis == 0 else x for x, axis in zip(arguments, in_axes, strict=True))
-            )
-
-        if jax.tree.leaves(own)[0].shape[0] == 1:
-            return jax.tree.map(lambda x: x[None], one(jax.tree.map(lambda x: x[0], own)))
-        return jax.lax.map(one, own)
-
-    return dealt(in_turn, in_axes)
+    return call

@@ -234,7 +234,7 @@ def test_large_shared_corpora_take_turns_and_agree_with_vmapped_ones(monkeypatch
     results = []
     for large in (1 << 60, 0):
         monkeypatch.setattr(program, "LARGE", large)
-        params = program.init_params(config, shared.corpora.train, model_keys, {})
+        params = program.init_params(config, shared, model_keys, {})
         made = program.program(config, 1, shared)
         state = made.advance(made.init(params, shared.corpora, {}), shared.corpora, {}, jnp.int32(7))
         results.append((state.params.p, made.measure(state, shared.corpora)["loss"]))

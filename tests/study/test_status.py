@@ -58,7 +58,7 @@ def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
 
 
 def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch):
-    original = run.init_params
+    original = execute.init_params
 
     def poisoned(*arguments):
         params = original(*arguments)

@@ -169,10 +169,15 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_unit_starts_anew(tmp_path, mo
     assert_equal(tmp_path / "small", tmp_path / "straight")
 
 
-def test_a_folder_in_which_nothing_was_computed_takes_another_config(tmp_path):
+def test_a_folder_in_which_nothing_was_computed_takes_another_config(tmp_path, monkeypatch):
     data = tomllib.loads(SMALL.read_text())["data"]
-    with pytest.raises(InputError, match="relevant"):
-        go(tmp_path / "small", data=data | {"relevant": 7})
+
+    def stopped(*_):
+        raise execute.Interrupted
+
+    with monkeypatch.context() as patch, pytest.raises(execute.Interrupted):
+        patch.setattr(run, "execute", stopped)
+        go(tmp_path / "small", data=data | {"relevant": 4})
     assert (tmp_path / "small" / "manifest.json").exists()
     assert not go(tmp_path / "small")[0].already_finished
     with pytest.raises(InputError, match="holds results of another config"):

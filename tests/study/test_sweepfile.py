@@ -1,3 +1,4 @@
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -117,7 +118,33 @@ KEYS = st.text(max_size=5)
 JUNK = st.recursive(LEAVES, lambda x: st.lists(x, max_size=2) | st.dictionaries(KEYS, x, max_size=2))
 
 
-@settings(max_examples=300, deadline=None)
+PIECES = st.sampled_from(
+    ["[", "]", "[[", "=", '"', "\n", "#", ".", ",", "{", "}", "1e999", "nan", "\0", "é", "-"]
+)
+
+
+@settings(max_examples=3_000, deadline=None)
+@given(st.data())
+def test_no_mutation_of_the_text_of_a_file_escapes_as_anything_but_one_clear_line(data):
+    """Pieces are cut out, doubled, or put in anywhere."""
+    text = SMALL + AXES
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = min(len(text), start + data.draw(st.integers(0, 30)))
+        middle = data.draw(st.sampled_from(["", text[start:end] * 2]) | PIECES | st.text(max_size=5))
+        text = text[:start] + middle + text[end:]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.toml"
+        path.write_bytes(text.encode("utf-8", "replace"))
+        message = ""
+        try:
+            sweepfile.load(path)
+        except InputError as error:
+            message = str(error)
+    assert "\n" not in message.replace(folder, "")
+
+
+@settings(max_examples=7_000, deadline=None)
 @given(st.data())
 def test_no_mutation_of_a_tree_escapes_as_anything_but_one_clear_line(data):
     mutated = tomllib.loads(SMALL) | {"axes": {"model.dim": [8]}}

@@ -1,0 +1,250 @@
+"""Many seeds of a synthetic two-phase study: against a loop over seeds, vmapped textbook code, and PyTorch.
+
+    python benchmarks/seeds_per_second.py --out results/benchmarks
+
+Every seed draws a corpus and parameters, takes one gradient step on E, then descends on p. Rows are measured
+in one process, in turn, compiled beforehand, so that their ratios hold where times drift:
+
+- jaxattn: all seeds as lanes of the programs that `jaxattn run` runs, with a probe after each phase;
+- loop, token space: a Python loop over seeds and steps around jaxattn's jitted step;
+- loop, textbook: the same loop around a jitted step of textbook code, which looks E[x] up;
+- vmap, textbook: that code under jit(vmap(scan)), in the batches of seeds that it likes best;
+- PyTorch: an nn.Embedding model, seed after seed (with the `torch` extra installed).
+
+What is slow runs a few seeds and `--slow-steps` steps of the second phase, and is scaled up to a seed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxattn as ja
+from jaxattn.study import corpora, devices, sweepfile
+from jaxattn.study.groups import groups
+from jaxattn.study.program import init_params, program
+
+SWEEP = {
+    "name": "seeds-per-second",
+    "data": {
+        "kind": "independent",
+        "vocab_size": 200,
+        "relevant": 40,
+        "length": 16,
+        "sequences": 512,
+    },
+    "model": {"kind": "one_layer", "dim": 512},
+    "phases": [
+        {"name": "embed", "kind": "one_step", "step_size": 1000.0},
+        {
+            "name": "query",
+            "kind": "descent",
+            "train": ["p"],
+            "optimizer": "sgd",
+            "step_size": 1.0,
+            "steps": 500,
+        },
+    ],
+}
+BATCHES = (1, 4, 16)
+
+
+def clock(function):
+    """Time one call of a function, results ready; seconds."""
+    begin = time.perf_counter()
+    jax.block_until_ready(function())
+    return time.perf_counter() - begin
+
+
+def ours(sweep, seeds):
+    """All seeds as lanes, as a run does it."""
+    (group,) = groups(sweepfile.cells(sweep))
+    data_keys, model_keys = corpora.seed_keys(list(range(seeds)))
+    programs = []
+
+    def whole():
+        loaded = corpora.load(group.config.data, data_keys, lambda *_: None)
+        params = init_params(group.config, loaded, model_keys, {})
+        programs.extend([] if programs else [program(group.config, index, loaded) for index in (0, 1)])
+        measured = []
+        for made in programs:
+            state = made.init(params, loaded.corpora, {})
+            state = made.advance(state, loaded.corpora, {}, jnp.int32(made.steps))
+            measured.append(made.measure(state, loaded.corpora))
+            params = state.params
+        return params, measured
+
+    return whole
+
+
+def drawn(sweep, seeds):
+    """Corpora and parameters of some seeds, outside the clock."""
+    data_keys, model_keys = corpora.seed_keys(list(range(seeds)))
+    loaded = corpora.load(sweep.data, data_keys, lambda *_: None)
+    params = init_params(sweep, loaded, model_keys, {})
+    each = [jax.tree.map(lambda x, k=k: x[k], (params, loaded.corpora.train)) for k in range(seeds)]
+    sequences = [ja.models.reference.padded_sequences(corpus) for _, corpus in each]
+    return each, [tuple(map(jnp.asarray, pair)) for pair in sequences]
+
+
+def token_loop(each, steps, embed, query):
+    """A Python loop over seeds and steps around the library's step."""
+    first = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=embed))
+    step = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=query, train=("p",)))
+
+    def whole():
+        for params, corpus in each:
+            moved = first(params, corpus)
+            for _ in range(steps):
+                moved = step(moved, corpus)
+            jax.block_until_ready(moved)
+
+    return whole
+
+
+def textbook_loss(params, ids, mask, labels):
+    logits = ja.models.reference.logits(params, ids, mask)
+    return ja.losses.logistic(logits, labels)
+
+
+def textbook_steps(embed, query):
+    def first(params, *data):
+        return params.replace(E=params.E - embed * jax.grad(textbook_loss)(params, *data).E)
+
+    def step(params, *data):
+        gradient = jax.grad(lambda p: textbook_loss(params.replace(p=p), *data))(params.p)
+        return params.replace(p=params.p - query * gradient)
+
+    return first, step
+
+
+def textbook_loop(each, sequences, steps, embed, query):
+    """The loop around textbook code."""
+    first, step = map(jax.jit, textbook_steps(embed, query))
+
+    def whole():
+        for (params, corpus), (ids, mask) in zip(each, sequences, strict=True):
+            moved = first(params, ids, mask, corpus.labels)
+            for _ in range(steps):
+                moved = step(moved, ids, mask, corpus.labels)
+            jax.block_until_ready(moved)
+
+    return whole
+
+
+def textbook_vmap(each, sequences, steps, embed, query):
+    """Textbook code for all seeds in one program."""
+    first, step = textbook_steps(embed, query)
+
+    def train(params, *data):
+        return jax.lax.fori_loop(0, steps, lambda _, x: step(x, *data), first(params, *data))
+
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *[params for params, _ in each])
+    ids, mask = (jnp.stack(x) for x in zip(*sequences, strict=True))
+    labels = jnp.stack([corpus.labels for _, corpus in each])
+    compiled = jax.jit(jax.vmap(train))
+    return lambda: compiled(stacked, ids, mask, labels)
+
+
+def torch_loop(each, sequences, steps, embed, query):
+    """PyTorch, as it is written today; None if it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    torch.set_num_threads(os.cpu_count() or 1)
+
+    def whole():
+        for (params, corpus), (ids, mask) in zip(each, sequences, strict=True):
+            tokens, real = torch.as_tensor(np.array(ids)), torch.as_tensor(np.array(mask))
+            labels = torch.as_tensor(np.array(corpus.labels), dtype=torch.float32)
+            embedding = torch.nn.Embedding.from_pretrained(torch.as_tensor(np.array(params.E)), freeze=False)
+            p = torch.nn.Parameter(torch.as_tensor(np.array(params.p)))
+            v = torch.as_tensor(np.array(params.v))
+
+            def loss(embedding=embedding, tokens=tokens, real=real, p=p, v=v, labels=labels):
+                embedded = embedding(tokens)
+                attention = torch.softmax((embedded @ p).masked_fill(~real, -torch.inf), dim=1)
+                logits = torch.einsum("nt,ntd->nd", attention, embedded) @ v
+                return torch.nn.functional.softplus(-labels * logits).mean()
+
+            optimizer = torch.optim.SGD([embedding.weight], lr=embed)
+            loss().backward()
+            optimizer.step()
+            embedding.weight.requires_grad_(False)
+            optimizer = torch.optim.SGD([p], lr=query)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                loss().backward()
+                optimizer.step()
+
+    return whole
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=256)
+    parser.add_argument("--slow-seeds", type=int, default=2, help="seeds of what is slow")
+    parser.add_argument("--slow-steps", type=int, default=50, help="steps of what is slow")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=None, help="folder for seeds_per_second.json")
+    options = parser.parse_args()
+    devices.use_all_cores()
+    jax.config.update("jax_default_matmul_precision", "highest")
+    sweep = sweepfile.check(SWEEP)
+    embed, query = sweep.phases[0].step_size, sweep.phases[1].step_size
+    steps, slow = sweep.phases[1].steps, options.slow_steps
+    each, sequences = drawn(sweep, max(options.slow_seeds, *BATCHES))
+    few, some = each[: options.slow_seeds], sequences[: options.slow_seeds]
+    arguments = (slow, embed, query)
+    # Per row: the function, its seeds, and the steps that stand for all of the second phase.
+    rows = {
+        "jaxattn": (ours(sweep, options.seeds), options.seeds, steps),
+        "loop, token space": (token_loop(few, steps, embed, query), len(few), steps),
+        "loop, textbook": (textbook_loop(few, some, *arguments), len(few), slow),
+    }
+    for batch in BATCHES:
+        function = textbook_vmap(each[:batch], sequences[:batch], *arguments)
+        rows[f"vmap, textbook, {batch} seeds"] = (function, batch, slow)
+    if (function := torch_loop(few, some, *arguments)) is not None:
+        rows["PyTorch"] = (function, len(few), slow)
+    times = {name: [] for name in rows}
+    for function, _, _ in rows.values():
+        clock(function)
+    for _ in range(options.repeats):
+        for name, (function, seeds, taken) in rows.items():
+            times[name].append(clock(function) / seeds * steps / taken)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    result = {
+        "seeds": options.seeds,
+        "sweep": SWEEP,
+        "seconds_per_seed": medians,
+        "seeds_per_second": {name: 1 / median for name, median in medians.items()},
+        "times_slower": {name: median / medians["jaxattn"] for name, median in medians.items()},
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+    print(f"{'what':28} {'ms a seed':>10} {'seeds/s':>9} {'× slower':>9}")
+    for name, median in medians.items():
+        print(f"{name:28} {1e3 * median:10.2f} {1 / median:9.2f} {median / medians['jaxattn']:9.1f}")
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        kind = "" if jax.default_backend() == "cpu" else f"_{jax.devices()[0].device_kind.replace(' ', '_')}"
+        path = options.out / f"seeds_per_second{kind}.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
