@@ -1,0 +1,151 @@
+"""Attention on a large corpus for many lanes at once: seeds, or whatever else `jax.vmap` runs over.
+
+One pass over the corpus costs much the same for one lane as for sixteen. Lanes of a vmap are therefore taken
+together into products with the count matrix, one for every band of scores; what needs too many bands for
+that is computed lane after lane.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.custom_batching import custom_vmap
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.models import alone, bands
+
+# Products with more columns outgrow the cache.
+COLUMNS = 64
+
+
+def shared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let vmapped calls of a function with an axis of lanes be one call with more lanes.
+
+    Args:
+        function: (corpus, *arrays) -> arrays; the first axis of all arrays is that of lanes.
+
+    Returns:
+        The function, with a rule of its own for `jax.vmap`. Corpora of their own are taken in turn.
+    """
+    merging = custom_vmap(function)
+
+    @merging.def_vmap
+    def rule(size: int, batched: list[Any], corpus: Corpus, *arrays: Array) -> Any:
+        own_corpora = any(jax.tree.leaves(batched[0]))
+        if not own_corpora and not any(batched[1:]):
+            # A derivative asks for the plain function and batches it afterwards.
+            result = function(corpus, *arrays)
+            return result, jax.tree.map(lambda _: False, result)
+        full = [
+            x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(arrays, batched[1:], strict=True)
+        ]
+        if own_corpora:
+            mapped = jax.tree.map(lambda x, b: x if b else None, corpus, batched[0])
+
+            def one(own: Any) -> Any:
+                filled = jax.tree.map(
+                    lambda x, common: common if x is None else x, own[0], corpus, is_leaf=lambda x: x is None
+                )
+                return merging(filled, *own[1])
+
+            result = jax.lax.map(one, (mapped, full))
+        else:
+            merged = merging(corpus, *(x.reshape(-1, *x.shape[2:]) for x in full))
+            result = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), merged)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return merging
+
+
+@shared
+def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
+    """Average values over every sequence of one large corpus.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (S, V); any finite spread.
+        columns: γ, (S, K, V).
+
+    Returns:
+        f (S, K, n); what the scores of each sequence were shifted by, (S, n); the normaliser, (S, n).
+    """
+    if len(scores) > _most_lanes(columns):
+        return _in_parts(forward, corpus, scores, columns)
+    together, apart = _plan(scores)
+
+    def finish(lane: Any) -> Any:
+        apart, found, scores, columns = lane
+
+        def by_itself() -> Any:
+            averages, shift, normaliser = alone.forward(corpus, scores, tuple(columns))
+            return jnp.stack(averages), shift, normaliser
+
+        return jax.lax.cond(apart, by_itself, lambda: found)
+
+    found = bands.forward(corpus, scores, columns, together)
+    return jax.lax.map(finish, (apart, found, scores, columns))
+
+
+@shared
+def backward(
+    corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, flows: Array
+) -> tuple[Array, Array]:
+    """Carry flows back to scores and values.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (S, V).
+        columns: γ, (S, K, V).
+        averages: f, (S, K, n).
+        shift: as `forward` returns it, (S, n).
+        flows: ∂L/∂f over the normaliser, (S, K, n).
+
+    Returns:
+        ∂L/∂a (S, V), and ∂L/∂γ (S, K, V).
+    """
+    if len(scores) > _most_lanes(columns):
+        return _in_parts(backward, corpus, scores, columns, averages, shift, flows)
+    together, apart = _plan(scores)
+
+    def finish(lane: Any) -> Any:
+        apart, found, scores, columns, averages, shift, flows = lane
+
+        def by_itself() -> Any:
+            d_scores, d_columns = alone.backward(
+                corpus, scores, tuple(columns), tuple(averages), shift, tuple(flows)
+            )
+            return d_scores, jnp.stack(d_columns)
+
+        return jax.lax.cond(apart, by_itself, lambda: found)
+
+    *found, cancelled = bands.backward(corpus, scores, columns, averages, shift, flows, together)
+    lanes = (apart | cancelled, tuple(found), scores, columns, averages, shift, flows)
+    return jax.lax.map(finish, lanes)
+
+
+def _plan(scores: Array) -> tuple[Array, Array]:
+    """Choose how many bands to go through together, (), and which lanes to leave out of it, (S,)."""
+    lanes = len(scores)
+    # What a band of all lanes costs, where one lane by itself costs 1.
+    price = (1 + lanes / 16) / 2
+    most = int(lanes / price)
+    needed = bands.number(scores, most)
+    together = jnp.arange(most + 1)
+    cost = price * together.astype(jnp.float32) + (needed > together[:, None]).sum(axis=1)
+    best = jnp.argmin(cost)
+    return best, needed > best
+
+
+def _most_lanes(columns: Array) -> int:
+    return max(1, COLUMNS // (columns.shape[1] + 1))
+
+
+def _in_parts(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> Any:
+    def one(lane: Any) -> Any:
+        return jax.tree.map(lambda x: x[0], function(corpus, *(x[None] for x in lane)))
+
+    lanes = len(arrays[0])
+    parts = -(-lanes // _most_lanes(arrays[1]))
+    return jax.lax.map(one, arrays, batch_size=-(-lanes // parts))
