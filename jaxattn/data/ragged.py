@@ -74,7 +74,7 @@ class Ragged:
         Returns:
             (S, C).
         """
-        if self.factors is None or dense.shape[1] < PACKET:
+        if self.factors is None:
             return jnp.stack(self.dot(*dense.T), axis=1)
         return jax.lax.platform_dependent(
             self, dense, cpu=Ragged._matmul_compressed, default=Ragged._matmul_in_rows

@@ -8,7 +8,6 @@ lanes of a `jax.vmap` with scores and values of their own, seeds for example, sh
 """
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxattn.data.corpus import Corpus
@@ -26,39 +25,33 @@ def attend(corpus: Corpus, scores: Float[Array, "V"], values: Array) -> Array:
         values: γ, (V,) or (V, K).
 
     Returns:
-        f, (n,) or (n, K). Its derivative is hand-written in token space, gathers only; a second derivative
-        on a large corpus must be taken forward over reverse.
+        f, (n,) or (n, K). Its derivative is hand-written in token space and has no scatter. On a large
+        corpus a second derivative must be taken forward over reverse.
     """
-    columns = (values,) if values.ndim == 1 else tuple(values.T)
-    result = _attend(corpus, scores, columns)
-    return result[0] if values.ndim == 1 else jnp.stack(result, axis=1)
+    result = _attend(corpus, scores, values[None] if values.ndim == 1 else values.T)
+    return result[0] if values.ndim == 1 else result.T
 
 
 @jax.custom_vjp
-def _attend(corpus: Corpus, scores: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
+def _attend(corpus: Corpus, scores: Array, columns: Array) -> Array:
     return _forward(corpus, scores, columns)[0]
 
 
 def _forward(corpus, scores, columns):
     if corpus.bags.index.size < LARGE:
-        averages, shift, normaliser = alone.forward(corpus, scores, columns)
+        averages, shift, normaliser = alone.forward_anywhere(corpus, scores, columns)
     else:
-        lane = lanes.forward(corpus, scores[None], jnp.stack(columns)[None])
+        lane = lanes.forward(corpus, scores[None], columns[None])
         averages, shift, normaliser = (x[0] for x in lane)
-    return tuple(averages), (corpus, scores, columns, tuple(averages), shift, normaliser)
+    return averages, (corpus, scores, columns, averages, shift, normaliser)
 
 
 def _backward(residuals, cotangents):
-    """∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), per column and summed over columns."""
-    corpus, scores, columns, averages, shift, normaliser = residuals
-    flows = tuple(g / normaliser for g in cotangents)
+    *lane, normaliser = residuals
+    corpus, *arrays = *lane, cotangents / normaliser
     if corpus.bags.index.size < LARGE:
-        d_scores, d_columns = alone.backward(corpus, scores, columns, averages, shift, flows)
-    else:
-        columns, averages, flows = (jnp.stack(x)[None] for x in (columns, averages, flows))
-        lane = lanes.backward(corpus, scores[None], columns, averages, shift[None], flows)
-        d_scores, d_columns = (x[0] for x in lane)
-    return None, d_scores, tuple(d_columns)
+        return None, *alone.backward_anywhere(corpus, *arrays)
+    return None, *(x[0] for x in lanes.backward(corpus, *(x[None] for x in arrays)))
 
 
 _attend.defvjp(_forward, _backward)

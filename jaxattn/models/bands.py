@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import Ragged
 
 
 def width(dtype: jnp.dtype) -> float:
@@ -121,7 +122,5 @@ def _weight(scores: Array, ceiling: Array) -> Array:
     return jnp.where(below, jnp.exp(jnp.where(below, scores - ceiling, 0)), 0)
 
 
-def _product(matrix: Array, columns: Array) -> Array:
-    # Without the barrier the exponentials would be fused into gathers and computed once per entry.
-    dense = jax.lax.optimization_barrier(columns.reshape(len(columns), -1))
-    return matrix.matmul(dense).reshape(-1, *columns.shape[1:])
+def _product(matrix: Ragged, columns: Array) -> Array:
+    return matrix.matmul(columns.reshape(len(columns), -1)).reshape(-1, *columns.shape[1:])

@@ -6,6 +6,7 @@ that is computed lane after lane.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,7 +40,8 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
             result = function(corpus, *arrays)
             return result, jax.tree.map(lambda _: False, result)
         full = [
-            x if b else jnp.broadcast_to(x, (size, *x.shape)) for x, b in zip(arrays, batched[1:], strict=True)
+            x if b else jnp.broadcast_to(x, (size, *x.shape))
+            for x, b in zip(arrays, batched[1:], strict=True)
         ]
         if own_corpora:
             mapped = jax.tree.map(lambda x, b: x if b else None, corpus, batched[0])
@@ -73,19 +75,11 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
     """
     if len(scores) > _most_lanes(columns):
         return _in_parts(forward, corpus, scores, columns)
+    if len(scores) == 1:
+        return _one_lane(partial(alone.forward, corpus), scores, columns)
     together, apart = _plan(scores)
-
-    def finish(lane: Any) -> Any:
-        apart, found, scores, columns = lane
-
-        def by_itself() -> Any:
-            averages, shift, normaliser = alone.forward(corpus, scores, tuple(columns))
-            return jnp.stack(averages), shift, normaliser
-
-        return jax.lax.cond(apart, by_itself, lambda: found)
-
     found = bands.forward(corpus, scores, columns, together)
-    return jax.lax.map(finish, (apart, found, scores, columns))
+    return _redo(partial(alone.forward_anywhere, corpus), apart, found, scores, columns)
 
 
 @shared
@@ -105,24 +99,29 @@ def backward(
     Returns:
         ∂L/∂a (S, V), and ∂L/∂γ (S, K, V).
     """
+    lanes = (scores, columns, averages, shift, flows)
     if len(scores) > _most_lanes(columns):
-        return _in_parts(backward, corpus, scores, columns, averages, shift, flows)
+        return _in_parts(backward, corpus, *lanes)
+    if len(scores) == 1:
+        return _one_lane(partial(alone.backward, corpus), *lanes)
     together, apart = _plan(scores)
+    *found, cancelled = bands.backward(corpus, *lanes, together)
+    return _redo(partial(alone.backward_anywhere, corpus), apart | cancelled, tuple(found), *lanes)
 
-    def finish(lane: Any) -> Any:
-        apart, found, scores, columns, averages, shift, flows = lane
 
-        def by_itself() -> Any:
-            d_scores, d_columns = alone.backward(
-                corpus, scores, tuple(columns), tuple(averages), shift, tuple(flows)
-            )
-            return d_scores, jnp.stack(d_columns)
+def _redo(function: Callable[..., Any], which: Array, found: Any, *arrays: Array) -> Any:
+    """Replace the results of some lanes by those of a function of one lane."""
 
-        return jax.lax.cond(apart, by_itself, lambda: found)
+    def one(lane: Any) -> Any:
+        again, found, arrays = lane
+        return jax.lax.cond(again, lambda: function(*arrays), lambda: found)
 
-    *found, cancelled = bands.backward(corpus, scores, columns, averages, shift, flows, together)
-    lanes = (apart | cancelled, tuple(found), scores, columns, averages, shift, flows)
-    return jax.lax.map(finish, lanes)
+    every = lambda: jax.lax.map(one, (which, found, arrays))  # noqa: E731
+    return jax.lax.cond(which.any(), every, lambda: found)
+
+
+def _one_lane(function: Callable[..., Any], *arrays: Array) -> Any:
+    return jax.tree.map(lambda x: x[None], function(*(x[0] for x in arrays)))
 
 
 def _plan(scores: Array) -> tuple[Array, Array]:
