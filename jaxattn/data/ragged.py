@@ -5,7 +5,6 @@ of W entries; each row is reduced on its own, and a short tree of gathers adds u
 All shapes are static given the number of entries, so the layout can be built inside jit and under vmap.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -22,8 +21,12 @@ from jaxattn.trees import Leaf
 
 WIDTH = 32
 
-# From this many entries on, attention chooses between ways of computing that a small corpus can do without.
+# From this many entries on a matrix is large.
 LARGE = 1 << 18
+
+# The compressed rows of a large matrix: no more entries than this are added up one after the other, in
+# the first product, and in the products that add up partial sums.
+RUN, FAN = 256, 16
 
 # Eigen's kernel takes columns eight at a time, and leftovers one by one, each as slowly as the eight.
 PACKET = 8
@@ -52,6 +55,11 @@ class Ragged:
     tree: tuple[Leaf, ...]
     num_segments: int = struct.field(pytree_node=False)
     factors: tuple[tuple[Leaf, Leaf, Leaf], ...] | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether choosing between ways of computing pays, and many arrays of this shape would not fit."""
+        return self.index.size >= LARGE
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
         """Multiply the count matrix with vectors, reading it once: Σ_e count_e x[index_e] per segment.
@@ -184,16 +192,16 @@ def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
     factors = []
     # The kernel adds up a row entry by entry: over the 25,000 sequences that hold a frequent token, float32
     # would lose two digits. Sums of partial sums lose none.
-    for width in itertools.chain([256], itertools.repeat(16)):
-        sizes = np.diff(start)
-        if sizes.max(initial=0) <= width:
-            return (*factors, (entries, index, start))
+    width = RUN
+    while (sizes := np.diff(start)).max(initial=0) > width:
         rows = -(-sizes // width)
         ends = np.cumsum(rows, dtype=np.int32)
         number = np.arange(ends[-1], dtype=np.int32)
         cut = np.repeat(start[:-1] - width * (ends - rows), rows) + width * number
         factors.append((entries, index, np.append(cut, start[-1]).astype(np.int32)))
         entries, index, start = np.ones(len(number), np.float32), number, np.append(np.int32(0), ends)
+        width = FAN
+    return (*factors, (entries, index, start))
 
 
 def _count_dtype(count: Any) -> np.dtype:

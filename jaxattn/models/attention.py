@@ -11,7 +11,7 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import LARGE
+from jaxattn.data.ragged import LARGE as LARGE
 from jaxattn.models import alone, lanes
 
 
@@ -38,7 +38,7 @@ def _attend(corpus: Corpus, scores: Array, columns: Array) -> Array:
 
 
 def _forward(corpus, scores, columns):
-    if corpus.bags.index.size < LARGE:
+    if not corpus.bags.is_large:
         averages, shift, normaliser = alone.forward_anywhere(corpus, scores, columns)
     else:
         lane = lanes.forward(corpus, scores[None], columns[None])
@@ -47,9 +47,9 @@ def _forward(corpus, scores, columns):
 
 
 def _backward(residuals, cotangents):
-    *lane, normaliser = residuals
-    corpus, *arrays = *lane, cotangents / normaliser
-    if corpus.bags.index.size < LARGE:
+    corpus, *arrays, normaliser = residuals
+    arrays.append(cotangents / normaliser)
+    if not corpus.bags.is_large:
         return None, *alone.backward_anywhere(corpus, *arrays)
     return None, *(x[0] for x in lanes.backward(corpus, *(x[None] for x in arrays)))
 

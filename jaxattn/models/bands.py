@@ -39,7 +39,7 @@ def number(scores: Array, most: int) -> Array:
     return 1 + (spread[:, None] >= multiples[None]).sum(axis=1)
 
 
-def forward(corpus: Corpus, scores: Array, columns: Array, bands: Array) -> tuple[Array, Array, Array]:
+def forward(corpus: Corpus, scores: Array, columns: Array, bands: int | Array) -> tuple[Array, Array, Array]:
     """Average values over every sequence of one corpus, for many lanes of scores and values.
 
     Args:
@@ -72,7 +72,13 @@ def forward(corpus: Corpus, scores: Array, columns: Array, bands: Array) -> tupl
 
 
 def backward(
-    corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, flows: Array, bands: Array
+    corpus: Corpus,
+    scores: Array,
+    columns: Array,
+    averages: Array,
+    shift: Array,
+    flows: Array,
+    bands: int | Array,
 ) -> tuple[Array, Array, Array]:
     """Carry flows ḡ / normaliser back: ∂L/∂γ_s = Σ_X q_s ḡ_X, ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
 

@@ -6,13 +6,13 @@ that is computed lane after lane.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.custom_batching import custom_vmap
+from jax.custom_batching import custom_vmap, sequential_vmap
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import alone, bands
@@ -59,6 +59,20 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
         return result, jax.tree.map(lambda _: True, result)
 
     return merging
+
+
+def in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let vmapped calls of a function (corpus, *arrays) take a large corpus one lane after the other.
+
+    For functions with arrays of one number for every entry of the corpus, which would not fit for all lanes.
+    """
+    one_by_one = sequential_vmap(function)
+
+    @wraps(function)
+    def chosen(corpus: Corpus, *arrays: Any) -> Any:
+        return (one_by_one if corpus.bags.is_large else function)(corpus, *arrays)
+
+    return chosen
 
 
 @shared

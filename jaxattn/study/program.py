@@ -12,7 +12,6 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics import Descent, descent, log_descent, optimizer, run, schedule
 from jaxattn.errors import InputError
 from jaxattn.models import one_layer
-from jaxattn.models.attention import LARGE
 from jaxattn.study import config, flow
 from jaxattn.study.config import ExactFlow, LogDescent, OneStep, Phase, Sweep
 from jaxattn.study.corpora import Loaded
@@ -146,18 +145,5 @@ def as_descent(phase: config.OneStep | config.LogDescent | config.Descent) -> De
 
 
 def over_seeds(function: Callable[[Any, Corpora], Any], loaded: Loaded) -> Callable[[Any, Corpora], Any]:
-    """Lift `function(state, corpora)` to states with a leading seed axis, in one compiled program.
-
-    Seeds of small corpora are vmapped. On a large shared corpus they take turns: vmap would turn
-    attention's choice of the cheap path into a selection that computes both.
-    """
-    if not (loaded.shared and loaded.corpora.train.bags.index.size >= LARGE):
-        return jax.vmap(function, in_axes=(0, None if loaded.shared else 0))
-
-    def in_turn(state: Any, corpora: Corpora) -> Any:
-        if jax.tree.leaves(state)[0].shape[0] == 1:
-            only = function(jax.tree.map(lambda x: x[0], state), corpora)
-            return jax.tree.map(lambda x: x[None], only)
-        return jax.lax.map(lambda s: function(s, corpora), state)
-
-    return in_turn
+    """Lift `function(state, corpora)` to states with a leading seed axis, in one compiled program."""
+    return jax.vmap(function, in_axes=(0, None if loaded.shared else 0))
