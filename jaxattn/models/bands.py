@@ -92,7 +92,7 @@ def backward(
         bands: () int; how many bands to go through. Lanes with more are wrong.
 
     Returns:
-        ∂L/∂a (S, V); ∂L/∂γ (S, K, V); and where cancellation took half of the digits of ∂L/∂a, (S,) bool.
+        ∂L/∂a (S, V); ∂L/∂γ (S, K, V); and where cancellation took a third of the digits of ∂L/∂a, (S,) bool.
         The two sums Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X f_X nearly agree if attention rests on one token of
         almost every sequence.
     """
@@ -115,7 +115,7 @@ def backward(
 
     start = (jnp.zeros_like(tokens), jnp.zeros_like(values), jnp.zeros_like(top[0]))
     d_scores, d_values, largest = jax.lax.fori_loop(0, bands, band, start)
-    cancelled = jnp.abs(d_scores).max(axis=0) < math.sqrt(jnp.finfo(scores.dtype).eps) * largest
+    cancelled = jnp.abs(d_scores).max(axis=0) < float(jnp.finfo(scores.dtype).eps) ** (1 / 3) * largest
     return d_scores.T, d_values.transpose(2, 1, 0), cancelled
 
 
