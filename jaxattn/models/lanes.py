@@ -34,28 +34,18 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @merging.def_vmap
     def rule(size: int, batched: list[Any], corpus: Corpus, *arrays: Array) -> Any:
-        own_corpora = any(jax.tree.leaves(batched[0]))
-        if not own_corpora and not any(batched[1:]):
+        if any(jax.tree.leaves(batched[0])):
+            axes = jax.tree.map(lambda mapped: 0 if mapped else None, tuple(batched))
+            result = jax.vmap(sequential_vmap(function), in_axes=axes)(corpus, *arrays)
+        elif any(batched[1:]):
+            pairs = zip(arrays, batched[1:], strict=True)
+            full = [x if mapped else jnp.broadcast_to(x, (size, *x.shape)) for x, mapped in pairs]
+            merged = merging(corpus, *(x.reshape(-1, *x.shape[2:]) for x in full))
+            result = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), merged)
+        else:
             # A derivative asks for the plain function and batches it afterwards.
             result = function(corpus, *arrays)
             return result, jax.tree.map(lambda _: False, result)
-        full = [
-            x if b else jnp.broadcast_to(x, (size, *x.shape))
-            for x, b in zip(arrays, batched[1:], strict=True)
-        ]
-        if own_corpora:
-            mapped = jax.tree.map(lambda x, b: x if b else None, corpus, batched[0])
-
-            def one(own: Any) -> Any:
-                filled = jax.tree.map(
-                    lambda x, common: common if x is None else x, own[0], corpus, is_leaf=lambda x: x is None
-                )
-                return merging(filled, *own[1])
-
-            result = jax.lax.map(one, (mapped, full))
-        else:
-            merged = merging(corpus, *(x.reshape(-1, *x.shape[2:]) for x in full))
-            result = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), merged)
         return result, jax.tree.map(lambda _: True, result)
 
     return merging
