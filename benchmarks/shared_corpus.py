@@ -159,7 +159,8 @@ def main():
 
     lines = [
         f"{kind}: n = {shape[0]:,}, V = {shape[1]:,}, {len(count):,} (sequence, token) pairs, float32, "
-        f"{os.cpu_count()} CPU cores, jax {jax.__version__}; ms a seed, median / best of {arguments.repeats}.",
+        f"{os.cpu_count()} CPU cores, jax {jax.__version__}; ms a seed, "
+        f"median / best of {arguments.repeats}.",
         "",
         "| scores | seeds | vmapped | in turn | scipy.sparse | error |",
         "|---|---|---|---|---|---|",
