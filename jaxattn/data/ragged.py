@@ -15,10 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from jax.experimental.sparse import BCSR
 
 from jaxattn.trees import Leaf
 
 WIDTH = 32
+
+# From this many entries on a matrix is large.
+LARGE = 1 << 18
+
+# The compressed rows of a large matrix: no more entries than this are added up one after the other, in
+# the first product, and in the products that add up partial sums.
+RUN, FAN = 256, 16
+
+# Eigen's kernel takes columns eight at a time, and leftovers one by one, each as slowly as the eight.
+PACKET = 8
 
 
 @struct.dataclass
@@ -32,6 +43,10 @@ class Ragged:
         tree: (R_k, W) int32 each; the rows of the level below that make up a row of this level, the
             number of rows below marking padding. Empty when every segment is one row.
         num_segments: number of segments S (static).
+        factors: the same matrix in compressed rows, for products with many columns, as a product of sparse
+            matrices, the first to apply first. Each is its entries, float32 (N,), their columns, int32 (N,),
+            and where its rows start in them, int32 (rows + 1,). None unless the matrix is large and was
+            laid out on the host.
     """
 
     index: Leaf
@@ -39,6 +54,12 @@ class Ragged:
     owner: Leaf
     tree: tuple[Leaf, ...]
     num_segments: int = struct.field(pytree_node=False)
+    factors: tuple[tuple[Leaf, Leaf, Leaf], ...] | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether choosing between ways of computing pays, and many arrays of this shape would not fit."""
+        return self.index.size >= LARGE
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
         """Multiply the count matrix with vectors, reading it once: Σ_e count_e x[index_e] per segment.
@@ -52,6 +73,40 @@ class Ragged:
         index, count = self.index.astype(jnp.int32), self.count.astype(columns[0].dtype)
         return self.sum(*(count * take(x, index) for x in columns))
 
+    def matmul(self, dense: Array) -> Array:
+        """Multiply the count matrix with a matrix: `dot` for many columns.
+
+        Args:
+            dense: (num_indices, C); neighbouring columns share a cache line.
+
+        Returns:
+            (S, C).
+        """
+        if self.factors is None:
+            return jnp.stack(self.dot(*dense.T), axis=1)
+        return jax.lax.platform_dependent(
+            self, dense, cpu=Ragged._matmul_compressed, default=Ragged._matmul_in_rows
+        )
+
+    def _matmul_compressed(self, dense: Array) -> Array:
+        columns = dense.shape[1]
+        dense = jnp.pad(dense, ((0, 0), (0, -columns % PACKET)))
+        for entries, index, start in self.factors or ():
+            shape = (len(start) - 1, len(dense))
+            dense = BCSR((entries.astype(dense.dtype), index, start), shape=shape) @ dense
+        return dense[:, :columns]
+
+    def _matmul_in_rows(self, dense: Array) -> Array:
+        def add(j: Any, rows: Array) -> Array:
+            index = jax.lax.dynamic_index_in_dim(self.index, j, 1, keepdims=False).astype(jnp.int32)
+            count = jax.lax.dynamic_index_in_dim(self.count, j, 1).astype(dense.dtype)
+            return rows + count * take(dense, index)
+
+        # All entries at once would be an array (R, W, C).
+        rows = jnp.zeros((len(self.owner), dense.shape[1]), dense.dtype)
+        rows = jax.lax.fori_loop(0, self.index.shape[1], add, rows)
+        return self._climb(rows, 0.0, partial(jnp.sum, axis=1))
+
     def sum(self, *entries: Array) -> tuple[Array, ...]:
         """Sum values per segment.
 
@@ -64,11 +119,11 @@ class Ragged:
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
         # One variadic reduction streams index and count once for all columns; separate sums would not.
         rows = jax.lax.reduce(entries, zeros, _add, (1,))
-        return tuple(self._climb(x, 0.0, partial(jnp.sum, axis=-1)) for x in rows)
+        return tuple(self._climb(x, 0.0, partial(jnp.sum, axis=1)) for x in rows)
 
     def max(self, entries: Array) -> Array:
         """Take the maximum per segment of values (R, W); -inf for an empty segment. Returns (S,)."""
-        return self._climb(entries.max(axis=-1), -jnp.inf, partial(jnp.max, axis=-1))
+        return self._climb(entries.max(axis=1), -jnp.inf, partial(jnp.max, axis=1))
 
     def spread(self, per_segment: Array) -> Array:
         """Give every row the value of its segment: (S,) to (R, 1)."""
@@ -76,7 +131,7 @@ class Ragged:
 
     def _climb(self, rows: Array, padding: float, reduce: Callable[[Array], Array]) -> Array:
         for level in self.tree:
-            padded = jnp.concatenate([rows, jnp.full(1, padding, rows.dtype)])
+            padded = jnp.concatenate([rows, jnp.full((1, *rows.shape[1:]), padding, rows.dtype)])
             rows = reduce(take(padded, level))
         return rows
 
@@ -124,8 +179,29 @@ def ragged(
         owner=owner.astype(np.int32),
         tree=tuple(tree),
         num_segments=segments,
+        factors=_factors(segment, index, count, segments),
     )
     return layout, xp.where(present, clipped, len(segment)).astype(np.int32)
+
+
+def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
+    if not isinstance(count, np.ndarray) or len(count) < LARGE:
+        return None
+    start = np.searchsorted(segment, np.arange(segments + 1)).astype(np.int32)
+    entries, index = count[: start[-1]].astype(np.float32), index[: start[-1]].astype(np.int32)
+    factors = []
+    # The kernel adds up a row entry by entry: over the 25,000 sequences that hold a frequent token, float32
+    # would lose two digits. Sums of partial sums lose none.
+    width = RUN
+    while (sizes := np.diff(start)).max(initial=0) > width:
+        rows = -(-sizes // width)
+        ends = np.cumsum(rows, dtype=np.int32)
+        number = np.arange(ends[-1], dtype=np.int32)
+        cut = np.repeat(start[:-1] - width * (ends - rows), rows) + width * number
+        factors.append((entries, index, np.append(cut, start[-1]).astype(np.int32)))
+        entries, index, start = np.ones(len(number), np.float32), number, np.append(np.int32(0), ends)
+        width = FAN
+    return (*factors, (entries, index, start))
 
 
 def _count_dtype(count: Any) -> np.dtype:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
+from jaxattn.models.lanes import in_turn
 
 
 @struct.dataclass
@@ -124,10 +125,16 @@ def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, "d"], Float[Arr
     Returns:
         The direction (d,) and the log norm; zeros and -inf where the gradient is exactly zero.
     """
-    pull = token_force(corpus, params.E @ params.p, params.E @ params.v)
-    vector = pull.force @ params.E
+    force, log_scale = _force(corpus, params.E @ params.p, params.E @ params.v)
+    vector = force @ params.E
     norm = jnp.sqrt(vector @ vector)
-    return vector / jnp.where(norm > 0, norm, 1), pull.log_scale + jnp.log(norm)
+    return vector / jnp.where(norm > 0, norm, 1), log_scale + jnp.log(norm)
+
+
+@in_turn
+def _force(corpus, scores, values):
+    whole = token_force(corpus, scores, values)
+    return whole.force, whole.log_scale
 
 
 def _dense(corpus, entries):

@@ -22,6 +22,7 @@ from jaxattn.data.ragged import take
 from jaxattn.dynamics.descent import Descent, Info, State
 from jaxattn.dynamics.direction import direction
 from jaxattn.errors import InputError
+from jaxattn.models.lanes import in_turn
 from jaxattn.trees import Leaf
 
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
@@ -40,6 +41,7 @@ class Carry:
     log_time: Leaf
 
 
+@in_turn
 def log_excess_loss(corpus: Corpus, scores: Float[Array, "V"], values: Float[Array, "V"]) -> Float[Array, ""]:
     """Compute log(L - L*), the loss above that of every sequence attending to its best token alone.
 

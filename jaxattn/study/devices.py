@@ -8,6 +8,7 @@ corpus are one batch in either case, since they share its products with counts.
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -19,12 +20,11 @@ CACHE = 2**20
 
 
 def use_all_cores() -> None:
-    """Let every core of a CPU count as a device; without effect once JAX has begun to work."""
-    try:
-        if jax.config.jax_num_cpu_devices < 0:
+    """Let every core of a CPU count as a device, unless told how many; too late once JAX has begun to work."""
+    told = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
+    with suppress(RuntimeError):
+        if not told:
             jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-    except RuntimeError:
-        pass
 
 
 def over_lanes(
@@ -97,7 +97,7 @@ def together(bytes_per_lane: int) -> int:
 
 
 def number(shared: bool) -> int:
-    """Count the devices that lanes are dealt out over; those that share a corpus use all cores of a CPU as one."""
+    """Count the devices that lanes are dealt out over; a CPU is one for lanes that share a corpus."""
     return 1 if shared and _on_cpu() else len(jax.local_devices())
 
 

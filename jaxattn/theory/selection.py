@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
+from jaxattn.models.lanes import in_turn
 from jaxattn.trees import Leaf
 
 
@@ -27,7 +28,7 @@ class Selection:
 
     def counts(self, corpus: Corpus) -> Int[Array, " n"]:
         """How many distinct tokens of each sequence are selected. Returns (n,) int32."""
-        return corpus.bags.sum(self.mask.astype(jnp.int32))[0]
+        return _count(corpus, self.mask)
 
     def important_counts(self, corpus: Corpus, important: Bool[Array | np.ndarray, " V"]) -> Int[Array, " n"]:
         """How many distinct important tokens of each sequence are selected.
@@ -39,8 +40,7 @@ class Selection:
         Returns:
             (n,) int32.
         """
-        chosen = self.mask & take(jnp.asarray(important), corpus.bags.index.astype(jnp.int32))
-        return corpus.bags.sum(chosen.astype(jnp.int32))[0]
+        return _count(corpus, self.mask, jnp.asarray(important))
 
     def tokens(self, corpus: Corpus) -> Bool[Array | np.ndarray, " V"]:
         """Which tokens are selected in at least one sequence. Returns (V,) bool."""
@@ -91,12 +91,12 @@ def selection(
         raise InputError(f"tie: {tie}; give a tolerance of 0 or more")
     if traced:
         scores = jnp.matmul(E, p, precision="highest")
-        return _select(scores, corpus, _tie(scores.dtype) if tie is None else tie)
+        return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie)
     resolution = _tie(np.asarray(p).dtype) if tie is None else tie
     require_finite(p=p, E=E)
     with jax.enable_x64(True):
         scores = jnp.asarray(np.asarray(E, np.float64) @ np.asarray(p, np.float64))
-        return _select(scores, corpus, resolution)
+        return _select(corpus, scores, resolution)
 
 
 def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
@@ -125,7 +125,8 @@ def _tie(dtype: Any) -> float:
 
 
 @jax.jit
-def _select(scores: Array, corpus: Corpus, tie: float | Array) -> Selection:
+@in_turn
+def _select(corpus: Corpus, scores: Array, tie: float | Array) -> Selection:
     bags = corpus.bags
     present = bags.count > 0
     entries = take(scores, bags.index.astype(jnp.int32))
@@ -133,3 +134,9 @@ def _select(scores: Array, corpus: Corpus, tie: float | Array) -> Selection:
     lowest = jnp.min(jnp.where(present, entries, jnp.inf))
     spread = jnp.max(highest) - lowest
     return Selection(present & (bags.spread(highest) - entries <= tie * spread))
+
+
+@in_turn
+def _count(corpus: Corpus, mask: Array, tokens: Array | None = None) -> Array:
+    chosen = mask if tokens is None else mask & take(tokens, corpus.bags.index.astype(jnp.int32))
+    return corpus.bags.sum(chosen.astype(jnp.int32))[0]

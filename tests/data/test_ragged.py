@@ -59,3 +59,30 @@ def test_indices_are_stored_in_the_smallest_type_and_padding_is_bounded(rng):
     assert made.index.dtype == np.uint16
     assert made.count.dtype == np.uint8
     assert made.index.size <= len(segment) + 2000 * module.WIDTH
+
+
+@pytest.mark.parametrize("columns", [1, 8, 13])
+@pytest.mark.parametrize("large", [0, 1 << 60], ids=["compressed", "plain"])
+def test_matrix_products_equal_those_of_the_dense_matrix(rng, x64, monkeypatch, columns, large):
+    monkeypatch.setattr(module, "LARGE", large)
+    monkeypatch.setattr(module, "RUN", 10)
+    monkeypatch.setattr(module, "FAN", 3)
+    segment, index, count, dense = draw(rng, 9, 503, 500)
+    made, _ = ragged(segment, index, count, segments=9, indices=503, longest=500)
+    made, x = jax.tree.map(jnp.asarray, made), rng.normal(size=(503, columns))
+    assert (made.factors is None) == (large > 0)
+    np.testing.assert_allclose(made.matmul(jnp.asarray(x)), dense @ x, atol=1e-11)
+    # What devices other than CPUs run.
+    np.testing.assert_allclose(made._matmul_in_rows(jnp.asarray(x)), dense @ x, atol=1e-11)
+
+
+def test_compressed_products_add_partial_sums_up(rng, monkeypatch):
+    monkeypatch.setattr(module, "LARGE", 0)
+    ones = np.ones(1 << 16, int)
+    made, _ = ragged(0 * ones, np.arange(1 << 16), ones, segments=1, indices=1 << 16, longest=1 << 16)
+    x = np.full((1 << 16, 8), 1.1, np.float32)
+    exact = x.astype(float).sum(axis=0)
+    # Half a unit in the last place for each of the terms that are added one after the other.
+    tolerance = (module.RUN + 3 * module.FAN) * np.finfo(np.float32).eps / 2
+    np.testing.assert_allclose(made.matmul(jnp.asarray(x))[0], exact, rtol=tolerance)
+    assert not np.allclose(np.cumsum(x, axis=0)[-1], exact, rtol=tolerance)

@@ -5,14 +5,14 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.models import attention
+from jaxattn.models import alone
 from jaxattn.models.attention import attend
 
 
 @pytest.fixture(params=[0, 1 << 60], ids=["chooses its path", "one path"])
 def corpus(request, rng, monkeypatch):
     """A ragged corpus with repeated tokens, long and short sequences and unused tokens, on either path."""
-    monkeypatch.setattr(attention, "LARGE", request.param)
+    monkeypatch.setattr("jaxattn.data.ragged.LARGE", request.param)
     jax.clear_caches()
     lengths = [1, 1, 2, 3, 70, 150, *rng.integers(1, 60, 40)]
     sequences = [rng.integers(0, 80, length).tolist() for length in lengths]
@@ -74,10 +74,10 @@ def test_scores_of_any_size_are_right_in_float32(rng, corpus):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
-def test_the_cheap_path_is_taken_and_counts_the_same(rng, corpus):
+def test_scores_are_narrow_if_exp_spans_them(rng):
     scores = jnp.asarray(rng.normal(size=90), jnp.float32)
-    assert attention._is_narrow(scores)
-    assert not attention._is_narrow(70 * scores)
+    assert alone.is_narrow(scores)
+    assert not alone.is_narrow(70 * scores)
 
 
 def test_vmapped_equals_looped(rng, corpus):

@@ -226,17 +226,20 @@ def test_seed_keys_do_not_depend_on_the_other_seeds():
     np.testing.assert_array_equal(jax.random.key_data(together)[3], jax.random.key_data(alone)[0])
 
 
-def test_large_shared_corpora_take_turns_and_agree_with_vmapped_ones(monkeypatch):
+def test_seeds_of_a_large_shared_corpus_agree_with_those_of_a_small_one(monkeypatch):
     config = sweepfile.check(tree())
     data_keys, model_keys = corpora.seed_keys([0, 1, 2])
     own = corpora.load(config.data, data_keys[:1], Reporter(quiet=True).loading)
     shared = own._replace(shared=True, corpora=jax.tree.map(lambda x: x[0], own.corpora))
     results = []
     for large in (1 << 60, 0):
-        monkeypatch.setattr(program, "LARGE", large)
+        monkeypatch.setattr("jaxattn.data.ragged.LARGE", large)
+        jax.clear_caches()
         params = program.init_params(config, shared, model_keys, {})
         made = program.program(config, 1, shared)
         state = made.advance(made.init(params, shared.corpora, {}), shared.corpora, {}, jnp.int32(7))
-        results.append((state.params.p, made.measure(state, shared.corpora)["loss"]))
+        metrics = made.measure(state, shared.corpora)
+        results.append((state.params.p, metrics["loss"], metrics["selected_tokens"]))
+    jax.clear_caches()
     for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -175,9 +175,10 @@ def test_a_folder_in_which_nothing_was_computed_takes_another_config(tmp_path, m
     def stopped(*_):
         raise execute.Interrupted
 
-    with monkeypatch.context() as patch, pytest.raises(execute.Interrupted):
+    with monkeypatch.context() as patch:
         patch.setattr(run, "execute", stopped)
-        go(tmp_path / "small", data=data | {"relevant": 4})
+        with pytest.raises(execute.Interrupted):
+            go(tmp_path / "small", data=data | {"relevant": 4})
     assert (tmp_path / "small" / "manifest.json").exists()
     assert not go(tmp_path / "small")[0].already_finished
     with pytest.raises(InputError, match="holds results of another config"):

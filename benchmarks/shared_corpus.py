@@ -1,0 +1,193 @@
+"""Seeds on one large corpus: the token-space part of ∂L/∂p for all of them, in milliseconds a seed.
+
+    python benchmarks/shared_corpus.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
+
+That part is ∂L/∂a given scores a and values γ: `attend` forward and backward with the logistic loss between.
+Without --data-dir the corpus is drawn, Zipf's law with the sizes of IMDB. Measured in turn in one process, so
+that ratios hold where times drift, in float32:
+
+- vmapped: `jax.vmap` over the seeds, which shares the products with the counts;
+- in turn: `jax.lax.map` over the seeds;
+- scipy.sparse: counts in CSR both ways times all seeds' columns, one shift for all sequences, so for narrow
+  scores only; a reference from outside.
+
+Scores are normal and scaled to a spread: float32 takes bands of 64. The error is that of vmapped ∂L/∂a
+against float64 in NumPy, relative to its largest component, the worst of up to four seeds.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+import jaxattn as ja
+from jaxattn.data import readers, text
+from jaxattn.models.attention import attend
+
+SPREADS = {"one band": 10.0, "two bands": 100.0, "four bands": 240.0, "1e4": 1e4}
+
+
+def zipf_corpus():
+    """Draw a corpus of the sizes of IMDB."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(5.2, 0.6, 25_000), 10, 2_000).astype(int)
+    weight = 1 / np.arange(1, 7_814)
+    tokens = rng.choice(7_813, lengths.sum(), p=weight / weight.sum())
+    return ja.data.from_flat(tokens, lengths, rng.choice([-1, 1], 25_000), vocab_size=7_813)
+
+
+def entries(corpus):
+    """List the entries of the bags on the host: sequence, token, count."""
+    count = np.asarray(corpus.bags.count)
+    owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], count.shape)
+    there = count > 0
+    return owner[there], np.asarray(corpus.bags.index)[there].astype(int), count[there].astype(float)
+
+
+def gradient(scores, values, corpus):
+    """∂L/∂a of one seed."""
+    return jax.grad(lambda a: ja.losses.logistic(attend(corpus, a, values), corpus.labels))(scores)
+
+
+vmapped = jax.jit(jax.vmap(gradient, in_axes=(0, 0, None)))
+in_turn = jax.jit(lambda a, g, corpus: jax.lax.map(lambda seed: gradient(*seed, corpus), (a, g)))
+
+
+def scipy_gradient(matrix, transposed, labels):
+    """∂L/∂a of all seeds by scipy.sparse, seeds along the last axis."""
+
+    def compute(scores, values):
+        weight = np.exp(scores - scores.max(axis=0))
+        sums = matrix @ np.concatenate([weight, weight * values], axis=1)
+        normaliser, moment = np.split(sums, 2, axis=1)
+        f = moment / normaliser
+        flow = -labels / (1 + np.exp(labels * f)) / len(labels) / normaliser
+        pushed, pulled = np.split(transposed @ np.concatenate([flow, flow * f], axis=1), 2, axis=1)
+        return weight * (values * pushed - pulled)
+
+    return compute
+
+
+def exact_gradient(corpus, scores, values):
+    """∂L/∂a of one seed in float64, every sequence shifted by its own top score."""
+    sequence, token, count = entries(corpus)
+    order = np.argsort(sequence, kind="stable")
+    sequence, token, count = sequence[order], token[order], count[order]
+    n, labels = corpus.num_sequences, np.asarray(corpus.labels, float)
+    top = np.full(n, -np.inf)
+    np.maximum.at(top, sequence, scores[token])
+    weight = count * np.exp(scores[token] - top[sequence])
+    q = weight / np.bincount(sequence, weight, n)[sequence]
+    f = np.bincount(sequence, q * values[token], n)
+    flow = -labels / (1 + np.exp(labels * f)) / n
+    return np.bincount(token, q * flow[sequence] * (values[token] - f[sequence]), corpus.vocab_size)
+
+
+def draw(seeds, spread, vocab_size):
+    """Draw scores of a given spread, and values."""
+    rng = np.random.default_rng(seeds)
+    scores, values = rng.normal(size=(2, seeds, vocab_size))
+    scores *= spread / (scores.max(axis=1) - scores.min(axis=1))[:, None]
+    return scores.astype(np.float32), values.astype(np.float32)
+
+
+def timed(calls, repeats):
+    """Time calls in turn; their seconds by name."""
+    times = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def measure(corpus, compute, seeds, name, repeats):
+    """Measure one row of the table."""
+    scores, values = draw(seeds, SPREADS[name], corpus.vocab_size)
+    a, g = jnp.asarray(scores), jnp.asarray(values)
+    calls = {
+        "vmapped": lambda: jax.block_until_ready(vmapped(a, g, corpus)),
+        "in turn": lambda: jax.block_until_ready(in_turn(a, g, corpus)),
+    }
+    if name == "one band":
+        columns = np.ascontiguousarray(scores.T), np.ascontiguousarray(values.T)
+        calls["scipy.sparse"] = lambda: compute(*columns)
+    times = timed(calls, repeats)
+    errors = []
+    for mine, one, gamma in zip(vmapped(a, g, corpus)[:4], scores, values, strict=False):
+        exact = exact_gradient(corpus, one.astype(float), gamma.astype(float))
+        errors.append(float(np.abs(mine - exact).max() / np.abs(exact).max()))
+    return {
+        "seeds": seeds,
+        "scores": name,
+        "ms_per_seed": {how: 1e3 * statistics.median(each) / seeds for how, each in times.items()},
+        "best_ms_per_seed": {how: 1e3 * min(each) / seeds for how, each in times.items()},
+        "error": max(errors),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data-dir", help="directory of tensorflow-datasets; a drawn corpus without it")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="folder for shared_corpus.json and .md")
+    arguments = parser.parse_args()
+
+    if arguments.data_dir:
+        source = readers.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
+        corpus, kind = text.load(source).train, "IMDB"
+    else:
+        corpus, kind = zipf_corpus(), "Zipf"
+    sequence, token, count = entries(corpus)
+    shape = (corpus.num_sequences, corpus.vocab_size)
+    matrix = scipy.sparse.csr_array((count.astype(np.float32), (sequence, token)), shape=shape)
+    labels = np.asarray(corpus.labels, np.float32)[:, None]
+    compute = scipy_gradient(matrix, matrix.T.tocsr(), labels)
+
+    lines = [
+        f"{kind}: n = {shape[0]:,}, V = {shape[1]:,}, {len(count):,} (sequence, token) pairs, float32, "
+        f"{os.cpu_count()} CPU cores, jax {jax.__version__}; ms a seed, "
+        f"median / best of {arguments.repeats}.",
+        "",
+        "| scores | seeds | vmapped | in turn | scipy.sparse | error |",
+        "|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines))
+    rows = []
+    for name in SPREADS:
+        for seeds in arguments.seeds:
+            rows.append(row := measure(corpus, compute, seeds, name, arguments.repeats))
+            median, best = row["ms_per_seed"], row["best_ms_per_seed"]
+            shown = " | ".join(
+                f"{median[how]:.2f} / {best[how]:.2f}" if how in median else ""
+                for how in ("vmapped", "in turn", "scipy.sparse")
+            )
+            lines.append(f"| {name} | {seeds} | {shown} | {row['error']:.0e} |")
+            print(lines[-1], flush=True)
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        result = {
+            "corpus": {"kind": kind, "sequences": shape[0], "vocab_size": shape[1], "pairs": len(count)},
+            "rows": rows,
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "jax": jax.__version__},
+        }
+        (arguments.out / "shared_corpus.json").write_text(json.dumps(result, indent=2) + "\n")
+        (arguments.out / "shared_corpus.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

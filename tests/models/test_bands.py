@@ -1,0 +1,108 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.models import bands
+
+
+@pytest.fixture
+def corpus(rng):
+    """Sequences of some tokens each, repetitions included; three of them hold low tokens only."""
+    sequences = [rng.integers(0, 80, length).tolist() for length in rng.integers(1, 40, 20)]
+    sequences += [[85], [85, 85, 86], [89, 88, 88]]
+    return ja.data.from_sequences(sequences, [1] * len(sequences), vocab_size=90)
+
+
+def lanes_of(rng, spreads, classes, dtype):
+    """Scores of given spreads whose last ten tokens lie at the bottom, and values."""
+    scores = rng.uniform(0.3, 1, (len(spreads), 90))
+    scores[:, 0], scores[:, 80:] = 1, rng.uniform(0, 0.05, (len(spreads), 10))
+    scores[:, 89] = 0
+    scores = np.asarray(scores * np.array(spreads)[:, None], dtype)
+    return scores, np.asarray(rng.normal(size=(len(spreads), classes, 90)), dtype)
+
+
+def textbook(corpus, scores, columns, weights):
+    """f, and the gradient of Σ weights · f, sequence by sequence in float64."""
+    scores, columns, weights = (np.asarray(x, np.float64) for x in (scores, columns, weights))
+    counts = np.zeros((corpus.num_sequences, corpus.vocab_size))
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    np.add.at(counts, (np.nonzero(mask)[0], np.asarray(ids)[np.asarray(mask)]), 1)
+    f = np.zeros((*columns.shape[:2], len(counts)))
+    d_scores, d_columns = np.zeros_like(scores), np.zeros_like(columns)
+    for lane, (a, gamma) in enumerate(zip(scores, columns, strict=True)):
+        for x, count in enumerate(counts):
+            q = count * np.exp(np.minimum(a - a[count > 0].max(), 0))
+            q /= q.sum()
+            f[lane, :, x] = gamma @ q
+            pull = weights[lane, :, x] @ (gamma - f[lane, :, x, None])
+            d_scores[lane] += q * pull
+            d_columns[lane] += weights[lane, :, x, None] * q
+    return f, d_scores, d_columns
+
+
+def both_ways(corpus, scores, columns, weights, number):
+    f, shift, normaliser = bands.forward(corpus, scores, columns, number)
+    flows = weights / normaliser[:, None]
+    return f, *bands.backward(corpus, scores, columns, f, shift, flows, number)[:2]
+
+
+@pytest.mark.parametrize("spread", [0.9, 1.0, 1.7, 150.0])
+@pytest.mark.parametrize("classes", [1, 3])
+def test_any_number_of_bands_equals_the_textbook(rng, x64, corpus, spread, classes):
+    scores, columns = lanes_of(rng, [512 * spread, 512 * spread / 2, 0], classes, np.float64)
+    weights = rng.normal(size=(3, classes, corpus.num_sequences))
+    number = bands.number(jnp.asarray(scores), 200).max()
+    assert number == int(spread) + 1
+    mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), number)
+    for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=2e-13)
+
+
+@pytest.mark.parametrize("spread", [30, 64, 300, 1e4])
+def test_float32_loses_nothing_to_underflow(rng, corpus, spread):
+    scores, columns = lanes_of(rng, [spread, 20], 1, np.float32)
+    weights = np.asarray(rng.normal(size=(2, 1, corpus.num_sequences)), np.float32)
+    number = bands.number(jnp.asarray(scores), 200).max()
+    mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), number)
+    for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
+
+
+def test_bands_are_counted_up_to_a_bound_and_nan_delays_nobody(x64):
+    scores = jnp.asarray([[0.0, 511], [0, 512], [0, 1023], [0, 1024], [0, 1e9], [0, jnp.nan]])
+    np.testing.assert_array_equal(bands.number(scores, 2), [1, 2, 2, 3, 3, 1])
+
+
+@pytest.mark.parametrize("spread", [10, 500])
+def test_backward_takes_any_shift_that_keeps_a_sequence_in_its_band(rng, x64, corpus, spread):
+    scores, columns = map(jnp.asarray, lanes_of(rng, [3 * spread], 1, np.float64))
+    weights = rng.normal(size=(1, 1, corpus.num_sequences))
+    f, shift, normaliser = bands.forward(corpus, scores, columns, 3)
+    index = corpus.bags.index.astype(int)
+    own_top = corpus.bags.max(jnp.where(corpus.bags.count > 0, scores[0][index], -jnp.inf))[None]
+    own_normaliser = normaliser * jnp.exp(shift - own_top)
+    expected = bands.backward(corpus, scores, columns, f, shift, weights / normaliser[:, None], 3)
+    moved = bands.backward(corpus, scores, columns, f, own_top, weights / own_normaliser[:, None], 3)
+    for one, other in zip(moved, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_cancellation_is_noticed(corpus, rng, x64):
+    scores = np.linspace(0, 1, 90)[rng.permutation(90)] * np.array([[1.0], [1e6]])
+    columns, weights = rng.normal(size=(2, 1, 90)), np.ones((2, 1, corpus.num_sequences))
+    f, shift, normaliser = bands.forward(corpus, *map(jnp.asarray, (scores, columns)), 2000)
+    flows = weights / normaliser[:, None]
+    *_, cancelled = bands.backward(corpus, *map(jnp.asarray, (scores, columns)), f, shift, flows, 2000)
+    np.testing.assert_array_equal(cancelled, [False, True])
+
+
+def test_first_derivatives_pass_through(rng, x64, corpus):
+    scores, columns = map(jnp.asarray, lanes_of(rng, [5, 700], 1, np.float64))
+    along = jnp.asarray(rng.normal(size=scores.shape))
+    weights = jnp.ones((2, 1, corpus.num_sequences))
+    slope = jax.jvp(lambda a: bands.forward(corpus, a, columns, 2)[0].sum(), (scores,), (along,))[1]
+    _, d_scores, _ = both_ways(corpus, scores, columns, weights, 2)
+    np.testing.assert_allclose(slope, (d_scores * along).sum(), rtol=1e-11)
