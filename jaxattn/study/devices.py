@@ -20,7 +20,7 @@ CACHE = 2**20
 
 
 def use_all_cores() -> None:
-    """Let every core of a CPU count as a device, unless told how many; too late once JAX has begun to work."""
+    """Let every core of a CPU count as a device, unless told how many; too late once JAX works."""
     told = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
     with suppress(RuntimeError):
         if not told:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.models.attention import LARGE
 from jaxattn.study.corpora import Loaded
 from jaxattn.theory import (
     MaxMargin,
@@ -42,7 +41,7 @@ def against_limit(trail: np.ndarray, E: Any, loaded: Loaded) -> tuple[Metrics, M
     E, corpus = jax.device_get((E, loaded.corpora.train))
     with jax.enable_x64(True):
         E = jnp.asarray(E, jnp.float64)
-        if loaded.shared and corpus.bags.index.size >= LARGE:
+        if loaded.shared and corpus.bags.is_large:
             seeds = [_one(p, own, corpus) for p, own in zip(trail, E, strict=True)]
             away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
             return _named(away, ratio, *facts)

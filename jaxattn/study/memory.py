@@ -142,8 +142,9 @@ def abstract(group: Group, lanes: int) -> Loaded:
 
 def _sizes(group: Group) -> tuple[int, int]:
     """Bytes that all lanes share, and bytes of parameters and corpora that one has for itself."""
-    loaded = abstract(group, 1)
-    own = _size(_params(group, loaded, 1))
+    with jax.enable_x64(group.config.dtype == "float64"):
+        loaded = abstract(group, 1)
+        own = _size(_params(group, loaded, 1))
     return (_size(loaded.corpora), own) if loaded.shared else (0, own + _size(loaded.corpora))
 
 

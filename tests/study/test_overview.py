@@ -1,4 +1,3 @@
-import time
 import tomllib
 from pathlib import Path
 
@@ -41,8 +40,8 @@ def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error():
     needed = memory.predict(wanted)
     assert memory.width(wanted, 50, memory.default_budget()) == 50
     assert memory.width(wanted, 50, needed.of(7)) == 7
-    with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but 0 MiB may be used"):
-        memory.width(wanted, 50, needed.of(1) - 1)
+    with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but \d MiB may be used"):
+        memory.width(wanted, 50, needed.of(1) // 4)
 
 
 def test_groups_say_what_runs_together(tmp_path):
@@ -63,20 +62,13 @@ def test_what_is_there_counts_as_done(tmp_path):
     assert "3 units, 2 of them done" in whole
 
 
-def test_the_time_is_about_what_a_run_takes(monkeypatch, tmp_path):
-    """Of programs that are compiled already, within a factor that a busy machine allows."""
-    many = sweep(
-        seeds=64, phases=[*PHASES[:1], PHASES[1] | {"steps": 4000}], model={"kind": "one_layer", "dim": 256}
+def test_the_time_grows_with_the_work():
+    short, long = (
+        pace.seconds(group(sweep(phases=[*PHASES[:1], PHASES[1] | {"steps": steps}])), [0, 1, 2, 3], lanes, 1)
+        for steps, lanes in ((20, 4), (200_000, 400))
     )
-    wanted = group(many)
-    predicted = pace.seconds(wanted, list(range(64)), 64, 1)
-    begin = time.monotonic()
-    with Reporter(quiet=True) as reporter:
-        run.run_sweep(many, tmp_path / "many", command="test", reporter=reporter)
-    taken = time.monotonic() - begin
-    assert taken / 4 < predicted < 4 * taken
-    assert pace.seconds(wanted, list(range(64)), 6400, 100) > 20 * predicted
+    assert 0 < short < long / 20
 
 
 def test_durations():
-    assert [duration(x) for x in (3.4, 100, 150, 8000)] == ["3 s", "100 s", "2.5 min", "2.2 h"]
+    assert [duration(x) for x in (3.4, 100.0, 150.0, 8000.0)] == ["3 s", "100 s", "2.5 min", "2.2 h"]

@@ -4,10 +4,13 @@ import signal
 import tomllib
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.errors import InputError, RunError
 from jaxattn.study import doctor, execute, run, sweepfile
 from jaxattn.study.progress import Reporter
 from jaxattn.study.status import status
@@ -16,10 +19,10 @@ from jaxattn.study.store import Store
 SMALL = Path(__file__).with_name("small.toml")
 
 
-def go(directory, **changes):
+def go(directory, on_failure="continue", **changes):
     sweep = sweepfile.check(tomllib.loads(SMALL.read_text()) | changes)
     with Reporter(quiet=True) as reporter:
-        return run.run_sweep(sweep, directory, command="test", reporter=reporter)
+        return run.run_sweep(sweep, directory, command="test", reporter=reporter, on_failure=on_failure)
 
 
 @pytest.fixture
@@ -70,6 +73,68 @@ def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch):
     assert table["state"].tolist() == ["finished"]
     assert table["failed seeds"].tolist() == [1]
     assert whole == "small: 100 % done, finished"
+
+
+def failing(monkeypatch, times):
+    """Let the machine fail the first unit some times."""
+    original, calls = run.execute, []
+
+    def execute_or_fail(unit, *arguments):
+        calls.append(unit.name)
+        if unit.seeds.start == 0 and calls.count(unit.name) <= times:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more lines")
+        return original(unit, *arguments)
+
+    monkeypatch.setattr(run, "execute", execute_or_fail)
+    return calls
+
+
+def test_a_unit_that_the_machine_fails_is_listed_and_the_next_run_mends_it(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        calls = failing(patch, times=9)
+        outcome = go(tmp_path, chunk=1)
+    assert len(calls) == 2
+    (error,) = outcome.errors
+    assert error["cells"] == [0]
+    assert error["reason"].startswith("RESOURCE_EXHAUSTED: out of memory; smaller units may help")
+    table, whole = status(tmp_path)
+    assert table["state"].tolist() == ["failed"]
+    assert "50 % done" in whole
+    assert set(pd.read_parquet(tmp_path / "records.parquet")["seed"]) == {1}
+    assert not go(tmp_path, chunk=1).errors
+    assert status(tmp_path)[0]["state"].tolist() == ["finished"]
+
+
+def test_stop_stops_and_keeps_what_is_done(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        calls = failing(patch, times=9)
+        with pytest.raises(RunError, match="go on with --on-failure continue"):
+            go(tmp_path, "stop", chunk=1)
+    assert len(calls) == 1
+    assert not go(tmp_path, chunk=1).errors
+
+
+def test_retry_tries_again_from_the_start(tmp_path, monkeypatch):
+    calls = failing(monkeypatch, times=2)
+    assert not go(tmp_path, "retry", chunk=1).errors
+    assert len(calls) == 4
+    calls = failing(monkeypatch, times=3)
+    assert len(go(tmp_path / "other", "retry", chunk=1).errors) == 1
+    assert len(calls) == 4
+
+
+def test_nan_stops_a_sweep_that_is_to_stop(tmp_path, monkeypatch):
+    original = execute.init_params
+
+    def poisoned(*arguments):
+        params = original(*arguments)
+        return params.replace(p=params.p * jnp.nan)
+
+    monkeypatch.setattr(execute, "init_params", poisoned)
+    with pytest.raises(RunError, match="not finite; stopped"):
+        go(tmp_path, "stop", chunk=1)
+    outcome = go(tmp_path / "on", chunk=1)
+    assert {failure["seed"] for failure in outcome.failures} == {0, 1}
 
 
 def test_the_log_has_a_line_per_probe_and_survives_a_torn_one(stopped):
