@@ -1,6 +1,7 @@
 """Dynamics: how parameters move. One step, descent, exact gradient flow."""
 
 from jaxattn.dynamics.descent import Descent, descent, run
+from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.exact_flow import Path, exact_flow
 from jaxattn.dynamics.log_descent import log_descent, log_excess_loss
 from jaxattn.dynamics.one_step import loss, loss_and_gradients, one_step
@@ -10,6 +11,7 @@ __all__ = [
     "Descent",
     "Path",
     "descent",
+    "early_stop",
     "exact_flow",
     "log_descent",
     "log_excess_loss",

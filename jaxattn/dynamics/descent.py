@@ -1,4 +1,4 @@
-"""Full-batch descent on any subset of the parameters: an optax loop as an (init, step) pair.
+"""Descent on any subset of the parameters, full batch or minibatches: an optax loop as an (init, step) pair.
 
 Small-step sgd on p is the loop's approximation of gradient flow.
 """
@@ -27,12 +27,14 @@ class State:
         optimizer: optax's state.
         step: () int32; steps taken.
         failed_at: () int32; the first step whose loss or gradient was not finite, -1 if none.
+        key: (2,) uint32; data of the PRNG key that minibatches are drawn with, None for the full batch.
     """
 
     params: Leaf
     optimizer: Leaf
     step: Leaf
     failed_at: Leaf
+    key: Leaf = None
 
 
 @struct.dataclass
@@ -44,14 +46,22 @@ class Info:
 
 
 class Descent(NamedTuple):
-    """A descent: `init(params) -> State` and `step(state, corpus) -> (State, Info)`, both pure."""
+    """A descent: `init(params) -> state` and `step(state, corpus) -> (state, Info)`, both pure.
 
-    init: Callable[[Any], State]
-    step: Callable[[State, Corpus], tuple[State, Info]]
+    A state has `params`, `step` and `failed_at`, as `State` does. Where batches are drawn at random,
+    `init(params, key)` takes a PRNG key too; an early-stopped descent takes two corpora.
+    """
+
+    init: Callable[..., Any]
+    step: Callable[[Any, Any], tuple[Any, Info]]
 
 
 def descent(
-    optimizer: optax.GradientTransformation, *, train: Sequence[str], logits: Logits = one_layer.logits
+    optimizer: optax.GradientTransformation,
+    *,
+    train: Sequence[str],
+    logits: Logits = one_layer.logits,
+    batch_size: int | None = None,
 ) -> Descent:
     """Make a descent of the mean loss on the named parameters.
 
@@ -59,18 +69,31 @@ def descent(
         optimizer: any optax transformation; one that takes `value` (a Polyak step) is given the loss.
         train: names of the parameters that move, a subset of the model's.
         logits: the model.
+        batch_size: sequences per step, dealt out anew in every epoch (the last ones that do not fill a batch
+            sit it out); all of them by default. A batch is a matter of weights in token space, so its step
+            costs what a full one does.
 
     Returns:
         The (init, step) pair.
     """
     transformation = optax.with_extra_args_support(optimizer)
 
-    def init(params: Any) -> State:
+    def init(params: Any, key: Array | None = None) -> State:
         trained = {name: getattr(params, name) for name in train}
-        return State(params, transformation.init(trained), jnp.zeros((), jnp.int32), -jnp.ones((), jnp.int32))
+        return State(
+            params,
+            transformation.init(trained),
+            jnp.zeros((), jnp.int32),
+            -jnp.ones((), jnp.int32),
+            None if batch_size is None or key is None else jax.random.key_data(key),
+        )
 
     def step(state: State, corpus: Corpus) -> tuple[State, Info]:
-        loss, gradients = loss_and_gradients(state.params, corpus, train, logits)
+        weights = None
+        if batch_size is not None:
+            key = jax.random.wrap_key_data(state.key)
+            weights = batch(key, state.step, batch_size, corpus.num_sequences)
+        loss, gradients = loss_and_gradients(state.params, corpus, train, logits, weights)
         trained = {name: getattr(state.params, name) for name in train}
         updates, carried = transformation.update(gradients, state.optimizer, trained, value=loss)
         norm = optax.tree.norm(gradients)
@@ -80,19 +103,31 @@ def descent(
             optimizer=carried,
             step=state.step + 1,
             failed_at=jnp.where((state.failed_at < 0) & fails, state.step, state.failed_at),
+            key=state.key,
         )
         return moved, Info(loss, norm)
 
     return Descent(init, step)
 
 
-def run(algorithm: Descent, state: State, corpus: Corpus, steps: int | Array) -> State:
+def batch(key: Array, step: Array, batch_size: int, sequences: int) -> Array:
+    """Weigh the sequences of a step's minibatch: 1/B for B of them, 0 for the others, (n,).
+
+    Every epoch of n // B steps deals the sequences out in an order of its own.
+    """
+    size = min(batch_size, sequences)
+    epoch, number = jnp.divmod(step, sequences // size)
+    position = jax.random.permutation(jax.random.fold_in(key, epoch), sequences)
+    return jnp.where(position // size == number, 1 / size, 0.0)
+
+
+def run(algorithm: Descent, state: Any, corpus: Any, steps: int | Array) -> Any:
     """Take a number of steps, which may be traced, in one compiled loop.
 
     Args:
         algorithm: a descent.
         state: where to start.
-        corpus: n sequences.
+        corpus: what the descent's step takes: n sequences.
         steps: how many.
 
     Returns:

@@ -14,13 +14,17 @@ P = TypeVar("P")
 Logits = Callable[[P, Corpus], Array]
 
 
-def loss(params: P, corpus: Corpus, logits: Logits = one_layer.logits) -> Array:
+def loss(params: P, corpus: Corpus, logits: Logits = one_layer.logits, weights: Array | None = None) -> Array:
     """Compute the mean logistic loss (two classes) or cross-entropy (K heads) of a model on a corpus."""
-    return losses.classification(logits(params, corpus), corpus.labels)
+    return losses.classification(logits(params, corpus), corpus.labels, weights)
 
 
 def loss_and_gradients(
-    params: P, corpus: Corpus, train: Sequence[str], logits: Logits = one_layer.logits
+    params: P,
+    corpus: Corpus,
+    train: Sequence[str],
+    logits: Logits = one_layer.logits,
+    weights: Array | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """Differentiate the loss by the named parameters only.
 
@@ -29,13 +33,14 @@ def loss_and_gradients(
         corpus: n sequences.
         train: names of the parameters to differentiate by.
         logits: the model.
+        weights: of the sequences, (n,), instead of 1/n for each.
 
     Returns:
         The loss and ∂L/∂θ for every named θ.
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:
-        return loss(params.replace(**trained), corpus, logits)  # type: ignore[attr-defined]
+        return loss(params.replace(**trained), corpus, logits, weights)  # type: ignore[attr-defined]
 
     return jax.value_and_grad(of_trained)({name: getattr(params, name) for name in train})
 

@@ -6,6 +6,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.dynamics import descent, optimizer, run
+from jaxattn.dynamics.descent import batch
 
 
 @pytest.fixture
@@ -97,3 +98,40 @@ def test_info_reports_loss_and_gradient_norm_before_the_step(problem):
     np.testing.assert_allclose(info.loss, ja.dynamics.loss(params, corpus), rtol=1e-14)
     g = gradients(params, corpus)
     np.testing.assert_allclose(info.gradient_norm, np.sqrt((g.p**2).sum() + (g.v**2).sum()), rtol=1e-12)
+
+
+def test_minibatches_deal_every_sequence_out_once_an_epoch(x64):
+    key = jax.random.key(5)
+    weights = np.stack([batch(key, jnp.int32(step), 7, 30) for step in range(8)])
+    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-15)
+    assert set(np.unique(weights)) == {0, 1 / 7}
+    for epoch in (weights[:4], weights[4:]):
+        assert (epoch.astype(bool).sum(axis=0) <= 1).all()
+        assert epoch.astype(bool).sum() == 28
+    assert (weights[0] != weights[4]).any()
+
+
+def test_steps_on_minibatches_equal_full_steps_on_corpora_of_the_batch_alone(problem):
+    params, corpus = problem
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    algorithm = descent(optimizer("sgd", 0.5), train=("E", "p"), batch_size=8)
+    key = jax.random.key(2)
+    state = algorithm.init(params, key)
+    for step in range(7):
+        (own,) = np.nonzero(np.asarray(batch(key, jnp.int32(step), 8, 40)))
+        alone = ja.data.from_sequences(
+            [ids[k][mask[k]].tolist() for k in own], np.asarray(corpus.labels)[own].tolist(), vocab_size=20
+        )
+        expected = ja.dynamics.one_step(state.params, alone, step_size=0.5, train=("E", "p"))
+        state, _ = algorithm.step(state, corpus)
+        np.testing.assert_allclose(state.params.E, expected.E, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(state.params.p, expected.p, rtol=1e-12, atol=1e-14)
+
+
+def test_a_batch_of_all_sequences_is_the_full_batch(problem):
+    params, corpus = problem
+    algorithms = [
+        descent(optimizer("adam", 0.1), train=("E", "p", "v"), batch_size=size) for size in (None, 99)
+    ]
+    one, other = (run(x, x.init(params, jax.random.key(0)), corpus, 5).params for x in algorithms)
+    np.testing.assert_allclose(one.E, other.E, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,64 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.dynamics import descent, early_stop, loss, optimizer, run
+
+SIZES = {"vocab_size": 60, "relevant": 10, "length": 6, "sequences": 40, "max_posterior_difference": 0.5}
+STEPS, EVERY = 60, 5
+
+
+@pytest.fixture
+def problem(x64):
+    """Sixty tokens and forty sequences: training overfits."""
+    train, held_out = (ja.data.independent(jax.random.key(seed), **SIZES) for seed in (0, 1))
+    params = ja.models.one_layer.init(jax.random.key(2), vocab_size=60, dim=32, dtype=jnp.float64)
+    return params, train, held_out
+
+
+def by_hand(params, train, held_out, patience):
+    """Write the rule out: the best parameters, and the step at which it gave up."""
+    algorithm = descent(optimizer("adam", 0.02), train=("E", "p", "v"))
+    state = algorithm.init(params)
+    best, best_loss, waited = params, np.inf, 0
+    for step in range(1, STEPS + 1):
+        state, _ = algorithm.step(state, train)
+        if step % EVERY == 0 or step == STEPS:
+            found = float(loss(state.params, held_out))
+            waited = 0 if found < best_loss else waited + 1
+            if found < best_loss:
+                best, best_loss = state.params, found
+        if waited >= patience:
+            return best, step
+    return best, STEPS
+
+
+@pytest.mark.parametrize("patience", [1, 3, 100])
+def test_it_ends_with_the_best_parameters(problem, patience):
+    params, train, held_out = problem
+    expected, gave_up = by_hand(params, train, held_out, patience)
+    assert gave_up < STEPS or patience == 100
+    inner = descent(optimizer("adam", 0.02), train=("E", "p", "v"))
+    algorithm = early_stop(inner, steps=STEPS, every=EVERY, patience=patience)
+    state = run(algorithm, algorithm.init(params), (train, held_out), STEPS)
+    np.testing.assert_allclose(state.params.E, expected.E, rtol=1e-12)
+    np.testing.assert_allclose(state.params.v, expected.v, rtol=1e-12)
+    assert state.step == STEPS
+    # Before it gives up it is an ordinary descent.
+    early = run(algorithm, algorithm.init(params), (train, held_out), EVERY - 1)
+    np.testing.assert_allclose(early.params.E, run(inner, inner.init(params), train, EVERY - 1).params.E)
+
+
+def test_lanes_stop_on_their_own(problem):
+    params, train, held_out = problem
+    algorithm = early_stop(
+        descent(optimizer("adam", 0.02), train=("E", "p", "v")), steps=STEPS, every=EVERY, patience=1
+    )
+    other = ja.models.one_layer.init(jax.random.key(7), vocab_size=60, dim=32, dtype=jnp.float64)
+    both = jax.tree.map(lambda *x: jnp.stack(x), params, other)
+    state = jax.vmap(lambda x: run(algorithm, algorithm.init(x), (train, held_out), STEPS))(both)
+    for lane, one in enumerate((params, other)):
+        alone = run(algorithm, algorithm.init(one), (train, held_out), STEPS)
+        np.testing.assert_allclose(state.params.E[lane], alone.params.E, rtol=1e-10)
