@@ -119,7 +119,10 @@ def _blocks(bags: Ragged, steps: Array) -> Array:
     """Order rows by the number of tiles they take, so that a block of rows ends its loop together: (., B)."""
     rows, width = bags.index.shape
     size = min(rows, max(1, PAIRS // width**2))
-    order = jnp.argsort(steps).astype(jnp.int32) if bags.tree else jnp.arange(rows, dtype=jnp.int32)
+    order = jnp.arange(rows, dtype=jnp.int32)
+    if bags.tree:
+        # Rows of like tokens side by side read and write a part of G that a cache can hold.
+        order = jnp.lexsort((bags.index[:, width // 2], steps)).astype(jnp.int32)
     # Filled up with a row number that does not exist, which gathers clamp and scatters drop.
     return jnp.pad(order, (0, -rows % size), constant_values=rows).reshape(-1, size)
 
@@ -132,17 +135,20 @@ def _forward(corpus, gram, columns, symmetric, residual):
 
     def block(number):
         i = jnp.minimum(number, len(token) - 1)
-        origin, first, rows = token[i] * corpus.vocab_size, tiles.first[i], tiles.rows[i]
+        origin, first, rows = _once((token[i] * corpus.vocab_size, tiles.first[i], tiles.rows[i]))
 
         def step(k, carry):
             top, sums = carry
             j = first + jnp.minimum(k, rows - 1)
-            present = jnp.where((k < rows)[:, None], count[j], 0)[:, None, :]
-            logit = take(flat, origin[:, :, None] + token[j][:, None, :])
+            met, present, *others = _once(
+                (token[j], jnp.where((k < rows)[:, None], count[j], 0), *(x[j] for x in values))
+            )
+            present = present[:, None, :]
+            logit = _once(take(flat, origin[:, :, None] + met[:, None, :]))
             logit = jnp.where(present > 0, logit, -jnp.inf)
             higher = jnp.maximum(top, logit.max(axis=2))
             weight = present * jnp.exp(logit - higher[:, :, None])
-            added = _sum(2, weight, *(weight * x[j][:, None, :] for x in values))
+            added = _sum(2, weight, *(weight * x[:, None, :] for x in others))
             decay = jnp.exp(top - higher)
             return higher, tuple(decay * x + y for x, y in zip(sums, added, strict=True))
 
@@ -181,21 +187,17 @@ def _backward(symmetric, residual, residuals, cotangents):
     tiles = _tiles(bags)
     R = len(token)
 
-    def pairs(attending, attended, logit, live):
+    def where(s, r):
+        return token[s][:, :, None] * size + token[r][:, None, :]
+
+    def pairs(attending, attended, gathered, live):
         """What rows `attending` do to G and to the values of rows `attended`: (B, W, W) and (B, W) each."""
-        weight = jnp.exp(logit - top[attending][:, :, None])
-        weight = jnp.where(live[:, None, None], count[attended][:, None, :] * weight, 0)
+        present = jnp.where(live[:, None], count[attended], 0)[:, None, :]
+        logit = jnp.where(present > 0, gathered, -jnp.inf)
+        weight = _once(present * jnp.exp(logit - top[attending][:, :, None]))
         pulls = [x[attending][:, :, None] for x in pushes]
         force = sum(x * y[attended][:, None, :] for x, y in zip(pulls, values, strict=True))
         return weight * (force - drag[attending][:, :, None]), _sum(1, *(weight * x for x in pulls))
-
-    def logits(s, r):
-        present = count[r] > 0
-        taken = take(flat, token[s][:, :, None] * size + token[r][:, None, :])
-        return jnp.where(present[:, None, :], taken, -jnp.inf)
-
-    def where(s, r):
-        return token[s][:, :, None] * size + token[r][:, None, :]
 
     def block(carry, number):
         i = jnp.minimum(number, R - 1)
@@ -211,18 +213,18 @@ def _backward(symmetric, residual, residuals, cotangents):
             d_gram, sums = carry
             alive = live & (k <= place)
             j = i - jnp.minimum(k, place)
-            there, to_j = pairs(i, j, logits(i, j), alive)
-            back, to_i = pairs(j, i, logits(j, i), alive)
-            back = jnp.swapaxes(back, 1, 2)
+            gathered = _once(take(flat, where(i, j)))
+            there, to_j = pairs(i, j, gathered, alive)
+            gathered = jnp.swapaxes(gathered, 1, 2) if symmetric else _once(take(flat, where(j, i)))
+            back, to_i = pairs(j, i, gathered, alive)
             sums = add(add(sums, j, alive, to_j), i, alive, to_i)
             if symmetric:
-                return d_gram.at[where(i, j)].add(there + back), sums
-            d_gram = d_gram.at[where(i, j)].add(there)
-            return d_gram.at[jnp.swapaxes(where(j, i), 1, 2)].add(back), sums
+                return d_gram.at[where(i, j)].add(there + jnp.swapaxes(back, 1, 2)), sums
+            return d_gram.at[where(i, j)].add(there).at[where(j, i)].add(back), sums
 
         def alone(carry):
             d_gram, sums = carry
-            force, to_i = pairs(i, i, logits(i, i), live)
+            force, to_i = pairs(i, i, _once(take(flat, where(i, i))), live)
             return d_gram.at[where(i, i)].add(force), add(sums, i, live, to_i)
 
         carry = alone(carry)
@@ -246,6 +248,11 @@ mix.defvjp(_forward, _backward)
 def _repeat(bags, steps, step, start):
     """Loop over the tiles of a row; one step where every sequence fits into one row."""
     return jax.lax.fori_loop(0, steps, step, start) if bags.tree else step(0, start)
+
+
+def _once(x):
+    """Keep what was gathered or exponentiated from being computed again for each of its readers."""
+    return jax.lax.optimization_barrier(x)
 
 
 def _sum(axis, *arrays):
