@@ -1,7 +1,7 @@
 """One full-batch gradient of the two-layer model: in token space, against the textbook's (n, T, T) scores.
 
-    python benchmarks/two_layer_gradient.py --out results/benchmarks                  # reviews made of Zipf draws
-    python benchmarks/two_layer_gradient.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks        # IMDB
+    python benchmarks/two_layer_gradient.py --out results/benchmarks   # reviews of Zipf draws
+    python benchmarks/two_layer_gradient.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS   # IMDB
 
 The textbook gathers E[x] and forms scores (n, T, T), jitted, differentiated by JAX. It does not fit into
 memory at once, and is helped: sequences are sorted by length, cut into chunks of about as many positions

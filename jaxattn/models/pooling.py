@@ -14,7 +14,7 @@ from jaxattn.models.attention import average
 GATHERED = 1 << 22
 
 
-@jax.custom_vjp
+@jax.jit
 def pool(corpus: Corpus, scores: Float[Array, "V"], table: Float[Array, "V m"]) -> Float[Array, "n m"]:
     """Average rows of a table with softmax attention over every sequence.
 
@@ -26,6 +26,11 @@ def pool(corpus: Corpus, scores: Float[Array, "V"], table: Float[Array, "V m"]) 
     Returns:
         h, (n, m). Its derivative is a hand-written gather.
     """
+    return _pool(corpus, scores, table)
+
+
+@jax.custom_vjp
+def _pool(corpus, scores, table):
     return _forward(corpus, scores, table)[0]
 
 
@@ -50,7 +55,7 @@ def _backward(residuals, cotangent):
     return None, (table * d_table).sum(axis=1) - pulled, d_table
 
 
-pool.defvjp(_forward, _backward)
+_pool.defvjp(_forward, _backward)
 
 
 def _weight(count, score):

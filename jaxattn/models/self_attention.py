@@ -172,74 +172,107 @@ def _forward(corpus, gram, columns, symmetric, residual):
     return out, (corpus, gram, columns, mixed, top, normaliser)
 
 
+class _Rows(NamedTuple):
+    """What the backward pass reads of rows of the bags, (., W) each.
+
+    Attributes:
+        token: ids.
+        counts: multiplicities, 0 at padding.
+        top: each token's shift of the exponents.
+        values: x, per column.
+        pushes: x̄' over the sum of the shifted weights, per column.
+        drag: Σ_x x' · push.
+    """
+
+    token: Array
+    counts: Array
+    top: Array
+    values: tuple[Array, ...]
+    pushes: tuple[Array, ...]
+    drag: Array
+
+
 def _backward(symmetric, residual, residuals, cotangents):
     """∂L/∂G_sr = Σ_X w_sr Σ_x x̄'_s (x_r - x'_s) and ∂L/∂x_r = Σ_X Σ_s w_sr x̄'_s, per column x.
 
     The tile of rows i and j ≤ i serves both s ∈ i, r ∈ j and s ∈ j, r ∈ i.
     """
     corpus, gram, columns, mixed, top, normaliser = residuals
-    bags, flat, size = corpus.bags, gram.ravel(), corpus.vocab_size
+    bags, flat = corpus.bags, gram.ravel()
     token, count = bags.index.astype(jnp.int32), bags.count.astype(gram.dtype)
-    values = tuple(take(x, token) for x in columns)
     cotangents = tuple(jnp.where(count > 0, x, 0) for x in cotangents)
     pushes = tuple(x / normaliser for x in cotangents)
-    drag = sum(x * y for x, y in zip(pushes, mixed, strict=True))
-    tiles = _tiles(bags)
-    R = len(token)
-
-    def where(s, r):
-        return token[s][:, :, None] * size + token[r][:, None, :]
-
-    def pairs(attending, attended, gathered, live):
-        """What rows `attending` do to G and to the values of rows `attended`: (B, W, W) and (B, W) each."""
-        present = jnp.where(live[:, None], count[attended], 0)[:, None, :]
-        logit = jnp.where(present > 0, gathered, -jnp.inf)
-        weight = _once(present * jnp.exp(logit - top[attending][:, :, None]))
-        pulls = [x[attending][:, :, None] for x in pushes]
-        force = sum(x * y[attended][:, None, :] for x, y in zip(pulls, values, strict=True))
-        return weight * (force - drag[attending][:, :, None]), _sum(1, *(weight * x for x in pulls))
+    rows = _Rows(
+        token=token,
+        counts=count,
+        top=top,
+        values=tuple(take(x, token) for x in columns),
+        pushes=pushes,
+        drag=sum(x * y for x, y in zip(pushes, mixed, strict=True)),
+    )
+    tiles, number_of_rows = _tiles(bags), len(token)
 
     def block(carry, number):
-        i = jnp.minimum(number, R - 1)
-        place, live = tiles.place[i], number < R
-
-        def add(sums, rows, live, values):
-            rows = jnp.where(live, rows, R)
-            return tuple(
-                x.at[rows].add(y, mode="drop", unique_indices=True) for x, y in zip(sums, values, strict=True)
-            )
-
-        def meet(k, carry):
-            d_gram, sums = carry
-            alive = live & (k <= place)
-            j = i - jnp.minimum(k, place)
-            gathered = _once(take(flat, where(i, j)))
-            there, to_j = pairs(i, j, gathered, alive)
-            gathered = jnp.swapaxes(gathered, 1, 2) if symmetric else _once(take(flat, where(j, i)))
-            back, to_i = pairs(j, i, gathered, alive)
-            sums = add(add(sums, j, alive, to_j), i, alive, to_i)
-            if symmetric:
-                return d_gram.at[where(i, j)].add(there + jnp.swapaxes(back, 1, 2)), sums
-            return d_gram.at[where(i, j)].add(there).at[where(j, i)].add(back), sums
+        i = jnp.minimum(number, number_of_rows - 1)
+        place, used = tiles.place[i], number < number_of_rows
+        of_i = _once(jax.tree.map(lambda x: x[i], rows))
 
         def alone(carry):
             d_gram, sums = carry
-            force, to_i = pairs(i, i, _once(take(flat, where(i, i))), live)
-            return d_gram.at[where(i, i)].add(force), add(sums, i, live, to_i)
+            where = _positions(of_i, of_i, corpus.vocab_size)
+            force, to_i = _pairs(of_i, of_i, _once(take(flat, where)), used)
+            return d_gram.at[where].add(force), _add_rows(sums, i, used, to_i)
+
+        def meet(k, carry):
+            d_gram, sums = carry
+            used_now = used & (k <= place)
+            j = i - jnp.minimum(k, place)
+            of_j = _once(jax.tree.map(lambda x: x[j], rows))
+            there, back = _positions(of_i, of_j, corpus.vocab_size), _positions(of_j, of_i, corpus.vocab_size)
+            gathered = _once(take(flat, there))
+            force, to_j = _pairs(of_i, of_j, gathered, used_now)
+            gathered = jnp.swapaxes(gathered, 1, 2) if symmetric else _once(take(flat, back))
+            force_back, to_i = _pairs(of_j, of_i, gathered, used_now)
+            sums = _add_rows(_add_rows(sums, j, used_now, to_j), i, used_now, to_i)
+            if symmetric:
+                return d_gram.at[there].add(force + jnp.swapaxes(force_back, 1, 2)), sums
+            return d_gram.at[there].add(force).at[back].add(force_back), sums
 
         carry = alone(carry)
         if bags.tree:
             carry = jax.lax.fori_loop(1, place.max() + 1, meet, carry)
         return carry, None
 
-    zeros = jnp.zeros(token.shape, gram.dtype)
-    start = (jnp.zeros_like(flat), tuple(zeros for _ in columns))
+    start = (jnp.zeros_like(flat), tuple(jnp.zeros(token.shape, gram.dtype) for _ in columns))
     (d_gram, sums), _ = jax.lax.scan(block, start, _blocks(bags, tiles.place))
     if residual:
         sums = tuple(x + y for x, y in zip(sums, cotangents, strict=True))
     present = corpus.occurrences.count > 0
     by_token = (jnp.where(present, take(x.ravel(), corpus.crossing), 0) for x in sums)
     return None, d_gram.reshape(gram.shape), corpus.occurrences.sum(*by_token)
+
+
+def _positions(s: _Rows, r: _Rows, vocab_size: int) -> Array:
+    """Say where G_sr lies in the flattened G, (B, W, W)."""
+    return s.token[:, :, None] * vocab_size + r.token[:, None, :]
+
+
+def _pairs(s: _Rows, r: _Rows, gathered: Array, used: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Compute what tokens s attending to tokens r do to G_sr, (B, W, W), and to each column at r, (B, W)."""
+    present = jnp.where(used[:, None], r.counts, 0)[:, None, :]
+    logit = jnp.where(present > 0, gathered, -jnp.inf)
+    weight = _once(present * jnp.exp(logit - s.top[:, :, None]))
+    pushes = [x[:, :, None] for x in s.pushes]
+    force = sum(x * y[:, None, :] for x, y in zip(pushes, r.values, strict=True))
+    return weight * (force - s.drag[:, :, None]), _sum(1, *(weight * x for x in pushes))
+
+
+def _add_rows(sums, rows, used, added):
+    """Add (B, W) to rows of (R, W) each, no row twice; what is not used goes to a row that does not exist."""
+    rows = jnp.where(used, rows, len(sums[0]))
+    return tuple(
+        x.at[rows].add(y, mode="drop", unique_indices=True) for x, y in zip(sums, added, strict=True)
+    )
 
 
 mix.defvjp(_forward, _backward)

@@ -73,7 +73,7 @@ def test_derivative_agrees_with_finite_differences(x64, ragged, model):
 
 
 def test_two_tokens_by_hand(x64):
-    """E = (1, 0), (0, 2): token 0 twice, token 1 once. Row 0 mixes with weights 2 e : 1, row 1 with 2 : e⁴."""
+    """E = (1, 0), (0, 2): token 0 twice, token 1 once. Row 0 mixes by 2 e : 1, row 1 by 2 : e⁴."""
     corpus = ja.data.from_sequences([[0, 1, 0]], [1], vocab_size=2)
     params = two_layer.Params(
         E=jnp.diag(jnp.array([1.0, 2.0])), p=jnp.array([3.0, 0.0]), v=jnp.array([0.0, 1.0])
