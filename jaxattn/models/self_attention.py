@@ -5,6 +5,9 @@ x'_s(X) = Σ_r w_sr x_r,   w_sr = count_r(X) exp(G_sr) / Σ_t count_t(X) exp(G_s
 One number x' per entry of the bags and column x. A sequence of U distinct tokens has U² pairs; they are
 taken as tiles, one row of W entries of the bags against another row of the same sequence, a block of rows
 at a time, so that memory does not depend on the number of pairs.
+
+The derivative by G is the library's one scatter-add with collisions. On a CPU it adds in a fixed order; on a
+GPU the order, and with it the last bits, are the device's.
 """
 
 from functools import partial
