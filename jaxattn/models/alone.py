@@ -13,6 +13,7 @@ from jax import Array
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
+from jaxattn.models.entries import average
 
 
 def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
@@ -78,20 +79,12 @@ def is_narrow(scores: Array) -> Array:
 
 
 def forward_anywhere(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Do what `forward` does, shifting every sequence by its own top score.
-
-    The shift is kept apart from the normaliser: their sum in logarithms would round away what tells close
-    scores of size 1e4 apart in float32.
-    """
-    bags = corpus.bags
-    token = bags.index.astype(jnp.int32)
-    score = jnp.where(bags.count > 0, take(scores, token), -jnp.inf)
-    top = bags.max(score)
-    # A padding sequence has no token; a shift of 0 keeps its weights at exp(-inf) = 0.
-    top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
-    weight = bags.count.astype(scores.dtype) * jnp.exp(score - bags.spread(top))
-    normaliser, *sums = bags.sum(weight, *(weight * take(x, token) for x in columns))
-    return jnp.stack(sums) / normaliser, top, normaliser
+    """Do what `forward` does, shifting every sequence by its own top score."""
+    token = corpus.bags.index.astype(jnp.int32)
+    averages, top, normaliser = average(
+        corpus.bags, take(scores, token), tuple(take(x, token) for x in columns)
+    )
+    return jnp.stack(averages), top, normaliser
 
 
 def backward_anywhere(

@@ -11,7 +11,6 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import LARGE as LARGE
 from jaxattn.models import alone, lanes
 
 

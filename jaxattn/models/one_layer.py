@@ -9,8 +9,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
 from jaxattn.models.attention import attend
+from jaxattn.models.initial import embeddings_query_head
 from jaxattn.trees import Leaf
 
 
@@ -51,21 +51,8 @@ def init(
     Source:
         Section on the model in arXiv 2505.17282; the direction of v is not published and drawn here.
     """
-    for name, size, least in (
-        ("vocab_size", vocab_size, 1),
-        ("dim", dim, 1),
-        ("num_classes", num_classes, 2),
-    ):
-        if size < least:
-            raise InputError(f"{name}: {size}; it must be at least {least}")
-    e_key, p_key, v_key = jax.random.split(key, 3)
-    scale = dim**-0.5
-    v = jax.random.normal(v_key, (dim,) if num_classes == 2 else (dim, num_classes), dtype)
-    return Params(
-        E=scale * jax.random.normal(e_key, (vocab_size, dim), dtype),
-        p=scale * jax.random.normal(p_key, (dim,), dtype),
-        v=v / jnp.linalg.norm(v, axis=0),
-    )
+    E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
+    return Params(E=E, p=p, v=v)
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""The textbook form of the one-layer model, kept as an oracle: gathers E[x], arrays of (n, T, d)."""
+"""The textbook forms of the models, kept as oracles: gathers E[x], arrays of (n, T, d) and (n, T, T)."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.one_layer import Params
+from jaxattn.models import mlp, one_layer, two_layer_weights
 
 
 def padded_sequences(corpus: Corpus) -> tuple[Int[np.ndarray, "n T"], Bool[np.ndarray, "n T"]]:
@@ -31,7 +31,7 @@ def padded_sequences(corpus: Corpus) -> tuple[Int[np.ndarray, "n T"], Bool[np.nd
 
 
 def logits(
-    params: Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
+    params: one_layer.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, "n *K"]:
     """Compute f(X) position by position: q = softmax over positions of E[x] p, f = Σ_i q_i E[x_i] v.
 
@@ -43,7 +43,54 @@ def logits(
     Returns:
         (n,) or (n, K).
     """
+    return _pool(params.E[ids], params.p, mask) @ params.v
+
+
+def two_layer_logits(
+    params: one_layer.Params | two_layer_weights.Params,
+    ids: Int[Array | np.ndarray, "n T"],
+    mask: Bool[Array | np.ndarray, "n T"],
+    *,
+    residual: bool = False,
+) -> Float[Array, "n *K"]:
+    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position and read it out with W2 p and v.
+
+    Args:
+        params: as for `two_layer.logits`, W1 and W2 then being the identity, or `two_layer_weights.logits`.
+        ids: token ids, (n, T).
+        mask: real tokens, (n, T).
+        residual: add E[x].
+
+    Returns:
+        (n,) or (n, K).
+    """
     embedded = params.E[ids]
-    scores = jnp.where(mask, embedded @ params.p, -jnp.inf)
-    attention = jax.nn.softmax(scores, axis=1)
-    return jnp.einsum("nt,ntd->nd", attention, embedded) @ params.v
+    keys, query = embedded, params.p
+    if isinstance(params, two_layer_weights.Params):
+        keys, query = embedded @ params.W1.T, params.W2 @ params.p
+    scores = jnp.where(mask[:, None, :], jnp.einsum("ntd,nsd->nts", embedded, keys), -jnp.inf)
+    mixed = jnp.einsum("nts,nsd->ntd", jax.nn.softmax(scores, axis=2), embedded)
+    return _pool(mixed + embedded if residual else mixed, query, mask) @ params.v
+
+
+def mlp_logits(
+    params: mlp.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
+) -> Float[Array, "n *K"]:
+    """Compute v·relu(h W + b) with h = Σ_i q_i E[x_i] position by position.
+
+    Args:
+        params: as for `mlp.logits`.
+        ids: token ids, (n, T).
+        mask: real tokens, (n, T).
+
+    Returns:
+        (n,) or (n, K).
+    """
+    pooled = _pool(params.E[ids], params.p, mask)
+    return jax.nn.relu(pooled @ params.W + params.b) @ params.v
+
+
+def _pool(tokens: Array, query: Array, mask: Array | np.ndarray) -> Array:
+    """Average (n, T, d) over positions with softmax attention to a query."""
+    attention = jax.nn.softmax(jnp.where(mask, tokens @ query, -jnp.inf), axis=1)
+    return jnp.einsum("nt,ntd->nd", attention, tokens)

@@ -1,0 +1,51 @@
+"""What every model starts from: embeddings, query and head."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxattn.errors import InputError
+
+
+def embeddings_query_head(
+    key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
+) -> tuple[Array, Array, Array]:
+    """Draw E_s, p ~ N(0, I/d) and v uniform on the unit sphere: one key gives all models the same start.
+
+    Args:
+        key: PRNG key; a model that draws more takes it from `jax.random.fold_in(key, i)`.
+        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        dim: d.
+        num_classes: K; two classes share one head.
+        dtype: of all parameters.
+
+    Returns:
+        E (V, d), p (d,) and v, (d,) or (d, K).
+
+    Raises:
+        InputError: a size below 1, or fewer than two classes.
+
+    Source:
+        Section on the model in arXiv 2505.17282; the direction of v is not published and drawn here.
+    """
+    for name, size, least in (
+        ("vocab_size", vocab_size, 1),
+        ("dim", dim, 1),
+        ("num_classes", num_classes, 2),
+    ):
+        if size < least:
+            raise InputError(f"{name}: {size}; it must be at least {least}")
+    e_key, p_key, v_key = jax.random.split(key, 3)
+    scale = dim**-0.5
+    v = jax.random.normal(v_key, (dim,) if num_classes == 2 else (dim, num_classes), dtype)
+    return (
+        scale * jax.random.normal(e_key, (vocab_size, dim), dtype),
+        scale * jax.random.normal(p_key, (dim,), dtype),
+        v / jnp.linalg.norm(v, axis=0),
+    )
+
+
+def square(key: Array, dim: int, dtype: DTypeLike) -> Array:
+    """Draw a (d, d) matrix of entries N(0, 1/d), which on average keeps the length of what it maps."""
+    return dim**-0.5 * jax.random.normal(key, (dim, dim), dtype)

@@ -1,0 +1,83 @@
+"""One hidden layer after the attention: f = v·relu(h W + b) with h = Σ_i q_i E_{x_i}."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.models.initial import embeddings_query_head, square
+from jaxattn.models.pooling import pool
+from jaxattn.trees import Leaf
+
+
+@struct.dataclass
+class Params:
+    """Parameters of the model with a hidden layer as wide as the embeddings, so that E v is defined.
+
+    Attributes:
+        E: (V, d) embeddings.
+        p: (d,) embedding of `<cls>`, the only query.
+        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+        W: (d, d) weights of the hidden layer.
+        b: (d,) its offsets.
+    """
+
+    E: Leaf
+    p: Leaf
+    v: Leaf
+    W: Leaf
+    b: Leaf
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype"))
+def init(
+    key: Array, *, vocab_size: int, dim: int, num_classes: int = 2, dtype: DTypeLike = jnp.float32
+) -> Params:
+    """Draw E, p and v as for the one-layer model, W with entries N(0, 1/d), and b = 0.
+
+    Args:
+        key: PRNG key.
+        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        dim: d.
+        num_classes: K; two classes share one head.
+        dtype: of all parameters.
+
+    Returns:
+        The parameters; E, p and v are the one-layer model's for this key.
+
+    Raises:
+        InputError: a size below 1, or fewer than two classes.
+
+    Source:
+        The start of W and b is not published; it is chosen here.
+    """
+    E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
+    W = square(jax.random.fold_in(key, 1), dim, dtype)
+    return Params(E=E, p=p, v=v, W=W, b=jnp.zeros(dim, dtype))
+
+
+def scores_and_values(params: Params) -> tuple[Array, Array]:
+    """Project the embeddings: scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
+    return params.E @ params.p, params.E @ params.v
+
+
+def logits(params: Params, corpus: Corpus) -> Array:
+    """Compute f(X) = v·relu(Σ_i q_i E_{x_i} W + b) with q = softmax(E_X p) for every sequence.
+
+    Args:
+        params: E (V, d), p (d,), v (d,) or (d, K), W (d, d), b (d,).
+        corpus: n sequences over V tokens.
+
+    Returns:
+        (n,) for two classes, (n, K) for K heads. On the way it needs arrays of n d numbers.
+
+    Source:
+        The experiment with one MLP layer after the softmax, hidden width d, in the public review of
+        arXiv 2505.17282; the activation is not published and is a ReLU here.
+    """
+    pooled = pool(corpus, params.E @ params.p, params.E @ params.W)
+    return jax.nn.relu(pooled + params.b) @ params.v

@@ -1,0 +1,89 @@
+"""Softmax attention over whole rows of a table, h_X = Σ_s q_s(X) M_s, for tables too wide for token space."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import Ragged, take
+from jaxattn.models.entries import average
+
+# Numbers of the table gathered at once; memory does not depend on how many entries the corpus has.
+GATHERED = 1 << 22
+
+
+@jax.jit
+def pool(corpus: Corpus, scores: Float[Array, "V"], table: Float[Array, "V m"]) -> Float[Array, "n m"]:
+    """Average rows of a table with softmax attention over every sequence.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (V,); any finite spread.
+        table: M, (V, m).
+
+    Returns:
+        h, (n, m). Its derivative is a hand-written gather.
+    """
+    return _pool(corpus, scores, table)
+
+
+@jax.custom_vjp
+def _pool(corpus, scores, table):
+    return _forward(corpus, scores, table)[0]
+
+
+def _forward(corpus, scores, table):
+    bags = corpus.bags
+    score = take(scores, bags.index.astype(jnp.int32))
+    _, top, normaliser = average(bags, score, ())
+    weight = _weight(bags.count, score - bags.spread(top)) / bags.spread(normaliser)
+    pooled = weighted_sums(bags, weight, table)
+    return pooled, (corpus, scores, table, pooled, top, normaliser)
+
+
+def _backward(residuals, cotangent):
+    """∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X)."""
+    corpus, scores, table, pooled, top, normaliser = residuals
+    layout = corpus.occurrences
+    sequence = layout.index.astype(jnp.int32)
+    score = layout.spread(scores) - take(top, sequence)
+    weight = _weight(layout.count, score) / take(normaliser, sequence)
+    d_table = weighted_sums(layout, weight, cotangent)
+    (pulled,) = layout.sum(weight * take((cotangent * pooled).sum(axis=1), sequence))
+    return None, (table * d_table).sum(axis=1) - pulled, d_table
+
+
+_pool.defvjp(_forward, _backward)
+
+
+def _weight(count, score):
+    return count.astype(score.dtype) * jnp.exp(jnp.where(count > 0, score, -jnp.inf))
+
+
+@partial(jax.jit, static_argnames="gathered")
+def weighted_sums(
+    layout: Ragged, weight: Array, table: Float[Array, "I m"], gathered: int = GATHERED
+) -> Float[Array, "S m"]:
+    """Sum rows of a table per segment, Σ_e weight_e M[index_e], gathering a block of rows at a time.
+
+    Args:
+        layout: S segments of entries that point at I rows.
+        weight: (R, W).
+        table: M, (I, m).
+        gathered: numbers of the table to hold at once.
+
+    Returns:
+        (S, m).
+    """
+    rows, width = weight.shape
+    size = max(1, min(rows, gathered // (width * table.shape[1])))
+    entries = (layout.index.astype(jnp.int32), weight)
+    sums = jax.lax.map(
+        lambda entry: jnp.einsum("w,wm->m", entry[1], take(table, entry[0])), entries, batch_size=size
+    )
+    for level in layout.tree:
+        padded = jnp.concatenate([sums, jnp.zeros((1, sums.shape[1]), sums.dtype)])
+        sums = jax.lax.map(lambda row, padded=padded: take(padded, row).sum(axis=0), level, batch_size=size)
+    return sums

@@ -1,0 +1,100 @@
+"""The two-layer model with trained attention weights: H = Softmax(E_X W1 E_Xᵀ) E_X and the query W2 p."""
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.errors import InputError
+from jaxattn.models.initial import embeddings_query_head, square
+from jaxattn.models.self_attention import attend_twice
+from jaxattn.trees import Leaf
+
+
+@struct.dataclass
+class Params:
+    """Parameters of the two-layer model with weights.
+
+    Attributes:
+        E: (V, d) embeddings.
+        p: (d,) embedding of `<cls>`.
+        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+        W1: (d, d) key-query matrix of the first layer.
+        W2: (d, d) key-query matrix of the read-out.
+    """
+
+    E: Leaf
+    p: Leaf
+    v: Leaf
+    W1: Leaf
+    W2: Leaf
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype", "weights"))
+def init(
+    key: Array,
+    *,
+    vocab_size: int,
+    dim: int,
+    num_classes: int = 2,
+    dtype: DTypeLike = jnp.float32,
+    weights: Literal["identity", "normal"] = "identity",
+) -> Params:
+    """Draw E, p and v as for the one-layer model; W1 and W2 start at the identity or with entries N(0, 1/d).
+
+    Args:
+        key: PRNG key.
+        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        dim: d.
+        num_classes: K; two classes share one head.
+        dtype: of all parameters.
+        weights: "identity" starts as the two-layer model without weights.
+
+    Returns:
+        The parameters; E, p and v are the one-layer model's for this key.
+
+    Raises:
+        InputError: a size below 1, fewer than two classes, or another start of the weights.
+
+    Source:
+        The start of W1 and W2 is not published; both are chosen here.
+    """
+    E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
+    if weights not in ("identity", "normal"):
+        raise InputError(f"weights: {weights!r}; it must be 'identity' or 'normal'")
+    if weights == "identity":
+        return Params(E=E, p=p, v=v, W1=jnp.eye(dim, dtype=dtype), W2=jnp.eye(dim, dtype=dtype))
+    W1, W2 = (square(jax.random.fold_in(key, number), dim, dtype) for number in (1, 2))
+    return Params(E=E, p=p, v=v, W1=W1, W2=W2)
+
+
+def scores_and_values(params: Params) -> tuple[Array, Array]:
+    """Project the embeddings: scores a = E W2 p, (V,), and values γ = E v, (V,) or (V, K)."""
+    return params.E @ (params.W2 @ params.p), params.E @ params.v
+
+
+def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
+    """Compute f(X) = Σ_i q_i (H_i·v) with q = softmax(H W2 p), H = Softmax(E_X W1 E_Xᵀ) E_X.
+
+    Args:
+        params: E (V, d), p (d,), v (d,) or (d, K), W1 and W2 (d, d).
+        corpus: n sequences over V tokens.
+        residual: H = Softmax(E_X W1 E_Xᵀ) E_X + E_X instead.
+
+    Returns:
+        (n,) for two classes, (n, K) for K heads.
+
+    Raises:
+        InputError: V > 46,340; the matrix E W1 Eᵀ holds V² numbers.
+
+    Source:
+        The two-layer experiment with weights in the public review of arXiv 2505.17282.
+    """
+    scores, values = scores_and_values(params)
+    gram = (params.E @ params.W1) @ params.E.T
+    return attend_twice(corpus, gram, scores, values, symmetric=False, residual=residual)

@@ -1,0 +1,84 @@
+"""What the tests of several models share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.data.corpus import from_draws
+
+draw = jax.jit(from_draws, static_argnames=("vocab_size", "num_classes"))
+
+
+@pytest.fixture(params=["ragged", "short draws", "long draws"])
+def corpus(request, rng, ragged):
+    """Bags of one row and of several, some of them long; or draws, with rows reserved that stay unused."""
+    if request.param == "ragged":
+        return ragged(2)
+    length = {"short draws": 9, "long draws": 70}[request.param]
+    tokens, labels = rng.integers(0, 60, (5, length)), rng.choice([-1, 1], 5)
+    return draw(jnp.asarray(tokens), jnp.asarray(labels), vocab_size=62, num_classes=2)
+
+
+@pytest.fixture
+def ragged(rng):
+    """Make a corpus of K classes with repeated tokens, long and short bags and unused tokens."""
+
+    def make(classes):
+        lengths = [1, 2, 2, 150, *rng.integers(1, 70, 12)]
+        drawn = rng.integers(0, classes, len(lengths))
+        labels = (2 * drawn - 1 if classes == 2 else drawn).tolist()
+        sequences = [rng.integers(0, 75, length).tolist() for length in lengths]
+        return ja.data.from_sequences(sequences, labels, vocab_size=81, num_classes=classes)
+
+    return make
+
+
+@pytest.fixture
+def assert_vmapped_equals_looped(rng):
+    """Compare gradients of three seeds, vmapped and one by one, with a shared corpus and with one each."""
+
+    def compare(init, logits):
+        keys = jax.random.split(jax.random.key(0), 3)
+        params = jax.vmap(lambda key: init(key, vocab_size=50, dim=6, dtype=jnp.float64))(keys)
+        tokens, labels = jnp.asarray(rng.integers(0, 50, (3, 4, 40))), jnp.array([1, -1, 1, -1])
+
+        def gradient(params, tokens):
+            corpus = from_draws(tokens, labels, vocab_size=50, num_classes=2)
+            return jax.grad(lambda x: ja.losses.classification(logits(x, corpus), labels))(params)
+
+        one = jax.jit(gradient)
+        for axes, data in (((0, 0), tokens), ((0, None), tokens[0])):
+            vmapped = jax.jit(jax.vmap(gradient, axes))(params, data)
+            for seed in range(3):
+                own = jax.tree.map(lambda x, seed=seed: x[seed], params)
+                looped = one(own, tokens[seed] if axes[1] == 0 else tokens[0])
+                for mine, theirs in zip(jax.tree.leaves(vmapped), jax.tree.leaves(looped), strict=True):
+                    np.testing.assert_allclose(mine[seed], theirs, rtol=1e-10, atol=1e-13)
+
+    return compare
+
+
+@pytest.fixture
+def assert_equals_textbook():
+    """Compare logits and all gradients of a model with those of its textbook form, in float64."""
+
+    def compare(logits, textbook, params, corpus, rtol=1e-10, atol=1e-12):
+        ids, mask = ja.models.reference.padded_sequences(corpus)
+
+        def loss(form, *data):
+            def compute(x):
+                f = form(x, *data)
+                return ja.losses.classification(f, corpus.labels), f
+
+            return jax.jit(jax.grad(compute, has_aux=True))
+
+        ours, mine = loss(logits, corpus)(params)
+        theirs, expected = loss(textbook, ids, mask)(params)
+        np.testing.assert_allclose(mine, expected, rtol=rtol, atol=atol)
+        assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(theirs)) > 1e-4
+        for name, expected in vars(theirs).items():
+            np.testing.assert_allclose(getattr(ours, name), expected, rtol=rtol, atol=atol, err_msg=name)
+
+    return compare

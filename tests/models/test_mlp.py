@@ -1,0 +1,68 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from jaxattn.models import mlp, one_layer, pooling, reference
+
+
+def draw(corpus, dim=7, dtype=jnp.float64):
+    params = mlp.init(
+        jax.random.key(1), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes, dtype=dtype
+    )
+    return params.replace(p=8 * params.p, b=params.b + 0.1)
+
+
+def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook):
+    assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
+
+
+def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook):
+    corpus = ragged(3)
+    assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
+
+
+def test_derivative_of_pooling_agrees_with_finite_differences(rng, x64, ragged):
+    corpus = ragged(2)
+    operands = rng.normal(size=corpus.vocab_size), rng.normal(size=(corpus.vocab_size, 3))
+    check_grads(lambda a, M: pooling.pool(corpus, a, M), operands, order=1, modes=["rev"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("gathered", [1, 500, 1 << 20])
+def test_size_of_blocks_changes_nothing(rng, x64, ragged, gathered):
+    corpus = ragged(2)
+    bags = corpus.bags
+    table = rng.normal(size=(corpus.vocab_size, 3))
+    counts = bags.count.astype(jnp.float64)
+    sums = pooling.weighted_sums(bags, counts, jnp.asarray(table), gathered)
+    ids, mask = reference.padded_sequences(corpus)
+    np.testing.assert_allclose(sums, (table[ids] * mask[:, :, None]).sum(axis=1), rtol=1e-12, atol=1e-12)
+
+
+def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped):
+    assert_vmapped_equals_looped(mlp.init, mlp.logits)
+
+
+def test_scores_of_size_1e3_stay_finite(ragged):
+    corpus = ragged(2)
+    params = draw(corpus, dtype=jnp.float32)
+    params = params.replace(p=1e3 * params.p)
+    assert jnp.abs(mlp.scores_and_values(params)[0]).max() > 1e3
+    results = jax.jit(jax.value_and_grad(lambda x: mlp.logits(x, corpus).sum()))(params)
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(results))
+    assert {x.dtype for x in jax.tree.leaves(results)} == {jnp.dtype("float32")}
+
+
+def test_start_is_that_of_the_one_layer_model_and_the_hidden_layer_keeps_lengths():
+    params = mlp.init(jax.random.key(3), vocab_size=20, dim=300, num_classes=4)
+    plain = one_layer.init(jax.random.key(3), vocab_size=20, dim=300, num_classes=4)
+    for name in ("E", "p", "v"):
+        np.testing.assert_array_equal(getattr(params, name), getattr(plain, name))
+    for mine, theirs in zip(mlp.scores_and_values(params), one_layer.scores_and_values(plain), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    np.testing.assert_allclose((params.W**2).sum() / 300, 1, atol=0.02)
+    assert not params.b.any()
+    larger = mlp.init(jax.random.key(3), vocab_size=30, dim=300, num_classes=4)
+    np.testing.assert_array_equal(larger.E[:20], params.E)
+    np.testing.assert_array_equal(larger.W, params.W)

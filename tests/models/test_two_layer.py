@@ -1,0 +1,181 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import jaxattn as ja
+from jaxattn.data.corpus import from_draws
+from jaxattn.errors import InputError
+from jaxattn.models import reference, self_attention, two_layer, two_layer_weights
+
+
+@pytest.fixture(params=["without weights", "with weights"])
+def model(request):
+    """A two-layer model, its textbook form and a start at which its weights are of no special form."""
+    if request.param == "with weights":
+        return two_layer_weights, partial(two_layer_weights.init, weights="normal")
+    return two_layer, two_layer.init
+
+
+def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
+    params = init(
+        jax.random.key(1),
+        vocab_size=corpus.vocab_size,
+        dim=dim,
+        num_classes=corpus.num_classes,
+        dtype=dtype,
+    )
+    return params.replace(E=2 * params.E, p=query * params.p)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, model, residual):
+    module, init = model
+    assert_equals_textbook(
+        partial(module.logits, residual=residual),
+        partial(reference.two_layer_logits, residual=residual),
+        draw(init, corpus),
+        corpus,
+    )
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, model, residual):
+    module, init = model
+    corpus = ragged(3)
+    assert_equals_textbook(
+        partial(module.logits, residual=residual),
+        partial(reference.two_layer_logits, residual=residual),
+        draw(init, corpus),
+        corpus,
+    )
+
+
+def test_size_of_blocks_changes_nothing(x64, ragged, assert_equals_textbook, model, monkeypatch):
+    """Blocks of one row and of a few, the last one filled up; elsewhere one block holds all rows."""
+    module, init = model
+    corpus = ragged(2)
+    for pairs in (1, 1 << 13):
+        monkeypatch.setattr(self_attention, "PAIRS", pairs)
+        jax.clear_caches()
+        assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
+    jax.clear_caches()
+
+
+def test_derivative_agrees_with_finite_differences(x64, ragged, model):
+    module, init = model
+    corpus = ragged(3)
+    logits = jax.jit(partial(module.logits, residual=True))
+    check_grads(lambda x: logits(x, corpus), (draw(init, corpus),), order=1, modes=["rev"], rtol=1e-6)
+
+
+def test_two_tokens_by_hand(x64):
+    """E = (1, 0), (0, 2): token 0 twice, token 1 once. Row 0 mixes by 2 e : 1, row 1 by 2 : e⁴."""
+    corpus = ja.data.from_sequences([[0, 1, 0]], [1], vocab_size=2)
+    params = two_layer.Params(
+        E=jnp.diag(jnp.array([1.0, 2.0])), p=jnp.array([3.0, 0.0]), v=jnp.array([0.0, 1.0])
+    )
+    e = np.e
+    h0 = np.array([2 * e, 2.0]) / (2 * e + 1)
+    h1 = np.array([2.0, 2 * e**4]) / (2 + e**4)
+    for residual in (0, 1):
+        mixed0, mixed1 = h0 + residual * np.array([1, 0]), h1 + residual * np.array([0, 2])
+        weight0, weight1 = 2 * np.exp(3 * mixed0[0]), np.exp(3 * mixed1[0])
+        expected = (weight0 * mixed0[1] + weight1 * mixed1[1]) / (weight0 + weight1)
+        logit = two_layer.logits(params, corpus, residual=bool(residual))
+        np.testing.assert_allclose(logit, [expected], rtol=1e-14)
+
+
+def test_identity_weights_are_the_model_without_weights(x64, ragged):
+    corpus = ragged(3)
+    params = draw(two_layer_weights.init, corpus)
+    plain = draw(two_layer.init, corpus)
+    for name in ("E", "p", "v"):
+        np.testing.assert_array_equal(getattr(params, name), getattr(plain, name))
+    with_weights, without = two_layer_weights.logits(params, corpus), two_layer.logits(plain, corpus)
+    np.testing.assert_allclose(with_weights, without, rtol=1e-13)
+    for mine, theirs in zip(
+        two_layer_weights.scores_and_values(params), two_layer.scores_and_values(plain), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-13)
+
+
+def test_scores_of_the_weighted_model_are_those_of_its_query(x64, ragged):
+    params = draw(partial(two_layer_weights.init, weights="normal"), ragged(2))
+    scores, values = two_layer_weights.scores_and_values(params)
+    np.testing.assert_allclose(scores, [row @ params.W2 @ params.p for row in params.E], rtol=1e-12)
+    np.testing.assert_allclose(values, params.E @ params.v)
+
+
+def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, model):
+    module, init = model
+    assert_vmapped_equals_looped(init, module.logits)
+
+
+def test_padded_draws_equal_the_same_sequences_without_padding(rng, x64, model):
+    """Draws reserve rows for distinct tokens that do not come; the rows that stay unused change nothing."""
+    module, init = model
+    tokens, labels = rng.integers(0, 20, (6, 70)), rng.choice([-1, 1], 6)
+    reserved = from_draws(jnp.asarray(tokens), jnp.asarray(labels), vocab_size=90, num_classes=2)
+    tight = ja.data.from_sequences(tokens.tolist(), labels.tolist(), vocab_size=90)
+    assert len(reserved.bags.owner) > len(tight.bags.owner)
+    params = draw(init, tight)
+    for mine, theirs in zip(
+        *(
+            jax.tree.leaves(jax.value_and_grad(lambda x, c=c: (module.logits(x, c) ** 2).sum())(params))
+            for c in (reserved, tight)
+        ),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_scores_of_size_1e3_stay_finite_and_right(x64, ragged, assert_equals_textbook, dtype):
+    corpus = ragged(2)
+    params = draw(two_layer.init, corpus, query=3e3, dtype=dtype)
+    params = params.replace(E=15 * params.E)
+    gram = params.E @ params.E.T
+    assert jnp.abs(gram).max() > 1e3
+    assert jnp.abs(params.E @ params.p).max() > 1e3
+    results = jax.jit(jax.value_and_grad(lambda x: two_layer.logits(x, corpus).sum()))(params)
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(results))
+    if dtype == jnp.float64:
+        # Products of size 1e5 in the exponent are rounded to 1e-11 in either form.
+        assert_equals_textbook(
+            two_layer.logits, reference.two_layer_logits, params, corpus, rtol=1e-7, atol=1e-7
+        )
+
+
+def test_float32_stays_float32(ragged, model):
+    module, init = model
+    corpus = ragged(2)
+    params = draw(init, corpus, dtype=jnp.float32)
+    results = jax.value_and_grad(lambda x: module.logits(x, corpus).sum())(params)
+    assert {x.dtype for x in jax.tree.leaves(results)} == {jnp.dtype("float32")}
+
+
+def test_rows_of_a_smaller_vocabulary_stay():
+    init = partial(two_layer_weights.init, jax.random.key(0), dim=5)
+    for weights in ("identity", "normal"):
+        small, large = (init(vocab_size=size, weights=weights) for size in (4, 9))
+        np.testing.assert_array_equal(small.E, large.E[:4])
+        np.testing.assert_array_equal(small.W1, large.W1)
+
+
+def test_normal_weights_keep_lengths_on_average():
+    params = two_layer_weights.init(jax.random.key(0), vocab_size=1, dim=300, weights="normal")
+    for matrix in (params.W1, params.W2):
+        np.testing.assert_allclose((matrix**2).sum() / 300, 1, atol=0.02)
+    assert not jnp.allclose(params.W1, params.W2)
+
+
+def test_too_large_a_vocabulary_is_named(ragged):
+    corpus = ragged(2).replace(vocab_size=50_000)
+    with pytest.raises(InputError, match="vocab_size: 50000"):
+        self_attention.attend_twice(
+            corpus, jnp.zeros((2, 2)), jnp.zeros(2), jnp.zeros(2), symmetric=True, residual=False
+        )
