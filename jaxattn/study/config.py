@@ -14,6 +14,7 @@ Classes = Annotated[int, msgspec.Meta(ge=2)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+HalfShare = Annotated[float, msgspec.Meta(ge=0, le=0.5)]
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 
@@ -26,33 +27,67 @@ class _Tagged(_Table, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
 
 
 class _Synthetic(_Tagged, frozen=True, kw_only=True):
+    """What all generators share.
+
+    `label_noise` replaces each training label with this probability by another class; the validation
+    sequences are like the training sequences, label noise included, and the test sequences are clean.
+    """
+
     vocab_size: PositiveInt
-    relevant: PositiveInt
     length: PositiveInt
     sequences: PositiveInt
     test_sequences: Count = 0
+    validation_sequences: Count = 0
+    label_noise: HalfShare = 0.0
+
+
+class _Classes(_Synthetic, frozen=True, kw_only=True):
+    """Generators with relevant tokens of K classes."""
+
+    relevant: PositiveInt
     num_classes: Classes = 2
 
 
-class Assumption1(_Synthetic, frozen=True, kw_only=True, tag="assumption1"):
+class Assumption1(_Classes, frozen=True, kw_only=True, tag="assumption1"):
     """Exactly one completely positive or negative token per sequence; a fresh corpus for every seed."""
 
 
-class MultiRelevant(_Synthetic, frozen=True, kw_only=True, tag="multi_relevant"):
+class MultiRelevant(_Classes, frozen=True, kw_only=True, tag="multi_relevant"):
     """Several relevant tokens per sequence; a fresh corpus for every seed."""
 
     relevant_per_sequence: PositiveInt
 
 
-class Independent(_Synthetic, frozen=True, kw_only=True, tag="independent"):
+class Independent(_Classes, frozen=True, kw_only=True, tag="independent"):
     """Tokens independent given the label; a fresh corpus for every seed."""
 
     max_posterior_difference: Share = 0.9
     relevant_mass: Share | None = None
 
 
-Synthetic = Assumption1 | MultiRelevant | Independent
-Data = Assumption1 | MultiRelevant | Independent | TextSource
+class Topics(_Classes, frozen=True, kw_only=True, tag="topics"):
+    """Words of the topic, which is the label, and common words; a fresh corpus for every seed."""
+
+    topic_words: PositiveInt
+    min_purity: Share = 0.0
+    max_purity: Share = 1.0
+
+
+class Xor(_Synthetic, frozen=True, kw_only=True, tag="xor"):
+    """The label is whether two tokens agree, α = 0 for every token; a fresh corpus for every seed."""
+
+    pairs: PositiveInt = 1
+
+
+class Negation(_Synthetic, frozen=True, kw_only=True, tag="negation"):
+    """One relevant token, whose class a negation token turns round; a fresh corpus for every seed."""
+
+    relevant: PositiveInt
+    negated: Share = 0.5
+
+
+Synthetic = Assumption1 | MultiRelevant | Independent | Topics | Xor | Negation
+Data = Synthetic | TextSource
 
 
 class OneLayer(_Tagged, frozen=True, kw_only=True, tag="one_layer"):

@@ -28,11 +28,13 @@ class Corpora:
         train: the training corpus.
         test: the test corpus, None if there is none.
         tokens: token statistics of the training corpus.
+        validation: the validation corpus, None if there is none.
     """
 
     train: Leaf
     test: Leaf
     tokens: Leaf
+    validation: Leaf = None
 
 
 @struct.dataclass
