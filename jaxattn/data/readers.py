@@ -46,16 +46,23 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         test: name of the test split; "" or None if there is none.
         labels: raw label of each class, in the order of the classes: -1, +1 for two, 0 .. K-1 for more.
         ignore_labels: raw labels whose rows are left out.
+        balance: in each split, keep only as many rows of every class as the smallest class has; which ones
+            is always the same.
+        validation: share of the training rows of every class that is held out as a validation split, after
+            balancing; which rows is always the same.
         min_count: words that occur less often in the training split are unknown.
         max_vocab: the most words a vocabulary may hold, the most frequent ones; None for all.
         max_length: the most known words kept of a text, the first ones; None for all.
-        empty: what to do with a text without a known word: "error", or "drop" to leave it out.
+        empty: what to do with a text without a known word: "error", or "drop" to leave it out, after
+            balancing and holding out.
     """
 
     train: _Name = "train"
     test: str | None = "test"
     labels: Annotated[tuple[Label, ...], msgspec.Meta(min_length=2)] = (0, 1)
     ignore_labels: tuple[Label, ...] = ()
+    balance: bool = False
+    validation: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     min_count: _Positive = 1
     max_vocab: _Positive | None = None
     max_length: _Positive | None = None
@@ -180,7 +187,8 @@ class _Table(_Fields, frozen=True, kw_only=True):
     Attributes:
         path: the file with the training rows; with all rows if `split_column` is set.
         test_path: the file with the test rows.
-        split_column: the field that tells the splits of one file apart; `train`, `test` are values of it.
+        split_column: the field that tells the splits of one file apart; `train`, `test` are values of it, or
+            several joined by "+", such as "train+extra".
     """
 
     path: _Name
@@ -225,15 +233,17 @@ class _Table(_Fields, frozen=True, kw_only=True):
 
     def _rows(self, path: str, wanted: str) -> Iterator[Row]:
         seen: set[str] = set()
+        values = wanted.split("+")
         for place, text, label, *split in self._records(path):
             seen.update(map(str, split))
-            if not split or str(split[0]) == wanted:
+            if not split or str(split[0]) in values:
                 yield place, _text(text, f"{place} of {path}"), label
-        if self.split_column and wanted not in seen:
-            raise InputError(
-                f"data.split_column: no row of {path} has {self.split_column} = {wanted!r}; "
-                f"there are {_listed(sorted(seen))}"
-            )
+        for value in values if self.split_column else ():
+            if value not in seen:
+                raise InputError(
+                    f"data.split_column: no row of {path} has {self.split_column} = {value!r}; "
+                    f"there are {_listed(sorted(seen))}"
+                )
 
 
 class Parquet(_Table, frozen=True, kw_only=True, tag="parquet"):

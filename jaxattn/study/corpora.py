@@ -58,7 +58,8 @@ def load(config: Data, keys: Array, progress: Progress, numbers: Numbers | None 
         drawn = _draw_each(config, keys, numbers or {})
         return Loaded(drawn, False, [str(s) for s in range(config.vocab_size)])
     loaded = text.load(config, progress=progress)
-    corpora = Corpora(loaded.train, loaded.test, jax.jit(token_statistics)(loaded.train))
+    statistics = jax.jit(token_statistics)(loaded.train)
+    corpora = Corpora(loaded.train, loaded.test, statistics, loaded.validation)
     return Loaded(devices.place(corpora, shared=True), True, loaded.vocabulary.tokens)
 
 
