@@ -75,7 +75,7 @@ def ours(sweep, seeds):
         programs.extend([] if programs else [program(group.config, index, loaded) for index in (0, 1)])
         measured = []
         for made in programs:
-            state = made.init(params, loaded.corpora, {})
+            state = made.init(params, loaded.corpora, {}, model_keys)
             state = made.advance(state, loaded.corpora, {}, jnp.int32(made.steps))
             measured.append(made.measure(state, loaded.corpora))
             params = state.params

@@ -10,7 +10,9 @@ from jaxattn.data.importance import (
     posterior_difference,
     token_counts,
 )
-from jaxattn.data.synthetic import assumption1, independent, multi_relevant
+from jaxattn.data.interactions import negation, xor
+from jaxattn.data.noise import flip_labels
+from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
 
 __all__ = [
     "Corpus",
@@ -18,13 +20,17 @@ __all__ = [
     "average_signed_frequency",
     "class_counts",
     "completely_relevant",
+    "flip_labels",
     "from_flat",
     "from_sequences",
     "independent",
     "irrelevant",
     "multi_relevant",
+    "negation",
     "posterior_difference",
     "readers",
     "text",
     "token_counts",
+    "topics",
+    "xor",
 ]

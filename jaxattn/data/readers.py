@@ -5,14 +5,14 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
+from jaxattn.data.messages import first_line, listed, reading
 from jaxattn.errors import InputError
 
 # The settings that say where files lie, and nothing about what is in them.
@@ -23,7 +23,6 @@ Row = tuple[str, str, Any]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _BATCH = 512
-_UNREADABLE = (OSError, ValueError, RuntimeError, csv.Error)
 
 
 class Rows(NamedTuple):
@@ -46,16 +45,23 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         test: name of the test split; "" or None if there is none.
         labels: raw label of each class, in the order of the classes: -1, +1 for two, 0 .. K-1 for more.
         ignore_labels: raw labels whose rows are left out.
+        balance: in each split, keep only as many rows of every class as the smallest class has; which ones
+            is always the same.
+        validation: share of the training rows of every class that is held out as a validation split, after
+            balancing; which rows is always the same.
         min_count: words that occur less often in the training split are unknown.
         max_vocab: the most words a vocabulary may hold, the most frequent ones; None for all.
         max_length: the most known words kept of a text, the first ones; None for all.
-        empty: what to do with a text without a known word: "error", or "drop" to leave it out.
+        empty: what to do with a text without a known word: "error", or "drop" to leave it out, after
+            balancing and holding out.
     """
 
     train: _Name = "train"
     test: str | None = "test"
     labels: Annotated[tuple[Label, ...], msgspec.Meta(min_length=2)] = (0, 1)
     ignore_labels: tuple[Label, ...] = ()
+    balance: bool = False
+    validation: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     min_count: _Positive = 1
     max_vocab: _Positive | None = None
     max_length: _Positive | None = None
@@ -115,7 +121,7 @@ class _Fields(Source, frozen=True, kw_only=True):
         names = [getattr(self, setting) for setting in settings]
         for setting, name in zip(settings, names, strict=True):
             if name not in have:
-                raise InputError(f"data.{setting}: {where} has no field {name!r}; it has {_listed(have)}")
+                raise InputError(f"data.{setting}: {where} has no field {name!r}; it has {listed(have)}")
         return names
 
 
@@ -159,14 +165,14 @@ class Tfds(_Fields, frozen=True, kw_only=True, tag="tfds"):
         # It has a dozen exception types for data that are not as they should be.
         except Exception as error:
             raise InputError(
-                f"data.{split}: cannot open {where}: {_line(error)}; "
+                f"data.{split}: cannot open {where}: {first_line(error)}; "
                 'it must be a split of data prepared with file_format="array_record"'
             ) from error
         self._columns(data.dataset_info.features, self.dataset)
         return Rows(len(data), self._rows(data, where))
 
     def _rows(self, data: Any, where: str) -> Iterator[Row]:
-        with _reading(where):
+        with reading(where):
             for start in range(0, len(data), _BATCH):
                 batch = data.__getitems__(range(start, min(start + _BATCH, len(data))))
                 for row, example in enumerate(batch, start):
@@ -180,7 +186,8 @@ class _Table(_Fields, frozen=True, kw_only=True):
     Attributes:
         path: the file with the training rows; with all rows if `split_column` is set.
         test_path: the file with the test rows.
-        split_column: the field that tells the splits of one file apart; `train`, `test` are values of it.
+        split_column: the field that tells the splits of one file apart; `train`, `test` are values of it, or
+            several joined by "+", such as "train+extra".
     """
 
     path: _Name
@@ -225,15 +232,17 @@ class _Table(_Fields, frozen=True, kw_only=True):
 
     def _rows(self, path: str, wanted: str) -> Iterator[Row]:
         seen: set[str] = set()
+        values = wanted.split("+")
         for place, text, label, *split in self._records(path):
             seen.update(map(str, split))
-            if not split or str(split[0]) == wanted:
+            if not split or str(split[0]) in values:
                 yield place, _text(text, f"{place} of {path}"), label
-        if self.split_column and wanted not in seen:
-            raise InputError(
-                f"data.split_column: no row of {path} has {self.split_column} = {wanted!r}; "
-                f"there are {_listed(sorted(seen))}"
-            )
+        for value in values if self.split_column else ():
+            if value not in seen:
+                raise InputError(
+                    f"data.split_column: no row of {path} has {self.split_column} = {value!r}; "
+                    f"there are {listed(sorted(seen))}"
+                )
 
 
 class Parquet(_Table, frozen=True, kw_only=True, tag="parquet"):
@@ -242,14 +251,14 @@ class Parquet(_Table, frozen=True, kw_only=True, tag="parquet"):
     def _total(self, path: str) -> int:
         import pyarrow.parquet as pq
 
-        with _reading(path):
+        with reading(path):
             return pq.read_metadata(path).num_rows
 
     def _records(self, path: str) -> Iterator[Any]:
         import pyarrow.parquet as pq
 
         row = itertools.count()
-        with _reading(path), pq.ParquetFile(path) as file:
+        with reading(path), pq.ParquetFile(path) as file:
             names = self._columns(file.schema_arrow.names, path)
             for batch in file.iter_batches(_BATCH, columns=names):
                 for fields in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
@@ -269,7 +278,7 @@ class Csv(_Table, frozen=True, kw_only=True, tag="csv"):
         # The limit is one for the whole process and would refuse texts of more than 128 KiB.
         csv.field_size_limit(max(csv.field_size_limit(), 2**30))
         written = {str(label): label for label in (*self.labels, *self.ignore_labels)}
-        with _reading(path), open(path, encoding="utf-8-sig", newline="") as file:
+        with reading(path), open(path, encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, delimiter=self.delimiter, strict=True)
             header = next(lines, [])
             columns = [header.index(name) for name in self._columns(header, path)]
@@ -289,7 +298,7 @@ class Jsonl(_Table, frozen=True, kw_only=True, tag="jsonl"):
 
     def _records(self, path: str) -> Iterator[Any]:
         decode = msgspec.json.Decoder(dict[str, Any]).decode
-        with _reading(path), open(path, encoding="utf-8-sig") as file:
+        with reading(path), open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.isspace():
                     continue
@@ -297,7 +306,7 @@ class Jsonl(_Table, frozen=True, kw_only=True, tag="jsonl"):
                 try:
                     fields = decode(line)
                 except msgspec.DecodeError as error:
-                    raise InputError(f"data: {where} is not a JSON object: {_line(error)}") from error
+                    raise InputError(f"data: {where} is not a JSON object: {first_line(error)}") from error
                 yield f"line {number}", *map(fields.get, self._columns(fields, where))
 
 
@@ -329,11 +338,11 @@ class Folder(Source, frozen=True, kw_only=True, tag="folder"):
         known = {str(label) for label in (*self.labels, *self.ignore_labels)}
         if not os.path.isdir(folder):
             raise InputError(f"data.path: there is no folder {folder}; data.{split} names its last part")
-        with _reading(folder):
+        with reading(folder):
             for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
                 if name not in known:
                     raise InputError(
-                        f"data.labels: {folder} holds {name!r}; expected {_listed(map(str, self.labels))}; "
+                        f"data.labels: {folder} holds {name!r}; expected {listed(map(str, self.labels))}; "
                         "add it to data.labels or data.ignore_labels"
                     )
             texts = []
@@ -350,7 +359,7 @@ TextSource = Tfds | Parquet | Csv | Jsonl | Folder
 
 
 def _read_text(path: str) -> str:
-    with _reading(path):
+    with reading(path):
         content = Path(path).read_bytes()
     # Other encodings of two bytes a character can pass for UTF-8 with zeros in it.
     if b"\0" in content:
@@ -360,7 +369,7 @@ def _read_text(path: str) -> str:
 
 def _text(value: Any, where: str) -> str:
     if isinstance(value, bytes):
-        with _reading(where):
+        with reading(where):
             return value.decode("utf-8-sig")
     if not isinstance(value, str):
         raise InputError(f"data.text: {where} holds {value!r:.40}, not a text; name the field with the text")
@@ -371,29 +380,3 @@ def _plain(label: Any) -> Any:
     """Turn NumPy's scalars and bytes into Python's numbers and strings."""
     value = label.tolist() if isinstance(label, np.generic | np.ndarray) else label
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _listed(names: Iterable[str]) -> str:
-    first = [f"{name:.40}" for name in itertools.islice(names, 21)]
-    first[20:] = ["..."] * len(first[20:])
-    return " ".join(", ".join(first).split()) or "none"
-
-
-def _line(error: Exception) -> str:
-    """First line of a library's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(" .:")
-
-
-@contextmanager
-def _reading(where: str) -> Iterator[None]:
-    """Turn what libraries raise over unreadable data into one line."""
-    try:
-        yield
-    except InputError:
-        raise
-    except UnicodeDecodeError as error:
-        raise InputError(f"data: {where} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
-    except _UNREADABLE as error:
-        raise InputError(
-            f"data: cannot read {where}: {_line(error)}; is it whole, and what it should be?"
-        ) from error

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
+from jaxattn.data.sizes import check_multiple, check_room
 from jaxattn.errors import InputError
 
 _SIZES = ("vocab_size", "relevant", "length", "sequences", "num_classes")
@@ -70,16 +71,84 @@ def independent(
     cumulative = jnp.cumsum(tilt / relevant, axis=1)
     which, rank, other = jax.random.split(key, 3)
     shape = (sequences, length)
-    position = jax.random.uniform(rank, shape) * cumulative[class_index, -1:]
-    picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(
-        cumulative[class_index], position
-    )
+    picked = _invert(cumulative[class_index], jax.random.uniform(rank, shape))
     irrelevant = jax.random.randint(other, shape, relevant, jnp.maximum(used, relevant + 1))
     is_relevant = jax.random.uniform(which, shape) < relevant_mass
-    tokens = jnp.where(is_relevant, jnp.minimum(picked, relevant - 1), irrelevant)
+    tokens = jnp.where(is_relevant, picked, irrelevant)
     return from_draws(
         tokens, class_labels(class_index, num_classes), vocab_size=vocab_size, num_classes=num_classes
     )
+
+
+@partial(jax.jit, static_argnames=(*_SIZES, "topic_words"))
+def topics(
+    key: Array,
+    *,
+    vocab_size: int,
+    relevant: int,
+    topic_words: int,
+    length: int,
+    sequences: int,
+    min_purity: float | Array = 0.0,
+    max_purity: float | Array = 1.0,
+    num_classes: int = 2,
+    used: int | Array | None = None,
+) -> Corpus:
+    """Give every sequence some words of its topic, which is its label, and common words otherwise.
+
+    P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word,
+
+    that is, with probability π_s, its purity, a topic word comes from its own topic, else from any. The
+    posterior difference of a topic word is its purity in expectation, for every K: for two classes ±π_s.
+    The purities of a topic's words lie evenly from `min_purity` to `max_purity`. Common words are uniform;
+    they are drawn for every sequence anew, so their α_s is 0 in expectation only. Topics are balanced.
+
+    Args:
+        key: PRNG key.
+        vocab_size: V.
+        relevant: number of words that belong to a topic, a multiple of K.
+        topic_words: topic words in a sequence, repetitions allowed; at least 1.
+        length: words per sequence T ≥ `topic_words`.
+        sequences: number of sequences n, a multiple of K.
+        min_purity: purity of the first word of every topic, in [0, 1].
+        max_purity: purity of the last one, in [0, 1].
+        num_classes: K topics.
+        used: draw from the first tokens only, as in `independent`.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        InputError: sizes that do not fit.
+
+    Source:
+        Topic and common words as in Lu, Mao & Nayak, arXiv 2011.10036, whose task has one pure topic word in
+        a sentence (`topic_words` 1, both purities 1); the law of words of other purity is chosen here.
+    """
+    check_topics(vocab_size, relevant, topic_words, length, sequences, num_classes)
+    used = vocab_size if used is None else used
+    class_index = jnp.arange(sequences) % num_classes
+    token = jnp.arange(relevant)
+    purity = jnp.linspace(min_purity, max_purity, relevant // num_classes)[token // num_classes]
+    belongs = token % num_classes == jnp.arange(num_classes)[:, None]
+    cumulative = jnp.cumsum((1 + purity * jnp.where(belongs, num_classes - 1.0, -1.0)) / relevant, axis=1)
+    topic_key, common_key = jax.random.split(key)
+    own = _invert(cumulative[class_index], jax.random.uniform(topic_key, (sequences, topic_words)))
+    shape = (sequences, length - topic_words)
+    common = jax.random.randint(common_key, shape, relevant, jnp.maximum(used, relevant + 1))
+    return from_draws(
+        jnp.concatenate([own, common], axis=1),
+        class_labels(class_index, num_classes),
+        vocab_size=vocab_size,
+        num_classes=num_classes,
+    )
+
+
+def _invert(cumulative: Array, uniform: Array) -> Array:
+    """Invert one distribution function a row, (n, M) up to a factor, at numbers in [0, 1), (n, N)."""
+    position = uniform * cumulative[:, -1:]
+    picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative, position)
+    return jnp.minimum(picked, cumulative.shape[1] - 1)
 
 
 @partial(jax.jit, static_argnames=(*_SIZES, "relevant_per_sequence"))
@@ -184,20 +253,26 @@ def check_sizes(
     relevant_per_sequence: int = 1,
 ) -> None:
     """Raise InputError, naming the size and the remedy, if no corpus has these sizes."""
-    if num_classes < 2:
-        raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
-    if sequences < num_classes or sequences % num_classes:
-        raise InputError(f"sequences: {sequences} is not a positive multiple of num_classes = {num_classes}")
-    if relevant < num_classes or relevant % num_classes:
-        raise InputError(f"relevant: {relevant} is not a positive multiple of num_classes = {num_classes}")
+    _check_classes(relevant, sequences, num_classes)
     if not 1 <= relevant_per_sequence <= relevant // num_classes:
         raise InputError(
             f"relevant_per_sequence: {relevant_per_sequence} is not between 1 and the "
             f"{relevant // num_classes} relevant tokens of a class"
         )
-    if length < relevant_per_sequence:
-        raise InputError(f"length: {length} tokens cannot hold {relevant_per_sequence} relevant ones")
-    if vocab_size < relevant or (vocab_size == relevant and length > relevant_per_sequence):
-        raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant token beside the {relevant} relevant ones"
-        )
+    check_room(vocab_size, length, special=relevant, held=relevant_per_sequence)
+
+
+def check_topics(
+    vocab_size: int, relevant: int, topic_words: int, length: int, sequences: int, num_classes: int
+) -> None:
+    """Raise InputError, naming the size and the remedy, if `topics` has no corpus of these sizes."""
+    _check_classes(relevant, sequences, num_classes)
+    check_multiple("topic_words", topic_words, 1, "1")
+    check_room(vocab_size, length, special=relevant, held=topic_words)
+
+
+def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
+    if num_classes < 2:
+        raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
+    check_multiple("sequences", sequences, num_classes, f"num_classes = {num_classes}")
+    check_multiple("relevant", relevant, num_classes, f"num_classes = {num_classes}")

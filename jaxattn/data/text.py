@@ -1,5 +1,6 @@
 """From labelled texts to corpora: words, the vocabulary of the training split, token ids."""
 
+import itertools
 import re
 from array import array
 from collections import defaultdict
@@ -60,12 +61,14 @@ class TextCorpora(NamedTuple):
     Attributes:
         train: the training split.
         test: the test split, None if the source has none.
-        vocabulary: the words behind the token ids of both.
+        vocabulary: the words behind the token ids of all.
+        validation: what was held out of the training split, None if nothing was.
     """
 
     train: Corpus
     test: Corpus | None
     vocabulary: Vocabulary
+    validation: Corpus | None = None
 
 
 class _Texts(NamedTuple):
@@ -81,6 +84,12 @@ class _Labelled(NamedTuple):
     texts: _Texts
     classes: np.ndarray
     places: list[str]
+
+    def keep(self, kept: np.ndarray) -> "_Labelled":
+        """Keep the rows that (n,) bool marks."""
+        numbers = self.texts.numbers[np.repeat(kept, self.texts.lengths)]
+        places = list(itertools.compress(self.places, kept))
+        return _Labelled(_Texts(numbers, self.texts.lengths[kept]), self.classes[kept], places)
 
 
 def tokenise(text: str) -> list[str]:
@@ -150,7 +159,8 @@ def load(
     source = _checked(source)
     key = cache.digest(source.files(), _settings(source))
     path = cache.folder(cache_dir) / f"text-{key}.npz"
-    names = ["tokens", "counts", *(f"{split}_{part}" for split in source.splits for part in _PARTS)]
+    splits = (*source.splits, "validation") if source.validation else source.splits
+    names = ["tokens", "counts", *(f"{split}_{part}" for split in splits for part in _PARTS)]
 
     def note(text: str) -> None:
         progress(text, 0, 0)
@@ -162,16 +172,16 @@ def load(
     tokens = msgspec.json.decode(arrays["tokens"].tobytes(), type=tuple[str, ...])
     vocabulary = Vocabulary(tokens, tuple(arrays["counts"].tolist()))
     corpora: dict[str, Corpus] = {}
-    for split in source.splits:
-        progress("laying out", len(corpora), len(source.splits))
+    for split in splits:
+        progress("laying out", len(corpora), len(splits))
         distinct, counts, sizes, classes = (arrays[f"{split}_{part}"].astype(np.int32) for part in _PARTS)
         num_classes = len(source.labels)
         labels = class_labels(classes, num_classes)
         corpora[split] = from_counted(
             distinct, counts, sizes, labels, vocab_size=len(tokens), num_classes=num_classes
         )
-    progress("laying out", len(corpora), len(source.splits))
-    return TextCorpora(corpora["train"], corpora.get("test"), vocabulary)
+    progress("laying out", len(corpora), len(splits))
+    return TextCorpora(corpora["train"], corpora.get("test"), vocabulary, corpora.get("validation"))
 
 
 def _checked(source: TextSource) -> TextSource:
@@ -193,6 +203,10 @@ def _arrays(source: TextSource, progress: Progress) -> dict[str, np.ndarray]:
     """Read, number and encode all splits: what the cache stores."""
     words = _numbering()
     labelled = {split: _read(source, split, words, progress) for split in source.splits}
+    if source.balance:
+        labelled = {split: _balanced(source, split, rows) for split, rows in labelled.items()}
+    if source.validation:
+        labelled["train"], labelled["validation"] = _held_out(source, labelled["train"])
     vocabulary = _select(words, labelled["train"].texts, source.min_count, source.max_vocab)
     arrays = {
         "tokens": np.frombuffer(msgspec.json.encode(vocabulary.tokens), np.uint8),
@@ -244,6 +258,40 @@ def _read(source: TextSource, split: str, words: defaultdict[str, int], progress
             f"data.labels: no row of the {split} split has one of the labels {list(source.labels)}"
         )
     return _Labelled(numbered, np.array(classes), places)
+
+
+def _balanced(source: TextSource, split: str, labelled: _Labelled) -> _Labelled:
+    sizes = np.bincount(labelled.classes, minlength=len(source.labels))
+    if not sizes.all():
+        raise InputError(
+            f"data.balance: no row of the {split} split has the label "
+            f"{source.labels[int(sizes.argmin())]!r}; take it out of data.labels, or leave balance out"
+        )
+    return labelled.keep(_place_in_class(labelled.classes) < sizes.min())
+
+
+def _held_out(source: TextSource, labelled: _Labelled) -> tuple[_Labelled, _Labelled]:
+    """Part the training rows into those to train on and those of the validation split."""
+    # The share of a hundred is to be a whole number where the decimal fraction says so.
+    numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)
+    held = _place_in_class(labelled.classes) < numbers[labelled.classes]
+    if not held.any():
+        raise InputError(
+            f"data.validation: {source.validation} of {len(held)} training rows is not a row of any class; "
+            "raise it, or set it to 0"
+        )
+    return labelled.keep(~held), labelled.keep(held)
+
+
+def _place_in_class(classes: np.ndarray) -> np.ndarray:
+    """Give every row its place within its class after a shuffle that is always the same: (n,) int."""
+    # Raw bits, because NumPy promises them, and not its shuffles, to be the same in every version.
+    shuffled = np.argsort(np.random.PCG64(0).random_raw(len(classes)), kind="stable")
+    by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
+    sizes = np.bincount(classes)
+    places = np.empty(len(classes), int)
+    places[by_class] = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return places
 
 
 def _numbering() -> defaultdict[str, int]:

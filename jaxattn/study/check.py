@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from jaxattn.errors import InputError
-from jaxattn.study.config import Sweep
+from jaxattn.study.config import Descent, ExactFlow, LogDescent, OneLayer, Phase, Sweep, Synthetic
+from jaxattn.study.models import model
 
 
 def check(tree: dict[str, Any]) -> Sweep:
@@ -18,6 +19,8 @@ def check(tree: dict[str, Any]) -> Sweep:
         sweep = msgspec.convert(tree, Sweep)
     except msgspec.ValidationError as error:
         raise InputError(_explain(str(error), tree)) from None
+    if isinstance(sweep.seeds, str) and int.__sub__(*map(int, sweep.seeds.split(":")[::-1])) > 1_000_000:
+        raise InputError(f"seeds: {sweep.seeds} are more than a million; list fewer")
     seeds = sweep.seed_numbers
     if len(set(seeds)) < len(seeds) or not seeds:
         raise InputError(f"seeds: {'a seed is listed twice' if seeds else 'no seed'}; list each once")
@@ -25,15 +28,29 @@ def check(tree: dict[str, Any]) -> Sweep:
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"phases: two phases are named {name!r}; give each its own name")
+    known = model(sweep.model).parameters
     for index, phase in enumerate(sweep.phases):
-        for parameter in phase.train:
-            if parameter not in ("E", "p", "v"):
-                raise InputError(f"phases[{index}].train: {parameter!r} is not one of E, p, v")
+        _check_phase(phase, f"phases[{index}]", known, sweep)
+    if sweep.probes.max_margin and not isinstance(sweep.model, OneLayer):
+        raise InputError("probes.max_margin: only model.kind = 'one_layer' has a max-margin direction")
     if sweep.probes.max_margin and all(tuple(phase.train) != ("p",) for phase in sweep.phases):
         raise InputError("probes.max_margin: no phase moves p alone; add one, or leave it out")
     if sweep.probes.low >= sweep.probes.high:
         raise InputError(f"probes.low: {sweep.probes.low} is not below probes.high = {sweep.probes.high}")
     return sweep
+
+
+def _check_phase(phase: Phase, place: str, known: tuple[str, ...], sweep: Sweep) -> None:
+    for parameter in phase.train:
+        if parameter not in known:
+            raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
+    if isinstance(phase, ExactFlow | LogDescent) and not isinstance(sweep.model, OneLayer):
+        raise InputError(f"{place}: it follows p of model.kind = 'one_layer' only; use kind = 'descent'")
+    if isinstance(phase, Descent) and phase.patience:
+        held_out = getattr(sweep.data, "validation_sequences", 0) or getattr(sweep.data, "validation", 0)
+        if not held_out:
+            key = "validation_sequences" if isinstance(sweep.data, Synthetic) else "validation"
+            raise InputError(f"{place}.patience: there is no validation corpus; give data.{key}")
 
 
 def plain(config: Sweep) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from jaxattn.dynamics.log_descent import Method
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Seeds = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Classes = Annotated[int, msgspec.Meta(ge=2)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+HalfShare = Annotated[float, msgspec.Meta(ge=0, le=0.5)]
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 
@@ -26,39 +28,96 @@ class _Tagged(_Table, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
 
 
 class _Synthetic(_Tagged, frozen=True, kw_only=True):
+    """What all generators share.
+
+    `label_noise` replaces each training label with this probability by another class; the validation
+    sequences are like the training sequences, label noise included, and the test sequences are clean.
+    """
+
     vocab_size: PositiveInt
-    relevant: PositiveInt
     length: PositiveInt
     sequences: PositiveInt
     test_sequences: Count = 0
+    validation_sequences: Count = 0
+    label_noise: HalfShare = 0.0
+
+
+class _Classes(_Synthetic, frozen=True, kw_only=True):
+    """Generators with relevant tokens of K classes."""
+
+    relevant: PositiveInt
     num_classes: Classes = 2
 
 
-class Assumption1(_Synthetic, frozen=True, kw_only=True, tag="assumption1"):
+class Assumption1(_Classes, frozen=True, kw_only=True, tag="assumption1"):
     """Exactly one completely positive or negative token per sequence; a fresh corpus for every seed."""
 
 
-class MultiRelevant(_Synthetic, frozen=True, kw_only=True, tag="multi_relevant"):
+class MultiRelevant(_Classes, frozen=True, kw_only=True, tag="multi_relevant"):
     """Several relevant tokens per sequence; a fresh corpus for every seed."""
 
     relevant_per_sequence: PositiveInt
 
 
-class Independent(_Synthetic, frozen=True, kw_only=True, tag="independent"):
+class Independent(_Classes, frozen=True, kw_only=True, tag="independent"):
     """Tokens independent given the label; a fresh corpus for every seed."""
 
     max_posterior_difference: Share = 0.9
     relevant_mass: Share | None = None
 
 
-Synthetic = Assumption1 | MultiRelevant | Independent
-Data = Assumption1 | MultiRelevant | Independent | TextSource
+class Topics(_Classes, frozen=True, kw_only=True, tag="topics"):
+    """Words of the topic, which is the label, and common words; a fresh corpus for every seed."""
+
+    topic_words: PositiveInt
+    min_purity: Share = 0.0
+    max_purity: Share = 1.0
+
+
+class Xor(_Synthetic, frozen=True, kw_only=True, tag="xor"):
+    """The label is whether two tokens agree, α = 0 for every token; a fresh corpus for every seed."""
+
+    pairs: PositiveInt = 1
+
+
+class Negation(_Synthetic, frozen=True, kw_only=True, tag="negation"):
+    """One relevant token, whose class a negation token turns round; a fresh corpus for every seed."""
+
+    relevant: PositiveInt
+    negated: Share = 0.5
+
+
+Synthetic = Assumption1 | MultiRelevant | Independent | Topics | Xor | Negation
+Data = Synthetic | TextSource
 
 
 class OneLayer(_Tagged, frozen=True, kw_only=True, tag="one_layer"):
     """The one-layer attention classifier; `dim` is d."""
 
     dim: PositiveInt
+
+
+class Mlp(_Tagged, frozen=True, kw_only=True, tag="mlp"):
+    """One hidden layer of width `dim` after the softmax."""
+
+    dim: PositiveInt
+
+
+class TwoLayer(_Tagged, frozen=True, kw_only=True, tag="two_layer"):
+    """Self-attention without parameters before the read-out, with a residual connection or without."""
+
+    dim: PositiveInt
+    residual: bool = False
+
+
+class TwoLayerWeights(_Tagged, frozen=True, kw_only=True, tag="two_layer_weights"):
+    """Self-attention with a trained matrix W1 before the read-out, whose query is W2 p."""
+
+    dim: PositiveInt
+    residual: bool = False
+
+
+Model = OneLayer | Mlp | TwoLayer | TwoLayerWeights
 
 
 class OneStep(_Tagged, frozen=True, kw_only=True, tag="one_step"):
@@ -70,7 +129,12 @@ class OneStep(_Tagged, frozen=True, kw_only=True, tag="one_step"):
 
 
 class Descent(_Tagged, frozen=True, kw_only=True, tag="descent"):
-    """Full-batch descent with an optax optimiser on the parameters in `train`."""
+    """Descent with an optax optimiser on the parameters in `train`.
+
+    `batch_size` sequences a step, or all. With `patience`, the loss on the validation corpus is checked every
+    `check_every` steps; after that many checks without a new best the descent stops, and the phase ends with
+    the best parameters.
+    """
 
     name: str
     train: Names
@@ -82,6 +146,9 @@ class Descent(_Tagged, frozen=True, kw_only=True, tag="descent"):
     momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     loss_floor: float = 0.0
     epsilon: Positive = 1e-8
+    batch_size: PositiveInt | None = None
+    patience: Count = 0
+    check_every: PositiveInt = 10
 
 
 class ExactFlow(_Tagged, frozen=True, kw_only=True, tag="exact_flow"):
@@ -233,10 +300,10 @@ class Sweep(_Table, frozen=True, kw_only=True):
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     data: Data
-    model: OneLayer
+    model: Model
     phases: Annotated[tuple[Phase, ...], msgspec.Meta(min_length=1)]
     description: str = ""
-    seeds: PositiveInt | Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}:\d{1,9}$")] | tuple[Count, ...] = 1
+    seeds: Seeds | Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}:\d{1,9}$")] | tuple[Count, ...] = 1
     dtype: Literal["float32", "float64"] = "float32"
     chunk: PositiveInt | None = None
     probes: Probes = Probes()

@@ -24,7 +24,8 @@ def corpus(sweep: Sweep, number: int, progress: Progress) -> list[tuple[str, pd.
     with jax.enable_x64(sweep.dtype == "float64"):
         loaded = corpora.load(sweep.data, corpora.seed_keys([0])[0], progress)
         held = loaded.corpora if loaded.shared else jax.tree.map(lambda x: x[0], loaded.corpora)
-        splits = {"train": held.train} | ({"test": held.test} if held.test is not None else {})
+        every = {"train": held.train, "validation": held.validation, "test": held.test}
+        splits = {name: split for name, split in every.items() if split is not None}
         sizes = pd.DataFrame([_sizes(name, split) for name, split in splits.items()])
         quantiles = pd.DataFrame([_quantiles(name, split) for name, split in splits.items()])
         tokens = jax.tree.map(np.asarray, held.tokens)

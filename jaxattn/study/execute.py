@@ -105,14 +105,15 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
         follows = settings.probes.max_margin and tuple(phase.train) == ("p",)
         trail = np.zeros((len(lanes), len(made.probe_steps), settings.model.dim)) if follows else None
         if position and number == position.phase:
-            like = jax.eval_shape(made.init, params, loaded.corpora, numbers)
+            like = jax.eval_shape(made.init, params, loaded.corpora, numbers, model_keys)
             restored = folder.restore(unit.name, like, trail)
             if restored is None:
                 return execute(unit, bench, folder, watch)
             state, trail = devices.place(restored[0], shared), restored[1]
             done, upcoming = position.step, [step for step in made.probe_steps if step > position.step]
         else:
-            state, done, upcoming = made.init(params, loaded.corpora, numbers), 0, made.probe_steps
+            state = made.init(params, loaded.corpora, numbers, model_keys)
+            done, upcoming = 0, made.probe_steps
         pace, loss = _Pace(), math.nan
         for step in upcoming:
             before = _copy(state.params) if made.law else None

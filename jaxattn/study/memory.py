@@ -101,16 +101,16 @@ def peak(group: Group, lanes: int) -> int:
     sweep = group.config
     with jax.enable_x64(sweep.dtype == "float64"), jax.default_matmul_precision("highest"):
         loaded = abstract(group, lanes)
-        params, numbers = _params(group, loaded, lanes), _numbers(group, lanes)
+        params, numbers, keys = _params(group, loaded, lanes), _numbers(group, lanes), _keys(lanes)
         step = jax.ShapeDtypeStruct((), jnp.int32)
         peaks = []
         for index in range(len(sweep.phases)):
             made = program(sweep, index, loaded)
-            state = jax.eval_shape(made.init, params, loaded.corpora, numbers)
+            state = jax.eval_shape(made.init, params, loaded.corpora, numbers, keys)
             # The exact flow is float64 in every study.
             with jax.enable_x64(isinstance(sweep.phases[index], ExactFlow) or sweep.dtype == "float64"):
                 # It does its work when it is set up, descents when they advance.
-                peaks.append(_bytes(made.init, params, loaded.corpora, numbers))
+                peaks.append(_bytes(made.init, params, loaded.corpora, numbers, keys))
                 peaks.append(_bytes(made.advance, state, loaded.corpora, numbers, step))
             params = state.params
     return max(peaks)

@@ -43,7 +43,7 @@ def seconds(group: Group, seeds: list[int], lanes: int, units: int) -> float:
         params = init_params(sweep, loaded, model_keys, numbers)
         for index in range(len(sweep.phases)):
             made = program(sweep, index, loaded)
-            first, again, state = _twice(partial(made.init, params, loaded.corpora, numbers))
+            first, again, state = _twice(partial(made.init, params, loaded.corpora, numbers, model_keys))
             compiling, running = compiling + first - again, running + again
             begin = time.perf_counter()
             state = jax.block_until_ready(made.advance(state, loaded.corpora, numbers, jnp.int32(1)))

@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from jaxattn import data, losses
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics import loss_and_gradients
-from jaxattn.models import attention, one_layer
+from jaxattn.models import attention
 from jaxattn.study.config import Probes
+from jaxattn.study.models import Model
 from jaxattn.theory import selection
 from jaxattn.trees import Leaf
 
@@ -28,11 +29,13 @@ class Corpora:
         train: the training corpus.
         test: the test corpus, None if there is none.
         tokens: token statistics of the training corpus.
+        validation: the validation corpus, None if there is none.
     """
 
     train: Leaf
     test: Leaf
     tokens: Leaf
+    validation: Leaf = None
 
 
 @struct.dataclass
@@ -67,7 +70,9 @@ def probe_steps(steps: int, per_decade: int) -> list[int]:
     return sorted({0, *spaced.tolist(), steps})
 
 
-def measure(params: Any, corpora: Corpora, train: Sequence[str], settings: Probes) -> dict[str, Array]:
+def measure(
+    params: Any, corpora: Corpora, train: Sequence[str], settings: Probes, model: Model
+) -> dict[str, Array]:
     """Measure one seed.
 
     Args:
@@ -75,36 +80,41 @@ def measure(params: Any, corpora: Corpora, train: Sequence[str], settings: Probe
         corpora: train and test corpus with token statistics.
         train: the parameters that the current phase moves; the gradient norm is over these.
         settings: bins and thresholds.
+        model: what the parameters are of; where its attention is not over tokens, there is no selection.
 
     Returns:
         Scalars by metric name, and vectors (bins,) for the binned ones. For K > 2 classes E·v_k is held
         against class k and the results are averaged over classes.
     """
     tokens = corpora.tokens
-    scores, values = one_layer.scores_and_values(params)
+    scores, values = model.scores_and_values(params)
     value_columns = values[:, None] if values.ndim == 1 else values
     score_columns = jnp.broadcast_to(scores[:, None], value_columns.shape)
-    loss, gradients = loss_and_gradients(params, corpora.train, train)
-    logits = attention.attend(corpora.train, scores, values)
+    loss, gradients = loss_and_gradients(params, corpora.train, train, model.logits)
+    logits = model.logits(params, corpora.train)
     difference = tokens.posterior_difference
-    important = (jnp.abs(difference) >= settings.important).any(axis=1)
-    mass = attention.attend(corpora.train, scores, important.astype(scores.dtype)).mean()
-    chosen = selection(params.p, params.E, corpora.train)
     metrics = {
         "loss": loss,
         "train_accuracy": losses.accuracy(logits, corpora.train.labels),
         "p_norm": jnp.linalg.norm(params.p),
         "log_gradient_norm": jnp.log(optax.tree.norm(gradients)),
-        "important_mass": mass,
-        "important_selected": (chosen.important_counts(corpora.train, important) > 0).mean(),
-        "selected_tokens": chosen.counts(corpora.train).mean(),
     }
-    if corpora.test is not None:
-        test_logits = attention.attend(corpora.test, scores, values)
+    if model.attends_to_tokens:
+        important = (jnp.abs(difference) >= settings.important).any(axis=1)
+        mass = attention.attend(corpora.train, scores, important.astype(scores.dtype)).mean()
+        chosen = selection(params.p, params.E, corpora.train)
         metrics |= {
-            "test_loss": losses.classification(test_logits, corpora.test.labels),
-            "test_accuracy": losses.accuracy(test_logits, corpora.test.labels),
+            "important_mass": mass,
+            "important_selected": (chosen.important_counts(corpora.train, important) > 0).mean(),
+            "selected_tokens": chosen.counts(corpora.train).mean(),
         }
+    for name, held_out in (("test", corpora.test), ("validation", corpora.validation)):
+        if held_out is not None:
+            found = model.logits(params, held_out)
+            metrics |= {
+                f"{name}_loss": losses.classification(found, held_out.labels),
+                f"{name}_accuracy": losses.accuracy(found, held_out.labels),
+            }
     frequent = tokens.count >= settings.min_count
     bin_numbers = jnp.arange(settings.bins, dtype=scores.dtype)
     for name, columns in (("Ev", value_columns), ("Ep", score_columns)):
@@ -175,9 +185,11 @@ def _over_classes(function: Callable[..., Array], *columns: Array) -> Array:
     return jax.vmap(function, in_axes=1)(*columns).mean()
 
 
-def token_columns(params: Any, corpora: Corpora) -> dict[str, Int[Array, "..."] | Float[Array, "..."]]:
+def token_columns(
+    params: Any, corpora: Corpora, model: Model
+) -> dict[str, Int[Array, "..."] | Float[Array, "..."]]:
     """Collect the token-level table of one seed: E·p (V,) and E·v (V, C) beside the statistics."""
-    scores, values = one_layer.scores_and_values(params)
+    scores, values = model.scores_and_values(params)
     return {
         "count": corpora.tokens.count,
         "alpha": corpora.tokens.alpha,

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.dynamics import Descent, descent, log_descent, optimizer, run, schedule
+from jaxattn.dynamics import Descent, descent, early_stop, log_descent, optimizer, run, schedule
 from jaxattn.errors import InputError
-from jaxattn.models import one_layer
 from jaxattn.study import config, flow
 from jaxattn.study.config import ExactFlow, LogDescent, OneStep, Sweep
 from jaxattn.study.corpora import Loaded
 from jaxattn.study.devices import dealt, over_lanes
 from jaxattn.study.groups import Numbers, put
+from jaxattn.study.models import Model, model
 from jaxattn.study.probes import Corpora, measure, probe_steps, token_columns
 from jaxattn.theory import one_step_error
 
@@ -28,7 +28,7 @@ class Program(NamedTuple):
     Attributes:
         steps: length of the phase.
         probe_steps: steps to measure at, 0 and `steps` among them.
-        init: (params, corpora, numbers) -> state.
+        init: (params, corpora, numbers, keys) -> state; the keys are for what is drawn on the way.
         advance: (state, corpora, numbers, k) -> state after k more steps; the given state is consumed.
         measure: (state, corpora) -> metrics.
         query: state -> p in its full precision.
@@ -54,7 +54,7 @@ def init_params(sweep: Sweep, loaded: Loaded, keys: Array, numbers: Numbers) -> 
     corpus = loaded.corpora.train
 
     def one(key: Array, numbers: Numbers) -> Any:
-        params = one_layer.init(
+        params = model(sweep.model).init(
             key,
             vocab_size=corpus.vocab_size,
             dim=sweep.model.dim,
@@ -90,8 +90,10 @@ def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
         )
     on_corpora = None if loaded.shared else 0
     lift, deal = (partial(how, shared=loaded.shared) for how in (over_lanes, dealt))
-    probe = jax.jit(lift(partial(measure, train=phase.train, settings=sweep.probes), (0, on_corpora)))
-    tokens = jax.jit(lift(token_columns, (0, on_corpora)))
+    of_model = model(sweep.model)
+    look_at = partial(measure, train=phase.train, settings=sweep.probes, model=of_model)
+    probe = jax.jit(lift(look_at, (0, on_corpora)))
+    tokens = jax.jit(lift(partial(token_columns, model=of_model), (0, on_corpora)))
     if isinstance(phase, ExactFlow):
         begin = _in_float64(deal(partial(flow.init, phase), (0, on_corpora)))
         move = _in_float64(deal(flow.advance, (0, None)))
@@ -99,7 +101,7 @@ def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
         return Program(
             steps=phase.steps,
             probe_steps=list(range(phase.points)),
-            init=lambda params, corpora, _: begin(params, corpora),
+            init=lambda params, corpora, *_: begin(params, corpora),
             advance=lambda state, corpora, _, rows: move(state, rows),
             measure=lambda state, corpora: probe(state.params, corpora) | look(state),
             query=_in_float64(deal(flow.query, (0,))),
@@ -109,21 +111,28 @@ def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
         )
     place = f"phases.{index}"
 
-    def init(params: Any, numbers: Numbers) -> Any:
-        return as_descent(put(phase, place, numbers)).init(params)
+    stops_early = isinstance(phase, config.Descent) and phase.patience > 0
+
+    def init(params: Any, numbers: Numbers, key: Array) -> Any:
+        moving = as_descent(put(phase, place, numbers), of_model)
+        batches = isinstance(phase, config.Descent) and phase.batch_size is not None
+        return moving.init(params, jax.random.fold_in(key, index)) if batches else moving.init(params)
 
     def advance(state: Any, corpora: Corpora, numbers: Numbers, steps: Array) -> Any:
-        return run(as_descent(put(phase, place, numbers)), state, corpora.train, steps)
+        on = (corpora.train, corpora.validation) if stops_early else corpora.train
+        return run(as_descent(put(phase, place, numbers), of_model), state, on, steps)
 
     def law(before: Any, after: Any, corpora: Corpora, numbers: Numbers) -> Array:
         moved = (after.E - before.E) @ before.v
         return one_step_error(moved, corpora.train, put(phase, place, numbers).step_size)
 
-    follows_law = isinstance(phase, OneStep) and phase.train == ("E",)
+    follows_law = (
+        isinstance(phase, OneStep) and phase.train == ("E",) and isinstance(sweep.model, config.OneLayer)
+    )
     return Program(
         steps=(steps := 1 if isinstance(phase, OneStep) else phase.steps),
         probe_steps=probe_steps(steps, sweep.probes.per_decade),
-        init=jax.jit(lambda params, corpora, numbers: lift(init, (0, 0))(params, numbers)),
+        init=jax.jit(lambda params, corpora, *own: lift(init, (0, 0, 0))(params, *own)),
         advance=jax.jit(lift(advance, (0, on_corpora, 0, None)), donate_argnums=0),
         measure=jax.jit(lambda state, corpora: probe(state.params, corpora) | {"evaluations": state.step}),
         query=lambda state: state.params.p,
@@ -133,11 +142,11 @@ def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
     )
 
 
-def as_descent(phase: config.OneStep | config.LogDescent | config.Descent) -> Descent:
+def as_descent(phase: config.OneStep | config.LogDescent | config.Descent, of_model: Model) -> Descent:
     """Turn a phase, whose numbers may be traced, into a descent; one step is a descent of one step."""
     match phase:
         case OneStep():
-            return descent(optimizer("sgd", phase.step_size), train=phase.train)
+            return descent(optimizer("sgd", phase.step_size), train=phase.train, logits=of_model.logits)
         case LogDescent():
             return log_descent(phase.method, phase.step_size)
     # A Polyak step takes the largest step size as a number, the others follow the schedule.
@@ -153,7 +162,16 @@ def as_descent(phase: config.OneStep | config.LogDescent | config.Descent) -> De
         loss_floor=phase.loss_floor,
         epsilon=phase.epsilon,
     )
-    return descent(made, train=phase.train)
+    moving = descent(made, train=phase.train, logits=of_model.logits, batch_size=phase.batch_size)
+    if not phase.patience:
+        return moving
+    return early_stop(
+        moving,
+        steps=phase.steps,
+        every=phase.check_every,
+        patience=phase.patience,
+        logits=of_model.logits,
+    )
 
 
 def _in_float64(function: Callable[..., Any]) -> Callable[..., Any]:

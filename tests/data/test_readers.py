@@ -130,7 +130,7 @@ class TestEveryKind:
         assert source.splits == ("train", "test")
 
     def test_corpora(self, source, tmp_path):
-        train, test, vocabulary = text_module.load(source, cache_dir=tmp_path / "cache")
+        train, test, vocabulary, _ = text_module.load(source, cache_dir=tmp_path / "cache")
         assert vocabulary.tokens[:3] == ("bad", "film", "good")
         assert sorted(train.labels.tolist()) == [-1, -1, 1, 1]
         assert sorted(test.labels.tolist()) == [-1, 1]
@@ -264,6 +264,10 @@ class TestTables:
         assert said.startswith("data.split_column")
         assert "part = 'four'; there are one, three, two" in said
         assert kind(**fields, train="one", test="").splits == ("train",)
+        joined = kind(**fields, train="one+three", test="two")
+        assert rows(joined) == [("a", 1), ("c", 0), ("d", 1)]
+        said = message(lambda: rows(kind(**fields, train="one+four")))
+        assert "part = 'four'; there are one, three, two" in said
 
     @tables
     def test_many_long_split_names_make_one_line(self, kind, tmp_path):

@@ -1,4 +1,5 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -78,3 +79,68 @@ def test_impossible_sizes_are_named(change, message):
         ja.data.assumption1(jax.random.key(0), **SIZES | change)
     with pytest.raises(InputError, match="relevant_per_sequence: 7"):
         ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=7)
+
+
+TOPICS = SIZES | {"topic_words": 6}
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
+    sizes = TOPICS | {"sequences": 12_000}
+    corpus = ja.data.topics(jax.random.key(1), **sizes, min_purity=0.2, max_purity=0.9, num_classes=classes)
+    difference = np.asarray(ja.data.posterior_difference(corpus)).reshape(60, -1)
+    number = np.asarray(ja.data.token_counts(corpus))
+    purity = np.linspace(0.2, 0.9, 12 // classes)
+    for word in range(12):
+        own, pure = word % classes, purity[word // classes]
+        found = difference[word, own] if classes > 2 else difference[word, 0] * (1 if own else -1)
+        share = pure + (1 - pure) / classes
+        spread = classes / (classes - 1) * np.sqrt(share * (1 - share) / number[word])
+        assert abs(found - pure) < 4 * spread
+    ids, mask = padded_sequences(corpus)
+    assert mask.all()
+    assert ((ids < 12).sum(axis=1) == 6).all()
+    # A word of any purity is as frequent as any other: 12 words share 6 places of 12,000 sequences.
+    assert np.abs(number[:12] - 6_000).max() < 4.5 * np.sqrt(6_000)
+    assert np.abs(number[12:] - 1_000).max() < 4.5 * np.sqrt(1_000)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_pure_topic_words_occur_in_their_topic_only(classes):
+    corpus = ja.data.topics(jax.random.key(0), **TOPICS, min_purity=1.0, num_classes=classes)
+    ids, _ = padded_sequences(corpus)
+    for row, topic in zip(ids, np.asarray(corpus.class_index), strict=True):
+        assert (row[row < 12] % classes == topic).all()
+
+
+def test_topics_mapped_padded_and_of_lanes_are_those_of_a_loop():
+    keys = jax.random.split(jax.random.key(2), 3)
+    purities = (0.0, 0.5, 1.0)
+
+    def wide(key, purity, used):
+        return ja.data.topics(key, **TOPICS | {"vocab_size": 90}, min_purity=purity, used=used)
+
+    batch = jax.jit(jax.vmap(wide, in_axes=(0, 0, None)))(keys, jnp.array(purities), 60)
+    for number, (key, purity) in enumerate(zip(keys, purities, strict=True)):
+        mine, _ = padded_sequences(jax.tree.map(lambda x, i=number: x[i], batch))
+        alone, _ = padded_sequences(ja.data.topics(key, **TOPICS, min_purity=purity))
+        np.testing.assert_array_equal(mine, alone)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"topic_words": 11}, "length: 10 tokens cannot hold 11"),
+        ({"topic_words": 0}, "topic_words: 0"),
+        ({"relevant": 13}, "relevant: 13 is not a positive multiple"),
+        ({"vocab_size": 12}, "leaves no irrelevant token"),
+    ],
+)
+def test_impossible_sizes_of_topics_are_named(change, message):
+    with pytest.raises(InputError, match=message):
+        ja.data.topics(jax.random.key(0), **TOPICS | change)
+
+
+def test_topic_words_may_leave_no_room_for_common_ones():
+    corpus = ja.data.topics(jax.random.key(0), **TOPICS | {"vocab_size": 12, "topic_words": 10})
+    assert (np.asarray(corpus.lengths) == 10).all()

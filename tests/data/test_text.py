@@ -10,7 +10,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from jaxattn.data import text as module
 from jaxattn.data.corpus import from_flat
 from jaxattn.data.readers import Jsonl
-from jaxattn.data.text import Vocabulary, build_vocabulary, encode, load, tokenise
+from jaxattn.data.text import TextCorpora, Vocabulary, build_vocabulary, encode, load, tokenise
 from jaxattn.errors import InputError
 
 ROWS = [
@@ -54,9 +54,9 @@ def counts(corpus):
 
 
 def same(left, right):
-    trees = left[:2], right[:2]
+    trees = [(loaded.train, loaded.test, loaded.validation) for loaded in (left, right)]
     return (
-        left[2] == right[2]
+        left.vocabulary == right.vocabulary
         and jax.tree.structure(trees[0]) == jax.tree.structure(trees[1])
         and all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, trees), strict=True))
     )
@@ -150,7 +150,8 @@ def test_no_texts():
 
 
 def test_load(source, settings):
-    train, test, vocabulary = load(source, **settings)
+    train, test, vocabulary, validation = load(source, **settings)
+    assert validation is None
     expected = Counter(w for t, _ in ROWS for w in tokenise(t))
     assert dict(zip(vocabulary.tokens, vocabulary.counts, strict=True)) == expected
     assert vocabulary.tokens[:3] == ("film", "good", "a")
@@ -166,7 +167,7 @@ def test_load(source, settings):
 def test_load_equals_scikit_learn_at_some_size(tmp_path, settings):
     texts = random_texts(3, 300)
     path = write(tmp_path / "c.jsonl", [(t, i % 2) for i, t in enumerate(texts)])
-    train, test, vocabulary = load(Jsonl(path=path, min_count=2), **settings)
+    train, test, vocabulary, _ = load(Jsonl(path=path, min_count=2), **settings)
     assert test is None
     expected = oracle(vocabulary=vocabulary.index).transform(texts).toarray()
     np.testing.assert_array_equal(counts(train), expected)
@@ -181,16 +182,16 @@ def test_corpora_equal_those_from_token_ids(tmp_path, settings, vocab):
     labels = rng.choice([-1, 1], 300)
     rows = [(text, int(label)) for text, label in zip(texts, labels, strict=True)]
     source = Jsonl(path=write(tmp_path / "a.jsonl", rows), labels=(-1, 1), max_length=300)
-    train, _, vocabulary = load(source, **settings)
+    train, _, vocabulary, _ = load(source, **settings)
     expected = from_flat(*encode(texts, vocabulary), labels, vocab_size=vocab)
-    assert same((train, None, vocabulary), (expected, None, vocabulary))
+    assert same(TextCorpora(train, None, vocabulary), TextCorpora(expected, None, vocabulary))
     assert [x.dtype for x in jax.tree.leaves(train)] == [x.dtype for x in jax.tree.leaves(expected)]
 
 
 def test_labels_are_numbered_as_listed_and_ignored_rows_do_not_count(tmp_path, settings):
     rows = [("one", 1), ("three only", 3), ("five", 5), ("two one", 2), ("four", 4.0)]
     source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=(5, 4, 2, 1), ignore_labels=(3,))
-    train, _, vocabulary = load(source, **settings)
+    train, _, vocabulary, _ = load(source, **settings)
     assert train.labels.tolist() == [3, 0, 2, 1]
     assert train.num_classes == 4
     assert set(vocabulary.tokens) == {"one", "two", "four", "five"}
@@ -204,7 +205,7 @@ def test_two_classes_are_signs_in_the_order_listed(tmp_path, settings):
 
 def test_bounds_of_the_vocabulary_and_the_length(source, settings):
     source = changed(source, min_count=2, max_vocab=4, max_length=1, test_path=None)
-    train, _, vocabulary = load(source, **settings)
+    train, _, vocabulary, _ = load(source, **settings)
     assert vocabulary == Vocabulary(("film", "good", "a", "don't"), (3, 3, 2, 2))
     assert train.lengths.tolist() == [1, 1, 1, 1]
     assert [vocabulary.tokens[row.argmax()] for row in counts(train)] == ["a", "film", "don't", "good"]
@@ -220,7 +221,7 @@ def test_a_text_without_a_known_word(tmp_path, settings):
     assert 'data.empty = "drop"' in said
     write(tmp_path / "a.jsonl", ROWS)
     assert "test split, line 2" in message(source, **settings)
-    train, test, _ = load(changed(source, empty="drop"), **settings)
+    train, test, *_ = load(changed(source, empty="drop"), **settings)
     assert train.num_sequences == 4
     assert test.labels.tolist() == [1]
     write(tmp_path / "b.jsonl", [("unseen", 0)])
@@ -262,10 +263,90 @@ def test_all_rows_ignored(tmp_path, settings):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"min_count": 0}, {"max_vocab": 0}, {"max_length": -1}, {"labels": (1,)}, {"empty": "skip"}]
+    "fields",
+    [
+        {"min_count": 0},
+        {"max_vocab": 0},
+        {"max_length": -1},
+        {"labels": (1,)},
+        {"empty": "skip"},
+        {"validation": 1.0},
+        {"validation": -0.1},
+    ],
 )
 def test_impossible_settings(source, settings, fields):
     assert f"$.{next(iter(fields))}" in message(changed(source, **fields), **settings)
+
+
+STARS = [
+    (f"w{i} star{stars}", stars)
+    for i, stars in enumerate([5] * 30 + [3] * 9 + [1] * 10 + [2] * 12 + [4] * 20)
+]
+
+
+@pytest.fixture
+def stars(tmp_path):
+    path = write(tmp_path / "stars.jsonl", STARS)
+    few = write(tmp_path / "few.jsonl", STARS[:32] + STARS[45:70])
+    return Jsonl(
+        path=path, test_path=few, labels=(1, 2, 4, 5), ignore_labels=(3,), empty="drop", balance=True
+    )
+
+
+def held(corpus, vocabulary):
+    """The numbered words of a corpus, which tell the rows apart."""
+    return {vocabulary.tokens[token] for token in counts(corpus).nonzero()[1].tolist()} - {
+        f"star{k}" for k in range(6)
+    }
+
+
+def test_balanced_splits_hold_the_same_rows_of_each_class_every_time(stars, settings):
+    train, test, vocabulary, _ = load(stars, **settings)
+    assert np.bincount(train.labels).tolist() == [10, 10, 10, 10]
+    assert np.bincount(test.labels).tolist() == [4, 4, 4, 4]
+    rows = held(train, vocabulary)
+    assert len(rows) == 40
+    by_class = [{f"w{i}" for i, (_, y) in enumerate(STARS) if y == label} for label in stars.labels]
+    assert [len(rows & own) for own in by_class] == [10, 10, 10, 10]
+    # A draw and not the first rows.
+    assert rows & by_class[3] != {f"w{i}" for i in range(10)}
+    again = load(stars, cache_dir=settings["cache_dir"] / "other")
+    assert held(again.train, again.vocabulary) == rows
+
+
+def test_a_class_without_rows_cannot_be_balanced(stars, settings):
+    source = changed(stars, labels=(1, 2, 4, 5, 0))
+    said = message(source, **settings)
+    assert said.startswith("data.balance: no row of the train split has the label 0")
+
+
+@pytest.mark.parametrize(("share", "number"), [(0.3, 3), (0.29, 2), (0.99, 9)])
+def test_validation_rows_are_held_out_of_every_class(stars, settings, share, number):
+    whole = load(stars, **settings)
+    train, test, vocabulary, validation = load(changed(stars, validation=share), **settings)
+    assert np.bincount(validation.labels).tolist() == [number] * 4
+    assert np.bincount(train.labels).tolist() == [10 - number] * 4
+    assert test.num_sequences == 16
+    # The vocabulary is that of the rows trained on: numbered words of held-out rows are unknown.
+    assert held(train, vocabulary) == set(vocabulary.tokens) - {f"star{k}" for k in range(6)}
+    assert held(validation, vocabulary) == set()
+    assert held(train, vocabulary) < held(whole.train, whole.vocabulary)
+
+
+def test_validation_rows_keep_their_labels(settings, tmp_path):
+    rows = [(f"{'good' if i % 2 else 'bad'} film", i % 2) for i in range(50)]
+    source = Jsonl(path=write(tmp_path / "v.jsonl", rows), validation=0.2)
+    loaded = load(source, **settings)
+    good = loaded.vocabulary.index["good"]
+    for corpus, number in ((loaded.train, 40), (loaded.validation, 10)):
+        np.testing.assert_array_equal(corpus.labels, np.where(counts(corpus)[:, good] > 0, 1, -1))
+        assert corpus.num_sequences == number
+    assert same(load(source, **settings), loaded)
+
+
+def test_a_validation_share_of_less_than_a_row(source, settings):
+    said = message(changed(source, validation=0.1), **settings)
+    assert said.startswith("data.validation: 0.1 of 4 training rows")
 
 
 def test_progress_is_told_to_the_end(tmp_path, settings):
@@ -310,6 +391,8 @@ class TestCache:
             {"ignore_labels": (2,)},
             {"empty": "drop"},
             {"test_path": None},
+            {"balance": True},
+            {"validation": 0.5},
         ],
     )
     def test_other_settings_are_read_anew(self, source, settings, no_reading, fields):

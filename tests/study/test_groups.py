@@ -186,12 +186,13 @@ with Reporter(quiet=True) as reporter:
 with jax.enable_x64(True):
     loaded = memory.abstract(group, 8)
     params, numbers = memory._params(group, loaded, 8), memory._numbers(group, 8)
+    keys = memory._keys(8)
     for index in range(len(wanted.phases)):
         made = program.program(group.config, index, loaded)
-        state = jax.eval_shape(made.init, params, loaded.corpora, numbers)
+        state = jax.eval_shape(made.init, params, loaded.corpora, numbers, keys)
         step = jax.ShapeDtypeStruct((), "int32")
         for function, arguments in (
-            (made.init, (params, loaded.corpora, numbers)),
+            (made.init, (params, loaded.corpora, numbers, keys)),
             (made.advance, (state, loaded.corpora, numbers, step)),
             (made.measure, (state, loaded.corpora)),
             (made.tokens, (params, loaded.corpora)),

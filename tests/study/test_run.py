@@ -237,7 +237,9 @@ def test_seeds_of_a_large_shared_corpus_agree_with_those_of_a_small_one(monkeypa
         jax.clear_caches()
         params = program.init_params(config, shared, model_keys, {})
         made = program.program(config, 1, shared)
-        state = made.advance(made.init(params, shared.corpora, {}), shared.corpora, {}, jnp.int32(7))
+        state = made.advance(
+            made.init(params, shared.corpora, {}, model_keys), shared.corpora, {}, jnp.int32(7)
+        )
         metrics = made.measure(state, shared.corpora)
         results.append((state.params.p, metrics["loss"], metrics["selected_tokens"]))
     jax.clear_caches()

@@ -1,0 +1,140 @@
+"""Generators of corpora whose labels no single token tells: pure functions of a key, for jit and vmap.
+
+Tokens that a label depends on come first in the vocabulary, all others are irrelevant. Labels are those of
+two classes.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxattn.data.corpus import Corpus, class_labels, from_draws
+from jaxattn.data.sizes import check_multiple, check_room
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "pairs", "length", "sequences"))
+def xor(
+    key: Array,
+    *,
+    vocab_size: int,
+    length: int,
+    sequences: int,
+    pairs: int = 1,
+    used: int | Array | None = None,
+) -> Corpus:
+    """Label every sequence by whether two of its tokens agree: α_s = 0 exactly for every token.
+
+    Tokens 4j, 4j+1 are a_0, a_1 and tokens 4j+2, 4j+3 are b_0, b_1 of the j-th couple of pairs. A sequence
+    holds one a and one b of the same couple, and irrelevant tokens otherwise:
+
+    y = +1 if it holds (a_0, b_0) or (a_1, b_1), else -1.
+
+    Sequences come in groups of four, one for each choice of a and b, that share their irrelevant tokens; the
+    couples take turns from group to group.
+
+    Args:
+        key: PRNG key.
+        vocab_size: V.
+        length: tokens per sequence T ≥ 2.
+        sequences: number of sequences n, a multiple of 4.
+        pairs: number of couples of pairs; 4 · pairs tokens are relevant.
+        used: draw from the first tokens only, as in `independent`.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        InputError: sizes that do not fit.
+
+    Source:
+        The exclusive or, for which the first-order statistic of arXiv 2505.17282 vanishes; the construction
+        is this library's.
+    """
+    check_xor(vocab_size, length, sequences, pairs)
+    used = vocab_size if used is None else used
+    groups, relevant = sequences // 4, 4 * pairs
+    first, second = jnp.tile(jnp.array([[0, 0, 1, 1], [0, 1, 0, 1]]), groups)
+    couple = 4 * jnp.repeat(jnp.arange(groups) % pairs, 4)
+    shared = jax.random.randint(key, (groups, length - 2), relevant, jnp.maximum(used, relevant + 1))
+    own = jnp.stack([couple + first, couple + 2 + second], axis=1)
+    tokens = jnp.concatenate([own, jnp.repeat(shared, 4, axis=0)], axis=1)
+    labels = class_labels((first == second).astype(int), 2)
+    return from_draws(tokens, labels, vocab_size=vocab_size, num_classes=2)
+
+
+def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> None:
+    """Raise InputError, naming the size and the remedy, if `xor` has no corpus of these sizes."""
+    check_multiple("pairs", pairs, 1, "1")
+    check_multiple("sequences", sequences, 4, "4, one for each choice of the two tokens")
+    check_room(vocab_size, length, special=4 * pairs, held=2)
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "relevant", "length", "sequences"))
+def negation(
+    key: Array,
+    *,
+    vocab_size: int,
+    relevant: int,
+    length: int,
+    sequences: int,
+    negated: float | Array = 0.5,
+    used: int | Array | None = None,
+) -> Corpus:
+    """Label every sequence by its one relevant token, the other way round if it holds the negation token.
+
+    Even tokens below `relevant` are negative, odd ones positive, and token `relevant` is the negation:
+
+    y = sign(relevant token) · (-1)^[the negation is in the sequence].
+
+    Sequences come in pairs, one with a negative and one with a positive token, that are both negated or both
+    not and share all other tokens: α_s = 0 holds exactly for the negation and every irrelevant token. Two
+    pairs in a row have the same relevant tokens, of which one is negated if `negated` is 1/2: then α_s = 0
+    exactly for the relevant tokens too. In general their α is (1 - 2 negated) times what it is without
+    negation, up to the rounding of the number of negated pairs.
+
+    Args:
+        key: PRNG key.
+        vocab_size: V.
+        relevant: number of relevant tokens, a multiple of 2, without the negation.
+        length: tokens per sequence T ≥ 2.
+        sequences: number of sequences n, a multiple of 4.
+        negated: share of the sequences that hold the negation, in [0, 1], rounded down to whole pairs.
+        used: draw from the first tokens only, as in `independent`.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        InputError: sizes that do not fit.
+
+    Source:
+        Chosen here, as the least corpus in which a word turns another one round.
+    """
+    check_negation(vocab_size, relevant, length, sequences)
+    used = vocab_size if used is None else used
+    pairs = sequences // 2
+    own_key, shared_key = jax.random.split(key)
+    which = jax.random.randint(own_key, (sequences // 4, 2), 0, relevant // 2)
+    own = jnp.repeat(2 * which + jnp.arange(2)[None], 2, axis=0).reshape(-1, 1)
+    # Whole numbers below i · negated grow at evenly spread pairs, every second one for 1/2.
+    full = jnp.floor(jnp.arange(pairs + 1) * negated)
+    turned = full[1:] > full[:-1]
+    irrelevant = relevant + 1
+    shared = jax.random.randint(
+        shared_key, (pairs, length - 1), irrelevant, jnp.maximum(used, irrelevant + 1)
+    )
+    shared = shared.at[:, 0].set(jnp.where(turned, relevant, shared[:, 0]))
+    tokens = jnp.concatenate([own, jnp.repeat(shared, 2, axis=0)], axis=1)
+    class_index = jnp.tile(jnp.arange(2), pairs) ^ jnp.repeat(turned, 2)
+    return from_draws(tokens, class_labels(class_index, 2), vocab_size=vocab_size, num_classes=2)
+
+
+def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:
+    """Raise InputError, naming the size and the remedy, if `negation` has no corpus of these sizes."""
+    check_multiple("relevant", relevant, 2, "2, the classes")
+    check_multiple("sequences", sequences, 4, "4: both classes, negated and not")
+    check_room(vocab_size, length, special=relevant + 1, held=2)
+    # Where the negation is not, an irrelevant token stands in its place.
+    check_room(vocab_size, length, special=relevant + 1, held=1)

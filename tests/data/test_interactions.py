@@ -1,0 +1,139 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.models.reference import padded_sequences
+
+XOR = {"vocab_size": 40, "pairs": 3, "length": 7, "sequences": 120}
+NEGATION = {"vocab_size": 40, "relevant": 6, "length": 7, "sequences": 160}
+KINDS = {"xor": (ja.data.xor, XOR), "negation": (ja.data.negation, NEGATION)}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def sequences(corpus):
+    ids, mask = padded_sequences(corpus)
+    assert mask.all()
+    return np.asarray(ids).tolist(), np.asarray(corpus.labels).tolist()
+
+
+def alpha(corpus):
+    return np.asarray(ja.data.average_signed_frequency(corpus))
+
+
+def same(left, right):
+    return all(
+        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_xor_has_no_first_order_signal_at_all(seed):
+    corpus = ja.data.xor(jax.random.key(seed), **XOR)
+    assert (alpha(corpus) == 0).all()
+    difference = np.asarray(ja.data.posterior_difference(corpus))
+    assert (difference[np.asarray(ja.data.token_counts(corpus)) > 0] == 0).all()
+    assert np.asarray(ja.data.irrelevant(corpus)).all()
+
+
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_xor_label_is_whether_the_two_tokens_agree(pairs):
+    rows, labels = sequences(ja.data.xor(jax.random.key(1), **XOR | {"pairs": pairs}))
+    seen = []
+    for row, label in zip(rows, labels, strict=True):
+        first, second = sorted(token for token in row if token < 4 * pairs)
+        assert first // 4 == second // 4
+        assert (first % 4 in (0, 1), second % 4 in (2, 3)) == (True, True)
+        assert label == (1 if first % 4 == second % 4 - 2 else -1)
+        seen.append((first, second))
+    counts = {pair: seen.count(pair) for pair in seen}
+    assert len(counts) == 4 * pairs
+    assert set(counts.values()) == {120 // (4 * pairs)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_negation_of_half_the_sequences_has_no_first_order_signal_at_all(seed):
+    corpus = ja.data.negation(jax.random.key(seed), **NEGATION)
+    assert (alpha(corpus) == 0).all()
+    assert np.asarray(corpus.labels).sum() == 0
+
+
+@pytest.mark.parametrize("negated", [0.0, 0.1, 0.25, 0.5, 0.7, 1.0])
+def test_negation_turns_the_label_of_the_relevant_token(negated):
+    rows, labels = sequences(ja.data.negation(jax.random.key(2), **NEGATION, negated=negated))
+    turned = 0
+    for row, label in zip(rows, labels, strict=True):
+        (own,) = (token for token in row if token < 6)
+        assert row.count(6) <= 1
+        turned += row.count(6)
+        assert label == (1 if own % 2 else -1) * (-1) ** row.count(6)
+    assert turned == 2 * int(np.floor(np.float32(negated) * 80))
+    assert sum(labels) == 0
+
+
+@pytest.mark.parametrize("negated", [0.0, 0.1, 0.25, 0.7, 1.0])
+def test_only_the_relevant_tokens_have_a_signal_and_it_shrinks_with_negation(negated):
+    sizes = NEGATION | {"relevant": 2, "sequences": 400}
+    corpus = ja.data.negation(jax.random.key(3), **sizes, negated=negated)
+    found = alpha(corpus)
+    assert (found[2:] == 0).all()
+    # Either token is in half the sequences, one of seven tokens.
+    np.testing.assert_allclose(found[:2], np.array([-1, 1]) * (1 - 2 * negated) / 14, rtol=1e-6)
+
+
+@kinds
+def test_mapped_equals_looped_and_is_a_pure_function_of_the_key(kind):
+    generate, sizes = KINDS[kind]
+    keys = jax.random.split(jax.random.key(0), 3)
+    batch = jax.jit(jax.vmap(lambda key: generate(key, **sizes)))(keys)
+    looped = [generate(key, **sizes) for key in keys]
+    for number, one in enumerate(looped):
+        assert same(jax.tree.map(lambda x, i=number: x[i], batch), one)
+    assert not same(looped[0], looped[1])
+
+
+@kinds
+def test_a_padded_vocabulary_changes_no_draw(kind):
+    generate, sizes = KINDS[kind]
+    alone = generate(jax.random.key(4), **sizes)
+    wide = jax.jit(lambda used: generate(jax.random.key(4), **sizes | {"vocab_size": 70}, used=used))(40)
+    assert wide.vocab_size == 70
+    assert sequences(wide) == sequences(alone)
+    np.testing.assert_array_equal(ja.data.token_counts(wide)[40:], 0)
+
+
+def test_the_negated_share_may_differ_between_lanes():
+    shares = jnp.array([0.0, 0.25, 0.5])
+    key = jax.random.key(5)
+    batch = jax.vmap(lambda share: ja.data.negation(key, **NEGATION, negated=share))(shares)
+    for number, share in enumerate([0.0, 0.25, 0.5]):
+        alone = ja.data.negation(key, **NEGATION, negated=share)
+        assert same(jax.tree.map(lambda x, i=number: x[i], batch), alone)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("xor", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("xor", {"sequences": 0}, "sequences: 0"),
+        ("xor", {"pairs": 0}, "pairs: 0"),
+        ("xor", {"length": 1}, "length: 1 tokens cannot hold 2"),
+        ("xor", {"vocab_size": 12}, "vocab_size: 12 leaves no irrelevant token"),
+        ("xor", {"vocab_size": 11, "length": 2}, "vocab_size: 11"),
+        ("negation", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("negation", {"relevant": 5}, "relevant: 5 is not a positive multiple of 2"),
+        ("negation", {"length": 1}, "length: 1 tokens cannot hold 2"),
+        ("negation", {"vocab_size": 7, "length": 2}, "vocab_size: 7 leaves no irrelevant token"),
+    ],
+)
+def test_impossible_sizes_are_named(kind, change, message):
+    generate, sizes = KINDS[kind]
+    with pytest.raises(InputError, match=message):
+        generate(jax.random.key(0), **sizes | change)
+
+
+def test_two_tokens_and_no_irrelevant_one_make_an_xor():
+    corpus = ja.data.xor(jax.random.key(0), vocab_size=4, length=2, sequences=4)
+    assert sequences(corpus) == ([[0, 2], [0, 3], [1, 2], [1, 3]], [1, -1, -1, 1])
