@@ -69,7 +69,6 @@ def run(
         distributed: This is one of N processes, on as many hosts as you like; each runs its share. The
             cluster tells with auto, else give where process 0 listens, N, and which one this is from 0.
     """
-    from jaxattn.analysis import report as pages
     from jaxattn.study import devices, hosts
     from jaxattn.study import run as study
     from jaxattn.study.execute import Interrupted
@@ -107,6 +106,13 @@ def run(
         print(f"jaxattn: failed: {error['unit']}: {error['reason']}", file=sys.stderr)
     if len(outcome.errors) == outcome.units:
         return 1
+    page = directory / "report.html"
+    if outcome.already_finished and page.exists():
+        _print_summary(directory)
+        print(page)
+        return 1 if outcome.failures else 0
+    from jaxattn.analysis import report as pages
+
     written = pages.write(directory)
     if distributed is not None:
         hosts.wait()

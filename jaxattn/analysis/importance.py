@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from scipy.stats import spearmanr
 
 from jaxattn.analysis.results import Results
 from jaxattn.analysis.statistics import format_number
@@ -224,6 +223,8 @@ def _fact(means: pd.DataFrame, quantity: str) -> str:
         )
     if len(full) < 3 or full["mean"].nunique() < 2:
         return "E·v has too few bins for a rank correlation"
+    from scipy.stats import spearmanr  # slow to import
+
     return f"Spearman of E·v is {spearmanr(full['center'], full['mean']).statistic:.3f}"
 
 

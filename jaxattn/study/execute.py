@@ -21,6 +21,8 @@ from jaxattn.study.store import Position, Store
 from jaxattn.study.units import Unit
 
 CHECKPOINT_EVERY_S = 30.0
+# At most this share of the time goes into checkpoints on the way.
+CHECKPOINT_SHARE = 0.03
 BLOCK_S = 1.0
 
 
@@ -98,7 +100,7 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
     if position:
         records, tokens = (_until(table, position, settings.phases) for table in (records, tokens))
     failures = list(position.failures) if position else []
-    saved = time.monotonic()
+    due = time.monotonic() + CHECKPOINT_EVERY_S
     for number, (phase, made) in enumerate(zip(settings.phases, bench.programs(unit, loaded), strict=True)):
         if position and number < position.phase:
             continue
@@ -123,9 +125,11 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
                 done += taken
                 place = f"{describe_cell(unit.cells[0])}{phase.name} step {done:,}"
                 watch.report(place, (number + done / made.steps) / len(settings.phases), loss)
-                if time.monotonic() - saved > CHECKPOINT_EVERY_S and done < step:
+                if time.monotonic() >= due and done < step:
+                    begin = time.monotonic()
                     folder.save(unit.name, state, trail, Position(number, done, failures), records, tokens)
-                    saved = time.monotonic()
+                    now = time.monotonic()
+                    due = now + max(CHECKPOINT_EVERY_S, (now - begin) / CHECKPOINT_SHARE)
             if done == step:
                 found = made.measure(state, loaded.corpora)
                 if made.law and step:

@@ -5,8 +5,6 @@ import itertools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from scipy.stats import qmc
-
 from jaxattn.errors import InputError
 from jaxattn.study.check import check, placed, plain
 from jaxattn.study.config import Halton, Range, Sweep
@@ -86,6 +84,8 @@ def halton(wanted: Halton | None) -> list[dict[str, Any]]:
             raise InputError(f"halton.axes.{key}: low {bounds.low} is not below high {bounds.high}")
         if bounds.log and bounds.low <= 0:
             raise InputError(f"halton.axes.{key}: a logarithmic axis starts above 0, not at {bounds.low}")
+    from scipy.stats import qmc  # slow to import
+
     unit = qmc.Halton(len(wanted.axes), scramble=True, rng=wanted.seed).random(wanted.points)
     return [
         {key: _between(bounds, x) for (key, bounds), x in zip(wanted.axes.items(), row, strict=True)}

@@ -1,0 +1,114 @@
+"""What a study of many seeds costs beside computing: planning, checkpoints, tables, progress; and resuming.
+
+    python benchmarks/orchestration.py --seeds 1000 --out results/benchmarks
+
+The study of benchmarks/seeds_per_second.py runs as `jaxattn run` runs it, and every call into a compiled
+program is timed; what is left of the wall time is orchestration. Then the command line is asked to run the
+finished study once more.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+from seeds_per_second import SWEEP
+
+from jaxattn.study import devices, execute, sweepfile
+from jaxattn.study.progress import Reporter
+from jaxattn.study.run import run_sweep
+
+PHASES = """
+[[phases]]
+name = "embed"
+kind = "one_step"
+step_size = 1000.0
+
+[[phases]]
+name = "query"
+kind = "descent"
+train = ["p"]
+optimizer = "sgd"
+step_size = 1.0
+steps = 500
+"""
+
+
+def sweep_file(seeds, folder):
+    """Write the study as a user would."""
+    data = "\n".join(f"{key} = {json.dumps(value)}" for key, value in SWEEP["data"].items())
+    path = folder / "study.toml"
+    path.write_text(
+        f'name = "study"\nseeds = {seeds}\n[data]\n{data}\n[model]\nkind = "one_layer"\ndim = 512\n{PHASES}'
+    )
+    return path
+
+
+def timed(function, spent):
+    """Add the time of every call, results ready, to a list."""
+
+    def call(*arguments):
+        begin = time.perf_counter()
+        result = jax.block_until_ready(function(*arguments))
+        spent.append(time.perf_counter() - begin)
+        return result
+
+    return call
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=None, help="folder for orchestration.json")
+    options = parser.parse_args()
+    devices.use_all_cores()
+    spent = []
+    original = execute.program
+
+    def watched(*arguments):
+        made = original(*arguments)
+        names = ("init", "advance", "measure", "law", "tokens")
+        present = {name: getattr(made, name) for name in names if getattr(made, name) is not None}
+        return made._replace(**{name: timed(function, spent) for name, function in present.items()})
+
+    execute.program = watched
+    execute.init_params = timed(execute.init_params, spent)
+    execute.corpora.load = timed(execute.corpora.load, spent)
+    with tempfile.TemporaryDirectory() as folder:
+        path, results = sweep_file(options.seeds, Path(folder)), Path(folder) / "results"
+        begin = time.perf_counter()
+        with Reporter(quiet=True) as reporter:
+            run_sweep(sweepfile.load(path), results, command="benchmark", reporter=reporter)
+        wall = time.perf_counter() - begin
+        command = [sys.executable, "-m", "jaxattn.cli", "run", str(path), "--out", str(results), "--quiet"]
+        subprocess.run(command, check=True, capture_output=True)  # draws the figures
+        begin = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        resumed = time.perf_counter() - begin
+    result = {
+        "seeds": options.seeds,
+        "wall_s": wall,
+        "programs_s": sum(spent),
+        "orchestration_s": wall - sum(spent),
+        "orchestration_share": 1 - sum(spent) / wall,
+        "resume_finished_s": resumed,
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "jax": jax.__version__,
+    }
+    print(json.dumps(result, indent=2))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "orchestration.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
