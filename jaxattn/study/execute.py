@@ -154,10 +154,7 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
             records = pd.concat([records, *_limit_rows(trail, params.E, loaded, unit, made, phase.name)])
         columns = jax.device_get(made.tokens(params, loaded.corpora))
         tokens = pd.concat([tokens, token_rows(columns, unit, phase.name, loaded)], ignore_index=True)
-    last = Position(len(settings.phases), 0, failures)
-    if position != last:
-        folder.save(unit.name, params, None, last, records, tokens)
-    folder.finish_unit(unit.name, _sorted(with_best(records)), _sorted(tokens), failures)
+    folder.finish_unit(unit.name, params, _sorted(with_best(records)), _sorted(tokens), failures)
     return failures
 
 

@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import socket
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import pandas as pd
 
 from jaxattn.errors import InputError, RunError
@@ -169,15 +171,19 @@ class Store:
         tokens: pd.DataFrame,
     ) -> None:
         """Save a unit's state, where its queries have been, how far it is, and the tables that led to it."""
-        import orbax.checkpoint as ocp
-
         self.write_table(f"parts/{unit}.records.partial", records)
         self.write_table(f"parts/{unit}.tokens.partial", tokens)
+        self._checkpoint(unit, {"state": state, "trail": trail}, position._asdict())
+
+    def _checkpoint(self, unit: str, arrays: Any, position: dict[str, Any]) -> None:
+        import orbax.checkpoint as ocp
+
+        arrays = jax.device_get(arrays)
         folder = self.directory / "checkpoints" / unit
         with self._guard(folder), self._manager(folder) as manager:
             content = ocp.args.Composite(
-                state=ocp.args.StandardSave(jax.device_get({"state": state, "trail": trail})),
-                position=ocp.args.JsonSave(position._asdict()),
+                state=ocp.args.PyTreeSave(arrays),
+                position=ocp.args.JsonSave(position | {"crc32": _checksums(arrays)}),
             )
             if not manager.save((manager.latest_step() or 0) + 1, args=content):
                 raise RunError(f"{folder}: the checkpoint was not saved; delete this folder and run again")
@@ -202,6 +208,8 @@ class Store:
                     return nothing
                 content = ocp.args.Composite(position=ocp.args.JsonRestore())
                 found = manager.restore(step, args=content)["position"]
+            if found["step"] is None:
+                return nothing  # all was computed, but the unit was not finished
             position = Position(found["phase"], found["step"], found["failures"])
             return position, *(self._read_partial(unit, table) for table in ("records", "tokens"))
         except Exception as error:
@@ -221,8 +229,15 @@ class Store:
         both = {"state": target, "trail": trail}
         try:
             with self._manager(self.directory / "checkpoints" / unit) as manager:
-                content = ocp.args.Composite(state=ocp.args.StandardRestore(both))
-                found = manager.restore(manager.latest_step(), args=content)["state"]
+                restoring = ocp.checkpoint_utils.construct_restore_args(both)
+                content = ocp.args.Composite(
+                    state=ocp.args.PyTreeRestore(both, restore_args=restoring),
+                    position=ocp.args.JsonRestore(),
+                )
+                restored = manager.restore(manager.latest_step(), args=content)
+            found = restored["state"]
+            if _checksums(jax.device_get(found)) != restored["position"]["crc32"]:
+                raise ValueError("its checksums differ")
             return found["state"], found["trail"]
         except Exception as error:
             self.set_aside(unit, error)
@@ -238,10 +253,13 @@ class Store:
         reason = str(error).partition("\n")[0]
         self.note(f"{unit}: its checkpoint is damaged ({reason}); set aside as {aside}, starting it anew")
 
-    def finish_unit(self, unit: str, records: pd.DataFrame, tokens: pd.DataFrame, failures: list) -> None:
-        """Write the tables of a finished unit, then what marks it as finished: failures and checksums."""
+    def finish_unit(
+        self, unit: str, params: Any, records: pd.DataFrame, tokens: pd.DataFrame, failures: list
+    ) -> None:
+        """Write the tables and parameters of a finished unit, then its mark: failures and checksums."""
         for name, table in (("records", records), ("tokens", tokens)):
             self.write_table(f"parts/{unit}.{name}", table)
+        self._checkpoint(unit, params, {"phase": None, "step": None, "failures": failures})
         content = {
             "failures": failures,
             "sha256": {name: _digest(self._part(unit, name)) for name in TABLES},
@@ -340,7 +358,15 @@ class Store:
             else ocp.options.MultiprocessingOptions(),
         )
         folder.mkdir(parents=True, exist_ok=True)
-        manager = ocp.CheckpointManager(folder, options=options)
+        # Parameters and moments hardly compress, and trying takes most of the time.
+        handlers = {
+            "state": ocp.PyTreeCheckpointHandler(
+                use_compression=False,
+                multiprocessing_options=options.multiprocessing_options,
+            ),
+            "position": ocp.JsonCheckpointHandler(multiprocessing_options=options.multiprocessing_options),
+        }
+        manager = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
         try:
             yield manager
         finally:
@@ -377,6 +403,10 @@ class Store:
                 f"{path}: cannot be written: {reason}; what is already there is kept, "
                 "mend this and run the same command again to continue"
             ) from None
+
+
+def _checksums(arrays: Any) -> list[int]:
+    return [zlib.crc32(np.ascontiguousarray(x).tobytes()) for x in jax.tree.leaves(arrays)]
 
 
 def _digest(path: Path) -> str:

@@ -131,6 +131,7 @@ def test_a_run_killed_while_saving_continues_to_bit_identical_tables(finished, t
     """Tables are written before the checkpoint: die in between, when the tables are ahead of it."""
     monkeypatch.setattr(execute, "CHECKPOINT_EVERY_S", 0.0)
     monkeypatch.setattr(execute, "BLOCK_S", 0.0)
+    monkeypatch.setattr(execute, "CHECKPOINT_SHARE", np.inf)
     saves = 0
     manager = store.Store._manager
 

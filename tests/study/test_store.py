@@ -139,7 +139,7 @@ def test_a_damaged_mark_or_merged_table_is_mended(copy, whole):
     assert go(copy, chunk=1)[0].already_finished
 
 
-@pytest.mark.parametrize("victim", ["state", "position", "table"])
+@pytest.mark.parametrize("victim", ["state", "flipped", "position", "table"])
 def test_a_damaged_checkpoint_is_set_aside_and_its_unit_starts_anew(tmp_path, monkeypatch, victim):
     count = 0
     timed = execute._Pace.timed
@@ -158,6 +158,12 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_unit_starts_anew(tmp_path, mo
     (unit,) = (tmp_path / "small" / "checkpoints").iterdir()
     if victim == "table":
         (tmp_path / "small" / "parts" / f"{unit.name}.records.partial.parquet").write_bytes(b"PAR1")
+    elif victim == "flipped":
+        files = [path for path in unit.glob("*/state/**/*") if path.is_file()]
+        largest = max(files, key=lambda path: path.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
     else:
         files = [path for path in unit.glob(f"*/{victim}/**/*") if path.is_file()]
         assert files
