@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -47,7 +46,8 @@ class Diagnosis:
 
     Attributes:
         quantities: one row per quantity and statistic: value, low and high (95 % bootstrap interval),
-            null_low and null_high (95 % of random models), healthy (one gradient step), verdict.
+            null_low and null_high (95 % of random models), healthy (one gradient step; NaN for E·p, which a step
+        on E leaves alone), verdict.
         verdicts: one line per quantity.
         tokens: id, token, count, class, alpha, posterior_difference, Ep, Ev, and selected, the number of
             sequences in which the token has the highest score. One row per token that occurs, for K > 2
@@ -85,9 +85,9 @@ class _Ground:
         alpha, difference = self.alpha[self.used], self.difference[self.used]
         return [
             [equal_counts(column, BINS) for column in alpha.T],
-            [equal_bins(column, -1, 1, BINS) for column in difference.T],
+            [equal_bins(column, -1.0, 1.0, BINS) for column in difference.T],
             [equal_counts(np.abs(alpha).max(axis=1), BINS)],
-            [equal_bins(np.abs(difference).max(axis=1), 0, 1, BINS)],
+            [equal_bins(np.abs(difference).max(axis=1), 0.0, 1.0, BINS)],
         ]
 
 
@@ -100,7 +100,6 @@ def diagnose(
     tokens: Sequence[str] | None = None,
     min_count: int = 50,
     important: float = 0.5,
-    step_size: float | None = None,
     draws: int = 200,
     resampled: int = 1000,
     seed: int = 0,
@@ -112,7 +111,7 @@ def diagnose(
     correlations are averaged; E·p is held against the largest size over the classes.
 
     The null band holds 95 % of the models E_s, p ~ N(0, I/d), v uniform on the sphere. The healthy reference
-    is such a model with p = 0 after one gradient step on E and then one on p.
+    of E·v is what one gradient step on E adds to it in such a model, (E¹ - E⁰)·v, whatever the step size.
 
     Args:
         embedding: E, (V, d) float; row s is token s of the corpus.
@@ -122,7 +121,6 @@ def diagnose(
         tokens: V names; the numbers of the tokens by default.
         min_count: tokens that occur less often are in no statistic.
         important: tokens with |posterior difference| of at least this, and frequent enough, are important.
-        step_size: η0 of the healthy reference; by default the step moves E·v by 1/2 where it moves it most.
         draws: number of random models.
         resampled: number of bootstrap resamples, of tokens for correlations, of sequences for shares.
         seed: seed of all that is random.
@@ -154,7 +152,7 @@ def diagnose(
             for random in _random_models(len(E), dim, classes, draws, seed)
         ]
     )
-    healthy, eta = _one_step_model(ground, dim, step_size, seed)
+    healthy = _one_step_values(ground, dim, seed)
     quantities = _table(point, np.concatenate([spread, hits]), null, healthy)
     return Diagnosis(
         quantities,
@@ -171,7 +169,6 @@ def diagnose(
                 ground.important.sum()
             ),
             "random models": draws,
-            "step size of the healthy reference": eta,
         },
     )
 
@@ -183,8 +180,8 @@ def _checked(embedding: Any, query: Any, head: Any, corpus: Corpus) -> tuple[Flo
     size, dim = E.shape
     if size != corpus.vocab_size:
         raise InputError(
-            f"embedding {E.shape}: {size} rows for a corpus over V = {corpus.vocab_size} tokens; row s must be "
-            "token s: give the model's own vocabulary, or the corpus that it was trained on"
+            f"embedding {E.shape}: {size} rows for a corpus over V = {corpus.vocab_size} tokens; row s must "
+            "be token s: give the model's own vocabulary, or the corpus that it was trained on"
         )
     # Layers of one output are often stored with an axis of length 1.
     p = p.reshape(-1) if p.size == dim else p
@@ -216,7 +213,7 @@ def _ground(corpus: Corpus, min_count: int, important: float) -> _Ground:
     used = count >= max(min_count, 1)
     if used.sum() < 3:
         raise InputError(
-            f"min_count: {min_count}; only {int(used.sum())} tokens occur as often, lower it to have 3 or more"
+            f"min_count: {min_count}; only {int(used.sum())} tokens occur as often, lower it to have three"
         )
     with np.errstate(invalid="ignore"):
         large = (np.abs(difference) >= important).any(axis=1)
@@ -231,7 +228,7 @@ def _measure(
     # Scores are all that a selection depends on: an embedding of dimension 1 carries them.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
     chosen = selection(unit, scores[:, None], ground.corpus)
-    share = float((chosen.important_counts(ground.corpus, ground.important) > 0).mean())
+    share = np.mean(np.asarray(chosen.important_counts(ground.corpus, ground.important)) > 0)
     found = _correlations(ground.axes(), scores[ground.used], values[ground.used], once)[:, 0]
     return np.append(found, share), np.asarray(chosen.mask)
 
@@ -277,21 +274,19 @@ def _random_models(
         yield projected[:, 0], projected[:, 1:]
 
 
-def _one_step_model(ground: _Ground, dim: int, step_size: float | None, seed: int) -> tuple[Floats, float]:
-    """Measure an untrained model after one gradient step on E and one on p; also return the step size η0."""
+def _one_step_values(ground: _Ground, dim: int, seed: int) -> Floats:
+    """Measure what one gradient step on E adds to E·v: (17,), NaN for what concerns E·p."""
     corpus = ground.corpus
-    classes = corpus.num_classes
-    if step_size is None:
-        largest = float(np.abs(ground.alpha).max())
-        # E·v moves by η0 α / 2, for more classes by η0 α. After much larger steps all rows of E lie along v, and
-        # no step on p can raise tokens of both labels.
-        step_size = (1.0 if classes == 2 else 0.5) / largest if largest > 0 else 1.0
-    start = one_layer.init(jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=classes)
-    # From p = 0 the scores after the second step are those of the step alone, whatever its size.
-    embedded = one_step(start.replace(p=jnp.zeros_like(start.p)), corpus, step_size=step_size)
-    params = one_step(embedded, corpus, step_size=1.0, train=("p",))
-    E, p, v = (np.asarray(x, np.float64) for x in (params.E, params.p, params.v))
-    return _measure(ground, E @ p, (E @ v).reshape(len(E), -1), np.float32)[0], step_size
+    start = one_layer.init(
+        jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes
+    )
+    # In single precision a small step would drown in the digits of E.
+    largest = float(np.abs(ground.alpha).max())
+    moved = one_step(start, corpus, step_size=1 / largest if largest > 0 else 1.0)
+    added = np.asarray((moved.E - start.E) @ start.v, np.float64).reshape(corpus.vocab_size, -1)
+    once = np.ones((1, int(ground.used.sum())))
+    found = _correlations(ground.axes(), np.zeros(len(added))[ground.used], added[ground.used], once)[:, 0]
+    return np.append(found, np.nan)
 
 
 def _table(point: Floats, spread: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
@@ -342,7 +337,8 @@ def _verdicts(quantities: pd.DataFrame) -> Iterable[str]:
         )
         said = "" if row.verdict == "not defined" else f": {yes}"
         band = f"[{row.null_low:.3f}, {row.null_high:.3f}]"
-        yield f"{row.quantity}: {row.value:.3f} is {row.verdict} {band}{said} (one step: {row.healthy:.3f})"
+        step = f" (one gradient step: {row.healthy:.3f})" if np.isfinite(row.healthy) else ""
+        yield f"{row.quantity}: {row.value:.3f} is {row.verdict} {band}{said}{step}"
 
 
 def _token_table(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -14,11 +15,11 @@ from jaxattn.analysis.style import Drawn, png
 from jaxattn.errors import RunError
 
 NOTE = (
-    "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v on the sphere, on this corpus. One step: "
-    "such a model with p = 0 after one gradient step on E and one on p. Intervals are 95 % bootstrap intervals "
-    "over tokens, for the share of sequences over sequences; over bins they may lie below the value, since "
-    "resampled tokens make noisier means. Bins of α hold equally many tokens, those of the posterior difference "
-    f"are {BINS} equal intervals."
+    "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v on the sphere, on this corpus. One "
+    "step: what a gradient step on E adds to E·v in such a model; it leaves E·p alone. Intervals are 95 % "
+    "bootstrap intervals over tokens, for the share of sequences over sequences; over bins they may lie "
+    "below the value, since resampled tokens make noisier means. Bins of α hold equally many tokens, those "
+    f"of the posterior difference are {BINS} equal intervals."
 )
 
 
@@ -122,5 +123,5 @@ def _rows(frame: pd.DataFrame, *columns: str) -> list[tuple[float, ...]]:
     return list(frame[list(columns)].itertuples(index=False, name=None))
 
 
-def _number(x: float) -> str:
+def _number(x: Any) -> str:
     return f"{x:,}" if isinstance(x, int) else format_number(x)
