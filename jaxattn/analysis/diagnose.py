@@ -46,8 +46,8 @@ class Diagnosis:
 
     Attributes:
         quantities: one row per quantity and statistic: value, low and high (95 % bootstrap interval),
-            null_low and null_high (95 % of random models), healthy (one gradient step; NaN for E·p, which a step
-        on E leaves alone), verdict.
+            null_low and null_high (95 % of random models), healthy (one gradient step; NaN for E·p, which a
+            step on E leaves alone), verdict.
         verdicts: one line per quantity.
         tokens: id, token, count, class, alpha, posterior_difference, Ep, Ev, and selected, the number of
             sequences in which the token has the highest score. One row per token that occurs, for K > 2
