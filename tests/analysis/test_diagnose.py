@@ -9,7 +9,7 @@ from scipy import stats
 
 import jaxattn as ja
 from jaxattn.analysis import diagnose
-from jaxattn.analysis.diagnosis_files import tables, write
+from jaxattn.analysis.diagnosis_files import figure, tables, write
 from jaxattn.errors import InputError
 
 V, DIM = 60, 32
@@ -115,6 +115,9 @@ def test_several_classes():
     assert row(found, "E·p against |α|")["value"] == pytest.approx(1, abs=1e-9)
     assert row(found, "E·v against α")["healthy"] > 0.9
     assert len(found.tokens) == 3 * found.facts["tokens that occur"]
+    preferred = dict(tables(found, 7))["Tokens with the largest E·p"]
+    assert len(preferred) == len(set(preferred["token"])) == 7
+    assert "E·v_{2}" in figure(found).caption or "class 2" in figure(found).caption
     with pytest.raises(InputError, match=r"head \(3, 256\): expected \(256, 3\).*transpose"):
         diagnose(E, p, v.T, many, **FAST)
 
