@@ -295,6 +295,7 @@ def main() -> None:
         "launch": launch,
         "claims": claims,
         "data": data,
+        "diagnose": diagnose,
         "aggregate": aggregate,
         "report": report,
         "status": status,
@@ -394,6 +395,59 @@ def claims(
     for path in board.write(out):
         print(path)
     return board.status
+
+
+def diagnose(
+    embedding: Annotated[str, arg(metavar="E.npy|FILE:KEY")],
+    query: Annotated[str, arg(metavar="p.npy|FILE:KEY")],
+    head: Annotated[str, arg(metavar="v.npy|FILE:KEY")],
+    corpus: Annotated[Path, arg(metavar="FILE.toml")],
+    vocabulary: Annotated[Path | None, arg(metavar="FILE")] = None,
+    overrides: Set = (),
+    out: Annotated[Path, arg(metavar="DIR")] = Path("results/diagnosis"),
+    min_count: int = 50,
+    important: float = 0.5,
+    seed: int = 0,
+    number: int = 15,
+    quiet: Quiet = False,
+) -> int:
+    """Tell whether a trained classifier's E·v knows, and its E·p selects, the important tokens of a corpus.
+
+    Holds its correlations against those of random models and of one gradient step on the same corpus.
+    Example: jaxattn diagnose --embedding E.npy --query p.npy --head v.npy --corpus sweeps/quickstart.toml
+
+    Args:
+        embedding: E (V, d), from a .npy file or a key of a .safetensors file.
+        query: p (d,).
+        head: v (d,), or (d, K) for K classes.
+        corpus: Sweep file, or a file with its [data] table alone.
+        vocabulary: The tokens of E's rows, one per line; by default those of the corpus, in its order.
+        out: Folder of diagnosis.md, tokens.csv and the figure.
+        min_count: Tokens that occur less often are in no statistic.
+        important: Tokens with a posterior difference of this size are important.
+        seed: Seed of a synthetic corpus and of the random models.
+        number: How many tokens to list.
+    """
+    from jaxattn import analysis
+    from jaxattn.analysis import diagnosis_files
+    from jaxattn.data.arrays import read_array
+    from jaxattn.study.progress import Reporter
+
+    E, p, v = (read_array(place) for place in (embedding, query, head))
+    with Reporter(quiet) as reporter:
+        labelled, tokens = analysis.read_corpus(
+            corpus, overrides=overrides, vocabulary=vocabulary, seed=seed, progress=reporter.loading
+        )
+    found = analysis.diagnose(
+        E, p, v, labelled, tokens=tokens, min_count=min_count, important=important, seed=seed
+    )
+    for title, table in diagnosis_files.tables(found, number):
+        _print_table(title, table)
+    for verdict in found.verdicts:
+        print(verdict)
+    for path in diagnosis_files.write(found, out, number):
+        print(path)
+    return 0
 
 
 def plan(

@@ -126,3 +126,57 @@ def test_unknown_commands_and_flags_are_status_2():
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A sweep file's corpus, and a model of 30 tokens whose E·v is α."""
+    import numpy as np
+
+    import jaxattn as ja
+    from jaxattn.analysis import read_corpus
+
+    data = 'kind = "independent"\nvocab_size = 30\nrelevant = 10\nlength = 8\nsequences = 200'
+    (tmp_path / "corpus.toml").write_text(f"[data]\n{data}\n")
+    alpha = np.asarray(ja.data.average_signed_frequency(read_corpus(tmp_path / "corpus.toml")[0]))
+    np.save(tmp_path / "E.npy", np.stack([np.abs(alpha), alpha], axis=1))
+    np.save(tmp_path / "p.npy", np.float32([1, 0]))
+    np.save(tmp_path / "v.npy", np.float32([0, 1]))
+    model = [
+        word for name in ("embedding", "query", "head") for word in (f"--{name}", tmp_path / f"{name}.npy")
+    ]
+    for name, letter in (("embedding", "E"), ("query", "p"), ("head", "v")):
+        (tmp_path / f"{letter}.npy").rename(tmp_path / f"{name}.npy")
+    return [*model, "--corpus", tmp_path / "corpus.toml", "--min-count", "5", "--quiet"]
+
+
+def test_diagnose_prints_verdicts_and_writes_its_files(monkeypatch, capsys, tmp_path, trained):
+    status, out, _ = call(monkeypatch, capsys, "diagnose", *trained, "--out", tmp_path / "found")
+    assert status == 0
+    assert "E·v against α: 1.000 is above the null band" in out
+    for name in ("diagnosis.md", "tokens.csv", "importance.png"):
+        assert str(tmp_path / "found" / name) in out
+        assert (tmp_path / "found" / name).stat().st_size > 0
+
+
+def test_diagnose_says_what_does_not_fit(monkeypatch, capsys, tmp_path, trained):
+    (tmp_path / "words.txt").write_text("a\nb\na\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a b", "label": 1}\n{"text": "b", "label": 0}\n')
+    texts = f'[data]\nkind = "jsonl"\npath = "{tmp_path / "a.jsonl"}"\n'
+    (tmp_path / "texts.toml").write_text(texts)
+    (tmp_path / "none.toml").write_text("seeds = 3")
+    words, other = ["--vocabulary", tmp_path / "words.txt"], ["--corpus", tmp_path / "texts.toml"]
+    for extra, said in (
+        (["--set", "data.vocab_size=31"], "30 rows for a corpus over V = 31"),
+        (["--set", "data.vocab=31"], "unknown key 'vocab'; did you mean 'vocab_size'?"),
+        (["--set", "model.dim=3"], "expected data.KEY=VALUE"),
+        (["--query", tmp_path / "none.npy"], "there is no such file"),
+        (["--corpus", tmp_path / "none.toml"], "no [data] table"),
+        (words, "a synthetic corpus has no words"),
+        ([*other, *words], "'a' is token 0 and token 2"),
+        (other, "30 rows for a corpus over V = 2"),
+    ):
+        status, out, error = call(monkeypatch, capsys, "diagnose", *trained, *extra)
+        assert (status, out) == (2, "")
+        assert said in error
+        assert error.count("\n") == 1

@@ -1,5 +1,11 @@
 import re
+import shlex
+import sys
 from pathlib import Path
+
+import pytest
+
+from jaxattn import cli
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -31,3 +37,17 @@ def test_every_path_that_the_readme_links_to_exists():
     links = re.findall(r"\]\(((?!http)[^)#]+)\)", README)
     assert links
     assert [link for link in links if not (root / link).exists()] == []
+
+
+def test_the_model_of_the_readme_is_diagnosed(tmp_path, monkeypatch):
+    (block,) = re.findall(r"```bash\n(python -c .*?)```", README, re.DOTALL)
+    program, command = re.fullmatch(r"python -c '\n(.*)'\n(jaxattn diagnose .*)\n", block, re.DOTALL).groups()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweeps").symlink_to(Path(__file__).parents[1] / "sweeps")
+    exec(compile(program, "README.md", "exec"), {})
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    page = (tmp_path / "results" / "diagnosis" / "diagnosis.md").read_text(encoding="utf-8")
+    assert page.count("is above the null band") == 5

@@ -4,7 +4,7 @@ import itertools
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,7 @@ class Vocabulary:
     """The V known words; a word's place is its token id.
 
     Attributes:
-        tokens: the words, by falling count, then alphabetically.
+        tokens: the words, by falling count, then alphabetically, unless given in an order of their own.
         counts: occurrences of each in the training split.
     """
 
@@ -140,12 +140,18 @@ def encode(
 
 
 def load(
-    source: TextSource, *, cache_dir: str | Path | None = None, progress: Progress = silent
+    source: TextSource,
+    *,
+    tokens: Sequence[str] | None = None,
+    cache_dir: str | Path | None = None,
+    progress: Progress = silent,
 ) -> TextCorpora:
     """Read a text data set, or take it from the cache if neither its files nor its settings changed.
 
     Args:
         source: where the texts are and how they become a corpus; see `readers`.
+        tokens: a vocabulary to count with, token k being the k-th; by default that of the training split,
+            with `min_count` and `max_vocab`.
         cache_dir: folder of the cache; see `cache.folder`.
         progress: told how far the reading is.
 
@@ -154,10 +160,13 @@ def load(
 
     Raises:
         InputError: impossible settings, files that are missing or cannot be read, a label outside the set,
-            a text without a known word (unless `source.empty` is "drop").
+            a text without a known word (unless `source.empty` is "drop"), a token given twice.
     """
     source = _checked(source)
-    key = cache.digest(source.files(), _settings(source))
+    given = None if tokens is None else _distinct(tokens)
+    key = cache.digest(
+        source.files(), _settings(source) + (b"" if given is None else msgspec.json.encode(given))
+    )
     path = cache.folder(cache_dir) / f"text-{key}.npz"
     splits = (*source.splits, "validation") if source.validation else source.splits
     names = ["tokens", "counts", *(f"{split}_{part}" for split in splits for part in _PARTS)]
@@ -167,10 +176,10 @@ def load(
 
     arrays = cache.read(path, names, note)
     if arrays is None:
-        arrays = _arrays(source, progress)
+        arrays = _arrays(source, given, progress)
         cache.write(path, arrays, note)
-    tokens = msgspec.json.decode(arrays["tokens"].tobytes(), type=tuple[str, ...])
-    vocabulary = Vocabulary(tokens, tuple(arrays["counts"].tolist()))
+    words = msgspec.json.decode(arrays["tokens"].tobytes(), type=tuple[str, ...])
+    vocabulary = Vocabulary(words, tuple(arrays["counts"].tolist()))
     corpora: dict[str, Corpus] = {}
     for split in splits:
         progress("laying out", len(corpora), len(splits))
@@ -178,7 +187,7 @@ def load(
         num_classes = len(source.labels)
         labels = class_labels(classes, num_classes)
         corpora[split] = from_counted(
-            distinct, counts, sizes, labels, vocab_size=len(tokens), num_classes=num_classes
+            distinct, counts, sizes, labels, vocab_size=len(vocabulary), num_classes=num_classes
         )
     progress("laying out", len(corpora), len(splits))
     return TextCorpora(corpora["train"], corpora.get("test"), vocabulary, corpora.get("validation"))
@@ -199,7 +208,17 @@ def _settings(source: TextSource) -> bytes:
     )
 
 
-def _arrays(source: TextSource, progress: Progress) -> dict[str, np.ndarray]:
+def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
+    seen: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        if seen.setdefault(token, number) != number:
+            raise InputError(
+                f"vocabulary: {token!r:.60} is token {seen[token]} and token {number}; name each token once"
+            )
+    return tuple(tokens)
+
+
+def _arrays(source: TextSource, given: tuple[str, ...] | None, progress: Progress) -> dict[str, np.ndarray]:
     """Read, number and encode all splits: what the cache stores."""
     words = _numbering()
     labelled = {split: _read(source, split, words, progress) for split in source.splits}
@@ -207,7 +226,11 @@ def _arrays(source: TextSource, progress: Progress) -> dict[str, np.ndarray]:
         labelled = {split: _balanced(source, split, rows) for split, rows in labelled.items()}
     if source.validation:
         labelled["train"], labelled["validation"] = _held_out(source, labelled["train"])
-    vocabulary = _select(words, labelled["train"].texts, source.min_count, source.max_vocab)
+    texts = labelled["train"].texts
+    if given is None:
+        vocabulary = _select(words, texts, source.min_count, source.max_vocab)
+    else:
+        vocabulary = _counted(words, texts, given)
     arrays = {
         "tokens": np.frombuffer(msgspec.json.encode(vocabulary.tokens), np.uint8),
         "counts": np.array(vocabulary.counts),
@@ -222,7 +245,10 @@ def _arrays(source: TextSource, progress: Progress) -> dict[str, np.ndarray]:
                 'set data.empty = "drop" to leave such rows out, or lower data.min_count'
             )
         if not kept.any():
-            raise InputError(f"data: no row of the {split} split holds a known word; lower data.min_count")
+            raise InputError(
+                f"data: no row of the {split} split holds a known word; "
+                f"{'lower data.min_count' if given is None else 'is the vocabulary in lower case?'}"
+            )
         counted = count_tokens(ids, lengths[kept], len(vocabulary))
         for part, values in zip(_PARTS, (*counted, classes[kept]), strict=True):
             arrays[f"{split}_{part}"] = values.astype(np.min_scalar_type(int(values.max())))
@@ -320,6 +346,12 @@ def _select(words: Mapping[str, int], texts: _Texts, min_count: int, max_vocab: 
         )
     chosen = sorted(frequent)[:max_vocab]
     return Vocabulary(tuple(word for _, word in chosen), tuple(-count for count, _ in chosen))
+
+
+def _counted(words: Mapping[str, int], texts: _Texts, tokens: tuple[str, ...]) -> Vocabulary:
+    """Count the occurrences of given tokens."""
+    ids, _ = _known(texts, _token_ids(words, Vocabulary(tokens, ())), None)
+    return Vocabulary(tokens, tuple(np.bincount(ids, minlength=len(tokens)).tolist()))
 
 
 def _token_ids(words: Iterable[str], vocabulary: Vocabulary) -> np.ndarray:

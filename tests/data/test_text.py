@@ -426,3 +426,19 @@ class TestCache:
         again = load(source, cache_dir=tmp_path / "file" / "x", progress=lambda *report: told.append(report))
         assert same(again, first)
         assert any("nothing stored" in what for what, _, _ in told)
+
+
+def test_a_vocabulary_of_ones_own_gives_the_ids_and_is_part_of_the_cache_key(source, settings):
+    own = load(source, tokens=["bad", "never", "good", "watch"], **settings)
+    assert own.vocabulary.tokens == ("bad", "never", "good", "watch")
+    learnt = load(source, **settings)
+    place = [learnt.vocabulary.index[word] for word in ("bad", "good", "watch")]
+    np.testing.assert_array_equal(counts(own.train)[:, [0, 2, 3]], counts(learnt.train)[:, place])
+    assert (counts(own.train)[:, 1] == 0).all()
+    assert own.vocabulary.counts == (*(counts(own.train).sum(axis=0).astype(int).tolist()),)
+    again = load(source, tokens=["good", "bad", "watch"], **settings)
+    np.testing.assert_array_equal(counts(again.train), counts(own.train)[:, [2, 0, 3]])
+
+
+def test_a_vocabulary_that_names_a_token_twice(source, settings):
+    assert "'good' is token 0 and token 2" in message(source, tokens=["good", "bad", "good"], **settings)

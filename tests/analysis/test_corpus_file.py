@@ -1,0 +1,70 @@
+"""The corpus of a [data] table is that of the sweep's seed; texts are counted with any vocabulary."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.analysis import read_corpus
+from jaxattn.errors import InputError
+from jaxattn.study import corpora, sweepfile
+
+DATA = '[data]\nkind = "independent"\nvocab_size = 20\nrelevant = 6\nlength = 5\nsequences = 40\n'
+REST = (
+    'name = "x"\nseeds = 3\n{data}[model]\nkind = "one_layer"\ndim = 8\n'
+    '[[phases]]\nname = "a"\nkind = "one_step"\nstep_size = 1.0\n'
+)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    rows = [("Good film", 1), ("bad film", 0), ("good good", 1), ("a bad one", 0)]
+    lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "texts.toml").write_text(f'[data]\nkind = "jsonl"\npath = "{tmp_path / "a.jsonl"}"\n')
+    return tmp_path / "texts.toml"
+
+
+def message(*arguments, **settings):
+    with pytest.raises(InputError) as caught:
+        read_corpus(*arguments, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_synthetic_corpus_is_that_of_the_sweeps_seed(tmp_path, seed):
+    (tmp_path / "whole.toml").write_text(REST.format(data=DATA))
+    (tmp_path / "data.toml").write_text(DATA)
+    sweep = sweepfile.load(tmp_path / "whole.toml")
+    expected = corpora.load(sweep.data, corpora.seed_keys([seed])[0], lambda *_: None).corpora.train
+    for name in ("whole.toml", "data.toml"):
+        corpus, tokens = read_corpus(tmp_path / name, seed=seed)
+        assert len(tokens) == 20
+        for x, y in zip(jax.tree.leaves(corpus), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(x, y[0])
+
+
+def test_texts_with_the_vocabulary_of_a_model(texts, tmp_path):
+    learnt, words = read_corpus(texts)
+    assert words == ("good", "bad", "film", "a", "one")
+    (tmp_path / "words.txt").write_text("[PAD]\nfilm\ngood\n\nbad\n", encoding="utf-8")
+    corpus, tokens = read_corpus(texts, vocabulary=tmp_path / "words.txt")
+    assert tokens == ("[PAD]", "film", "good", "", "bad")
+    dense = np.asarray(corpus.bags.matmul(jnp.eye(5)))
+    assert dense.tolist() == [[0, 1, 1, 0, 0], [0, 1, 0, 0, 1], [0, 0, 2, 0, 0], [0, 0, 0, 0, 1]]
+    assert corpus.labels.tolist() == learnt.labels.tolist()
+
+
+def test_what_cannot_be_read(texts, tmp_path):
+    (tmp_path / "bad.toml").write_text("[data")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    (tmp_path / "other.txt").write_text("x\ny\n")
+    assert "cannot be read" in message(tmp_path / "none.toml")
+    assert "not valid TOML" in message(tmp_path / "bad.toml")
+    assert "cannot be read" in message(texts, vocabulary=tmp_path / "none.txt")
+    assert "save it as UTF-8" in message(texts, vocabulary=tmp_path / "latin.txt")
+    assert "no word of it is in the vocabulary" in message(texts, vocabulary=tmp_path / "other.txt")
+    assert "unknown key 'pth'" in message(texts, overrides=["data.pth=3"])

@@ -1,0 +1,187 @@
+"""Planted models: E·v = α is found, random models stay in the null band, one gradient step is healthy."""
+
+import jax
+import numpy as np
+import optax
+import pandas as pd
+import pytest
+from scipy import stats
+
+import jaxattn as ja
+from jaxattn.analysis import diagnose
+from jaxattn.analysis.diagnosis_files import figure, tables, write
+from jaxattn.errors import InputError
+
+V, DIM = 60, 32
+FAST = {"min_count": 5, "draws": 20, "resampled": 100}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return ja.data.independent(jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=400)
+
+
+@pytest.fixture(scope="module")
+def alpha(corpus):
+    return np.asarray(ja.data.average_signed_frequency(corpus), np.float64)
+
+
+def planted(scores, values, dim=4):
+    """E, p and v with these E·p and E·v exactly."""
+    E = np.zeros((len(scores), dim))
+    E[:, 0], E[:, 1] = scores, values
+    return E, np.eye(dim)[0], np.eye(dim)[1]
+
+
+def row(found, quantity, statistic="Spearman, tokens"):
+    table = found.quantities.set_index(["quantity", "statistic"])
+    return table.loc[(quantity, statistic)]
+
+
+def test_a_model_whose_values_are_alpha_and_whose_scores_are_its_size(corpus, alpha):
+    found = diagnose(*planted(np.abs(alpha), alpha), corpus, **FAST)
+    for quantity in ("E·v against α", "E·p against |α|"):
+        for statistic in ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins"):
+            here = row(found, quantity, statistic)
+            np.testing.assert_allclose(here[["value", "low", "high"]].astype(float), 1, rtol=0, atol=1e-9)
+            assert here["verdict"] == "above the null band"
+    assert "the head reads a token as evidence" in found.verdicts[0]
+
+
+def test_a_model_that_has_it_the_wrong_way_round_is_below_the_band(corpus, alpha):
+    found = diagnose(*planted(-np.abs(alpha), -alpha), corpus, **FAST)
+    assert row(found, "E·v against α")["verdict"] == "below the null band"
+    assert "no sign that the head" in found.verdicts[0]
+
+
+def test_random_models_are_inside_the_null_band_nineteen_times_in_twenty(corpus):
+    inside = []
+    for seed in range(12):
+        params = ja.models.one_layer.init(jax.random.key(100 + seed), vocab_size=V, dim=DIM)
+        found = diagnose(params.E, params.p, params.v, corpus, **(FAST | {"draws": 60, "resampled": 2}))
+        inside.append(found.quantities["verdict"] == "inside the null band")
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.05)
+
+
+def test_the_null_band_of_a_correlation_is_that_of_independent_normal_numbers(corpus):
+    found = diagnose(*planted(np.arange(V), np.arange(V)), corpus, min_count=1, draws=400, resampled=2)
+    here = row(found, "E·v against α", "Pearson, tokens")
+    exact = stats.beta(V / 2 - 1, V / 2 - 1, loc=-1, scale=2).ppf([0.025, 0.975])
+    np.testing.assert_allclose([here["null_low"], here["null_high"]], exact, rtol=0, atol=0.06)
+
+
+def test_a_trained_model_is_healthy(corpus):
+    start = ja.models.one_layer.init(jax.random.key(1), vocab_size=V, dim=256)
+    embedded = ja.dynamics.one_step(start, corpus, step_size=200.0)
+    sgd = ja.dynamics.descent(optax.sgd(4.0), train=["p"])
+    params = ja.dynamics.run(sgd, sgd.init(embedded), corpus, 300).params
+    found = diagnose(params.E, params.p, params.v, corpus, **FAST)
+    spoken = found.quantities[found.quantities["statistic"].isin(["Spearman, tokens", "share"])]
+    assert (spoken["verdict"] == "above the null band").all()
+
+
+def test_what_one_gradient_step_writes_is_alpha_to_the_accuracy_of_the_dimension(corpus, alpha):
+    errors = []
+    for dim in (64, 4096):
+        found = diagnose(*planted(alpha, alpha, dim), corpus, **FAST)
+        errors.append(1 - row(found, "E·v against α", "Pearson, tokens")["healthy"])
+        assert np.isnan(row(found, "E·p against |α|")["healthy"])
+    assert errors[1] < 1e-3
+    assert 16 < errors[0] / errors[1] < 256  # squares of errors that fall like d^(-1/2): 64
+
+
+def test_selected_tokens_equal_a_loop_over_sequences(corpus, alpha, rng):
+    scores = rng.normal(size=V)
+    found = diagnose(*planted(scores, alpha), corpus, **(FAST | {"min_count": 1, "important": 0.4}))
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    best = [int(x[m][np.argmax(scores[x[m]])]) for x, m in zip(ids, mask, strict=True)]
+    by_id = found.tokens.set_index("id")
+    assert by_id["selected"].to_dict() == {s: best.count(s) for s in by_id.index}
+    difference = np.abs(np.asarray(ja.data.posterior_difference(corpus)))
+    share = row(found, "sequences that select an important token", "share")
+    assert share["value"] == pytest.approx(np.mean(difference[best] >= 0.4), abs=1e-12)
+    assert share["low"] < share["value"] < share["high"]
+
+
+def test_several_classes():
+    many = ja.data.independent(
+        jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3
+    )
+    alpha = np.asarray(ja.data.average_signed_frequency(many), np.float64)
+    E = np.column_stack([np.abs(alpha).max(axis=1), alpha, np.zeros((V, 252))])
+    p, v = np.eye(256)[0], np.eye(256)[:, 1:4]
+    found = diagnose(E, p, v, many, **FAST)
+    assert row(found, "E·v against α")["value"] == pytest.approx(1, abs=1e-9)
+    assert row(found, "E·p against |α|")["value"] == pytest.approx(1, abs=1e-9)
+    assert row(found, "E·v against α")["healthy"] > 0.9
+    assert len(found.tokens) == 3 * found.facts["tokens that occur"]
+    preferred = dict(tables(found, 7))["Tokens with the largest E·p"]
+    assert len(preferred) == len(set(preferred["token"])) == 7
+    assert "E·v_{2}" in figure(found).caption or "class 2" in figure(found).caption
+    with pytest.raises(InputError, match=r"head \(3, 256\): expected \(256, 3\).*transpose"):
+        diagnose(E, p, v.T, many, **FAST)
+
+
+def test_heads_and_queries_as_layers_store_them(corpus, alpha):
+    E, p, v = planted(np.abs(alpha), alpha)
+    expected = diagnose(E, p, v, corpus, **FAST)
+    two = np.stack([-v / 2, v / 2], axis=1)
+    for query, head in ((p[None], v[None]), (p[:, None], v[:, None]), (p, two)):
+        pd.testing.assert_frame_equal(
+            diagnose(E, query, head, corpus, **FAST).quantities, expected.quantities
+        )
+
+
+def test_tokens_that_never_occur_are_left_out(alpha):
+    lone = ja.data.from_sequences([[0, 1, 2], [2, 3], [3, 4], [0, 4]] * 3, [1, -1, 1, -1] * 3, vocab_size=9)
+    rows = np.arange(9.0)
+    found = diagnose(*planted(rows, rows), lone, tokens=list("abcdefghi"), min_count=1, draws=5, resampled=5)
+    assert sorted(found.tokens["token"]) == list("abcde")
+    assert found.facts["tokens that occur"] == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda E, p, v: (E[:-1], p, v), r"59 rows for a corpus over V = 60"),
+        (lambda E, p, v: (E[0], p, v), r"expected \(V, d\)"),
+        (lambda E, p, v: (E, p[:-1], v), r"query \(3,\): expected \(4,\)"),
+        (lambda E, p, v: (E, p, np.zeros((4, 3))), r"head \(4, 3\): expected \(4,\)"),
+        (lambda E, p, v: (E, p, np.zeros((2, 4))), r"transpose"),
+        (
+            lambda E, p, v: (np.where(np.arange(V)[:, None] == 7, np.nan, E), p, v),
+            r"embedding: NaN.*\(7, 0\)",
+        ),
+        (lambda E, p, v: (E, p, v * np.inf), r"head: NaN or inf at \(0,\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
+def test_what_does_not_fit_is_said_in_one_line(corpus, alpha, change, said):
+    with pytest.raises(InputError, match=said) as caught:
+        diagnose(*change(*planted(alpha, alpha)), corpus, **FAST)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_settings_that_cannot_be(corpus, alpha):
+    with pytest.raises(InputError, match="lower it"):
+        diagnose(*planted(alpha, alpha), corpus, min_count=10**6)
+    with pytest.raises(InputError, match="2 names for V = 60"):
+        diagnose(*planted(alpha, alpha), corpus, tokens=["a", "b"])
+    with pytest.raises(InputError, match="at least 1"):
+        diagnose(*planted(alpha, alpha), corpus, draws=0)
+
+
+def test_an_untrained_model_of_zeros_has_undefined_correlations(corpus):
+    found = diagnose(*planted(np.zeros(V), np.zeros(V)), corpus, **FAST)
+    assert (found.quantities["verdict"][:16] == "not defined").all()
+
+
+def test_files(corpus, alpha, tmp_path):
+    found = diagnose(*planted(np.abs(alpha), alpha), corpus, tokens=[f"w{s}|" for s in range(V)], **FAST)
+    paths = write(found, tmp_path / "new" / "folder", 3)
+    assert [path.name for path in paths] == ["diagnosis.md", "tokens.csv", "importance.png"]
+    page = paths[0].read_text()
+    assert found.verdicts[4] in page
+    assert "w" in tables(found, 3)[2][1]["token"][0]
+    pd.testing.assert_frame_equal(pd.read_csv(paths[1]), found.tokens, check_exact=False, check_dtype=False)
+    assert paths[2].read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,82 @@
+"""Arrays read back are those written, and files that are not what they should be say so in one line."""
+
+import json
+import struct
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.data.arrays import read_array
+from jaxattn.errors import InputError
+
+
+def write_safetensors(path, arrays, header=None):
+    """The format by its specification: header size, JSON header, numbers."""
+    kinds = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}
+    described, content = {"__metadata__": {"format": "pt"}}, b""
+    for name, x in arrays.items():
+        ends = [len(content), len(content) + x.nbytes]
+        described[name] = {"dtype": kinds[x.dtype.name], "shape": list(x.shape), "data_offsets": ends}
+        content += x.tobytes()
+    text = json.dumps(described if header is None else header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content)
+    return path
+
+
+def message(place):
+    with pytest.raises(InputError) as caught:
+        read_array(place)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_npy(tmp_path, rng, dtype):
+    x = rng.normal(size=(5, 3)).astype(dtype)
+    np.save(tmp_path / "E.npy", x)
+    found = read_array(tmp_path / "E.npy")
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, x)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, jnp.bfloat16])
+def test_a_key_of_a_safetensors_file(tmp_path, rng, dtype):
+    arrays = {"E": rng.normal(size=(5, 3)).astype(dtype), "layer.p": rng.normal(size=3).astype(dtype)}
+    path = write_safetensors(tmp_path / "m.safetensors", arrays)
+    for key, x in arrays.items():
+        np.testing.assert_array_equal(read_array(f"{path}:{key}"), x)
+
+
+def test_files_of_the_safetensors_package(tmp_path, rng):
+    numpy = pytest.importorskip("safetensors.numpy")
+    arrays = {"b": rng.normal(size=(4, 2)), "a": rng.normal(size=3).astype(np.float32)}
+    numpy.save_file(arrays, tmp_path / "m.safetensors")
+    for key, x in arrays.items():
+        np.testing.assert_array_equal(read_array(f"{tmp_path / 'm.safetensors'}:{key}"), x)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    path = write_safetensors(tmp_path / "m.safetensors", {"E": np.zeros(2), "ids": np.zeros(2, np.int32)})
+    assert "no array 'p'; it holds E, ids" in message(f"{path}:p")
+    assert f"{path}:KEY; it holds E, ids" in message(path)
+    assert "holds I32" in message(f"{path}:ids")
+    assert "there is no such file" in message(tmp_path / "E.npy")
+    assert "there is no such file" in message(f"{tmp_path / 'x.safetensors'}:E")
+    assert "expected FILE.npy" in message(tmp_path / "E.pt")
+
+
+def test_damaged_files(tmp_path):
+    for content in (b"", b"\x93NUMPY\x01\x00", b"{}"):
+        (tmp_path / "E.npy").write_bytes(content)
+        assert "E.npy" in message(tmp_path / "E.npy")
+    np.save(tmp_path / "E.npy", np.arange(3))
+    assert "holds int64" in message(tmp_path / "E.npy")
+    path = tmp_path / "m.safetensors"
+    for content in (b"", b"\xff" * 40, struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 2) + b"{x"):
+        path.write_bytes(content)
+        assert "m.safetensors" in message(f"{path}:E")
+    whole = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    for entry in (3, {}, whole | {"data_offsets": 1}, whole | {"data_offsets": [0, 4]}, whole):
+        write_safetensors(path, {}, {"E": entry})
+        assert "m.safetensors" in message(f"{path}:E")

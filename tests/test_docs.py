@@ -1,0 +1,26 @@
+"""Every example of the documentation runs, holds what it asserts, and is short."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+EXAMPLES = re.findall(
+    r"^## (.*?)\n.*?```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.M
+)
+
+
+@pytest.mark.parametrize(("title", "code"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
+def test_an_example_runs_and_holds_what_it_asserts(title, code):
+    assert "assert " in code
+    exec(compile(code, f"{PAGE.name}: {title}", "exec"), {})
+
+
+@pytest.mark.parametrize(("title", "code"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
+def test_an_example_is_under_thirty_lines(title, code):
+    assert len([line for line in code.splitlines() if line.strip()]) < 30
+
+
+def test_there_is_an_example_of_each_kind():
+    assert [title for title, _ in EXAMPLES] == ["A model", "A corpus", "A dynamics", "A probe"]
