@@ -19,8 +19,8 @@ from jaxattn.claims.rows import Tolerance, student_t, with_interval
 AGREES, DIFFERS, CANNOT_TELL, MEASURED = "agrees", "differs", "cannot tell", "measured"
 RULE = (
     "A number agrees if its whole 95 % interval lies within the criterion, differs if none of it does, and "
-    "cannot tell if it straddles the criterion or has no interval. It is only measured if nothing is published "
-    "to hold it against. Shapes are compared, never heights: they depend on what is not published."
+    "cannot tell if it straddles the criterion or has no interval. It is only measured if nothing is "
+    "published to hold it against. Shapes are compared, never heights: they depend on what is not published."
 )
 RESAMPLES = 1000
 Rows = NDArray[np.float64]
@@ -86,14 +86,14 @@ class Binned(NamedTuple):
 
     Attributes:
         centres: (m,) of the bins.
-        count: (m,) tokens, of all seeds.
+        tokens: (m,) how many, of all seeds.
         mean: (1 + B, m), NaN for an empty bin.
         sd: (1 + B, m), NaN for an empty bin.
         over: what was resampled, in words.
     """
 
     centres: Rows
-    count: NDArray[np.int64]
+    tokens: NDArray[np.int64]
     mean: Rows
     sd: Rows
     over: str

@@ -1,6 +1,7 @@
 """How items are measured: from a finished run to findings and tables."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -106,14 +107,15 @@ def beside(ev_curve: Curve, ep_curve: Curve) -> Measure:
 
 
 def start(results: Results) -> Measured:
-    """Measure accuracy and loss for each block, those of the first and the last against published ones."""
-    first, last = "E at its start", "all trained"
+    """Hold accuracy and loss of each block against the published ones; show them along the way."""
+    frozen = {
+        "test_accuracy": (published.FROZEN_ACCURACY, 0.05),
+        "loss": (published.FROZEN_LOSS, 0.05),
+    }
     expected: dict[str, dict[str, tuple[Number, float]]] = {
-        first: {
-            "test_accuracy": (published.FROZEN_ACCURACY, 0.05),
-            "loss": (published.FROZEN_LOSS, 0.05),
-        },
-        last: {
+        "E at its start": frozen,
+        "E at its start, more steps": frozen,
+        "all trained": {
             "test_accuracy": (published.TRAINED_ACCURACY, 0.03),
             "loss": (published.TRAINED_LOSS, 0.05),
         },
@@ -130,7 +132,13 @@ def start(results: Results) -> Measured:
                     f"≈ {number.value:g}" if number else "-",
                 )
             )
-    return Measured(findings, {})
+    records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
+    wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
+    names = wide.pop("cell").map(dict(_cells(results)))
+    wide.insert(0, "", names)
+    return Measured(
+        findings, {"Along the way, mean over seeds": wide.rename(columns=lambda x: x.replace("_", " "))}
+    )
 
 
 def spread(results: Results) -> Measured:
@@ -209,19 +217,25 @@ def four_classes(results: Results) -> Measured:
                 f"{name}: bins whose sign is that of α, 19 bins of equally many tokens",
                 estimate(sign_change(by_alpha.mean, by_alpha.centres)),
                 by_alpha.over,
+                SAME_SIGNS,
+                format_number(published_signs),
             ),
             Finding(
-                f"{name}: Spearman with α, the same bins",
-                estimate(spearman(by_alpha.mean, by_alpha.centres)),
+                f"{name}: Spearman with the published rows, the same bins",
+                estimate(spearman(by_alpha.mean, curve.values)),
                 by_alpha.over,
+                SAME_ORDER,
+                "1",
             ),
         ]
         tables[f"Class {label + 1}"] = pd.DataFrame(
             {
                 "posterior difference": [f"{x:.4f}" for x in curve.centres],
-                "tokens": own.count,
+                "tokens": own.tokens,
                 f"{name}, ours": own.mean[0],
                 f"{name}, published": curve.values,
+                "α, 19 bins of equally many tokens": [f"{x:.1e}" for x in by_alpha.centres],
+                f"{name}, ours over α": by_alpha.mean[0],
             }
         )
     return Measured(findings, tables)
@@ -245,14 +259,20 @@ def law(results: Results) -> Measured:
 
 
 def over_dimensions(results: Results) -> Measured:
-    """Measure the shapes of E·v and E·p and the test accuracy in every cell."""
-    rows = []
+    """Measure the shapes of E·v and E·p and the test accuracy in every cell; nothing is published."""
+    found = variations(results)
+    return Measured([_unpublished(finding) for finding in found.findings], found.tables)
+
+
+def variations(results: Results) -> Measured:
+    """Measure the shapes in every cell, with verdicts."""
+    findings, rows = [], []
     for cell, name in _cells(results):
         found = shapes(results, cell).findings
-        row = {"": name} | {f.measured: f.text for f in found}
+        findings += [replace(f, measured=f"{name}: {f.measured}") for f in found if f.criterion]
+        row = {"": name} | {f.measured.partition(",")[0]: f.text for f in found}
         rows.append(row | {"test accuracy": _finding(results, cell, "test_accuracy", "").text})
-    lone = [_finding(results, cell, "test_accuracy", f"{name}: ") for cell, name in _cells(results)]
-    return Measured(lone, {"Shapes": pd.DataFrame(rows)})
+    return Measured(findings, {"Shapes": pd.DataFrame(rows)})
 
 
 def cells(*metrics: str) -> Measure:
@@ -277,7 +297,7 @@ def purity(results: Results) -> Measured:
 
 
 def _unpublished(finding: Finding) -> Finding:
-    return Finding(finding.measured, finding.estimate, finding.over)
+    return replace(finding, criterion=None, published="-")
 
 
 def _finding(results: Results, cell: int, metric: str, prefix: str) -> Finding:
@@ -326,7 +346,7 @@ def _rise(own: Binned, curve: Curve | None) -> Finding:
 
 
 def _table(ev: Binned, ep: Binned, *curves: Curve) -> pd.DataFrame:
-    table = {"posterior difference": [f"{x:.2f}" for x in ev.centres], "tokens": ev.count}
+    table = {"posterior difference": [f"{x:.2f}" for x in ev.centres], "tokens": ev.tokens}
     for name, own, curve in zip(("E·v", "E·p"), (ev, ep), _padded(curves), strict=True):
         table |= {f"{name}, ours": own.mean[0], f"{name}, spread": own.sd[0]}
         table |= {f"{name}, published": curve.values} if curve else {}

@@ -26,6 +26,9 @@ TEMPLATE = Path(__file__).with_name("page.html")
 # A page of twenty figures stays small.
 PIXELS_PER_INCH = 100
 NOT_RUN = "not run"
+AGREEMENT = (
+    "item", "measured", "value", "low", "high", "interval_over", "published", "criterion", "verdict",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -193,8 +196,7 @@ def agreement(sections: tuple[Section, ...]) -> pd.DataFrame:
         for each in sections
         for finding in each.findings
     ]
-    columns = "item measured value low high interval_over published criterion verdict".split()
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=list(AGREEMENT))
 
 
 def as_markdown(sections: tuple[Section, ...], scale: str) -> str:
@@ -238,14 +240,14 @@ def as_html(sections: tuple[Section, ...], scale: str) -> str:
 
 def _introduction(scale: str) -> list[str]:
     sizes = (
-        "This page is at laptop scale: sizes are reduced by the overrides that every item names; `--scale full` "
-        "runs the sweep files of sweeps/paper as they are."
+        "This page is at laptop scale: sizes are reduced by the overrides that every item names; "
+        "`--scale full` runs the sweep files of sweeps/paper as they are."
         if scale == "laptop"
         else "This page is at full scale: the sweep files of sweeps/paper as they are."
     )
     return [
-        "Every figure, table and number that the paper and its review thread report, run again, with our result "
-        "beside the published one.",
+        "Every figure, table and number that the paper and its review thread report, run again, with our "
+        "result beside the published one.",
         sizes,
         compare.RULE,
     ]

@@ -72,20 +72,20 @@ YELP_EV_2 = Curve(
     "Yelp, four classes, E·v_2",
     "Ev",
     evenly(-0.026, 0.032, 19),
-    YELP_CLASS_2,
+    tuple(map(float, YELP_CLASS_2)),
     f"{THREAD}, rows of the four-class model on Yelp, class 2",
 )
 YELP_EV_4 = Curve(
     "Yelp, four classes, E·v_4",
     "Ev",
     evenly(-0.021, 0.021, 19),
-    YELP_CLASS_4,
+    tuple(map(float, YELP_CLASS_4)),
     f"{THREAD}, rows of the four-class model on Yelp, class 4",
 )
 CURVES = (MLP_EV, MLP_EP, TWO_LAYER_EP, TWO_LAYER_EV, YELP_EV_2, YELP_EV_4)
 
-STD_RATIO_EV = Number(8, "spread of E·v, trained to the end ÷ one step", THREAD)
-STD_RATIO_EP = Number(6, "spread of E·p, trained to the end ÷ one step", THREAD)
+STD_RATIO_EV = Number(8.0, "spread of E·v, trained to the end ÷ one step", THREAD)
+STD_RATIO_EP = Number(6.0, "spread of E·p, trained to the end ÷ one step", THREAD)
 FROZEN_ACCURACY = Number(0.72, "test accuracy, E at its random start", THREAD)
 FROZEN_LOSS = Number(0.6, "loss, E at its random start", THREAD)
 TRAINED_ACCURACY = Number(0.95, "test accuracy, all trained", THREAD)

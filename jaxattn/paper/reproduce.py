@@ -34,7 +34,8 @@ def reproduce(
         out: the results folder; runs go to out/runs/SCALE/NAME.
         command: the command line, for the manifests.
         reporter: where progress goes.
-        only: names of the items to run; all by default. The page shows the others as far as they are done.
+        only: names of the items to run, in this order; all by default. The page shows the others as far
+            as they are done.
         scale: "full" runs the sweep files as they are, "laptop" with the items' overrides.
         data_dir: the folder with the data sets, see `items.DATA`; None leaves their items out.
         sweeps: the folder of the sweep files.
@@ -48,11 +49,11 @@ def reproduce(
         RunError: the page cannot be written.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
-    known = [item.name for item in ITEMS]
+    known = {item.name: item for item in ITEMS}
     for name in only:
         if name not in known:
             raise InputError(f"--only {name}: no such item; there are {', '.join(known)}")
-    wanted = [item for item in ITEMS if item.measure and (not only or item.name in only)]
+    wanted = [known[name] for name in only or known if known[name].measure]
     reasons: dict[str, str] = {}
     for number, item in enumerate(wanted, 1):
         if item.needs != "nothing" and data_dir is None:
