@@ -20,9 +20,13 @@ AGREES, DIFFERS, CANNOT_TELL, MEASURED = "agrees", "differs", "cannot tell", "me
 RULE = (
     "A number agrees if its whole 95 % interval lies within the criterion, differs if none of it does, and "
     "cannot tell if it straddles the criterion or has no interval. It is only measured if nothing is "
-    "published to hold it against. Shapes are compared, never heights: they depend on what is not published."
+    "published to hold it against. Shapes are compared, never heights: they depend on what is not published. "
+    "Intervals are over seeds; with fewer than six, tokens within bins are resampled as well, and the "
+    "interval says little of what other seeds would give."
 )
 RESAMPLES = 1000
+# Resamples of n seeds alone span their range at best, which covers the truth with probability 1 - 2^(1 - n).
+ENOUGH_SEEDS = 6
 Rows = NDArray[np.float64]
 
 
@@ -108,7 +112,7 @@ def binned(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Binned:
-    """Average a quantity within bins and resample it: seeds, or for a single seed the tokens of each bin.
+    """Average a quantity within bins and resample it: seeds, and for few seeds the tokens of each bin too.
 
     Args:
         tokens: rows with columns seed, x and the quantity.
@@ -131,32 +135,31 @@ def binned(
     seeds, lane = np.unique(tokens["seed"].to_numpy()[inside], return_inverse=True)
     rng = np.random.default_rng(seed)
     centres = (edges[1:] + edges[:-1]) / 2
-    count = np.bincount(place, minlength=bins)
-    if len(seeds) == 1:
-        mean, sd = _resampled_tokens(y, place, bins, resamples, rng)
-        return Binned(centres, count, mean, sd, "tokens within bins, one seed")
-    sums = np.zeros((3, len(seeds), bins))
-    for power in range(3):
-        np.add.at(sums[power], (lane, place), y**power)
-    weights = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), resamples)
-    n, first, second = np.concatenate([np.ones((1, len(seeds))), weights]) @ sums
+    few = len(seeds) < ENOUGH_SEEDS
+    sums = np.zeros((3, len(seeds), 1 + resamples * few, bins))
+    for s in range(len(seeds)):
+        for b in range(bins):
+            own = y[(lane == s) & (place == b)]
+            drawn = own[None]
+            if few and len(own):
+                drawn = np.concatenate([drawn, own[rng.integers(0, len(own), (resamples, len(own)))]])
+            for power in range(3):
+                sums[power, s, :, b] = (drawn**power).sum(axis=1)
+    weights = np.ones((1 + resamples, len(seeds)))
+    weights[1:] = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), resamples)
+    n, first, second = (
+        np.einsum("rs,srb->rb", weights, np.broadcast_to(x, (len(seeds), 1 + resamples, bins))) for x in sums
+    )
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = first / n
         sd = np.sqrt(np.maximum(second / n - mean**2, 0))
-    return Binned(centres, count, mean, sd, f"{len(seeds)} seeds")
+    return Binned(centres, np.bincount(place, minlength=bins), mean, sd, _over(len(seeds)))
 
 
-def _resampled_tokens(
-    y: Rows, place: NDArray[np.int64], bins: int, resamples: int, rng: np.random.Generator
-) -> tuple[Rows, Rows]:
-    mean, sd = np.full((2, resamples + 1, bins), np.nan)
-    for b in range(bins):
-        own = y[place == b]
-        if len(own):
-            drawn = own[rng.integers(0, len(own), (resamples, len(own)))]
-            mean[:, b] = np.r_[own.mean(), drawn.mean(axis=1)]
-            sd[:, b] = np.r_[own.std(), drawn.std(axis=1)]
-    return mean, sd
+def _over(seeds: int) -> str:
+    if seeds == 1:
+        return "tokens within bins, one seed"
+    return f"{seeds} seeds" + (" and tokens within bins" if seeds < ENOUGH_SEEDS else "")
 
 
 def estimate(rows: ArrayLike) -> Estimate:

@@ -306,12 +306,15 @@ def _finding(results: Results, cell: int, metric: str, prefix: str) -> Finding:
 
 def _last(results: Results, cell: int, metric: str) -> tuple[Estimate, str]:
     """The metric at the end of the last phase of a cell, over seeds."""
-    records = results.records[results.records["cell"] == cell]
-    records = records[records["phase"] == records["phase"].iloc[-1]]
+    records = results.records
+    records = records[(records["cell"] == cell) & (records["phase"] == _last_phase(results, cell))]
     values = last_steps(records[records["metric"] == metric])["value"].to_numpy(float)
     if not len(values):
         return Estimate(np.nan, np.nan, np.nan), "not measured"
-    return over_seeds(values), "one seed" if len(values) == 1 else f"{len(values)} seeds"
+    found = over_seeds(values)
+    if metric.endswith(("accuracy", "mass")):
+        found = Estimate(*np.clip(found, 0.0, 1.0).tolist())
+    return found, "one seed" if len(values) == 1 else f"{len(values)} seeds"
 
 
 def _cells(results: Results) -> list[tuple[int, str]]:
@@ -324,8 +327,13 @@ def _cells(results: Results) -> list[tuple[int, str]]:
     return named
 
 
+def _last_phase(results: Results, cell: int) -> str:
+    # Cells of different blocks may have different phases.
+    return str(results.records["phase"][results.records["cell"] == cell].iloc[-1])
+
+
 def _tokens(results: Results, cell: int = 0, label: int | None = None) -> pd.DataFrame:
-    tokens = at_end(results, cell=cell, average=False, phase=results.phases[-1]).table
+    tokens = at_end(results, cell=cell, average=False, phase=_last_phase(results, cell)).table
     return tokens if label is None else tokens[tokens["class"] == label]
 
 

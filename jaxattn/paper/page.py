@@ -152,7 +152,11 @@ def section(item: Item, run: Path, scale: str, failed: bool = False) -> Section:
             place = DATA[item.needs]
             remedy += f", with DIR/{place.below}: {place.what}"
         return Section(item, NOT_RUN, command, ("the run failed; " if failed else "") + remedy)
-    measured = item.measure(loaded)
+    try:
+        measured = item.measure(loaded)
+        pictures = _pictures(loaded, item)
+    except InputError as error:
+        return Section(item, compare.CANNOT_TELL, command, f"the run cannot be read: {error}")
     findings = tuple(measured.findings)
     return Section(
         item,
@@ -161,7 +165,7 @@ def section(item: Item, run: Path, scale: str, failed: bool = False) -> Section:
         facts=_facts(loaded, item, scale),
         findings=findings,
         tables=measured.tables,
-        pictures=_pictures(loaded, item),
+        pictures=pictures,
     )
 
 
@@ -211,7 +215,7 @@ def as_markdown(sections: tuple[Section, ...], scale: str) -> str:
         if item.elsewhere:
             lines += [f"Not run here: see [{item.elsewhere.words}]({item.elsewhere.link}).", ""]
         if each.remedy:
-            lines += [f"Not run: {each.remedy}.", ""]
+            lines += [f"{each.verdict.capitalize()}: {each.remedy}.", ""]
         lines += [*(f"- {name}: {fact}" for name, fact in each.facts.items()), ""]
         lines += [markdown(each.agreement), ""] if each.findings else []
         for picture in each.pictures:
