@@ -294,6 +294,7 @@ def main() -> None:
         "plan": plan,
         "launch": launch,
         "claims": claims,
+        "reproduce": reproduce,
         "data": data,
         "diagnose": diagnose,
         "aggregate": aggregate,
@@ -448,6 +449,48 @@ def diagnose(
     for path in diagnosis_files.write(found, out, number):
         print(path)
     return 0
+
+
+def reproduce(
+    only: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = (),
+    scale: Literal["laptop", "full"] = "laptop",
+    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
+    out: Annotated[Path, arg(metavar="DIR")] = Path("results/paper"),
+    quiet: Quiet = False,
+) -> int:
+    """Run every figure, table and number of the paper again, and write a page with ours beside the published.
+
+    Example: jaxattn reproduce --only fig2_synthetic fig3_imdb --data-dir ../data
+
+    Args:
+        only: Run these items only; the page shows the others as far as they are done.
+        scale: Published sizes (full), or smaller ones that two cores run in half an hour.
+        data_dir: Folder that holds tfds/imdb_reviews and yelp_stars.parquet; without it their items are not
+            run.
+        out: Results folder; runs that are finished there are not run again.
+    """
+    from jaxattn.paper.reproduce import reproduce as again
+    from jaxattn.study import devices
+    from jaxattn.study.execute import Interrupted
+    from jaxattn.study.progress import Reporter
+
+    _keep_compiled()
+    devices.use_all_cores()
+    command = shlex.join(["jaxattn", *sys.argv[1:]])
+    with Reporter(quiet) as reporter:
+        try:
+            written = again(
+                out=out, command=command, reporter=reporter, only=only, scale=scale, data_dir=data_dir
+            )
+        except Interrupted:
+            print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
+            return 130
+    _print_table("The paper, run again", written.summary[["item", "verdict", "run time"]])
+    for path in written.paths:
+        print(path)
+    for name in sorted(written.failed):
+        print(f"jaxattn: failed: {name}", file=sys.stderr)
+    return int(bool(written.failed))
 
 
 def plan(

@@ -1,0 +1,6 @@
+"""What the paper and its review thread report, run again and held beside our results."""
+
+from jaxattn.paper.items import ITEMS, Item
+from jaxattn.paper.reproduce import reproduce
+
+__all__ = ["ITEMS", "Item", "reproduce"]

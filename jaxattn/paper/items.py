@@ -1,0 +1,276 @@
+"""The items: what the paper and its review thread report, how it is run again and how it is compared."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from jaxattn.paper import measures, published
+from jaxattn.paper.measures import Measure
+
+Needs = Literal["nothing", "imdb", "yelp"]
+
+
+class Elsewhere(NamedTuple):
+    """Where an item is shown that is not run here: in words, the page relative to ours, the command."""
+
+    words: str
+    link: str
+    command: str
+
+
+class Place(NamedTuple):
+    """Where data lies: the key of the sweep file that says so, its place below DIR, and what it is."""
+
+    key: str
+    below: str
+    what: str
+
+
+DATA = {
+    "imdb": Place("data.data_dir", "tfds", "imdb_reviews of tensorflow-datasets"),
+    "yelp": Place("data.path", "yelp_stars.parquet", "reviews with columns text, label, stars and split"),
+}
+PREPARED = (
+    "tokeniser (lower-cased words), the least number of occurrences, optimiser (Adam, full batch), "
+    "rate and steps"
+)
+BEYOND = "nothing: beyond the paper"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One figure, table or number.
+
+    Attributes:
+        name: its name; its sweep file is NAME.toml.
+        reports: what the paper reports, with its source.
+        chosen: what is not published and was chosen.
+        compared: how it is compared.
+        measure: from a finished run to findings; None if it is shown elsewhere.
+        needs: the data it needs.
+        laptop: overrides of the sweep file at laptop scale.
+        figures: figures of the run to show, as in a sweep file.
+        elsewhere: where it is shown, if it is not run here.
+    """
+
+    name: str
+    reports: str
+    chosen: str
+    compared: str
+    measure: Measure | None = None
+    needs: Needs = "nothing"
+    laptop: tuple[str, ...] = ()
+    figures: tuple[dict[str, Any], ...] = ()
+    elsewhere: Elsewhere | None = None
+
+
+FASTER = ("phases.joint.step_size=2e-3", "phases.joint.steps=60")
+TWO_LAYER_IMDB = (
+    "data.train=train[:2000]", "data.test=test[:2000]", "data.min_count=10", "model.dim=256", *FASTER
+)  # fmt: skip
+IMPORTANCE: tuple[dict[str, Any], ...] = ({"kind": "importance"},)
+BY_SHAPE = (
+    "by shape: Spearman of E·v with the bin centres ≥ 0.9; E·p falls left of 0 and rises right of it, the "
+    "weaker of the two Spearman coefficients ≥ 0.8; the minimum of E·p within 0.3 of 0"
+)
+BY_TABLE = (
+    "by shape: Spearman of our bin means with the published ones ≥ 0.8; the minimum of E·p within two bins "
+    "(0.2) of the published one; the longest rise of E·v within five bins of the published one"
+)
+
+ITEMS: tuple[Item, ...] = (
+    Item(
+        "fig1_imdb",
+        f"{published.FIGURES}; Figure 1, top row: two layers on IMDB.",
+        PREPARED,
+        BY_SHAPE,
+        measures.shapes,
+        "imdb",
+        TWO_LAYER_IMDB,
+        IMPORTANCE,
+    ),
+    Item(
+        "fig1_yelp",
+        f"{published.FIGURES}; Figure 1, bottom row: two layers on Yelp.",
+        f"{PREPARED}; a sample of 30,000 Yelp reviews, those of 3 stars left out",
+        BY_SHAPE,
+        measures.shapes,
+        "yelp",
+        ("data.train=dev", "data.test=test", "data.min_count=6", "model.dim=256", *FASTER),
+        IMPORTANCE,
+    ),
+    Item(
+        "fig2_synthetic",
+        f"{published.FIGURES}; Figure 2: synthetic data, one layer.",
+        "all sizes (V = 400, T = 32, n = 4,000), the posterior differences, optimiser, rate and steps",
+        BY_SHAPE,
+        measures.shapes,
+        "nothing",
+        ("model.dim=512",),
+        IMPORTANCE,
+    ),
+    Item(
+        "fig3_imdb",
+        f"{published.FIGURES}; Figure 3: one layer on IMDB.",
+        PREPARED,
+        BY_SHAPE,
+        measures.shapes,
+        "imdb",
+        ("model.dim=512",),
+        IMPORTANCE,
+    ),
+    Item(
+        "fig3_imdb_varied",
+        "The same as fig3_imdb: what is not published is varied.",
+        "optimiser, rate, steps and cut-off: each row of the table is one choice",
+        "as fig3_imdb, for every choice; the verdicts count over all of them",
+        measures.variations,
+        "imdb",
+        ("model.dim=256", "seeds=2"),
+    ),
+    Item(
+        "fig3_yelp",
+        f"{published.FIGURES}; Figure 3: one layer on Yelp.",
+        f"{PREPARED}; a sample of 30,000 Yelp reviews, those of 3 stars left out",
+        BY_SHAPE,
+        measures.shapes,
+        "yelp",
+        ("model.dim=512",),
+        IMPORTANCE,
+    ),
+    Item(
+        "mlp_imdb",
+        f"Twenty bin means each of E·v and E·p with an MLP head ({published.THREAD}).",
+        f"{PREPARED}; the data set, which is not named, is taken to be IMDB",
+        BY_TABLE,
+        measures.beside(published.MLP_EV, published.MLP_EP),
+        "imdb",
+        (
+            "data.train=train[:2000]",
+            "data.test=test[:2000]",
+            "data.min_count=10",
+            "model.dim=256",
+            "seeds=3",
+            *FASTER,
+        ),
+        IMPORTANCE,
+    ),
+    Item(
+        "two_layer_weights_imdb",
+        f"Twenty bin means each of E·v and E·W2 p with two layers, W1 and W2 ({published.THREAD}).",
+        f"{PREPARED}; the starts of W1 and W2; the data set, which is not named, is taken to be IMDB",
+        BY_TABLE,
+        measures.beside(published.TWO_LAYER_EV, published.TWO_LAYER_EP),
+        "imdb",
+        TWO_LAYER_IMDB,
+        IMPORTANCE,
+    ),
+    Item(
+        "untrained",
+        "E at its random start, p and v trained: test accuracy about 72 %, loss about 0.6; all trained: "
+        f"about 95 % and 0.1 ({published.THREAD}).",
+        f"{PREPARED}; the data set, which is not named, is taken to be IMDB",
+        "accuracies within 0.05 and 0.03 of the published ones, losses within 0.05; intervals over seeds. "
+        "How long p and v were trained is not published: two lengths are held against the number",
+        measures.start,
+        "imdb",
+        ("model.dim=512",),
+    ),
+    Item(
+        "one_step_std",
+        "After one step on E, then p and v, the mean standard deviation within bins is 8 times smaller for "
+        f"E·v and 6 times for E·p than with E trained to convergence ({published.THREAD}).",
+        f"{PREPARED}; the size η0 of the step, so three are shown; the data set is taken to be IMDB",
+        "each ratio within a factor of 2 of the published one. It depends on η0, which sets the height of "
+        "E·v",
+        measures.spread,
+        "imdb",
+        ("data.train=train[:5000]", "data.test=test[:2000]", "data.min_count=15", "model.dim=256", "seeds=2"),
+    ),
+    Item(
+        "yelp4",
+        "E·v_2 and E·v_4 of a four-class model on Yelp, 19 rows each, change their sign at 0 "
+        f"({published.THREAD}).",
+        f"{PREPARED}; the x-axis of the rows, which is not named: the class's posterior difference "
+        "and α are both tried; stars 1, 2, 4, 5",
+        "the share of bins with the right sign ≥ 0.9, Spearman with the published rows ≥ 0.7 (both for "
+        "either x-axis), and Spearman with the posterior difference over its whole range ≥ 0.9",
+        measures.four_classes,
+        "yelp",
+        ("model.dim=512",),
+        ({"kind": "importance", "label": 1}, {"kind": "importance", "label": 3}),
+    ),
+    Item(
+        "v_with_p",
+        f"Training v as well, E fixed, does not change the limit direction of p ({published.THREAD}).",
+        "sizes and seeds",
+        "by the scoreboard of the claims",
+        elsewhere=Elsewhere("the rows of claim V", "../claims/claims.md", "jaxattn claims --only V"),
+    ),
+    Item(
+        "several_relevant",
+        "With several relevant tokens in a sequence at least one is selected in each; if all are, p is the "
+        f"max-margin direction of that selection ({published.THREAD}).",
+        "sizes and seeds",
+        "by the scoreboard of the claims",
+        elsewhere=Elsewhere("the rows of claim MR", "../claims/claims.md", "jaxattn claims --only MR"),
+    ),
+    Item(
+        "small_d",
+        f"A reviewer asks what changes when d is far below V; no numbers were given ({published.THREAD}).",
+        "all sizes: independent tokens, V = 400",
+        "nothing is published: our numbers alone. For the theory's phases see the diagram over d and η0 in "
+        "results/selection_vs_eta0",
+        measures.over_dimensions,
+        "nothing",
+        ("seeds=3", "data.sequences=2000"),
+    ),
+    Item(
+        "k_class_law",
+        f"For K classes one step gives E·v_k ≈ η0 α_k for large d ({published.THREAD}).",
+        "all sizes: four classes, V = 100, T = 16, n = 512, η0 = 2,000",
+        "the power of d in the error per unit of η0 within 0.05 of -1/2",
+        measures.law,
+        figures=({"kind": "one_step_law"},),
+    ),
+    Item(
+        "xor",
+        BEYOND,
+        "all sizes",
+        "our numbers alone: 0.5 is chance, and no token alone says anything of the label",
+        measures.cells("test_accuracy", "train_accuracy"),
+    ),
+    Item(
+        "negation",
+        BEYOND,
+        "all sizes; a quarter of the sequences is negated, so the relevant token alone is right in 3 of 4",
+        "our numbers alone: 0.75 is reached without seeing the negation",
+        measures.cells("test_accuracy", "train_accuracy"),
+    ),
+    Item(
+        "label_noise",
+        BEYOND,
+        "all sizes; labels are flipped in the training data only",
+        "our numbers alone: attention on tokens whose posterior difference without noise is ≥ 0.5, and "
+        "accuracy on clean test data",
+        measures.cells("test_accuracy", "best_test_accuracy", "important_mass", "spearman_Ev_tokens"),
+    ),
+    Item(
+        "topics",
+        BEYOND,
+        "all sizes: 8 of 32 words belong to the topic, purities from 0 to 1",
+        "our numbers alone: does E·v order words as their purity does",
+        measures.purity,
+        figures=IMPORTANCE,
+    ),
+    Item(
+        "attention_svm",
+        "Normalised descent and Polyak steps towards the attention SVM (arXiv 2306.13596, 2402.05738).",
+        "all sizes",
+        "by the report of the sweep",
+        elsewhere=Elsewhere(
+            "six methods on the way to one limit",
+            "../flow_methods/report.html",
+            "jaxattn run sweeps/flow_methods.toml",
+        ),
+    ),
+)

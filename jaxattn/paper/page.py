@@ -1,0 +1,300 @@
+"""The page: every item with its figure, our numbers beside the published ones, and its verdict."""
+
+import base64
+import os
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+from matplotlib.figure import Figure
+
+from jaxattn.analysis import figures, results, style
+from jaxattn.analysis.results import Results
+from jaxattn.analysis.statistics import format_number
+from jaxattn.analysis.tables import markdown
+from jaxattn.errors import InputError, RunError
+from jaxattn.paper import compare
+from jaxattn.paper.compare import Finding
+from jaxattn.paper.items import DATA, ITEMS, Item
+
+TEMPLATE = Path(__file__).with_name("page.html")
+# A page of twenty figures stays small.
+PIXELS_PER_INCH = 100
+NOT_RUN = "not run"
+AGREEMENT = (
+    "item", "measured", "value", "low", "high", "interval_over", "published", "criterion", "verdict",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as PNG, with its file name and its caption."""
+
+    file: str
+    caption: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page says of one item.
+
+    Attributes:
+        item: the item.
+        verdict: one line.
+        command: what runs it.
+        remedy: why it was not run and what to do; "" if it was.
+        facts: what was run, by name.
+        findings: measured numbers.
+        tables: further tables by title.
+        pictures: figures.
+    """
+
+    item: Item
+    verdict: str
+    command: str
+    remedy: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def agreement(self) -> pd.DataFrame:
+        """The findings for reading."""
+        return pd.DataFrame(
+            {
+                "measured": finding.measured,
+                "ours": finding.text,
+                "interval over": finding.over,
+                "published": finding.published,
+                "criterion": finding.criterion.text if finding.criterion else "-",
+                "verdict": finding.verdict,
+            }
+            for finding in self.findings
+        )
+
+
+@dataclass(frozen=True)
+class Page:
+    """What was written.
+
+    Attributes:
+        sections: one for every item.
+        paths: all files, the page first.
+        failed: names of the items whose run failed.
+    """
+
+    sections: tuple[Section, ...]
+    paths: tuple[Path, ...]
+    failed: frozenset[str]
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row per item."""
+        return summary(self.sections)
+
+
+def write(out: Path, runs: Mapping[str, Path], *, scale: str, failed: frozenset[str] = frozenset()) -> Page:
+    """Write index.md, index.html, agreement.csv and figures/*.png.
+
+    Args:
+        out: where.
+        runs: the run folder of every item by name.
+        scale: the scale of the runs.
+        failed: names of items whose run failed.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InputError: a run that was damaged.
+        RunError: a file cannot be written.
+    """
+    sections = tuple(section(item, runs[item.name], scale, item.name in failed) for item in ITEMS)
+    files = {
+        "index.md": as_markdown(sections, scale).encode(),
+        "index.html": as_html(sections, scale).encode(),
+        "agreement.csv": agreement(sections).to_csv(index=False, lineterminator="\n").encode(),
+    }
+    files |= {picture.file: picture.data for each in sections for picture in each.pictures}
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            partial = out / f"{name}.partial"
+            partial.write_bytes(content)
+            os.replace(partial, out / name)
+    except OSError as error:
+        raise RunError(
+            f"{out}: cannot be written: {error.strerror or error}; give another folder with --out"
+        ) from None
+    return Page(sections, tuple(out / name for name in files), failed)
+
+
+def section(item: Item, run: Path, scale: str, failed: bool = False) -> Section:
+    """Measure a finished run; say what to do about one that is not there."""
+    words = ["jaxattn", "reproduce", "--only", item.name]
+    words += ["--scale", scale] if scale != "laptop" else []
+    words += ["--data-dir", "DIR"] if item.needs != "nothing" else []
+    command = shlex.join(words)
+    if item.measure is None:
+        return Section(item, "shown elsewhere", item.elsewhere.command if item.elsewhere else command)
+    try:
+        loaded = results.load(run)
+    except InputError:
+        remedy = f"run `{command}`"
+        if item.needs != "nothing":
+            place = DATA[item.needs]
+            remedy += f", with DIR/{place.below}: {place.what}"
+        return Section(item, NOT_RUN, command, ("the run failed; " if failed else "") + remedy)
+    try:
+        measured = item.measure(loaded)
+        pictures = _pictures(loaded, item)
+    except InputError as error:
+        return Section(item, compare.CANNOT_TELL, command, f"the run cannot be read: {error}")
+    findings = tuple(measured.findings)
+    return Section(
+        item,
+        compare.verdict(findings),
+        command,
+        facts=_facts(loaded, item, scale),
+        findings=findings,
+        tables=measured.tables,
+        pictures=pictures,
+    )
+
+
+def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
+    """One row per item: what is reported, the verdict, how long it ran and how to run it."""
+    return pd.DataFrame(
+        {
+            "item": each.item.name,
+            "reported": each.item.reports,
+            "verdict": each.verdict,
+            "run time": each.facts.get("run time", "-"),
+            "command": f"`{each.command}`",
+        }
+        for each in sections
+    )
+
+
+def agreement(sections: tuple[Section, ...]) -> pd.DataFrame:
+    """Every finding of every item with its numbers, for computing."""
+    rows = [
+        {
+            "item": each.item.name,
+            "measured": finding.measured,
+            "value": finding.estimate.value,
+            "low": finding.estimate.low,
+            "high": finding.estimate.high,
+            "interval_over": finding.over,
+            "published": finding.published,
+            "criterion": finding.criterion.text if finding.criterion else "-",
+            "verdict": finding.verdict,
+        }
+        for each in sections
+        for finding in each.findings
+    ]
+    return pd.DataFrame(rows, columns=list(AGREEMENT))
+
+
+def as_markdown(sections: tuple[Section, ...], scale: str) -> str:
+    """Write the page in Markdown."""
+    introduction = [line for text in _introduction(scale) for line in (text, "")]
+    lines = ["# The paper, run again", "", *introduction, markdown(summary(sections)), ""]
+    for each in sections:
+        item = each.item
+        lines += [f"## {item.name}", "", f"**Reported:** {item.reports}", ""]
+        lines += [f"**Not published and chosen here:** {item.chosen}.", ""]
+        lines += [f"**Compared:** {item.compared}.", "", f"**Verdict:** {each.verdict}.", ""]
+        if item.elsewhere:
+            lines += [f"Not run here: see [{item.elsewhere.words}]({item.elsewhere.link}).", ""]
+        if each.remedy:
+            lines += [f"{each.verdict.capitalize()}: {each.remedy}.", ""]
+        lines += [*(f"- {name}: {fact}" for name, fact in each.facts.items()), ""]
+        lines += [markdown(each.agreement), ""] if each.findings else []
+        for picture in each.pictures:
+            lines += [f"![{item.name}]({picture.file})", "", picture.caption, ""]
+        for title, table in each.tables.items():
+            lines += [f"{title}:", "", markdown(table), ""]
+        lines += [f"    {each.command}", ""]
+    text = "\n".join(lines)
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text
+
+
+def as_html(sections: tuple[Section, ...], scale: str) -> str:
+    """Write the page as HTML that holds everything it shows."""
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.undefined = jinja2.StrictUndefined
+    environment.filters["embedded"] = lambda data: base64.b64encode(data).decode()
+    environment.filters["cells"] = _cells
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        sections=sections,
+        introduction=_introduction(scale),
+        summary=summary(sections).drop(columns="command"),
+    )
+
+
+def _introduction(scale: str) -> list[str]:
+    sizes = (
+        "This page is at laptop scale: sizes are reduced by the overrides that every item names; "
+        "`--scale full` runs the sweep files of sweeps/paper as they are."
+        if scale == "laptop"
+        else "This page is at full scale: the sweep files of sweeps/paper as they are."
+    )
+    return [
+        "Every figure, table and number that the paper and its review thread report, run again, with our "
+        "result beside the published one.",
+        sizes,
+        compare.RULE,
+    ]
+
+
+def _facts(loaded: Results, item: Item, scale: str) -> dict[str, str]:
+    config = loaded.manifest["config"]
+    seeds = loaded.manifest["seeds"]
+    facts = {
+        "sweep file": f"sweeps/paper/{item.name}.toml",
+        "overrides": ", ".join(item.laptop) if scale == "laptop" and item.laptop else "none",
+        "model": f"{config['model']['kind']}, d = {config['model']['dim']}",
+        "cells × seeds": f"{len(loaded.manifest['cells'])} × {len(seeds)}",
+        "run time": f"{loaded.manifest['wall_time_s']:.0f} s",
+    }
+    records = loaded.records[loaded.records["cell"] == loaded.manifest["cells"][0]["cell"]]
+    with suppress(IndexError):
+        last = records[records["phase"] == records["phase"].iloc[-1]]
+        last = last[last["step"] == last["step"].max()].groupby("metric")["value"].mean()
+        for metric in ("loss", "train_accuracy", "test_accuracy"):
+            if metric in last:
+                facts[f"{metric.replace('_', ' ')} (first cell)"] = f"{last[metric]:.3f}"
+    return facts
+
+
+def _pictures(loaded: Results, item: Item) -> tuple[Picture, ...]:
+    pictures = []
+    for number, spec in enumerate(item.figures):
+        drawn = figures.draw(loaded, spec)
+        name = f"figures/{item.name}{f'-{number + 1}' if number else ''}.png"
+        pictures.append(Picture(name, drawn.caption, _png(drawn.figure)))
+    return tuple(pictures)
+
+
+def _png(figure: Figure) -> bytes:
+    content = BytesIO()
+    with style.style():
+        figure.savefig(content, format="png", dpi=PIXELS_PER_INCH, metadata={"Software": None})
+    return content.getvalue()
+
+
+def _cells(table: pd.DataFrame) -> list[list[str]]:
+    return [
+        [format_number(x) if isinstance(x, float) else str(x) for x in row]
+        for row in table.itertuples(index=False)
+    ]
