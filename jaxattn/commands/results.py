@@ -1,0 +1,215 @@
+"""Commands that read results, or judge: the theory, the paper, a model of one's own."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from jaxattn.console import print_table, print_written
+from jaxattn.errors import InputError
+from jaxattn.options import (
+    Folder,
+    Quiet,
+    Set,
+    keep_compiled,
+    read_pair,
+)
+
+
+def aggregate(
+    directories: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR [DIR ...]")],
+    /,
+    where: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="KEY=VALUE")] = (),
+    metrics: Annotated[tuple[str, ...], arg(metavar="METRIC ...")] = (),
+    phases: Annotated[tuple[str, ...], arg(metavar="PHASE ...")] = (),
+    by: Annotated[tuple[str, ...], arg(metavar="KEY ...")] = (),
+    pair: Annotated[str | None, arg(metavar="KEY=A,B")] = None,
+    seed: int = 0,
+    resamples: int = 2000,
+    out: Annotated[Path | None, arg(metavar="FILE")] = None,
+) -> int:
+    """Aggregate records over seeds: mean, median, interquartile mean and 95 % bootstrap intervals.
+
+    Example: jaxattn aggregate results/shard1 results/shard2 --metrics loss --by model.dim --out loss.tex
+
+    Args:
+        directories: Results folders of finished runs: shards, more seeds, or different sweeps.
+        where: Keep cells whose config has this value; may be given several times.
+        metrics: Keep these metrics only.
+        phases: Keep these phases only.
+        by: Pool the cells that agree in these keys of the config.
+        pair: Differences B - A between two values of a swept key, seed by seed.
+        seed: Seed of the bootstrap.
+        resamples: Number of bootstrap resamples.
+        out: Write every (cell, phase, step, metric) to this CSV or Parquet file, or the printed table to
+            this LaTeX or Markdown file.
+    """
+    from jaxattn.analysis import combine, results, statistics, tables
+
+    if not directories:
+        raise InputError("aggregate: give at least one results folder")
+    loaded = combine.combine([results.load(directory) for directory in directories])
+    loaded = combine.choose(loaded, where=dict(map(read_pair, where)), metrics=metrics, phases=phases)
+    if pair is not None:
+        key, values = read_pair(pair)
+        first, comma, second = str(values).partition(",")
+        if not comma:
+            raise InputError(f"--pair {pair}: expected KEY=A,B, for example --pair model.dim=64,512")
+        loaded = combine.paired(loaded, key, first.strip(), second.strip())
+    if by:
+        loaded = combine.group(loaded, by)
+    summary = statistics.summary_table(loaded, seed=seed, resamples=resamples)
+    print_table("Last step of each phase", summary)
+    if out is not None:
+        whole = out.suffix in (".csv", ".parquet")
+        tables.write(statistics.aggregate(loaded, seed=seed, resamples=resamples) if whole else summary, out)
+        print(out)
+    return 0
+
+
+def report(directory: Folder, /) -> int:
+    """Draw the figures (PNG and PDF) of a run and write one self-contained HTML page.
+
+    Example: jaxattn report results/quickstart
+    """
+    from jaxattn.analysis import report as pages
+
+    written = pages.write(directory)
+    print_written(written)
+    return 1 if written.problems else 0
+
+
+def diagnose(
+    embedding: Annotated[str, arg(metavar="E.npy|FILE:KEY")],
+    query: Annotated[str, arg(metavar="p.npy|FILE:KEY")],
+    head: Annotated[str, arg(metavar="v.npy|FILE:KEY")],
+    corpus: Annotated[Path, arg(metavar="FILE.toml")],
+    vocabulary: Annotated[Path | None, arg(metavar="FILE")] = None,
+    overrides: Set = (),
+    out: Annotated[Path, arg(metavar="DIR")] = Path("results/diagnosis"),
+    min_count: int = 50,
+    important: float = 0.5,
+    seed: int = 0,
+    number: int = 15,
+    quiet: Quiet = False,
+) -> int:
+    """Tell whether a trained classifier's E·v knows, and its E·p selects, the important tokens of a corpus.
+
+    Holds its correlations against those of random models and of one gradient step on the same corpus.
+    Example: jaxattn diagnose --embedding E.npy --query p.npy --head v.npy --corpus sweeps/quickstart.toml
+
+    Args:
+        embedding: E (V, d), from a .npy file or a key of a .safetensors file.
+        query: p (d,).
+        head: v (d,), or (d, K) for K classes.
+        corpus: Sweep file, or a file with its [data] table alone.
+        vocabulary: The tokens of E's rows, one per line; by default those of the corpus, in its order.
+        out: Folder of diagnosis.md, tokens.csv and the figure.
+        min_count: Tokens that occur less often are in no statistic.
+        important: Tokens with a posterior difference of this size are important.
+        seed: Seed of a synthetic corpus and of the random models.
+        number: How many tokens to list.
+    """
+    from jaxattn import analysis
+    from jaxattn.analysis import diagnosis_files
+    from jaxattn.data.arrays import read_array
+    from jaxattn.study.progress import Reporter
+
+    E, p, v = (read_array(place) for place in (embedding, query, head))
+    with Reporter(quiet) as reporter:
+        labelled, tokens = analysis.read_corpus(
+            corpus, overrides=overrides, vocabulary=vocabulary, seed=seed, progress=reporter.loading
+        )
+    found = analysis.diagnose(
+        E, p, v, labelled, tokens=tokens, min_count=min_count, important=important, seed=seed
+    )
+    for title, table in diagnosis_files.tables(found, number):
+        print_table(title, table)
+    for verdict in found.verdicts:
+        print(verdict)
+    for path in diagnosis_files.write(found, out, number):
+        print(path)
+    return 0
+
+
+def claims(
+    seeds: int = 64,
+    only: Annotated[tuple[str, ...], arg(metavar="CLAIM ...")] = (),
+    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
+    out: Annotated[Path, arg(metavar="DIR")] = Path("results/claims"),
+    quiet: Quiet = False,
+) -> int:
+    """Measure every claim of the theory, and where it promises nothing; write claims.csv and claims.md.
+
+    Exits with 1 if a claim that should hold does not.
+    Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
+
+    Args:
+        seeds: Number of seeds.
+        only: Measure these claims only, for example T4.3 MC.
+        data_dir: Folder of tensorflow-datasets that holds imdb_reviews, to measure on real reviews too.
+        out: Results folder.
+    """
+    from jaxattn.claims import scoreboard
+    from jaxattn.data.readers import Tfds
+    from jaxattn.study.progress import Reporter
+
+    keep_compiled()
+    source = Tfds(dataset="imdb_reviews", data_dir=str(data_dir), min_count=45) if data_dir else None
+    with Reporter(quiet) as reporter:
+        board = scoreboard.run(seeds=seeds, only=only, source=source, progress=reporter.loading)
+    table = board.table()
+    for promised, title in (
+        (True, "What the theory promises"),
+        (False, "Where the theory promises nothing"),
+    ):
+        part = table[[row.claim.promised == promised for row in board.rows]]
+        if len(part):
+            print_table(title, part)
+    for path in board.write(out):
+        print(path)
+    return board.status
+
+
+def reproduce(
+    only: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = (),
+    scale: Literal["laptop", "full"] = "laptop",
+    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
+    out: Annotated[Path, arg(metavar="DIR")] = Path("results/paper"),
+    quiet: Quiet = False,
+) -> int:
+    """Run every figure, table and number of the paper again, and write a page with ours beside the published.
+
+    Example: jaxattn reproduce --only fig2_synthetic fig3_imdb --data-dir ../data
+
+    Args:
+        only: Run these items only; the page shows the others as far as they are done.
+        scale: Published sizes (full), or smaller ones that two cores run in half an hour.
+        data_dir: Folder that holds tfds/imdb_reviews and yelp_stars.parquet; without it their items are not
+            run.
+        out: Results folder; runs that are finished there are not run again.
+    """
+    from jaxattn.paper.reproduce import reproduce as again
+    from jaxattn.study import devices
+    from jaxattn.study.execute import Interrupted
+    from jaxattn.study.progress import Reporter
+
+    keep_compiled()
+    devices.use_all_cores()
+    command = shlex.join(["jaxattn", *sys.argv[1:]])
+    with Reporter(quiet) as reporter:
+        try:
+            written = again(
+                out=out, command=command, reporter=reporter, only=only, scale=scale, data_dir=data_dir
+            )
+        except Interrupted:
+            print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
+            return 130
+    print_table("The paper, run again", written.summary[["item", "verdict", "run time"]])
+    for path in written.paths:
+        print(path)
+    for name in sorted(written.failed):
+        print(f"jaxattn: failed: {name}", file=sys.stderr)
+    return int(bool(written.failed))

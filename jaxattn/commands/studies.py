@@ -1,0 +1,228 @@
+"""Commands that look at sweep files and run them."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from jaxattn.console import print_summary, print_table, print_written
+from jaxattn.errors import InputError, RunError
+from jaxattn.options import (
+    Axis,
+    MaxMemory,
+    Out,
+    Quiet,
+    Seeds,
+    Set,
+    Sweep,
+    keep_compiled,
+    load_sweep,
+    read_pair,
+    read_shard,
+    read_size,
+)
+
+
+def run(
+    sweep: Sweep,
+    /,
+    overrides: Set = (),
+    axes: Axis = (),
+    out: Out = None,
+    seeds: Seeds = None,
+    shard: Annotated[
+        str, arg(metavar="I/N", help="Run the I-th of N shares, in a folder of its own.")
+    ] = "1/1",
+    max_memory: MaxMemory = None,
+    on_failure: Literal["stop", "continue", "retry"] = "continue",
+    profile: bool = False,
+    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb")] = (),
+    distributed: Annotated[str | None, arg(metavar="auto|HOST:PORT,N,I")] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Run a sweep file, or continue it where it was stopped; then print a table and draw the report.
+
+    Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512 --out /tmp/quick
+
+    Args:
+        on_failure: When a unit ends in NaN or the machine fails it: stop the sweep, continue with the next
+            unit, or retry it twice from its start before that.
+        profile: Write a JAX trace of the run to DIR/profile, for TensorBoard or Perfetto.
+        log: Write measurements for TensorBoard or Weights & Biases (offline) too.
+        distributed: This is one of N processes, on as many hosts as you like; each runs its share. The
+            cluster tells with auto, else give where process 0 listens, N, and which one this is from 0.
+    """
+    from jaxattn.study import devices, hosts
+    from jaxattn.study import run as study
+    from jaxattn.study.execute import Interrupted
+    from jaxattn.study.progress import Reporter
+
+    checked = load_sweep(sweep, overrides, axes, seeds)
+    keep_compiled()
+    devices.use_all_cores()
+    which, memory = read_shard(shard), read_size(max_memory)
+    if distributed is not None:
+        which = hosts.join(distributed)
+    directory = out or Path("results") / checked.name
+    if which != (1, 1):
+        directory /= f"shard-{which[0]}-of-{which[1]}"
+    command = shlex.join(["jaxattn", *sys.argv[1:]])
+    with Reporter(quiet) as reporter:
+        try:
+            outcome = study.run_sweep(
+                checked,
+                directory,
+                command=command,
+                reporter=reporter,
+                shard=which,
+                max_memory=memory,
+                on_failure=on_failure,
+                profile=profile,
+                log=log,
+            )
+        except Interrupted:
+            print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
+            return 130
+        if outcome.already_finished:
+            reporter.note(f"{directory}: already finished, nothing to run")
+    for error in outcome.errors:
+        print(f"jaxattn: failed: {error['unit']}: {error['reason']}", file=sys.stderr)
+    if len(outcome.errors) == outcome.units:
+        return 1
+    page = directory / "report.html"
+    if outcome.already_finished and page.exists():
+        print_summary(directory)
+        print(page)
+        return 1 if outcome.failures else 0
+    from jaxattn.analysis import report as pages
+
+    written = pages.write(directory)
+    if distributed is not None:
+        hosts.wait()
+    if which[0] == 1 and distributed is not None:
+        print_summary(*sorted(directory.parent.glob(f"shard-*-of-{which[1]}")))
+    else:
+        print_summary(directory)
+    print_written(written)
+    for failure in outcome.failures:
+        print(
+            "jaxattn: failed: {reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(
+                **failure
+            ),
+            file=sys.stderr,
+        )
+    return 1 if outcome.failures or outcome.errors else 0
+
+
+def plan(
+    sweep: Sweep,
+    /,
+    overrides: Set = (),
+    axes: Axis = (),
+    out: Out = None,
+    seeds: Seeds = None,
+    max_memory: MaxMemory = None,
+) -> int:
+    """Show what a sweep file would run: cells, groups that share programs, memory, what is done already.
+
+    Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
+    """
+    from jaxattn.study import devices
+    from jaxattn.study.overview import overview
+
+    checked = load_sweep(sweep, overrides, axes, seeds)
+    keep_compiled()
+    devices.use_all_cores()
+    directory = out or Path("results") / checked.name
+    tables, whole = overview(checked, directory, read_size(max_memory))
+    print_table("Cells", tables[0])
+    print_table("Groups: every one is one compiled program for each phase", tables[1])
+    print(whole)
+    return 0
+
+
+def launch(
+    sweep: Sweep,
+    /,
+    shards: int,
+    executor: Literal["slurm", "local"] = "slurm",
+    minutes: int = 720,
+    options: Annotated[UseAppendAction[tuple[str, ...]], arg(name="option", metavar="KEY=VALUE")] = (),
+    overrides: Set = (),
+    axes: Axis = (),
+    out: Out = None,
+    seeds: Seeds = None,
+    wait: bool = False,
+) -> int:
+    """Run a sweep as N jobs of a cluster queue, or of this machine, side by side.
+
+    Example: jaxattn launch sweeps/one_step_law.toml --shards 8 --option slurm_partition=gpu
+
+    Args:
+        shards: Number of jobs.
+        executor: The queue; local runs all jobs on this machine.
+        minutes: Time limit of a job; one that is stopped by it continues where it was.
+        options: Option of the queue by submitit's name; may be given several times.
+        wait: Wait until all jobs have ended, then print their common table.
+    """
+    from jaxattn.study import launch as jobs
+    from jaxattn.study.tree import parse
+
+    directory = out or Path("results") / load_sweep(sweep, overrides, axes, seeds).name
+    if shards < 1:
+        raise InputError(f"--shards {shards}: give at least 1")
+    words = ["run", str(sweep.resolve()), "--out", str(directory.resolve()), "--quiet"]
+    words += [word for text in overrides for word in ("--set", text)]
+    words += [word for text in axes for word in ("--axis", text)]
+    words += ["--seeds", seeds] if seeds else []
+    commands = [[*words, "--shard", f"{number}/{shards}"] for number in range(1, shards + 1)]
+    given = {key: parse(value) for key, value in map(read_pair, options)}
+    submitted = jobs.submit(commands, directory / "jobs", executor, minutes, given)
+    folders = [directory / f"shard-{number}-of-{shards}" for number in range(1, shards + 1)]
+    folders = [directory] if shards == 1 else folders
+    for job, folder in zip(submitted, folders, strict=True):
+        print(f"job {job.job_id}: {folder}")
+    if not wait:
+        print(f"watch with: jaxattn status {folders[0]}; then: jaxattn aggregate {directory}/shard-*")
+        return 0
+    failed = [job.job_id for job in submitted if job.result() != 0]
+    if failed:
+        raise RunError(f"launch: jobs {', '.join(failed)} failed; their logs are in {directory / 'jobs'}")
+    print_summary(*folders)
+    return 0
+
+
+def status(directory: Annotated[Positional[Path], arg(metavar="DIR")], /) -> int:
+    """Show how far a run is, cell by cell, also while it is running in another terminal.
+
+    Example: jaxattn status results/quickstart
+
+    Args:
+        directory: Results folder, finished or not.
+    """
+    from jaxattn.study.status import status as look
+
+    table, whole = look(directory)
+    print_table(whole, table)
+    return 0
+
+
+def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:
+    """Show the corpus of a sweep file: sizes, label balance, lengths, the most important tokens.
+
+    Example: jaxattn data sweeps/imdb_one_layer.toml --set data.data_dir=~/tensorflow_datasets
+
+    Args:
+        number: How many tokens to list on each side.
+    """
+    from jaxattn.study import describe
+    from jaxattn.study.progress import Reporter
+
+    checked = load_sweep(sweep, overrides)
+    with Reporter(quiet) as reporter:
+        shown = describe.corpus(checked, number, reporter.loading)
+    for title, table in shown:
+        print_table(title, table)
+    return 0

@@ -1,0 +1,95 @@
+"""Options that commands share, and how their texts are read."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from jaxattn.errors import InputError
+
+Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML).")]
+Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder of a finished run.")]
+Set = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(
+        name="set", metavar="KEY=VALUE", help="Override a key of the sweep file; may be given several times."
+    ),
+]
+Quiet = Annotated[bool, arg(help="Print results and errors only.")]
+Out = Annotated[Path | None, arg(metavar="DIR", help="Results folder; results/<sweep name> by default.")]
+Seeds = Annotated[
+    str | None,
+    arg(metavar="N|A:B|A,B", help="Seeds, instead of the sweep file's: how many, a range, or a list."),
+]
+MaxMemory = Annotated[
+    str | None,
+    arg(metavar="SIZE", help="Memory that a device may use, for example 8GiB; chosen for it by default."),
+]
+Axis = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(name="axis", metavar="KEY=[...]", help="Sweep another key; may be given several times."),
+]
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """Read "I/N"."""
+    which, _, shards = text.partition("/")
+    if not (which.isdecimal() and shards.isdecimal()):
+        raise InputError(f"--shard {text}: expected I/N, for example --shard 1/4")
+    return int(which), int(shards)
+
+
+def read_size(text: str | None) -> int | None:
+    """Read a size such as 8GiB into bytes; None stays None."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B", text.strip(), re.IGNORECASE)
+    if not found:
+        raise InputError(f"--max-memory {text}: expected a size, for example 8GiB or 500MiB")
+    return int(float(found[1]) * 1024 ** ("KMGT".index(found[2].upper()) + 1))
+
+
+def read_pair(text: str) -> tuple[str, str]:
+    """Read KEY=VALUE."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise InputError(f"{text}: expected KEY=VALUE, for example model.dim=512")
+    return key.strip(), value.strip()
+
+
+def compiled_folder() -> Path:
+    """Tell where compiled programs are kept."""
+    from jaxattn.data import cache
+
+    return Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache.folder() / "compiled")
+
+
+def keep_compiled() -> None:
+    """Keep compiled programs between runs; cells that differ in numbers alone share them within a run."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(compiled_folder()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def load_sweep(sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None):
+    """Read a sweep file with its overrides, and check its figures."""
+    from jaxattn.analysis import figures
+    from jaxattn.study import sweepfile
+
+    if seeds is not None:
+        text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
+        overrides = (*overrides, f"seeds={text}")
+    checked = sweepfile.load(sweep, overrides, axes)
+    cells = sweepfile.cells(checked)
+    wanted = [dict(figure) for figure in sweepfile.plain(checked)["figures"]]
+    phases = list(dict.fromkeys(phase.name for cell in cells for phase in cell.config.phases))
+    swept = list(dict.fromkeys(key for cell in cells for key in cell.settings))
+    try:
+        figures.check(wanted, phases=phases, axes=swept)
+    except InputError as error:
+        raise InputError(f"{sweep}: {error}") from None
+    return checked
