@@ -181,7 +181,7 @@ ITEMS: tuple[Item, ...] = (
         f"E·v and 6 times for E·p than with E trained to convergence ({published.THREAD}).",
         f"{PREPARED}; the size η0 of the step, so three are shown; the data set is taken to be IMDB",
         "each ratio within a factor of 2 of the published one. It depends on η0, which sets the height of "
-        "E·v",
+        "E·v; the table divides each spread by the range of the bin means too",
         measures.spread,
         "imdb",
         ("data.train=train[:5000]", "data.test=test[:2000]", "data.min_count=15", "model.dim=256", "seeds=2"),
