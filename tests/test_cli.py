@@ -134,7 +134,7 @@ def trained(tmp_path):
     import numpy as np
 
     import jaxattn as ja
-    from jaxattn.analysis import read_corpus
+    from jaxattn.diagnosis import read_corpus
 
     data = 'kind = "independent"\nvocab_size = 30\nrelevant = 10\nlength = 8\nsequences = 200'
     (tmp_path / "corpus.toml").write_text(f"[data]\n{data}\n")

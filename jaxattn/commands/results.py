@@ -112,24 +112,24 @@ def diagnose(
         seed: Seed of a synthetic corpus and of the random models.
         number: How many tokens to list.
     """
-    from jaxattn import analysis
-    from jaxattn.analysis import diagnosis_files
+    from jaxattn import diagnosis
     from jaxattn.data.arrays import read_array
+    from jaxattn.diagnosis import files
     from jaxattn.study.progress import Reporter
 
     E, p, v = (read_array(place) for place in (embedding, query, head))
     with Reporter(quiet) as reporter:
-        labelled, tokens = analysis.read_corpus(
+        labelled, tokens = diagnosis.read_corpus(
             corpus, overrides=overrides, vocabulary=vocabulary, seed=seed, progress=reporter.loading
         )
-    found = analysis.diagnose(
+    found = diagnosis.diagnose(
         E, p, v, labelled, tokens=tokens, min_count=min_count, important=important, seed=seed
     )
-    for title, table in diagnosis_files.tables(found, number):
+    for title, table in files.tables(found, number):
         print_table(title, table)
     for verdict in found.verdicts:
         print(verdict)
-    for path in diagnosis_files.write(found, out, number):
+    for path in files.write(found, out, number):
         print(path)
     return 0
 

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.analysis import diagnose
-from jaxattn.analysis.diagnosis_files import figure, tables, write
+from jaxattn.diagnosis import diagnose
+from jaxattn.diagnosis.files import figure, tables, write
 from jaxattn.errors import InputError
 
 V, DIM = 60, 32

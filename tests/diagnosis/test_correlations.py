@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxattn.analysis.correlations import (
+from jaxattn.diagnosis.correlations import (
     correlations,
     equal_bins,
     equal_counts,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.analysis import read_corpus
+from jaxattn.diagnosis import read_corpus
 from jaxattn.errors import InputError
 from jaxattn.study import corpora, sweepfile
 

@@ -14,7 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from jaxattn import data
-from jaxattn.analysis.correlations import (
+from jaxattn.data.corpus import Corpus
+from jaxattn.diagnosis.correlations import (
     STATISTICS,
     Axis,
     Floats,
@@ -23,7 +24,6 @@ from jaxattn.analysis.correlations import (
     equal_counts,
     resamples,
 )
-from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics import one_step
 from jaxattn.errors import InputError
 from jaxattn.models import one_layer

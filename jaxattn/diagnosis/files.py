@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.analysis import tables as files
-from jaxattn.analysis.diagnose import BINS, Diagnosis
 from jaxattn.analysis.importance import importance
 from jaxattn.analysis.results import TOKEN_COLUMNS, Results
 from jaxattn.analysis.statistics import format_number, interval
 from jaxattn.analysis.style import Drawn, png
+from jaxattn.diagnosis.diagnose import BINS, Diagnosis
 from jaxattn.errors import RunError
 
 NOTE = (
