@@ -130,7 +130,8 @@ ITEMS: tuple[Item, ...] = (
     Item(
         "fig3_yelp",
         f"{published.FIGURES}; Figure 3: one layer on Yelp.",
-        f"{PREPARED}; a sample of 30,000 Yelp reviews, those of 3 stars left out",
+        f"{PREPARED}; a sample of 30,000 Yelp reviews, those of 3 stars left out"
+        "; 6 seeds instead of 3 after a first look",
         BY_SHAPE,
         measures.shapes,
         "yelp",
@@ -193,7 +194,8 @@ ITEMS: tuple[Item, ...] = (
         "E·v_2 and E·v_4 of a four-class model on Yelp, 19 rows each, change their sign at 0 "
         f"({published.THREAD}).",
         f"{PREPARED}; the x-axis of the rows, which is not named: the class's posterior difference "
-        "and α are both tried, α after the posterior difference had been seen to differ; stars 1, 2, 4, 5",
+        "and α are both tried, α after the posterior difference had been seen to differ; stars 1, 2, 4, 5"
+        "; 6 seeds instead of 3 after a first look",
         "the share of bins with the right sign ≥ 0.9, Spearman with the published rows ≥ 0.7 (both for "
         "either x-axis), and Spearman with the posterior difference over its whole range ≥ 0.9",
         measures.four_classes,
