@@ -124,10 +124,14 @@ def plan(
     out: Out = None,
     seeds: Seeds = None,
     max_memory: MaxMemory = None,
+    quick: bool = False,
 ) -> int:
     """Show what a sweep file would run: cells, groups that share programs, memory, what is done already.
 
     Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
+
+    Args:
+        quick: Leave out memory and time, for which every group is compiled and tried.
     """
     from jaxattn.study import devices
     from jaxattn.study.overview import overview
@@ -136,7 +140,7 @@ def plan(
     keep_compiled()
     devices.use_all_cores()
     directory = out or Path("results") / checked.name
-    tables, whole = overview(checked, directory, read_size(max_memory))
+    tables, whole = overview(checked, directory, read_size(max_memory), quick=quick)
     print_table("Cells", tables[0])
     print_table("Groups: every one is one compiled program for each phase", tables[1])
     print(whole)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-from jax.experimental.sparse import BCSR
 
 from jaxattn.trees import Leaf
 
@@ -89,6 +88,8 @@ class Ragged:
         )
 
     def _matmul_compressed(self, dense: Array) -> Array:
+        from jax.experimental.sparse import BCSR  # slow to import
+
         columns = dense.shape[1]
         dense = jnp.pad(dense, ((0, 0), (0, -columns % PACKET)))
         for entries, index, start in self.factors or ():

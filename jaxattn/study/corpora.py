@@ -5,8 +5,8 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import msgspec
+import numpy as np
 from jax import Array
 
 from jaxattn import data
@@ -138,6 +138,10 @@ def seed_keys(seeds: Sequence[int]) -> tuple[Array, Array]:
     The keys depend on the seed alone, neither on the grid nor on the other seeds: cells share their random
     numbers, so that differences between settings can be paired, and seeds can be added later.
     """
-    numbers = jnp.asarray(seeds, jnp.uint32)
-    keys = jax.vmap(lambda seed: jax.random.split(jax.random.fold_in(jax.random.key(0), seed)))(numbers)
+    return _keys(np.asarray(seeds, np.uint32))
+
+
+@jax.jit
+def _keys(seeds: Array) -> tuple[Array, Array]:
+    keys = jax.vmap(lambda seed: jax.random.split(jax.random.fold_in(jax.random.key(0), seed)))(seeds)
     return keys[:, 0], keys[:, 1]

@@ -96,11 +96,15 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
     numbers = unit.group.numbers([cell for cell, _ in lanes])
     loaded = bench.load(unit, data_keys, numbers)
     params = init_params(settings, loaded, model_keys, numbers)
-    position, records, tokens = folder.resume(unit.name)
-    if position:
-        records, tokens = (_until(table, position, settings.phases) for table in (records, tokens))
+    position, *tables = folder.resume(unit.name)
+    # Joined when they are written; joined at every probe, tables of many seeds are copied again and again.
+    records, tokens = ([_until(table, position, settings.phases)] for table in tables)
     failures = list(position.failures) if position else []
     due = time.monotonic() + CHECKPOINT_EVERY_S
+
+    def save(state: Any, trail: Any, position: Position) -> None:
+        folder.save(unit.name, state, trail, position, _joined(records), _joined(tokens))
+
     for number, (phase, made) in enumerate(zip(settings.phases, bench.programs(unit, loaded), strict=True)):
         if position and number < position.phase:
             continue
@@ -118,7 +122,7 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
             done, upcoming = 0, made.probe_steps
         pace, loss = _Pace(), math.nan
         for step in upcoming:
-            before = _copy(state.params) if made.law else None
+            before = made.values(state.params) if made.values else None
             while done < step and not watch.stop.is_set():
                 taken = pace.block(step - done)
                 state = pace.timed(made.advance, state, loaded.corpora, numbers, jnp.int32(taken))
@@ -127,7 +131,7 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
                 watch.report(place, (number + done / made.steps) / len(settings.phases), loss)
                 if time.monotonic() >= due and done < step:
                     begin = time.monotonic()
-                    folder.save(unit.name, state, trail, Position(number, done, failures), records, tokens)
+                    save(state, trail, Position(number, done, failures))
                     now = time.monotonic()
                     due = now + max(CHECKPOINT_EVERY_S, (now - begin) / CHECKPOINT_SHARE)
             if done == step:
@@ -139,22 +143,24 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
                 if trail is not None:
                     trail[:, made.probe_steps.index(step)] = made.query(state)
                 measured = {name: np.asarray(x)[: len(unit.lanes)] for name, x in found.items()}
-                records = pd.concat([records, rows(measured, unit, phase.name, step)], ignore_index=True)
+                records.append(rows(measured, unit, phase.name, step))
                 finite = measured["loss"][np.isfinite(measured["loss"])]
                 loss = float(np.median(finite)) if finite.size else math.nan
                 portion = (number + step / made.steps) / len(settings.phases)
                 failed = failures + _new_failures(state, unit, phase.name, made.failure, failures)
                 watch.log(log_entry(measured, phase.name, step, made.steps, portion, failed))
             if watch.stop.is_set():
-                folder.save(unit.name, state, trail, Position(number, done, failures), records, tokens)
+                save(state, trail, Position(number, done, failures))
                 raise Interrupted
         failures += _new_failures(state, unit, phase.name, made.failure, failures)
         params = state.params
         if trail is not None:
-            records = pd.concat([records, *_limit_rows(trail, params.E, loaded, unit, made, phase.name)])
+            records.extend(_limit_rows(trail, params.E, loaded, unit, made, phase.name))
         columns = jax.device_get(made.tokens(params, loaded.corpora))
-        tokens = pd.concat([tokens, token_rows(columns, unit, phase.name, loaded)], ignore_index=True)
-    folder.finish_unit(unit.name, params, _sorted(with_best(records)), _sorted(tokens), failures)
+        tokens.append(token_rows(columns, unit, phase.name, loaded))
+    folder.finish_unit(
+        unit.name, params, _by_cell(with_best(_joined(records))), _by_cell(_joined(tokens)), failures
+    )
     return failures
 
 
@@ -175,9 +181,9 @@ class _Pace:
         return state
 
 
-def _until(table: pd.DataFrame, position: Position, phases: tuple[config.Phase, ...]) -> pd.DataFrame:
+def _until(table: pd.DataFrame, position: Position | None, phases: tuple[config.Phase, ...]) -> pd.DataFrame:
     """Keep what lies before a checkpoint: a stop between tables and checkpoint leaves newer rows."""
-    if table.empty:
+    if position is None or table.empty:
         return table
     earlier = [phase.name for phase in phases[: position.phase]]
     kept = table["phase"].isin(earlier)
@@ -188,12 +194,13 @@ def _until(table: pd.DataFrame, position: Position, phases: tuple[config.Phase, 
     return table[kept]
 
 
-def _sorted(table: pd.DataFrame) -> pd.DataFrame:
-    return table.sort_values("cell", kind="stable", ignore_index=True)
+def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(tables, ignore_index=True)
 
 
-def _copy(tree: Any) -> Any:
-    return jax.tree.map(jnp.copy, tree)
+def _by_cell(table: pd.DataFrame) -> pd.DataFrame:
+    in_order = table["cell"].is_monotonic_increasing
+    return table if in_order else table.sort_values("cell", kind="stable", ignore_index=True)
 
 
 def _new_failures(

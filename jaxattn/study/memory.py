@@ -59,7 +59,8 @@ def width(group: Group, seeds: int, budget: int) -> int:
         InputError: one lane alone does not fit; says how much it needs.
     """
     lanes, used = len(group.cells) * seeds, devices.number(corpora.is_text(group.config.data))
-    held, own = _sizes(group)
+    # Traced for the lanes that run if all fit, corpora need not be traced again when they do.
+    held, own = _sizes(group, math.ceil(lanes / used) * used)
     if held + CERTAIN * own * math.ceil(lanes / used) <= budget:
         return lanes
     memory = predict(group)
@@ -88,7 +89,7 @@ def predict(group: Group) -> Memory:
         InputError: sizes that do not fit, texts that cannot be read.
     """
     used = devices.number(corpora.is_text(group.config.data))
-    some = 4 * devices.together(_sizes(group)[1])
+    some = 4 * devices.together(_sizes(group, used)[1])
     few, many = peak(group, used * some), peak(group, used * 2 * some)
     return Memory(max(0, 2 * few - many), max(many - few, 0) // some, used)
 
@@ -140,12 +141,12 @@ def abstract(group: Group, lanes: int) -> Loaded:
     return Loaded(jax.eval_shape(draw, _keys(lanes), _numbers(group, lanes)), False, [])
 
 
-def _sizes(group: Group) -> tuple[int, int]:
-    """Bytes that all lanes share, and bytes of parameters and corpora that one has for itself."""
+def _sizes(group: Group, lanes: int) -> tuple[int, int]:
+    """Bytes that all lanes share, and bytes of parameters and corpora that each has for itself."""
     with jax.enable_x64(group.config.dtype == "float64"):
-        loaded = abstract(group, 1)
-        own = _size(_params(group, loaded, 1))
-    return (_size(loaded.corpora), own) if loaded.shared else (0, own + _size(loaded.corpora))
+        loaded = abstract(group, lanes)
+        own = _size(_params(group, loaded, lanes)) // lanes
+    return (_size(loaded.corpora), own) if loaded.shared else (0, own + _size(loaded.corpora) // lanes)
 
 
 def _params(group: Group, loaded: Loaded, lanes: int) -> Any:

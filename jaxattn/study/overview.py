@@ -11,13 +11,16 @@ from jaxattn.study.run import lane_widths
 from jaxattn.study.store import Store
 
 
-def overview(sweep: Sweep, directory: Path, max_memory: int | None = None) -> tuple[list[pd.DataFrame], str]:
+def overview(
+    sweep: Sweep, directory: Path, max_memory: int | None = None, *, quick: bool = False
+) -> tuple[list[pd.DataFrame], str]:
     """Lay out a sweep.
 
     Args:
         sweep: what would run.
         directory: the results folder it would run in.
         max_memory: bytes that may be used on a device; chosen for the device by default.
+        quick: leave out memory and time, for which every group is compiled and tried.
 
     Returns:
         A table of the cells: settings, group, seeds, and how many of them are done. A table of the groups,
@@ -44,25 +47,25 @@ def overview(sweep: Sweep, directory: Path, max_memory: int | None = None) -> tu
                 {"cell": cell.number, **cell.settings, "group": number, "done": f"{done} of {seeds}"}
             )
         left = [unit for unit in own if not folder.is_marked(unit.name)]
-        lanes = sum(len(unit.lanes) for unit in left)
-        time = pace.seconds(group, list(left[0].seeds), lanes, len(left)) if left else 0.0
-        seconds += time
-        rows.append(
-            {
-                "group": number,
-                "cells": len(group.cells),
-                "vmapped": ", ".join(["seed", *(name(group, key) for key in group.varying)]),
-                "lanes": sum(len(unit.lanes) for unit in own),
-                "together": width,
-                "units": len(own),
-                "memory": f"{memory.predict(group).of(width) / 2**20:,.0f} MiB",
-                "time": duration(time),
-            }
-        )
+        row = {
+            "group": number,
+            "cells": len(group.cells),
+            "vmapped": ", ".join(["seed", *(name(group, key) for key in group.varying)]),
+            "lanes": sum(len(unit.lanes) for unit in own),
+            "together": width,
+            "units": len(own),
+        }
+        if not quick:
+            lanes = sum(len(unit.lanes) for unit in left)
+            time = pace.seconds(group, list(left[0].seeds), lanes, len(left)) if left else 0.0
+            needed = memory.predict(group).of(width)
+            row |= {"memory": f"{needed / 2**20:,.0f} MiB", "time": duration(time)}
+            seconds += time
+        rows.append(row)
     done = sum(folder.is_marked(unit.name) for unit in cut)
     whole = (
-        f"{sweep.name}: {len(cells)} cells in {len(rows)} groups, {len(cut)} units, {done} of them done, "
-        f"about {duration(seconds)} left"
+        f"{sweep.name}: {len(cells)} cells in {len(rows)} groups, {len(cut)} units, {done} of them done"
+        + ("" if quick else f", about {duration(seconds)} left")
     )
     tables = [pd.DataFrame(cells).sort_values("cell", ignore_index=True), pd.DataFrame(rows)]
     return tables, whole

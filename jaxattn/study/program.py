@@ -32,8 +32,9 @@ class Program(NamedTuple):
         advance: (state, corpora, numbers, k) -> state after k more steps; the given state is consumed.
         measure: (state, corpora) -> metrics.
         query: state -> p in its full precision.
-        law: (params before, params after, corpora, numbers) -> distance to the one-step law, None if no
-            such phase.
+        values: params -> E v, which the law is about; None if no such phase.
+        law: (E v before, params after, corpora, numbers) -> distance to the one-step law, None if no such
+            phase.
         tokens: (params, corpora) -> columns of the token table.
         failure: what it means that a lane failed.
     """
@@ -44,6 +45,7 @@ class Program(NamedTuple):
     advance: Callable[..., Any]
     measure: Callable[..., dict[str, Array]]
     query: Callable[[Any], Array]
+    values: Callable[[Any], Array] | None
     law: Callable[..., Array] | None
     tokens: Callable[..., dict[str, Array]]
     failure: str
@@ -105,6 +107,7 @@ def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
             advance=lambda state, corpora, _, rows: move(state, rows),
             measure=lambda state, corpora: probe(state.params, corpora) | look(state),
             query=_in_float64(deal(flow.query, (0,))),
+            values=None,
             law=None,
             tokens=tokens,
             failure="the flow met NaN or a step too short to represent",
@@ -122,9 +125,11 @@ def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
         on = (corpora.train, corpora.validation) if stops_early else corpora.train
         return run(as_descent(put(phase, place, numbers), of_model), state, on, steps)
 
-    def law(before: Any, after: Any, corpora: Corpora, numbers: Numbers) -> Array:
-        moved = (after.E - before.E) @ before.v
-        return one_step_error(moved, corpora.train, put(phase, place, numbers).step_size)
+    def values(params: Any) -> Array:
+        return params.E @ params.v
+
+    def law(before: Array, after: Any, corpora: Corpora, numbers: Numbers) -> Array:
+        return one_step_error(values(after) - before, corpora.train, put(phase, place, numbers).step_size)
 
     follows_law = (
         isinstance(phase, OneStep) and phase.train == ("E",) and isinstance(sweep.model, config.OneLayer)
@@ -136,6 +141,7 @@ def program(sweep: Sweep, index: int, loaded: Loaded) -> Program:
         advance=jax.jit(lift(advance, (0, on_corpora, 0, None)), donate_argnums=0),
         measure=jax.jit(lambda state, corpora: probe(state.params, corpora) | {"evaluations": state.step}),
         query=lambda state: state.params.p,
+        values=jax.jit(lift(values, (0,))) if follows_law else None,
         law=jax.jit(lift(law, (0, 0, on_corpora, 0))) if follows_law else None,
         tokens=tokens,
         failure="loss or gradient is not finite",

@@ -297,7 +297,8 @@ def test_sharp_bends_are_followed_by_trying_steps_again(seed):
     assert path.stop == fine.stop == "norm"
     error = jnp.linalg.norm(path.p - fine.p, axis=1) / fine.norm
     assert error.max() < 1e-4
-    np.testing.assert_allclose(path.log_time[1:], fine.log_time[1:], atol=5e-3)
+    # log t ends at 3e7, in proportion to the margin along a path that is followed to 1e-5 in each step.
+    np.testing.assert_allclose(path.log_time[1:], fine.log_time[1:], rtol=1e-6, atol=5e-3)
     # However large the error allowed on p, the exponent of the gradient is kept to a few hundredths.
     np.testing.assert_allclose(coarse.log_gradient_norm[:-1], fine.log_gradient_norm[:-1], atol=0.03)
 

@@ -72,3 +72,16 @@ def test_the_time_grows_with_the_work():
 
 def test_durations():
     assert [duration(x) for x in (3.4, 100.0, 150.0, 8000.0)] == ["3 s", "100 s", "2.5 min", "2.2 h"]
+
+
+def test_quick_leaves_out_what_takes_compiling(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("compiles")
+
+    monkeypatch.setattr(memory, "predict", refuse)
+    monkeypatch.setattr(pace, "seconds", refuse)
+    tables, whole = overview(sweep(), tmp_path, quick=True)
+    assert list(tables[1]) == ["group", "cells", "vmapped", "lanes", "together", "units"]
+    assert "left" not in whole
+    with pytest.raises(AssertionError, match="compiles"):
+        overview(sweep(), tmp_path)
