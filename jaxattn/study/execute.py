@@ -20,7 +20,7 @@ from jaxattn.study.rows import log_entry, rows, token_rows, with_best
 from jaxattn.study.store import Position, Store
 from jaxattn.study.units import Unit
 
-CHECKPOINT_EVERY_S = 30.0
+CHECKPOINT_EVERY_S = 60.0
 # At most this share of the time goes into checkpoints on the way.
 CHECKPOINT_SHARE = 0.03
 BLOCK_S = 1.0
