@@ -206,6 +206,17 @@ ITEMS: tuple[Item, ...] = (
         ("data.train=train[:5000]", "data.test=test[:2000]", "data.min_count=15", "model.dim=256", "seeds=2"),
     ),
     Item(
+        "one_step_std_yelp",
+        "As one_step_std: 8 times smaller for E·v and 6 times for E·p after one step on E "
+        f"({published.THREAD}).",
+        f"{IN_BATCHES}; the size η0 of the step, so three are shown; the data set, which is not named: here "
+        "Yelp, since IMDB had differed in E·v",
+        "as one_step_std",
+        measures.spread,
+        "yelp",
+        ("model.dim=512",),
+    ),
+    Item(
         "yelp4",
         "E·v_2 and E·v_4 of a four-class model on Yelp, 19 rows each, change their sign at 0 "
         f"({published.THREAD}).",
