@@ -88,6 +88,18 @@ class Ragged:
             self, dense, cpu=Ragged._matmul_compressed, default=Ragged._matmul_in_rows
         )
 
+    def reweighted(self, count: Array) -> "Ragged":
+        """Keep the pattern and take other numbers, (R, W), for `matmul`; 0 at padding."""
+        factors = self.factors
+        if factors is not None:
+            (entries, *pattern), *rest = factors
+            present = (self.count > 0).ravel()
+            place = jnp.where(present, jnp.cumsum(present, dtype=jnp.int32) - 1, len(entries))
+            entries = jnp.zeros(len(entries), count.dtype)
+            entries = entries.at[place].set(count.ravel(), mode="drop", unique_indices=True)
+            factors = ((entries, *pattern), *rest)
+        return self.replace(count=count, factors=factors)
+
     def _matmul_compressed(self, dense: Array) -> Array:
         columns = dense.shape[1]
         dense = jnp.pad(dense, ((0, 0), (0, -columns % PACKET)))
