@@ -158,7 +158,14 @@ def take(x: Array, index: Array) -> Array:
 
 
 def ragged(
-    segment: Any, index: Any, count: Any, *, segments: int, indices: int, longest: int
+    segment: Any,
+    index: Any,
+    count: Any,
+    *,
+    segments: int,
+    indices: int,
+    longest: int,
+    width: int = WIDTH,
 ) -> tuple[Ragged, Any]:
     """Lay out entries sorted by segment. NumPy arrays stay on the host, JAX arrays may be traced.
 
@@ -169,13 +176,14 @@ def ragged(
         segments: number of segments S.
         indices: number of things an index can point at.
         longest: an upper bound on the entries of one segment.
+        width: W, or less if `longest` is.
 
     Returns:
         The layout; R = ceil(N / W) + S rows at most, S rows if `longest` ≤ W. And (R, W) which of the N
         entries went where, N for padding.
     """
     xp = segment.__array_namespace__()
-    width = max(1, min(WIDTH, longest))
+    width = max(1, min(width, longest))
     entry, owner, present = _rows(xp, segment, segments, width, longest)
     clipped = xp.minimum(entry, max(len(segment) - 1, 0))
     tree = []

@@ -28,22 +28,33 @@ def is_narrow(gram: Array, symmetric: bool) -> Array:
     return (itself.min() > -bands.width(gram.dtype)) & ((gram - own[:, None] - other).max() < 1)
 
 
+def table(gram: Array, symmetric: bool) -> tuple[Array, Array]:
+    """Compute P, (V, V), and b, (V,), from G, (V, V)."""
+    own, other = _shifts(gram, symmetric)
+    return jnp.exp(gram - own[:, None] - other), jnp.exp(other - other.max())
+
+
 def forward(
-    corpus: Corpus, window: windows.Window, gram: Array, columns: tuple[Array, ...], symmetric: bool
+    corpus: Corpus,
+    window: windows.Window,
+    pairs: Array,
+    key: Array,
+    columns: tuple[Array, ...],
+    symmetric: bool,
 ) -> tuple[tuple[Array, ...], Array]:
     """Compute x'_s(X) = Σ_r w_sr x_r for narrow scores.
 
     Args:
         corpus: n sequences over V tokens, R rows of W entries.
         window: its window.
-        gram: G, (V, V).
+        pairs: P, (V, V).
+        key: b, (V,).
         columns: x, (V,) each.
-        symmetric: G is symmetric.
+        symmetric: P is symmetric.
 
     Returns:
         One x', (R, W), per column, and A, (R, W), 1 at padding.
     """
-    pairs, key = _pairs(gram, symmetric)
     weighed = (key, *(key * x for x in columns))
     normaliser, *parts = windows.forward(corpus, window, pairs, weighed, symmetric)
     normaliser = jnp.where(corpus.bags.count > 0, normaliser, 1)
@@ -53,7 +64,8 @@ def forward(
 def backward(
     corpus: Corpus,
     window: windows.Window,
-    gram: Array,
+    pairs: Array,
+    key: Array,
     columns: tuple[Array, ...],
     pushes: tuple[Array, ...],
     drag: Array,
@@ -64,16 +76,16 @@ def backward(
     Args:
         corpus: n sequences over V tokens, R rows of W entries.
         window: its window.
-        gram: G, (V, V).
+        pairs: P, (V, V).
+        key: b, (V,).
         columns: x, (V,) each.
         pushes: x̄' / A, (R, W) per column; 0 at padding.
         drag: Σ_x x' x̄' / A, (R, W); 0 at padding.
-        symmetric: G is symmetric; ∂L/∂G is then right only up to an antisymmetric matrix.
+        symmetric: P is symmetric; ∂L/∂G is then right only up to an antisymmetric matrix.
 
     Returns:
         ∂L/∂G, (V, V), and one ∂L/∂x, (V,), per column.
     """
-    pairs, key = _pairs(gram, symmetric)
     weighed = (key, *(key * x for x in columns))
     d_pairs, d_columns = windows.backward(corpus, window, pairs, weighed, (-drag, *pushes), symmetric)
     return d_pairs * pairs, tuple(key * x for x in d_columns[1:])
@@ -84,9 +96,3 @@ def _shifts(gram: Array, symmetric: bool) -> tuple[Array, Array]:
         half = jnp.diagonal(gram) / 2
         return half, half
     return gram.max(axis=1), jnp.zeros(len(gram), gram.dtype)
-
-
-def _pairs(gram: Array, symmetric: bool) -> tuple[Array, Array]:
-    """Compute P, (V, V), and b, (V,)."""
-    own, other = _shifts(gram, symmetric)
-    return jnp.exp(gram - own[:, None] - other), jnp.exp(other - other.max())

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxattn.data.corpus import Corpus
@@ -90,38 +91,57 @@ def mix(
     return _forward(corpus, gram, columns, symmetric, residual)[0]
 
 
+class _Kept(NamedTuple):
+    """What the backward pass keeps of the forward pass, but for what it was given.
+
+    Attributes:
+        is_narrow: () bool, see `narrow.is_narrow`.
+        table: (V, V); P if scores are narrow, else G.
+        key: (V,); what else belongs to P.
+        top: (R, W); the shift of every entry unless scores are narrow.
+        normaliser: (R, W); the sum of the shifted weights.
+        mixed: (R, W) per column; Softmax(G_X) x_X.
+    """
+
+    is_narrow: Array
+    table: Array
+    key: Array
+    top: Array
+    normaliser: Array
+    mixed: tuple[Array, ...]
+
+
 def _forward(corpus, gram, columns, symmetric, residual):
     window = _window(corpus, gram.dtype)
-    compute = in_turn(partial(_averages, symmetric=symmetric))
-    mixed, normaliser, top = compute(corpus, window, gram, columns)
-    out = mixed
+    kept = in_turn(partial(_averages, symmetric=symmetric))(corpus, window, gram, columns)
+    out = kept.mixed
     if residual:
         token = corpus.bags.index.astype(jnp.int32)
-        out = tuple(x + take(y, token) for x, y in zip(mixed, columns, strict=True))
-    return out, (corpus, window, gram, columns, mixed, normaliser, top)
+        out = tuple(x + take(y, token) for x, y in zip(out, columns, strict=True))
+    return out, (corpus, window, columns, kept)
 
 
 def _averages(corpus, window, gram, columns, *, symmetric):
-    """Compute x' per column, the sum of the shifted weights and, unless scores are narrow, the shift."""
-    if window is None:
-        return _averages_by_tiles(corpus, gram, columns)
+    def by_tiles(corpus, window, gram, columns):
+        mixed, normaliser, top = _averages_by_tiles(corpus, gram, columns)
+        return _Kept(jnp.bool(False), gram, jnp.zeros_like(columns[0]), top, normaliser, mixed)
 
     def by_window(corpus, window, gram, columns):
-        mixed, normaliser = narrow.forward(corpus, window, gram, columns, symmetric)
-        return mixed, normaliser, jnp.zeros_like(normaliser)
+        pairs, key = narrow.table(gram, symmetric)
+        mixed, normaliser = narrow.forward(corpus, window, pairs, key, columns, symmetric)
+        return _Kept(jnp.bool(True), pairs, key, jnp.zeros_like(normaliser), normaliser, mixed)
 
-    def by_tiles(corpus, window, gram, columns):
-        return _averages_by_tiles(corpus, gram, columns)
-
+    if window is None:
+        return by_tiles(corpus, window, gram, columns)
     is_narrow = narrow.is_narrow(gram, symmetric)
     return jax.lax.cond(is_narrow, by_window, by_tiles, corpus, window, gram, columns)
 
 
-def _window(corpus: Corpus, dtype: jnp.dtype) -> windows.Window | None:
-    """Choose a window for a large corpus with products of its own; products of any other would not be fast."""
+def _window(corpus: Corpus, dtype: DTypeLike) -> windows.Window | None:
+    """Choose a window for a corpus whose products with many columns are fast."""
     if corpus.bags.factors is None:
         return None
-    return windows.window(corpus, min(windows.TOKENS, corpus.vocab_size // 2), dtype)
+    return windows.window(corpus, min(windows.TOKENS, -(-corpus.vocab_size // 2)), dtype)
 
 
 def _averages_by_tiles(corpus, gram, columns):
@@ -191,31 +211,29 @@ class _Rows(NamedTuple):
 
 def _backward(symmetric, residual, residuals, cotangents):
     """∂L/∂G_sr = Σ_X w_sr Σ_x x̄'_s (x_r - x'_s) and ∂L/∂x_r = Σ_X Σ_s w_sr x̄'_s, per column x."""
-    corpus, window, gram, columns, mixed, normaliser, top = residuals
+    corpus, window, columns, kept = residuals
     cotangents = tuple(jnp.where(corpus.bags.count > 0, x, 0) for x in cotangents)
-    pushes = tuple(x / normaliser for x in cotangents)
-    drag = sum(x * y for x, y in zip(pushes, mixed, strict=True))
     compute = in_turn(partial(_pulls, symmetric=symmetric))
-    d_gram, d_columns = compute(corpus, window, gram, columns, pushes, drag, top)
+    d_gram, d_columns = compute(corpus, window, columns, kept, cotangents)
     if residual:
         added = windows.by_token(corpus, cotangents)
         d_columns = tuple(x + y for x, y in zip(d_columns, added, strict=True))
     return None, d_gram, d_columns
 
 
-def _pulls(corpus, window, gram, columns, pushes, drag, top, *, symmetric):
+def _pulls(corpus, window, columns, kept, cotangents, *, symmetric):
+    pushes = tuple(x / kept.normaliser for x in cotangents)
+    drag = sum(x * y for x, y in zip(pushes, kept.mixed, strict=True))
+
+    def by_tiles(corpus, window, columns, kept, pushes, drag):
+        return _pulls_by_tiles(corpus, kept.table, columns, pushes, drag, kept.top, symmetric)
+
+    def by_window(corpus, window, columns, kept, pushes, drag):
+        return narrow.backward(corpus, window, kept.table, kept.key, columns, pushes, drag, symmetric)
+
     if window is None:
-        return _pulls_by_tiles(corpus, gram, columns, pushes, drag, top, symmetric)
-
-    def by_window(corpus, window, gram, columns, pushes, drag, top):
-        return narrow.backward(corpus, window, gram, columns, pushes, drag, symmetric)
-
-    def by_tiles(corpus, window, *arrays):
-        return _pulls_by_tiles(corpus, *arrays, symmetric)
-
-    is_narrow = narrow.is_narrow(gram, symmetric)
-    arrays = (corpus, window, gram, columns, pushes, drag, top)
-    return jax.lax.cond(is_narrow, by_window, by_tiles, *arrays)
+        return by_tiles(corpus, window, columns, kept, pushes, drag)
+    return jax.lax.cond(kept.is_narrow, by_window, by_tiles, corpus, window, columns, kept, pushes, drag)
 
 
 def _pulls_by_tiles(corpus, gram, columns, pushes, drag, top, symmetric):

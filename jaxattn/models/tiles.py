@@ -42,10 +42,10 @@ def tiles(bags: Ragged) -> Tiles:
     )
 
 
-def blocks(bags: Ragged, steps: Array) -> Array:
+def blocks(bags: Ragged, steps: Array, pairs: int | None = None) -> Array:
     """Order rows by the number of tiles they take, so that a block of rows ends its loop together: (., B)."""
     rows, width = bags.index.shape
-    size = min(rows, max(1, PAIRS // width**2))
+    size = min(rows, max(1, (pairs or PAIRS) // width**2))
     order = jnp.arange(rows, dtype=jnp.int32)
     if bags.tree:
         # Rows of like tokens side by side read and write a part of G that a cache can hold.

@@ -2,10 +2,10 @@
 
 A^k_Xs = Σ_r count_r(X) P_sr y^k_r,   s, r tokens of X.
 
-The M most frequent tokens are the window. Half of all entries, and three quarters of all pairs, have part in
-it, and their sums are products of count matrices with dense ones: for s in the window with P_W, of M rows;
-for r in the window of rows of P, cut to M columns, with the sequence's counts of the window. Only pairs of two
-rare tokens are gathered from P, and only their derivative is scattered, tile by tile.
+The M most frequent tokens are the window. Of the reviews of IMDB, 256 tokens are half of all entries, and
+have part in 70 % of all pairs. For s in the window the sums are a product of the count matrix with M rows of
+P; for r in the window and s outside, rows of P, cut to M columns, meet the sequence's counts of the window.
+Only pairs of two rare tokens are gathered from P, and only their derivative is scattered, tile by tile.
 """
 
 import math
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, ragged, take
@@ -23,8 +24,12 @@ from jaxattn.models.tiles import add_rows, blocks, once, sum_together, tiles
 TOKENS = 256
 # Products with more columns outgrow the cache.
 COLUMNS = 64
+# Entries in a row of the bags of rare tokens, which have a few dozen.
+WIDTH = 16
+# Pairs of rare tokens handled at once.
+PAIRS = 1 << 19
 # Rows of the bags of rare tokens whose rows of P are gathered at once.
-ROWS = 128
+ROWS = 256
 
 
 class Window(NamedTuple):
@@ -45,7 +50,7 @@ class Window(NamedTuple):
     entry: Array
 
 
-def window(corpus: Corpus, size: int, dtype: jnp.dtype) -> Window:
+def window(corpus: Corpus, size: int, dtype: DTypeLike) -> Window:
     """Choose the tokens that most sequences hold, and lay the others out anew.
 
     Args:
@@ -77,6 +82,7 @@ def window(corpus: Corpus, size: int, dtype: jnp.dtype) -> Window:
         segments=bags.num_segments,
         indices=corpus.vocab_size,
         longest=min(corpus.vocab_size - size, _longest(bags)),
+        width=WIDTH,
     )
     entry = jnp.append(close_up(jnp.arange(number, dtype=jnp.int32).reshape(present.shape), 0), number)[place]
     one_hot = (jnp.arange(corpus.vocab_size)[:, None] == tokens).astype(dtype)
@@ -122,7 +128,9 @@ def backward(
     cotangents: tuple[Array, ...],
     symmetric: bool,
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Carry cotangents Ā back: ∂L/∂P_sr = Σ_X count_r Σ_k Ā^k_Xs y^k_r, ∂L/∂y^k_r = Σ_X count_r Σ_s P_sr Ā^k_Xs.
+    """Carry cotangents Ā back to P and y.
+
+    ∂L/∂P_sr = Σ_X count_r(X) Σ_k Ā^k_Xs y^k_r,   ∂L/∂y^k_r = Σ_X count_r(X) Σ_s P_sr Ā^k_Xs.
 
     Args:
         corpus: n sequences over V tokens, R rows of W entries.
@@ -219,10 +227,13 @@ def _with_window(within: Window, turned: Array, weighed: Array) -> tuple[Array, 
 
 
 def _walk(rare: Ragged, visit, start):
-    """Go through all tiles (i, j ≤ i) of a sequence's rows: carry = visit(carry, i, j, used), a block at a time."""
+    """Visit all tiles of a row i and a row j ≤ i of its sequence, a block at a time.
+
+    carry = visit(carry, i, j, used, same), all (B,) but `same`, which says whether j is i.
+    """
     found = tiles(rare)
     used_row = rare.owner < rare.num_segments
-    order = blocks(rare, jnp.where(used_row, found.place, -1))
+    order = blocks(rare, jnp.where(used_row, found.place, -1), PAIRS)
     number_of_rows = len(rare.owner)
     idle = (number_of_rows - _used(rare)) // order.shape[1]
 
@@ -262,7 +273,10 @@ def _meet(rare: Ragged, pairs: Array, entries: tuple[Array, ...], symmetric: boo
 def _outer(
     rare: Ragged, pairs: Array, left: tuple[Array, ...], right: tuple[Array, ...], symmetric: bool
 ) -> Array:
-    """Sum Σ_X Σ_k left^k_Xs right^k_Xr for all pairs s, r, (V, V); up to an antisymmetric matrix if `symmetric`."""
+    """Sum Σ_X Σ_k left^k_Xs right^k_Xr for all s and r, (V, V).
+
+    If `symmetric`, right only up to an antisymmetric matrix.
+    """
     vocab_size = len(pairs)
     token = rare.index.astype(jnp.int32)
 
