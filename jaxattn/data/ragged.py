@@ -5,6 +5,7 @@ of W entries; each row is reduced on its own, and a short tree of gathers adds u
 All shapes are static given the number of entries, so the layout can be built inside jit and under vmap.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -89,7 +90,7 @@ class Ragged:
         )
 
     def reweighted(self, count: Array) -> "Ragged":
-        """Keep the pattern and take other numbers, (R, W), for `matmul`; 0 at padding."""
+        """Keep the pattern of the counts that are not 0 and take other numbers, (R, W), 0 elsewhere."""
         factors = self.factors
         if factors is not None:
             (entries, *pattern), *rest = factors
@@ -98,7 +99,7 @@ class Ragged:
             entries = jnp.zeros(len(entries), count.dtype)
             entries = entries.at[place].set(count.ravel(), mode="drop", unique_indices=True)
             factors = ((entries, *pattern), *rest)
-        return self.replace(count=count, factors=factors)
+        return dataclasses.replace(self, count=count, factors=factors)
 
     def _matmul_compressed(self, dense: Array) -> Array:
         columns = dense.shape[1]

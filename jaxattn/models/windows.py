@@ -159,22 +159,22 @@ def backward(
         frequent & (bags.count > 0), bags.owner[:, None] * size + within.slot, bags.num_segments * size
     )
     from_window, to_window = take(pairs, tokens), take(turned, tokens)
-    rows, columns_of = 0, 0
+    # ∂L/∂P_sr for s in the window and every r; and turned, for r in the window and every other s.
+    d_from, d_to = jnp.zeros_like(from_window), jnp.zeros_like(to_window)
+    present = corpus.occurrences.count > 0
     results = []
     for y, flow, so_far in zip(columns, cotangents, d_columns, strict=True):
         dense = jnp.zeros(bags.num_segments * size, flow.dtype)
         dense = dense.at[place.ravel()].set(flow.ravel(), mode="drop", unique_indices=True)
-        # s in the window and every r; then every other s, and r in the window.
         reached = _product(corpus.occurrences, dense.reshape(-1, size)).T
-        rows += reached * y
+        others = take(jnp.where(frequent, 0, flow).ravel(), corpus.crossing)
+        others = corpus.occurrences.reweighted(jnp.where(present, others, 0))
+        reached_by = _product(others, within.counts).T
+        d_from += reached * y
+        d_to += reached_by * take(y, tokens)[:, None]
         so_far += (reached * from_window).sum(axis=0)
-        present = corpus.occurrences.count > 0
-        flow = jnp.where(frequent, 0, flow)
-        pulled = jnp.where(present, take(flow.ravel(), corpus.crossing), 0)
-        reached = _product(corpus.occurrences.reweighted(pulled), within.counts).T
-        columns_of += reached * take(y, tokens)[:, None]
-        results.append(so_far.at[tokens].add((reached * to_window).sum(axis=1)))
-    d_pairs = d_pairs.at[tokens].set(rows).at[:, tokens].add(columns_of.T)
+        results.append(so_far.at[tokens].add((reached_by * to_window).sum(axis=1)))
+    d_pairs = d_pairs.at[tokens].set(d_from).at[:, tokens].add(d_to.T)
     return d_pairs, tuple(results)
 
 
