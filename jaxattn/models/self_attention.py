@@ -4,10 +4,11 @@ x'_s(X) = Σ_r w_sr x_r,   w_sr = count_r(X) exp(G_sr) / Σ_t count_t(X) exp(G_s
 
 One number x' per entry of the bags and column x. A sequence of U distinct tokens has U² pairs; they are
 taken as tiles, one row of W entries of the bags against another row of the same sequence, a block of rows
-at a time, so that memory does not depend on the number of pairs.
+at a time, so that memory does not depend on the number of pairs. Large corpora take most pairs as products
+of matrices where the spread of G lets one shift per token do, see `narrow`; which way is chosen at run time.
 
-The derivative by G is the library's one scatter-add with collisions. On a CPU it adds in a fixed order; on a
-GPU the order, and with it the last bits, are the device's.
+The derivative by G, here and for pairs of rare tokens in `windows`, is the library's one scatter-add with
+collisions. On a CPU it adds in a fixed order; on a GPU the order, and with it the last bits, are the device's.
 """
 
 from functools import partial
@@ -149,11 +150,11 @@ def _averages_by_tiles(corpus, gram, columns):
     bags, flat = corpus.bags, gram.ravel()
     token, count = bags.index.astype(jnp.int32), bags.count.astype(gram.dtype)
     values = tuple(take(x, token) for x in columns)
-    lie = tiles(bags)
+    found = tiles(bags)
 
     def block(number):
         i = jnp.minimum(number, len(token) - 1)
-        origin, first, rows = once((token[i] * corpus.vocab_size, lie.first[i], lie.rows[i]))
+        origin, first, rows = once((token[i] * corpus.vocab_size, found.first[i], found.rows[i]))
 
         def step(k, carry):
             top, sums = carry
@@ -174,7 +175,7 @@ def _averages_by_tiles(corpus, gram, columns):
         start = (lowest, tuple(jnp.zeros_like(lowest) for _ in range(len(columns) + 1)))
         return _repeat(bags, rows.max(), step, start)
 
-    order = blocks(bags, lie.rows)
+    order = blocks(bags, found.rows)
     top, (normaliser, *sums) = jax.tree.map(
         lambda x: (
             jnp.zeros(token.shape, x.dtype)
@@ -251,11 +252,11 @@ def _pulls_by_tiles(corpus, gram, columns, pushes, drag, top, symmetric):
         pushes=pushes,
         drag=drag,
     )
-    lie, number_of_rows = tiles(bags), len(token)
+    found, number_of_rows = tiles(bags), len(token)
 
     def block(carry, number):
         i = jnp.minimum(number, number_of_rows - 1)
-        place, used = lie.place[i], number < number_of_rows
+        place, used = found.place[i], number < number_of_rows
         of_i = once(jax.tree.map(lambda x: x[i], rows))
 
         def alone(carry):
@@ -285,7 +286,7 @@ def _pulls_by_tiles(corpus, gram, columns, pushes, drag, top, symmetric):
         return carry, None
 
     start = (jnp.zeros_like(flat), tuple(jnp.zeros(token.shape, gram.dtype) for _ in columns))
-    (d_gram, sums), _ = jax.lax.scan(block, start, blocks(bags, lie.place))
+    (d_gram, sums), _ = jax.lax.scan(block, start, blocks(bags, found.place))
     return d_gram.reshape(gram.shape), windows.by_token(corpus, sums)
 
 

@@ -20,7 +20,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, ragged, take
 from jaxattn.models.tiles import add_rows, blocks, once, sum_together, tiles
 
-# A token pays for its place in the window from a few thousand sequences of the largest corpus on.
+# The products grow with the window as fast as the pairs that are left shrink, around this size for IMDB.
 TOKENS = 256
 # Products with more columns outgrow the cache.
 COLUMNS = 64
