@@ -25,6 +25,7 @@ import numpy as np
 
 import jaxattn as ja
 from jaxattn.data import readers, text
+from jaxattn.models import gram as products
 from jaxattn.models import reference, two_layer
 
 POSITIONS = (2048, 8192, 32768)
@@ -123,8 +124,13 @@ def main():
     n = corpus.num_sequences
     params = two_layer.init(jax.random.key(0), vocab_size=corpus.vocab_size, dim=arguments.dim)
     gradient = jax.jit(jax.grad(lambda x, c: loss(two_layer.logits(x, c), c.labels, n)))
-    both_ways = jax.jit(lambda E, D: (E @ E.T, (D + D.T) @ E))
-    gram = params.E @ params.E.T
+    gram = products.gram(params.E)
+
+    @jax.jit
+    def both_ways(E, d_gram):
+        result, pull = jax.vjp(products.gram, E)
+        return result, pull(d_gram)
+
     scores, values = two_layer.scores_and_values(params)
     forward = jax.jit(
         lambda c, *x: ja.models.self_attention.attend_twice(c, *x, symmetric=True, residual=False)

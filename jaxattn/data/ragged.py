@@ -5,6 +5,7 @@ of W entries; each row is reduced on its own, and a short tree of gathers adds u
 All shapes are static given the number of entries, so the layout can be built inside jit and under vmap.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -87,6 +88,18 @@ class Ragged:
             self, dense, cpu=Ragged._matmul_compressed, default=Ragged._matmul_in_rows
         )
 
+    def reweighted(self, count: Array) -> "Ragged":
+        """Keep the pattern of the counts that are not 0 and take other numbers, (R, W), 0 elsewhere."""
+        factors = self.factors
+        if factors is not None:
+            (entries, *pattern), *rest = factors
+            present = (self.count > 0).ravel()
+            place = jnp.where(present, jnp.cumsum(present, dtype=jnp.int32) - 1, len(entries))
+            entries = jnp.zeros(len(entries), count.dtype)
+            entries = entries.at[place].set(count.ravel(), mode="drop", unique_indices=True)
+            factors = ((entries, *pattern), *rest)
+        return dataclasses.replace(self, count=count, factors=factors)
+
     def _matmul_compressed(self, dense: Array) -> Array:
         from jax.experimental.sparse import BCSR  # slow to import
 
@@ -147,7 +160,14 @@ def take(x: Array, index: Array) -> Array:
 
 
 def ragged(
-    segment: Any, index: Any, count: Any, *, segments: int, indices: int, longest: int
+    segment: Any,
+    index: Any,
+    count: Any,
+    *,
+    segments: int,
+    indices: int,
+    longest: int,
+    width: int = WIDTH,
 ) -> tuple[Ragged, Any]:
     """Lay out entries sorted by segment. NumPy arrays stay on the host, JAX arrays may be traced.
 
@@ -158,13 +178,14 @@ def ragged(
         segments: number of segments S.
         indices: number of things an index can point at.
         longest: an upper bound on the entries of one segment.
+        width: W, or less if `longest` is.
 
     Returns:
         The layout; R = ceil(N / W) + S rows at most, S rows if `longest` ≤ W. And (R, W) which of the N
         entries went where, N for padding.
     """
     xp = segment.__array_namespace__()
-    width = max(1, min(WIDTH, longest))
+    width = max(1, min(width, longest))
     entry, owner, present = _rows(xp, segment, segments, width, longest)
     clipped = xp.minimum(entry, max(len(segment) - 1, 0))
     tree = []

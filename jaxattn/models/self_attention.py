@@ -4,10 +4,11 @@ x'_s(X) = Σ_r w_sr x_r,   w_sr = count_r(X) exp(G_sr) / Σ_t count_t(X) exp(G_s
 
 One number x' per entry of the bags and column x. A sequence of U distinct tokens has U² pairs; they are
 taken as tiles, one row of W entries of the bags against another row of the same sequence, a block of rows
-at a time, so that memory does not depend on the number of pairs.
+at a time, so that memory does not depend on the number of pairs. Large corpora take most pairs as products
+of matrices where the spread of G lets one shift per token do, see `narrow`; which way is chosen at run time.
 
-The derivative by G is the library's one scatter-add with collisions. On a CPU it adds in a fixed order; on a
-GPU the order, and with it the last bits, are the device's.
+The derivative by G, here and for pairs of rare tokens in `windows`, is the library's one scatter-add with
+collisions. On a CPU it adds in a fixed order; on a GPU the order, and with it the last bits, are the device's.
 """
 
 from functools import partial
@@ -15,15 +16,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import Ragged, take
+from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
+from jaxattn.models import narrow, windows
 from jaxattn.models.entries import read_out
+from jaxattn.models.lanes import in_turn
+from jaxattn.models.tiles import add_rows, blocks, once, sum_together, tiles
 
-# Pairs handled at once: few enough for a cache, enough to keep two cores busy.
-PAIRS = 1 << 18
 # Positions in the Gram matrix are 32-bit numbers.
 MOST_TOKENS = 46_340
 
@@ -89,69 +92,82 @@ def mix(
     return _forward(corpus, gram, columns, symmetric, residual)[0]
 
 
-class _Tiles(NamedTuple):
-    """Which rows of the bags share a sequence.
+class _Kept(NamedTuple):
+    """What the backward pass keeps of the forward pass, but for what it was given.
 
     Attributes:
-        first: (R,) the first row of a row's sequence.
-        place: (R,) which of the rows of its sequence a row is.
-        rows: (R,) how many rows its sequence has; 1 for an unused row, which meets only itself.
+        is_narrow: () bool, see `narrow.is_narrow`.
+        table: (V, V); P if scores are narrow, else G.
+        key: (V,); what else belongs to P.
+        top: (R, W); the shift of every entry unless scores are narrow.
+        normaliser: (R, W); the sum of the shifted weights.
+        mixed: (R, W) per column; Softmax(G_X) x_X.
     """
 
-    first: Array
-    place: Array
-    rows: Array
-
-
-def _tiles(bags: Ragged) -> _Tiles:
-    number = jnp.arange(len(bags.owner), dtype=jnp.int32)
-    if not bags.tree:
-        return _Tiles(first=number, place=jnp.zeros_like(number), rows=jnp.ones_like(number))
-    start = jnp.searchsorted(bags.owner, jnp.arange(bags.num_segments + 1)).astype(jnp.int32)
-    used = bags.owner < bags.num_segments
-    inside = jnp.minimum(bags.owner, bags.num_segments - 1)
-    first = jnp.where(used, take(start, inside), number)
-    return _Tiles(
-        first=first,
-        place=number - first,
-        rows=jnp.where(used, take(start, inside + 1) - first, 1),
-    )
-
-
-def _blocks(bags: Ragged, steps: Array) -> Array:
-    """Order rows by the number of tiles they take, so that a block of rows ends its loop together: (., B)."""
-    rows, width = bags.index.shape
-    size = min(rows, max(1, PAIRS // width**2))
-    order = jnp.arange(rows, dtype=jnp.int32)
-    if bags.tree:
-        # Rows of like tokens side by side read and write a part of G that a cache can hold.
-        order = jnp.lexsort((bags.index[:, width // 2], steps)).astype(jnp.int32)
-    # Filled up with a row number that does not exist, which gathers clamp and scatters drop.
-    return jnp.pad(order, (0, -rows % size), constant_values=rows).reshape(-1, size)
+    is_narrow: Array
+    table: Array
+    key: Array
+    top: Array
+    normaliser: Array
+    mixed: tuple[Array, ...]
 
 
 def _forward(corpus, gram, columns, symmetric, residual):
+    window = _window(corpus, gram.dtype)
+    kept = in_turn(partial(_averages, symmetric=symmetric))(corpus, window, gram, columns)
+    out = kept.mixed
+    if residual:
+        token = corpus.bags.index.astype(jnp.int32)
+        out = tuple(x + take(y, token) for x, y in zip(out, columns, strict=True))
+    return out, (corpus, window, columns, kept)
+
+
+def _averages(corpus, window, gram, columns, *, symmetric):
+    def by_tiles(corpus, window, gram, columns):
+        mixed, normaliser, top = _averages_by_tiles(corpus, gram, columns)
+        return _Kept(jnp.bool(False), gram, jnp.zeros_like(columns[0]), top, normaliser, mixed)
+
+    def by_window(corpus, window, gram, columns):
+        pairs, key = narrow.table(gram, symmetric)
+        mixed, normaliser = narrow.forward(corpus, window, pairs, key, columns, symmetric)
+        return _Kept(jnp.bool(True), pairs, key, jnp.zeros_like(normaliser), normaliser, mixed)
+
+    if window is None:
+        return by_tiles(corpus, window, gram, columns)
+    is_narrow = narrow.is_narrow(gram, symmetric)
+    return jax.lax.cond(is_narrow, by_window, by_tiles, corpus, window, gram, columns)
+
+
+def _window(corpus: Corpus, dtype: DTypeLike) -> windows.Window | None:
+    """Choose a window for a corpus whose products with many columns are fast."""
+    if corpus.bags.factors is None:
+        return None
+    return windows.window(corpus, min(windows.TOKENS, -(-corpus.vocab_size // 2)), dtype)
+
+
+def _averages_by_tiles(corpus, gram, columns):
+    """Mix with the top score of every token of every sequence as its shift, tile by tile."""
     bags, flat = corpus.bags, gram.ravel()
     token, count = bags.index.astype(jnp.int32), bags.count.astype(gram.dtype)
     values = tuple(take(x, token) for x in columns)
-    tiles = _tiles(bags)
+    found = tiles(bags)
 
     def block(number):
         i = jnp.minimum(number, len(token) - 1)
-        origin, first, rows = _once((token[i] * corpus.vocab_size, tiles.first[i], tiles.rows[i]))
+        origin, first, rows = once((token[i] * corpus.vocab_size, found.first[i], found.rows[i]))
 
         def step(k, carry):
             top, sums = carry
             j = first + jnp.minimum(k, rows - 1)
-            met, present, *others = _once(
+            met, present, *others = once(
                 (token[j], jnp.where((k < rows)[:, None], count[j], 0), *(x[j] for x in values))
             )
             present = present[:, None, :]
-            logit = _once(take(flat, origin[:, :, None] + met[:, None, :]))
+            logit = once(take(flat, origin[:, :, None] + met[:, None, :]))
             logit = jnp.where(present > 0, logit, -jnp.inf)
             higher = jnp.maximum(top, logit.max(axis=2))
             weight = present * jnp.exp(logit - higher[:, :, None])
-            added = _sum(2, weight, *(weight * x[:, None, :] for x in others))
+            added = sum_together(2, weight, *(weight * x[:, None, :] for x in others))
             decay = jnp.exp(top - higher)
             return higher, tuple(decay * x + y for x, y in zip(sums, added, strict=True))
 
@@ -159,20 +175,19 @@ def _forward(corpus, gram, columns, symmetric, residual):
         start = (lowest, tuple(jnp.zeros_like(lowest) for _ in range(len(columns) + 1)))
         return _repeat(bags, rows.max(), step, start)
 
-    blocks = _blocks(bags, tiles.rows)
+    order = blocks(bags, found.rows)
     top, (normaliser, *sums) = jax.tree.map(
         lambda x: (
             jnp.zeros(token.shape, x.dtype)
-            .at[blocks.ravel()]
+            .at[order.ravel()]
             .set(x.reshape(-1, x.shape[-1]), mode="drop", unique_indices=True)
         ),
-        jax.lax.map(block, blocks),
+        jax.lax.map(block, order),
     )
     # An unused row has met no token.
     normaliser = jnp.where(normaliser > 0, normaliser, 1)
     mixed = tuple(x / normaliser for x in sums)
-    out = tuple(x + y for x, y in zip(mixed, values, strict=True)) if residual else mixed
-    return out, (corpus, gram, columns, mixed, top, normaliser)
+    return mixed, normaliser, top
 
 
 class _Rows(NamedTuple):
@@ -196,47 +211,71 @@ class _Rows(NamedTuple):
 
 
 def _backward(symmetric, residual, residuals, cotangents):
-    """∂L/∂G_sr = Σ_X w_sr Σ_x x̄'_s (x_r - x'_s) and ∂L/∂x_r = Σ_X Σ_s w_sr x̄'_s, per column x.
+    """∂L/∂G_sr = Σ_X w_sr Σ_x x̄'_s (x_r - x'_s) and ∂L/∂x_r = Σ_X Σ_s w_sr x̄'_s, per column x."""
+    corpus, window, columns, kept = residuals
+    cotangents = tuple(jnp.where(corpus.bags.count > 0, x, 0) for x in cotangents)
+    compute = in_turn(partial(_pulls, symmetric=symmetric))
+    d_gram, d_columns = compute(corpus, window, columns, kept, cotangents)
+    if residual:
+        added = windows.by_token(corpus, cotangents)
+        d_columns = tuple(x + y for x, y in zip(d_columns, added, strict=True))
+    return None, d_gram, d_columns
+
+
+def _pulls(corpus, window, columns, kept, cotangents, *, symmetric):
+    pushes = tuple(x / kept.normaliser for x in cotangents)
+    drag = sum(x * y for x, y in zip(pushes, kept.mixed, strict=True))
+
+    def by_tiles(corpus, window, columns, kept, pushes, drag):
+        return _pulls_by_tiles(corpus, kept.table, columns, pushes, drag, kept.top, symmetric)
+
+    def by_window(corpus, window, columns, kept, pushes, drag):
+        return narrow.backward(corpus, window, kept.table, kept.key, columns, pushes, drag, symmetric)
+
+    if window is None:
+        return by_tiles(corpus, window, columns, kept, pushes, drag)
+    return jax.lax.cond(kept.is_narrow, by_window, by_tiles, corpus, window, columns, kept, pushes, drag)
+
+
+def _pulls_by_tiles(corpus, gram, columns, pushes, drag, top, symmetric):
+    """Carry back what flows into x', tile by tile.
 
     The tile of rows i and j ≤ i serves both s ∈ i, r ∈ j and s ∈ j, r ∈ i.
     """
-    corpus, gram, columns, mixed, top, normaliser = residuals
     bags, flat = corpus.bags, gram.ravel()
     token, count = bags.index.astype(jnp.int32), bags.count.astype(gram.dtype)
-    cotangents = tuple(jnp.where(count > 0, x, 0) for x in cotangents)
-    pushes = tuple(x / normaliser for x in cotangents)
     rows = _Rows(
         token=token,
         counts=count,
         top=top,
         values=tuple(take(x, token) for x in columns),
         pushes=pushes,
-        drag=sum(x * y for x, y in zip(pushes, mixed, strict=True)),
+        drag=drag,
     )
-    tiles, number_of_rows = _tiles(bags), len(token)
+    found, number_of_rows = tiles(bags), len(token)
 
     def block(carry, number):
         i = jnp.minimum(number, number_of_rows - 1)
-        place, used = tiles.place[i], number < number_of_rows
-        of_i = _once(jax.tree.map(lambda x: x[i], rows))
+        place, used = found.place[i], number < number_of_rows
+        of_i = once(jax.tree.map(lambda x: x[i], rows))
 
         def alone(carry):
             d_gram, sums = carry
             where = _positions(of_i, of_i, corpus.vocab_size)
-            force, to_i = _pairs(of_i, of_i, _once(take(flat, where)), used)
-            return d_gram.at[where].add(force), _add_rows(sums, i, used, to_i)
+            force, to_i = _pairs(of_i, of_i, once(take(flat, where)), used)
+            return d_gram.at[where].add(force), add_rows(sums, i, used, to_i)
 
         def meet(k, carry):
             d_gram, sums = carry
             used_now = used & (k <= place)
             j = i - jnp.minimum(k, place)
-            of_j = _once(jax.tree.map(lambda x: x[j], rows))
+            of_j = once(jax.tree.map(lambda x: x[j], rows))
             there, back = _positions(of_i, of_j, corpus.vocab_size), _positions(of_j, of_i, corpus.vocab_size)
-            gathered = _once(take(flat, there))
+            gathered = once(take(flat, there))
             force, to_j = _pairs(of_i, of_j, gathered, used_now)
-            gathered = jnp.swapaxes(gathered, 1, 2) if symmetric else _once(take(flat, back))
+            gathered = jnp.swapaxes(gathered, 1, 2) if symmetric else once(take(flat, back))
             force_back, to_i = _pairs(of_j, of_i, gathered, used_now)
-            sums = _add_rows(_add_rows(sums, j, used_now, to_j), i, used_now, to_i)
+            sums = add_rows(add_rows(sums, j, used_now, to_j), i, used_now, to_i)
             if symmetric:
                 return d_gram.at[there].add(force + jnp.swapaxes(force_back, 1, 2)), sums
             return d_gram.at[there].add(force).at[back].add(force_back), sums
@@ -247,12 +286,8 @@ def _backward(symmetric, residual, residuals, cotangents):
         return carry, None
 
     start = (jnp.zeros_like(flat), tuple(jnp.zeros(token.shape, gram.dtype) for _ in columns))
-    (d_gram, sums), _ = jax.lax.scan(block, start, _blocks(bags, tiles.place))
-    if residual:
-        sums = tuple(x + y for x, y in zip(sums, cotangents, strict=True))
-    present = corpus.occurrences.count > 0
-    by_token = (jnp.where(present, take(x.ravel(), corpus.crossing), 0) for x in sums)
-    return None, d_gram.reshape(gram.shape), corpus.occurrences.sum(*by_token)
+    (d_gram, sums), _ = jax.lax.scan(block, start, blocks(bags, found.place))
+    return d_gram.reshape(gram.shape), windows.by_token(corpus, sums)
 
 
 def _positions(s: _Rows, r: _Rows, vocab_size: int) -> Array:
@@ -264,18 +299,10 @@ def _pairs(s: _Rows, r: _Rows, gathered: Array, used: Array) -> tuple[Array, tup
     """Compute what tokens s attending to tokens r do to G_sr, (B, W, W), and to each column at r, (B, W)."""
     present = jnp.where(used[:, None], r.counts, 0)[:, None, :]
     logit = jnp.where(present > 0, gathered, -jnp.inf)
-    weight = _once(present * jnp.exp(logit - s.top[:, :, None]))
+    weight = once(present * jnp.exp(logit - s.top[:, :, None]))
     pushes = [x[:, :, None] for x in s.pushes]
     force = sum(x * y[:, None, :] for x, y in zip(pushes, r.values, strict=True))
-    return weight * (force - s.drag[:, :, None]), _sum(1, *(weight * x for x in pushes))
-
-
-def _add_rows(sums, rows, used, added):
-    """Add (B, W) to rows of (R, W) each, no row twice; what is not used goes to a row that does not exist."""
-    rows = jnp.where(used, rows, len(sums[0]))
-    return tuple(
-        x.at[rows].add(y, mode="drop", unique_indices=True) for x, y in zip(sums, added, strict=True)
-    )
+    return weight * (force - s.drag[:, :, None]), sum_together(1, *(weight * x for x in pushes))
 
 
 mix.defvjp(_forward, _backward)
@@ -284,14 +311,3 @@ mix.defvjp(_forward, _backward)
 def _repeat(bags, steps, step, start):
     """Loop over the tiles of a row; one step where every sequence fits into one row."""
     return jax.lax.fori_loop(0, steps, step, start) if bags.tree else step(0, start)
-
-
-def _once(x):
-    """Keep what was gathered or exponentiated from being computed again for each of its readers."""
-    return jax.lax.optimization_barrier(x)
-
-
-def _sum(axis, *arrays):
-    """Sum several arrays along an axis in one pass, so that what they share is computed once."""
-    zeros = tuple(jnp.zeros((), x.dtype) for x in arrays)
-    return tuple(jax.lax.reduce(arrays, zeros, lambda x, y: tuple(map(jnp.add, x, y)), (axis,)))

@@ -1,9 +1,9 @@
 """Two attention layers: a first one without parameters, H = Softmax(E_X E_Xᵀ) E_X, then the read-out of H."""
 
-import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jaxattn.data.corpus import Corpus
+from jaxattn.models.gram import gram
 from jaxattn.models.one_layer import Params, init, scores_and_values
 from jaxattn.models.self_attention import attend_twice
 
@@ -29,13 +29,4 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
         The two-layer experiment of arXiv 2505.17282; whether it adds a residual is not published.
     """
     scores, values = scores_and_values(params)
-    return attend_twice(corpus, _gram(params.E), scores, values, symmetric=True, residual=residual)
-
-
-@jax.custom_vjp
-def _gram(E: Float[Array, "V d"]) -> Float[Array, "V V"]:
-    return E @ E.T
-
-
-# Adding the two halves up first takes one product with E; autodiff would take two.
-_gram.defvjp(lambda E: (E @ E.T, E), lambda E, d_gram: ((d_gram + d_gram.T) @ E,))
+    return attend_twice(corpus, gram(params.E), scores, values, symmetric=True, residual=residual)

@@ -76,6 +76,18 @@ def test_matrix_products_equal_those_of_the_dense_matrix(rng, x64, monkeypatch, 
     np.testing.assert_allclose(made._matmul_in_rows(jnp.asarray(x)), dense @ x, atol=1e-11)
 
 
+@pytest.mark.parametrize("large", [0, 1 << 60], ids=["compressed", "plain"])
+def test_other_numbers_in_the_same_pattern(rng, x64, monkeypatch, large):
+    monkeypatch.setattr(module, "LARGE", large)
+    monkeypatch.setattr(module, "RUN", 10)
+    segment, index, count, dense = draw(rng, 9, 503, 500)
+    made, entry = ragged(segment, index, count, segments=9, indices=503, longest=500)
+    numbers, x = rng.normal(size=len(count)), rng.normal(size=(503, 8))
+    dense[segment, index] = numbers
+    other = jax.jit(module.Ragged.reweighted)(made, np.append(numbers, 0)[entry])
+    np.testing.assert_allclose(other.matmul(jnp.asarray(x)), dense @ x, atol=1e-11)
+
+
 def test_compressed_products_add_partial_sums_up(rng, monkeypatch):
     monkeypatch.setattr(module, "LARGE", 0)
     ones = np.ones(1 << 16, int)

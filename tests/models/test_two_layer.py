@@ -9,7 +9,7 @@ from jax.test_util import check_grads
 import jaxattn as ja
 from jaxattn.data.corpus import from_draws
 from jaxattn.errors import InputError
-from jaxattn.models import reference, self_attention, two_layer, two_layer_weights
+from jaxattn.models import reference, self_attention, tiles, two_layer, two_layer_weights
 
 
 @pytest.fixture(params=["without weights", "with weights"])
@@ -59,7 +59,7 @@ def test_size_of_blocks_changes_nothing(x64, ragged, assert_equals_textbook, mod
     module, init = model
     corpus = ragged(2)
     for pairs in (1, 1 << 13):
-        monkeypatch.setattr(self_attention, "PAIRS", pairs)
+        monkeypatch.setattr(tiles, "PAIRS", pairs)
         jax.clear_caches()
         assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
     jax.clear_caches()

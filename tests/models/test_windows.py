@@ -1,0 +1,152 @@
+"""Large corpora, whose pairs with a frequent token are products of matrices; made small by a low limit."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.data import ragged as layout
+from jaxattn.models import narrow, reference, two_layer, two_layer_weights, windows
+
+
+@pytest.fixture
+def large(ragged, monkeypatch):
+    """Make a corpus that counts as large."""
+    monkeypatch.setattr(layout, "LARGE", 1)
+
+    def make(classes=2):
+        corpus = ragged(classes)
+        assert corpus.bags.factors is not None
+        return corpus
+
+    return make
+
+
+MODELS = {
+    "without weights": (two_layer, two_layer.init),
+    "with weights": (two_layer_weights, partial(two_layer_weights.init, weights="normal")),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return MODELS[request.param]
+
+
+def draw(init, corpus, dtype=jnp.float64, scale=2.0):
+    classes = corpus.num_classes
+    params = init(jax.random.key(1), vocab_size=corpus.vocab_size, dim=7, num_classes=classes, dtype=dtype)
+    return params.replace(E=scale * params.E, p=8 * params.p)
+
+
+def scores(params):
+    keys = params.E @ params.W1 if isinstance(params, two_layer_weights.Params) else params.E
+    return keys @ params.E.T, not isinstance(params, two_layer_weights.Params)
+
+
+def dense_counts(corpus):
+    counts = np.zeros((corpus.num_sequences, corpus.vocab_size))
+    bags = jax.tree.map(np.asarray, corpus.bags)
+    np.add.at(counts, (np.minimum(bags.owner, len(counts) - 1)[:, None], bags.index), bags.count)
+    return counts
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("size", [9, 81])
+def test_sums_over_pairs_and_their_derivatives_are_those_of_dense_matrices(x64, rng, large, size, symmetric):
+    corpus = large()
+    counts = dense_counts(corpus)
+    pairs, columns = rng.normal(size=(81, 81)), tuple(rng.normal(size=(3, 81)))
+    if symmetric:
+        pairs = pairs + pairs.T
+    bags = jax.tree.map(np.asarray, corpus.bags)
+    flows = tuple(np.where(bags.count > 0, rng.normal(size=bags.index.shape), 0) for _ in columns)
+
+    def sums(pairs, columns):
+        every = [counts @ (pairs * y).T for y in columns]
+        return tuple(jnp.where(bags.count > 0, x[bags.owner[:, None], bags.index], 0) for x in every)
+
+    expected, pull = jax.vjp(sums, jnp.asarray(pairs), tuple(map(jnp.asarray, columns)))
+    d_pairs, d_columns = pull(flows)
+    within = jax.jit(partial(windows.window, size=size, dtype=jnp.float64))(corpus)
+    args = (corpus, within, jnp.asarray(pairs), tuple(map(jnp.asarray, columns)))
+    mine = jax.jit(partial(windows.forward, symmetric=symmetric))(*args)
+    for x, y in zip(mine, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)
+    d_mine, d_y = jax.jit(partial(windows.backward, symmetric=symmetric))(*args, flows)
+    if symmetric:
+        d_mine, d_pairs = d_mine + d_mine.T, d_pairs + d_pairs.T
+    np.testing.assert_allclose(d_mine, d_pairs, rtol=1e-10, atol=1e-10)
+    for x, y in zip(d_y, d_columns, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10)
+
+
+def test_the_window_holds_the_tokens_of_most_sequences(large):
+    corpus = large()
+    counts = dense_counts(corpus)
+    within = windows.window(corpus, 9, jnp.float32)
+    holders = (counts > 0).sum(axis=0)
+    assert sorted(holders[within.tokens]) == sorted(holders)[-9:]
+    np.testing.assert_array_equal(within.counts, counts[:, within.tokens])
+    rare = np.asarray(within.rare.index)[np.asarray(within.rare.count) > 0]
+    assert not set(rare) & set(np.asarray(within.tokens).tolist())
+    assert np.asarray(within.rare.count).sum() + counts[:, within.tokens].sum() == counts.sum()
+
+
+@pytest.mark.parametrize(("classes", "residual"), [(2, False), (3, True)])
+def test_narrow_scores_equal_the_textbook(x64, large, assert_equals_textbook, model, classes, residual):
+    module, init = model
+    corpus = large(classes)
+    params = draw(init, corpus)
+    assert narrow.is_narrow(*scores(params))
+    assert_equals_textbook(
+        partial(module.logits, residual=residual),
+        partial(reference.two_layer_logits, residual=residual),
+        params,
+        corpus,
+    )
+
+
+def test_wide_scores_equal_the_textbook(x64, large, assert_equals_textbook, model):
+    module, init = model
+    corpus = large()
+    params = draw(init, corpus, scale=30.0)
+    assert not narrow.is_narrow(*scores(params))
+    # Products of size 1e4 in the exponent are rounded to 1e-12 in either form, and p multiplies that by 1e2.
+    assert_equals_textbook(module.logits, reference.two_layer_logits, params, corpus, rtol=1e-7, atol=1e-7)
+
+
+def test_scores_that_are_barely_narrow_lose_nothing(x64, large):
+    """|E_s|² from 0 to 126 in float32, against the same numbers in float64: only rounding differs."""
+    corpus = large()
+    E = jax.random.normal(jax.random.key(3), (81, 7), jnp.float64)
+    E = E / jnp.linalg.norm(E, axis=1, keepdims=True) * jnp.linspace(0, jnp.sqrt(126.0), 81)[:, None]
+    p, v = jax.random.normal(jax.random.key(4), (2, 7), jnp.float64) / 10
+    wide = two_layer.Params(E=E, p=p, v=v)
+    single = jax.tree.map(lambda x: x.astype(jnp.float32), wide)
+    assert narrow.is_narrow(single.E @ single.E.T, True)
+    gradient = jax.jit(jax.grad(lambda x: (two_layer.logits(x, corpus) ** 2).sum()))
+    for mine, exact in zip(*(jax.tree.leaves(gradient(x)) for x in (single, wide)), strict=True):
+        assert mine.dtype == jnp.float32
+        # Scores of size 126 are rounded to 1e-5.
+        np.testing.assert_allclose(mine, exact, rtol=1e-4, atol=1e-4 * float(jnp.abs(exact).max()))
+
+
+@pytest.mark.parametrize("scale", [2.0, np.nan])
+def test_what_is_no_number_is_not_narrow(scale):
+    assert bool(narrow.is_narrow(scale * jnp.eye(3), True)) is not np.isnan(scale)
+
+
+def test_vmapped_equals_looped_whatever_the_spread_of_each_lane(x64, large, model):
+    module, init = model
+    corpus = large()
+    lanes = [draw(init, corpus, scale=scale) for scale in (1.0, 30.0, 2.0)]
+    assert [bool(narrow.is_narrow(*scores(x))) for x in lanes] == [True, False, True]
+    gradient = jax.jit(jax.grad(lambda x: ja.losses.classification(module.logits(x, corpus), corpus.labels)))
+    vmapped = jax.vmap(gradient)(jax.tree.map(lambda *x: jnp.stack(x), *lanes))
+    for lane, params in enumerate(lanes):
+        for mine, theirs in zip(jax.tree.leaves(vmapped), jax.tree.leaves(gradient(params)), strict=True):
+            np.testing.assert_allclose(mine[lane], theirs, rtol=1e-9, atol=1e-12)
