@@ -8,7 +8,8 @@ at a time, so that memory does not depend on the number of pairs. Large corpora 
 of matrices where the spread of G lets one shift per token do, see `narrow`; which way is chosen at run time.
 
 The derivative by G, here and for pairs of rare tokens in `windows`, is the library's one scatter-add with
-collisions. On a CPU it adds in a fixed order; on a GPU the order, and with it the last bits, are the device's.
+collisions. On a CPU it adds in a fixed order; on a GPU the order, and with it the last bits, are the
+device's.
 """
 
 from functools import partial
