@@ -7,9 +7,8 @@ taken as tiles, one row of W entries of the bags against another row of the same
 at a time, so that memory does not depend on the number of pairs. Large corpora take most pairs as products
 of matrices where the spread of G lets one shift per token do, see `narrow`; which way is chosen at run time.
 
-The derivative by G, here and for pairs of rare tokens in `windows`, is the library's one scatter-add with
-collisions. On a CPU it adds in a fixed order; on a GPU the order, and with it the last bits, are the
-device's.
+The derivative by G, here and for the rare tokens of `windows`, is the library's one scatter-add with
+collisions. On a CPU it adds in a fixed order; on a GPU the order, and the last bits, are the device's.
 """
 
 from functools import partial
