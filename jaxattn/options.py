@@ -77,7 +77,6 @@ def keep_compiled() -> None:
 
 def load_sweep(sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None):
     """Read a sweep file with its overrides, and check its figures."""
-    from jaxattn.analysis import figures
     from jaxattn.study import sweepfile
 
     if seeds is not None:
@@ -86,6 +85,10 @@ def load_sweep(sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = 
     checked = sweepfile.load(sweep, overrides, axes)
     cells = sweepfile.cells(checked)
     wanted = [dict(figure) for figure in sweepfile.plain(checked)["figures"]]
+    if not wanted:
+        return checked
+    from jaxattn.analysis import figures  # slow to import
+
     phases = list(dict.fromkeys(phase.name for cell in cells for phase in cell.config.phases))
     swept = list(dict.fromkeys(key for cell in cells for key in cell.settings))
     try:

@@ -12,12 +12,13 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.study import config, corpora, devices
+from jaxattn.study.checkpoints import Position
 from jaxattn.study.grid import Cell
 from jaxattn.study.groups import Group
 from jaxattn.study.limit import LIMIT_METRICS, against_limit
 from jaxattn.study.program import Program, init_params, program
 from jaxattn.study.rows import log_entry, rows, token_rows, with_best
-from jaxattn.study.store import Position, Store
+from jaxattn.study.store import Store
 from jaxattn.study.units import Unit
 
 CHECKPOINT_EVERY_S = 60.0
@@ -96,9 +97,9 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
     numbers = unit.group.numbers([cell for cell, _ in lanes])
     loaded = bench.load(unit, data_keys, numbers)
     params = init_params(settings, loaded, model_keys, numbers)
-    position, *tables = folder.resume(unit.name)
+    position, *earlier = folder.resume(unit.name)
     # Joined when they are written; joined at every probe, tables of many seeds are copied again and again.
-    records, tokens = ([_until(table, position, settings.phases)] for table in tables)
+    records, tokens = ([_until(table, position, settings.phases)] for table in earlier)
     failures = list(position.failures) if position else []
     due = time.monotonic() + CHECKPOINT_EVERY_S
 
@@ -158,9 +159,11 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
             records.extend(_limit_rows(trail, params.E, loaded, unit, made, phase.name))
         columns = jax.device_get(made.tokens(params, loaded.corpora))
         tokens.append(token_rows(columns, unit, phase.name, loaded))
-    folder.finish_unit(
-        unit.name, params, _by_cell(with_best(_joined(records))), _by_cell(_joined(tokens)), failures
-    )
+
+    def both() -> tuple[pd.DataFrame, pd.DataFrame]:
+        return _by_cell(with_best(_joined(records))), _by_cell(_joined(tokens))
+
+    folder.finish_unit(unit.name, params, both, failures)
     return failures
 
 

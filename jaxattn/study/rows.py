@@ -25,7 +25,7 @@ def rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) -> 
             "seed": np.repeat(np.array([seed for _, seed in lanes], np.int32), metrics),
             "phase": phase,
             "step": np.full(metrics * len(lanes), step, np.int64),
-            "metric": list(columns) * len(lanes),
+            "metric": pd.Index(list(columns)).take(np.tile(np.arange(metrics), len(lanes))),
             "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel(),
         }
     )

@@ -1,5 +1,6 @@
 """Running a study: every group of cells, seeds together, with checkpoints on the way."""
 
+import math
 import signal
 import threading
 import time
@@ -155,7 +156,8 @@ def _run_units(
     for number, unit in enumerate(todo, start=whole - len(todo)):
 
         def report(place: str, share: float, loss: float, number=number) -> None:
-            reporter.update(place, (number + share) / whole, f"loss {loss:.4g}")
+            known = "" if math.isnan(loss) else f"loss {loss:.4g}"
+            reporter.update(place, (number + share) / whole, known)
 
         def log(measured: dict[str, Any], unit=unit, number=number) -> None:
             overall = (number + measured["share"]) / whole

@@ -1,4 +1,4 @@
-"""The results folder: manifest, parts, tables and checkpoints. All writing of a study happens here."""
+"""The results folder: manifest, parts, tables and checkpoints. All writing of a study starts here."""
 
 import errno
 import fcntl
@@ -7,30 +7,23 @@ import json
 import os
 import shutil
 import socket
-import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 import pandas as pd
 
 from jaxattn.errors import InputError, RunError
+from jaxattn.study import checkpoints
 from jaxattn.study.check import plain
+from jaxattn.study.checkpoints import Position
 from jaxattn.study.config import Sweep
 from jaxattn.study.manifest import differences
 
 TABLES = ("records", "tokens")
-
-
-class Position(NamedTuple):
-    """How far a unit is: steps taken in its current phase, and the seeds that failed so far."""
-
-    phase: int
-    step: int
-    failures: list[dict[str, Any]]
 
 
 class Store:
@@ -173,46 +166,26 @@ class Store:
         """Save a unit's state, where its queries have been, how far it is, and the tables that led to it."""
         self.write_table(f"parts/{unit}.records.partial", records)
         self.write_table(f"parts/{unit}.tokens.partial", tokens)
-        self._checkpoint(unit, {"state": state, "trail": trail}, position._asdict())
+        self._checkpoint(unit, {"state": state, "trail": trail}, position)
 
-    def _checkpoint(self, unit: str, arrays: Any, position: dict[str, Any]) -> None:
-        import orbax.checkpoint as ocp
-
-        folder = self.directory / "checkpoints" / unit
-        # Orbax copies NumPy arrays first; but what lies on devices it takes to be spread over all processes.
-        held = arrays if jax.process_count() == 1 else jax.device_get(arrays)
-        with self._guard(folder), self._manager(folder) as manager:
-            content = ocp.args.Composite(
-                state=ocp.args.PyTreeSave(held),
-                position=ocp.args.JsonSave(position | {"crc32": _checksums(arrays)}),
-            )
-            if not manager.save((manager.latest_step() or 0) + 1, args=content):
-                raise RunError(f"{folder}: the checkpoint was not saved; delete this folder and run again")
-            manager.wait_until_finished()
+    def _checkpoint(self, unit: str, arrays: Any, position: Position | None, keep: int = 1) -> None:
+        folder = self._checkpoints(unit)
+        with self._guard(folder):
+            checkpoints.save(folder, arrays, position, keep)
 
     def resume(self, unit: str) -> tuple[Position | None, pd.DataFrame, pd.DataFrame]:
         """Tell how far the checkpoint of a unit is, None if there is none, and read its tables so far.
 
         A checkpoint that cannot be read is set aside.
         """
-        folder = self.directory / "checkpoints" / unit
         nothing = None, pd.DataFrame(), pd.DataFrame()
-        if not folder.is_dir():
+        if not self._checkpoints(unit).is_dir():
             return nothing
-        import orbax.checkpoint as ocp
-
         # Damage can surface as almost any exception of orbax, tensorstore, JSON and Parquet readers.
         try:
-            with self._manager(folder) as manager:
-                step = manager.latest_step()
-                if step is None:
-                    return nothing
-                content = ocp.args.Composite(position=ocp.args.JsonRestore())
-                found = manager.restore(step, args=content)["position"]
-            if found["step"] is None:
-                return nothing  # all was computed, but the unit was not finished
-            position = Position(found["phase"], found["step"], found["failures"])
-            return position, *(self._read_partial(unit, table) for table in ("records", "tokens"))
+            if (position := checkpoints.position(self._checkpoints(unit))) is None:
+                return nothing
+            return position, *(self._read_partial(unit, table) for table in TABLES)
         except Exception as error:
             self.set_aside(unit, error)
             return nothing
@@ -223,22 +196,10 @@ class Store:
         Returns:
             Both, or None if the checkpoint is damaged, which sets it aside.
         """
-        import orbax.checkpoint as ocp
-
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
-        both = {"state": target, "trail": trail}
         try:
-            with self._manager(self.directory / "checkpoints" / unit) as manager:
-                restoring = ocp.checkpoint_utils.construct_restore_args(both)
-                content = ocp.args.Composite(
-                    state=ocp.args.PyTreeRestore(both, restore_args=restoring),
-                    position=ocp.args.JsonRestore(),
-                )
-                restored = manager.restore(manager.latest_step(), args=content)
-            found = restored["state"]
-            if _checksums(found) != restored["position"]["crc32"]:
-                raise ValueError("its checksums differ")
+            found = checkpoints.restore(self._checkpoints(unit), {"state": target, "trail": trail})
             return found["state"], found["trail"]
         except Exception as error:
             self.set_aside(unit, error)
@@ -246,7 +207,7 @@ class Store:
 
     def set_aside(self, unit: str, error: Exception) -> None:
         """Move a damaged checkpoint out of the way, so that its unit starts anew."""
-        folder = self.directory / "checkpoints" / unit
+        folder = self._checkpoints(unit)
         aside = self._aside(self.directory / "damaged" / unit)
         with self._guard(folder):
             aside.parent.mkdir(parents=True, exist_ok=True)
@@ -255,12 +216,24 @@ class Store:
         self.note(f"{unit}: its checkpoint is damaged ({reason}); set aside as {aside}, starting it anew")
 
     def finish_unit(
-        self, unit: str, params: Any, records: pd.DataFrame, tokens: pd.DataFrame, failures: list
+        self,
+        unit: str,
+        params: Any,
+        tables: Callable[[], tuple[pd.DataFrame, pd.DataFrame]],
+        failures: list[dict[str, Any]],
     ) -> None:
         """Write the tables and parameters of a finished unit, then its mark: failures and checksums."""
-        for name, table in (("records", records), ("tokens", tokens)):
-            self.write_table(f"parts/{unit}.{name}", table)
-        self._checkpoint(unit, params, {"phase": None, "step": None, "failures": failures})
+
+        def write() -> None:
+            for name, table in zip(TABLES, tables(), strict=True):
+                self.write_table(f"parts/{unit}.{name}", table)
+
+        # Saving parameters mostly waits for the disk; the tables are laid out meanwhile.
+        with ThreadPoolExecutor(1) as beside:
+            writing = beside.submit(write)
+            # The last checkpoint on the way serves until the mark is there.
+            self._checkpoint(unit, params, None, keep=2)
+            writing.result()
         content = {
             "failures": failures,
             "sha256": {name: _digest(self._part(unit, name)) for name in TABLES},
@@ -269,12 +242,13 @@ class Store:
             temporary.write_text(json.dumps(content), encoding="utf-8")
         for table in TABLES:
             (self.directory / "parts" / f"{unit}.{table}.partial.parquet").unlink(missing_ok=True)
+        checkpoints.keep_last(self._checkpoints(unit))
 
     def forget(self, unit: str) -> None:
         """Forget what is known of a unit, so that it starts anew."""
         with self._guard(self._mark(unit)):
             self._mark(unit).unlink(missing_ok=True)
-            shutil.rmtree(self.directory / "checkpoints" / unit, ignore_errors=True)
+            shutil.rmtree(self._checkpoints(unit), ignore_errors=True)
 
     def is_finished(self, unit: str) -> bool:
         """Tell whether a unit's tables are there and whole; damaged ones are set aside."""
@@ -297,7 +271,7 @@ class Store:
                     path.replace(self._aside(path.with_name(path.name + ".damaged")))
             self._mark(unit).unlink()
             # Its last checkpoint says that all is done, and would finish the unit from tables that are gone.
-            shutil.rmtree(self.directory / "checkpoints" / unit, ignore_errors=True)
+            shutil.rmtree(self._checkpoints(unit), ignore_errors=True)
         self.note(f"{unit}: {' and '.join(damaged) or 'its mark'} damaged; set aside, computing it again")
         return False
 
@@ -337,6 +311,9 @@ class Store:
     def _part(self, unit: str, table: str) -> Path:
         return self.directory / "parts" / f"{unit}.{table}.parquet"
 
+    def _checkpoints(self, unit: str) -> Path:
+        return self.directory / "checkpoints" / unit
+
     def _mark(self, unit: str) -> Path:
         return self.directory / "parts" / f"{unit}.json"
 
@@ -346,38 +323,6 @@ class Store:
 
     def _read_partial(self, unit: str, table: str) -> pd.DataFrame:
         return pd.read_parquet(self.directory / "parts" / f"{unit}.{table}.partial.parquet")
-
-    @contextmanager
-    def _manager(self, folder: Path) -> Iterator[Any]:
-        import orbax.checkpoint as ocp
-
-        # A process among many writes a folder of its own, and waits for no other.
-        here = jax.process_index()
-        alone = ocp.options.MultiprocessingOptions(
-            primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
-        )
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=1,
-            create=False,
-            enable_async_checkpointing=False,
-            multiprocessing_options=alone
-            if jax.process_count() > 1
-            else ocp.options.MultiprocessingOptions(),
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        # Parameters and moments hardly compress, and trying takes most of the time.
-        handlers = {
-            "state": ocp.PyTreeCheckpointHandler(
-                use_compression=False,
-                multiprocessing_options=options.multiprocessing_options,
-            ),
-            "position": ocp.JsonCheckpointHandler(multiprocessing_options=options.multiprocessing_options),
-        }
-        manager = ocp.CheckpointManager(folder, options=options, item_handlers=handlers)
-        try:
-            yield manager
-        finally:
-            manager.close()
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[Path]:
@@ -410,19 +355,6 @@ class Store:
                 f"{path}: cannot be written: {reason}; what is already there is kept, "
                 "mend this and run the same command again to continue"
             ) from None
-
-
-def _checksums(arrays: Any) -> list[int]:
-    return [_checksum(x) for x in jax.tree.leaves(arrays)]
-
-
-def _checksum(x: Any) -> int:
-    """Check the bytes as they lie in memory, device after device: copies would take longer than the sum."""
-    whole = not isinstance(x, jax.Array) or x.is_fully_replicated
-    total = 0
-    for part in [x] if whole else [shard.data for shard in x.addressable_shards]:
-        total = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, total)
-    return total
 
 
 def _digest(path: Path) -> str:

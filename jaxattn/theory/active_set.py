@@ -1,7 +1,6 @@
 """One large max-margin problem: a dual active-set method that generates constraints as it needs them."""
 
 import numpy as np
-from scipy.linalg import qr_delete, solve_triangular
 
 from jaxattn.theory.certificate import COINCIDE, Solution
 
@@ -38,6 +37,8 @@ class _Factor:
         return inside, z
 
     def solve(self, x: np.ndarray, *, transpose: bool = False) -> np.ndarray:
+        from scipy.linalg import solve_triangular  # slow to import
+
         if len(x) == 0:
             return x
         return solve_triangular(self.r, x, trans=int(transpose), check_finite=False)
@@ -49,6 +50,8 @@ class _Factor:
         self.active.append(pair)
 
     def delete(self, position: int | np.integer) -> None:
+        from scipy.linalg import qr_delete
+
         k = len(self.active) - 1
         q, r = qr_delete(self.q, self.r, position, which="col", overwrite_qr=True, check_finite=False)
         self._q[:, :k], self._r[:k, :k] = q[:, :k], r[:k, :k]

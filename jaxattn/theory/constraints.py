@@ -3,8 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
@@ -81,6 +79,9 @@ def circle(constraints: Constraints) -> np.ndarray:
     Returns:
         (k,) int; the numbers of the pairs around one circle, empty if there is none.
     """
+    from scipy.sparse import coo_array, csr_array  # slow to import
+    from scipy.sparse.csgraph import breadth_first_order, connected_components
+
     leader = constraints.leader
     vocab = len(leader)
     tail, head = leader[constraints.better], leader[constraints.worse]
@@ -102,6 +103,9 @@ def circle(constraints: Constraints) -> np.ndarray:
 
 
 def _leaders(one: np.ndarray, other: np.ndarray, vocab: int) -> np.ndarray:
+    from scipy.sparse import coo_array  # slow to import
+    from scipy.sparse.csgraph import connected_components
+
     graph = coo_array((np.ones(len(one), bool), (one, other)), shape=(vocab, vocab))
     group = connected_components(graph, directed=False)[1]
     smallest = np.full(vocab, vocab, np.int32)

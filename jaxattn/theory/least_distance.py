@@ -1,7 +1,6 @@
 """Exact reference for one small problem: least-distance programming by non-negative least squares."""
 
 import numpy as np
-from scipy.optimize import nnls
 
 from jaxattn.theory.certificate import COINCIDE, Solution, bounds
 from jaxattn.theory.support import polish
@@ -21,6 +20,8 @@ def least_distance(rows: np.ndarray) -> Solution:
 
     Source: Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23, problem LDP.
     """
+    from scipy.optimize import nnls  # slow to import
+
     lengths = np.linalg.norm(rows, axis=1)
     if lengths.min() <= COINCIDE:
         return Solution(1.0 * (lengths == lengths.min()), 0)

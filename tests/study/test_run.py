@@ -12,7 +12,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.errors import InputError, RunError
-from jaxattn.study import corpora, execute, program, run, store, sweepfile, units
+from jaxattn.study import checkpoints, corpora, execute, program, run, sweepfile, units
 from jaxattn.study.progress import Reporter
 
 
@@ -133,17 +133,17 @@ def test_a_run_killed_while_saving_continues_to_bit_identical_tables(finished, t
     monkeypatch.setattr(execute, "BLOCK_S", 0.0)
     monkeypatch.setattr(execute, "CHECKPOINT_SHARE", np.inf)
     saves = 0
-    manager = store.Store._manager
+    manager = checkpoints._manager
 
-    def dying(self, folder):
+    def dying(folder, keep=1):
         nonlocal saves
         saves += 1
         if saves == 4:
             raise KeyboardInterrupt
-        return manager(self, folder)
+        return manager(folder, keep)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.Store, "_manager", dying)
+        patch.setattr(checkpoints, "_manager", dying)
         with pytest.raises(KeyboardInterrupt):
             go(tmp_path / "small")
     go(tmp_path / "small")

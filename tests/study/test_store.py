@@ -176,6 +176,30 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_unit_starts_anew(tmp_path, mo
     assert_equal(tmp_path / "small", tmp_path / "straight")
 
 
+def test_a_unit_killed_before_its_mark_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
+    def killed(self, unit):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute, "CHECKPOINT_EVERY_S", 0.0)
+    monkeypatch.setattr(execute, "BLOCK_S", 0.0)
+    monkeypatch.setattr(execute, "CHECKPOINT_SHARE", float("inf"))
+    with monkeypatch.context() as patch:
+        patch.setattr(store.Store, "_mark", killed)
+        patch.setattr(store.Store, "is_finished", lambda self, unit: False)
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path / "small")
+    restored = []
+    restore = store.Store.restore
+    monkeypatch.setattr(store.Store, "restore", lambda *given: restored.append(given[1]) or restore(*given))
+    _, lines = go(tmp_path / "small")
+    assert len(restored) == 1
+    assert not any("anew" in line for line in lines)
+    go(tmp_path / "straight")
+    assert_equal(tmp_path / "small", tmp_path / "straight")
+    (unit,) = (tmp_path / "small" / "checkpoints").iterdir()
+    assert len([path for path in unit.iterdir() if path.name.isdigit()]) == 1
+
+
 def test_a_folder_in_which_nothing_was_computed_takes_another_config(tmp_path, monkeypatch):
     data = tomllib.loads(SMALL.read_text())["data"]
 
