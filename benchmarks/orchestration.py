@@ -81,6 +81,7 @@ def main():
     execute.program = watched
     execute.init_params = timed(execute.init_params, spent)
     execute.corpora.load = timed(execute.corpora.load, spent)
+    execute.corpora.seed_keys = timed(execute.corpora.seed_keys, spent)
     with tempfile.TemporaryDirectory() as folder:
         path, results = sweep_file(options.seeds, Path(folder)), Path(folder) / "results"
         begin = time.perf_counter()

@@ -1,5 +1,7 @@
 """Checkpoints of one unit: arrays and how far it is, in orbax's format, with checksums of their own."""
 
+import importlib
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,11 @@ class Position(NamedTuple):
     phase: int
     step: int
     failures: list[dict[str, Any]]
+
+
+def prepare() -> None:
+    """Import orbax on the side, which takes as long as many a small program, while programs compile."""
+    threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",)).start()
 
 
 def save(folder: Path, arrays: Any, position: Position | None, keep: int = 1) -> None:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxattn.data.ragged import WIDTH
 from jaxattn.errors import InputError
 from jaxattn.study import corpora, devices
-from jaxattn.study.config import ExactFlow
+from jaxattn.study.config import ExactFlow, OneLayer, Sweep, Synthetic
 from jaxattn.study.corpora import Loaded
 from jaxattn.study.groups import Group
 from jaxattn.study.program import init_params, program
@@ -45,7 +46,8 @@ class Memory(NamedTuple):
 def width(group: Group, seeds: int, budget: int) -> int:
     """Choose how many lanes of a group run together.
 
-    Programs are compiled to find out only if it is not plain that all lanes fit.
+    Shapes are traced to find out only if sizes alone leave a doubt that all lanes fit, and programs are
+    compiled only if shapes do.
 
     Args:
         group: cells that share a program.
@@ -59,6 +61,8 @@ def width(group: Group, seeds: int, budget: int) -> int:
         InputError: one lane alone does not fit; says how much it needs.
     """
     lanes, used = len(group.cells) * seeds, devices.number(corpora.is_text(group.config.data))
+    if CERTAIN * at_most(group.config) * math.ceil(lanes / used) <= budget:
+        return lanes
     # Traced for the lanes that run if all fit, corpora need not be traced again when they do.
     held, own = _sizes(group, math.ceil(lanes / used) * used)
     if held + CERTAIN * own * math.ceil(lanes / used) <= budget:
@@ -139,6 +143,21 @@ def abstract(group: Group, lanes: int) -> Loaded:
         return corpora.load(group.config.data, keys, _silent, numbers).corpora
 
     return Loaded(jax.eval_shape(draw, _keys(lanes), _numbers(group, lanes)), False, [])
+
+
+def at_most(sweep: Sweep) -> float:
+    """Bound the bytes of parameters and corpora that a lane has for itself; infinite for texts."""
+    data, dim = sweep.data, sweep.model.dim
+    if not isinstance(data, Synthetic):
+        return math.inf
+    vocab, classes = data.vocab_size, getattr(data, "num_classes", 2)
+    numbers = vocab * dim + (2 + classes) * (dim + 4 * vocab)
+    if not isinstance(sweep.model, OneLayer):
+        numbers += vocab**2 + (4 + classes) * dim**2
+    # Entries by sequence and by token, in rows that need not be full; three numbers of four bytes each.
+    sequences, width = data.sequences + data.test_sequences + data.validation_sequences, WIDTH
+    entries = sequences * (2 * data.length + (width if data.length > width else 1)) + 3 * vocab * width
+    return jnp.dtype(sweep.dtype).itemsize * numbers + 12 * entries
 
 
 def _sizes(group: Group, lanes: int) -> tuple[int, int]:

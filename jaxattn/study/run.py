@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxattn.errors import RunError
-from jaxattn.study import config, corpora, memory, sweepfile, units, writers
+from jaxattn.study import checkpoints, config, corpora, memory, sweepfile, units, writers
 from jaxattn.study import manifest as manifest_of
 from jaxattn.study.check import placed
 from jaxattn.study.execute import Bench, Watch, execute
@@ -103,6 +103,7 @@ def run_sweep(
                     function, close = writers.writer(kind, folder.directory, sweep.name)
                     write.append(function)
                     stack.callback(close)
+                checkpoints.prepare()
                 _run_units(todo, len(own), folder, reporter, stop, on_failure, errors, write)
             manifest |= folder.merge([unit.name for unit in own if folder.is_marked(unit.name)])
             manifest["status"] = "failed" if errors else "finished"

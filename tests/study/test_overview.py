@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from jaxattn.errors import InputError
-from jaxattn.study import groups, memory, pace, run, sweepfile
+from jaxattn.study import corpora, groups, memory, pace, run, sweepfile
 from jaxattn.study.overview import duration, overview
 from jaxattn.study.progress import Reporter
 
@@ -26,6 +26,14 @@ def test_memory_of_sixteen_lanes_is_predicted_within_a_tenth(name):
     """Against XLA's own count for a program of sixteen lanes, at the sizes of shipped sweeps."""
     cells = groups.groups(sweepfile.cells(sweepfile.load(SWEEPS / f"{name}.toml")))[-1]
     assert abs(memory.predict(cells).of(16) / memory.peak(cells, 16) - 1) < 0.1
+
+
+@pytest.mark.parametrize("path", sorted(SWEEPS.glob("**/*.toml")), ids=lambda path: path.stem)
+def test_what_sizes_alone_allow_is_never_less_than_what_is_held(path):
+    for wanted in groups.groups(sweepfile.cells(sweepfile.load(path))):
+        if not corpora.is_text(wanted.config.data):
+            held, own = memory._sizes(wanted, 1)
+            assert held + own <= memory.at_most(wanted.config)
 
 
 def test_memory_holds_at_least_the_parameters_and_grows_with_them():
