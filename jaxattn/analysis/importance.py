@@ -59,6 +59,8 @@ def importance(
     bins |= {key: value for key, value in chosen.items() if key in bins and chosen.get("bins")}
     labels = _labels(tokens, label)
     several = len(tokens.classes) > 1
+    scores = "E·W2 p" if _kind(results, cell) == "two_layer_weights" else "E·p"
+    names = VALUES | ({"Ep": r"$E_s^\top W_2\, p$"} if scores != "E·p" else {})
     outside, facts = 0, []
     with style():
         figure = Figure(figsize=(WIDTH, 2.65 * len(labels)), layout="constrained")
@@ -71,9 +73,10 @@ def importance(
                 means = bin_means(x, y, **bins)
                 _scatter(ax, x, y, colour)
                 _bins(ax, means, colour)
-                name = VALUES[quantity].replace("v$", f"v_{{{k}}}$") if several else VALUES[quantity]
+                name = names[quantity].replace("v$", f"v_{{{k}}}$") if several else names[quantity]
                 ax.set_title(name + (f"   (class {k})" if several and quantity == "Ep" else ""))
-                facts.append(_fact(means, quantity) + (f" for class {k}" if several else ""))
+                fact = _fact(means, quantity).replace("E·p", scores)
+                facts.append(fact + (f" for class {k}" if several else ""))
             outside = max(outside, int(len(x) - means["n"].sum()))
         for ax in grid[-1]:
             ax.set_xlabel("posterior difference of token $s$" + (" for the class" if several else ""))
@@ -82,7 +85,7 @@ def importance(
     return Drawn(
         file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
         "Token importance",
-        f"E·v and E·p of {count:,} tokens against their posterior difference after phase {tokens.phase}"
+        f"E·v and {scores} of {count:,} tokens against their posterior difference after phase {tokens.phase}"
         f"{cell_words(results, cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} equal bins of "
         f"[{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the bin.{inside} "
         f"Over the bins, {'; '.join(facts)}.",
@@ -210,6 +213,12 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
     )
     ax.axhline(0, color=GREY, linewidth=0.6, zorder=0.9)
     ax.axvline(0, color=GREY, linewidth=0.6, zorder=0.9)
+
+
+def _kind(results: Results, cell: int) -> str | None:
+    settings = {entry["cell"]: entry["settings"] for entry in results.manifest["cells"]}
+    config = results.manifest["config"]
+    return settings.get(cell, {}).get("model.kind", config.get("model", {}).get("kind"))
 
 
 def _fact(means: pd.DataFrame, quantity: str) -> str:

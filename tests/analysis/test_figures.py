@@ -89,6 +89,15 @@ def test_importance_follows_the_bins_of_the_run(results):
     assert "4 equal bins of [-0.5, 0.5]" in drawn.caption
 
 
+def test_scores_of_two_layers_with_weights_are_named_so(results):
+    run = results["text"]
+    config = run.manifest["config"] | {"model": {"kind": "two_layer_weights"}}
+    drawn = importance(dataclasses.replace(run, manifest=run.manifest | {"config": config}))
+    assert "W_2" in drawn.figure.axes[1].get_title()
+    assert "E·W2 p of" in drawn.caption
+    assert "W2" not in importance(run).caption
+
+
 def test_importance_of_classes_has_a_row_each(results):
     assert len(importance(results["classes"]).figure.axes) == 6
     one = importance(results["classes"], label=0)
