@@ -93,7 +93,7 @@ def test_scores_of_two_layers_with_weights_are_named_so(results):
     run = results["text"]
     config = run.manifest["config"] | {"model": {"kind": "two_layer_weights"}}
     drawn = importance(dataclasses.replace(run, manifest=run.manifest | {"config": config}))
-    assert "W_2" in drawn.figure.axes[1].get_title()
+    assert "W_2" in drawn.figure.axes[1].get_title("left")
     assert "E·W2 p of" in drawn.caption
     assert "W2" not in importance(run).caption
 
