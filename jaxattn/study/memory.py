@@ -157,7 +157,7 @@ def at_most(sweep: Sweep) -> float:
     # Entries by sequence and by token, in rows that need not be full; three numbers of four bytes each.
     sequences, width = data.sequences + data.test_sequences + data.validation_sequences, WIDTH
     entries = sequences * (2 * data.length + (width if data.length > width else 1)) + 3 * vocab * width
-    return jnp.dtype(sweep.dtype).itemsize * numbers + 12 * entries
+    return float(jnp.dtype(sweep.dtype).itemsize * numbers + 12 * entries)
 
 
 def _sizes(group: Group, lanes: int) -> tuple[int, int]:
