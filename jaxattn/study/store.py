@@ -242,7 +242,8 @@ class Store:
             temporary.write_text(json.dumps(content), encoding="utf-8")
         for table in TABLES:
             (self.directory / "parts" / f"{unit}.{table}.partial.parquet").unlink(missing_ok=True)
-        checkpoints.keep_last(self._checkpoints(unit))
+        with self._guard(self._checkpoints(unit)):
+            checkpoints.keep_last(self._checkpoints(unit))
 
     def forget(self, unit: str) -> None:
         """Forget what is known of a unit, so that it starts anew."""
