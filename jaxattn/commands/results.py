@@ -210,6 +210,6 @@ def reproduce(
     print_table("The paper, run again", written.summary[["item", "verdict", "run time"]])
     for path in written.paths:
         print(path)
-    for name in sorted(written.failed):
-        print(f"jaxattn: failed: {name}", file=sys.stderr)
+    for name, reason in sorted(written.failed.items()):
+        print(f"jaxattn: failed: {name}: {reason}", file=sys.stderr)
     return int(bool(written.failed))

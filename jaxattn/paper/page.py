@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 
 import jinja2
 import pandas as pd
@@ -87,12 +88,12 @@ class Page:
     Attributes:
         sections: one for every item.
         paths: all files, the page first.
-        failed: names of the items whose run failed.
+        failed: items whose run failed, and why.
     """
 
     sections: tuple[Section, ...]
     paths: tuple[Path, ...]
-    failed: frozenset[str]
+    failed: Mapping[str, str]
 
     @property
     def summary(self) -> pd.DataFrame:
@@ -100,14 +101,16 @@ class Page:
         return summary(self.sections)
 
 
-def write(out: Path, runs: Mapping[str, Path], *, scale: str, failed: frozenset[str] = frozenset()) -> Page:
+def write(
+    out: Path, runs: Mapping[str, Path], *, scale: str, failed: Mapping[str, str] = MappingProxyType({})
+) -> Page:
     """Write index.md, index.html, agreement.csv and figures/*.png.
 
     Args:
         out: where.
         runs: the run folder of every item by name.
         scale: the scale of the runs.
-        failed: names of items whose run failed.
+        failed: items whose run failed, and why.
 
     Returns:
         What was written.

@@ -70,7 +70,7 @@ def reproduce(
         if item.name in reasons:
             reporter.note(f"{item.name}: {reasons[item.name]}")
     runs = {item.name: folder(out, scale, item) for item in ITEMS}
-    return page.write(out, runs, scale=scale, failed=frozenset(reasons))
+    return page.write(out, runs, scale=scale, failed=reasons)
 
 
 def sweep(
