@@ -1,4 +1,6 @@
-"""The two ways a command can end badly, each one line that names the place and the remedy."""
+"""The ways a command can end badly, each one line that names the place and the remedy."""
+
+import traceback
 
 
 class _OneLine(Exception):
@@ -13,3 +15,39 @@ class InputError(_OneLine, ValueError):
 
 class RunError(_OneLine, RuntimeError):
     """Something failed while running: a full disk, a folder in the way, NaN everywhere. Exit status 1."""
+
+
+class UserCodeError(RunError):
+    """Code of the user's own raised an exception, which is the cause of this error."""
+
+    def __init__(self, message: str, files: frozenset[str] = frozenset()):
+        """Say where; `files` are the source files of the user's code."""
+        super().__init__(message)
+        self.files = files
+
+    @property
+    def trace(self) -> str:
+        """The user's own traceback: from the first frame in their code on."""
+        cause = self.__cause__
+        if cause is None:
+            return ""
+        frames = traceback.extract_tb(cause.__traceback__)
+        own = [frame for frame in frames if frame.filename in self.files] or frames[-1:]
+        lines = ["Traceback (in your code):\n", *traceback.format_list(own)]
+        return "".join([*lines, *traceback.format_exception_only(cause)])
+
+
+class at:
+    """Prefix the message of any InputError with the place it was found at."""
+
+    def __init__(self, place: str):
+        """Name the place."""
+        self.place = place
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise the error again with its place."""
+        if isinstance(error, InputError) and self.place:
+            raise InputError(f"{self.place}: {error}") from None

@@ -1,7 +1,17 @@
 """Corpora: bags of token counts, vocabularies, generators, readers, importance."""
 
 from jaxattn.data import readers, text
-from jaxattn.data.corpus import Corpus, from_flat, from_sequences
+from jaxattn.data.corpus import Corpus, from_draws, from_flat, from_sequences
+from jaxattn.data.generators import (
+    GENERATORS,
+    Assumption1,
+    Generator,
+    Independent,
+    MultiRelevant,
+    Negation,
+    Topics,
+    Xor,
+)
 from jaxattn.data.importance import (
     average_signed_frequency,
     class_counts,
@@ -12,15 +22,36 @@ from jaxattn.data.importance import (
 )
 from jaxattn.data.interactions import negation, xor
 from jaxattn.data.noise import flip_labels
+from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Parquet, Source, Tfds
+from jaxattn.data.splits import Loaded, Splits, TokenStatistics, token_statistics
 from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
 
 __all__ = [
+    "GENERATORS",
+    "READERS",
+    "Assumption1",
     "Corpus",
+    "Csv",
+    "Folder",
+    "Generator",
+    "Independent",
+    "Jsonl",
+    "Loaded",
+    "MultiRelevant",
+    "Negation",
+    "Parquet",
+    "Source",
+    "Splits",
+    "Tfds",
+    "TokenStatistics",
+    "Topics",
+    "Xor",
     "assumption1",
     "average_signed_frequency",
     "class_counts",
     "completely_relevant",
     "flip_labels",
+    "from_draws",
     "from_flat",
     "from_sequences",
     "independent",
@@ -31,6 +62,7 @@ __all__ = [
     "readers",
     "text",
     "token_counts",
+    "token_statistics",
     "topics",
     "xor",
 ]

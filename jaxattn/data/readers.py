@@ -7,21 +7,21 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import jax
 import msgspec
 import numpy as np
 
+from jaxattn.data import text
 from jaxattn.data.messages import first_line, listed, reading
+from jaxattn.data.splits import Loaded, Splits, token_statistics
 from jaxattn.errors import InputError
-
-# The settings that say where files lie, and nothing about what is in them.
-LOCATIONS = frozenset({"path", "test_path", "data_dir"})
+from jaxattn.spec import PositiveInt, Spec
 
 Label = int | str
 Row = tuple[str, str, Any]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
 _BATCH = 512
 
 
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
     rows: Iterator[Row]
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+class Source(Spec, frozen=True, kw_only=True):
     """What all kinds of source share: splits, classes and vocabulary.
 
     Attributes:
@@ -54,7 +54,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_length: the most known words kept of a text, the first ones; None for all.
         empty: what to do with a text without a known word: "error", or "drop" to leave it out, after
             balancing and holding out.
+        shared: True, all seeds have the same corpora.
+        locations: the settings that say where files lie, and nothing about what is in them.
     """
+
+    shared: ClassVar[bool] = True
+    pads_vocabulary: ClassVar[bool] = False
+    locations: ClassVar[frozenset[str]] = frozenset({"path", "test_path", "data_dir"})
 
     train: _Name = "train"
     test: str | None = "test"
@@ -62,16 +68,29 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ignore_labels: tuple[Label, ...] = ()
     balance: bool = False
     validation: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-    min_count: _Positive = 1
-    max_vocab: _Positive | None = None
-    max_length: _Positive | None = None
+    min_count: PositiveInt = 1
+    max_vocab: PositiveInt | None = None
+    max_length: PositiveInt | None = None
     empty: Literal["error", "drop"] = "error"
 
-    def __post_init__(self) -> None:
+    def check(self, *context: object) -> None:
+        """Raise InputError if a label is named twice."""
         values = (*self.labels, *self.ignore_labels)
         for value in values:
             if values.count(value) > 1:
                 raise InputError(f"labels, ignore_labels: {value!r} is named twice; name each label once")
+
+    @property
+    def held_out(self) -> bool:
+        """Whether there is a validation corpus."""
+        return self.validation > 0
+
+    def load(self, progress: text.Progress = text.silent) -> Loaded:
+        """Read the texts, or take them from the cache; see `text.load`."""
+        read = text.load(self, progress=progress)
+        statistics = jax.jit(token_statistics)(read.train)
+        splits = Splits(read.train, statistics, read.test, read.validation)
+        return Loaded(splits, True, read.vocabulary.tokens)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -125,7 +144,7 @@ class _Fields(Source, frozen=True, kw_only=True):
         return names
 
 
-class Tfds(_Fields, frozen=True, kw_only=True, tag="tfds"):
+class Tfds(_Fields, frozen=True, kw_only=True):
     """A prepared data set of tensorflow-datasets in a format with random access. TensorFlow is not needed.
 
     Attributes:
@@ -194,8 +213,9 @@ class _Table(_Fields, frozen=True, kw_only=True):
     test_path: str | None = None
     split_column: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self, *context: object) -> None:
+        """Raise InputError if settings contradict each other."""
+        super().check()
         if self.split_column and self.test_path:
             raise InputError("test_path, split_column: both say where the test rows are; keep one of them")
         if not self.split_column and (self.train != "train" or self.test not in ("test", "", None)):
@@ -245,7 +265,7 @@ class _Table(_Fields, frozen=True, kw_only=True):
                 )
 
 
-class Parquet(_Table, frozen=True, kw_only=True, tag="parquet"):
+class Parquet(_Table, frozen=True, kw_only=True):
     """Rows of Parquet files."""
 
     def _total(self, path: str) -> int:
@@ -265,7 +285,7 @@ class Parquet(_Table, frozen=True, kw_only=True, tag="parquet"):
                     yield f"row {next(row)}", *fields
 
 
-class Csv(_Table, frozen=True, kw_only=True, tag="csv"):
+class Csv(_Table, frozen=True, kw_only=True):
     """Rows of CSV files in UTF-8 with a header line. Labels are compared as they are written.
 
     Attributes:
@@ -293,7 +313,7 @@ class Csv(_Table, frozen=True, kw_only=True, tag="csv"):
                 raise InputError(f"data: line {lines.line_num} of {path}: {error}; fix its quotes") from error
 
 
-class Jsonl(_Table, frozen=True, kw_only=True, tag="jsonl"):
+class Jsonl(_Table, frozen=True, kw_only=True):
     """Rows of files with one JSON object per line."""
 
     def _records(self, path: str) -> Iterator[Any]:
@@ -310,7 +330,7 @@ class Jsonl(_Table, frozen=True, kw_only=True, tag="jsonl"):
                 yield f"line {number}", *map(fields.get, self._columns(fields, where))
 
 
-class Folder(Source, frozen=True, kw_only=True, tag="folder"):
+class Folder(Source, frozen=True, kw_only=True):
     """Texts as files PATH/SPLIT/LABEL/*.txt in UTF-8, as in aclImdb.
 
     Attributes:
@@ -355,7 +375,13 @@ class Folder(Source, frozen=True, kw_only=True, tag="folder"):
         return texts
 
 
-TextSource = Tfds | Parquet | Csv | Jsonl | Folder
+READERS: dict[str, type[Source]] = {
+    "tfds": Tfds,
+    "parquet": Parquet,
+    "csv": Csv,
+    "jsonl": Jsonl,
+    "folder": Folder,
+}
 
 
 def _read_text(path: str) -> str:

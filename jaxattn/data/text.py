@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from jaxattn.data import cache
 from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
-from jaxattn.data.readers import LOCATIONS, TextSource
 from jaxattn.errors import InputError
 
 # Part of the cache key: change it with anything that changes what `tokenise` or the stored arrays say.
@@ -140,7 +139,7 @@ def encode(
 
 
 def load(
-    source: TextSource,
+    source: Any,
     *,
     tokens: Sequence[str] | None = None,
     cache_dir: str | Path | None = None,
@@ -193,19 +192,20 @@ def load(
     return TextCorpora(corpora["train"], corpora.get("test"), vocabulary, corpora.get("validation"))
 
 
-def _checked(source: TextSource) -> TextSource:
+def _checked(source: Any) -> Any:
     # A constructor call in Python does not check types and bounds as reading a file of settings does.
     try:
-        return msgspec.convert(msgspec.to_builtins(source), type(source))
+        checked = msgspec.convert(msgspec.to_builtins(source), type(source))
     except msgspec.ValidationError as error:
         raise InputError(f"data: {error}") from error
+    checked.check()
+    return checked
 
 
-def _settings(source: TextSource) -> bytes:
-    fields = msgspec.to_builtins(source)
-    return FORMAT + msgspec.json.encode(
-        {name: value for name, value in fields.items() if name not in LOCATIONS}, order="sorted"
-    )
+def _settings(source: Any) -> bytes:
+    fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
+    kept = {name: value for name, value in fields.items() if name not in source.locations}
+    return FORMAT + msgspec.json.encode(kept, order="sorted")
 
 
 def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
     return tuple(tokens)
 
 
-def _arrays(source: TextSource, given: tuple[str, ...] | None, progress: Progress) -> dict[str, np.ndarray]:
+def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> dict[str, np.ndarray]:
     """Read, number and encode all splits: what the cache stores."""
     words = _numbering()
     labelled = {split: _read(source, split, words, progress) for split in source.splits}
@@ -255,7 +255,7 @@ def _arrays(source: TextSource, given: tuple[str, ...] | None, progress: Progres
     return arrays
 
 
-def _read(source: TextSource, split: str, words: defaultdict[str, int], progress: Progress) -> _Labelled:
+def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progress) -> _Labelled:
     classes: list[int] = []
     places: list[str] = []
 
@@ -286,7 +286,7 @@ def _read(source: TextSource, split: str, words: defaultdict[str, int], progress
     return _Labelled(numbered, np.array(classes), places)
 
 
-def _balanced(source: TextSource, split: str, labelled: _Labelled) -> _Labelled:
+def _balanced(source: Any, split: str, labelled: _Labelled) -> _Labelled:
     sizes = np.bincount(labelled.classes, minlength=len(source.labels))
     if not sizes.all():
         raise InputError(
@@ -296,7 +296,7 @@ def _balanced(source: TextSource, split: str, labelled: _Labelled) -> _Labelled:
     return labelled.keep(_place_in_class(labelled.classes) < sizes.min())
 
 
-def _held_out(source: TextSource, labelled: _Labelled) -> tuple[_Labelled, _Labelled]:
+def _held_out(source: Any, labelled: _Labelled) -> tuple[_Labelled, _Labelled]:
     """Part the training rows into those to train on and those of the validation split."""
     # The share of a hundred is to be a whole number where the decimal fraction says so.
     numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)

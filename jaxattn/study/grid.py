@@ -1,54 +1,94 @@
-"""From a sweep to its cells: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
+"""From a study to its cells: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
 
 import copy
+import hashlib
 import itertools
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple
 
-from jaxattn.errors import InputError
-from jaxattn.study.check import check, placed, plain
-from jaxattn.study.config import Halton, Range, Sweep
+import msgspec
+
+from jaxattn.errors import InputError, at
+from jaxattn.spec import Count, PositiveInt
+from jaxattn.study.namespace import Namespace
+from jaxattn.study.setting import Made, Setting, make
 from jaxattn.study.tree import assign, merge
 
-# What makes cells out of a sweep. A block may have its own; a cell has none left.
+# What makes cells out of a study. A block may have its own; a cell has none left.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings that do not change any number of a run: they may change between a run and its continuation.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
 
+Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of a quasi-random axis: evenly or, with `log`, by factors; `integer` rounds."""
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+
+class Halton(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Quasi-random points over several axes at once."""
+
+    points: PositiveInt
+    axes: Annotated[dict[str, Range], msgspec.Meta(min_length=1)]
+    seed: Count = 0
+
 
 class Cell(NamedTuple):
-    """One setting of the axes: its number in the grid, the axis values, and the config they make."""
+    """One point of the grid.
+
+    Attributes:
+        number: its place.
+        settings: the axis values.
+        setting: the things they make.
+        tables: the tables of those, with all their settings.
+        config_hash: hash of what determines its numbers.
+    """
 
     number: int
     settings: dict[str, Any]
-    config: Sweep
+    setting: Setting
+    tables: dict[str, Any]
+    config_hash: str
 
 
-def cells(sweep: Sweep) -> list[Cell]:
-    """List the cells of a sweep, block after block.
+def cells(
+    tree: Mapping[str, Any], tables_of: Callable[[Mapping[str, Any]], Any], names: Namespace
+) -> list[Cell]:
+    """List the cells of a study, block after block.
 
     Within a block they are the product of its explicit `cells`, its zipped axes, its Halton points and its
     product axes, the last axis fastest, without what it excludes.
+
+    Args:
+        tree: the tables of the study.
+        tables_of: checks the tables of a block or cell; what it returns has the grid's tables.
+        names: where import paths point.
 
     Raises:
         InputError: a block or an axis over an unknown key, a value that makes a cell impossible, a grid
             without cells; names the place.
     """
     result: list[Cell] = []
-    for name, block in sweep.blocks.items() or [("", {})]:
-        with placed(f"blocks.{name}" if name else ""):
+    for name, block in tree.get("blocks", {}).items() or [("", {})]:
+        with at(f"blocks.{name}" if name else ""):
             for key in block:
                 if key in PRESENTATION and key not in GRID:
                     raise InputError(f"{key} cannot differ between blocks")
-            tree = merge(plain(sweep) | {"blocks": {}}, block)
-            for settings in points(check(tree)):
-                result.append(_cell(len(result), tree, name, settings))
+            own = merge({key: x for key, x in tree.items() if key != "blocks"}, block)
+            for settings in points(tables_of(own)):
+                result.append(_cell(len(result), own, name, settings, tables_of, names))
     return result
 
 
-def points(sweep: Sweep) -> list[dict[str, Any]]:
-    """List the settings of the cells of one block."""
-    factors = (sweep.cells or ({},), zipped(sweep.zip), halton(sweep.halton), product(sweep.axes))
+def points(grid: Any) -> list[dict[str, Any]]:
+    """List the settings of the cells of one block, from its tables."""
+    factors = (grid.cells or ({},), zipped(grid.zip), halton(grid.halton), product(grid.axes))
     result = []
     for parts in itertools.product(*factors):
         settings: dict[str, Any] = {}
@@ -58,7 +98,7 @@ def points(sweep: Sweep) -> list[dict[str, Any]]:
                     raise InputError(f"{key}: swept twice; keep it in one of axes, zip, halton and cells")
             settings |= part
         result.append(settings)
-    return list(_kept(result, sweep.exclude))
+    return list(_kept(result, grid.exclude))
 
 
 def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
@@ -121,13 +161,29 @@ def _matches(settings: dict[str, Any], condition: dict[str, Any]) -> bool:
     )
 
 
-def _cell(number: int, tree: dict[str, Any], block: str, settings: dict[str, Any]) -> Cell:
-    tree = {key: value for key, value in copy.deepcopy(tree).items() if key not in GRID}
+def _cell(
+    number: int,
+    tree: Mapping[str, Any],
+    block: str,
+    settings: dict[str, Any],
+    tables_of: Callable[[Mapping[str, Any]], Any],
+    names: Namespace,
+) -> Cell:
+    own = {key: value for key, value in copy.deepcopy(dict(tree)).items() if key not in GRID}
     named = {"block": block} if block else {}
     place = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
-    with placed(f"axes: cell {number} ({place})" if place else ""):
+    with at(f"axes: cell {number} ({place})" if place else ""):
         for key, value in settings.items():
             if key.partition(".")[0] in PRESENTATION:
                 raise InputError(f"{key} cannot be an axis")
-            assign(tree, key, value)
-        return Cell(number, named | settings, check(tree))
+            assign(own, key, value)
+        tables_of(own)
+        made = make(own, names)
+        return Cell(number, named | settings, *made, config_hash(made))
+
+
+def config_hash(made: Made) -> str:
+    """Hash what determines a cell's numbers: neither names and figures nor where files lie."""
+    away = getattr(made.setting.data, "locations", frozenset())
+    kept = made.tables | {"data": {key: x for key, x in made.tables["data"].items() if key not in away}}
+    return hashlib.sha256(msgspec.json.encode(kept, order="deterministic")).hexdigest()[:16]

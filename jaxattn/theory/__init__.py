@@ -4,7 +4,7 @@ from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.geometry import cosine, margin, one_minus_cosine
 from jaxattn.theory.max_margin import max_margin, max_margin_batch
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
-from jaxattn.theory.selection import Selection, selection, selection_of
+from jaxattn.theory.selection import Selection, selection, selection_from_scores, selection_of
 
 __all__ = [
     "MaxMargin",
@@ -17,5 +17,6 @@ __all__ = [
     "one_step_error",
     "predicted_values",
     "selection",
+    "selection_from_scores",
     "selection_of",
 ]

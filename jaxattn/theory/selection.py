@@ -99,6 +99,23 @@ def selection(
         return _select(corpus, scores, resolution)
 
 
+def selection_from_scores(
+    scores: Float[Array | np.ndarray, " V"], corpus: Corpus, *, tie: float | Array | None = None
+) -> Selection:
+    """Select the tokens with the highest score in each sequence, whatever model the scores are of.
+
+    Args:
+        scores: (V,) float; one score per token.
+        corpus: n sequences over V tokens.
+        tie: tolerance for ties, relative to the spread of the scores; by default as in `selection`.
+
+    Returns:
+        The selection.
+    """
+    scores = jnp.asarray(scores)
+    return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie)
+
+
 def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
     """Select given tokens wherever they occur, for example the important ones.
 

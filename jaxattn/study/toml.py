@@ -1,25 +1,20 @@
-"""Sweep files: TOML with overrides to a checked `Sweep`."""
+"""Sweep files: one way to write a study down."""
 
 import difflib
-import hashlib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import tomli_w
 
-from jaxattn.data.readers import LOCATIONS
-from jaxattn.errors import InputError
-from jaxattn.study.check import check, placed, plain
-from jaxattn.study.config import Sweep
-from jaxattn.study.grid import PRESENTATION, Cell, cells
+from jaxattn.errors import InputError, RunError, at
+from jaxattn.study.definition import Definition
+from jaxattn.study.namespace import Namespace
 from jaxattn.study.tree import assign, flatten, merge, parse
 
-__all__ = ["Cell", "cells", "check", "config_hash", "load", "plain", "schema"]
 
-
-def load(path: Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> Sweep:
+def read(path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> Definition:
     """Read a sweep file.
 
     Args:
@@ -28,40 +23,47 @@ def load(path: Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) ->
         axes: `key=[value, ...]`, product axes in addition to the file's.
 
     Returns:
-        The checked sweep.
+        The checked study.
 
     Raises:
         InputError: a missing or malformed file, an unknown key, a wrong type or value; names the place.
+        UserCodeError: code that the file names raised.
     """
-    tree = _read(path, ())
+    path = Path(path)
+    tree = tables(path)
+    change(tree, overrides, axes)
+    with at(str(path)):
+        return Definition(tree, Namespace(path.parent))
+
+
+def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> None:
+    """Apply `key=value` and `key=[value, ...]` to tables."""
     for option, given in (("--set", overrides), ("--axis", axes)):
         for text in given:
             key, separator, value = text.partition("=")
             if not separator or not key.strip():
                 example = "--set model.dim=512" if option == "--set" else "--axis model.dim=[64,512]"
                 raise InputError(f"{option} {text}: expected key=value, for example {example}")
-            with placed(f"{option} {text}"):
+            with at(f"{option} {text}"):
                 assign(tree, ("axes." if option == "--axis" else "") + key.strip(), parse(value))
-    with placed(str(path)):
-        sweep = check(tree)
-        cells(sweep)
-    return sweep
 
 
-def config_hash(config: Sweep) -> str:
-    """Hash what determines a cell's numbers: everything but names, figures, axes and the number of seeds."""
-    kept = {key: value for key, value in plain(config).items() if key not in PRESENTATION}
-    kept["data"] = {key: value for key, value in kept["data"].items() if key not in LOCATIONS}
-    return hashlib.sha256(msgspec.json.encode(kept, order="deterministic")).hexdigest()[:16]
+def write(tree: dict[str, Any], path: str | Path) -> Path:
+    """Write tables as a sweep file.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    path = Path(path)
+    try:
+        path.write_text(tomli_w.dumps(_without_none(tree)), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
+    return path
 
 
-def schema() -> dict[str, Any]:
-    """Make the JSON schema of sweep files, for editors that complete and check TOML."""
-    return msgspec.json.schema(Sweep) | {"title": "jaxattn sweep file"}
-
-
-def _read(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
-    """Read a file and those that it extends."""
+def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a file and those that it extends, unchecked; keys of the grid with dots, as they are looked up."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -73,7 +75,7 @@ def _read(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
     blocks = tree.get("blocks")
     for table in (tree, *(blocks.values() if isinstance(blocks, dict) else ())):
         if isinstance(table, dict):
-            _flatten_grid(table)
+            flatten_grid(table)
     base = tree.pop("extends", None)
     if base is None:
         return tree
@@ -82,12 +84,12 @@ def _read(path: Path, before: tuple[Path, ...]) -> dict[str, Any]:
         raise InputError(f"{path}: extends: expected a path, got {base!r}")
     if (path.parent / base).resolve() in here:
         raise InputError(f"{path}: extends: {base} extends this file in turn; break the circle")
-    with placed(str(path)):
-        return merge(_read(path.parent / base, here), tree)
+    with at(str(path)):
+        return merge(tables(path.parent / base, here), tree)
 
 
-def _flatten_grid(table: dict[str, Any]) -> None:
-    """Write keys of the grid with dots, as they are looked up."""
+def flatten_grid(table: dict[str, Any]) -> None:
+    """Write keys of the grid with dots."""
     for key in ("axes", "zip"):
         if isinstance(table.get(key), dict):
             table[key] = flatten(table[key])
@@ -97,6 +99,13 @@ def _flatten_grid(table: dict[str, Any]) -> None:
     points = table.get("halton")
     if isinstance(points, dict) and isinstance(points.get("axes"), dict):
         points["axes"] = flatten(points["axes"], leaves=("low", "high"))
+
+
+def _without_none(tree: Any) -> Any:
+    """TOML has no null: what is absent has its default."""
+    if isinstance(tree, dict):
+        return {key: _without_none(x) for key, x in tree.items() if x is not None}
+    return [_without_none(x) for x in tree] if isinstance(tree, list | tuple) else tree
 
 
 def _nearby(path: Path) -> str:

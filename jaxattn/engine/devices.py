@@ -1,4 +1,4 @@
-"""The whole machine: lanes are dealt out over its devices, and every device works on its own ones.
+"""Lanes over devices: each device works on its own ones.
 
 On an accelerator the lanes of a device are vmapped. On a CPU every core counts as a device, and takes as few
 lanes at a time as its cache holds: a lane's arrays then stay there for many steps. Lanes that share a large
@@ -27,27 +27,33 @@ def use_all_cores() -> None:
             jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
-def over_lanes(
-    function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool = False
+def vmap_over_devices(
+    function: Callable[..., Any],
+    in_axes: Sequence[int | None],
+    shared: bool = False,
+    per_core: int | None = None,
 ) -> Callable[..., Any]:
-    """Lift a function of one lane to lanes on a leading axis, dealt out over the local devices.
+    """Lift a function of one lane to lanes on a leading axis, sharded over the local devices.
 
     Args:
         function: pure function of one lane.
         in_axes: for every argument 0 if each lane has its own, None if all lanes share it.
         shared: whether lanes share a corpus.
+        per_core: how many lanes a core of a CPU takes at a time; as many as its cache holds if None, all of
+            them if they share a corpus.
 
     Returns:
-        The function of all lanes; their number is one that `fill` leaves as it is.
+        The function of all lanes; their number is one that `pad_to_devices` leaves as it is.
     """
     every = jax.vmap(function, in_axes=tuple(in_axes))
-    if shared or not _on_cpu():
-        return dealt(every, in_axes, shared)
+    if (shared and per_core is None) or not _on_cpu():
+        return shard(every, in_axes, shared)
 
     def few_at_a_time(*arguments: Any) -> Any:
         own = _own(arguments, in_axes)
         lanes = jax.tree.leaves(own)[0].shape[0]
-        if (few := together(_bytes(own) // lanes)) >= lanes:
+        few = per_core or lanes_per_core(_bytes(own) // lanes)
+        if few >= lanes:
             return every(*arguments)
 
         def one(lane: tuple[Any, ...]) -> Any:
@@ -58,13 +64,13 @@ def over_lanes(
 
         return jax.lax.map(one, own, batch_size=few if few > 1 else None)
 
-    return dealt(few_at_a_time, in_axes)
+    return shard(few_at_a_time, in_axes, shared)
 
 
-def dealt(
+def shard(
     function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool = False
 ) -> Callable[..., Any]:
-    """Deal the lanes of a function that takes many at once out over the local devices; see `over_lanes`."""
+    """Shard the lanes of a function that takes many at once over the local devices."""
     specs = tuple(P() if axis is None else P("lanes") for axis in in_axes)
 
     def call(*arguments: Any) -> Any:
@@ -79,38 +85,38 @@ def dealt(
     return call
 
 
-def fill(lanes: Sequence[Any], shared: bool) -> list[Any]:
+def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
     """Repeat the last lane until every device that is used has as many."""
-    number, each = _shape(len(lanes), shared)
-    return [*lanes, *[lanes[-1]] * (number * each - len(lanes))]
+    used, each = _shape(len(lanes), shared)
+    return [*lanes, *[lanes[-1]] * (used * each - len(lanes))]
 
 
-def place(tree: Any, shared: bool) -> Any:
+def put(tree: Any, shared: bool) -> Any:
     """Put arrays with a leading lane axis where their lanes run."""
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
     return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, P("lanes")))
 
 
-def together(bytes_per_lane: int) -> int:
+def lanes_per_core(bytes_per_lane: int) -> int:
     """Tell how many lanes of a size a core of a CPU takes at a time."""
     return max(1, CACHE // max(bytes_per_lane, 1))
 
 
-def number(shared: bool) -> int:
-    """Count the devices that lanes are dealt out over; a CPU is one for lanes that share a corpus."""
+def device_count(shared: bool) -> int:
+    """Count the devices that lanes are sharded over; a CPU is one for lanes that share a corpus."""
     return 1 if shared and _on_cpu() else len(jax.local_devices())
 
 
 def _shape(lanes: int, shared: bool) -> tuple[int, int]:
     """How many devices are used, and how many lanes each of them has."""
-    each = math.ceil(lanes / number(shared))
+    each = math.ceil(lanes / device_count(shared))
     return math.ceil(lanes / each), each
 
 
 def _mesh(lanes: int, shared: bool) -> Mesh | None:
     used, each = _shape(lanes, shared)
     if used * each != lanes:
-        raise ValueError(f"{lanes} lanes are not what fill makes for {used} devices")
+        raise ValueError(f"{lanes} lanes are not what pad_to_devices makes for {used} devices")
     return None if used == 1 else _mesh_of(used)
 
 

@@ -1,30 +1,25 @@
-"""What runs together: lanes of a group, cut into units that fit in memory, and shards of them."""
+"""What runs together: lanes of a compile group, cut into batches that fit in memory, and shards of them."""
 
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
+from jaxattn.engine.groups import CompileGroup
 from jaxattn.errors import InputError
-from jaxattn.study.config import Sweep
-from jaxattn.study.grid import Cell, cells
-from jaxattn.study.groups import Group, groups
-
-SEED_MEMORY = 2**30
+from jaxattn.study.grid import Cell
 
 
-class Unit(NamedTuple):
+class Batch(NamedTuple):
     """Lanes that run together: every one of some seeds for every one of some cells of a group."""
 
-    group: Group
+    group: CompileGroup
     cells: tuple[Cell, ...]
     seeds: range
 
     @property
     def name(self) -> str:
-        """A name that is unique within the sweep, and tells cells and seeds."""
+        """A name that is unique within the study, and tells cells and seeds."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
@@ -34,45 +29,46 @@ class Unit(NamedTuple):
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
-def plan(sweep: Sweep, known: Sequence[str] = (), widths: Sequence[int] = ()) -> list[Unit]:
-    """Cut the lanes of every group into units.
+def cut(
+    groups: Sequence[CompileGroup], seeds: Sequence[int], known: Sequence[str], widths: Sequence[int]
+) -> list[Batch]:
+    """Cut the lanes of every compile group into batches.
 
     Args:
-        sweep: what to run.
-        known: names of units that a folder holds; they are kept as they are, whatever seeds are asked for,
+        groups: what to run.
+        seeds: the seeds that are wanted of every cell.
+        known: names of batches that a folder holds; they are kept as they are, whatever seeds are asked for,
             and only lanes that none of them has are cut into new ones.
-        widths: lanes that may run together, for every group; a rule of thumb for what fits by default.
+        widths: lanes that may run together, for every group.
 
     Returns:
-        The units, group after group, cells and seeds in ascending order.
+        The batches, group after group, cells and seeds in ascending order.
     """
-    units = []
+    batches = []
     held = [_parse_name(name) for name in known]
-    for group in groups(cells(sweep)):
-        width = group.config.chunk or (widths[group.number] if widths else rule_of_thumb(group))
+    for group, width in zip(groups, widths, strict=True):
         numbers = {cell.number for cell in group.cells}
         own = [
-            Unit(group, tuple(cell for cell in group.cells if first <= cell.number <= last), seeds)
-            for first, last, seeds in held
+            Batch(group, tuple(cell for cell in group.cells if first <= cell.number <= last), several)
+            for first, last, several in held
             if first in numbers
         ]
         there: dict[int, set[int]] = {number: set() for number in numbers}
-        for unit in own:
-            for cell in unit.cells:
-                there[cell.number].update(unit.seeds)
-        wanted = set(sweep.seed_numbers)
+        for batch in own:
+            for cell in batch.cells:
+                there[cell.number].update(batch.seeds)
         for missing, some in itertools.groupby(
-            group.cells, key=lambda cell: tuple(sorted(wanted - there[cell.number]))
+            group.cells, key=lambda cell: tuple(sorted(set(seeds) - there[cell.number]))
         ):
             together = tuple(some)
             for run in _runs(missing):
-                own += [Unit(group, *part) for part in _rectangles(together, run, width)]
-        units += sorted(own, key=lambda unit: (unit.cells[0].number, unit.seeds.start))
-    return units
+                own += [Batch(group, *part) for part in _rectangles(together, run, width)]
+        batches += sorted(own, key=lambda batch: (batch.cells[0].number, batch.seeds.start))
+    return batches
 
 
-def share(units: list[Unit], shard: tuple[int, int]) -> list[Unit]:
-    """Take the I-th of N shares of the units: every N-th one, so that cells are spread evenly.
+def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
+    """Take the I-th of N shares of the batches: every N-th one, so that cells are spread evenly.
 
     Raises:
         InputError: no such share, or nothing for it to do.
@@ -80,20 +76,12 @@ def share(units: list[Unit], shard: tuple[int, int]) -> list[Unit]:
     which, shards = shard
     if not 1 <= which <= shards:
         raise InputError(f"shard {which}/{shards}: give a number from 1 to {shards}, for example 1/{shards}")
-    if which > len(units):
+    if which > len(batches):
         raise InputError(
-            f"shard {which}/{shards}: there are {len(units)} units of work; use at most {len(units)} shards, "
-            "or make more units with --set chunk=..."
+            f"shard {which}/{shards}: there are {len(batches)} batches; use at most {len(units)} shards, "
+            "or make more batches with --set chunk=..."
         )
-    return units[which - 1 :: shards]
-
-
-def rule_of_thumb(group: Group, budget: int = SEED_MEMORY) -> int:
-    """Guess how many lanes fit: parameters, gradients, two moments, temporaries are ten copies of E."""
-    # Text does not tell its V.
-    vocab_size = getattr(group.config.data, "vocab_size", 10_000)
-    per_lane = 10 * vocab_size * group.config.model.dim * np.dtype(group.config.dtype).itemsize
-    return max(1, budget // per_lane)
+    return batches[which - 1 :: shards]
 
 
 def _rectangles(
@@ -122,6 +110,6 @@ def _runs(seeds: Sequence[int]) -> Iterator[range]:
             yield range(seeds[first], seeds[last - 1] + 1)
 
 
-def _parse_name(unit: str) -> tuple[int, int, range]:
-    _, first, last, _, start, end = unit.split("-")  # as in Unit.name
+def _parse_name(batch: str) -> tuple[int, int, range]:
+    _, first, last, _, start, end = batch.split("-")  # as in Batch.name
     return int(first), int(last), range(int(start), int(end) + 1)

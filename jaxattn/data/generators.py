@@ -1,0 +1,199 @@
+"""Synthetic corpora as settings: each class says what a sweep file may set, checks it and draws the corpora."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, ClassVar
+
+import msgspec
+from jax import Array
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.interactions import check_negation, check_xor, negation, xor
+from jaxattn.data.ragged import WIDTH
+from jaxattn.data.splits import Splits, draw_splits
+from jaxattn.data.synthetic import (
+    assumption1,
+    check_sizes,
+    check_topics,
+    independent,
+    multi_relevant,
+    topics,
+)
+from jaxattn.spec import Count, HalfShare, PositiveInt, Share, Spec
+
+# What a study makes of any generator, not the generator itself.
+_OF_THE_STUDY = ("test_sequences", "validation_sequences", "label_noise")
+
+
+class Generator(Spec, frozen=True, kw_only=True):
+    """A corpus that is drawn afresh for every seed. Subclasses write `generate`.
+
+    `label_noise` replaces each training label with this probability by another class; the validation
+    sequences are like the training sequences, label noise included, and the test sequences are clean.
+
+    Attributes:
+        shared: False, every seed has corpora of its own.
+        pads_vocabulary: whether `generate` takes `used`, so that cells of different V share a program.
+        function: the pure function behind `generate`, for those that have one.
+    """
+
+    shared: ClassVar[bool] = False
+    pads_vocabulary: ClassVar[bool] = False
+    function: ClassVar[Callable[..., Corpus] | None] = None
+
+    vocab_size: PositiveInt
+    length: PositiveInt
+    sequences: PositiveInt
+    test_sequences: Count = 0
+    validation_sequences: Count = 0
+    label_noise: HalfShare = 0.0
+
+    @property
+    def classes(self) -> int:
+        """The number of classes K."""
+        return getattr(self, "num_classes", 2)
+
+    @property
+    def held_out(self) -> bool:
+        """Whether there is a validation corpus."""
+        return self.validation_sequences > 0
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """Names of the V tokens: their numbers."""
+        return [str(s) for s in range(self.vocab_size)]
+
+    def generate(self, key: Array, sequences: int, used: Array | None = None) -> Corpus:
+        """Draw one corpus with clean labels; pure, for jit and vmap.
+
+        Args:
+            key: PRNG key.
+            sequences: number of sequences n.
+            used: how many of the V tokens to draw from, may be traced; all if None.
+
+        Returns:
+            The corpus.
+        """
+        if self.function is None:
+            raise NotImplementedError(f"{type(self).__name__}.generate")
+        settings = {name: x for name, x in msgspec.structs.asdict(self).items() if name not in _OF_THE_STUDY}
+        return type(self).function(key, **settings | {"sequences": sequences, "used": used})  # type: ignore[misc]
+
+    def draw(self, key: Array, used: Array | None = None) -> Splits:
+        """Draw the corpora of one seed; see `draw_splits`."""
+
+        def generate(key: Array, sequences: int) -> Corpus:
+            # A generator of one's own need not know of padding.
+            return self.generate(key, sequences) if used is None else self.generate(key, sequences, used)
+
+        return draw_splits(
+            generate,
+            key,
+            sequences=self.sequences,
+            test_sequences=self.test_sequences,
+            validation_sequences=self.validation_sequences,
+            label_noise=self.label_noise,
+        )
+
+    def check(self, *context: object) -> None:
+        """Raise InputError if no corpus of some split has these sizes."""
+        for sequences in {self.sequences, self.test_sequences, self.validation_sequences} - {0}:
+            self.check_sizes(sequences)
+
+    def check_sizes(self, sequences: int) -> None:
+        """Raise InputError if no corpus of some sequences has these sizes."""
+
+    def entries_at_most(self) -> int:
+        """Bound the entries of all corpora, by sequence and by token, padding included."""
+        sequences = self.sequences + self.test_sequences + self.validation_sequences
+        padded = WIDTH if self.length > WIDTH else 1
+        return sequences * (2 * self.length + padded) + 3 * self.vocab_size * WIDTH
+
+
+class _Classes(Generator, frozen=True, kw_only=True):
+    """Generators with relevant tokens of K classes."""
+
+    pads_vocabulary: ClassVar[bool] = True
+
+    relevant: PositiveInt
+    num_classes: Annotated[int, msgspec.Meta(ge=2)] = 2
+
+    def check_sizes(self, sequences: int) -> None:
+        """Raise InputError, naming the size, if no corpus has these sizes."""
+        per_sequence = getattr(self, "relevant_per_sequence", 1)
+        sizes = (self.vocab_size, self.relevant, self.length, sequences, self.num_classes)
+        check_sizes(*sizes, relevant_per_sequence=per_sequence)
+
+
+class Assumption1(_Classes, frozen=True, kw_only=True):
+    """Exactly one completely positive or negative token per sequence; see `assumption1`."""
+
+    function: ClassVar = staticmethod(assumption1)
+
+
+class MultiRelevant(_Classes, frozen=True, kw_only=True):
+    """Several relevant tokens per sequence; see `multi_relevant`."""
+
+    function: ClassVar = staticmethod(multi_relevant)
+
+    relevant_per_sequence: PositiveInt
+
+
+class Independent(_Classes, frozen=True, kw_only=True):
+    """Tokens independent given the label; see `independent`."""
+
+    function: ClassVar = staticmethod(independent)
+
+    max_posterior_difference: Share = 0.9
+    relevant_mass: Share | None = None
+
+
+class Topics(_Classes, frozen=True, kw_only=True):
+    """Words of the topic, which is the label, and common words; see `topics`."""
+
+    function: ClassVar = staticmethod(topics)
+
+    topic_words: PositiveInt
+    min_purity: Share = 0.0
+    max_purity: Share = 1.0
+
+    def check_sizes(self, sequences: int) -> None:
+        """Raise InputError, naming the size, if no corpus has these sizes."""
+        sizes = (self.vocab_size, self.relevant, self.topic_words, self.length, sequences, self.num_classes)
+        check_topics(*sizes)
+
+
+class Xor(Generator, frozen=True, kw_only=True):
+    """The label is whether two tokens agree, α = 0 for every token; see `xor`."""
+
+    pads_vocabulary: ClassVar[bool] = True
+    function: ClassVar = staticmethod(xor)
+
+    pairs: PositiveInt = 1
+
+    def check_sizes(self, sequences: int) -> None:
+        """Raise InputError, naming the size, if no corpus has these sizes."""
+        check_xor(self.vocab_size, self.length, sequences, self.pairs)
+
+
+class Negation(Generator, frozen=True, kw_only=True):
+    """One relevant token, whose class a negation token turns round; see `negation`."""
+
+    pads_vocabulary: ClassVar[bool] = True
+    function: ClassVar = staticmethod(negation)
+
+    relevant: PositiveInt
+    negated: Share = 0.5
+
+    def check_sizes(self, sequences: int) -> None:
+        """Raise InputError, naming the size, if no corpus has these sizes."""
+        check_negation(self.vocab_size, self.relevant, self.length, sequences)
+
+
+GENERATORS: dict[str, type[Generator]] = {
+    "assumption1": Assumption1,
+    "multi_relevant": MultiRelevant,
+    "independent": Independent,
+    "topics": Topics,
+    "xor": Xor,
+    "negation": Negation,
+}

@@ -1,0 +1,105 @@
+"""What one seed of a study runs on: training, test and validation corpus, and statistics of the tokens."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+from flax import struct
+from jax import Array
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.importance import average_signed_frequency, posterior_difference, token_counts
+from jaxattn.data.noise import flip_labels
+from jaxattn.trees import Leaf
+
+
+@struct.dataclass
+class TokenStatistics:
+    """Statistics of the V tokens of a corpus; arrays (V, C) have one column for two classes, else K.
+
+    Attributes:
+        count: (V,) occurrences.
+        alpha: (V, C) average signed frequency.
+        posterior_difference: (V, C), NaN where a token never occurs.
+    """
+
+    count: Leaf
+    alpha: Leaf
+    posterior_difference: Leaf
+
+
+@struct.dataclass
+class Splits:
+    """Corpora of one seed, or with a leading axis of seeds.
+
+    Attributes:
+        train: the training corpus.
+        tokens: token statistics of the training corpus.
+        test: the test corpus, None if there is none.
+        validation: the validation corpus, None if there is none.
+    """
+
+    train: Leaf
+    tokens: Leaf
+    test: Leaf = None
+    validation: Leaf = None
+
+
+class Loaded(NamedTuple):
+    """Corpora as a study holds them.
+
+    Attributes:
+        splits: the corpora: those that all seeds share, or with a leading axis of seeds.
+        shared: whether all seeds share them.
+        tokens: names of the V tokens.
+    """
+
+    splits: Splits
+    shared: bool
+    tokens: Sequence[str]
+
+
+def token_statistics(corpus: Corpus) -> TokenStatistics:
+    """Compute count, α and posterior difference of every token of a corpus."""
+
+    def columns(x: Array) -> Array:
+        return x[:, None] if x.ndim == 1 else x
+
+    return TokenStatistics(
+        count=token_counts(corpus),
+        alpha=columns(average_signed_frequency(corpus)),
+        posterior_difference=columns(posterior_difference(corpus)),
+    )
+
+
+def draw_splits(
+    generate: Callable[[Array, int], Corpus],
+    key: Array,
+    *,
+    sequences: int,
+    test_sequences: int = 0,
+    validation_sequences: int = 0,
+    label_noise: float | Array = 0.0,
+) -> Splits:
+    """Draw training, test and validation corpora with keys of their own.
+
+    Args:
+        generate: (key, number of sequences) -> a corpus with clean labels.
+        key: PRNG key of the seed's data.
+        sequences: sequences to train on.
+        test_sequences: sequences to test on, with clean labels; none for 0.
+        validation_sequences: sequences to validate on, with noisy labels as in training; none for 0.
+        label_noise: probability that a label is replaced by another class.
+
+    Returns:
+        The corpora; what a split holds does not depend on whether the others are drawn.
+    """
+    train_key, test_key = jax.random.split(key)
+    validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, place) for place in (2, 3, 4))
+    train = flip_labels(noise_key, generate(train_key, sequences), label_noise)
+    test = generate(test_key, test_sequences) if test_sequences else None
+    validation = None
+    if validation_sequences:
+        clean = generate(validation_key, validation_sequences)
+        validation = flip_labels(other_noise_key, clean, label_noise)
+    return Splits(train, token_statistics(train), test, validation)

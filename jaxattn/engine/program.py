@@ -1,0 +1,164 @@
+"""One phase of a study as compiled functions over many lanes: `study.seed` lifted, nothing else."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from jaxattn.data.splits import Loaded, Splits
+from jaxattn.engine.devices import shard, vmap_over_devices
+from jaxattn.study import seed
+from jaxattn.study.hyperparameters import Hyperparameters, used_tokens, with_hyperparameters
+from jaxattn.study.seed import Carried
+from jaxattn.study.setting import Setting
+
+
+class Program(NamedTuple):
+    """The compiled functions of a phase; all arrays have a leading lane axis, but for shared corpora.
+
+    Attributes:
+        phase: the phase.
+        probe_steps: steps to measure at, 0 and the last among them.
+        begin: (params, splits, numbers, keys) -> carried; the keys are for what is drawn on the way.
+        advance: (carried, splits, numbers, k) -> carried after k more steps; the given one is consumed.
+        measure: (carried, splits, numbers) -> metrics by probe.
+        state_metrics: carried -> metrics that the state itself knows.
+        observe: probes of the whole phase, with (carried, numbers) -> what each looks at.
+        tokens: (params, splits, numbers) -> columns of the token table.
+    """
+
+    phase: Any
+    probe_steps: list[int]
+    begin: Callable[..., Carried]
+    advance: Callable[..., Carried]
+    measure: Callable[..., dict[int, dict[str, Array]]]
+    state_metrics: Callable[[Carried], dict[str, Array]]
+    observe: list[tuple[Any, Callable[..., Array]]]
+    tokens: Callable[..., dict[str, Array]]
+
+
+def seed_keys(seeds: Sequence[int]) -> tuple[Array, Array]:
+    """Make the PRNG keys of every seed: (S,) for its data and (S,) for its parameters.
+
+    The keys depend on the seed alone, neither on the grid nor on the other seeds: cells share their random
+    numbers, so that differences between settings can be paired, and seeds can be added later.
+    """
+    return _keys(np.asarray(seeds, np.uint32))
+
+
+@jax.jit
+def _keys(seeds: Array) -> tuple[Array, Array]:
+    return jax.vmap(seed.keys)(seeds)
+
+
+def load(setting: Setting, keys: Array, progress: Callable[..., None], numbers: Hyperparameters) -> Loaded:
+    """Load the corpora that all lanes share, or draw those of every lane.
+
+    Args:
+        setting: what the cells of a group have in common.
+        keys: (L,) PRNG keys of the lanes' data.
+        progress: called with (description, done, total) while texts are read.
+        numbers: what lanes have of their own, (L,) each.
+
+    Raises:
+        InputError: data that cannot be read, sizes that do not fit.
+    """
+    if setting.data.shared:
+        return setting.data.load(progress)
+
+    def draw(key: Array, numbers: Hyperparameters) -> Splits:
+        return seed.draw(with_hyperparameters(setting, numbers), key, used_tokens(numbers))
+
+    drawn = jax.jit(vmap_over_devices(draw, (0, 0)))(keys, numbers)
+    return Loaded(drawn, False, setting.data.tokens)
+
+
+def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
+    """Draw the parameters of every lane."""
+
+    def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
+        own = with_hyperparameters(setting, numbers)
+        return seed.start(own, splits, key, loaded.tokens, used_tokens(numbers))
+
+    # Shapes of the corpora are all that parameters depend on.
+    one = loaded.splits if loaded.shared else jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), loaded.splits)
+    return jax.jit(vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared))(keys, numbers)
+
+
+def program(setting: Setting, index: int, loaded: Loaded) -> Program:
+    """Make the compiled functions of a phase.
+
+    Args:
+        setting: what the cells of a group have in common.
+        index: which of its phases.
+        loaded: corpora, shared by the lanes or one for each.
+
+    Returns:
+        The program; nothing is compiled before its first call.
+    """
+    phase = setting.phases[index]
+    axis = None if loaded.shared else 0
+    lift = partial(vmap_over_devices, shared=loaded.shared)
+    in_its_precision = partial(_compiled, dtype=phase.dtype)
+
+    def begin(params: Any, splits: Splits, numbers: Hyperparameters, key: Array) -> Carried:
+        return seed.begin(with_hyperparameters(setting, numbers), index, params, splits, key)
+
+    def advance(carried: Carried, splits: Splits, numbers: Hyperparameters, steps: Array) -> Carried:
+        return seed.advance(with_hyperparameters(setting, numbers), index, carried, splits, steps)
+
+    def measure(carried: Carried, splits: Splits, numbers: Hyperparameters) -> dict[int, dict[str, Array]]:
+        return seed.measure(with_hyperparameters(setting, numbers), index, carried, splits)
+
+    def tokens(params: Any, splits: Splits, numbers: Hyperparameters) -> dict[str, Array]:
+        return seed.columns(with_hyperparameters(setting, numbers), index, params, splits)
+
+    few = phase.seeds_per_core
+    own = [probe for probe in setting.probes.of_phases if probe.applies(setting.model, setting.loss, phase)]
+    measured = jax.jit(lift(measure, (0, axis, 0)))
+    return Program(
+        phase=phase,
+        probe_steps=phase.probe_steps(setting.probes.per_decade),
+        begin=in_its_precision(lift(begin, (0, axis, 0, 0), per_core=few)),
+        advance=in_its_precision(lift(advance, (0, axis, 0, None), per_core=few), donate_argnums=0),
+        measure=lambda carried, *own: measured(carried._replace(state=_Parameters(carried.state.params)), *own),
+        state_metrics=in_its_precision(
+            shard(jax.vmap(lambda carried: phase.metrics(carried.state)), (0,), loaded.shared)
+        ),
+        observe=[
+            (
+                probe,
+                in_its_precision(
+                    shard(
+                        jax.vmap(lambda carried, probe=probe: probe.observe(phase, carried.state)),
+                        (0,),
+                        loaded.shared,
+                    )
+                ),
+            )
+            for probe in own
+        ],
+        tokens=jax.jit(lift(tokens, (0, axis, 0))),
+    )
+
+
+class _Parameters(NamedTuple):
+    """The part of a state that probes of single steps see; a path in float64 stays out of float32 programs."""
+
+    params: Any
+
+
+def _compiled(function: Callable[..., Any], dtype: str | None, **options: Any) -> Callable[..., Any]:
+    """Compile a function, in float64 whatever the session's setting if its phase is."""
+    compiled = jax.jit(function, **options)
+    if dtype != "float64":
+        return compiled
+
+    def call(*arguments: Any) -> Any:
+        with jax.enable_x64(True):
+            return compiled(*arguments)
+
+    return call

@@ -1,0 +1,43 @@
+"""Probe: how well the corpus is fitted, and how large parameters and gradients are."""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from jaxattn import losses
+from jaxattn.probes.seen import Seen
+from jaxattn.spec import Spec
+from jaxattn.trees import get, names
+
+
+class Fit(Spec, frozen=True, kw_only=True):
+    """Loss and accuracy on every corpus, log of the gradient's norm, and ‖p‖."""
+
+    labels: ClassVar[dict[str, str]] = {
+        "loss": "loss",
+        "accuracy": "accuracy",
+        "train_accuracy": "training accuracy",
+        "test_accuracy": "test accuracy",
+        "best_test_accuracy": "best test accuracy so far",
+        "test_loss": "test loss",
+        "p_norm": r"$\Vert p\Vert$",
+        "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
+        "evaluations": "gradient evaluations",
+    }
+
+    def measure(self, seen: Seen) -> dict[str, Array]:
+        """Measure one seed."""
+        loss, gradients = seen.loss_and_gradients
+        train = seen.corpora.train
+        found = {"loss": loss, "train_accuracy": losses.accuracy(seen.logits(train), train.labels)}
+        if "p" in names(seen.params):
+            found["p_norm"] = jnp.linalg.norm(get(seen.params, "p"))
+        found["log_gradient_norm"] = jnp.log(optax.tree.norm(gradients))
+        for name, held_out in (("test", seen.corpora.test), ("validation", seen.corpora.validation)):
+            if held_out is not None:
+                logits = seen.logits(held_out)
+                found[f"{name}_loss"] = losses.mean(seen.per_sequence, logits, held_out.labels)
+                found[f"{name}_accuracy"] = losses.accuracy(logits, held_out.labels)
+        return found

@@ -1,0 +1,76 @@
+"""Probe: what E·v and E·p know of the importance of tokens, as in the paper's figures."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxattn.probes.correlations import bin_means, pearson, spearman
+from jaxattn.probes.seen import Seen, over_classes
+from jaxattn.spec import Count, Spec
+
+
+class Importance(Spec, frozen=True, kw_only=True):
+    """Bin means and rank correlations of E·v and E·p over the posterior difference, and E·v against α.
+
+    For K > 2 classes E·v_k is held against class k, and the results are averaged over classes.
+
+    Attributes:
+        bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
+        low: lower end of the first bin.
+        high: upper end of the last bin.
+        min_count: correlations over tokens are over those with at least so many occurrences.
+    """
+
+    labels: ClassVar[dict[str, str]] = {
+        "spearman_Ev_bins": r"Spearman of $E_s^\top v$, bins",
+        "spearman_Ep_bins": r"Spearman of $E_s^\top p$, bins",
+        "spearman_Ev_tokens": r"Spearman of $E_s^\top v$, tokens",
+        "spearman_Ep_tokens": r"Spearman of $E_s^\top p$, tokens",
+        "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
+    }
+
+    bins: Count = 20
+    low: float = -1.0
+    high: float = 14 / 15
+    min_count: Count = 50
+
+    def measure(self, seen: Seen) -> dict[str, Array]:
+        """Measure one seed; nothing for a model without scores and values of tokens."""
+        if not hasattr(seen.model, "scores_and_values"):
+            return {}
+        tokens, (scores, values) = seen.corpora.tokens, seen.columns
+        difference, found = tokens.posterior_difference, {}
+        frequent = tokens.count >= self.min_count
+        numbers = jnp.arange(self.bins, dtype=scores.dtype)
+        for name, columns in (("Ev", values), ("Ep", scores)):
+            if self.bins:
+                means = jax.vmap(
+                    lambda x, y: bin_means(x, y, self.bins, self.low, self.high), in_axes=1, out_axes=1
+                )(columns, difference)
+                found[f"{name}_bin"] = means.mean(axis=1)
+                found[f"spearman_{name}_bins"] = over_classes(
+                    lambda x, use: spearman(x, numbers, use), means, jnp.isfinite(means)
+                )
+            found[f"spearman_{name}_tokens"] = over_classes(
+                lambda x, y: spearman(x, y, frequent), columns, difference
+            )
+        present = tokens.count > 0
+        found["correlation_Ev_alpha"] = over_classes(
+            lambda x, y: pearson(x, y, present), values, tokens.alpha
+        )
+        return found
+
+
+def token_columns(seen: Seen) -> dict[str, Array]:
+    """Collect the token-level table of one seed: E·p (V,) and E·v (V, C) beside the statistics."""
+    tokens = seen.corpora.tokens
+    scores, values = seen.scores_and_values
+    return {
+        "count": tokens.count,
+        "alpha": tokens.alpha,
+        "posterior_difference": tokens.posterior_difference,
+        "Ep": scores,
+        "Ev": values[:, None] if values.ndim == 1 else values,
+    }

@@ -1,0 +1,112 @@
+"""Probe of a whole phase: the query on its way, held against the max-margin direction it should end in."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxattn.data.splits import Loaded
+from jaxattn.spec import Spec
+from jaxattn.theory import (
+    MaxMargin,
+    Selection,
+    margin,
+    max_margin,
+    max_margin_batch,
+    one_minus_cosine,
+    selection,
+)
+
+Metrics = dict[str, np.ndarray]
+_ON_THE_WAY = ("one_minus_cosine", "margin_ratio")
+_AT_THE_END = ("feasible", "max_margin", "duality_gap", "primal_residual", "support_pairs")
+
+
+class MaxMarginDirection(Spec, frozen=True, kw_only=True):
+    """The history of p against the max-margin direction of the selection that the phase ends with.
+
+    A probe of a phase: `observe` is taken of every seed at every probe step, and `conclude` is told all of
+    it when the phase has ended.
+    """
+
+    labels: ClassVar[dict[str, str]] = {
+        "one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
+        "margin_ratio": "margin of $p$ / largest margin",
+        "margin_shortfall": "1 - margin of $p$ / largest margin",
+        "feasible": "selection can be separated",
+        "max_margin": "largest margin",
+        "duality_gap": "relative duality gap",
+        "primal_residual": "primal residual",
+        "support_pairs": "pairs with a positive multiplier",
+    }
+    metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY, *_AT_THE_END)
+
+    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
+        """Tell whether a phase moves p alone."""
+        return tuple(phase.train) == ("p",)
+
+    def observe(self, phase: Any, state: Any) -> Any:
+        """Look up p of one seed, (d,)."""
+        return phase.query(state)
+
+    def conclude(self, history: np.ndarray, params: Any, loaded: Loaded) -> tuple[Metrics, Metrics]:
+        """Find the max-margin direction of every seed's last selection and compare.
+
+        Args:
+            history: (S, k, d) float64; p of every seed at k probe steps.
+            params: the parameters at the end; E (S, V, d) did not move meanwhile.
+            loaded: corpora, shared by the seeds or one for each.
+
+        Returns:
+            What every probe step is worth, (S, k) each: 1 - cos to the max-margin direction, and the margin
+            on the last selection relative to the largest one. What the max-margin problem says, (S,) each.
+            NaN where no direction separates the selection.
+        """
+        # On one device: the solver is not written for arrays that lie on several.
+        E, corpus = jax.device_get((params.E, loaded.splits.train))
+        with jax.enable_x64(True):
+            E = jnp.asarray(E, jnp.float64)
+            if loaded.shared and corpus.bags.is_large:
+                seeds = [_one(p, own, corpus) for p, own in zip(history, E, strict=True)]
+                away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
+                return _named(away, ratio, *facts)
+            axis = None if loaded.shared else 0
+            chosen = jax.jit(jax.vmap(selection, in_axes=(0, 0, axis)))(
+                jnp.asarray(history[:, -1]), E, corpus
+            )
+            mm = max_margin_batch(E, corpus, chosen)
+            margins = jax.jit(jax.vmap(_margins, in_axes=(0, 0, axis, 0)))(
+                jnp.asarray(history), E, corpus, chosen
+            )
+        away = one_minus_cosine(history, mm.p[:, None])
+        return _named(away, _relative(margins, mm.margin[:, None]), *_facts(mm))
+
+
+def _one(history: np.ndarray, E: Any, corpus: Any) -> tuple[np.ndarray, ...]:
+    if not np.isfinite(history[-1]).all():
+        missing = np.full(len(history), np.nan)
+        return missing, missing, *np.full(5, np.nan)
+    chosen = selection(history[-1], E, corpus)
+    mm = max_margin(E, corpus, chosen)
+    margins = jax.jit(_margins)(jnp.asarray(history), E, corpus, chosen)
+    return one_minus_cosine(history, mm.p), _relative(margins, mm.margin), *_facts(mm)
+
+
+def _margins(history: Any, E: Any, corpus: Any, chosen: Selection) -> Any:
+    return jax.lax.map(lambda p: margin(p, E, corpus, chosen), history)
+
+
+def _relative(margins: Any, largest: Any) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(margins) / np.where(largest > 0, largest, np.nan)
+
+
+def _facts(mm: MaxMargin) -> tuple[Any, ...]:
+    support = (mm.multipliers > 0).sum(axis=-1)
+    return np.asarray(mm.feasible, float), mm.margin, mm.duality_gap, mm.primal_residual, 1.0 * support
+
+
+def _named(away: Any, ratio: Any, *facts: Any) -> tuple[Metrics, Metrics]:
+    on_the_way = {name: np.asarray(x) for name, x in zip(_ON_THE_WAY, (away, ratio), strict=True)}
+    return on_the_way, {name: np.asarray(x) for name, x in zip(_AT_THE_END, facts, strict=True)}

@@ -1,0 +1,41 @@
+"""Probe: which tokens attention selects."""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxattn.attention import attend
+from jaxattn.probes.seen import Seen
+from jaxattn.spec import Share, Spec
+from jaxattn.theory import selection_from_scores
+
+
+class Selected(Spec, frozen=True, kw_only=True):
+    """Attention on important tokens, and the tokens with the highest score of each sequence.
+
+    Attributes:
+        important: tokens with |posterior difference| of at least this count as important.
+    """
+
+    labels: ClassVar[dict[str, str]] = {
+        "important_mass": "attention on important tokens",
+        "important_selected": "sequences that select an important token",
+        "selected_tokens": "tokens selected in a sequence",
+    }
+
+    important: Share = 0.5
+
+    def measure(self, seen: Seen) -> dict[str, Array]:
+        """Measure one seed; nothing where attention is not softmax over the model's scores."""
+        if not getattr(seen.model, "attends_to_tokens", False):
+            return {}
+        scores, train = seen.scores_and_values[0], seen.corpora.train
+        difference = seen.corpora.tokens.posterior_difference
+        important = (jnp.abs(difference) >= self.important).any(axis=1)
+        chosen = selection_from_scores(scores, train)
+        return {
+            "important_mass": attend(train, scores, important.astype(scores.dtype)).mean(),
+            "important_selected": (chosen.important_counts(train, important) > 0).mean(),
+            "selected_tokens": chosen.counts(train).mean(),
+        }

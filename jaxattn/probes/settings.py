@@ -1,0 +1,54 @@
+"""What a study measures on the way: the settings of the standard probes, and which others it has."""
+
+from typing import Any
+
+from jaxattn.errors import InputError
+from jaxattn.probes.fit import Fit
+from jaxattn.probes.importance import Importance
+from jaxattn.probes.max_margin import MaxMarginDirection
+from jaxattn.probes.one_step_law import OneStepError
+from jaxattn.probes.selection import Selected
+from jaxattn.spec import Count, PositiveInt, Share, Spec
+
+
+class Probes(Spec, frozen=True, kw_only=True):
+    """What is measured on the way, at log-spaced steps.
+
+    Attributes:
+        per_decade: probe steps in every factor of ten of the steps.
+        bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
+        low: lower end of the first bin.
+        high: upper end of the last bin.
+        min_count: correlations over tokens are over those with at least so many occurrences.
+        important: tokens with |posterior difference| of at least this count as important.
+        max_margin: whether every phase that moves p alone ends by finding the max-margin direction of its
+            selection, against which every probe's p is held.
+        own: further probes, built in or the user's.
+    """
+
+    per_decade: PositiveInt = 8
+    bins: Count = 20
+    low: float = -1.0
+    high: float = 14 / 15
+    min_count: Count = 50
+    important: Share = 0.5
+    max_margin: bool = False
+    own: tuple[Any, ...] = ()
+
+    def check(self, *context: Any) -> None:
+        """Raise InputError if the bins have no width."""
+        if self.low >= self.high:
+            raise InputError(f"probes.low: {self.low} is not below probes.high = {self.high}")
+
+    @property
+    def at_steps(self) -> tuple[Any, ...]:
+        """The probes of single steps: each has `measure(seen)`."""
+        binned = Importance(bins=self.bins, low=self.low, high=self.high, min_count=self.min_count)
+        own = tuple(probe for probe in self.own if hasattr(probe, "measure"))
+        return Fit(), Selected(important=self.important), binned, OneStepError(), *own
+
+    @property
+    def of_phases(self) -> tuple[Any, ...]:
+        """The probes of whole phases: each has `observe(phase, state)` and `conclude(history, ...)`."""
+        own = tuple(probe for probe in self.own if hasattr(probe, "conclude"))
+        return (*((MaxMarginDirection(),) if self.max_margin else ()), *own)

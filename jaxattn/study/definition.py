@@ -1,0 +1,153 @@
+"""A study as it is written down: tables for data, model, phases and probes, a grid over their keys, and seeds."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from jaxattn.errors import InputError
+from jaxattn.spec import Count, PositiveInt
+from jaxattn.study import grid
+from jaxattn.study.grid import Cell
+from jaxattn.study.kinds import explain
+from jaxattn.study.namespace import Namespace
+from jaxattn.study.setting import Made, make
+
+MOST_SEEDS = 1_000_000
+
+
+class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sweep file holds.
+
+    Cells are the product of `axes`, `zip` (axes that go together), `halton` and `cells` (an explicit list),
+    without those that match an entry of `exclude`. Each of the `blocks` is a variant of the file: keys that
+    it changes, and a grid of its own. `seeds` is a number, a range "first:end" or a list.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    data: dict[str, Any] | str
+    model: dict[str, Any] | str
+    phases: Annotated[tuple[dict[str, Any] | str, ...], msgspec.Meta(min_length=1)]
+    loss: dict[str, Any] | str = "classification"
+    description: str = ""
+    seeds: (
+        Annotated[int, msgspec.Meta(ge=1, le=MOST_SEEDS)]
+        | Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}:\d{1,9}$")]
+        | tuple[Count, ...]
+    ) = 1
+    dtype: Literal["float32", "float64"] = "float32"
+    chunk: PositiveInt | None = None
+    probes: dict[str, Any] = {}
+    axes: grid.Axes = {}
+    zip: grid.Axes = {}
+    halton: grid.Halton | None = None
+    cells: tuple[dict[str, int | float | str | bool], ...] = ()
+    exclude: tuple[dict[str, Any], ...] = ()
+    blocks: dict[str, dict[str, Any]] = {}
+    figures: tuple[dict[str, Any] | str, ...] = ()
+
+
+class Definition:
+    """A checked study. Whatever may go wrong with its tables has been said when it is made.
+
+    Attributes:
+        tree: the tables as they were written.
+        names: where import paths in them point.
+    """
+
+    def __init__(self, tree: Mapping[str, Any], names: Namespace | None = None):
+        """Check the tables; InputError names the key and a near right one."""
+        self.tree = dict(tree)
+        self.names = names or Namespace()
+        self._tables = _tables(self.tree)
+        self._base: Made = make(self.tree, self.names)
+        # Whatever is impossible is said now.
+        _ = self.seeds, self.cells
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self._tables.name
+
+    @property
+    def description(self) -> str:
+        """What it is about."""
+        return self._tables.description
+
+    @property
+    def dtype(self) -> str:
+        """The number type of parameters and measurements."""
+        return self._tables.dtype
+
+    @property
+    def chunk(self) -> int | None:
+        """How many lanes run together, if the study says so."""
+        return self._tables.chunk
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, in ascending order."""
+        given = self._tables.seeds
+        if isinstance(given, str):
+            first, end = map(int, given.split(":"))
+            if end - first > MOST_SEEDS:
+                raise InputError(f"seeds: {given} are more than a million; list fewer")
+            given = tuple(range(first, end))
+        seeds = tuple(range(given)) if isinstance(given, int) else tuple(sorted(given))
+        if len(set(seeds)) < len(seeds) or not seeds:
+            raise InputError(f"seeds: {'a seed is listed twice' if seeds else 'no seed'}; list each once")
+        return seeds
+
+    @property
+    def figures(self) -> tuple[dict[str, Any], ...]:
+        """The figures that it asks for, each a table with its kind."""
+        return tuple({"kind": f} if isinstance(f, str) else f for f in self._tables.figures)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The cells of the grid, in order."""
+        return grid.cells(self.tree, _tables, self.names)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All tables with all their settings, as JSON would hold them."""
+        return msgspec.to_builtins(self._tables) | self._base.tables
+
+    @property
+    def config_hash(self) -> str:
+        """Hash of what determines the numbers of the setting without axes."""
+        return grid.config_hash(self._base)
+
+    @property
+    def own_kinds(self) -> list[str]:
+        """Import paths of the code that the study names, in any cell."""
+        every = [self.config, *(cell.tables for cell in self.cells)]
+        return sorted({path for tree in every for path in _paths(tree)})
+
+
+def _tables(tree: Mapping[str, Any]) -> Tables:
+    try:
+        return msgspec.convert(dict(tree), Tables)
+    except msgspec.ValidationError as error:
+        raise InputError(explain(str(error), "", list(Tables.__struct_fields__), _CHOICES)) from None
+
+
+_CHOICES = {"dtype": ["float32", "float64"]}
+
+
+def _paths(tree: Any) -> Sequence[str]:
+    """Collect import paths: texts like `module:Name` where kinds and names of code stand."""
+    if isinstance(tree, dict):
+        own = [
+            x for key, x in tree.items() if key in ("kind", "optimizer", "loss") and isinstance(x, str) and ":" in x
+        ]
+        return [*own, *(path for x in tree.values() for path in _paths(x))]
+    if isinstance(tree, list | tuple):
+        return [path for x in tree for path in ([x] if isinstance(x, str) and _is_code(x) else _paths(x))]
+    return []
+
+
+def _is_code(text: str) -> bool:
+    place, colon, name = text.partition(":")
+    return bool(colon) and name.isidentifier() and (place.endswith(".py") or place.replace(".", "").isidentifier())

@@ -1,0 +1,92 @@
+"""The numbers of a setting that every lane of one program may have for itself.
+
+These are the floats of data, model, loss, starts, phases and of the user's probes, unless they are marked
+`Static`; and the size of a synthetic vocabulary, by padding.
+"""
+
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jax import Array
+
+from jaxattn.spec import STATIC
+from jaxattn.study.kinds import fields_of, target_of, values_of, with_values
+from jaxattn.study.setting import Setting
+
+Path = tuple[str | int, ...]
+# By path, for example ("phases", 0, "step_size"); one number, or one for every lane.
+Hyperparameters = Mapping[Path, Any]
+VOCAB_SIZE: Path = ("data", "vocab_size")
+
+
+def hyperparameters(setting: Setting) -> dict[Path, float | int]:
+    """List the numbers that every lane of a program may have for itself."""
+    parts: dict[Path, Any] = {
+        ("data",): setting.data,
+        ("model",): setting.model,
+        ("loss",): setting.loss,
+        **{("starts", name): start for name, start in setting.starts.items()},
+        **{("phases", k): phase for k, phase in enumerate(setting.phases)},
+        **{("probes", k): probe for k, probe in enumerate(setting.probes.own)},
+    }
+    found: dict[Path, float | int] = {
+        (*path, *inner): number for path, thing in parts.items() for inner, number in _numbers(thing)
+    }
+    if pads_vocabulary(setting):
+        found[VOCAB_SIZE] = setting.data.vocab_size
+    return found
+
+
+def pads_vocabulary(setting: Setting) -> bool:
+    """Tell whether cells that differ in V alone may share a program."""
+    return setting.data.pads_vocabulary and bool(getattr(setting.model, "token_rows", ()))
+
+
+def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
+    """Return a setting with the numbers of one lane in it, which may be traced; V stays what shapes say."""
+    for path, number in numbers.items():
+        if path != VOCAB_SIZE:
+            setting = _replaced(setting, path, number)
+    return setting
+
+
+def used_tokens(numbers: Hyperparameters) -> Array | None:
+    """Tell how many tokens of a padded vocabulary a lane uses, None for all."""
+    return numbers.get(VOCAB_SIZE)
+
+
+def _numbers(thing: Any) -> Iterator[tuple[Path, float]]:
+    static = {field.name for field in fields_of(target_of(thing)) if _is_static(field.type)}
+    for name, value in values_of(thing).items():
+        if name in static:
+            continue
+        if isinstance(value, float):
+            yield (name,), value
+        elif isinstance(value, dict):
+            yield from (((name, key), x) for key, x in value.items() if isinstance(x, float))
+
+
+def _is_static(annotation: Any) -> bool:
+    """Whether an annotation is marked, also inside a union."""
+    if STATIC in getattr(annotation, "__metadata__", ()):
+        return True
+    return any(_is_static(part) for part in typing.get_args(annotation) if not isinstance(part, str))
+
+
+def _replaced(node: Any, path: Path, number: Any) -> Any:
+    if not path:
+        return number
+    head, *rest = path
+    rest = tuple(rest)
+    if isinstance(node, tuple) and not hasattr(node, "_fields"):
+        return tuple(_replaced(x, rest, number) if k == head else x for k, x in enumerate(node))
+    if isinstance(node, Mapping):
+        return {**node, head: _replaced(node[head], rest, number)}
+    if isinstance(node, Setting):
+        if head == "probes":
+            own = _replaced(node.probes.own, rest, number)
+            return node._replace(probes=with_values(node.probes, {"own": own}))
+        return node._replace(**{str(head): _replaced(getattr(node, str(head)), rest, number)})
+    old = values_of(node)[str(head)]
+    return with_values(node, {str(head): _replaced(old, rest, number)})

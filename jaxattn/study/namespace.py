@@ -1,0 +1,135 @@
+"""Where the names in a sweep file point: `package.module:Name`, or `file.py:Name` beside the sweep file."""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jaxattn.errors import InputError, UserCodeError
+
+
+class Namespace:
+    """Looks up code and files that a study names.
+
+    Attributes:
+        folder: what relative paths start from: the folder of the sweep file.
+        given: objects that a study was given in Python, by their names.
+    """
+
+    def __init__(self, folder: str | Path = ".", given: Mapping[str, Any] | None = None):
+        """Look from a folder; nothing is imported yet."""
+        self.folder = Path(folder)
+        self.given = dict(given or {})
+
+    def load(self, name: str) -> Any:
+        """Import a class or function.
+
+        Args:
+            name: "package.module:Name" or "file.py:Name".
+
+        Returns:
+            What the name means.
+
+        Raises:
+            InputError: no such file, module or name.
+            UserCodeError: it was found, and raised while it was imported.
+        """
+        if name in self.given:
+            return self.given[name]
+        place, _, attribute = name.partition(":")
+        found: Any = self._file(place) if place.endswith(".py") else self._module(place)
+        for part in attribute.split("."):
+            if not part or not hasattr(found, part):
+                near = difflib.get_close_matches(part, dir(found), 1)
+                hint = f"; did you mean {place}:{near[0]}?" if near else ""
+                raise InputError(f"{name}: {place} has no {part!r}{hint}")
+            found = getattr(found, part)
+        return found
+
+    def path(self, text: str) -> Path:
+        """Find a file that the study names, relative to its folder."""
+        return self.folder / Path(text).expanduser()
+
+    def source_hash(self, name: str) -> str | None:
+        """Hash the source of what a name means: of the whole file, or of the thing itself in a notebook."""
+        target = self.load(name)
+        module = sys.modules.get(getattr(target, "__module__", ""), None)
+        file = getattr(module, "__file__", None)
+        try:
+            if file is not None and module is not None and module.__name__ != "__main__":
+                content = Path(file).read_bytes()
+            else:
+                content = inspect.getsource(target).encode()
+        except (OSError, TypeError):
+            return None
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    def files(self, names: Iterable[str]) -> frozenset[str]:
+        """List the source files of some names, as tracebacks call them."""
+        found = set()
+        for name in names:
+            target = self.load(name)
+            code = getattr(target, "__code__", None)
+            module = sys.modules.get(getattr(target, "__module__", ""), None)
+            found |= {code.co_filename} if code else set()
+            found |= {file} if (file := getattr(module, "__file__", None)) else set()
+            found |= _method_files(target)
+        return frozenset(found)
+
+    def _file(self, place: str) -> ModuleType:
+        path = self.path(place).resolve()
+        if not path.is_file():
+            near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")], 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; paths start from {self.folder.resolve()}"
+            raise InputError(f"{place}: there is no such file{hint}")
+        # The same file is one module, however many names are taken from it.
+        digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+        name = f"{path.stem}_{digest}"
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise InputError(f"{place}: cannot be imported; give a Python file")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise UserCodeError(f"{place} raises while it is imported", frozenset({str(path)})) from error
+        return module
+
+    def _module(self, place: str) -> ModuleType:
+        before = list(sys.path)
+        sys.path += [str(self.folder.resolve()), str(Path.cwd())]
+        try:
+            return importlib.import_module(place)
+        except Exception as error:
+            missing = isinstance(error, ModuleNotFoundError) and place.startswith(error.name or "?")
+            if missing:
+                raise InputError(
+                    f"{place}: there is no such module; install it, or name a file, for example mine.py:Name"
+                ) from None
+            files = frozenset(_frames(error))
+            raise UserCodeError(f"{place} raises while it is imported", files) from error
+        finally:
+            sys.path[:] = before
+
+
+def _frames(error: BaseException) -> Iterable[str]:
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name != __file__ and "importlib" not in name:
+            yield name
+        trace = trace.tb_next
+
+
+def _method_files(target: Any) -> set[str]:
+    methods = vars(target).values() if isinstance(target, type) else ()
+    return {code.co_filename for method in methods if (code := getattr(method, "__code__", None))}

@@ -1,0 +1,83 @@
+"""Where parameters start, if not where the model draws them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from jax import Array
+
+from jaxattn.data.arrays import read_array
+from jaxattn.errors import InputError
+from jaxattn.spec import Spec
+
+
+class Zero(Spec, frozen=True, kw_only=True):
+    """θ_0 = 0."""
+
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
+        """Make the start of one parameter."""
+        return jnp.zeros_like(drawn)
+
+
+class Scaled(Spec, frozen=True, kw_only=True):
+    """θ_0 = scale · what the model draws."""
+
+    scale: float
+
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
+        """Make the start of one parameter."""
+        return jnp.asarray(self.scale, drawn.dtype) * drawn
+
+
+class FromFile(Spec, frozen=True, kw_only=True):
+    """θ_0 from an array in a file: `.npy`, or `FILE.safetensors:KEY`.
+
+    With `vocabulary`, a text with one token per line, row k of the array is that of the token in line k + 1;
+    tokens of the corpus that it does not name keep what the model draws.
+    """
+
+    file: str
+    vocabulary: str | None = None
+
+    def located(self, names: Any) -> "FromFile":
+        """Return it with paths that start from the sweep file's folder."""
+        place, colon, key = self.file.partition(":")
+        file = f"{names.path(place)}{colon}{key}"
+        lines = self.vocabulary and str(names.path(self.vocabulary))
+        return msgspec.structs.replace(self, file=file, vocabulary=lines)
+
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
+        """Make the start of one parameter."""
+        rows = read_array(self.file)
+        if self.vocabulary is None:
+            if rows.shape != drawn.shape:
+                raise InputError(f"{self.file}: {rows.shape}; the model wants {drawn.shape}")
+            return jnp.asarray(rows, drawn.dtype)
+        lines = _lines(Path(self.vocabulary))
+        if rows.shape != (len(lines), *drawn.shape[1:]):
+            wanted = (len(lines), *drawn.shape[1:])
+            raise InputError(f"{self.file}: {rows.shape}; the model and the vocabulary want {wanted}")
+        place = {token: k for k, token in enumerate(lines)}
+        index = np.array([place.get(token, -1) for token in tokens])
+        if (index < 0).all():
+            raise InputError(f"{self.vocabulary}: it names no token of the corpus; one token per line")
+        known = jnp.asarray((index >= 0).reshape(-1, *(1,) * (drawn.ndim - 1)))
+        return jnp.where(known, jnp.asarray(rows[np.maximum(index, 0)], drawn.dtype), drawn)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as text ({error}); give one token per line") from None
+
+
+def kind_of(table: dict[str, Any]) -> str | None:
+    """Tell the kind of a start that names none: by its keys."""
+    return "file" if "file" in table else "scaled" if "scale" in table else None
+
+
+STARTS = {"zero": Zero, "scaled": Scaled, "file": FromFile}
