@@ -11,10 +11,9 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxattn import data, losses
+from jaxattn import attention, data, losses
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics import loss_and_gradients
-from jaxattn.models import attention
 from jaxattn.study.config import Probes
 from jaxattn.study.models import Model
 from jaxattn.theory import selection
