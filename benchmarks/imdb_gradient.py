@@ -93,7 +93,7 @@ def main():
     products = jax.jit(lambda E, p, v, a: (E @ p, E @ v, a @ E))
     gradient_p = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("p",)))
     gradient_all = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("E", "p", "v")))
-    attend = ja.models.attention.attend
+    attend = ja.attention.attend
     tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(attend(c, a, g), c.labels)))
     rows = {
         "three products with E (the floor)": lambda: products(params.E, params.p, params.v, scores),

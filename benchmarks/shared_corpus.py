@@ -30,8 +30,8 @@ import numpy as np
 import scipy.sparse
 
 import jaxattn as ja
+from jaxattn.attention.softmax import attend
 from jaxattn.data import readers, text
-from jaxattn.models.attention import attend
 
 SPREADS = {"one band": 10.0, "two bands": 100.0, "four bands": 240.0, "1e4": 1e4}
 

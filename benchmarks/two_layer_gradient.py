@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxattn as ja
+from jaxattn.attention.gram import gram_matrix
 from jaxattn.data import readers, text
-from jaxattn.models import gram as products
 from jaxattn.models import reference, two_layer
 
 POSITIONS = (2048, 8192, 32768)
@@ -124,17 +124,15 @@ def main():
     n = corpus.num_sequences
     params = two_layer.init(jax.random.key(0), vocab_size=corpus.vocab_size, dim=arguments.dim)
     gradient = jax.jit(jax.grad(lambda x, c: loss(two_layer.logits(x, c), c.labels, n)))
-    gram = products.gram(params.E)
+    gram = gram_matrix(params.E)
 
     @jax.jit
     def both_ways(E, d_gram):
-        result, pull = jax.vjp(products.gram, E)
+        result, pull = jax.vjp(gram_matrix, E)
         return result, pull(d_gram)
 
     scores, values = two_layer.scores_and_values(params)
-    forward = jax.jit(
-        lambda c, *x: ja.models.self_attention.attend_twice(c, *x, symmetric=True, residual=False)
-    )
+    forward = jax.jit(lambda c, *x: ja.attention.two_layer_attention(c, *x, symmetric=True, residual=False))
     rows = {
         "∂L/∂E, ∂L/∂p and ∂L/∂v in token space": lambda: gradient(params, corpus),
         "E Eᵀ and its derivative, part of it": lambda: both_ways(params.E, gram),

@@ -5,8 +5,11 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import jaxattn as ja
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,3 +38,41 @@ def x64():
 def rng():
     """A NumPy generator with a fixed seed."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def ragged(rng):
+    """Make a corpus of K classes with repeated tokens, long and short bags and unused tokens."""
+
+    def make(classes):
+        lengths = [1, 2, 2, 150, *rng.integers(1, 70, 12)]
+        drawn = rng.integers(0, classes, len(lengths))
+        labels = (2 * drawn - 1 if classes == 2 else drawn).tolist()
+        sequences = [rng.integers(0, 75, length).tolist() for length in lengths]
+        return ja.data.from_sequences(sequences, labels, vocab_size=81, num_classes=classes)
+
+    return make
+
+
+@pytest.fixture
+def assert_equals_textbook():
+    """Compare logits and all gradients of a model with those of its textbook form, in float64."""
+
+    def compare(logits, textbook, params, corpus, rtol=1e-10, atol=1e-12):
+        ids, mask = ja.models.reference.padded_sequences(corpus)
+
+        def loss(form, *data):
+            def compute(x):
+                f = form(x, *data)
+                return ja.losses.classification(f, corpus.labels), f
+
+            return jax.jit(jax.grad(compute, has_aux=True))
+
+        ours, mine = loss(logits, corpus)(params)
+        theirs, expected = loss(textbook, ids, mask)(params)
+        np.testing.assert_allclose(mine, expected, rtol=rtol, atol=atol)
+        assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(theirs)) > 1e-4
+        for name, expected in vars(theirs).items():
+            np.testing.assert_allclose(getattr(ours, name), expected, rtol=rtol, atol=atol, err_msg=name)
+
+    return compare

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from jaxattn.attention.batched import in_turn
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.models.lanes import in_turn
 
 
 @struct.dataclass

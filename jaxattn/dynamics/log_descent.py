@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from jaxattn.attention.batched import in_turn
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.descent import Descent, Info, State
 from jaxattn.dynamics.direction import direction
 from jaxattn.errors import InputError
-from jaxattn.models.lanes import in_turn
 from jaxattn.trees import Leaf
 
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]

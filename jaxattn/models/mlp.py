@@ -8,9 +8,9 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxattn.attention.pooling import pool
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import embeddings_query_head, square
-from jaxattn.models.pooling import pool
 from jaxattn.trees import Leaf
 
 

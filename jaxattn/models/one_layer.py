@@ -8,8 +8,8 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxattn.attention.softmax import attend
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.attention import attend
 from jaxattn.models.initial import embeddings_query_head
 from jaxattn.trees import Leaf
 

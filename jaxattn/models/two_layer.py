@@ -2,10 +2,10 @@
 
 from jaxtyping import Array
 
+from jaxattn.attention.gram import gram_matrix
+from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.gram import gram
 from jaxattn.models.one_layer import Params, init, scores_and_values
-from jaxattn.models.self_attention import attend_twice
 
 # The parameters, their start and what the paper plots of them, E p and E v, are the one-layer model's.
 __all__ = ["Params", "init", "logits", "scores_and_values"]
@@ -29,4 +29,6 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
         The two-layer experiment of arXiv 2505.17282; whether it adds a residual is not published.
     """
     scores, values = scores_and_values(params)
-    return attend_twice(corpus, gram(params.E), scores, values, symmetric=True, residual=residual)
+    return two_layer_attention(
+        corpus, gram_matrix(params.E), scores, values, symmetric=True, residual=residual
+    )

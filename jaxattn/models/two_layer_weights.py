@@ -9,10 +9,10 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.models.initial import embeddings_query_head, square
-from jaxattn.models.self_attention import attend_twice
 from jaxattn.trees import Leaf
 
 
@@ -97,4 +97,4 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     """
     scores, values = scores_and_values(params)
     gram = (params.E @ params.W1) @ params.E.T
-    return attend_twice(corpus, gram, scores, values, symmetric=False, residual=residual)
+    return two_layer_attention(corpus, gram, scores, values, symmetric=False, residual=residual)

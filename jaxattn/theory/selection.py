@@ -9,10 +9,10 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxattn.attention.batched import in_turn
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
-from jaxattn.models.lanes import in_turn
 from jaxattn.trees import Leaf
 
 

@@ -22,20 +22,6 @@ def corpus(request, rng, ragged):
 
 
 @pytest.fixture
-def ragged(rng):
-    """Make a corpus of K classes with repeated tokens, long and short bags and unused tokens."""
-
-    def make(classes):
-        lengths = [1, 2, 2, 150, *rng.integers(1, 70, 12)]
-        drawn = rng.integers(0, classes, len(lengths))
-        labels = (2 * drawn - 1 if classes == 2 else drawn).tolist()
-        sequences = [rng.integers(0, 75, length).tolist() for length in lengths]
-        return ja.data.from_sequences(sequences, labels, vocab_size=81, num_classes=classes)
-
-    return make
-
-
-@pytest.fixture
 def assert_vmapped_equals_looped(rng):
     """Compare gradients of three seeds, vmapped and one by one, with a shared corpus and with one each."""
 
@@ -56,29 +42,5 @@ def assert_vmapped_equals_looped(rng):
                 looped = one(own, tokens[seed] if axes[1] == 0 else tokens[0])
                 for mine, theirs in zip(jax.tree.leaves(vmapped), jax.tree.leaves(looped), strict=True):
                     np.testing.assert_allclose(mine[seed], theirs, rtol=1e-10, atol=1e-13)
-
-    return compare
-
-
-@pytest.fixture
-def assert_equals_textbook():
-    """Compare logits and all gradients of a model with those of its textbook form, in float64."""
-
-    def compare(logits, textbook, params, corpus, rtol=1e-10, atol=1e-12):
-        ids, mask = ja.models.reference.padded_sequences(corpus)
-
-        def loss(form, *data):
-            def compute(x):
-                f = form(x, *data)
-                return ja.losses.classification(f, corpus.labels), f
-
-            return jax.jit(jax.grad(compute, has_aux=True))
-
-        ours, mine = loss(logits, corpus)(params)
-        theirs, expected = loss(textbook, ids, mask)(params)
-        np.testing.assert_allclose(mine, expected, rtol=rtol, atol=atol)
-        assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(theirs)) > 1e-4
-        for name, expected in vars(theirs).items():
-            np.testing.assert_allclose(getattr(ours, name), expected, rtol=rtol, atol=atol, err_msg=name)
 
     return compare

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from jaxattn.models import mlp, one_layer, pooling, reference
+from jaxattn.attention import pooling
+from jaxattn.models import mlp, one_layer, reference
 
 
 def draw(corpus, dim=7, dtype=jnp.float64):

@@ -7,9 +7,10 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
+from jaxattn.attention import pair_tiles, two_layer_attention
 from jaxattn.data.corpus import from_draws
 from jaxattn.errors import InputError
-from jaxattn.models import reference, self_attention, tiles, two_layer, two_layer_weights
+from jaxattn.models import reference, two_layer, two_layer_weights
 
 
 @pytest.fixture(params=["without weights", "with weights"])
@@ -59,7 +60,7 @@ def test_size_of_blocks_changes_nothing(x64, ragged, assert_equals_textbook, mod
     module, init = model
     corpus = ragged(2)
     for pairs in (1, 1 << 13):
-        monkeypatch.setattr(tiles, "PAIRS", pairs)
+        monkeypatch.setattr(pair_tiles, "PAIRS", pairs)
         jax.clear_caches()
         assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
     jax.clear_caches()
@@ -176,6 +177,6 @@ def test_normal_weights_keep_lengths_on_average():
 def test_too_large_a_vocabulary_is_named(ragged):
     corpus = ragged(2).replace(vocab_size=50_000)
     with pytest.raises(InputError, match="vocab_size: 50000"):
-        self_attention.attend_twice(
+        two_layer_attention(
             corpus, jnp.zeros((2, 2)), jnp.zeros(2), jnp.zeros(2), symmetric=True, residual=False
         )

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxattn.attention.bag_softmax import average
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
-from jaxattn.models.entries import average
 
 # Numbers of the table gathered at once; memory does not depend on how many entries the corpus has.
 GATHERED = 1 << 22

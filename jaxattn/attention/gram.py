@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxattn.models.tiles import once
+from jaxattn.attention.pair_tiles import once
 
 # From this many tokens on several products with parts of E are as fast as one, for each number they compute.
 LARGE = 2048
@@ -13,7 +13,7 @@ PARTS = 8
 
 
 @jax.custom_vjp
-def gram(E: Float[Array, "V d"]) -> Float[Array, "V V"]:
+def gram_matrix(E: Float[Array, "V d"]) -> Float[Array, "V V"]:
     """Compute E Eᵀ; its derivative takes one product with E, where autodiff would take two.
 
     Args:
@@ -40,4 +40,4 @@ def _backward(E, d_gram):
     return ((d_gram + turned) @ E,)
 
 
-gram.defvjp(lambda E: (gram(E), E), _backward)
+gram_matrix.defvjp(lambda E: (gram_matrix(E), E), _backward)

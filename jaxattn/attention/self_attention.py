@@ -5,9 +5,10 @@ x'_s(X) = Σ_r w_sr x_r,   w_sr = count_r(X) exp(G_sr) / Σ_t count_t(X) exp(G_s
 One number x' per entry of the bags and column x. A sequence of U distinct tokens has U² pairs; they are
 taken as tiles, one row of W entries of the bags against another row of the same sequence, a block of rows
 at a time, so that memory does not depend on the number of pairs. Large corpora take most pairs as products
-of matrices where the spread of G lets one shift per token do, see `narrow`; which way is chosen at run time.
+of matrices where the spread of G lets one shift per token do, see `factored_kernel`; which way is chosen at
+run time.
 
-The derivative by G, here and for the rare tokens of `windows`, is the library's one scatter-add with
+The derivative by G, here and for the rare tokens of `frequent_tokens`, is the library's one scatter-add with
 collisions. On a CPU it adds in a fixed order; on a GPU the order, and the last bits, are the device's.
 """
 
@@ -19,20 +20,20 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxattn.attention import factored_kernel, frequent_tokens
+from jaxattn.attention.bag_softmax import read_out
+from jaxattn.attention.batched import in_turn
+from jaxattn.attention.pair_tiles import add_rows, blocks, once, sum_together, tiles
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
-from jaxattn.models import narrow, windows
-from jaxattn.models.entries import read_out
-from jaxattn.models.lanes import in_turn
-from jaxattn.models.tiles import add_rows, blocks, once, sum_together, tiles
 
 # Positions in the Gram matrix are 32-bit numbers.
 MOST_TOKENS = 46_340
 
 
 @partial(jax.jit, static_argnames=("symmetric", "residual"))
-def attend_twice(
+def two_layer_attention(
     corpus: Corpus,
     gram: Float[Array, "V V"],
     scores: Float[Array, "V"],
@@ -96,10 +97,10 @@ class _Kept(NamedTuple):
     """What the backward pass keeps of the forward pass, but for what it was given.
 
     Attributes:
-        is_narrow: () bool, see `narrow.is_narrow`.
+        is_narrow: () bool, see `factored_kernel.is_narrow`.
         table: (V, V); P if scores are narrow, else G.
         key: (V,); what else belongs to P.
-        top: (R, W); the shift of every entry unless scores are narrow.
+        top: (R, W); the shift of every entry unless scores are factored_kernel.
         normaliser: (R, W); the sum of the shifted weights.
         mixed: (R, W) per column; Softmax(G_X) x_X.
     """
@@ -128,21 +129,21 @@ def _averages(corpus, window, gram, columns, *, symmetric):
         return _Kept(jnp.bool(False), gram, jnp.zeros_like(columns[0]), top, normaliser, mixed)
 
     def by_window(corpus, window, gram, columns):
-        pairs, key = narrow.table(gram, symmetric)
-        mixed, normaliser = narrow.forward(corpus, window, pairs, key, columns, symmetric)
+        pairs, key = factored_kernel.table(gram, symmetric)
+        mixed, normaliser = factored_kernel.forward(corpus, window, pairs, key, columns, symmetric)
         return _Kept(jnp.bool(True), pairs, key, jnp.zeros_like(normaliser), normaliser, mixed)
 
     if window is None:
         return by_tiles(corpus, window, gram, columns)
-    is_narrow = narrow.is_narrow(gram, symmetric)
+    is_narrow = factored_kernel.is_narrow(gram, symmetric)
     return jax.lax.cond(is_narrow, by_window, by_tiles, corpus, window, gram, columns)
 
 
-def _window(corpus: Corpus, dtype: DTypeLike) -> windows.Window | None:
+def _window(corpus: Corpus, dtype: DTypeLike) -> frequent_tokens.Window | None:
     """Choose a window for a corpus whose products with many columns are fast."""
     if corpus.bags.factors is None:
         return None
-    return windows.window(corpus, min(windows.TOKENS, -(-corpus.vocab_size // 2)), dtype)
+    return frequent_tokens.window(corpus, min(frequent_tokens.TOKENS, -(-corpus.vocab_size // 2)), dtype)
 
 
 def _averages_by_tiles(corpus, gram, columns):
@@ -217,7 +218,7 @@ def _backward(symmetric, residual, residuals, cotangents):
     compute = in_turn(partial(_pulls, symmetric=symmetric))
     d_gram, d_columns = compute(corpus, window, columns, kept, cotangents)
     if residual:
-        added = windows.by_token(corpus, cotangents)
+        added = frequent_tokens.by_token(corpus, cotangents)
         d_columns = tuple(x + y for x, y in zip(d_columns, added, strict=True))
     return None, d_gram, d_columns
 
@@ -230,7 +231,9 @@ def _pulls(corpus, window, columns, kept, cotangents, *, symmetric):
         return _pulls_by_tiles(corpus, kept.table, columns, pushes, drag, kept.top, symmetric)
 
     def by_window(corpus, window, columns, kept, pushes, drag):
-        return narrow.backward(corpus, window, kept.table, kept.key, columns, pushes, drag, symmetric)
+        return factored_kernel.backward(
+            corpus, window, kept.table, kept.key, columns, pushes, drag, symmetric
+        )
 
     if window is None:
         return by_tiles(corpus, window, columns, kept, pushes, drag)
@@ -287,7 +290,7 @@ def _pulls_by_tiles(corpus, gram, columns, pushes, drag, top, symmetric):
 
     start = (jnp.zeros_like(flat), tuple(jnp.zeros(token.shape, gram.dtype) for _ in columns))
     (d_gram, sums), _ = jax.lax.scan(block, start, blocks(bags, found.place))
-    return d_gram.reshape(gram.shape), windows.by_token(corpus, sums)
+    return d_gram.reshape(gram.shape), frequent_tokens.by_token(corpus, sums)
 
 
 def _positions(s: _Rows, r: _Rows, vocab_size: int) -> Array:

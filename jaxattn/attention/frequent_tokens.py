@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from jaxattn.attention.pair_tiles import add_rows, blocks, once, sum_together, tiles
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, ragged, take
-from jaxattn.models.tiles import add_rows, blocks, once, sum_together, tiles
 
 # The products grow with the window as fast as the pairs that are left shrink, around this size for IMDB.
 TOKENS = 256

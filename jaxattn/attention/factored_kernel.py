@@ -12,8 +12,8 @@ A token attends to itself, so that A_Xs ≥ P_ss b_s. Scores are narrow if that 
 import jax.numpy as jnp
 from jax import Array
 
+from jaxattn.attention import banded_softmax, frequent_tokens
 from jaxattn.data.corpus import Corpus
-from jaxattn.models import bands, windows
 
 
 def is_narrow(gram: Array, symmetric: bool) -> Array:
@@ -25,7 +25,7 @@ def is_narrow(gram: Array, symmetric: bool) -> Array:
     """
     own, other = _shifts(gram, symmetric)
     itself = jnp.diagonal(gram) - own - other.max()
-    return (itself.min() > -bands.width(gram.dtype)) & ((gram - own[:, None] - other).max() < 1)
+    return (itself.min() > -banded_softmax.width(gram.dtype)) & ((gram - own[:, None] - other).max() < 1)
 
 
 def table(gram: Array, symmetric: bool) -> tuple[Array, Array]:
@@ -36,7 +36,7 @@ def table(gram: Array, symmetric: bool) -> tuple[Array, Array]:
 
 def forward(
     corpus: Corpus,
-    window: windows.Window,
+    window: frequent_tokens.Window,
     pairs: Array,
     key: Array,
     columns: tuple[Array, ...],
@@ -56,14 +56,14 @@ def forward(
         One x', (R, W), per column, and A, (R, W), 1 at padding.
     """
     weighed = (key, *(key * x for x in columns))
-    normaliser, *parts = windows.forward(corpus, window, pairs, weighed, symmetric)
+    normaliser, *parts = frequent_tokens.forward(corpus, window, pairs, weighed, symmetric)
     normaliser = jnp.where(corpus.bags.count > 0, normaliser, 1)
     return tuple(x / normaliser for x in parts), normaliser
 
 
 def backward(
     corpus: Corpus,
-    window: windows.Window,
+    window: frequent_tokens.Window,
     pairs: Array,
     key: Array,
     columns: tuple[Array, ...],
@@ -87,7 +87,7 @@ def backward(
         ∂L/∂G, (V, V), and one ∂L/∂x, (V,), per column.
     """
     weighed = (key, *(key * x for x in columns))
-    d_pairs, d_columns = windows.backward(corpus, window, pairs, weighed, (-drag, *pushes), symmetric)
+    d_pairs, d_columns = frequent_tokens.backward(corpus, window, pairs, weighed, (-drag, *pushes), symmetric)
     return d_pairs * pairs, tuple(key * x for x in d_columns[1:])
 
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxattn.attention.bag_softmax import average
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.models.entries import average
 
 
 def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.models import lanes
-from jaxattn.models.attention import attend
+from jaxattn.attention import batched
+from jaxattn.attention.softmax import attend
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_jacobians_of_lanes_equal_those_of_single_ones(rng, x64, corpus, spread)
 def test_more_lanes_than_fit_are_taken_in_parts(rng, x64, corpus, monkeypatch):
     scores, values = lanes_of(rng, [1, 700, 2000, 3, 1e4, 5, 0], np.float64)
     whole = ours(corpus, scores, values)
-    monkeypatch.setattr(lanes, "COLUMNS", 6)
+    monkeypatch.setattr(batched, "COLUMNS", 6)
     jax.clear_caches()
     parts = ours(corpus, scores, values)
     jax.clear_caches()
@@ -157,6 +157,6 @@ def test_functions_in_turn_equal_vmapped_ones(rng, x64, corpus):
         return {"sum": (corpus.lengths * x).sum() + y}
 
     x, y = rng.normal(size=(2, 4))
-    turn = jax.vmap(partial(lanes.in_turn(doubled), corpus))(x, y)
+    turn = jax.vmap(partial(batched.in_turn(doubled), corpus))(x, y)
     np.testing.assert_allclose(turn["sum"], jax.vmap(partial(doubled, corpus))(x, y)["sum"], rtol=1e-14)
-    assert "scan" in str(jax.make_jaxpr(jax.vmap(partial(lanes.in_turn(doubled), corpus)))(x, y))
+    assert "scan" in str(jax.make_jaxpr(jax.vmap(partial(batched.in_turn(doubled), corpus)))(x, y))

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import custom_vmap, sequential_vmap
 
+from jaxattn.attention import banded_softmax, single
 from jaxattn.data.corpus import Corpus
-from jaxattn.models import alone, bands
 
 # Products with more columns outgrow the cache.
 COLUMNS = 64
@@ -80,10 +80,10 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
     if len(scores) > _most_lanes(columns):
         return _in_parts(forward, corpus, scores, columns)
     if len(scores) == 1:
-        return _one_lane(partial(alone.forward, corpus), scores, columns)
+        return _one_lane(partial(single.forward, corpus), scores, columns)
     together, apart = _plan(scores)
-    found = bands.forward(corpus, scores, columns, together)
-    return _redo(partial(alone.forward_anywhere, corpus), apart, found, scores, columns)
+    found = banded_softmax.forward(corpus, scores, columns, together)
+    return _redo(partial(single.forward_anywhere, corpus), apart, found, scores, columns)
 
 
 @shared
@@ -107,10 +107,10 @@ def backward(
     if len(scores) > _most_lanes(columns):
         return _in_parts(backward, corpus, *lanes)
     if len(scores) == 1:
-        return _one_lane(partial(alone.backward, corpus), *lanes)
+        return _one_lane(partial(single.backward, corpus), *lanes)
     together, apart = _plan(scores)
-    *found, cancelled = bands.backward(corpus, *lanes, together)
-    return _redo(partial(alone.backward_anywhere, corpus), apart | cancelled, tuple(found), *lanes)
+    *found, cancelled = banded_softmax.backward(corpus, *lanes, together)
+    return _redo(partial(single.backward_anywhere, corpus), apart | cancelled, tuple(found), *lanes)
 
 
 def _redo(function: Callable[..., Any], which: Array, found: Any, *arrays: Array) -> Any:
@@ -134,7 +134,7 @@ def _plan(scores: Array) -> tuple[Array, Array]:
     # What a band of all lanes costs, where one lane by itself costs 1.
     price = (1 + lanes / 16) / 2
     most = int(lanes / price)
-    needed = bands.number(scores, most)
+    needed = banded_softmax.number(scores, most)
     together = jnp.arange(most + 1)
     cost = price * together.astype(jnp.float32) + (needed > together[:, None]).sum(axis=1)
     best = jnp.argmin(cost)

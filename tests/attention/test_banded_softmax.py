@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.models import bands
+from jaxattn.attention import banded_softmax
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def textbook(corpus, scores, columns, weights):
 
 
 def both_ways(corpus, scores, columns, weights, number):
-    f, shift, normaliser = bands.forward(corpus, scores, columns, number)
+    f, shift, normaliser = banded_softmax.forward(corpus, scores, columns, number)
     flows = weights / normaliser[:, None]
-    return f, *bands.backward(corpus, scores, columns, f, shift, flows, number)[:2]
+    return f, *banded_softmax.backward(corpus, scores, columns, f, shift, flows, number)[:2]
 
 
 @pytest.mark.parametrize("spread", [0.9, 1.0, 1.7, 150.0])
@@ -54,7 +54,7 @@ def both_ways(corpus, scores, columns, weights, number):
 def test_any_number_of_bands_equals_the_textbook(rng, x64, corpus, spread, classes):
     scores, columns = lanes_of(rng, [512 * spread, 512 * spread / 2, 0], classes, np.float64)
     weights = rng.normal(size=(3, classes, corpus.num_sequences))
-    number = bands.number(jnp.asarray(scores), 200).max()
+    number = banded_softmax.number(jnp.asarray(scores), 200).max()
     assert number == int(spread) + 1
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), number)
     for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
@@ -65,7 +65,7 @@ def test_any_number_of_bands_equals_the_textbook(rng, x64, corpus, spread, class
 def test_float32_loses_nothing_to_underflow(rng, corpus, spread):
     scores, columns = lanes_of(rng, [spread, 20], 1, np.float32)
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_sequences)), np.float32)
-    number = bands.number(jnp.asarray(scores), 200).max()
+    number = banded_softmax.number(jnp.asarray(scores), 200).max()
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), number)
     for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
@@ -73,19 +73,19 @@ def test_float32_loses_nothing_to_underflow(rng, corpus, spread):
 
 def test_bands_are_counted_up_to_a_bound_and_nan_delays_nobody(x64):
     scores = jnp.asarray([[0.0, 511], [0, 512], [0, 1023], [0, 1024], [0, 1e9], [0, jnp.nan]])
-    np.testing.assert_array_equal(bands.number(scores, 2), [1, 2, 2, 3, 3, 1])
+    np.testing.assert_array_equal(banded_softmax.number(scores, 2), [1, 2, 2, 3, 3, 1])
 
 
 @pytest.mark.parametrize("spread", [10, 500])
 def test_backward_takes_any_shift_that_keeps_a_sequence_in_its_band(rng, x64, corpus, spread):
     scores, columns = map(jnp.asarray, lanes_of(rng, [3 * spread], 1, np.float64))
     weights = rng.normal(size=(1, 1, corpus.num_sequences))
-    f, shift, normaliser = bands.forward(corpus, scores, columns, 3)
+    f, shift, normaliser = banded_softmax.forward(corpus, scores, columns, 3)
     index = corpus.bags.index.astype(int)
     own_top = corpus.bags.max(jnp.where(corpus.bags.count > 0, scores[0][index], -jnp.inf))[None]
     own_normaliser = normaliser * jnp.exp(shift - own_top)
-    expected = bands.backward(corpus, scores, columns, f, shift, weights / normaliser[:, None], 3)
-    moved = bands.backward(corpus, scores, columns, f, own_top, weights / own_normaliser[:, None], 3)
+    expected = banded_softmax.backward(corpus, scores, columns, f, shift, weights / normaliser[:, None], 3)
+    moved = banded_softmax.backward(corpus, scores, columns, f, own_top, weights / own_normaliser[:, None], 3)
     for one, other in zip(moved, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
 
@@ -93,9 +93,11 @@ def test_backward_takes_any_shift_that_keeps_a_sequence_in_its_band(rng, x64, co
 def test_cancellation_is_noticed(corpus, rng, x64):
     scores = np.linspace(0, 1, 90)[rng.permutation(90)] * np.array([[1.0], [1e6]])
     columns, weights = rng.normal(size=(2, 1, 90)), np.ones((2, 1, corpus.num_sequences))
-    f, shift, normaliser = bands.forward(corpus, *map(jnp.asarray, (scores, columns)), 2000)
+    f, shift, normaliser = banded_softmax.forward(corpus, *map(jnp.asarray, (scores, columns)), 2000)
     flows = weights / normaliser[:, None]
-    *_, cancelled = bands.backward(corpus, *map(jnp.asarray, (scores, columns)), f, shift, flows, 2000)
+    *_, cancelled = banded_softmax.backward(
+        corpus, *map(jnp.asarray, (scores, columns)), f, shift, flows, 2000
+    )
     np.testing.assert_array_equal(cancelled, [False, True])
 
 
@@ -103,6 +105,6 @@ def test_first_derivatives_pass_through(rng, x64, corpus):
     scores, columns = map(jnp.asarray, lanes_of(rng, [5, 700], 1, np.float64))
     along = jnp.asarray(rng.normal(size=scores.shape))
     weights = jnp.ones((2, 1, corpus.num_sequences))
-    slope = jax.jvp(lambda a: bands.forward(corpus, a, columns, 2)[0].sum(), (scores,), (along,))[1]
+    slope = jax.jvp(lambda a: banded_softmax.forward(corpus, a, columns, 2)[0].sum(), (scores,), (along,))[1]
     _, d_scores, _ = both_ways(corpus, scores, columns, weights, 2)
     np.testing.assert_allclose(slope, (d_scores * along).sum(), rtol=1e-11)

@@ -10,8 +10,8 @@ lanes of a `jax.vmap` with scores and values of their own, seeds for example, sh
 import jax
 from jaxtyping import Array, Float
 
+from jaxattn.attention import batched, single
 from jaxattn.data.corpus import Corpus
-from jaxattn.models import alone, lanes
 
 
 @jax.jit
@@ -38,9 +38,9 @@ def _attend(corpus: Corpus, scores: Array, columns: Array) -> Array:
 
 def _forward(corpus, scores, columns):
     if not corpus.bags.is_large:
-        averages, shift, normaliser = alone.forward_anywhere(corpus, scores, columns)
+        averages, shift, normaliser = single.forward_anywhere(corpus, scores, columns)
     else:
-        lane = lanes.forward(corpus, scores[None], columns[None])
+        lane = batched.forward(corpus, scores[None], columns[None])
         averages, shift, normaliser = (x[0] for x in lane)
     return averages, (corpus, scores, columns, averages, shift, normaliser)
 
@@ -49,8 +49,8 @@ def _backward(residuals, cotangents):
     corpus, *arrays, normaliser = residuals
     arrays.append(cotangents / normaliser)
     if not corpus.bags.is_large:
-        return None, *alone.backward_anywhere(corpus, *arrays)
-    return None, *(x[0] for x in lanes.backward(corpus, *(x[None] for x in arrays)))
+        return None, *single.backward_anywhere(corpus, *arrays)
+    return None, *(x[0] for x in batched.backward(corpus, *(x[None] for x in arrays)))
 
 
 _attend.defvjp(_forward, _backward)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.attention import factored_kernel, frequent_tokens
 from jaxattn.data import ragged as layout
-from jaxattn.models import narrow, reference, two_layer, two_layer_weights, windows
+from jaxattn.models import reference, two_layer, two_layer_weights
 
 
 @pytest.fixture
@@ -71,12 +72,12 @@ def test_sums_over_pairs_and_their_derivatives_are_those_of_dense_matrices(x64, 
 
     expected, pull = jax.vjp(sums, jnp.asarray(pairs), tuple(map(jnp.asarray, columns)))
     d_pairs, d_columns = pull(flows)
-    within = jax.jit(partial(windows.window, size=size, dtype=jnp.float64))(corpus)
+    within = jax.jit(partial(frequent_tokens.window, size=size, dtype=jnp.float64))(corpus)
     args = (corpus, within, jnp.asarray(pairs), tuple(map(jnp.asarray, columns)))
-    mine = jax.jit(partial(windows.forward, symmetric=symmetric))(*args)
+    mine = jax.jit(partial(frequent_tokens.forward, symmetric=symmetric))(*args)
     for x, y in zip(mine, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)
-    d_mine, d_y = jax.jit(partial(windows.backward, symmetric=symmetric))(*args, flows)
+    d_mine, d_y = jax.jit(partial(frequent_tokens.backward, symmetric=symmetric))(*args, flows)
     if symmetric:
         d_mine, d_pairs = d_mine + d_mine.T, d_pairs + d_pairs.T
     np.testing.assert_allclose(d_mine, d_pairs, rtol=1e-10, atol=1e-10)
@@ -87,7 +88,7 @@ def test_sums_over_pairs_and_their_derivatives_are_those_of_dense_matrices(x64, 
 def test_the_window_holds_the_tokens_of_most_sequences(large):
     corpus = large()
     counts = dense_counts(corpus)
-    within = windows.window(corpus, 9, jnp.float32)
+    within = frequent_tokens.window(corpus, 9, jnp.float32)
     holders = (counts > 0).sum(axis=0)
     assert sorted(holders[within.tokens]) == sorted(holders)[-9:]
     np.testing.assert_array_equal(within.counts, counts[:, within.tokens])
@@ -101,7 +102,7 @@ def test_narrow_scores_equal_the_textbook(x64, large, assert_equals_textbook, mo
     module, init = model
     corpus = large(classes)
     params = draw(init, corpus)
-    assert narrow.is_narrow(*scores(params))
+    assert factored_kernel.is_narrow(*scores(params))
     assert_equals_textbook(
         partial(module.logits, residual=residual),
         partial(reference.two_layer_logits, residual=residual),
@@ -114,7 +115,7 @@ def test_wide_scores_equal_the_textbook(x64, large, assert_equals_textbook, mode
     module, init = model
     corpus = large()
     params = draw(init, corpus, scale=30.0)
-    assert not narrow.is_narrow(*scores(params))
+    assert not factored_kernel.is_narrow(*scores(params))
     # Products of size 1e4 in the exponent are rounded to 1e-12 in either form, and p multiplies that by 1e2.
     assert_equals_textbook(module.logits, reference.two_layer_logits, params, corpus, rtol=1e-7, atol=1e-7)
 
@@ -127,7 +128,7 @@ def test_scores_that_are_barely_narrow_lose_nothing(x64, large):
     p, v = jax.random.normal(jax.random.key(4), (2, 7), jnp.float64) / 10
     wide = two_layer.Params(E=E, p=p, v=v)
     single = jax.tree.map(lambda x: x.astype(jnp.float32), wide)
-    assert narrow.is_narrow(single.E @ single.E.T, True)
+    assert factored_kernel.is_narrow(single.E @ single.E.T, True)
     gradient = jax.jit(jax.grad(lambda x: (two_layer.logits(x, corpus) ** 2).sum()))
     for mine, exact in zip(*(jax.tree.leaves(gradient(x)) for x in (single, wide)), strict=True):
         assert mine.dtype == jnp.float32
@@ -137,14 +138,14 @@ def test_scores_that_are_barely_narrow_lose_nothing(x64, large):
 
 @pytest.mark.parametrize("scale", [2.0, np.nan])
 def test_what_is_no_number_is_not_narrow(scale):
-    assert bool(narrow.is_narrow(scale * jnp.eye(3), True)) is not np.isnan(scale)
+    assert bool(factored_kernel.is_narrow(scale * jnp.eye(3), True)) is not np.isnan(scale)
 
 
 def test_vmapped_equals_looped_whatever_the_spread_of_each_lane(x64, large, model):
     module, init = model
     corpus = large()
     lanes = [draw(init, corpus, scale=scale) for scale in (1.0, 30.0, 2.0)]
-    assert [bool(narrow.is_narrow(*scores(x))) for x in lanes] == [True, False, True]
+    assert [bool(factored_kernel.is_narrow(*scores(x))) for x in lanes] == [True, False, True]
     gradient = jax.jit(jax.grad(lambda x: ja.losses.classification(module.logits(x, corpus), corpus.labels)))
     vmapped = jax.vmap(gradient)(jax.tree.map(lambda *x: jnp.stack(x), *lanes))
     for lane, params in enumerate(lanes):

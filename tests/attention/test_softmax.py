@@ -5,8 +5,8 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.models import alone
-from jaxattn.models.attention import attend
+from jaxattn.attention import single
+from jaxattn.attention.softmax import attend
 
 
 @pytest.fixture(params=[0, 1 << 60], ids=["chooses its path", "one path"])
@@ -76,8 +76,8 @@ def test_scores_of_any_size_are_right_in_float32(rng, corpus):
 
 def test_scores_are_narrow_if_exp_spans_them(rng):
     scores = jnp.asarray(rng.normal(size=90), jnp.float32)
-    assert alone.is_narrow(scores)
-    assert not alone.is_narrow(70 * scores)
+    assert single.is_narrow(scores)
+    assert not single.is_narrow(70 * scores)
 
 
 def test_vmapped_equals_looped(rng, corpus):
