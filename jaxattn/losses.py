@@ -112,6 +112,7 @@ class Hinge(_Smoothed, frozen=True, kw_only=True):
         return (target * jax.nn.relu(1 + _above(logits).max(axis=2))).sum(axis=1)
 
 
+DEFAULT = Classification()
 LOSSES = {
     "classification": Classification,
     "logistic": Logistic,
@@ -160,7 +161,7 @@ def cross_entropy(
 
 def classification(logits: Array, labels: Int[Array, "n"], weights: Weights = None) -> Float[Array, ""]:
     """Compute the `mean` logistic loss of logits (n,) or cross-entropy of logits (n, K)."""
-    return mean(Classification(), logits, labels, weights)
+    return mean(DEFAULT, logits, labels, weights)
 
 
 def accuracy(logits: Array, labels: Int[Array, "n"]) -> Float[Array, ""]:
