@@ -138,7 +138,7 @@ class Descent(_Tagged, frozen=True, kw_only=True, tag="descent"):
 
     name: str
     train: Names
-    optimizer: optimizers.Name
+    optimizer: Literal["sgd", "normalized", "polyak", "adam"]
     step_size: Positive
     steps: PositiveInt
     schedule: optimizers.ScheduleName = "constant"
