@@ -1,50 +1,167 @@
-"""Losses of logits and labels, averaged over sequences, evenly or with weights."""
+"""Losses of logits and labels: settings that compute one number a sequence, and their means.
+
+Two classes have one logit f and labels y = ±1, K classes have logits f_k and labels 0 .. K-1:
+
+    loss            (n,), m = y f       (n, K)
+    logistic        log(1 + e^(-m))
+    cross_entropy                       logsumexp_k f_k - f_y
+    exponential     e^(-m)              Σ_{j≠y} e^(f_j - f_y)
+    squared         (1 - m)²/2          ½ ‖f - e_y‖², e_y the unit vector of y
+    hinge           max(0, 1 - m)       max(0, 1 + max_{j≠y} f_j - f_y)
+
+Smoothing ε replaces a label by the distribution (1 - ε) δ_y + ε/K, and its loss by the expectation.
+"""
+
+from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from jaxtyping import Array, Float, Int
 
+from jaxattn.errors import InputError
+from jaxattn.spec import Spec
+
 Weights = Float[Array, "n"] | None
+PerSequence = Callable[[Array, Array], Array]
 
 
-def logistic(logits: Float[Array, "n"], labels: Int[Array, "n"], weights: Weights = None) -> Float[Array, ""]:
-    """Compute the mean logistic loss, L = (1/n) Σ log(1 + exp(-y f)).
+class _Smoothed(Spec, frozen=True, kw_only=True):
+    smoothing: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+    def __call__(self, logits: Float[Array, "n *K"], labels: Int[Array, "n"]) -> Float[Array, "n"]:
+        """Compute the loss of every sequence.
+
+        Args:
+            logits: f, (n,) or (n, K).
+            labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
+
+        Returns:
+            (n,), of the logits' dtype.
+        """
+        smoothing = jnp.asarray(self.smoothing, logits.dtype)
+        if logits.ndim == 1:
+            return self._of_margin(labels * logits, smoothing)
+        classes = logits.shape[1]
+        target = (1 - smoothing) * jax.nn.one_hot(labels, classes, dtype=logits.dtype) + smoothing / classes
+        return self._of_target(logits, target)
+
+    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+        raise NotImplementedError
+
+    def _of_target(self, logits: Array, target: Array) -> Array:
+        raise NotImplementedError
+
+
+class Classification(_Smoothed, frozen=True, kw_only=True):
+    """The logistic loss of logits (n,), the cross-entropy of logits (n, K)."""
+
+    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+        # log(1 + e^m) = log(1 + e^-m) + m.
+        return jax.nn.softplus(-margin) + smoothing / 2 * margin
+
+    def _of_target(self, logits: Array, target: Array) -> Array:
+        return jax.nn.logsumexp(logits, axis=1) - (target * logits).sum(axis=1)
+
+
+class Logistic(Classification, frozen=True, kw_only=True):
+    """log(1 + e^(-y f)), for two classes."""
+
+    def _of_target(self, logits: Array, target: Array) -> Array:
+        raise InputError(f"loss: logistic is for two classes, not {logits.shape[1]}; choose cross_entropy")
+
+
+class CrossEntropy(Classification, frozen=True, kw_only=True):
+    """logsumexp_k f_k - f_y, for K classes with a logit each."""
+
+    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+        raise InputError(
+            "loss: cross_entropy is for K classes with a logit each, not two that share one; choose logistic"
+        )
+
+
+class Exponential(_Smoothed, frozen=True, kw_only=True):
+    """e^(-y f), or Σ_{j≠y} e^(f_j - f_y) for K classes."""
+
+    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+        # A weight of 0 in the exponent: 0 · e^m would be NaN where e^m overflows.
+        return jnp.exp(jnp.log1p(-smoothing / 2) - margin) + jnp.exp(jnp.log(smoothing / 2) + margin)
+
+    def _of_target(self, logits: Array, target: Array) -> Array:
+        return jnp.exp(_above(logits) + jnp.log(target)[:, :, None]).sum(axis=(1, 2))
+
+
+class Squared(_Smoothed, frozen=True, kw_only=True):
+    """(y - f)²/2, or ½ ‖f - e_y‖² for K classes."""
+
+    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+        return ((1 - smoothing / 2) * (1 - margin) ** 2 + smoothing / 2 * (1 + margin) ** 2) / 2
+
+    def _of_target(self, logits: Array, target: Array) -> Array:
+        return ((1 - target) * logits**2 + target * (1 - logits) ** 2).sum(axis=1) / 2
+
+
+class Hinge(_Smoothed, frozen=True, kw_only=True):
+    """max(0, 1 - y f), or that of Crammer and Singer, max(0, 1 + max_{j≠y} f_j - f_y), for K classes."""
+
+    def _of_margin(self, margin: Array, smoothing: Array) -> Array:
+        return (1 - smoothing / 2) * jax.nn.relu(1 - margin) + smoothing / 2 * jax.nn.relu(1 + margin)
+
+    def _of_target(self, logits: Array, target: Array) -> Array:
+        return (target * jax.nn.relu(1 + _above(logits).max(axis=2))).sum(axis=1)
+
+
+DEFAULT = Classification()
+LOSSES = {
+    "classification": Classification,
+    "logistic": Logistic,
+    "cross_entropy": CrossEntropy,
+    "exponential": Exponential,
+    "squared": Squared,
+    "hinge": Hinge,
+}
+
+
+def _above(logits: Float[Array, "n K"]) -> Float[Array, "n K K"]:
+    """Compute f_j - f_k at [:, k, j], -inf at j = k."""
+    own = jnp.eye(logits.shape[1], dtype=bool)
+    return jnp.where(own, -jnp.inf, logits[:, None, :] - logits[:, :, None])
+
+
+def mean(
+    loss: PerSequence, logits: Array, labels: Int[Array, "n"], weights: Weights = None
+) -> Float[Array, ""]:
+    """Average a loss over sequences, L = (1/n) Σ ℓ(f, y) or Σ w ℓ(f, y).
 
     Args:
-        logits: f, (n,).
-        labels: y ∈ {-1, +1}, (n,).
+        loss: ℓ, (logits, labels) -> (n,).
+        logits: f, (n,) or (n, K).
+        labels: (n,).
         weights: of the sequences, (n,), instead of 1/n for each.
 
     Returns:
         The loss, a scalar of the logits' dtype.
     """
-    return _mean(jax.nn.softplus(-labels * logits), weights)
+    each = loss(logits, labels)
+    return each.mean() if weights is None else each @ weights.astype(each.dtype)
+
+
+def logistic(logits: Float[Array, "n"], labels: Int[Array, "n"], weights: Weights = None) -> Float[Array, ""]:
+    """Compute the `mean` logistic loss of labels ±1."""
+    return mean(Logistic(), logits, labels, weights)
 
 
 def cross_entropy(
     logits: Float[Array, "n K"], labels: Int[Array, "n"], weights: Weights = None
 ) -> Float[Array, ""]:
-    """Compute the mean K-class cross-entropy, L = (1/n) Σ (logsumexp_k f_k - f_y).
-
-    Args:
-        logits: f, (n, K).
-        labels: y ∈ {0 .. K-1}, (n,).
-        weights: of the sequences, (n,), instead of 1/n for each.
-
-    Returns:
-        The loss, a scalar of the logits' dtype.
-    """
-    of_label = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-    return _mean(jax.nn.logsumexp(logits, axis=1) - of_label, weights)
+    """Compute the `mean` K-class cross-entropy of labels 0 .. K-1."""
+    return mean(CrossEntropy(), logits, labels, weights)
 
 
 def classification(logits: Array, labels: Int[Array, "n"], weights: Weights = None) -> Float[Array, ""]:
-    """Compute the logistic loss of logits (n,) or the cross-entropy of logits (n, K)."""
-    return (logistic if logits.ndim == 1 else cross_entropy)(logits, labels, weights)
-
-
-def _mean(x: Float[Array, "n"], weights: Weights) -> Float[Array, ""]:
-    return x.mean() if weights is None else x @ weights.astype(x.dtype)
+    """Compute the `mean` logistic loss of logits (n,) or cross-entropy of logits (n, K)."""
+    return mean(DEFAULT, logits, labels, weights)
 
 
 def accuracy(logits: Array, labels: Int[Array, "n"]) -> Float[Array, ""]:

@@ -1,9 +1,13 @@
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
+import pytest
+from jax.test_util import check_grads
 from scipy.special import log_softmax
 
 from jaxattn import losses
+from jaxattn.errors import InputError
 
 
 def test_logistic_equals_the_formula_and_survives_large_logits(rng, x64):
@@ -38,3 +42,91 @@ def test_gradient_of_the_logistic_loss_is_minus_y_sigmoid(rng, x64):
     f, y = jnp.asarray(rng.normal(size=9)), jnp.asarray(rng.choice([-1, 1], 9))
     got = jax.grad(losses.logistic)(f, y)
     np.testing.assert_allclose(got, -y / (1 + np.exp(y * f)) / 9, rtol=1e-13)
+
+
+TWO_CLASSES = {
+    "classification": lambda m: np.log(1 + np.exp(-m)),
+    "logistic": lambda m: np.log(1 + np.exp(-m)),
+    "exponential": lambda m: np.exp(-m),
+    "squared": lambda m: (1 - m) ** 2 / 2,
+    "hinge": lambda m: max(0, 1 - m),
+}
+K_CLASSES = {
+    "classification": lambda f, y: -log_softmax(f)[y],
+    "cross_entropy": lambda f, y: -log_softmax(f)[y],
+    "exponential": lambda f, y: sum(np.exp(f[j] - f[y]) for j in range(len(f)) if j != y),
+    "squared": lambda f, y: sum((f[j] - (j == y)) ** 2 for j in range(len(f))) / 2,
+    "hinge": lambda f, y: max(0, 1 + max(f[j] for j in range(len(f)) if j != y) - f[y]),
+}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", TWO_CLASSES)
+def test_two_class_losses_equal_their_expectation_sequence_by_sequence(rng, x64, name, smoothing):
+    f, y = 2 * rng.normal(size=20), rng.choice([-1, 1], 20)
+    loss, formula = losses.LOSSES[name](smoothing=smoothing), TWO_CLASSES[name]
+    expected = [
+        (1 - smoothing) * formula(b * a) + smoothing / 2 * (formula(a) + formula(-a))
+        for a, b in zip(f, y, strict=True)
+    ]
+    np.testing.assert_allclose(loss(jnp.asarray(f), jnp.asarray(y)), expected, rtol=1e-13)
+    weights = rng.random(20)
+    got = losses.mean(loss, jnp.asarray(f), jnp.asarray(y), jnp.asarray(weights))
+    np.testing.assert_allclose(got, weights @ expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", K_CLASSES)
+def test_k_class_losses_equal_their_expectation_sequence_by_sequence(rng, x64, name, smoothing):
+    f, y = 2 * rng.normal(size=(20, 4)), rng.integers(0, 4, 20)
+    loss, formula = losses.LOSSES[name](smoothing=smoothing), K_CLASSES[name]
+    expected = [
+        (1 - smoothing) * formula(a, b) + smoothing / 4 * sum(formula(a, k) for k in range(4))
+        for a, b in zip(f, y, strict=True)
+    ]
+    np.testing.assert_allclose(loss(jnp.asarray(f), jnp.asarray(y)), expected, rtol=1e-13)
+    np.testing.assert_allclose(losses.mean(loss, jnp.asarray(f), jnp.asarray(y)), np.mean(expected))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize(("name", "classes"), [*((x, 2) for x in TWO_CLASSES), *((x, 4) for x in K_CLASSES)])
+def test_derivatives_agree_with_finite_differences(rng, x64, name, classes, smoothing):
+    f = rng.normal(size=9 if classes == 2 else (9, 4))
+    y = jnp.asarray(rng.choice([-1, 1], 9) if classes == 2 else rng.integers(0, 4, 9))
+    loss = losses.LOSSES[name](smoothing=smoothing)
+    check_grads(lambda f: losses.mean(loss, jnp.asarray(f), y), (f,), order=2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_smoothing_may_be_traced_and_large_margins_stay_finite(name):
+    """e^100 overflows in float32: a weight of 0 must keep it out, of the gradient too."""
+    loss = losses.LOSSES[name]()
+    f, y = (
+        (jnp.array([[200.0, 100, 0]]), jnp.array([0]))
+        if name == "cross_entropy"
+        else (jnp.array([100.0]), jnp.array([1]))
+    )
+
+    def total(f, smoothing):
+        return msgspec.structs.replace(loss, smoothing=smoothing)(f, y).sum()
+
+    value, gradient = jax.jit(jax.value_and_grad(total))(f, 0.0)
+    assert bool(jnp.isfinite(value))
+    assert bool(jnp.isfinite(gradient).all())
+    assert gradient.dtype == jnp.float32
+    many = jax.vmap(total, in_axes=(None, 0))(f / 100, jnp.array([0.0, 0.2]))
+    np.testing.assert_allclose(many[1], losses.LOSSES[name](smoothing=0.2)(f / 100, y).sum(), rtol=1e-6)
+
+
+def test_a_loss_for_other_logits_names_the_right_one():
+    with pytest.raises(InputError, match="not 3; choose cross_entropy"):
+        losses.Logistic()(jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32))
+    with pytest.raises(InputError, match="choose logistic"):
+        losses.CrossEntropy()(jnp.zeros(2), jnp.ones(2, jnp.int32))
+
+
+def test_settings_are_checked_when_they_are_read():
+    assert msgspec.convert({"smoothing": 0.1}, losses.Hinge) == losses.Hinge(smoothing=0.1)
+    for wrong in ({"smoothing": 1.5}, {"smoothing": -0.1}, {"smooth": 0.1}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, losses.Hinge)

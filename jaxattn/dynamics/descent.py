@@ -12,8 +12,10 @@ import optax
 from flax import struct
 from jax import Array
 
+from jaxattn import losses, trees
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.one_step import Logits, loss_and_gradients
+from jaxattn.dynamics.one_step import Logits, loss, loss_and_gradients
+from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.trees import Leaf
 
@@ -62,24 +64,27 @@ def descent(
     train: Sequence[str],
     logits: Logits = one_layer.logits,
     batch_size: int | None = None,
+    per_sequence: PerSequence = losses.DEFAULT,
 ) -> Descent:
     """Make a descent of the mean loss on the named parameters.
 
     Args:
-        optimizer: any optax transformation; one that takes `value` (a Polyak step) is given the loss.
+        optimizer: any optax transformation; one that takes `value` (a Polyak step), `grad` or `value_fn` (a
+            line search) is given the loss, its gradient, and the loss as a function of what is trained.
         train: names of the parameters that move, a subset of the model's.
         logits: the model.
         batch_size: sequences per step, dealt out anew in every epoch (the last ones that do not fill a batch
             sit it out); all of them by default. A batch is a matter of weights in token space, so its step
             costs what a full one does.
+        per_sequence: (logits, labels) -> (n,); logistic for two classes and cross-entropy for K by default.
 
     Returns:
-        The (init, step) pair.
+        The (init, step) pair; both raise InputError for a name that the parameters do not have.
     """
     transformation = optax.with_extra_args_support(optimizer)
 
     def init(params: Any, key: Array | None = None) -> State:
-        trained = {name: getattr(params, name) for name in train}
+        trained = {name: trees.get(params, name) for name in train}
         return State(
             params,
             transformation.init(trained),
@@ -93,19 +98,25 @@ def descent(
         if batch_size is not None:
             key = jax.random.wrap_key_data(state.key)
             weights = batch(key, state.step, batch_size, corpus.num_sequences)
-        loss, gradients = loss_and_gradients(state.params, corpus, train, logits, weights)
-        trained = {name: getattr(state.params, name) for name in train}
-        updates, carried = transformation.update(gradients, state.optimizer, trained, value=loss)
+        value, gradients = loss_and_gradients(state.params, corpus, train, logits, weights, per_sequence)
+        trained = {name: trees.get(state.params, name) for name in train}
+
+        def value_fn(trained: dict[str, Array]) -> Array:
+            return loss(trees.replaced(state.params, **trained), corpus, logits, weights, per_sequence)
+
+        updates, carried = transformation.update(
+            gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
+        )
         norm = optax.tree.norm(gradients)
-        fails = ~(jnp.isfinite(loss) & jnp.isfinite(norm))
+        fails = ~(jnp.isfinite(value) & jnp.isfinite(norm))
         moved = State(
-            params=state.params.replace(**optax.apply_updates(trained, updates)),
+            params=trees.replaced(state.params, **optax.apply_updates(trained, updates)),
             optimizer=carried,
             step=state.step + 1,
             failed_at=jnp.where((state.failed_at < 0) & fails, state.step, state.failed_at),
             key=state.key,
         )
-        return moved, Info(loss, norm)
+        return moved, Info(value, norm)
 
     return Descent(init, step)
 

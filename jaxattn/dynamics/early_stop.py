@@ -7,9 +7,11 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from jaxattn import losses
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.descent import Descent, Info, State
 from jaxattn.dynamics.one_step import Logits, loss
+from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.trees import Leaf
 
@@ -53,6 +55,7 @@ def early_stop(
     every: int,
     patience: int,
     logits: Logits = one_layer.logits,
+    per_sequence: PerSequence = losses.DEFAULT,
 ) -> Descent:
     """Let a descent stop when the loss on a held-out corpus no longer falls.
 
@@ -62,13 +65,14 @@ def early_stop(
         every: steps between checks of the held-out loss.
         patience: checks without a new best after which it stops and goes back to the best parameters.
         logits: the model.
+        per_sequence: (logits, labels) -> (n,), whose mean on the held-out corpus is watched.
 
     Returns:
         An (init, step) pair whose step takes (training corpus, held-out corpus); a stopped descent stays.
     """
 
     def init(params: Any, *key: Array) -> Watched:
-        dtype = params.E.dtype
+        dtype = next(x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
         return Watched(
             algorithm.init(params, *key), params, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32)
         )
@@ -82,7 +86,7 @@ def early_stop(
         checks = ((inner.step % every == 0) | (inner.step == steps)) & ~stopped
         found = jax.lax.cond(
             checks,
-            lambda params: loss(params, held_out, logits).astype(state.best_loss.dtype),
+            lambda params: loss(params, held_out, logits, None, per_sequence).astype(state.best_loss.dtype),
             lambda _: jnp.full_like(state.best_loss, jnp.inf),
             inner.params,
         )

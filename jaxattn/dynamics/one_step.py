@@ -6,17 +6,35 @@ from typing import TypeVar
 import jax
 from jax import Array
 
-from jaxattn import losses
+from jaxattn import losses, trees
 from jaxattn.data.corpus import Corpus
+from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
 P = TypeVar("P")
 Logits = Callable[[P, Corpus], Array]
 
 
-def loss(params: P, corpus: Corpus, logits: Logits = one_layer.logits, weights: Array | None = None) -> Array:
-    """Compute the mean logistic loss (two classes) or cross-entropy (K heads) of a model on a corpus."""
-    return losses.classification(logits(params, corpus), corpus.labels, weights)
+def loss(
+    params: P,
+    corpus: Corpus,
+    logits: Logits = one_layer.logits,
+    weights: Array | None = None,
+    per_sequence: PerSequence = losses.DEFAULT,
+) -> Array:
+    """Compute the mean loss of a model on a corpus.
+
+    Args:
+        params: the model's parameters.
+        corpus: n sequences.
+        logits: the model.
+        weights: of the sequences, (n,), instead of 1/n for each.
+        per_sequence: (logits, labels) -> (n,); logistic for two classes and cross-entropy for K by default.
+
+    Returns:
+        L, a scalar.
+    """
+    return losses.mean(per_sequence, logits(params, corpus), corpus.labels, weights)
 
 
 def loss_and_gradients(
@@ -25,24 +43,29 @@ def loss_and_gradients(
     train: Sequence[str],
     logits: Logits = one_layer.logits,
     weights: Array | None = None,
+    per_sequence: PerSequence = losses.DEFAULT,
 ) -> tuple[Array, dict[str, Array]]:
     """Differentiate the loss by the named parameters only.
 
     Args:
-        params: a frozen dataclass of arrays.
+        params: a frozen dataclass, NamedTuple or dict of arrays.
         corpus: n sequences.
         train: names of the parameters to differentiate by.
         logits: the model.
         weights: of the sequences, (n,), instead of 1/n for each.
+        per_sequence: see `loss`.
 
     Returns:
         The loss and ∂L/∂θ for every named θ.
+
+    Raises:
+        InputError: a name that the parameters do not have.
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:
-        return loss(params.replace(**trained), corpus, logits, weights)  # type: ignore[attr-defined]
+        return loss(trees.replaced(params, **trained), corpus, logits, weights, per_sequence)
 
-    return jax.value_and_grad(of_trained)({name: getattr(params, name) for name in train})
+    return jax.value_and_grad(of_trained)({name: trees.get(params, name) for name in train})
 
 
 def one_step(
@@ -52,22 +75,27 @@ def one_step(
     step_size: float | Array,
     train: Sequence[str] = ("E",),
     logits: Logits = one_layer.logits,
+    per_sequence: PerSequence = losses.DEFAULT,
 ) -> P:
     """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, on E alone unless told otherwise.
 
     Args:
-        params: E (V, d), p (d,), v (d,) or (d, K).
+        params: E (V, d), p (d,), v (d,) or (d, K), or what another model has.
         corpus: n sequences over V tokens.
         step_size: η0.
         train: names of the parameters that move.
         logits: the model.
+        per_sequence: see `loss`.
 
     Returns:
         The parameters after the step.
 
+    Raises:
+        InputError: a name that the parameters do not have.
+
     Source:
         Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
     """
-    _, gradients = loss_and_gradients(params, corpus, train, logits)
-    moved = {name: getattr(params, name) - step_size * g for name, g in gradients.items()}
-    return params.replace(**moved)  # type: ignore[attr-defined]
+    _, gradients = loss_and_gradients(params, corpus, train, logits, per_sequence=per_sequence)
+    moved = {name: trees.get(params, name) - step_size * g for name, g in gradients.items()}
+    return trees.replaced(params, **moved)

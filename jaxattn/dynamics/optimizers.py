@@ -1,11 +1,16 @@
 """The optimisers of the field by name, as optax transformations."""
 
-from typing import Literal
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import optax
 from jax import Array
 
-Name = Literal["sgd", "normalized", "polyak", "adam"]
+from jaxattn.errors import InputError
+
+Factory = Callable[..., optax.GradientTransformation]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential", "inverse_sqrt"]
 
 
@@ -45,34 +50,109 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
 
 
 def optimizer(
-    name: Name,
-    step_size: optax.ScalarOrSchedule | Array,
-    *,
-    momentum: float | Array = 0.0,
-    loss_floor: float | Array = 0.0,
-    epsilon: float | Array = 1e-8,
+    name: str | Factory, step_size: optax.ScalarOrSchedule | Array, **options: Any
 ) -> optax.GradientTransformation:
     """Make an optimiser.
 
     Args:
         name: sgd, θ - η g; normalized, θ - η g/‖g‖ (over all trained parameters); polyak,
-            θ - min(η, (L - floor)/‖g‖²) g; adam.
-        step_size: η, a number or a schedule.
-        momentum: heavy-ball factor of sgd and normalized.
-        loss_floor: the loss that a Polyak step aims for.
-        epsilon: what adam adds to the root of the second moment; the gradient of E is of order 1e-6 per
-            entry on a corpus of thousands of reviews, so this is not only a guard against division by 0.
+            θ - min(η, (L - loss_floor)/‖g‖²) g; any optimiser of optax that takes a learning rate (adam,
+            adamw, lion, ...); or a function (step_size, **options) that makes a transformation.
+        step_size: η, a number or a schedule; a number for polyak.
+        options: what the optimiser takes beside η, by optax's names: momentum and nesterov of sgd and
+            normalized, loss_floor of polyak, weight_decay of adamw, ... `epsilon` is optax's eps: the
+            gradient of E is of order 1e-6 per entry on a corpus of thousands of reviews, so for adam this is
+            not only a guard against division by 0. sgd, normalized, polyak and adam take each other's
+            momentum, loss_floor and epsilon without using them, so that a sweep can compare them.
 
     Returns:
         The optax transformation.
+
+    Raises:
+        InputError: as `check_options`.
     """
+    check_options(name, options)
+    factory = _factory(name)
+    known = inspect.signature(factory).parameters
+    taken = {_own_name(key, known): value for key, value in options.items()}
+    if name in _OWN:
+        taken = {key: value for key, value in taken.items() if key in known}
+    return factory(step_size, **taken)
+
+
+def check_options(name: str | Factory, options: Iterable[str]) -> None:
+    """Check the name of an optimiser and the names of its options, before anything runs.
+
+    Args:
+        name: as for `optimizer`.
+        options: names of the options.
+
+    Raises:
+        InputError: an unknown name or option, with the nearest right one, or an option that is missing.
+    """
+    factory = _factory(name)
+    called = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
+    first, *others = inspect.signature(factory).parameters.values()
+    known = {x.name: x for x in others if x.kind is not x.VAR_KEYWORD}
+    allowed = {*known, *(_SHARED if name in _OWN else ()), *(("epsilon",) if "eps" in known else ())}
+    takes_any = len(known) < len(others)
+    for option in options:
+        if option == first.name:
+            raise InputError(f"{option}: of {called}, it is given as step_size")
+        if option not in allowed and not takes_any:
+            raise InputError(f"{option}: not an option of {called}; {_nearest(option, allowed)}")
+    given = {_own_name(option, known) for option in options}
+    missing = [x.name for x in known.values() if x.default is x.empty and x.name not in given]
+    if missing:
+        raise InputError(f"{missing[0]}: {called} needs it; add this option")
+
+
+def _factory(name: str | Factory) -> Factory:
+    if not isinstance(name, str):
+        return name
+    if name in _OWN:
+        return _OWN[name]
+    # Functions that draw noise need a key for every seed, which only a function of the user's own can give.
+    found = {
+        key: value
+        for key, value in vars(optax).items()
+        if inspect.isfunction(value)
+        and not key.startswith(("_", "scale_by_"))
+        and "learning_rate" in (parameters := inspect.signature(value).parameters)
+        and "key" not in parameters
+    }
+    if name not in found:
+        raise InputError(f"optimizer: '{name}' is not known; {_nearest(name, {*_OWN, *found})}")
+    return found[name]
+
+
+def _own_name(option: str, known: Mapping[str, Any]) -> str:
+    return "eps" if option == "epsilon" and "eps" in known and "epsilon" not in known else option
+
+
+def _nearest(given: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(given, known, 1)
+    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
+
+
+def _sgd(
+    step_size: optax.ScalarOrSchedule, *, momentum: float | Array = 0.0, nesterov: bool = False
+) -> optax.GradientTransformation:
+    # A factor of 0 keeps no trace; where it is traced, one of zeros does the same.
     decay = None if isinstance(momentum, float) and momentum == 0 else momentum
-    match name:
-        case "sgd":
-            return optax.sgd(step_size, momentum=decay)
-        case "normalized":
-            return optax.chain(optax.normalize_by_update_norm(eps=0.0), optax.sgd(step_size, momentum=decay))
-        case "polyak":
-            return optax.polyak_sgd(step_size, f_min=loss_floor)
-        case "adam":
-            return optax.adam(step_size, eps=epsilon)
+    return optax.sgd(step_size, momentum=decay, nesterov=nesterov)
+
+
+def _normalized(
+    step_size: optax.ScalarOrSchedule, *, momentum: float | Array = 0.0, nesterov: bool = False
+) -> optax.GradientTransformation:
+    scaled = _sgd(step_size, momentum=momentum, nesterov=nesterov)
+    return optax.chain(optax.normalize_by_update_norm(eps=0.0), scaled)
+
+
+def _polyak(step_size: float | Array, *, loss_floor: float | Array = 0.0) -> optax.GradientTransformation:
+    return optax.polyak_sgd(step_size, f_min=loss_floor)
+
+
+_OWN: dict[Any, Factory] = {"sgd": _sgd, "normalized": _normalized, "polyak": _polyak, "adam": optax.adam}
+_SHARED = ("momentum", "loss_floor", "epsilon")

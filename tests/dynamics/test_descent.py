@@ -7,6 +7,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.dynamics import descent, optimizer, run
 from jaxattn.dynamics.descent import batch
+from jaxattn.errors import InputError
 
 
 @pytest.fixture
@@ -135,3 +136,43 @@ def test_a_batch_of_all_sequences_is_the_full_batch(problem):
     ]
     one, other = (run(x, x.init(params, jax.random.key(0)), corpus, 5).params for x in algorithms)
     np.testing.assert_allclose(one.E, other.E, rtol=1e-10, atol=1e-12)
+
+
+def test_parameters_may_be_a_dict_and_the_loss_another_one(problem):
+    params, corpus = problem
+    hinge = ja.losses.Hinge(smoothing=0.1)
+    algorithm = descent(
+        optimizer("sgd", 0.5),
+        train=("E", "p"),
+        logits=lambda own, corpus: ja.models.one_layer.logits(ja.models.one_layer.Params(**own), corpus),
+        per_sequence=hinge,
+    )
+    got = run(algorithm, algorithm.init(vars(params)), corpus, 3).params
+    for _ in range(3):
+        params = ja.dynamics.one_step(params, corpus, step_size=0.5, train=("E", "p"), per_sequence=hinge)
+    np.testing.assert_allclose(got["E"], params.E, rtol=1e-12)
+    np.testing.assert_allclose(got["p"], params.p, rtol=1e-12)
+
+
+def test_a_line_search_is_given_the_loss_as_a_function(problem):
+    """L-BFGS on p gets as far in 30 steps as scipy's does."""
+    from scipy.optimize import minimize
+
+    params, corpus = problem
+    algorithm = descent(optax.lbfgs(), train=("p",))
+    state = jax.jit(lambda state: run(algorithm, state, corpus, 30))(algorithm.init(params))
+
+    def objective(p):
+        moved = params.replace(p=jnp.asarray(p))
+        return float(loss(moved, corpus)), np.asarray(gradients(moved, corpus).p)
+
+    loss = jax.jit(ja.dynamics.loss)
+    theirs = minimize(objective, params.p, jac=True, method="L-BFGS-B", options={"maxiter": 30}).fun
+    assert float(loss(state.params, corpus)) < theirs + 0.01
+    assert float(loss(state.params, corpus)) < float(loss(params, corpus)) - 0.02
+
+
+def test_an_unknown_parameter_is_named(problem):
+    params, _ = problem
+    with pytest.raises(InputError, match="q: not a parameter of the model; it has E, p, v"):
+        descent(optimizer("sgd", 0.1), train=("q",)).init(params)

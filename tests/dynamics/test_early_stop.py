@@ -5,6 +5,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.dynamics import descent, early_stop, loss, optimizer, run
+from jaxattn.models.attention import attend
 
 SIZES = {"vocab_size": 60, "relevant": 10, "length": 6, "sequences": 40, "max_posterior_difference": 0.5}
 STEPS, EVERY = 60, 5
@@ -62,3 +63,16 @@ def test_lanes_stop_on_their_own(problem):
     for lane, one in enumerate((params, other)):
         alone = run(algorithm, algorithm.init(one), (train, held_out), STEPS)
         np.testing.assert_allclose(state.params.E[lane], alone.params.E, rtol=1e-10)
+
+
+def test_parameters_of_any_names_may_be_watched_by_another_loss(problem):
+    params, train, held_out = problem
+    squared = ja.losses.Squared()
+    logits = lambda own, corpus: attend(corpus, own["scores"], own["values"])  # noqa: E731
+    own = {"scores": params.E @ params.p, "values": params.E @ params.v}
+    inner = descent(optimizer("sgd", 1.0), train=("values",), logits=logits, per_sequence=squared)
+    algorithm = early_stop(inner, steps=9, every=3, patience=9, logits=logits, per_sequence=squared)
+    state = run(algorithm, algorithm.init(own), (train, held_out), 9)
+    assert state.best_loss.dtype == jnp.float64
+    expected = ((held_out.labels - logits(state.params, held_out)) ** 2).mean() / 2
+    np.testing.assert_allclose(state.best_loss, expected, rtol=1e-12)

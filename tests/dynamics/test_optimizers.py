@@ -1,7 +1,14 @@
+import re
+
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from jaxattn.dynamics import schedule
+from jaxattn.dynamics import optimizer, schedule
+from jaxattn.dynamics.optimizers import check_options
+from jaxattn.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -22,3 +29,97 @@ def test_schedules_follow_their_formula(name, formula):
 def test_inverse_square_root_and_warmup():
     made = schedule("inverse_sqrt", 0.3, 100, warmup=10)
     np.testing.assert_allclose([made(0), made(5), made(10), made(13)], [0, 0.15, 0.3, 0.15], rtol=1e-6)
+
+
+def last_of(transformation, steps=4):
+    """Take a few steps on a quadratic function; (3,)."""
+    transformation = optax.with_extra_args_support(transformation)
+    theta = {"p": jnp.array([1.0, -2.0, 0.5])}
+    state = transformation.init(theta)
+
+    def loss(theta):
+        return (jnp.array([1.0, 3.0, 9.0]) * theta["p"] ** 2).sum()
+
+    for _ in range(steps):
+        value, gradient = jax.value_and_grad(loss)(theta)
+        updates, state = transformation.update(gradient, state, theta, value=value)
+        theta = optax.apply_updates(theta, updates)
+    return theta["p"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "theirs"),
+    [
+        (
+            "adamw",
+            {"weight_decay": 0.3, "epsilon": 1e-3},
+            lambda: optax.adamw(0.1, weight_decay=0.3, eps=1e-3),
+        ),
+        ("adam", {"b1": 0.5, "momentum": 0.9}, lambda: optax.adam(0.1, b1=0.5)),
+        ("sgd", {"momentum": 0.9, "nesterov": True}, lambda: optax.sgd(0.1, momentum=0.9, nesterov=True)),
+        ("rmsprop", {"decay": 0.8}, lambda: optax.rmsprop(0.1, decay=0.8)),
+        ("lion", {}, lambda: optax.lion(0.1)),
+        ("signum", {"beta": 0.5}, lambda: optax.signum(0.1, beta=0.5)),
+        ("adagrad", {}, lambda: optax.adagrad(0.1)),
+        ("lamb", {"weight_decay": 0.1}, lambda: optax.lamb(0.1, weight_decay=0.1)),
+    ],
+)
+def test_optimisers_of_optax_go_by_their_names(name, options, theirs):
+    np.testing.assert_array_equal(last_of(optimizer(name, 0.1, **options)), last_of(theirs()))
+
+
+def test_step_sizes_and_options_may_be_traced():
+    def together(name, **options):
+        keys, values = zip(*options.items(), strict=True)
+        return jax.vmap(lambda x, *y: last_of(optimizer(name, x, **dict(zip(keys, y, strict=True)))))(
+            jnp.array([0.1, 0.2]), *map(jnp.array, values)
+        )
+
+    for name, options in (
+        ("adamw", {"weight_decay": [0.0, 0.3], "epsilon": [1e-8, 1e-3], "b1": [0.9, 0.5]}),
+        ("sgd", {"momentum": [0.0, 0.9]}),
+        ("polyak", {"loss_floor": [0.0, 1.0]}),
+        ("signum", {"beta": [0.9, 0.5]}),
+    ):
+        for lane, found in enumerate(together(name, **options)):
+            own = {key: values[lane] for key, values in options.items()}
+            alone = last_of(optimizer(name, [0.1, 0.2][lane], **own))
+            np.testing.assert_allclose(found, alone, rtol=1e-5, err_msg=name)
+
+
+def test_a_chain_of_the_users_own():
+    def clipped(step_size, *, norm: float, decay: float = 0.0):
+        return optax.chain(optax.clip_by_global_norm(norm), optax.sgd(step_size, momentum=decay))
+
+    got = last_of(optimizer(clipped, 0.1, norm=0.5, decay=0.9))
+    np.testing.assert_array_equal(
+        got, last_of(optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9)))
+    )
+    check_options(clipped, ["norm"])
+    for options, message in (
+        ({}, "norm: clipped needs it"),
+        ({"norm": 1.0, "decays": 0.1}, "decays: not an option of clipped; did you mean 'decay'?"),
+        ({"norm": 1.0, "step_size": 0.1}, "step_size: of clipped, it is given as step_size"),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            check_options(clipped, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("adamv", [], "optimizer: 'adamv' is not known; did you mean 'adam"),
+        ("polyak_sgd", [], "did you mean 'polyak'?"),
+        ("noisy_sgd", [], "'noisy_sgd' is not known"),
+        ("scale_by_adam", [], "'scale_by_adam' is not known"),
+        ("adamw", ["weight_decy"], "weight_decy: not an option of adamw; did you mean 'weight_decay'?"),
+        ("adamw", ["learning_rate"], "learning_rate: of adamw, it is given as step_size"),
+        ("adamw", ["momentum"], "momentum: not an option of adamw"),
+        ("sign_sgd", ["momentum"], "momentum: not an option of sign_sgd; known: none"),
+        ("sgd", ["b1"], "b1: not an option of sgd; known: epsilon, loss_floor, momentum, nesterov"),
+    ],
+)
+def test_unknown_names_and_options_are_named_with_the_nearest(name, options, message):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        check_options(name, options)
+    assert "\n" not in str(caught.value)
