@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from jaxattn.analysis.statistics import format_number, interval
+from jaxattn.results.statistics import format_number, interval
 
 LEVEL = 0.95
 REQUIRED = 0.9

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from jaxattn.analysis.tables import markdown
+from jaxattn.results.tables import markdown
 from jaxattn.claims import joint, limits, one_step, reviews
 from jaxattn.claims.flow import Flows
 from jaxattn.claims.reviews import TextPlan

@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.analysis import tables as files
-from jaxattn.analysis.importance import importance
-from jaxattn.analysis.results import TOKEN_COLUMNS, Results
-from jaxattn.analysis.statistics import format_number, interval
-from jaxattn.analysis.style import Drawn, png
+from jaxattn.results import tables as files
+from jaxattn.results.importance import importance
+from jaxattn.results.load import TOKEN_COLUMNS, Results
+from jaxattn.results.statistics import format_number, interval
+from jaxattn.results.style import Drawn, png
 from jaxattn.diagnosis.diagnose import BINS, Diagnosis
 from jaxattn.errors import RunError
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import format_number, last_steps, power_law, setting
-from jaxattn.analysis.tokens import BINS, HIGH, LOW, at_end
+from jaxattn.results.load import Results
+from jaxattn.results.statistics import format_number, last_steps, power_law, setting
+from jaxattn.results.tokens import BINS, HIGH, LOW, at_end
 from jaxattn.claims.rows import Tolerance, around, at_least
 from jaxattn.paper import published
 from jaxattn.paper.compare import (

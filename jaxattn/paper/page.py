@@ -14,10 +14,10 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from jaxattn.analysis import figures, results, style
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import format_number
-from jaxattn.analysis.tables import markdown
+from jaxattn.results import figures, load, style
+from jaxattn.results.load import Results
+from jaxattn.results.statistics import format_number
+from jaxattn.results.tables import markdown
 from jaxattn.errors import InputError, RunError
 from jaxattn.paper import compare
 from jaxattn.paper.compare import Finding
@@ -148,7 +148,7 @@ def section(item: Item, run: Path, scale: str, failed: bool = False) -> Section:
     if item.measure is None:
         return Section(item, "shown elsewhere", item.elsewhere.command if item.elsewhere else command)
     try:
-        loaded = results.load(run)
+        loaded = load(run)
     except InputError:
         remedy = f"run `{command}`"
         if item.needs != "nothing":

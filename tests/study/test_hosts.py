@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jaxattn.analysis.combine import combine
-from jaxattn.analysis.results import load
+from jaxattn.results.combine import combine
+from jaxattn.results.load import load
 from jaxattn.errors import InputError
 from jaxattn.study import hosts, launch, writers
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from jaxattn.analysis.results import Results
+from jaxattn.results.load import Results
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
 # One block of series times resamples stays below 16 MB.

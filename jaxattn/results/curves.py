@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import aggregate
-from jaxattn.analysis.style import (
+from jaxattn.results.load import Results
+from jaxattn.results.statistics import aggregate
+from jaxattn.results.style import (
     INK,
     SOFT,
     WIDTH,

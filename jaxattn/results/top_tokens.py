@@ -4,9 +4,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import format_number
-from jaxattn.analysis.style import (
+from jaxattn.results.load import Results
+from jaxattn.results.statistics import format_number
+from jaxattn.results.style import (
     BLUE,
     GREY,
     INK,
@@ -21,7 +21,7 @@ from jaxattn.analysis.style import (
     minus,
     style,
 )
-from jaxattn.analysis.tokens import at_end, top
+from jaxattn.results.tokens import at_end, top
 
 LONGEST_NAME = 24
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.analysis.results import Results
+from jaxattn.results.load import Results
 from jaxattn.errors import InputError
 
 

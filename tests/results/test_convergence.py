@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.analysis import load
-from jaxattn.analysis.convergence import collect, convergence
-from jaxattn.analysis.diagram import diagram
+from jaxattn.results import load
+from jaxattn.results.convergence import collect, convergence
+from jaxattn.results.diagram import diagram
 from jaxattn.errors import InputError
 
 STEPS = 20

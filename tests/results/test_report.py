@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from jaxattn.analysis import aggregate, load, report
-from jaxattn.analysis.statistics import last_steps
+from jaxattn.results import aggregate, load, report
+from jaxattn.results.statistics import last_steps
 from jaxattn.errors import InputError, RunError
 
 FIGURES = (

@@ -11,12 +11,12 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from jaxattn.analysis import style
-from jaxattn.analysis.figures import draw_all
-from jaxattn.analysis.results import Results, command, load
-from jaxattn.analysis.statistics import aggregate, format_number, last_steps, setting, summary_table
-from jaxattn.analysis.style import Drawn
-from jaxattn.analysis.tokens import at_end, named, top
+from jaxattn.results import style
+from jaxattn.results.figures import draw_all
+from jaxattn.results.load import Results, command, load
+from jaxattn.results.statistics import aggregate, format_number, last_steps, setting, summary_table
+from jaxattn.results.style import Drawn
+from jaxattn.results.tokens import at_end, named, top
 from jaxattn.errors import InputError, RunError
 
 TEMPLATE = Path(__file__).with_name("report.html")

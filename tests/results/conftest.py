@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.analysis import load
+from jaxattn.results import load
 
 WORDS = [
     "great",

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from jaxattn.analysis.results import Results
+from jaxattn.results.load import Results
 from jaxattn.errors import InputError
 
 BINS = 20

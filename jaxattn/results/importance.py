@@ -8,9 +8,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import format_number
-from jaxattn.analysis.style import (
+from jaxattn.results.load import Results
+from jaxattn.results.statistics import format_number
+from jaxattn.results.style import (
     BLUE,
     GREY,
     INK,
@@ -23,7 +23,7 @@ from jaxattn.analysis.style import (
     minus,
     style,
 )
-from jaxattn.analysis.tokens import BINS, HIGH, LOW, Tokens, at_end, bin_means
+from jaxattn.results.tokens import BINS, HIGH, LOW, Tokens, at_end, bin_means
 from jaxattn.errors import InputError
 
 MOST_POINTS = 100_000

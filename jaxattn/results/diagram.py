@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import aggregate, format_number, last_steps, setting
-from jaxattn.analysis.style import WIDTH, Drawn, axis_label, file_name, metric_label, minus, seed_words, style
+from jaxattn.results.load import Results
+from jaxattn.results.statistics import aggregate, format_number, last_steps, setting
+from jaxattn.results.style import WIDTH, Drawn, axis_label, file_name, metric_label, minus, seed_words, style
 from jaxattn.errors import InputError
 
 

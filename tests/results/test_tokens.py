@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxattn.analysis.tokens import at_end, bin_means, named, top
+from jaxattn.results.tokens import at_end, bin_means, named, top
 from jaxattn.errors import InputError
 
 

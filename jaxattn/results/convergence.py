@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.scaling import GUIDE, fitted, sentence
-from jaxattn.analysis.statistics import PowerLaw, power_law
-from jaxattn.analysis.style import (
+from jaxattn.results.load import Results
+from jaxattn.results.scaling import GUIDE, fitted, sentence
+from jaxattn.results.statistics import PowerLaw, power_law
+from jaxattn.results.style import (
     INK,
     SOFT,
     WIDTH,

@@ -13,8 +13,8 @@ import numpy as np
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import setting
+from jaxattn.results.load import Results
+from jaxattn.results.statistics import setting
 
 WIDTH = 6.8  # inches: the text width of most papers
 INK, SOFT, GRID = "#222222", "#6b6b6b", "#e8e8e8"

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import jaxattn.analysis
-from jaxattn.analysis import load
+import jaxattn.results
+from jaxattn.results import load
 from jaxattn.errors import InputError
 
 
@@ -103,14 +103,14 @@ def test_unknown_cell(results):
 
 
 def test_analysis_imports_neither_jax_nor_other_rooms():
-    for path in Path(jaxattn.analysis.__file__).parent.glob("*.py"):
+    for path in Path(jaxattn.results.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 room = ".".join(name.split(".")[:2])
                 assert name.split(".")[0] != "jax", f"{path.name} imports {name}"
-                assert not name.startswith("jaxattn") or room in ("jaxattn.analysis", "jaxattn.errors"), (
+                assert not name.startswith("jaxattn") or room in ("jaxattn.results", "jaxattn.errors"), (
                     path.name
                 )
                 assert name != "matplotlib.pyplot", path.name

@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import PowerLaw, aggregate, last_steps, power_law, setting
-from jaxattn.analysis.style import (
+from jaxattn.results.load import Results
+from jaxattn.results.statistics import PowerLaw, aggregate, last_steps, power_law, setting
+from jaxattn.results.style import (
     INK,
     SOFT,
     WIDTH,

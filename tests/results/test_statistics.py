@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from jaxattn.analysis import aggregate, power_law, summary_table
-from jaxattn.analysis.statistics import STATISTICS, format_number, interval, last_steps
+from jaxattn.results import aggregate, power_law, summary_table
+from jaxattn.results.statistics import STATISTICS, format_number, interval, last_steps
 
 
 def table(values, *, metric="loss", cell=0, step=0, phase="p"):
@@ -130,7 +130,7 @@ def test_a_series_depends_neither_on_other_rows_nor_on_their_order():
 def test_blocks_do_not_show(monkeypatch):
     frames = pd.concat([table(np.random.default_rng(k).standard_normal(6), step=k) for k in range(7)])
     whole = aggregate(frames)
-    monkeypatch.setattr("jaxattn.analysis.statistics.BLOCK", 2 * 2000)
+    monkeypatch.setattr("jaxattn.results.statistics.BLOCK", 2 * 2000)
     pd.testing.assert_frame_equal(whole, aggregate(frames), rtol=1e-12)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.analysis.statistics import format_number
+from jaxattn.results.statistics import format_number
 from jaxattn.errors import InputError, RunError
 
 

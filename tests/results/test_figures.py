@@ -4,14 +4,14 @@ import matplotlib
 import numpy as np
 import pytest
 
-from jaxattn.analysis import aggregate, style
-from jaxattn.analysis.curves import curves
-from jaxattn.analysis.figures import KINDS, check, draw, draw_all
-from jaxattn.analysis.importance import importance, one_step_law
-from jaxattn.analysis.scaling import collect, scaling, verdict
-from jaxattn.analysis.statistics import PowerLaw
-from jaxattn.analysis.tokens import at_end, bin_means
-from jaxattn.analysis.top_tokens import top_tokens
+from jaxattn.results import aggregate, style
+from jaxattn.results.curves import curves
+from jaxattn.results.figures import KINDS, check, draw, draw_all
+from jaxattn.results.importance import importance, one_step_law
+from jaxattn.results.scaling import collect, scaling, verdict
+from jaxattn.results.statistics import PowerLaw
+from jaxattn.results.tokens import at_end, bin_means
+from jaxattn.results.top_tokens import top_tokens
 from jaxattn.errors import InputError
 
 SCALING = {"kind": "scaling", "axis": "model.dim", "expected": -0.5, "tolerance": 0.05}

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxattn.analysis.convergence import convergence
-from jaxattn.analysis.curves import curves
-from jaxattn.analysis.diagram import diagram
-from jaxattn.analysis.importance import importance, one_step_law
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.scaling import scaling
-from jaxattn.analysis.style import Drawn
-from jaxattn.analysis.top_tokens import top_tokens
+from jaxattn.results.convergence import convergence
+from jaxattn.results.curves import curves
+from jaxattn.results.diagram import diagram
+from jaxattn.results.importance import importance, one_step_law
+from jaxattn.results.load import Results
+from jaxattn.results.scaling import scaling
+from jaxattn.results.style import Drawn
+from jaxattn.results.top_tokens import top_tokens
 from jaxattn.errors import InputError
 
 KINDS: dict[str, Callable[..., Drawn]] = {
