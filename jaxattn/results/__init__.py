@@ -1,7 +1,8 @@
-"""Analysis: from the table of a run to statistics, figures and a report."""
+"""Results: from the folder of a run to statistics, figures, trained parameters and a report."""
 
+from jaxattn.results.fits import PowerLaw, power_law
 from jaxattn.results.load import Results, load
-from jaxattn.results.statistics import PowerLaw, aggregate, power_law, summary_table
+from jaxattn.results.statistics import aggregate, summary_table
 
 __all__ = [
     "PowerLaw",

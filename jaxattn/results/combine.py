@@ -3,15 +3,17 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from jaxattn.results.load import Results
 from jaxattn.errors import InputError
+from jaxattn.results.run import Run
+
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
-def combine(folders: Sequence[Results]) -> Results:
+def combine(folders: Sequence[AnyRun]) -> AnyRun:
     """Put folders together: shards of one sweep, more seeds of the same cells, or different sweeps.
 
     Cells with the same config are one cell, whose seeds come from all folders.
@@ -30,7 +32,7 @@ def combine(folders: Sequence[Results]) -> Results:
     several = len({folder.manifest["name"] for folder in folders}) > 1
     cells: dict[str, dict[str, Any]] = {}
     tables: dict[str, list[pd.DataFrame]] = {"records": [], "tokens": []}
-    owner: dict[tuple[int, int], Results] = {}
+    owner: dict[tuple[int, int], Run] = {}
     failures = []
     for folder in folders:
         number = {}
@@ -56,43 +58,20 @@ def combine(folders: Sequence[Results]) -> Results:
         "cells": list(cells.values()),
         "seeds": sorted({seed for _, seed in owner}),
         "failures": failures,
+        "status": "finished" if all(folder.finished for folder in folders) else "running",
+        "batches": [],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    return Results(folders[0].directory, manifest, joined["records"], joined["tokens"])
-
-
-def setting_of(results: Results, cell: int, key: str) -> Any:
-    """Look up a key of a cell's config: swept, or the same in all cells; list entries by name or number.
-
-    Raises:
-        InputError: no such key.
-    """
-    settings = results.settings(cell)
-    if key in settings:
-        return settings[key]
-    entry = next(c for c in results.manifest["cells"] if c["cell"] == cell)
-    value: Any = entry.get("config", results.manifest["config"])
-    for part in key.split("."):
-        if isinstance(value, list):
-            named = {x.get("name", str(k)): x for k, x in enumerate(value)} | dict(
-                zip(map(str, range(len(value))), value, strict=True)
-            )
-            value = named.get(part)
-        else:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is None:
-            swept = ", ".join(results.axes) or "nothing"
-            raise InputError(f"{key}: no such key in the config of {results.directory}; swept is {swept}")
-    return value
+    return replace(folders[0], manifest=manifest, records=joined["records"], tokens=joined["tokens"])
 
 
 def choose(
-    results: Results,
+    results: AnyRun,
     *,
     where: Mapping[str, Any] | None = None,
     metrics: Sequence[str] = (),
     phases: Sequence[str] = (),
-) -> Results:
+) -> AnyRun:
     """Keep some cells, metrics and phases.
 
     Args:
@@ -118,7 +97,7 @@ def choose(
     kept = [
         cell
         for cell in results.manifest["cells"]
-        if all(_equal(setting_of(results, cell["cell"], k), x) for k, x in (where or {}).items())
+        if all(_equal(results.lookup(cell["cell"], k), x) for k, x in (where or {}).items())
     ]
     numbers = [cell["cell"] for cell in kept]
     records = records[records["cell"].isin(numbers)]
@@ -128,7 +107,7 @@ def choose(
     return replace(results, manifest=dict(results.manifest) | {"cells": kept}, records=records, tokens=tokens)
 
 
-def group(results: Results, by: Sequence[str]) -> Results:
+def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
     """Pool cells that agree in some keys of their config: every (cell, seed) becomes a seed of the pool.
 
     Args:
@@ -142,13 +121,13 @@ def group(results: Results, by: Sequence[str]) -> Results:
         InputError: no such key.
     """
     values = {
-        cell["cell"]: {key: setting_of(results, cell["cell"], key) for key in by}
+        cell["cell"]: {key: results.lookup(cell["cell"], key) for key in by}
         for cell in results.manifest["cells"]
     }
     return _regroup(results, values, lambda records: records)
 
 
-def paired(results: Results, key: str, first: Any, second: Any) -> Results:
+def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     """Subtract, seed by seed, what one value of a key gives from what another gives, all else equal.
 
     Seeds share their random numbers between cells, so that much of the noise cancels.
@@ -191,11 +170,11 @@ def paired(results: Results, key: str, first: Any, second: Any) -> Results:
 
 
 def _regroup(
-    results: Results,
+    results: AnyRun,
     values: Mapping[int, dict[str, Any]],
     finish: Callable[[pd.DataFrame], pd.DataFrame],
     pool: bool = True,
-) -> Results:
+) -> AnyRun:
     """Give cells with equal values one number; pooled, their seeds are counted through."""
     texts = {cell: json.dumps(settings, sort_keys=True) for cell, settings in values.items()}
     number = {text: k for k, text in enumerate(dict.fromkeys(texts.values()))}
@@ -212,6 +191,7 @@ def _regroup(
         "cells": [{"cell": k, "settings": found} for k, found in sorted(settings.items())],
         "seeds": sorted(records["seed"].unique().tolist()),
         "failures": [],
+        "batches": [],
     }
     return replace(results, manifest=manifest, records=records, tokens=results.tokens.iloc[:0])
 

@@ -10,24 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from jaxattn.results.load import Results
-from jaxattn.results.scaling import GUIDE, fitted, sentence
-from jaxattn.results.statistics import PowerLaw, power_law
-from jaxattn.results.style import (
-    INK,
-    SOFT,
-    WIDTH,
-    Drawn,
-    colours,
-    file_name,
-    legend_below,
-    metric_label,
-    minus,
-    seed_words,
-    settings_label,
-    style,
-)
 from jaxattn.errors import InputError
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.fits import PowerLaw, power_law
+from jaxattn.results.labels import file_name, minus, seed_words, settings_label
+from jaxattn.results.run import Run
+from jaxattn.results.scaling import GUIDE, fitted, sentence
+from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
 
 
 @dataclass(frozen=True)
@@ -48,7 +37,7 @@ class Course:
 
 
 def convergence(
-    results: Results,
+    results: Run,
     *,
     x: str = "p_norm",
     y: str = "one_minus_cosine",
@@ -86,8 +75,8 @@ def convergence(
         handles = [_draw(ax, course, c, fits) for course, c in zip(courses, palette, strict=True)]
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_xlabel(metric_label(x))
-        ax.set_ylabel(metric_label(y))
+        ax.set_xlabel(results.label(x))
+        ax.set_ylabel(results.label(y))
         if expected is not None:
             handles.append(_guide(ax, courses, expected))
         if len(courses) > 1:
@@ -106,7 +95,7 @@ def convergence(
 
 
 def collect(
-    results: Results, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
+    results: Run, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
 ) -> tuple[str, list[Course]]:
     """Gather two metrics of every cell along a phase.
 

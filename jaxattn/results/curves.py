@@ -1,6 +1,6 @@
 """Figure: metrics against step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib.axes
@@ -9,34 +9,23 @@ import pandas as pd
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from jaxattn.results.load import Results
-from jaxattn.results.statistics import aggregate
-from jaxattn.results.style import (
-    INK,
-    SOFT,
-    WIDTH,
-    Drawn,
-    cell_words,
-    colours,
-    file_name,
-    legend_below,
-    metric_label,
-    seed_words,
-    settings_label,
-    style,
-)
 from jaxattn.errors import InputError
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.labels import file_name, seed_words, settings_label
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import aggregate
+from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
 
 PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
 MOST_CELLS = 12
 
 
 def curves(
-    results: Results,
+    results: Run,
     *,
     phase: str | None = None,
-    metrics: Sequence[str] | None = None,
-    cells: Sequence[int] | None = None,
+    metrics: tuple[str, ...] | None = None,
+    cells: tuple[int, ...] | None = None,
 ) -> Drawn:
     """Draw metrics against step: the interquartile mean over seeds in its 95 % bootstrap interval.
 
@@ -80,9 +69,8 @@ def curves(
         for block, name in zip(blocks, phases, strict=True):
             if len(phases) > 1:
                 block.suptitle(f"phase: {name}", x=0.01, ha="left", fontsize=10, color=SOFT)
-            _block(
-                block, table[table["phase"] == name], present[name], dict(zip(chosen, palette, strict=True))
-            )
+            own = table[table["phase"] == name]
+            _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label)
         if len(chosen) > 1:
             legend_below(
                 figure,
@@ -90,7 +78,7 @@ def curves(
             )
     counts = table.loc[table["n"] > 0, "n"]
     some = f" {len(chosen)} of {len(every)} cells are shown." if len(chosen) < len(every) else ""
-    words = cell_words(results, chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
+    words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
     return Drawn(
         file_name("curves", *([phase] if phase else []), *(metrics or [])),
         "Training curves",
@@ -105,7 +93,7 @@ def curves(
     )
 
 
-def _phases(results: Results, phase: str | None) -> list[str]:
+def _phases(results: Run, phase: str | None) -> list[str]:
     if phase is not None:
         if phase not in results.phases:
             raise InputError(f"phase {phase!r}: the run has {', '.join(results.phases)}")
@@ -137,7 +125,11 @@ def _present(panels: dict[str, list[str]], table: pd.DataFrame) -> dict[str, lis
 
 
 def _block(
-    block: SubFigure, table: pd.DataFrame, panels: dict[str, list[str]], palette: dict[int, str]
+    block: SubFigure,
+    table: pd.DataFrame,
+    panels: dict[str, list[str]],
+    palette: dict[int, str],
+    label: Callable[[str], str],
 ) -> None:
     columns = _columns(len(panels))
     grid = block.subplots(-(-len(panels) // columns), columns, squeeze=False).ravel()
@@ -149,7 +141,7 @@ def _block(
                 rows = shown[(shown["metric"] == name) & (shown["cell"] == cell)]
                 test = name.startswith("test_") or len(names) == 1
                 _line(ax, rows, colour, dashed=not test)
-        ax.set_title(metric_label(panel if len(names) > 1 else names[0]))
+        ax.set_title(label(panel if len(names) > 1 else names[0]))
         _scales(ax, shown)
         if len(names) > 1 and not explained:
             explained = True
@@ -191,7 +183,7 @@ def _scales(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
         ax.set_yscale("log")
 
 
-def _ordered(results: Results) -> bool:
+def _ordered(results: Run) -> bool:
     """Cells have an order if they differ in one number."""
     cells = results.cells
     return len(results.axes) == 1 and pd.api.types.is_numeric_dtype(cells[results.axes[0]])

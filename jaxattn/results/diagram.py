@@ -6,14 +6,17 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from jaxattn.results.load import Results
-from jaxattn.results.statistics import aggregate, format_number, last_steps, setting
-from jaxattn.results.style import WIDTH, Drawn, axis_label, file_name, metric_label, minus, seed_words, style
 from jaxattn.errors import InputError
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.labels import axis_label, file_name, minus, seed_words
+from jaxattn.results.numbers import format_number, setting
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import aggregate, last_steps
+from jaxattn.results.style import WIDTH, style
 
 
 def diagram(
-    results: Results,
+    results: Run,
     *,
     x_axis: str,
     y_axis: str,
@@ -68,7 +71,7 @@ def diagram(
             ax.text(column + 0.5, row + 0.5, text, **at)
         ax.set_xlabel(axis_label(x_axis))
         ax.set_ylabel(axis_label(y_axis))
-        ax.set_title(metric_label(metric))
+        ax.set_title(results.label(metric))
     return Drawn(
         file_name("diagram", metric, y_axis, x_axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} over {y_axis} and {x_axis}",

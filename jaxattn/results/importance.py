@@ -1,5 +1,6 @@
 """Figures of token importance: E·v and E·p against the posterior difference, and the one-step law."""
 
+from contextlib import suppress
 from typing import Any
 
 import matplotlib.axes
@@ -8,29 +9,21 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from jaxattn.results.load import Results
-from jaxattn.results.statistics import format_number
-from jaxattn.results.style import (
-    BLUE,
-    GREY,
-    INK,
-    RED,
-    VALUES,
-    WIDTH,
-    Drawn,
-    cell_words,
-    file_name,
-    minus,
-    style,
-)
-from jaxattn.results.tokens import BINS, HIGH, LOW, Tokens, at_end, bin_means
 from jaxattn.errors import InputError
+from jaxattn.results.binning import BINS, HIGH, LOW, bin_means
+from jaxattn.results.correlations import spearman
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.labels import VALUES, file_name, minus
+from jaxattn.results.numbers import format_number
+from jaxattn.results.run import Run
+from jaxattn.results.style import BLUE, GREY, INK, RED, WIDTH, style
+from jaxattn.results.tokens import Tokens, at_end
 
 MOST_POINTS = 100_000
 
 
 def importance(
-    results: Results,
+    results: Run,
     *,
     phase: str | None = None,
     cell: int = 0,
@@ -86,7 +79,7 @@ def importance(
         file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
         "Token importance",
         f"E·v and {scores} of {count:,} tokens against their posterior difference after phase {tokens.phase}"
-        f"{cell_words(results, cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} equal bins of "
+        f"{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} equal bins of "
         f"[{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the bin.{inside} "
         f"Over the bins, {'; '.join(facts)}.",
         figure,
@@ -94,7 +87,7 @@ def importance(
 
 
 def one_step_law(
-    results: Results,
+    results: Run,
     *,
     phase: str | None = None,
     cell: int = 0,
@@ -154,7 +147,7 @@ def one_step_law(
     return Drawn(
         file_name("one_step_law", *_cell_part(results, cell), *_class_part(label)),
         "One-step law",
-        f"E·v of {table['id'].nunique():,} tokens after phase {phase}{cell_words(results, cell)} against "
+        f"E·v of {table['id'].nunique():,} tokens after phase {phase}{results.cell_words(cell)} against "
         f"their average signed frequency α, {tokens.over_seeds}; the line is {formula} with "
         f"η₀ = {format_number(eta)}. Correlation {correlation:.4f}; largest distance to the line "
         f"{format_number(distance)}, or {format_number(distance / eta)} per unit of η₀, of which E·v before "
@@ -169,7 +162,7 @@ def _labels(tokens: Tokens, label: int | None) -> list[int]:
     return tokens.classes if label is None else [label]
 
 
-def _step_size(results: Results, phase: str, cell: int) -> float:
+def _step_size(results: Run, phase: str, cell: int) -> float:
     phases = results.manifest["config"]["phases"]
     index = [entry["name"] for entry in phases].index(phase)
     settings = results.settings(cell)
@@ -215,10 +208,10 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
     ax.axvline(0, color=GREY, linewidth=0.6, zorder=0.9)
 
 
-def _kind(results: Results, cell: int) -> str | None:
-    settings = {entry["cell"]: entry["settings"] for entry in results.manifest["cells"]}
-    config = results.manifest["config"]
-    return settings.get(cell, {}).get("model.kind", config.get("model", {}).get("kind"))
+def _kind(results: Run, cell: int) -> str | None:
+    with suppress(InputError):
+        return results.lookup(cell, "model.kind")
+    return None
 
 
 def _fact(means: pd.DataFrame, quantity: str) -> str:
@@ -232,14 +225,13 @@ def _fact(means: pd.DataFrame, quantity: str) -> str:
         )
     if len(full) < 3 or full["mean"].nunique() < 2:
         return "E·v has too few bins for a rank correlation"
-    from scipy.stats import spearmanr  # slow to import
-
-    return f"Spearman of E·v is {spearmanr(full['center'], full['mean']).statistic:.3f}"
+    rank = spearman(full[["mean"]].to_numpy().T, full["center"].to_numpy())[0]
+    return f"Spearman of E·v is {rank:.3f}"
 
 
 def _class_part(label: int | None) -> list[str]:
     return [] if label is None else [f"class{label}"]
 
 
-def _cell_part(results: Results, cell: int) -> list[str]:
+def _cell_part(results: Run, cell: int) -> list[str]:
     return [f"cell{cell}"] if len(results.manifest["cells"]) > 1 else []

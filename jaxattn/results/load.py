@@ -1,160 +1,180 @@
-"""A results folder, read back: what was run, what was measured, where every token ended."""
+"""Results of a run as an object: tables, statistics, figures and trained parameters."""
 
-import json
-import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 
-from jaxattn.errors import InputError
+from jaxattn.results import combine, figures, statistics, tokens
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.read import read
+from jaxattn.results.run import Run
 
-RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
-TOKEN_COLUMNS = (
-    "cell",
-    "seed",
-    "phase",
-    "id",
-    "token",
-    "count",
-    "class",
-    "alpha",
-    "posterior_difference",
-    "Ep",
-    "Ev",
-)
+SHOWN_ROWS = 24
 
 
 @dataclass(frozen=True)
-class Results:
-    """One finished run.
+class Results(Run):
+    """One run, finished or not, with what can be asked of it; the tables are attributes of `run.Run`."""
 
-    Attributes:
-        directory: the folder it was read from.
-        manifest: what was run: name, command, config, cells and their settings, seeds, versions, failures.
-        records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
-            the step on at which a seed failed.
-        tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; empty if none were
-            recorded.
-    """
+    def choose(
+        self,
+        *,
+        where: Mapping[str, Any] | None = None,
+        metrics: Sequence[str] = (),
+        phases: Sequence[str] = (),
+    ) -> "Results":
+        """Keep some cells, metrics and phases; see `combine.choose`."""
+        return combine.choose(self, where=where, metrics=metrics, phases=phases)
 
-    directory: Path
-    manifest: Mapping[str, Any]
-    records: pd.DataFrame
-    tokens: pd.DataFrame
+    def aggregate(
+        self,
+        *,
+        metrics: Sequence[str] = (),
+        phases: Sequence[str] = (),
+        where: Mapping[str, Any] | None = None,
+        by: Sequence[str] = (),
+        seed: int = 0,
+        resamples: int = 2000,
+        confidence: float = 0.95,
+    ) -> pd.DataFrame:
+        """Summarise every (cell, phase, step, metric) over seeds, with bootstrap intervals.
 
-    @property
-    def phases(self) -> list[str]:
-        """The phases that were recorded, in the order they ran."""
-        return [str(phase) for phase in self.records["phase"].unique()]
+        Args:
+            metrics: names; all if empty.
+            phases: names; all if empty.
+            where: values that keys of a cell's config must have.
+            by: pool the cells that agree in these keys of the config.
+            seed: seed of the bootstrap.
+            resamples: number of resamples.
+            confidence: coverage of the intervals.
 
-    @property
-    def cells(self) -> pd.DataFrame:
-        """One row per cell: its number and its value on every axis."""
-        rows = [{"cell": cell["cell"], **cell["settings"]} for cell in self.manifest["cells"]]
-        return pd.DataFrame(rows, columns=["cell", *self.axes])
+        Returns:
+            The columns of `statistics.aggregate`.
 
-    @property
-    def axes(self) -> list[str]:
-        """The swept keys, in the order the cells name them."""
-        return list(dict.fromkeys(key for cell in self.manifest["cells"] for key in cell["settings"]))
+        Raises:
+            InputError: a key, metric or phase that does not exist, or nothing left.
+        """
+        chosen = self.choose(where=where, metrics=metrics, phases=phases)
+        pooled = combine.group(chosen, by) if by else chosen
+        return statistics.aggregate(pooled, seed=seed, resamples=resamples, confidence=confidence)
 
-    def settings(self, cell: int) -> dict[str, Any]:
-        """The value of every axis in one cell."""
-        found = [entry for entry in self.manifest["cells"] if entry["cell"] == cell]
-        if not found:
-            raise InputError(
-                f"cell {cell}: {self.directory} holds cells 0 to {len(self.manifest['cells']) - 1}"
-            )
-        return dict(found[0]["settings"])
+    def summary(self, *, metrics: Sequence[str] = (), statistic: str = "iqm") -> pd.DataFrame:
+        """Lay out the last step of each phase for reading; see `statistics.summary_table`."""
+        return statistics.summary_table(self, metrics=metrics or None, statistic=statistic)
 
-    def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Put the axis values of every row right after its cell number."""
-        if not self.axes:
-            return frame
-        joined = frame[["cell"]].merge(self.cells, on="cell", how="left").set_index(frame.index)
-        rest = [column for column in frame.columns if column != "cell"]
-        return pd.concat([joined, frame[rest]], axis=1)
+    def pair(
+        self,
+        key: str,
+        first: Any,
+        second: Any,
+        *,
+        metrics: Sequence[str] = (),
+        phases: Sequence[str] = (),
+        where: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        resamples: int = 2000,
+        confidence: float = 0.95,
+    ) -> pd.DataFrame:
+        """Summarise the differences second - first between two values of a swept key, seed by seed.
+
+        Args:
+            key: a swept key.
+            first: the value that is subtracted.
+            second: the value it is subtracted from.
+            metrics: as `aggregate`.
+            phases: as `aggregate`.
+            where: as `aggregate`.
+            seed: as `aggregate`.
+            resamples: as `aggregate`.
+            confidence: as `aggregate`.
+
+        Returns:
+            The columns of `statistics.aggregate`, one row per (setting of the other axes, phase, step,
+            metric).
+
+        Raises:
+            InputError: a key that is not swept, or no pair of cells.
+        """
+        chosen = self.choose(where=where, metrics=metrics, phases=phases)
+        differences = combine.paired(chosen, key, first, second)
+        return statistics.aggregate(differences, seed=seed, resamples=resamples, confidence=confidence)
+
+    def top_tokens(self, *, phase: str | None = None, cell: int = 0, number: int = 20) -> pd.DataFrame:
+        """List the tokens with the largest E·p after a phase, the last one if None, largest first."""
+        return tokens.top(tokens.at_end(self, phase=phase, cell=cell), count=number)
+
+    def figure(self, kind: str | Callable[..., Any], **options: Any) -> Drawn:
+        """Draw a figure.
+
+        Args:
+            kind: a short name, one of `figures.KINDS`, or a function (results, **options) that returns a
+                `Drawn` or a matplotlib figure.
+            options: those of the kind.
+
+        Returns:
+            The figure with its words; a notebook shows it.
+
+        Raises:
+            InputError: an unknown kind or option, or one that this run cannot show.
+        """
+        if callable(kind):
+            return figures.draw_own(self, kind, options)
+        return figures.draw(self, {"kind": kind, **options})
+
+    def params(
+        self, *, cell: int = 0, seed: int | None = None, phase: str | None = None, model: Any = None
+    ) -> Any:
+        """Read the parameters that one seed of one cell had after a phase.
+
+        Args:
+            cell: which cell.
+            seed: which seed; the first one by default.
+            phase: which phase; the last one by default.
+            model: gives the result the type of its own parameters: an object with
+                init(key, *, vocab_size, num_classes, dtype). By default they are a `params.Parameters`.
+
+        Returns:
+            A frozen pytree of JAX arrays, in the run's precision, with the parameters as attributes.
+
+        Raises:
+            InputError: an unknown cell, seed or phase, no checkpoint, a damaged one, another model.
+        """
+        from jaxattn.results import params  # imports JAX, which tables and figures do not need
+
+        return params.trained(self, cell=cell, seed=seed, phase=phase, model=model)
+
+    def _repr_html_(self) -> str:
+        failed = len(self.manifest.get("failures", []))
+        facts = {
+            "": str(self.directory),
+            "status": self.manifest.get("status", "unknown"),
+            "cells × seeds": f"{len(self.manifest['cells'])} × {len(self.manifest['seeds'])}",
+            "phases": ", ".join(self.phases),
+            "swept": ", ".join(self.axes),
+            "failed seeds": str(failed) if failed else "",
+        }
+        words = "; ".join(f"{name}: {fact}".removeprefix(": ") for name, fact in facts.items() if fact)
+        table = self.summary().to_html(index=False, border=0, max_rows=SHOWN_ROWS)
+        return f"<b>{escape(self.manifest['name'])}</b> ({escape(words)}){table}"
 
 
 def load(directory: str | Path) -> Results:
-    """Read a results folder.
+    """Read a results folder; nothing that it names is imported or executed.
 
     Args:
-        directory: a folder that a finished run has written.
+        directory: a folder that a run has written, or is writing: what was measured so far is read, and
+            `finished` tells which.
 
     Returns:
         The results, with all records and tokens in memory.
 
     Raises:
-        InputError: no such folder, not a results folder, a run that is not finished, a damaged file.
+        InputError: no such folder, not a results folder, one in which nothing was measured yet, a damaged
+            file.
     """
     directory = Path(directory)
-    if not directory.is_dir():
-        raise InputError(f"{directory}: no such folder; give the folder that `jaxattn run` wrote")
-    if not (directory / "manifest.json").is_file():
-        raise InputError(
-            f"{directory}: no manifest.json, so not a results folder; give one that `jaxattn run` wrote"
-        )
-    manifest = _manifest(directory / "manifest.json")
-    if manifest.get("status") != "finished" or not (directory / "records.parquet").is_file():
-        raise InputError(f"{directory}: the run is not finished; continue it with: {command(manifest)}")
-    records = _without_failures(_table(directory / "records.parquet", RECORD_COLUMNS, manifest), manifest)
-    if (directory / "tokens.parquet").is_file():
-        tokens = _table(directory / "tokens.parquet", TOKEN_COLUMNS, manifest)
-    else:
-        tokens = pd.DataFrame(columns=list(TOKEN_COLUMNS))
-    return Results(directory, manifest, records, tokens)
-
-
-def command(manifest: Mapping[str, Any]) -> str:
-    """Return the command that made, or continues, a run."""
-    given = manifest["command"]
-    return given if isinstance(given, str) else shlex.join(given)
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: cannot be read ({_first_line(error)}); run the sweep again to rewrite it"
-        ) from None
-    needed = ("name", "command", "config", "cells", "seeds")
-    missing = [key for key in needed if key not in manifest] if isinstance(manifest, dict) else list(needed)
-    if missing:
-        raise InputError(f"{path}: no {missing[0]!r}, so not the manifest of a run; give another folder")
-    return manifest
-
-
-def _table(path: Path, columns: tuple[str, ...], manifest: Mapping[str, Any]) -> pd.DataFrame:
-    remedy = f"delete it and repeat: {command(manifest)}"
-    try:
-        table = pd.read_parquet(path)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise InputError(f"{path}: damaged ({_first_line(error)}); {remedy}") from None
-    missing = [column for column in columns if column not in table]
-    if missing:
-        raise InputError(f"{path}: no column {missing[0]!r}; {remedy}")
-    return table
-
-
-def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    # NaN logits still have an accuracy, that of guessing one class: it must not enter a mean.
-    phases = list(records["phase"].unique())
-    for failure in manifest.get("failures", []):
-        if failure["phase"] not in phases:
-            continue
-        failed = phases.index(failure["phase"])
-        after = (records["phase"] == phases[failed]) & (records["step"] >= failure["step"])
-        after |= records["phase"].isin(phases[failed + 1 :])
-        seed = (records["cell"] == failure["cell"]) & (records["seed"] == failure["seed"])
-        records = records.assign(value=records["value"].mask(seed & after))
-    return records
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
+    return Results(directory, *read(directory))

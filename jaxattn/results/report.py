@@ -1,23 +1,25 @@
 """The report of a run: figures, a summary table and one self-contained page."""
 
-import base64
 import json
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-import jinja2
 import pandas as pd
 
-from jaxattn.results import style
-from jaxattn.results.figures import draw_all
-from jaxattn.results.load import Results, command, load
-from jaxattn.results.statistics import aggregate, format_number, last_steps, setting, summary_table
-from jaxattn.results.style import Drawn
-from jaxattn.results.tokens import at_end, named, top
 from jaxattn.errors import InputError, RunError
+from jaxattn.results import page, style
+from jaxattn.results.drawn import Drawn, Picture
+from jaxattn.results.figures import OWN, draw_all, words_of_own
+from jaxattn.results.load import load
+from jaxattn.results.numbers import format_number, setting
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import aggregate, last_steps, summary_table
+from jaxattn.results.tokens import at_end, named, top
 
 TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
@@ -46,38 +48,44 @@ class Report:
         return (self.page, self.summary, *self.figures)
 
 
-def write(directory: str | Path) -> Report:
+def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> Report:
     """Write figures/*.png and *.pdf, summary.csv and report.html into a results folder.
 
     Args:
         directory: a results folder; the same folder gives the same bytes.
+        own: the user's figure functions by the kind that the sweep file names them with; see
+            `figures.draw_all`.
 
     Returns:
         The files, and what could not be drawn.
 
     Raises:
-        InputError: the folder cannot be read, see `results.load`.
+        InputError: the folder cannot be read, see `load`.
         RunError: it cannot be written to.
     """
     results = load(directory)
-    figures, problems = draw_all(results)
+    drawn, problems = draw_all(results, own)
     summary = results.with_axes(aggregate(last_steps(results.records)))
     table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
-    images = [style.png(drawn.figure) for drawn in figures]
-    page = render(results, figures, images, problems)
+    images = [each.png() for each in drawn]
+    html = render(results, drawn, images, problems)
     paths = []
-    for drawn, image in zip(figures, images, strict=True):
-        stem = results.directory / "figures" / drawn.name
-        paths += [_write(Path(f"{stem}.png"), image), _write(Path(f"{stem}.pdf"), style.pdf(drawn.figure))]
+    for each, image in zip(drawn, images, strict=True):
+        # A picture lies there already.
+        if isinstance(each, Drawn):
+            stem = results.directory / "figures" / each.name
+            paths += [_write(Path(f"{stem}.png"), image), _write(Path(f"{stem}.pdf"), style.pdf(each.figure))]
+    if words := words_of_own(results, drawn):
+        _write(results.directory / OWN, json.dumps(words, indent=2, ensure_ascii=False).encode())
     return Report(
-        page=_write(results.directory / "report.html", page.encode()),
+        page=_write(results.directory / "report.html", html.encode()),
         summary=_write(results.directory / "summary.csv", table.encode()),
         figures=tuple(paths),
         problems=tuple(problems),
     )
 
 
-def render(results: Results, figures: list[Drawn], images: list[bytes], problems: list[str]) -> str:
+def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: list[str]) -> str:
     """Fill the page, which holds everything it shows.
 
     Args:
@@ -89,21 +97,15 @@ def render(results: Results, figures: list[Drawn], images: list[bytes], problems
     Returns:
         HTML; every text of the run is escaped.
     """
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.undefined = jinja2.StrictUndefined
     shown = [
-        {
-            "title": drawn.title,
-            "caption": drawn.caption,
-            "width": round(PIXELS_PER_INCH * drawn.figure.get_figwidth()),
-            "data": base64.b64encode(image).decode(),
-        }
-        for drawn, image in zip(figures, images, strict=True)
+        {"title": each.title, "caption": each.caption, "width": _width(image), "data": image}
+        for each, image in zip(figures, images, strict=True)
     ]
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return page.fill(
+        TEMPLATE,
         name=results.manifest["name"],
         description=results.manifest.get("description", ""),
-        command=command(results.manifest),
+        command=results.command,
         failures=results.manifest.get("failures", []),
         problems=problems,
         facts=_facts(results.manifest),
@@ -115,6 +117,11 @@ def render(results: Results, figures: list[Drawn], images: list[bytes], problems
     )
 
 
+def _width(image: bytes) -> int:
+    """Width on the page of a PNG file, whose header tells how many pixels it has."""
+    return round(int.from_bytes(image[16:20]) * PIXELS_PER_INCH / style.RC["savefig.dpi"])
+
+
 def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
     """What was run where, as far as the manifest says so."""
     device = manifest.get("device")
@@ -123,6 +130,7 @@ def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
     seconds = manifest.get("wall_time_s")
     facts = {
         "cells × seeds": f"{len(manifest['cells'])} × {len(manifest['seeds'])}",
+        "status": None if manifest.get("status") == "finished" else manifest.get("status"),
         "device": device,
         "number type": manifest.get("dtype"),
         "wall time": None if seconds is None else _duration(float(seconds)),
@@ -134,7 +142,7 @@ def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
     return {name: str(fact) for name, fact in facts.items() if fact}
 
 
-def _tops(results: Results) -> list[dict[str, Any]]:
+def _tops(results: Run) -> list[dict[str, Any]]:
     """The tokens with the largest E·p after each phase of a text corpus, for the first cell."""
     tops = []
     for phase in results.tokens["phase"].unique() if named(results) else []:

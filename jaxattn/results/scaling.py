@@ -11,24 +11,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from jaxattn.results.load import Results
-from jaxattn.results.statistics import PowerLaw, aggregate, last_steps, power_law, setting
-from jaxattn.results.style import (
-    INK,
-    SOFT,
-    WIDTH,
-    Drawn,
-    axis_label,
-    colours,
-    file_name,
-    legend_below,
-    metric_label,
-    minus,
-    seed_words,
-    settings_label,
-    style,
-)
 from jaxattn.errors import InputError
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.fits import PowerLaw, power_law
+from jaxattn.results.labels import axis_label, file_name, minus, seed_words, settings_label
+from jaxattn.results.numbers import setting
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import aggregate, last_steps
+from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
 
 GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}
 
@@ -53,7 +43,7 @@ class Series:
 
 
 def scaling(
-    results: Results,
+    results: Run,
     *,
     axis: str,
     metric: str = "one_step_error",
@@ -89,7 +79,7 @@ def scaling(
         ax.set_yscale("log")
         _ticks(ax, series)
         ax.set_xlabel(axis_label(axis))
-        ax.set_ylabel(metric_label(metric))
+        ax.set_ylabel(results.label(metric))
         guide = Line2D([], [], color=SOFT, **GUIDE)
         guide.set_label("" if expected is None else minus(f"expected slope {expected:g}"))
         if len(series) == 1:
@@ -157,7 +147,7 @@ def _scientific(value: float, position: int | None = None) -> str:
     return rf"${digits}\times10^{{{int(exponent)}}}$" if digits != "1" else f"$10^{{{int(exponent)}}}$"
 
 
-def collect(results: Results, *, axis: str, metric: str, phase: str | None = None) -> list[Series]:
+def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -> list[Series]:
     """Gather a metric at the end of a phase along an axis, one series per setting of the other axes.
 
     Args:
@@ -211,7 +201,7 @@ def verdict(law: PowerLaw, expected: float, tolerance: float) -> str:
 
 
 def _series(
-    results: Results, members: list[tuple[float, int]], wide: pd.DataFrame, table: pd.DataFrame, axis: str
+    results: Run, members: list[tuple[float, int]], wide: pd.DataFrame, table: pd.DataFrame, axis: str
 ) -> Series:
     cells = [cell for _, cell in members]
     x = np.array([value for value, _ in members])

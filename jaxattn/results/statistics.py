@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from jaxattn.results.load import Results
+from jaxattn.results.numbers import interval, setting
+from jaxattn.results.run import Run
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
 # One block of series times resamples stays below 16 MB.
@@ -16,7 +16,7 @@ BLOCK = 2_000_000
 
 
 def aggregate(
-    results: Results | pd.DataFrame,
+    results: Run | pd.DataFrame,
     *,
     seed: int = 0,
     resamples: int = 2000,
@@ -44,7 +44,7 @@ def aggregate(
         Interquartile means with bootstrap intervals: Agarwal et al., arXiv 2108.13264; `rliable` drops whole
         seeds instead (the same if 4 divides n).
     """
-    records = results.records if isinstance(results, Results) else results
+    records = results.records if isinstance(results, Run) else results
     phase, phases = pd.factorize(records["phase"])
     metric, metrics = pd.factorize(records["metric"])
     given = records["value"].to_numpy(float)
@@ -70,7 +70,7 @@ def aggregate(
         }
     )
     table = pd.concat([table, pd.DataFrame(summary, columns=list(STATISTICS))], axis=1)
-    return results.with_axes(table) if isinstance(results, Results) else table
+    return results.with_axes(table) if isinstance(results, Run) else table
 
 
 def last_steps(records: pd.DataFrame) -> pd.DataFrame:
@@ -80,7 +80,7 @@ def last_steps(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary_table(
-    results: Results,
+    results: Run,
     *,
     metrics: Sequence[str] | None = None,
     statistic: str = "iqm",
@@ -129,84 +129,13 @@ def summary_table(
     return pd.concat([heads, wide.reset_index(drop=True).rename_axis(columns=None)], axis=1)
 
 
-@dataclass(frozen=True)
-class PowerLaw:
-    """A fit y ≈ exp(intercept) x^slope, with an interval of the slope over seeds (NaN for one seed)."""
-
-    slope: float
-    intercept: float
-    low: float
-    high: float
-    seeds: int
-
-
-def power_law(
-    x: ArrayLike,
-    y_by_seed: ArrayLike,
-    *,
-    seed: int = 0,
-    resamples: int = 2000,
-    confidence: float = 0.95,
-) -> PowerLaw:
-    """Fit a power law by least squares in logarithms.
-
-    log y_{x,s} = intercept + slope · log x. The slope is the mean of the seeds' own slopes, so that
-    resampling seeds means resampling those.
-
-    Args:
-        x: (m,) > 0, or (m, seeds) if every seed has its own; NaN marks a point to leave out. At least two
-            of them different.
-        y_by_seed: (m, seeds); a seed without a positive finite value at every x is left out.
-        seed: seed of the resampling.
-        resamples: bootstrap resamples.
-        confidence: coverage of the interval.
-
-    Returns:
-        The fit; all NaN if no seed or fewer than two different x are left.
-    """
-    y = np.asarray(y_by_seed, float)
-    log_x = np.log(np.asarray(x, float))
-    log_x = np.broadcast_to(log_x if log_x.ndim == 2 else log_x[:, None], y.shape)
-    used = np.isfinite(log_x)
-    complete = (~used | (np.isfinite(y) & (y > 0))).all(axis=0) & used.any(axis=0)
-    used, log_x = used[:, complete], log_x[:, complete]
-    log_y = np.log(np.where(used, y[:, complete], 1))
-    count = used.sum(axis=0)
-    mean_x, mean_y = (np.where(used, z, 0).sum(axis=0) / count for z in (log_x, log_y))
-    centred = np.where(used, log_x - mean_x, 0)
-    spread = np.square(centred).sum(axis=0)
-    seeds = int((spread > 0).sum())
-    if seeds < len(spread) or not seeds:
-        return PowerLaw(np.nan, np.nan, np.nan, np.nan, seeds)
-    slopes = (centred * log_y).sum(axis=0) / spread
-    summary = _summarise(np.sort(slopes)[None], seed=seed, resamples=resamples, confidence=confidence)[0]
-    low, high = summary[STATISTICS.index("mean_low")], summary[STATISTICS.index("mean_high")]
-    slope = float(slopes.mean())
-    return PowerLaw(slope, float(mean_y.mean() - slope * mean_x.mean()), float(low), float(high), seeds)
-
-
-def format_number(value: float) -> str:
-    """Write a number for reading: three significant digits, no padded exponent."""
-    if not np.isfinite(value):
-        return "–"
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:.0f}" if value == 0 or abs(value) >= 100 else f"{value:#.3g}"
-    digits, _, exponent = f"{value:.2e}".partition("e")
-    return f"{digits}e{int(exponent)}"
-
-
-def setting(value: object) -> str:
-    """Write an axis value for reading."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def interval(value: float, low: float, high: float) -> str:
-    """Write a value and its interval, if it has one."""
-    return (
-        f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
-        if np.isfinite(low)
-        else format_number(value)
-    )
+def bootstrap_mean(
+    samples: ArrayLike, *, seed: int = 0, resamples: int = 2000, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Bound the mean of samples, (n,), by the bootstrap of `aggregate`; NaN for one sample."""
+    series = np.sort(np.asarray(samples, float))[None]
+    summary = _summarise(series, seed=seed, resamples=resamples, confidence=confidence)[0]
+    return float(summary[STATISTICS.index("mean_low")]), float(summary[STATISTICS.index("mean_high")])
 
 
 def _summarise(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.results.statistics import format_number
 from jaxattn.errors import InputError, RunError
+from jaxattn.results.numbers import format_number
 
 
 def write(table: pd.DataFrame, path: Path) -> None:

@@ -1,16 +1,12 @@
-"""Tokens at the end of a phase: one row each over all seeds, bin means, and the tokens on top."""
+"""Tokens at the end of a phase: one row each over all seeds, and the tokens on top."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
-from jaxattn.results.load import Results
 from jaxattn.errors import InputError
-
-BINS = 20
-LOW, HIGH = -1.0, 14 / 15
+from jaxattn.results.run import Run
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Tokens:
         return f"{self.seeds} seeds " + ("averaged per token" if self.averaged else "pooled")
 
 
-def at_end(results: Results, *, phase: str | None = None, cell: int = 0, average: bool = True) -> Tokens:
+def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bool = True) -> Tokens:
     """Gather the tokens of one cell at the end of one phase.
 
     Args:
@@ -83,34 +79,6 @@ def at_end(results: Results, *, phase: str | None = None, cell: int = 0, average
     return Tokens(tokens.reset_index(drop=True), phase, cell, seeds, averaged)
 
 
-def bin_means(
-    x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = LOW, high: float = HIGH
-) -> pd.DataFrame:
-    """Average y in equal bins of x.
-
-    Args:
-        x: (N,).
-        y: (N,).
-        bins: number of bins.
-        low: lower end of the first bin.
-        high: upper end of the last bin.
-
-    Returns:
-        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside are left out.
-
-    Source:
-        Twenty bins over [-1, 14/15] give the bin centres published with arXiv 2505.17282.
-    """
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    # A posterior difference of 14/15 that was rounded to single precision still belongs to the last bin.
-    inside = (x >= low) & (x <= high + 1e-6)
-    index = np.minimum((x[inside] - low) / (high - low) * bins, bins - 1).astype(int)
-    groups = pd.Series(y[inside]).groupby(index)
-    edges = np.linspace(low, high, bins + 1)
-    table = pd.DataFrame({"center": (edges[1:] + edges[:-1]) / 2, "n": np.bincount(index, minlength=bins)})
-    return table.assign(mean=groups.mean(), sd=groups.std(ddof=0))
-
-
 def top(tokens: Tokens, *, count: int = 20) -> pd.DataFrame:
     """List the tokens with the largest E·p, largest first.
 
@@ -130,13 +98,13 @@ def top(tokens: Tokens, *, count: int = 20) -> pd.DataFrame:
     return table.sort_values(["Ep", "id"], ascending=[False, True]).head(count).reset_index(drop=True)
 
 
-def named(results: Results) -> bool:
+def named(results: Run) -> bool:
     """Whether tokens have names, as in a text corpus, rather than numbers only."""
     tokens = results.tokens.drop_duplicates("id")
     return bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())
 
 
-def _failed(results: Results, cell: int, phase: str) -> list[int]:
+def _failed(results: Run, cell: int, phase: str) -> list[int]:
     before = results.phases[: results.phases.index(phase) + 1]
     failures = results.manifest.get("failures", [])
     return [entry["seed"] for entry in failures if entry["cell"] == cell and entry["phase"] in before]

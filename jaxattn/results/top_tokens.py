@@ -4,29 +4,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from jaxattn.results.load import Results
-from jaxattn.results.statistics import format_number
-from jaxattn.results.style import (
-    BLUE,
-    GREY,
-    INK,
-    RED,
-    SOFT,
-    VALUES,
-    WIDTH,
-    Drawn,
-    cell_words,
-    colours,
-    file_name,
-    minus,
-    style,
-)
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.labels import VALUES, file_name, minus
+from jaxattn.results.numbers import format_number
+from jaxattn.results.run import Run
+from jaxattn.results.style import BLUE, GREY, INK, RED, SOFT, WIDTH, colours, style
 from jaxattn.results.tokens import at_end, top
 
 LONGEST_NAME = 24
 
 
-def top_tokens(results: Results, *, phase: str | None = None, cell: int = 0, number: int = 20) -> Drawn:
+def top_tokens(results: Run, *, phase: str | None = None, cell: int = 0, number: int = 20) -> Drawn:
     """Draw the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by their class).
 
     Args:
@@ -92,7 +80,7 @@ def top_tokens(results: Results, *, phase: str | None = None, cell: int = 0, num
         ),
         "Tokens that attention prefers",
         f"The {len(best)} tokens{first} with the largest E·p after phase {tokens.phase}"
-        f"{cell_words(results, cell)}, {number_of_seeds}; colour: {whose}.",
+        f"{results.cell_words(cell)}, {number_of_seeds}; colour: {whose}.",
         figure,
     )
 

@@ -5,10 +5,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jaxattn.errors import InputError, RunError
 from jaxattn.results import aggregate, load
 from jaxattn.results.combine import choose, combine, group, paired, setting_of
 from jaxattn.results.tables import latex, markdown, write
-from jaxattn.errors import InputError, RunError
 
 METRICS = ("loss", "accuracy")
 

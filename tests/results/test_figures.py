@@ -4,6 +4,7 @@ import matplotlib
 import numpy as np
 import pytest
 
+from jaxattn.errors import InputError
 from jaxattn.results import aggregate, style
 from jaxattn.results.curves import curves
 from jaxattn.results.figures import KINDS, check, draw, draw_all
@@ -12,7 +13,6 @@ from jaxattn.results.scaling import collect, scaling, verdict
 from jaxattn.results.statistics import PowerLaw
 from jaxattn.results.tokens import at_end, bin_means
 from jaxattn.results.top_tokens import top_tokens
-from jaxattn.errors import InputError
 
 SCALING = {"kind": "scaling", "axis": "model.dim", "expected": -0.5, "tolerance": 0.05}
 

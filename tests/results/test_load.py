@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import jaxattn.results
-from jaxattn.results import load
 from jaxattn.errors import InputError
+from jaxattn.results import load
 
 
 @pytest.fixture

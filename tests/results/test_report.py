@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from jaxattn.errors import InputError, RunError
 from jaxattn.results import aggregate, load, report
 from jaxattn.results.statistics import last_steps
-from jaxattn.errors import InputError, RunError
 
 FIGURES = (
     {"kind": "importance", "phase": "joint", "cell": 0},

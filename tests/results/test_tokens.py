@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxattn.results.tokens import at_end, bin_means, named, top
 from jaxattn.errors import InputError
+from jaxattn.results.tokens import at_end, bin_means, named, top
 
 
 def test_bins_equal_scipy_and_have_the_published_centers():

@@ -7,40 +7,26 @@ statistics of all resamples.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
 STATISTICS = ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins")
 
 
-class Axis(NamedTuple):
-    """One side of a correlation: the numbers of N points, and the bin of each, -1 for none.
+class Binned(NamedTuple):
+    """The side of a correlation that has bins.
 
     Attributes:
         values: (N,).
-        bins: (N,) int, or None for the side that has no bins.
+        bins: (N,) int, the bin of each point, -1 for none.
     """
 
     values: Floats
     bins: NDArray[np.int64]
 
 
-def equal_bins(values: Floats, low: float, high: float, bins: int) -> Axis:
-    """Bin points by equal intervals of [low, high]; points outside are in no bin."""
-    number = np.floor((values - low) / (high - low) * bins).astype(np.int64)
-    # A ratio of counts that was rounded to single precision still belongs to the last bin.
-    number = np.where(np.abs(values - high) <= 1e-6, bins - 1, number)
-    return Axis(values, np.where((number >= 0) & (number < bins), number, -1))
-
-
-def equal_counts(values: Floats, bins: int) -> Axis:
-    """Bin points by quantiles, so that bins hold about equally many; points that tie share a bin."""
-    edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1]))
-    return Axis(values, np.searchsorted(edges, values, side="right"))
-
-
-def correlations(x: Axis, y: Floats, weights: Floats) -> Floats:
+def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
     """Correlate points, and their means over the bins of x, under many weightings.
 
     Args:
@@ -54,21 +40,16 @@ def correlations(x: Axis, y: Floats, weights: Floats) -> Floats:
     ranks = weighted_ranks(x.values, weights), weighted_ranks(y, weights)
     member = (x.bins[:, None] == np.arange(x.bins.max(initial=0) + 1)).astype(float)
     size = weights @ member
-    full = (size > 0).astype(float)
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean_x, mean_y = (
-            np.where(size > 0, weights @ (member * z[:, None]) / size, 0) for z in (x.values, y)
-        )
-    rank_x, rank_y = (
-        np.stack([weighted_ranks(row, use[None])[0] for row, use in zip(means, full, strict=True)])
-        for means in (mean_x, mean_y)
-    )
+        mean_x, mean_y = (weights @ (member * z[:, None]) / size for z in (x.values, y))
+    full = (size > 0).astype(float)
+    held_x, held_y = (np.where(size > 0, z, 0) for z in (mean_x, mean_y))
     return np.stack(
         [
             pearson(x.values, y, weights),
             pearson(*ranks, weights),
-            pearson(mean_x, mean_y, full),
-            pearson(rank_x, rank_y, full),
+            pearson(held_x, held_y, full),
+            spearman(mean_x, mean_y, fewest=2),
         ]
     )
 
@@ -94,6 +75,28 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
         return np.where(constant, np.nan, xy / np.sqrt(np.where(constant, 1, xx * yy)))
 
 
+def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
+    """Correlate the ranks of every row of x with those of y, over the places where both are finite.
+
+    Args:
+        x: (B, m).
+        y: (B, m), or (m,) for all rows.
+        fewest: how many places have to be left.
+
+    Returns:
+        (B,); NaN where fewer places are left or one side is constant.
+    """
+    x = np.asarray(x, float)
+    y = np.broadcast_to(np.asarray(y, float), x.shape)
+    used = np.isfinite(x) & np.isfinite(y)
+    weights = used.astype(float)
+    rank_x, rank_y = (
+        np.reshape([weighted_ranks(row, w[None])[0] for row, w in zip(z, weights, strict=True)], x.shape)
+        for z in (x, y)
+    )
+    return np.where(used.sum(axis=1) >= fewest, pearson(rank_x, rank_y, weights), np.nan)
+
+
 def weighted_ranks(values: Floats, weights: Floats) -> Floats:
     """Rank points that count several times; ties have their average rank.
 
@@ -111,10 +114,3 @@ def weighted_ranks(values: Floats, weights: Floats) -> Floats:
     size = np.add.reduceat(weights[:, order], start, axis=1)
     below = np.cumsum(size, axis=1) - size
     return (below + (size + 1) / 2)[:, place]
-
-
-def resamples(points: int, number: int, rng: np.random.Generator) -> Floats:
-    """Draw bootstrap weights: how often each of N points is drawn in N draws, (number, N)."""
-    draws = rng.integers(0, points, (number, points))
-    draws += points * np.arange(number)[:, None]
-    return np.bincount(draws.ravel(), minlength=number * points).reshape(number, points).astype(float)
