@@ -26,9 +26,9 @@ def print_written(written: Any) -> None:
 
 def print_summary(*directories: Path) -> None:
     """Print the last step of each phase, over all of some results folders."""
-    from jaxattn.analysis import combine, results, statistics
+    from jaxattn.results import combine, load, statistics
 
-    loaded = combine.combine([results.load(directory) for directory in directories])
+    loaded = combine.combine([load(directory) for directory in directories])
     print_table("Last step of each phase", statistics.summary_table(loaded))
 
 

@@ -87,7 +87,7 @@ def load_sweep(sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = 
     wanted = [dict(figure) for figure in sweepfile.plain(checked)["figures"]]
     if not wanted:
         return checked
-    from jaxattn.analysis import figures  # slow to import
+    from jaxattn.results import figures  # slow to import
 
     phases = list(dict.fromkeys(phase.name for cell in cells for phase in cell.config.phases))
     swept = list(dict.fromkeys(key for cell in cells for key in cell.settings))

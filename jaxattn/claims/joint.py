@@ -9,11 +9,12 @@ from jax import Array
 from jaxattn import data, dynamics, theory
 from jaxattn.claims.flow import Flows, Limit, certificate, distance, follow, round_up
 from jaxattn.claims.limits import CLOSE_ELSEWHERE
-from jaxattn.claims.rows import Claim, Row, brief, mean, share
+from jaxattn.claims.rows import Claim, Row, mean, share
 from jaxattn.claims.settings import Problems, Setting
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.one_layer import Params
 from jaxattn.models.reference import padded_sequences
+from jaxattn.results.numbers import brief
 from jaxattn.theory import Selection
 
 # After joint training the weights of sequences in the loss differ by e^10 and more, so that the path of p

@@ -3,8 +3,10 @@
 import numpy as np
 
 from jaxattn.claims.flow import Flows, Limit, distance, growth, relevant_counts, round_up
-from jaxattn.claims.rows import Claim, Row, around, brief, mean, powers, share
+from jaxattn.claims.rows import Claim, Row, around, mean, share
 from jaxattn.claims.settings import Setting
+from jaxattn.results.fits import powers
+from jaxattn.results.numbers import brief
 from jaxattn.theory import one_minus_cosine
 
 # A path that ends at the distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is about

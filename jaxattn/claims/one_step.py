@@ -10,10 +10,11 @@ from jax import Array
 
 from jaxattn import dynamics, theory
 from jaxattn.claims import settings
-from jaxattn.claims.rows import Claim, Row, around, mean, powers
+from jaxattn.claims.rows import Claim, Row, around, mean
 from jaxattn.claims.settings import Setting
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.one_layer import Params
+from jaxattn.results.fits import powers
 
 POWER = around(-0.5, 0.05)
 

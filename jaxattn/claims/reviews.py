@@ -12,10 +12,11 @@ from jax import Array
 
 from jaxattn import dynamics
 from jaxattn.claims.one_step import POWER, errors_of
-from jaxattn.claims.rows import Claim, Row, mean, powers
+from jaxattn.claims.rows import Claim, Row, mean
 from jaxattn.claims.settings import seed_keys
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import one_layer
+from jaxattn.results.fits import powers
 
 
 @dataclass(frozen=True)

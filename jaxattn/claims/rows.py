@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from jaxattn.analysis.statistics import format_number, interval
+from jaxattn.results.intervals import clopper_pearson, student_t
+from jaxattn.results.numbers import brief, format_number, with_interval
 
-LEVEL = 0.95
 REQUIRED = 0.9
 
 HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"
@@ -170,61 +169,3 @@ def mean(
         tolerance=tolerance,
         certificate=certificate,
     )
-
-
-def with_interval(value: float, low: float, high: float) -> str:
-    """Write a number and its interval with two digits of the interval's half-width, six decimals at most."""
-    half = (high - low) / 2
-    if not (half > 0 and 1e-3 <= abs(value) < 1e5):
-        return interval(value, low, high)
-    decimals = min(max(1 - math.floor(math.log10(half)), 0), 6)
-    return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
-
-
-def brief(x: float) -> str:
-    """Write a round number for reading: 1e-9, 200, 0.5."""
-    digits, e, exponent = f"{x:g}".partition("e")
-    return f"{digits}e{int(exponent)}" if e else digits
-
-
-def clopper_pearson(hits: int, trials: int) -> tuple[float, float]:
-    """Bound a probability from k hits in n trials, with coverage of at least 95 % whatever it is.
-
-    Returns:
-        The α/2 and 1 - α/2 bounds: (0, 1 - (α/2)^(1/n)) for no hit, ((α/2)^(1/n), 1) for all.
-
-    Source:
-        Clopper and Pearson, Biometrika 26 (1934).
-    """
-    found = stats.binomtest(hits, trials).proportion_ci(LEVEL, method="exact")
-    return float(found.low), float(found.high)
-
-
-def student_t(samples: np.ndarray) -> tuple[float, float]:
-    """Bound a mean from independent samples: mean ± t √(variance / n); NaN for fewer than two samples."""
-    n = len(samples)
-    if n < 2 or not np.isfinite(samples).all():
-        return math.nan, math.nan
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * samples.std(ddof=1) / math.sqrt(n))
-    centre = float(samples.mean())
-    return centre - half, centre + half
-
-
-def powers(x: Any, y: Any) -> np.ndarray:
-    """Fit the power of a law y ~ x^power to every seed by least squares in logarithms.
-
-    Args:
-        x: (m,) or (S, m) float > 0.
-        y: (S, m) float > 0; NaN leaves a point out.
-
-    Returns:
-        (S,) float64; NaN for a seed without two different points.
-    """
-    y = np.asarray(y, float)
-    used = y > 0
-    log_x = np.log(np.where(used, np.broadcast_to(np.asarray(x, float), y.shape), 1))
-    log_y = np.log(np.where(used, y, 1))
-    points = used.sum(axis=1, keepdims=True)
-    centred = np.where(used, log_x - log_x.sum(axis=1, keepdims=True) / np.maximum(points, 1), 0)
-    spread = np.square(centred).sum(axis=1)
-    return (centred * log_y).sum(axis=1) / np.where(spread > 0, spread, np.nan)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from jaxattn.analysis.tables import markdown
 from jaxattn.claims import joint, limits, one_step, reviews
 from jaxattn.claims.flow import Flows
 from jaxattn.claims.reviews import TextPlan
@@ -19,6 +18,7 @@ from jaxattn.data import text
 from jaxattn.data.readers import TextSource
 from jaxattn.data.text import Progress, silent
 from jaxattn.errors import InputError, RunError
+from jaxattn.results.tables import markdown
 
 CLAIMS = ("L4.1", "MC", "L4.2", "T4.3", "L4.4/4.5", "V", "MR")
 ON_TEXTS = ("L4.1", "L4.2")

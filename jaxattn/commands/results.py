@@ -46,11 +46,11 @@ def aggregate(
         out: Write every (cell, phase, step, metric) to this CSV or Parquet file, or the printed table to
             this LaTeX or Markdown file.
     """
-    from jaxattn.analysis import combine, results, statistics, tables
+    from jaxattn.results import combine, load, statistics, tables
 
     if not directories:
         raise InputError("aggregate: give at least one results folder")
-    loaded = combine.combine([results.load(directory) for directory in directories])
+    loaded = combine.combine([load(directory) for directory in directories])
     loaded = combine.choose(loaded, where=dict(map(read_pair, where)), metrics=metrics, phases=phases)
     if pair is not None:
         key, values = read_pair(pair)
@@ -74,7 +74,7 @@ def report(directory: Folder, /) -> int:
 
     Example: jaxattn report results/quickstart
     """
-    from jaxattn.analysis import report as pages
+    from jaxattn.results import report as pages
 
     written = pages.write(directory)
     print_written(written)

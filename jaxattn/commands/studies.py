@@ -96,7 +96,7 @@ def run(
         print_summary(directory)
         print(page)
         return 1 if outcome.failures else 0
-    from jaxattn.analysis import report as pages
+    from jaxattn.results import report as pages
 
     written = pages.write(directory)
     if distributed is not None:

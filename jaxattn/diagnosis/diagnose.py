@@ -15,18 +15,12 @@ from numpy.typing import NDArray
 
 from jaxattn import data
 from jaxattn.data.corpus import Corpus
-from jaxattn.diagnosis.correlations import (
-    STATISTICS,
-    Axis,
-    Floats,
-    correlations,
-    equal_bins,
-    equal_counts,
-    resamples,
-)
 from jaxattn.dynamics import one_step
 from jaxattn.errors import InputError
 from jaxattn.models import one_layer
+from jaxattn.results.binning import bin_numbers, quantile_edges
+from jaxattn.results.correlations import STATISTICS, Binned, Floats, correlations
+from jaxattn.results.intervals import percentile, resamples
 from jaxattn.theory import selection
 
 BINS = 20
@@ -80,14 +74,16 @@ class _Ground:
     used: NDArray[np.bool_]
     important: NDArray[np.bool_]
 
-    def axes(self) -> list[list[Axis]]:
+    def axes(self) -> list[list[Binned]]:
         """Lay out the importance axes of the four `PAIRS`: one per class for E·v, one for E·p."""
         alpha, difference = self.alpha[self.used], self.difference[self.used]
+        largest_alpha, largest = (np.abs(x).max(axis=1) for x in (alpha, difference))
+        signed, unsigned = np.linspace(-1, 1, BINS + 1), np.linspace(0, 1, BINS + 1)
         return [
-            [equal_counts(column, BINS) for column in alpha.T],
-            [equal_bins(column, -1.0, 1.0, BINS) for column in difference.T],
-            [equal_counts(np.abs(alpha).max(axis=1), BINS)],
-            [equal_bins(np.abs(difference).max(axis=1), 0.0, 1.0, BINS)],
+            [Binned(x, bin_numbers(x, quantile_edges(x, BINS))) for x in alpha.T],
+            [Binned(x, bin_numbers(x, signed)) for x in difference.T],
+            [Binned(largest_alpha, bin_numbers(largest_alpha, quantile_edges(largest_alpha, BINS)))],
+            [Binned(largest, bin_numbers(largest, unsigned))],
         ]
 
 
@@ -233,7 +229,7 @@ def _measure(
     return np.append(found, share), np.asarray(chosen.mask)
 
 
-def _correlations(axes: list[list[Axis]], scores: Floats, values: Floats, weights: Floats) -> Floats:
+def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weights: Floats) -> Floats:
     """Correlate the four pairs: (16, R), averaged over classes."""
     sides = [values.T, values.T, scores[None], scores[None]]
     return np.concatenate(
@@ -291,20 +287,12 @@ def _one_step_values(ground: _Ground, dim: int, seed: int) -> Floats:
 
 def _table(point: Floats, spread: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
     names = [(pair, statistic) for pair in PAIRS for statistic in STATISTICS] + [(SELECTED, "share")]
-    tails = [0.025, 0.975]
-    low, high = (_quantiles(spread.T, q) for q in tails)
-    null_low, null_high = (_quantiles(null, q) for q in tails)
+    low, high = percentile(spread.T)
+    null_low, null_high = percentile(null)
     table = pd.DataFrame(names, columns=["quantity", "statistic"]).assign(
         value=point, low=low, high=high, null_low=null_low, null_high=null_high, healthy=healthy
     )
     return table.assign(verdict=[_verdict(*row) for row in zip(point, null_low, null_high, strict=True)])
-
-
-def _quantiles(draws: Floats, q: float) -> Floats:
-    """Take a quantile of every column, of its finite entries; NaN where there are none."""
-    return np.array(
-        [np.quantile(x, q) if len(x := column[np.isfinite(column)]) else np.nan for column in draws.T]
-    )
 
 
 def _verdict(value: float, low: float, high: float) -> str:

@@ -6,13 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.analysis import tables as files
-from jaxattn.analysis.importance import importance
-from jaxattn.analysis.results import TOKEN_COLUMNS, Results
-from jaxattn.analysis.statistics import format_number, interval
-from jaxattn.analysis.style import Drawn, png
-from jaxattn.diagnosis.diagnose import BINS, Diagnosis
-from jaxattn.errors import RunError
+from jaxattn.results import tables as files
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.importance import importance
+from jaxattn.results.numbers import format_number, interval
+from jaxattn.results.read import TOKEN_COLUMNS
+from jaxattn.results.run import Run
 
 NOTE = (
     "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v on the sphere, on this corpus. One "
@@ -55,7 +54,7 @@ def figure(diagnosis: Diagnosis) -> Drawn:
     """Draw E·v and E·p of every token against its posterior difference, as in the paper's Figure 3."""
     tokens = diagnosis.tokens.assign(cell=0, seed=0, phase="model")
     # A model is what a run of one cell and one phase leaves.
-    results = Results(
+    results = Run(
         Path(),
         {
             "config": {"probes": {"bins": BINS, "low": -1.0, "high": 1.0}},
@@ -94,7 +93,7 @@ def write(diagnosis: Diagnosis, directory: Path, number: int = 15) -> list[Path]
         directory.mkdir(parents=True, exist_ok=True)
         paths[0].write_text(_joined(page), encoding="utf-8")
         diagnosis.tokens.to_csv(paths[1], index=False)
-        paths[2].write_bytes(png(drawn.figure))
+        paths[2].write_bytes(drawn.png())
     except OSError as error:
         raise RunError(f"{directory}: cannot be written: {error.strerror or error}") from None
     return paths

@@ -12,9 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
 
-from jaxattn.claims.rows import Tolerance, student_t, with_interval
+from jaxattn.claims.rows import Tolerance
+from jaxattn.results.binning import bin_numbers
+from jaxattn.results.correlations import spearman
+from jaxattn.results.intervals import percentile, student_t
+from jaxattn.results.numbers import with_interval
 
 AGREES, DIFFERS, CANNOT_TELL, MEASURED = "agrees", "differs", "cannot tell", "measured"
 RULE = (
@@ -128,10 +131,9 @@ def binned(
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
     at, y = tokens[x].to_numpy(float), tokens[quantity].to_numpy(float)
-    # A bound that was rounded to single precision still belongs to the last bin.
-    inside = (at >= edges[0]) & (at <= edges[-1] + 1e-6) & np.isfinite(y)
-    place = np.clip(np.searchsorted(edges, at[inside], side="right") - 1, 0, bins - 1)
-    y = y[inside]
+    place = bin_numbers(at, edges)
+    inside = (place >= 0) & np.isfinite(y)
+    place, y = place[inside], y[inside]
     seeds, lane = np.unique(tokens["seed"].to_numpy()[inside], return_inverse=True)
     rng = np.random.default_rng(seed)
     centres = (edges[1:] + edges[:-1]) / 2
@@ -165,9 +167,9 @@ def _over(seeds: int) -> str:
 def estimate(rows: ArrayLike) -> Estimate:
     """Read off a number from its value (first) and its resamples: percentile interval, 95 %."""
     rows = np.asarray(rows, float)
-    if not np.isfinite(rows[0]) or not np.isfinite(rows[1:]).any():
+    if not np.isfinite(rows[0]):
         return Estimate(float(rows[0]), math.nan, math.nan)
-    low, high = np.nanquantile(rows[1:], (0.025, 0.975))
+    low, high = percentile(rows[1:])
     return Estimate(float(rows[0]), float(low), float(high))
 
 
@@ -175,27 +177,6 @@ def over_seeds(samples: ArrayLike) -> Estimate:
     """Read off a mean over seeds with Student's t interval."""
     samples = np.asarray(samples, float)
     return Estimate(float(samples.mean()), *student_t(samples))
-
-
-def spearman(rows: Rows, reference: ArrayLike) -> Rows:
-    """Correlate the ranks of every row with those of a reference, over the row's finite entries.
-
-    Args:
-        rows: (B, m).
-        reference: (m,).
-
-    Returns:
-        (B,), NaN where fewer than three entries are finite or one side is constant.
-    """
-    reference = np.asarray(reference, float)
-
-    def one(row: Rows) -> float:
-        use = np.isfinite(row) & np.isfinite(reference)
-        if use.sum() < 3 or np.ptp(row[use]) == 0 or np.ptp(reference[use]) == 0:
-            return math.nan
-        return float(np.corrcoef(rankdata(row[use]), rankdata(reference[use]))[0, 1])
-
-    return _each(one, rows)
 
 
 def lowest(rows: Rows, centres: Rows) -> Rows:

@@ -8,9 +8,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import format_number, last_steps, power_law, setting
-from jaxattn.analysis.tokens import BINS, HIGH, LOW, at_end
 from jaxattn.claims.rows import Tolerance, around, at_least
 from jaxattn.paper import published
 from jaxattn.paper.compare import (
@@ -23,10 +20,16 @@ from jaxattn.paper.compare import (
     lowest,
     over_seeds,
     sign_change,
-    spearman,
     u_shape,
 )
 from jaxattn.paper.published import Curve, Number
+from jaxattn.results.binning import BINS, HIGH, LOW
+from jaxattn.results.correlations import spearman
+from jaxattn.results.fits import power_law
+from jaxattn.results.numbers import format_number, setting
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import last_steps
+from jaxattn.results.tokens import at_end
 
 EDGES = np.linspace(LOW, HIGH, BINS + 1)
 # What counts as the same shape; chosen here, since the paper shows its curves and gives no measure of them.
@@ -48,10 +51,10 @@ class Measured(NamedTuple):
     tables: dict[str, pd.DataFrame]
 
 
-Measure = Callable[[Results], Measured]
+Measure = Callable[[Run], Measured]
 
 
-def shapes(results: Results, cell: int = 0) -> Measured:
+def shapes(results: Run, cell: int = 0) -> Measured:
     """Measure the shapes of Figures 1-3: E·v increasing, E·p U-shaped with its minimum near 0."""
     ev, ep = (_bins(results, quantity, cell) for quantity in ("Ev", "Ep"))
     findings = [
@@ -78,7 +81,7 @@ def shapes(results: Results, cell: int = 0) -> Measured:
 def beside(ev_curve: Curve, ep_curve: Curve) -> Measure:
     """Hold bin means against published ones: ranks, the place of the minimum, the range of rise."""
 
-    def measure(results: Results) -> Measured:
+    def measure(results: Run) -> Measured:
         ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
         best = ep_curve.centres[int(np.argmin(ep_curve.values))]
         findings = [
@@ -106,7 +109,7 @@ def beside(ev_curve: Curve, ep_curve: Curve) -> Measure:
     return measure
 
 
-def start(results: Results) -> Measured:
+def start(results: Run) -> Measured:
     """Hold accuracy and loss of each block against the published ones; show them along the way."""
     frozen = {
         "test_accuracy": (published.FROZEN_ACCURACY, 0.05),
@@ -141,7 +144,7 @@ def start(results: Results) -> Measured:
     )
 
 
-def spread(results: Results) -> Measured:
+def spread(results: Run) -> Measured:
     """Measure how much smaller the spread within bins is after one step on E than after joint training.
 
     For every size of the step: mean over the bins of the standard deviation, joint ÷ one step; and the same
@@ -174,7 +177,7 @@ def spread(results: Results) -> Measured:
     return Measured(findings, {"Spread within bins": pd.DataFrame(rows)})
 
 
-def four_classes(results: Results) -> Measured:
+def four_classes(results: Run) -> Measured:
     """Hold E·v_2 and E·v_4 against their published rows: the sign change at 0 and the order.
 
     The x-axis of the rows is not named. It is taken for the class's posterior difference, and α is tried too.
@@ -241,7 +244,7 @@ def four_classes(results: Results) -> Measured:
     return Measured(findings, tables)
 
 
-def law(results: Results) -> Measured:
+def law(results: Run) -> Measured:
     """Fit the power of d in the error of the one-step law."""
     records = last_steps(results.records)
     records = results.with_axes(records[records["metric"] == "one_step_error"])
@@ -258,13 +261,13 @@ def law(results: Results) -> Measured:
     return Measured([finding], {"Error of the one-step law": pd.DataFrame(errors)})
 
 
-def over_dimensions(results: Results) -> Measured:
+def over_dimensions(results: Run) -> Measured:
     """Measure the shapes of E·v and E·p and the test accuracy in every cell; nothing is published."""
     found = variations(results)
     return Measured([_unpublished(finding) for finding in found.findings], found.tables)
 
 
-def variations(results: Results) -> Measured:
+def variations(results: Run) -> Measured:
     """Measure the shapes in every cell, with verdicts."""
     findings, rows = [], []
     for cell, name in _cells(results):
@@ -278,7 +281,7 @@ def variations(results: Results) -> Measured:
 def cells(*metrics: str) -> Measure:
     """Measure metrics at the end of every cell."""
 
-    def measure(results: Results) -> Measured:
+    def measure(results: Run) -> Measured:
         findings = [
             _finding(results, cell, metric, f"{name}: ")
             for metric in metrics
@@ -289,7 +292,7 @@ def cells(*metrics: str) -> Measure:
     return measure
 
 
-def purity(results: Results) -> Measured:
+def purity(results: Run) -> Measured:
     """Measure the shapes, and how well E·v of a word tells its purity: Spearman over words."""
     found = shapes(results)
     lone = [_finding(results, 0, metric, "") for metric in ("spearman_Ev_tokens", "test_accuracy")]
@@ -300,11 +303,11 @@ def _unpublished(finding: Finding) -> Finding:
     return replace(finding, criterion=None, published="-")
 
 
-def _finding(results: Results, cell: int, metric: str, prefix: str) -> Finding:
+def _finding(results: Run, cell: int, metric: str, prefix: str) -> Finding:
     return Finding(f"{prefix}{metric.replace('_', ' ')}", *_last(results, cell, metric))
 
 
-def _last(results: Results, cell: int, metric: str) -> tuple[Estimate, str]:
+def _last(results: Run, cell: int, metric: str) -> tuple[Estimate, str]:
     """The metric at the end of the last phase of a cell, over seeds."""
     records = results.records
     records = records[(records["cell"] == cell) & (records["phase"] == _last_phase(results, cell))]
@@ -317,7 +320,7 @@ def _last(results: Results, cell: int, metric: str) -> tuple[Estimate, str]:
     return found, "one seed" if len(values) == 1 else f"{len(values)} seeds"
 
 
-def _cells(results: Results) -> list[tuple[int, str]]:
+def _cells(results: Run) -> list[tuple[int, str]]:
     """Number and name of every cell: its block, and its other settings."""
     named = []
     for entry in results.manifest["cells"]:
@@ -327,17 +330,17 @@ def _cells(results: Results) -> list[tuple[int, str]]:
     return named
 
 
-def _last_phase(results: Results, cell: int) -> str:
+def _last_phase(results: Run, cell: int) -> str:
     # Cells of different blocks may have different phases.
     return str(results.records["phase"][results.records["cell"] == cell].iloc[-1])
 
 
-def _tokens(results: Results, cell: int = 0, label: int | None = None) -> pd.DataFrame:
+def _tokens(results: Run, cell: int = 0, label: int | None = None) -> pd.DataFrame:
     tokens = at_end(results, cell=cell, average=False, phase=_last_phase(results, cell)).table
     return tokens if label is None else tokens[tokens["class"] == label]
 
 
-def _bins(results: Results, quantity: str, cell: int = 0, edges: NDArray[np.float64] = EDGES) -> Binned:
+def _bins(results: Run, quantity: str, cell: int = 0, edges: NDArray[np.float64] = EDGES) -> Binned:
     return binned(_tokens(results, cell), quantity, edges=edges)
 
 

@@ -1,6 +1,5 @@
 """The page: every item with its figure, our numbers beside the published ones, and its verdict."""
 
-import base64
 import os
 import shlex
 from collections.abc import Mapping
@@ -10,18 +9,19 @@ from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 
-import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from jaxattn.analysis import figures, results, style
-from jaxattn.analysis.results import Results
-from jaxattn.analysis.statistics import format_number
-from jaxattn.analysis.tables import markdown
 from jaxattn.errors import InputError, RunError
 from jaxattn.paper import compare
 from jaxattn.paper.compare import Finding
 from jaxattn.paper.items import DATA, ITEMS, Item
+from jaxattn.results import figures, style
+from jaxattn.results.load import load
+from jaxattn.results.numbers import format_number
+from jaxattn.results.page import fill
+from jaxattn.results.run import Run
+from jaxattn.results.tables import markdown
 
 TEMPLATE = Path(__file__).with_name("page.html")
 # A page of twenty figures stays small.
@@ -147,9 +147,8 @@ def section(item: Item, run: Path, scale: str, failed: bool = False) -> Section:
     command = shlex.join(words)
     if item.measure is None:
         return Section(item, "shown elsewhere", item.elsewhere.command if item.elsewhere else command)
-    try:
-        loaded = results.load(run)
-    except InputError:
+    loaded = _finished(run)
+    if loaded is None:
         remedy = f"run `{command}`"
         if item.needs != "nothing":
             place = DATA[item.needs]
@@ -170,6 +169,14 @@ def section(item: Item, run: Path, scale: str, failed: bool = False) -> Section:
         tables=measured.tables,
         pictures=pictures,
     )
+
+
+def _finished(run: Path) -> Run | None:
+    try:
+        loaded = load(run)
+    except InputError:
+        return None
+    return loaded if loaded.finished else None
 
 
 def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
@@ -234,14 +241,12 @@ def as_markdown(sections: tuple[Section, ...], scale: str) -> str:
 
 def as_html(sections: tuple[Section, ...], scale: str) -> str:
     """Write the page as HTML that holds everything it shows."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.undefined = jinja2.StrictUndefined
-    environment.filters["embedded"] = lambda data: base64.b64encode(data).decode()
-    environment.filters["cells"] = _cells
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return fill(
+        TEMPLATE,
         sections=sections,
         introduction=_introduction(scale),
         summary=summary(sections).drop(columns="command"),
+        cells=_cells,
     )
 
 
@@ -260,7 +265,7 @@ def _introduction(scale: str) -> list[str]:
     ]
 
 
-def _facts(loaded: Results, item: Item, scale: str) -> dict[str, str]:
+def _facts(loaded: Run, item: Item, scale: str) -> dict[str, str]:
     config = loaded.manifest["config"]
     seeds = loaded.manifest["seeds"]
     facts = {
@@ -280,7 +285,7 @@ def _facts(loaded: Results, item: Item, scale: str) -> dict[str, str]:
     return facts
 
 
-def _pictures(loaded: Results, item: Item) -> tuple[Picture, ...]:
+def _pictures(loaded: Run, item: Item) -> tuple[Picture, ...]:
     pictures = []
     for number, spec in enumerate(item.figures):
         drawn = figures.draw(loaded, spec)

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from scipy.stats import qmc
 
-from jaxattn.analysis import load
-from jaxattn.analysis.combine import combine
 from jaxattn.errors import InputError
+from jaxattn.results import load
+from jaxattn.results.combine import combine
 from jaxattn.study import run, sweepfile, units
 from jaxattn.study.progress import Reporter
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jaxattn.analysis.combine import combine
-from jaxattn.analysis.results import load
 from jaxattn.errors import InputError
+from jaxattn.results.combine import combine
+from jaxattn.results.load import load
 from jaxattn.study import hosts, launch, writers
 
 SMALL = Path(__file__).with_name("small.toml")

@@ -1,0 +1,14 @@
+"""Results: from the folder of a run to statistics, figures, trained parameters and a report."""
+
+from jaxattn.results.fits import PowerLaw, power_law
+from jaxattn.results.load import Results, load
+from jaxattn.results.statistics import aggregate, summary_table
+
+__all__ = [
+    "PowerLaw",
+    "Results",
+    "aggregate",
+    "load",
+    "power_law",
+    "summary_table",
+]

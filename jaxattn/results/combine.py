@@ -1,0 +1,200 @@
+"""Several results folders as one; cells chosen, grouped by any key, and held against each other."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from jaxattn.errors import InputError
+from jaxattn.results.run import Run
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+def combine(folders: Sequence[AnyRun]) -> AnyRun:
+    """Put folders together: shards of one sweep, more seeds of the same cells, or different sweeps.
+
+    Cells with the same config are one cell, whose seeds come from all folders.
+
+    Args:
+        folders: at least one.
+
+    Returns:
+        One result; its cells are numbered anew, and have the setting "sweep" where names differ.
+
+    Raises:
+        InputError: two folders hold the same seed of the same cell.
+    """
+    if len(folders) == 1:
+        return folders[0]
+    several = len({folder.manifest["name"] for folder in folders}) > 1
+    cells: dict[str, dict[str, Any]] = {}
+    tables: dict[str, list[pd.DataFrame]] = {"records": [], "tokens": []}
+    owner: dict[tuple[int, int], Run] = {}
+    failures = []
+    for folder in folders:
+        number = {}
+        for cell in folder.manifest["cells"]:
+            named = {"sweep": folder.manifest["name"]} if several else {}
+            key = json.dumps([cell.get("config_hash"), named, cell["settings"]], sort_keys=True)
+            entry = dict(cell) | {"cell": len(cells), "settings": named | cell["settings"]}
+            entry["config"] = cell.get("config", folder.manifest["config"])
+            number[cell["cell"]] = cells.setdefault(key, entry)["cell"]
+        for name, table in (("records", folder.records), ("tokens", folder.tokens)):
+            tables[name].append(table.assign(cell=table["cell"].map(number).astype("int32")))
+        for cell, seed in tables["records"][-1][["cell", "seed"]].drop_duplicates().itertuples(index=False):
+            before = owner.setdefault((int(cell), int(seed)), folder)
+            if before is not folder:
+                raise InputError(
+                    f"{folder.directory}: seed {seed} is in {before.directory} too; give one of them"
+                )
+        failures += [
+            failure | {"cell": number[failure["cell"]]} for failure in folder.manifest.get("failures", [])
+        ]
+    manifest = dict(folders[0].manifest) | {
+        "name": " + ".join(dict.fromkeys(folder.manifest["name"] for folder in folders)),
+        "cells": list(cells.values()),
+        "seeds": sorted({seed for _, seed in owner}),
+        "failures": failures,
+        "status": "finished" if all(folder.finished for folder in folders) else "running",
+        "batches": [],
+    }
+    joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
+    return replace(folders[0], manifest=manifest, records=joined["records"], tokens=joined["tokens"])
+
+
+def choose(
+    results: AnyRun,
+    *,
+    where: Mapping[str, Any] | None = None,
+    metrics: Sequence[str] = (),
+    phases: Sequence[str] = (),
+) -> AnyRun:
+    """Keep some cells, metrics and phases.
+
+    Args:
+        results: what to choose from.
+        where: values that keys of a cell's config must have.
+        metrics: names; all if empty.
+        phases: names; all if empty.
+
+    Returns:
+        What is left.
+
+    Raises:
+        InputError: a key, metric or phase that does not exist, or nothing left.
+    """
+    records = results.records
+    for name, wanted in (("metric", metrics), ("phase", phases)):
+        known = records[name].unique()
+        missing = [x for x in wanted if x not in known]
+        if missing:
+            raise InputError(f"{name} {missing[0]!r}: the run recorded {', '.join(sorted(map(str, known)))}")
+        if wanted:
+            records = records[records[name].isin(list(wanted))]
+    kept = [
+        cell
+        for cell in results.manifest["cells"]
+        if all(_equal(results.lookup(cell["cell"], k), x) for k, x in (where or {}).items())
+    ]
+    numbers = [cell["cell"] for cell in kept]
+    records = records[records["cell"].isin(numbers)]
+    if records.empty:
+        raise InputError(f"{results.directory}: nothing is left of its cells, phases and metrics")
+    tokens = results.tokens[results.tokens["cell"].isin(numbers)] if len(results.tokens) else results.tokens
+    return replace(results, manifest=dict(results.manifest) | {"cells": kept}, records=records, tokens=tokens)
+
+
+def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
+    """Pool cells that agree in some keys of their config: every (cell, seed) becomes a seed of the pool.
+
+    Args:
+        results: what to group.
+        by: keys of the config, swept or not.
+
+    Returns:
+        One cell per combination of values; without token tables.
+
+    Raises:
+        InputError: no such key.
+    """
+    values = {
+        cell["cell"]: {key: results.lookup(cell["cell"], key) for key in by}
+        for cell in results.manifest["cells"]
+    }
+    return _regroup(results, values, lambda records: records)
+
+
+def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
+    """Subtract, seed by seed, what one value of a key gives from what another gives, all else equal.
+
+    Seeds share their random numbers between cells, so that much of the noise cancels.
+
+    Args:
+        results: what to compare.
+        key: a swept key.
+        first: the value that is subtracted.
+        second: the value it is subtracted from.
+
+    Returns:
+        One cell per setting of the other axes; every metric is the difference second - first, over the seeds
+        that both have.
+
+    Raises:
+        InputError: a key that is not swept, or no pair of cells.
+    """
+    if key not in results.axes:
+        raise InputError(f"{key}: not swept; swept is {', '.join(results.axes) or 'nothing'}")
+    rest, side = {}, {}
+    for cell in results.manifest["cells"]:
+        settings = dict(cell["settings"])
+        value = settings.pop(key, None)
+        for sign, wanted in ((-1.0, first), (1.0, second)):
+            if _equal(value, wanted):
+                rest[cell["cell"]], side[cell["cell"]] = settings, sign
+    if set(side.values()) != {-1.0, 1.0}:
+        raise InputError(f"{key}: no cells with both {first!r} and {second!r}")
+
+    def difference(records: pd.DataFrame) -> pd.DataFrame:
+        keys = ["cell", "seed", "phase", "step", "metric"]
+        signed = records.assign(value=records["value"] * records["from"].map(side))
+        sums = signed.groupby(keys, sort=False)["value"].agg(["sum", "size"])
+        return sums[sums["size"] == 2]["sum"].rename("value").reset_index()
+
+    found = _regroup(results, rest, difference, pool=False)
+    if found.records.empty:
+        raise InputError(f"{key}: {first!r} and {second!r} have no seed, phase, step and metric in common")
+    return found
+
+
+def _regroup(
+    results: AnyRun,
+    values: Mapping[int, dict[str, Any]],
+    finish: Callable[[pd.DataFrame], pd.DataFrame],
+    pool: bool = True,
+) -> AnyRun:
+    """Give cells with equal values one number; pooled, their seeds are counted through."""
+    texts = {cell: json.dumps(settings, sort_keys=True) for cell, settings in values.items()}
+    number = {text: k for k, text in enumerate(dict.fromkeys(texts.values()))}
+    settings = {number[texts[cell]]: found for cell, found in values.items()}
+    records = results.records[results.records["cell"].isin(list(values))]
+    records = records.assign(**{"from": records["cell"]}, cell=records["cell"].map(texts).map(number))
+    if pool:
+        pairs = records[["cell", "from", "seed"]].drop_duplicates()
+        pairs["pooled"] = pairs.groupby("cell").cumcount()
+        records = records.merge(pairs, on=["cell", "from", "seed"]).drop(columns="seed")
+        records = records.rename(columns={"pooled": "seed"})
+    records = finish(records)[["cell", "seed", "phase", "step", "metric", "value"]]
+    manifest = dict(results.manifest) | {
+        "cells": [{"cell": k, "settings": found} for k, found in sorted(settings.items())],
+        "seeds": sorted(records["seed"].unique().tolist()),
+        "failures": [],
+        "batches": [],
+    }
+    return replace(results, manifest=manifest, records=records, tokens=results.tokens.iloc[:0])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one == other or str(one) == str(other)

@@ -1,0 +1,189 @@
+"""Figure: metrics against step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib.axes
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+
+from jaxattn.errors import InputError
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.labels import file_name, seed_words, settings_label
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import aggregate
+from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
+
+PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
+MOST_CELLS = 12
+
+
+def curves(
+    results: Run,
+    *,
+    phase: str | None = None,
+    metrics: tuple[str, ...] | None = None,
+    cells: tuple[int, ...] | None = None,
+) -> Drawn:
+    """Draw metrics against step: the interquartile mean over seeds in its 95 % bootstrap interval.
+
+    Args:
+        results: a results folder.
+        phase: which phase; by default every phase of more than two recorded steps, below one another.
+        metrics: one panel each; by default loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
+            The training and test value of one metric share a panel.
+        cells: which cells, one colour each; by default all, or twelve of them where there are more.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown phase, metric or cell.
+    """
+    records = results.records
+    phases = _phases(results, phase)
+    panels = _panels(records, metrics)
+    every = [int(cell["cell"]) for cell in results.manifest["cells"]]
+    if cells is None:
+        spread = np.linspace(0, len(every) - 1, min(len(every), MOST_CELLS)).round().astype(int)
+        chosen = [every[index] for index in spread]
+    else:
+        chosen = list(cells)
+    labels = [settings_label(results.settings(cell)) or f"cell {cell}" for cell in chosen]
+    drawn = [metric for panel in panels.values() for metric in panel]
+    wanted = records["phase"].isin(phases) & records["metric"].isin(drawn) & records["cell"].isin(chosen)
+    table = aggregate(records[wanted])
+    if not (table["n"] > 0).any():
+        raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
+    palette = colours(len(chosen), ordered=_ordered(results))
+    with style():
+        # A metric that one phase does not record leaves no empty panel there.
+        present = {name: _present(panels, table[table["phase"] == name]) for name in phases}
+        rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
+        title = 0.25 if len(phases) > 1 else 0.0
+        heights = [1.75 * rows[name] + title for name in phases]
+        figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+        blocks = figure.subfigures(len(phases), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for block, name in zip(blocks, phases, strict=True):
+            if len(phases) > 1:
+                block.suptitle(f"phase: {name}", x=0.01, ha="left", fontsize=10, color=SOFT)
+            own = table[table["phase"] == name]
+            _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label)
+        if len(chosen) > 1:
+            legend_below(
+                figure,
+                [Line2D([], [], color=c, label=label) for c, label in zip(palette, labels, strict=True)],
+            )
+    counts = table.loc[table["n"] > 0, "n"]
+    some = f" {len(chosen)} of {len(every)} cells are shown." if len(chosen) < len(every) else ""
+    words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
+    return Drawn(
+        file_name("curves", *([phase] if phase else []), *(metrics or [])),
+        "Training curves",
+        f"{'Phase' if len(phases) == 1 else 'Phases'} {', '.join(phases)}{words}: "
+        + (
+            "interquartile mean over seeds against step; the band is its 95 % bootstrap interval"
+            if counts.max() > 1
+            else "values against step"
+        )
+        + f" ({seed_words(counts)}).{some}",
+        figure,
+    )
+
+
+def _phases(results: Run, phase: str | None) -> list[str]:
+    if phase is not None:
+        if phase not in results.phases:
+            raise InputError(f"phase {phase!r}: the run has {', '.join(results.phases)}")
+        return [phase]
+    steps = results.records.groupby("phase", observed=True)["step"].nunique()
+    # One step has no curve.
+    return [name for name in results.phases if steps[name] > 2] or results.phases[-1:]
+
+
+def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, list[str]]:
+    """Group metrics by panel; within one, test comes first."""
+    recorded = set(records["metric"].unique())
+    if metrics is None:
+        every = [name for panel in PANELS for name in (f"test_{panel}", panel, f"train_{panel}")]
+        metrics = [name for name in every if name in recorded]
+    missing = [name for name in metrics if name not in recorded]
+    if missing or not metrics:
+        raise InputError(f"metric {(missing or ['?'])[0]!r}: the run recorded {', '.join(sorted(recorded))}")
+    panels: dict[str, list[str]] = {}
+    for name in metrics:
+        panels.setdefault(name.removeprefix("train_").removeprefix("test_"), []).append(name)
+    return panels
+
+
+def _present(panels: dict[str, list[str]], table: pd.DataFrame) -> dict[str, list[str]]:
+    recorded = set(table.loc[table["n"] > 0, "metric"])
+    kept = {panel: [name for name in names if name in recorded] for panel, names in panels.items()}
+    return {panel: names for panel, names in kept.items() if names} or panels
+
+
+def _block(
+    block: SubFigure,
+    table: pd.DataFrame,
+    panels: dict[str, list[str]],
+    palette: dict[int, str],
+    label: Callable[[str], str],
+) -> None:
+    columns = _columns(len(panels))
+    grid = block.subplots(-(-len(panels) // columns), columns, squeeze=False).ravel()
+    explained = False
+    for ax, (panel, names) in zip(grid, panels.items(), strict=False):
+        shown = table[table["metric"].isin(names)]
+        for name in names:
+            for cell, colour in palette.items():
+                rows = shown[(shown["metric"] == name) & (shown["cell"] == cell)]
+                test = name.startswith("test_") or len(names) == 1
+                _line(ax, rows, colour, dashed=not test)
+        ax.set_title(label(panel if len(names) > 1 else names[0]))
+        _scales(ax, shown)
+        if len(names) > 1 and not explained:
+            explained = True
+            tint = next(iter(palette.values())) if len(palette) == 1 else INK
+            handles = [
+                Line2D([], [], color=tint, label="test"),
+                Line2D([], [], color=tint, label="training", linestyle=(0, (3, 1.5)), linewidth=1.0),
+            ]
+            ax.legend(handles=handles, loc="best", labelcolor=SOFT)
+    for ax in grid[len(panels) :]:
+        ax.set_axis_off()
+    for ax in grid[max(0, len(panels) - columns) : len(panels)]:
+        ax.set_xlabel("step")
+
+
+def _columns(panels: int) -> int:
+    return 2 if panels == 4 else min(3, panels)
+
+
+def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool) -> None:
+    look: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
+    ax.plot(rows["step"], rows["iqm"], color=colour, **look)
+    ax.fill_between(rows["step"], rows["iqm_low"], rows["iqm_high"], color=colour, alpha=0.18, linewidth=0)
+
+
+def _scales(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
+    """Use logarithms where values span decades; step 0 then sits left of step 1."""
+    last = rows["step"].max()
+    positive = rows.loc[rows["step"] > 0, "step"]
+    if len(positive) and last >= 30 * positive.min():
+        first = positive.min()
+        ax.set_xscale("symlog", linthresh=first, linscale=0.35)
+        decades = 10.0 ** np.arange(np.ceil(np.log10(first)), np.floor(np.log10(last)) + 1)
+        start = [0] if (rows["step"] == 0).any() else []
+        ticks = [*start, *decades[:: -(-len(decades) // 4)]]
+        ax.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks] if last < 1e5 else None)
+    value = rows["iqm"].dropna()
+    if len(value) and value.min() > 0 and value.max() > 100 * value.min():
+        ax.set_yscale("log")
+
+
+def _ordered(results: Run) -> bool:
+    """Cells have an order if they differ in one number."""
+    cells = results.cells
+    return len(results.axes) == 1 and pd.api.types.is_numeric_dtype(cells[results.axes[0]])

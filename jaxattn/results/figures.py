@@ -1,0 +1,221 @@
+"""Figures by name: what a sweep file asks for, checked before a run and drawn after it."""
+
+import difflib
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from jaxattn.errors import InputError
+from jaxattn.results.drawn import Drawn, Picture
+from jaxattn.results.labels import file_name
+from jaxattn.results.run import Run
+
+# Where each kind is drawn. Its settings are the keyword arguments there, and nowhere else.
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "convergence": "jaxattn.results.convergence:convergence",
+        "curves": "jaxattn.results.curves:curves",
+        "diagram": "jaxattn.results.diagram:diagram",
+        "importance": "jaxattn.results.importance:importance",
+        "one_step_law": "jaxattn.results.importance:one_step_law",
+        "scaling": "jaxattn.results.scaling:scaling",
+        "top_tokens": "jaxattn.results.top_tokens:top_tokens",
+    }
+)
+# Words of the figures that the user's own functions drew, for whoever draws the report without them.
+OWN = "figures/own.json"
+
+
+def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
+    """Import the function that draws a kind.
+
+    Args:
+        kind: one of `KINDS`.
+        place: where the kind was asked for.
+
+    Returns:
+        A function (results, **options) -> Drawn.
+
+    Raises:
+        InputError: an unknown kind.
+    """
+    if kind not in KINDS:
+        raise InputError(f"{place}.kind: unknown {kind!r}; {_instead(kind, list(KINDS))}")
+    module, _, name = KINDS[kind].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def check(specs: Sequence[Mapping[str, Any]], *, phases: Sequence[str], axes: Sequence[str]) -> None:
+    """Check the figures that a sweep file asks for, before anything is computed.
+
+    Args:
+        specs: one mapping per figure: its kind, and the options of that kind's function.
+        phases: the names of the phases.
+        axes: the swept keys.
+
+    Raises:
+        InputError: an unknown kind, option, phase or axis, or a missing option.
+    """
+    for index, spec in enumerate(specs):
+        place = f"figures[{index}]"
+        _bind(spec, place)
+        for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
+            if spec.get(option) is not None and spec[option] not in allowed:
+                raise InputError(
+                    f"{place}.{option}: unknown {spec[option]!r}; {_instead(spec[option], allowed)}"
+                )
+
+
+def draw(results: Run, spec: Mapping[str, Any]) -> Drawn:
+    """Draw one figure.
+
+    Args:
+        results: a results folder.
+        spec: its kind, and the options of that kind's function; an option that is None is left out.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown kind or option, or one that this run cannot show.
+    """
+    drawing, options = _bind(spec, "figure")
+    return drawing(results, **options)
+
+
+def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]) -> Drawn:
+    """Draw with a function of the user's own.
+
+    Args:
+        results: a results folder.
+        drawing: a function (results, **options) that returns a `Drawn`, or a matplotlib figure, which is
+            given the function's name and the first line of its docstring.
+        options: its options.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: it returned something else.
+    """
+    from matplotlib.figure import Figure  # slow to import
+
+    found = drawing(results, **options)
+    name = getattr(drawing, "__name__", type(drawing).__name__)
+    if isinstance(found, Figure):
+        words = inspect.getdoc(drawing) or ""
+        found = Drawn(name, name.replace("_", " ").capitalize(), words.partition("\n")[0], found)
+    if not isinstance(found, Drawn):
+        raise InputError(
+            f"figure {name}: returned {type(found).__name__}; let it return a matplotlib Figure or a Drawn"
+        )
+    return replace(found, name=file_name(found.name))
+
+
+def draw_all(
+    results: Run, own: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+) -> tuple[list[Drawn | Picture], list[str]]:
+    """Draw the figures that the sweep file asked for: without any, curves and token importance.
+
+    Args:
+        results: a results folder.
+        own: the user's functions by the kind that the sweep file names them with, "module:function". One
+            that is not given is not imported; what the run drew with it is shown as it is.
+
+    Returns:
+        The figures, their names distinct, and a line for each that could not be drawn, or not again.
+    """
+    tokens = [{"kind": "importance"}] if len(results.tokens) else []
+    specs = results.manifest["config"].get("figures") or [{"kind": "curves"}, *tokens]
+    before = _drawn_before(results)
+    found: list[Drawn | Picture] = []
+    problems = []
+    for number, spec in enumerate(specs):
+        kind = str(spec.get("kind"))
+        place = f"figures[{number}] ({kind})"
+        try:
+            if ":" not in kind:
+                drawn = draw(results, spec)
+            elif kind in own:
+                drawn = _guarded(results, own[kind], spec)
+            else:
+                shown = "shown as the run drew it" if number in before else "left out"
+                problems.append(
+                    f"{place} was not drawn again but {shown}: reading results executes no code that a "
+                    "folder names"
+                )
+                found += [before[number]] if number in before else []
+                continue
+        except InputError as error:
+            problems.append(f"{place} could not be drawn: {error}")
+            continue
+        same = sum(drawn.name == other.name or other.name.startswith(f"{drawn.name}-") for other in found)
+        name = f"{drawn.name}-{same + 1}" if same else drawn.name
+        found.append(replace(drawn, name=name, number=number))
+    return found, problems
+
+
+def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> list[dict[str, Any]]:
+    """Collect what `OWN` holds: number, name, title and caption of every figure of the user's own kinds."""
+    specs = results.manifest["config"].get("figures") or []
+    return [
+        {"index": each.number, "name": each.name, "title": each.title, "caption": each.caption}
+        for each in figures
+        if each.number is not None and each.number < len(specs) and ":" in str(specs[each.number]["kind"])
+    ]
+
+
+def _guarded(results: Run, drawing: Callable[..., Any], spec: Mapping[str, Any]) -> Drawn:
+    """Draw with the user's function; whatever it raises costs its own figure alone."""
+    options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
+    try:
+        return draw_own(results, drawing, options)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{type(error).__name__}: {error}") from error
+
+
+def _drawn_before(results: Run) -> dict[int, Picture]:
+    """The user's own figures as the run drew them, by number; a folder may hold anything there."""
+    found = {}
+    try:
+        entries = json.loads((results.directory / OWN).read_text(encoding="utf-8"))
+        for entry in entries:
+            name, title, caption = (str(entry[key]) for key in ("name", "title", "caption"))
+            content = (results.directory / "figures" / f"{file_name(name)}.png").read_bytes()
+            if content.startswith(b"\x89PNG"):
+                number = int(entry["index"])
+                found[number] = Picture(file_name(name), title, caption, content, number)
+    except (OSError, ValueError, KeyError, TypeError):
+        return found
+    return found
+
+
+def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., Drawn], dict[str, Any]]:
+    kind = spec.get("kind")
+    drawing = function(kind, place)
+    # JSON and TOML have lists where functions take tuples.
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in spec.items()
+        if key != "kind" and value is not None
+    }
+    parameters = list(inspect.signature(drawing).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters]
+    for key in options:
+        if key not in names:
+            raise InputError(f"{place}: {kind} has no option {key!r}; {_instead(key, names)}")
+    for parameter in parameters:
+        if parameter.default is parameter.empty and parameter.name not in options:
+            raise InputError(f"{place}: {kind} needs {parameter.name!r}")
+    return drawing, options
+
+
+def _instead(given: Any, allowed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(given), allowed, 1)
+    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(allowed) or 'none'}"

@@ -1,0 +1,237 @@
+"""Figures of token importance: E·v and E·p against the posterior difference, and the one-step law."""
+
+from contextlib import suppress
+from typing import Any
+
+import matplotlib.axes
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from jaxattn.errors import InputError
+from jaxattn.results.binning import BINS, HIGH, LOW, bin_means
+from jaxattn.results.correlations import spearman
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.labels import VALUES, file_name, minus
+from jaxattn.results.numbers import format_number
+from jaxattn.results.run import Run
+from jaxattn.results.style import BLUE, GREY, INK, RED, WIDTH, style
+from jaxattn.results.tokens import Tokens, at_end
+
+MOST_POINTS = 100_000
+
+
+def importance(
+    results: Run,
+    *,
+    phase: str | None = None,
+    cell: int = 0,
+    label: int | None = None,
+) -> Drawn:
+    """Draw E·v and E·p of every token against its posterior difference, with means over the run's bins.
+
+    Args:
+        results: a results folder.
+        phase: the phase at whose end tokens are taken; the last one if None.
+        cell: which cell.
+        label: which class of K > 2; by default all, one row of panels each.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown phase, cell or class, or no tokens.
+
+    Source:
+        Figures 1-3 of arXiv 2505.17282.
+    """
+    tokens = at_end(results, phase=phase, cell=cell)
+    bins: dict[str, Any] = {"bins": BINS, "low": LOW, "high": HIGH}
+    chosen = results.manifest["config"].get("probes", {})
+    bins |= {key: value for key, value in chosen.items() if key in bins and chosen.get("bins")}
+    labels = _labels(tokens, label)
+    several = len(tokens.classes) > 1
+    scores = "E·W2 p" if _kind(results, cell) == "two_layer_weights" else "E·p"
+    names = VALUES | ({"Ep": r"$E_s^\top W_2\, p$"} if scores != "E·p" else {})
+    outside, facts = 0, []
+    with style():
+        figure = Figure(figsize=(WIDTH, 2.65 * len(labels)), layout="constrained")
+        grid = figure.subplots(len(labels), 2, squeeze=False, sharex=True)
+        for row, k in zip(grid, labels, strict=True):
+            table = tokens.table[tokens.table["class"] == k]
+            x = table["posterior_difference"].to_numpy(float)
+            for ax, quantity, colour in zip(row, ("Ev", "Ep"), (BLUE, RED), strict=True):
+                y = table[quantity].to_numpy(float)
+                means = bin_means(x, y, **bins)
+                _scatter(ax, x, y, colour)
+                _bins(ax, means, colour)
+                name = names[quantity].replace("v$", f"v_{{{k}}}$") if several else names[quantity]
+                ax.set_title(name + (f"   (class {k})" if several and quantity == "Ep" else ""))
+                fact = _fact(means, quantity).replace("E·p", scores)
+                facts.append(fact + (f" for class {k}" if several else ""))
+            outside = max(outside, int(len(x) - means["n"].sum()))
+        for ax in grid[-1]:
+            ax.set_xlabel("posterior difference of token $s$" + (" for the class" if several else ""))
+    count = tokens.table["id"].nunique()
+    inside = "" if not outside else f" {outside} points outside that range are drawn but are in no bin."
+    return Drawn(
+        file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
+        "Token importance",
+        f"E·v and {scores} of {count:,} tokens against their posterior difference after phase {tokens.phase}"
+        f"{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} equal bins of "
+        f"[{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the bin.{inside} "
+        f"Over the bins, {'; '.join(facts)}.",
+        figure,
+    )
+
+
+def one_step_law(
+    results: Run,
+    *,
+    phase: str | None = None,
+    cell: int = 0,
+    label: int | None = None,
+    step_size: float | None = None,
+) -> Drawn:
+    """Draw E·v after one step on E against α, with the line η0 α_s / 2 of the law (K classes: η0 α_{s,k}).
+
+    Args:
+        results: a results folder.
+        phase: the one-step phase; by default the first phase of kind "one_step".
+        cell: which cell.
+        label: which class of K > 2; by default all in one panel.
+        step_size: η0; by default that of the phase, or of the cell where it is swept.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown phase, cell or class, no one-step phase, no tokens.
+
+    Source:
+        Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
+    """
+    if phase is None:
+        steps = [
+            entry["name"] for entry in results.manifest["config"]["phases"] if entry.get("kind") == "one_step"
+        ]
+        if not steps:
+            raise InputError("one_step_law: the run has no phase of kind 'one_step'; name the phase to draw")
+        phase = steps[0]
+    # Averaging over seeds would shrink the very distance to the law that is to be seen.
+    tokens = at_end(results, phase=phase, cell=cell, average=False)
+    labels = _labels(tokens, label)
+    several = len(tokens.classes) > 1
+    eta = _step_size(results, phase, cell) if step_size is None else step_size
+    slope = eta if several else eta / 2
+    table = tokens.table[tokens.table["class"].isin(labels)]
+    alpha, value = table["alpha"].to_numpy(float), table["Ev"].to_numpy(float)
+    distance = np.abs(value - slope * alpha).max()
+    correlation = np.corrcoef(alpha, value)[0, 1] if np.ptp(alpha) > 0 and np.ptp(value) > 0 else np.nan
+    with style():
+        figure = Figure(figsize=(0.62 * WIDTH, 3.1), layout="constrained")
+        ax = figure.subplots()
+        _scatter(ax, alpha, value, BLUE, size=10.0)
+        ends = np.array([alpha.min(), alpha.max()])
+        law = r"$\eta_0\,\alpha_{s,k}$" if several else r"$\eta_0\,\alpha_s / 2$"
+        ax.plot(ends, slope * ends, color=INK, linewidth=1.0, label=f"one-step law {law}", zorder=3)
+        ax.legend(loc="upper left")
+        ax.set_title(f"correlation {minus(f'{correlation:.4f}')}")
+        ax.set_xlabel(
+            r"average signed frequency $\alpha_{s,k}$" if several else r"average signed frequency $\alpha_s$"
+        )
+        ax.set_ylabel(r"$E_s^\top v_k$" if several else VALUES["Ev"])
+        ax.xaxis.set_major_locator(MaxNLocator(6))
+    formula = "η₀α" if several else "η₀α/2"
+    return Drawn(
+        file_name("one_step_law", *_cell_part(results, cell), *_class_part(label)),
+        "One-step law",
+        f"E·v of {table['id'].nunique():,} tokens after phase {phase}{results.cell_words(cell)} against "
+        f"their average signed frequency α, {tokens.over_seeds}; the line is {formula} with "
+        f"η₀ = {format_number(eta)}. Correlation {correlation:.4f}; largest distance to the line "
+        f"{format_number(distance)}, or {format_number(distance / eta)} per unit of η₀, of which E·v before "
+        "the step is part.",
+        figure,
+    )
+
+
+def _labels(tokens: Tokens, label: int | None) -> list[int]:
+    if label is not None and label not in tokens.classes:
+        raise InputError(f"label {label}: tokens hold the classes {', '.join(map(str, tokens.classes))}")
+    return tokens.classes if label is None else [label]
+
+
+def _step_size(results: Run, phase: str, cell: int) -> float:
+    phases = results.manifest["config"]["phases"]
+    index = [entry["name"] for entry in phases].index(phase)
+    settings = results.settings(cell)
+    for key in (f"phases.{index}.step_size", f"phases.{phase}.step_size"):
+        if key in settings:
+            return float(settings[key])
+    if phases[index].get("step_size") is None:
+        raise InputError(f"one_step_law: phase {phase!r} has no step_size; give one with the figure")
+    return float(phases[index]["step_size"])
+
+
+def _scatter(
+    ax: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, colour: str, *, size: float = 7.0
+) -> None:
+    if len(x) > MOST_POINTS:
+        kept = np.random.default_rng(0).choice(len(x), MOST_POINTS, replace=False)
+        x, y = x[kept], y[kept]
+    # The denser the neighbourhood, the fainter a point: clouds show their density, lone tokens stay visible.
+    counts, x_edges, y_edges = np.histogram2d(x, y, bins=50)
+    column = np.searchsorted(x_edges[1:-1], x, side="right")
+    row = np.searchsorted(y_edges[1:-1], y, side="right")
+    alpha = np.clip(0.7 / np.sqrt(counts[column, row]), 0.04, 0.5)
+    ax.scatter(x, y, s=size, color=colour, alpha=alpha, linewidths=0, rasterized=True)
+
+
+def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
+    full = means[means["n"] > 0]
+    ax.errorbar(
+        full["center"],
+        full["mean"],
+        yerr=full["sd"],
+        fmt="o-",
+        color=INK,
+        markersize=3.6,
+        markerfacecolor=colour,
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+        linewidth=0.8,
+        elinewidth=0.8,
+        zorder=3,
+    )
+    ax.axhline(0, color=GREY, linewidth=0.6, zorder=0.9)
+    ax.axvline(0, color=GREY, linewidth=0.6, zorder=0.9)
+
+
+def _kind(results: Run, cell: int) -> str | None:
+    with suppress(InputError):
+        return results.lookup(cell, "model.kind")
+    return None
+
+
+def _fact(means: pd.DataFrame, quantity: str) -> str:
+    """What the theory says of the curve: E·v rises, E·p has its minimum in the middle."""
+    full = means[means["n"] > 0]
+    if quantity == "Ep":
+        return (
+            f"E·p is smallest at {format_number(full['center'].iloc[full['mean'].argmin()])}"
+            if len(full)
+            else "E·p is empty"
+        )
+    if len(full) < 3 or full["mean"].nunique() < 2:
+        return "E·v has too few bins for a rank correlation"
+    rank = spearman(full[["mean"]].to_numpy().T, full["center"].to_numpy())[0]
+    return f"Spearman of E·v is {rank:.3f}"
+
+
+def _class_part(label: int | None) -> list[str]:
+    return [] if label is None else [f"class{label}"]
+
+
+def _cell_part(results: Run, cell: int) -> list[str]:
+    return [f"cell{cell}"] if len(results.manifest["cells"]) > 1 else []

@@ -1,0 +1,85 @@
+"""Names of quantities, settings and files, as figures and tables write them."""
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jaxattn.results.numbers import setting
+
+METRICS = MappingProxyType(
+    {
+        "loss": "loss",
+        "accuracy": "accuracy",
+        "train_accuracy": "training accuracy",
+        "test_accuracy": "test accuracy",
+        "test_loss": "test loss",
+        "p_norm": r"$\Vert p\Vert$",
+        "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
+        "important_mass": "attention on important tokens",
+        "one_step_error": "one-step error per unit $\\eta_0$",
+        "one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
+        "margin_ratio": "margin of $p$ / largest margin",
+        "margin_shortfall": "1 - margin of $p$ / largest margin",
+        "important_selected": "sequences that select an important token",
+        "evaluations": "gradient evaluations",
+        "arc_length": "length of the path",
+        "log_time": r"$\log\,t$",
+        "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
+    }
+)
+AXES = MappingProxyType(
+    {
+        "model.dim": "$d$",
+        "data.vocab_size": "$V$",
+        "data.length": "$T$",
+        "data.sequences": "$n$",
+    }
+)
+VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
+
+
+def metric_label(metric: str, labels: Mapping[str, str] = METRICS) -> str:
+    """Name a metric by its label if it has one, else as in the paper, else by its words."""
+    for known in (labels, METRICS):
+        if metric in known:
+            return str(known[metric])
+    found = re.fullmatch(r"spearman_(Ev|Ep)_(\w+)", metric)
+    if found:
+        return f"Spearman of {VALUES[found[1]]}, {found[2]}"
+    return metric.replace("_", " ")
+
+
+def axis_label(axis: str) -> str:
+    """Name a swept key by the paper's letter if it has one, else by its last word."""
+    return AXES.get(axis, axis.rpartition(".")[2].replace("_", " "))
+
+
+def settings_label(settings: Mapping[str, Any]) -> str:
+    """Name a cell by its settings, for a legend."""
+    names = [axis_label(axis) for axis in settings]
+    if len(set(names)) < len(names):
+        names = list(settings)
+    # A block is called by its name alone.
+    return ", ".join(
+        setting(value) if name == "block" else f"{name} = {setting(value)}"
+        for name, value in zip(names, settings.values(), strict=True)
+    )
+
+
+def seed_words(counts: Iterable[int]) -> str:
+    """Say how many seeds: "5 seeds", "3 to 5 seeds"."""
+    few, many = min(counts := list(counts)), max(counts)
+    if few != many:
+        return f"{few} to {many} seeds"
+    return "1 seed" if many == 1 else f"{many} seeds"
+
+
+def minus(text: str) -> str:
+    """Write minus signs as the axes do."""
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def file_name(*parts: object) -> str:
+    """Join words to a file name that is safe everywhere."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", "_".join(str(part) for part in parts))

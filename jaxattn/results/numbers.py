@@ -1,0 +1,44 @@
+"""Numbers as text: three digits, values of settings, a value with its interval."""
+
+import math
+
+import numpy as np
+
+
+def format_number(value: float) -> str:
+    """Write a number for reading: three significant digits, no padded exponent."""
+    if not np.isfinite(value):
+        return "–"
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return f"{value:.0f}" if value == 0 or abs(value) >= 100 else f"{value:#.3g}"
+    digits, _, exponent = f"{value:.2e}".partition("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def setting(value: object) -> str:
+    """Write an axis value for reading."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def brief(x: float) -> str:
+    """Write a round number for reading: 1e-9, 200, 0.5."""
+    digits, e, exponent = f"{x:g}".partition("e")
+    return f"{digits}e{int(exponent)}" if e else digits
+
+
+def interval(value: float, low: float, high: float) -> str:
+    """Write a value and its interval, if it has one, with three digits each."""
+    return (
+        f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
+        if np.isfinite(low)
+        else format_number(value)
+    )
+
+
+def with_interval(value: float, low: float, high: float) -> str:
+    """Write a number and its interval with two digits of the interval's half-width, six decimals at most."""
+    half = (high - low) / 2
+    if not (half > 0 and 1e-3 <= abs(value) < 1e5):
+        return interval(value, low, high)
+    decimals = min(max(1 - math.floor(math.log10(half)), 0), 6)
+    return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"

@@ -1,0 +1,194 @@
+"""Trained parameters, read from the checkpoints that finished batches leave."""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxattn.errors import InputError
+from jaxattn.results.run import Run
+
+Arrays = dict[str, np.ndarray]
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Parameters:
+    """Named arrays as a frozen pytree: `parameters.E` is the array of that name."""
+
+    def __init__(self, arrays: Mapping[str, Any]):
+        """Hold the arrays under their names."""
+        object.__setattr__(self, "_arrays", MappingProxyType(dict(arrays)))
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying asks for attributes before there are any.
+        arrays = self.__dict__.get("_arrays", {})
+        if name not in arrays:
+            raise AttributeError(f"no parameter {name!r}; there are {', '.join(arrays)}")
+        return arrays[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name}: parameters cannot be changed; make others with `replace`")
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self._arrays)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._arrays]
+
+    def __repr__(self) -> str:
+        shapes = (f"{name}={getattr(x, 'shape', x)}" for name, x in self._arrays.items())
+        return f"Parameters({', '.join(shapes)})"
+
+    def replace(self, **arrays: Any) -> "Parameters":
+        """Return parameters of which some are others."""
+        unknown = [name for name in arrays if name not in self._arrays]
+        if unknown:
+            raise AttributeError(f"no parameter {unknown[0]!r}; there are {', '.join(self._arrays)}")
+        return Parameters(dict(self._arrays) | arrays)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        """Take apart for JAX."""
+        return [(jax.tree_util.GetAttrKey(name), x) for name, x in self._arrays.items()], tuple(self._arrays)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> "Parameters":
+        """Put together for JAX."""
+        return cls(dict(zip(names, arrays, strict=True)))
+
+
+def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, model: Any = None) -> Any:
+    """Read the parameters that one seed of one cell had after a phase.
+
+    Args:
+        results: a results folder.
+        cell: which cell.
+        seed: which seed; the first one if None.
+        phase: which phase; the last one of the cell if None.
+        model: whose parameters they are, an object with init(key, *, vocab_size, num_classes, dtype); it
+            gives them their type. `Parameters` if None.
+
+    Returns:
+        A frozen pytree of JAX arrays in the run's precision. A vocabulary that was padded to that of other
+        cells is cut to the cell's own.
+
+    Raises:
+        InputError: an unknown cell, seed or phase, no checkpoint, a damaged one, another model.
+    """
+    results.settings(cell)
+    batch, lane = _lane(results, cell, seed)
+    arrays = {name: x[lane] for name, x in _after(_restore(results, batch), phase).items()}
+    try:
+        vocab_size = int(results.lookup(cell, "data.vocab_size"))
+    except InputError:
+        vocab_size = None  # a text tells its own, and no other cell pads it
+    arrays = _without_padding(arrays, vocab_size)
+    # Outside, float64 would be cut to float32 without a word.
+    with jax.enable_x64(True):
+        found = {name: jnp.asarray(x) for name, x in arrays.items()}
+        return Parameters(found) if model is None else _of_model(found, model)
+
+
+def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int]:
+    """Find the batch that ran a seed of a cell, and where in it."""
+    batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
+    if not batches:
+        raise InputError(
+            f"{results.directory}: no checkpoint of cell {cell} is listed; load the folder of its run alone"
+        )
+    seeds = sorted({number for batch in batches for number in batch["seeds"]})
+    seed = seeds[0] if seed is None else seed
+    for batch in batches:
+        if seed in batch["seeds"]:
+            lane = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
+            return batch["name"], lane
+    raise InputError(f"seed {seed}: {results.directory} has {_numbers(seeds)} of cell {cell}")
+
+
+def _restore(results: Run, batch: str) -> dict[str, Arrays]:
+    """Read the last checkpoint of a batch: by phase the parameters that moved in it, of all lanes."""
+    import orbax.checkpoint as ocp  # slow to import
+
+    folder = (results.directory / "checkpoints" / batch).resolve()
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such checkpoint; run again: {results.command}")
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    handlers = {"state": ocp.PyTreeCheckpointHandler(), "position": ocp.JsonCheckpointHandler()}
+    # Damage can surface as almost any exception of orbax, tensorstore and JSON readers.
+    try:
+        with ocp.CheckpointManager(folder, options=options, item_handlers=handlers) as manager:
+            step = manager.latest_step()
+            position = manager.restore(step, args=ocp.args.Composite(position=ocp.args.JsonRestore()))
+            finished = "step" not in position["position"]
+            tree = manager.item_metadata(step)["state"].tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            wanted = ocp.args.PyTreeRestore(restore_args=as_numpy)
+            state = manager.restore(step, args=ocp.args.Composite(state=wanted))["state"] if finished else {}
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"{folder}: damaged ({reason}); delete it and run again: {results.command}"
+        ) from None
+    if not finished:
+        raise InputError(f"{folder}: its batch is not finished; continue it with: {results.command}")
+    sums = [
+        zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data) for x in jax.tree.leaves(state)
+    ]
+    if sums != position["position"]["crc32"]:
+        raise InputError(
+            f"{folder}: damaged (its checksums differ); delete it and run again: {results.command}"
+        )
+    phases = [entry["name"] for entry in results.manifest["config"]["phases"]]
+    order = [*(name for name in phases if name in state), *(name for name in state if name not in phases)]
+    return {name: state[name] for name in order}
+
+
+def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
+    """Put together what every parameter was after a phase: as the newest phase up to there left it."""
+    order = list(state)
+    if phase is not None and phase not in order:
+        raise InputError(f"phase {phase!r}: the checkpoint holds {', '.join(order)}")
+    last = len(order) if phase is None else order.index(phase) + 1
+    arrays: Arrays = {}
+    for name in order[:last]:
+        arrays |= state[name]
+    return arrays
+
+
+def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
+    """Cut off the rows of tokens that a cell does not have."""
+    if vocab_size is None or "E" not in arrays or len(arrays["E"]) <= vocab_size:
+        return arrays
+    padded, dim = arrays["E"].shape
+    # Where V = d, an axis does not tell which of the two it is; E alone is known to have a row per token.
+    over_tokens = [
+        name for name, x in arrays.items() if x.ndim and len(x) == padded and (name == "E" or padded != dim)
+    ]
+    return arrays | {name: arrays[name][:vocab_size] for name in over_tokens}
+
+
+def _of_model(arrays: Mapping[str, Any], model: Any) -> Any:
+    """Fill the type of a model's own parameters."""
+    vocab_size = len(arrays["E"]) if "E" in arrays else 1
+    classes = arrays["v"].shape[1] if "v" in arrays and arrays["v"].ndim > 1 else 2
+    dtype = next(iter(arrays.values())).dtype
+    like = jax.eval_shape(
+        lambda key: model.init(key, vocab_size=vocab_size, num_classes=classes, dtype=dtype),
+        jax.random.key(0),
+    )
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    wanted = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    shapes = ({name: x.shape for name, x in tree.items()} for tree in (arrays, wanted))
+    held, expected = (dict(sorted(each.items())) for each in shapes)
+    if held != expected:
+        raise InputError(f"model: its parameters are {expected}, those of the run {held}; give the run's own")
+    return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
+
+
+def _numbers(seeds: list[int]) -> str:
+    consecutive = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    return f"seeds {seeds[0]} to {seeds[-1]}" if consecutive else f"seeds {', '.join(map(str, seeds))}"

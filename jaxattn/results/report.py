@@ -1,0 +1,187 @@
+"""The report of a run: figures, a summary table and one self-contained page."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.errors import InputError, RunError
+from jaxattn.results import page, style
+from jaxattn.results.drawn import Drawn, Picture
+from jaxattn.results.figures import OWN, draw_all, words_of_own
+from jaxattn.results.load import load
+from jaxattn.results.numbers import format_number, setting
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import aggregate, last_steps, summary_table
+from jaxattn.results.tokens import at_end, named, top
+
+TEMPLATE = Path(__file__).with_name("report.html")
+TOP = 20
+PIXELS_PER_INCH = 138
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        page: report.html.
+        summary: summary.csv, the last step of each phase.
+        figures: every figure as PNG and as PDF.
+        problems: a line for every figure that could not be drawn.
+    """
+
+    page: Path
+    summary: Path
+    figures: tuple[Path, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files, the page first."""
+        return (self.page, self.summary, *self.figures)
+
+
+def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> Report:
+    """Write figures/*.png and *.pdf, summary.csv and report.html into a results folder.
+
+    Args:
+        directory: a results folder; the same folder gives the same bytes.
+        own: the user's figure functions by the kind that the sweep file names them with; see
+            `figures.draw_all`.
+
+    Returns:
+        The files, and what could not be drawn.
+
+    Raises:
+        InputError: the folder cannot be read, see `load`.
+        RunError: it cannot be written to.
+    """
+    results = load(directory)
+    drawn, problems = draw_all(results, own)
+    summary = results.with_axes(aggregate(last_steps(results.records)))
+    table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
+    images = [each.png() for each in drawn]
+    html = render(results, drawn, images, problems)
+    paths = []
+    for each, image in zip(drawn, images, strict=True):
+        # A picture lies there already.
+        if isinstance(each, Drawn):
+            stem = results.directory / "figures" / each.name
+            paths += [_write(Path(f"{stem}.png"), image), _write(Path(f"{stem}.pdf"), style.pdf(each.figure))]
+    if words := words_of_own(results, drawn):
+        _write(results.directory / OWN, json.dumps(words, indent=2, ensure_ascii=False).encode())
+    return Report(
+        page=_write(results.directory / "report.html", html.encode()),
+        summary=_write(results.directory / "summary.csv", table.encode()),
+        figures=tuple(paths),
+        problems=tuple(problems),
+    )
+
+
+def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: list[str]) -> str:
+    """Fill the page, which holds everything it shows.
+
+    Args:
+        results: a results folder.
+        figures: the figures.
+        images: the figures as PNG.
+        problems: what could not be drawn.
+
+    Returns:
+        HTML; every text of the run is escaped.
+    """
+    shown = [
+        {"title": each.title, "caption": each.caption, "width": _width(image), "data": image}
+        for each, image in zip(figures, images, strict=True)
+    ]
+    return page.fill(
+        TEMPLATE,
+        name=results.manifest["name"],
+        description=results.manifest.get("description", ""),
+        command=results.command,
+        failures=results.manifest.get("failures", []),
+        problems=problems,
+        facts=_facts(results.manifest),
+        cells=_table(results.cells.map(setting)) if results.axes else None,
+        summary=_table(summary_table(results)),
+        figures=shown,
+        tops=_tops(results),
+        config=json.dumps(results.manifest["config"], indent=2, ensure_ascii=False),
+    )
+
+
+def _width(image: bytes) -> int:
+    """Width on the page of a PNG file, whose header tells how many pixels it has."""
+    return round(int.from_bytes(image[16:20]) * PIXELS_PER_INCH / style.RC["savefig.dpi"])
+
+
+def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
+    """What was run where, as far as the manifest says so."""
+    device = manifest.get("device")
+    if isinstance(device, dict):
+        device = f"{device.get('count', 1)} × {device.get('kind') or device.get('platform')}"
+    seconds = manifest.get("wall_time_s")
+    facts = {
+        "cells × seeds": f"{len(manifest['cells'])} × {len(manifest['seeds'])}",
+        "status": None if manifest.get("status") == "finished" else manifest.get("status"),
+        "device": device,
+        "number type": manifest.get("dtype"),
+        "wall time": None if seconds is None else _duration(float(seconds)),
+        "started": manifest.get("started"),
+        "config hash": manifest.get("config_hash"),
+        "source commit": manifest.get("git_commit"),
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.get("versions", {}).items()),
+    }
+    return {name: str(fact) for name, fact in facts.items() if fact}
+
+
+def _tops(results: Run) -> list[dict[str, Any]]:
+    """The tokens with the largest E·p after each phase of a text corpus, for the first cell."""
+    tops = []
+    for phase in results.tokens["phase"].unique() if named(results) else []:
+        with suppress(InputError):
+            tokens = at_end(results, phase=phase, cell=int(results.manifest["cells"][0]["cell"]))
+            best = top(tokens, count=TOP)
+            shown = pd.DataFrame({"token": best["token"].astype(str)})
+            if len(tokens.classes) > 1:
+                shown["class"] = best["class"].astype(str)
+            for name, column in (("E·p", "Ep"), ("E·v", "Ev"), ("α", "alpha")):
+                shown[name] = best[column].map(format_number)
+            shown["count"] = best["count"].map("{:,}".format)
+            tops.append({"phase": phase, "how": tokens.over_seeds, "table": _table(shown)})
+    return tops
+
+
+def _table(frame: pd.DataFrame) -> dict[str, Any]:
+    return {"head": [str(name) for name in frame.columns], "rows": frame.astype(str).to_numpy().tolist()}
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Write a file as a whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        reason = error.strerror or str(error)
+        raise RunError(
+            f"{path}: cannot be written ({reason}); free space there or make it writable"
+        ) from None
+    return path

@@ -1,0 +1,123 @@
+"""A run, read back: what was run, what was measured, where every token ended."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.errors import InputError
+from jaxattn.results.labels import METRICS, metric_label
+from jaxattn.results.numbers import setting
+
+FAILURES = ("cell", "seed", "phase", "step", "reason")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, finished or not.
+
+    Attributes:
+        directory: the folder it was read from.
+        manifest: what was run: name, command, config, cells and their settings, seeds, versions, failures.
+        records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
+            the step on at which a seed failed.
+        tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; empty if none were
+            recorded.
+    """
+
+    directory: Path
+    manifest: Mapping[str, Any]
+    records: pd.DataFrame
+    tokens: pd.DataFrame
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that was asked for has been run."""
+        return self.manifest.get("status") == "finished"
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases that were recorded, in the order they ran."""
+        return [str(phase) for phase in self.records["phase"].unique()]
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """One row per cell: its number and its value on every axis."""
+        rows = [{"cell": cell["cell"], **cell["settings"]} for cell in self.manifest["cells"]]
+        return pd.DataFrame(rows, columns=["cell", *self.axes])
+
+    @property
+    def axes(self) -> list[str]:
+        """The swept keys, in the order the cells name them."""
+        return list(dict.fromkeys(key for cell in self.manifest["cells"] for key in cell["settings"]))
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """One row per seed that failed: cell, seed, phase, step, reason."""
+        return pd.DataFrame(self.manifest.get("failures", []), columns=list(FAILURES))
+
+    def settings(self, cell: int) -> dict[str, Any]:
+        """The value of every axis in one cell."""
+        return dict(self._entry(cell)["settings"])
+
+    def lookup(self, cell: int, key: str) -> Any:
+        """Look up a key of a cell's config: swept, or the same in all cells; list entries by name or number.
+
+        Raises:
+            InputError: no such cell or key.
+        """
+        entry = self._entry(cell)
+        if key in entry["settings"]:
+            return entry["settings"][key]
+        value: Any = entry.get("config", self.manifest["config"])
+        for part in key.split("."):
+            if isinstance(value, list):
+                named = {x.get("name", str(k)): x for k, x in enumerate(value)}
+                value = (named | {str(k): x for k, x in enumerate(value)}).get(part)
+            else:
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is None:
+                swept = ", ".join(self.axes) or "nothing"
+                raise InputError(f"{key}: no such key in the config of {self.directory}; swept is {swept}")
+        return value
+
+    def label(self, metric: str) -> str:
+        """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
+        return metric_label(metric, self.manifest.get("labels", METRICS))
+
+    def cell_words(self, cell: int) -> str:
+        """Name a cell in a caption; nothing if there is only one."""
+        if len(self.manifest["cells"]) == 1:
+            return ""
+        settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
+        return f", cell {cell} ({settings})"
+
+    def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Put the axis values of every row right after its cell number."""
+        if not self.axes:
+            return frame
+        joined = frame[["cell"]].merge(self.cells, on="cell", how="left").set_index(frame.index)
+        rest = [column for column in frame.columns if column != "cell"]
+        return pd.concat([joined, frame[rest]], axis=1)
+
+    @property
+    def command(self) -> str:
+        """The command that made, or continues, the run."""
+        return command(self.manifest)
+
+    def _entry(self, cell: int) -> Mapping[str, Any]:
+        found = [entry for entry in self.manifest["cells"] if entry["cell"] == cell]
+        if not found:
+            raise InputError(
+                f"cell {cell}: {self.directory} holds cells 0 to {len(self.manifest['cells']) - 1}"
+            )
+        return found[0]
+
+
+def command(manifest: Mapping[str, Any]) -> str:
+    """Return the command that made, or continues, a run."""
+    given = manifest["command"]
+    return given if isinstance(given, str) else shlex.join(given)

@@ -1,0 +1,233 @@
+"""Figure: a metric at the end of a phase against an axis, with the fitted power law."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.axes
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from numpy.typing import NDArray
+
+from jaxattn.errors import InputError
+from jaxattn.results.drawn import Drawn
+from jaxattn.results.fits import PowerLaw, power_law
+from jaxattn.results.labels import axis_label, file_name, minus, seed_words, settings_label
+from jaxattn.results.numbers import setting
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import aggregate, last_steps
+from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
+
+GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric along one axis, all other axes held.
+
+    Attributes:
+        settings: the values of the other axes.
+        x: (m,) axis values, ascending.
+        y: (m, seeds); NaN where a seed has no positive finite value.
+        table: the aggregate, a row per x.
+        law: the fitted power law.
+    """
+
+    settings: dict[str, Any]
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    table: pd.DataFrame
+    law: PowerLaw
+
+
+def scaling(
+    results: Run,
+    *,
+    axis: str,
+    metric: str = "one_step_error",
+    phase: str | None = None,
+    expected: float | None = None,
+    tolerance: float | None = None,
+) -> Drawn:
+    """Draw a metric at the end of a phase against an axis, both logarithmic, and fit its power law.
+
+    Args:
+        results: a results folder.
+        axis: the swept key on the x-axis; every setting of the other axes becomes a line of its own.
+        metric: what to draw.
+        phase: which phase; by default the last one that recorded the metric.
+        expected: a slope to compare with, drawn as a dashed guide.
+        tolerance: how far from it the slope may be: it holds if its whole 95 % interval is that near, does
+            not if none of it is, and is undecided else.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown axis, metric or phase, an axis that holds no positive numbers.
+    """
+    series = collect(results, axis=axis, metric=metric, phase=phase)
+    phase = str(series[0].table["phase"].iloc[0])
+    palette = colours(len(series), ordered=False)
+    with style():
+        figure = Figure(figsize=(0.7 * WIDTH, 3.2), layout="constrained")
+        ax = figure.subplots()
+        lines = [_draw(ax, line, colour, expected) for line, colour in zip(series, palette, strict=True)]
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        _ticks(ax, series)
+        ax.set_xlabel(axis_label(axis))
+        ax.set_ylabel(results.label(metric))
+        guide = Line2D([], [], color=SOFT, **GUIDE)
+        guide.set_label("" if expected is None else minus(f"expected slope {expected:g}"))
+        if len(series) == 1:
+            known = np.isfinite(series[0].law.slope)
+            ax.set_title(
+                minus(sentence(series[0].settings, series[0].law, expected, tolerance).rstrip("."))
+                if known
+                else "No fit"
+            )
+            if expected is not None:
+                ax.legend(handles=[guide], loc="best", labelcolor=SOFT)
+        else:
+            legend_below(figure, [*lines, *([] if expected is None else [guide])])
+    verdicts = [sentence(line.settings, line.law, expected, tolerance) for line in series]
+    left_out = len(results.cells) - sum(len(line.x) for line in series)
+    if left_out:
+        verdicts.append(f"Cells without a positive finite value, not shown: {left_out}.")
+    counts = [int(n) for line in series for n in line.table["n"] if n > 0]
+    return Drawn(
+        file_name("scaling", metric, axis, *([] if phase == results.phases[-1] else [phase])),
+        f"{metric} against {axis}",
+        f"{metric} at the end of phase {phase} against {axis}, logarithmic axes ({seed_words(counts)}). Dark "
+        f"dots: interquartile mean with its 95 % bootstrap interval; light dots: single seeds; line: power "
+        f"law fitted to all seeds. {' '.join(verdicts)}",
+        figure,
+    )
+
+
+def _draw(ax: matplotlib.axes.Axes, line: Series, colour: Any, expected: float | None) -> Line2D:
+    seeds: Any = {"s": 9, "color": colour, "alpha": 0.25, "linewidths": 0, "zorder": 2}
+    ax.scatter(np.repeat(line.x, line.y.shape[1]), line.y.ravel(), **seeds)
+    value, low, high = (line.table[name].to_numpy(float) for name in ("iqm", "iqm_low", "iqm_high"))
+    bars = np.nan_to_num([value - low, high - value]).clip(min=0)
+    rim: Any = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+    ax.errorbar(line.x, value, bars, fmt="o", color=colour, markersize=5, elinewidth=1, zorder=5, **rim)
+    law = line.law
+    if np.isfinite(law.slope):
+        ax.plot(line.x, np.exp(law.intercept) * line.x**law.slope, color=colour, zorder=3)
+        if expected is not None:
+            middle = np.exp(np.log(line.x).mean())
+            guide = np.exp(law.intercept) * middle**law.slope * (line.x / middle) ** expected
+            ax.plot(line.x, guide, color=INK if not line.settings else colour, zorder=4, **GUIDE)
+    name = f"{settings_label(line.settings)}: " if line.settings else ""
+    return Line2D([], [], color=colour, label=name + minus(fitted(law)))
+
+
+def _ticks(ax: matplotlib.axes.Axes, series: list[Series]) -> None:
+    """Label the axis values themselves, and enough heights where they span less than two decades."""
+    ticks = np.unique(np.concatenate([line.x for line in series]))
+    if len(ticks) <= 9:
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.xaxis.set_minor_locator(NullLocator())
+    low, high = ax.get_ylim()
+    if high < 100 * low:
+        subs = range(1, 10) if high < 3 * low else (1, 2, 5)
+        ax.yaxis.set_major_locator(LogLocator(subs=subs))
+        ax.yaxis.set_major_formatter(FuncFormatter(_scientific))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _scientific(value: float, position: int | None = None) -> str:
+    digits, exponent = f"{value:.0e}".split("e")
+    if -2 <= int(exponent) <= 3:
+        return f"{value:g}"
+    return rf"${digits}\times10^{{{int(exponent)}}}$" if digits != "1" else f"$10^{{{int(exponent)}}}$"
+
+
+def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -> list[Series]:
+    """Gather a metric at the end of a phase along an axis, one series per setting of the other axes.
+
+    Args:
+        results: a results folder.
+        axis: the swept key.
+        metric: which metric.
+        phase: which phase; by default the last one that recorded the metric.
+
+    Returns:
+        The series, at least one, with their fits.
+
+    Raises:
+        InputError: as `scaling`.
+    """
+    if axis not in results.axes:
+        raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
+    records = results.records[results.records["metric"] == metric]
+    if records.empty:
+        raise InputError(
+            f"metric {metric!r}: the run recorded {', '.join(sorted(results.records['metric'].unique()))}"
+        )
+    recorded = [str(name) for name in records["phase"].unique()]
+    phase = recorded[-1] if phase is None else phase
+    if phase not in recorded:
+        raise InputError(f"phase {phase!r}: {metric} was recorded in {', '.join(recorded)}")
+    records = last_steps(records[records["phase"] == phase])
+    positive = records["value"].where(np.isfinite(records["value"]) & (records["value"] > 0))
+    records = records.assign(value=positive)
+    table = aggregate(records)
+    if not (table["n"] > 0).any():
+        raise InputError(f"scaling: {metric} has no positive finite value at the end of phase {phase!r}")
+    groups: dict[str, list[tuple[float, int]]] = {}
+    for cell in table.loc[table["n"] > 0, "cell"]:
+        settings = results.settings(int(cell))
+        x = settings.pop(axis, None)
+        if isinstance(x, bool) or not isinstance(x, int | float) or not x > 0:
+            raise InputError(
+                f"axis {axis!r}: cell {cell} has {x!r} there; logarithmic axes need positive numbers"
+            )
+        groups.setdefault(repr(settings), []).append((float(x), int(cell)))
+    wide = records.pivot(index="cell", columns="seed", values="value")
+    return [_series(results, sorted(members), wide, table, axis) for members in groups.values()]
+
+
+def verdict(law: PowerLaw, expected: float, tolerance: float) -> str:
+    """Judge a slope by its interval (by itself if it has none): "holds", "does not hold" or "undecided"."""
+    low, high = (law.low, law.high) if np.isfinite(law.low) else (law.slope, law.slope)
+    if low >= expected - tolerance and high <= expected + tolerance:
+        return "holds"
+    return "undecided" if low <= expected + tolerance and high >= expected - tolerance else "does not hold"
+
+
+def _series(
+    results: Run, members: list[tuple[float, int]], wide: pd.DataFrame, table: pd.DataFrame, axis: str
+) -> Series:
+    cells = [cell for _, cell in members]
+    x = np.array([value for value, _ in members])
+    y = wide.loc[cells].to_numpy(float)
+    settings = results.settings(cells[0])
+    del settings[axis]
+    return Series(settings, x, y, table.set_index("cell").loc[cells].reset_index(), power_law(x, y))
+
+
+def fitted(law: PowerLaw) -> str:
+    """Write a slope with its interval."""
+    if not np.isfinite(law.slope):
+        return "no fit"
+    if not np.isfinite(law.low):
+        return f"slope {law.slope:.3f}"
+    return f"slope {law.slope:.3f} [{law.low:.3f}, {law.high:.3f}]"
+
+
+def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, tolerance: float | None) -> str:
+    """Say what was fitted for which setting, and whether it is what was expected."""
+    name = ", ".join(f"{key} = {setting(value)}" for key, value in settings.items())
+    text = f"{name}: {fitted(law)}" if name else fitted(law).capitalize()
+    if not np.isfinite(law.slope):
+        return f"{text}: it needs two points on the x-axis and a seed that is positive at all of them."
+    if expected is None:
+        return f"{text}."
+    if tolerance is None:
+        return f"{text}, expected {expected:g}."
+    return f"{text}, expected {expected:g} ± {tolerance:g}: {verdict(law, expected, tolerance)}."

@@ -1,0 +1,107 @@
+"""How every figure looks: fonts, colours and legends, and how it is saved."""
+
+import re
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from io import BytesIO
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+WIDTH = 6.8  # inches: the text width of most papers
+INK, SOFT, GRID = "#222222", "#6b6b6b", "#e8e8e8"
+BLUE, RED, GREY = "#2f6db3", "#c8553d", "#9a9a9a"
+# Okabe and Ito's palette without its yellow, which is too pale for lines; distinct for the colour-blind.
+DISTINCT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333", "#999999")
+
+RC: Any = {
+    "font.family": ["STIXGeneral", "DejaVu Sans"],
+    "mathtext.fontset": "stix",
+    "font.size": 9.5,
+    "axes.labelsize": 10,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 6,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.5,
+    "text.color": INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "lines.linewidth": 1.4,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.4,
+    "savefig.dpi": 200,
+    "figure.facecolor": "white",
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+}
+
+
+def style() -> AbstractContextManager[None]:
+    """Set the style while figures are drawn and saved, and leave matplotlib's settings as they were."""
+    return matplotlib.rc_context(RC)
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], *, most_columns: int = 8) -> float:
+    """Put a legend below the axes, in rows of equal length, and make the figure that much taller."""
+    longest = max(len(re.sub(r"[$\\{}]", "", handle.get_label())) for handle in handles)
+    columns = max(1, min(most_columns, int(figure.get_figwidth() / (0.4 + 0.065 * longest))))
+    rows = -(-len(handles) // columns)
+    figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows))
+    height = 0.08 + 0.19 * rows
+    figure.set_figheight(figure.get_figheight() + height)
+    return height
+
+
+def colours(count: int, *, ordered: bool) -> list[str]:
+    """Choose line colours: a sequence from light to dark if the cells have an order, else distinct ones."""
+    if count == 1:
+        return [BLUE]
+    if not ordered and count <= len(DISTINCT):
+        return list(DISTINCT[:count])
+    return [to_hex(rgb) for rgb in matplotlib.colormaps["viridis_r"](np.linspace(0.12, 0.95, count))]
+
+
+def png(figure: Figure) -> bytes:
+    """Render a figure as PNG; the same figure gives the same bytes."""
+    return _render(figure, "png", {"Software": None})
+
+
+def pdf(figure: Figure) -> bytes:
+    """Render a figure as PDF with embedded fonts and no date; the same figure gives the same bytes."""
+    return _render(figure, "pdf", {"CreationDate": None})
+
+
+def _render(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
+    content = BytesIO()
+    with style(), warnings.catch_warnings():
+        # Vocabularies hold letters that no installed font has; a box in their place is no reason to stop.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(content, format=kind, metadata=metadata)
+    return content.getvalue()

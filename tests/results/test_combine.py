@@ -1,0 +1,146 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxattn.errors import InputError, RunError
+from jaxattn.results import aggregate, load
+from jaxattn.results.combine import choose, combine, group, paired, setting_of
+from jaxattn.results.tables import latex, markdown, write
+
+METRICS = ("loss", "accuracy")
+
+
+def folder(path: Path, seeds, *, name="swept", dims=(8, 16), rates=(0.1, 0.2)):
+    """Loss = 100 d + 10 rate + seed/100 at step 1; accuracy = seed."""
+    path.mkdir()
+    settings = [{"model.dim": d, "phases.query.step_size": r} for d in dims for r in rates]
+    rows = [
+        (cell, seed, "query", step, metric, value)
+        for cell, s in enumerate(settings)
+        for seed in seeds
+        for step in (0, 1)
+        for metric, value in (
+            ("loss", step * (100 * s["model.dim"] + 10 * s["phases.query.step_size"] + seed / 100)),
+            ("accuracy", float(seed)),
+        )
+    ]
+    table = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
+    table.to_parquet(path / "records.parquet", index=False)
+    manifest = {
+        "name": name,
+        "status": "finished",
+        "command": "jaxattn run x.toml",
+        "config": {"model": {"dim": 4}, "phases": [{"name": "query", "step_size": 0.1, "steps": 7}]},
+        "cells": [{"cell": k, "settings": s, "config_hash": f"{name}{s}"} for k, s in enumerate(settings)],
+        "seeds": list(seeds),
+        "failures": [{"cell": 0, "seed": seeds[0], "phase": "late", "step": 1, "reason": "NaN"}],
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return load(path)
+
+
+def test_shards_are_one_run_with_the_seeds_of_all(tmp_path):
+    whole = folder(tmp_path / "whole", range(6))
+    parts = [folder(tmp_path / "a", range(4)), folder(tmp_path / "b", range(4, 6))]
+    both = combine(parts)
+    assert both.manifest["seeds"] == [0, 1, 2, 3, 4, 5]
+    assert both.axes == whole.axes
+    assert {f["seed"] for f in both.manifest["failures"]} == {0, 4}
+    pd.testing.assert_frame_equal(aggregate(both), aggregate(whole))
+    assert combine([whole]) is whole
+
+
+def test_other_sweeps_keep_their_names_apart(tmp_path):
+    both = combine([folder(tmp_path / "a", range(2)), folder(tmp_path / "b", range(2), name="other")])
+    assert both.axes == ["sweep", "model.dim", "phases.query.step_size"]
+    assert len(both.cells) == 8
+    assert both.cells["sweep"].tolist() == ["swept"] * 4 + ["other"] * 4
+
+
+def test_a_seed_that_two_folders_hold_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"b: seed 1 is in .*a too"):
+        combine([folder(tmp_path / "a", range(2)), folder(tmp_path / "b", range(1, 3))])
+
+
+def test_keys_are_looked_up_swept_or_not(tmp_path):
+    results = folder(tmp_path / "a", range(2))
+    assert setting_of(results, 3, "model.dim") == 16
+    assert setting_of(results, 3, "phases.query.steps") == setting_of(results, 3, "phases.0.steps") == 7
+    with pytest.raises(InputError, match=r"phases.embed.steps: no such key in the config of "):
+        setting_of(results, 0, "phases.embed.steps")
+
+
+def test_choosing_keeps_cells_metrics_and_phases(tmp_path):
+    results = folder(tmp_path / "a", range(2))
+    chosen = choose(results, where={"model.dim": "16"}, metrics=["loss"], phases=["query"])
+    assert chosen.cells["model.dim"].tolist() == [16, 16]
+    assert set(chosen.records["metric"]) == {"loss"}
+    with pytest.raises(InputError, match="metric 'los': the run recorded accuracy, loss"):
+        choose(results, metrics=["los"])
+    with pytest.raises(InputError, match="nothing is left"):
+        choose(results, where={"model.dim": 17})
+
+
+def test_grouping_pools_cells_and_their_seeds(tmp_path):
+    results = folder(tmp_path / "a", range(3))
+    pooled = aggregate(group(results, ["model.dim"]))
+    row = pooled[(pooled["metric"] == "loss") & (pooled["step"] == 1)].set_index("model.dim")
+    assert row["n"].tolist() == [6, 6]
+    for d in (8, 16):
+        values = [100 * d + 10 * r + s / 100 for r in (0.1, 0.2) for s in range(3)]
+        np.testing.assert_allclose(row.loc[d, "mean"], np.mean(values))
+    assert len(group(results, ["phases.query.steps"]).cells) == 1
+
+
+def test_paired_differences_cancel_what_seeds_share(tmp_path):
+    results = folder(tmp_path / "a", range(3))
+    table = aggregate(paired(results, "model.dim", 8, "16"))
+    row = table[(table["metric"] == "loss") & (table["step"] == 1)]
+    assert row["phases.query.step_size"].tolist() == [0.1, 0.2]
+    np.testing.assert_allclose(row[["mean", "mean_low", "mean_high"]], 800)
+    np.testing.assert_array_equal(table.loc[table["metric"] == "accuracy", "mean"], 0)
+    with pytest.raises(InputError, match=r"model.dim: no cells with both 8 and 9"):
+        paired(results, "model.dim", 8, 9)
+    with pytest.raises(InputError, match=r"data.length: not swept; swept is model.dim"):
+        paired(results, "data.length", 8, 9)
+
+
+def test_tables_are_written_in_the_format_of_the_suffix(tmp_path):
+    table = pd.DataFrame({"name": ["a|b", "c_d"], "value": [0.123456, 1e-7]})
+    for suffix in ("csv", "parquet", "tex", "md"):
+        write(table, tmp_path / f"t.{suffix}")
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "t.csv"), table)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), table)
+    assert markdown(table).splitlines()[2] == "| a\\|b | 0.123 |"
+    assert "c\\_d & 1.00e-7" in latex(table)
+    with pytest.raises(InputError, match=r"t.xlsx: tables are written as .csv"):
+        write(table, tmp_path / "t.xlsx")
+    with pytest.raises(RunError, match="cannot be written"):
+        write(table, tmp_path / "missing" / "t.csv")
+
+
+def test_a_thousand_cells_of_a_thousand_rows_load_and_aggregate_quickly(tmp_path):
+    """A table of a million rows: seconds, not minutes; the bound is loose for slow machines."""
+    import time
+
+    path = tmp_path / "large"
+    folder(path, range(1), dims=range(1, 1001), rates=(0.1,))
+    step = np.tile(np.repeat(np.arange(100), 10), 1000)
+    records = pd.DataFrame(
+        {
+            "cell": np.repeat(np.arange(1000, dtype=np.int32), 1000),
+            "seed": np.tile(np.arange(10, dtype=np.int32), 100_000),
+            "phase": "query",
+            "step": step,
+            "metric": "loss",
+            "value": np.random.default_rng(0).normal(size=1_000_000),
+        }
+    )
+    records.to_parquet(path / "records.parquet", index=False)
+    begin = time.perf_counter()
+    loaded = load(path)
+    assert time.perf_counter() - begin < 5
+    assert len(loaded.records) == 1_000_000

@@ -1,0 +1,282 @@
+import dataclasses
+
+import matplotlib
+import numpy as np
+import pytest
+
+from jaxattn.errors import InputError
+from jaxattn.results import aggregate, style
+from jaxattn.results.curves import curves
+from jaxattn.results.figures import KINDS, check, draw, draw_all
+from jaxattn.results.importance import importance, one_step_law
+from jaxattn.results.scaling import collect, scaling, verdict
+from jaxattn.results.statistics import PowerLaw
+from jaxattn.results.tokens import at_end, bin_means
+from jaxattn.results.top_tokens import top_tokens
+
+SCALING = {"kind": "scaling", "axis": "model.dim", "expected": -0.5, "tolerance": 0.05}
+
+
+@pytest.mark.parametrize("name", ["text", "one_seed", "dims", "classes", "failed"])
+@pytest.mark.parametrize("kind", ["curves", "importance", "one_step_law", "top_tokens"])
+def test_every_kind_draws_every_folder(results, name, kind):
+    drawn = draw(results[name], {"kind": kind})
+    assert style.png(drawn.figure).startswith(b"\x89PNG")
+    assert len(drawn.caption) > 40
+
+
+def test_drawing_leaves_global_settings_alone(results):
+    before = dict(matplotlib.rcParams)
+    style.png(draw(results["one_seed"], {"kind": "importance"}).figure)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_curves_show_the_interquartile_mean(results):
+    drawn = curves(results["dims"], metrics=["p_norm"], cells=[1, 3])
+    lines = drawn.figure.axes[0].get_lines()
+    table = aggregate(results["dims"])
+    table = table[(table["metric"] == "p_norm") & (table["phase"] == "joint")]
+    assert len(lines) == 2
+    for line, cell in zip(lines, (1, 3), strict=True):
+        rows = table[table["cell"] == cell]
+        np.testing.assert_array_equal(line.get_xdata(), rows["step"])
+        np.testing.assert_allclose(line.get_ydata(), rows["iqm"], rtol=1e-12)
+    assert "6 seeds" in drawn.caption
+    assert "2 of 4 cells" in drawn.caption
+
+
+def test_curves_leave_out_phases_of_one_step_and_share_panels(results):
+    drawn = curves(results["one_seed"])
+    assert "Phases joint, late" in drawn.caption
+    assert "band" not in drawn.caption
+    titles = [ax.get_title(loc="left") for ax in drawn.figure.axes]
+    assert titles.count("accuracy") == 2
+    assert "Phase embed" in curves(results["one_seed"], phase="embed").caption
+
+
+def test_curves_of_many_cells_show_some(results):
+    run = results["text"]
+    cells = [{"cell": cell, "settings": {"model.dim": cell + 1}} for cell in range(40)]
+    records = [run.records.assign(cell=np.int32(cell)) for cell in range(40)]
+    many = dataclasses.replace(
+        run,
+        manifest=run.manifest | {"cells": cells},
+        records=type(run.records)(
+            np.concatenate([r[r["metric"] == "loss"] for r in records]), columns=run.records.columns
+        ).astype(run.records.dtypes.to_dict()),
+    )
+    drawn = curves(many, metrics=["loss"])
+    assert "12 of 40 cells are shown" in drawn.caption
+
+
+def test_importance_shows_bin_means_and_counts_what_is_outside(results):
+    drawn = importance(results["text"], phase="joint")
+    table = at_end(results["text"], phase="joint").table
+    for ax, column in zip(drawn.figure.axes, ("Ev", "Ep"), strict=True):
+        means = bin_means(table["posterior_difference"], table[column]).dropna()
+        (line,) = (line for line in ax.get_lines() if line.get_marker() == "o")
+        np.testing.assert_allclose(line.get_ydata(orig=False), means["mean"])
+        np.testing.assert_allclose(line.get_xdata(orig=False), means["center"])
+    outside = (table["posterior_difference"] > 14 / 15 + 1e-6).sum()
+    assert (f" {outside} points outside" in drawn.caption) == (outside > 0)
+    assert "400 tokens" in drawn.caption
+
+
+def test_importance_follows_the_bins_of_the_run(results):
+    run = results["text"]
+    config = run.manifest["config"] | {"probes": {"bins": 4, "low": -0.5, "high": 0.5, "min_count": 50}}
+    drawn = importance(dataclasses.replace(run, manifest=run.manifest | {"config": config}))
+    assert "4 equal bins of [-0.5, 0.5]" in drawn.caption
+
+
+def test_scores_of_two_layers_with_weights_are_named_so(results):
+    run = results["text"]
+    config = run.manifest["config"] | {"model": {"kind": "two_layer_weights"}}
+    drawn = importance(dataclasses.replace(run, manifest=run.manifest | {"config": config}))
+    assert "W_2" in drawn.figure.axes[1].get_title("left")
+    assert "E·W2 p of" in drawn.caption
+    assert "W2" not in importance(run).caption
+
+
+def test_importance_of_classes_has_a_row_each(results):
+    assert len(importance(results["classes"]).figure.axes) == 6
+    one = importance(results["classes"], label=0)
+    assert len(one.figure.axes) == 2
+    assert one.name.endswith("class0")
+    with pytest.raises(InputError, match="label 3: tokens hold the classes 0, 1, 2"):
+        importance(results["classes"], label=3)
+
+
+@pytest.mark.parametrize(("name", "slope"), [("text", 200 / 2), ("classes", 200)])
+def test_one_step_law_line(results, name, slope):
+    drawn = one_step_law(results[name])
+    (line,) = drawn.figure.axes[0].get_lines()
+    np.testing.assert_allclose(np.asarray(line.get_ydata()), slope * np.asarray(line.get_xdata()))
+    table = at_end(results[name], phase="embed", average=False).table
+    correlation = np.corrcoef(table["alpha"], table["Ev"])[0, 1]
+    assert f"Correlation {correlation:.4f}" in drawn.caption
+
+
+def test_one_step_law_takes_a_swept_step_size(results):
+    assert "η₀ = 1.00" in one_step_law(results["failed"], cell=0).caption
+    assert "η₀ = 100" in one_step_law(results["failed"], cell=1).caption
+
+
+def test_one_step_law_needs_its_phase(results):
+    run = results["text"]
+    config = run.manifest["config"] | {"phases": [{"kind": "descent", "name": "joint", "step_size": None}]}
+    other = dataclasses.replace(run, manifest=run.manifest | {"config": config})
+    with pytest.raises(InputError, match="no phase of kind 'one_step'"):
+        one_step_law(other)
+    with pytest.raises(InputError, match="has no step_size"):
+        one_step_law(other, phase="joint")
+
+
+def test_scaling_finds_the_planted_slope(results):
+    (line,) = collect(results["dims"], axis="model.dim", metric="one_step_error")
+    logs = np.log(line.y)
+    assert line.law.slope == pytest.approx(np.polyfit(np.repeat(np.log(line.x), 6), logs.ravel(), 1)[0])
+    drawn = scaling(results["dims"], axis="model.dim", expected=-0.5, tolerance=0.05)
+    assert "expected -0.5 ± 0.05: holds" in drawn.caption
+    assert (
+        "does not hold" in scaling(results["dims"], axis="model.dim", expected=-1.0, tolerance=0.05).caption
+    )
+    assert drawn.figure.axes[0].get_xscale() == drawn.figure.axes[0].get_yscale() == "log"
+
+
+def test_scaling_draws_a_line_for_every_other_setting(results):
+    series = collect(results["failed"], axis="model.dim", metric="one_step_error")
+    assert [line.settings["data.kind"] for line in series] == ["a", "a", "b", "b"]
+    assert all(len(line.x) == 2 for line in series)
+    drawn = scaling(results["failed"], axis="model.dim", metric="p_norm", phase="joint")
+    assert style.png(drawn.figure)
+
+
+def test_scaling_of_one_seed_or_one_value(results, folders):
+    run = results["dims"]
+    single = dataclasses.replace(run, records=run.records[run.records["seed"] == 0])
+    assert "[" not in scaling(single, axis="model.dim").caption
+    alone = dataclasses.replace(run, records=run.records[run.records["cell"] == 1])
+    drawn = scaling(alone, axis="model.dim")
+    assert "No fit" in drawn.caption
+    assert "not shown: 3" in drawn.caption
+    assert style.png(drawn.figure)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (-0.52, -0.48, "holds"),
+        (-0.6, -0.5, "undecided"),
+        (-0.7, -0.3, "undecided"),
+        (-0.4, -0.3, "does not hold"),
+    ],
+)
+def test_verdict(low, high, expected):
+    assert verdict(PowerLaw((low + high) / 2, 0.0, low, high, 5), -0.5, 0.05) == expected
+
+
+def test_verdict_of_one_seed_is_by_its_slope():
+    assert verdict(PowerLaw(-0.53, 0.0, np.nan, np.nan, 1), -0.5, 0.05) == "holds"
+    assert verdict(PowerLaw(-0.56, 0.0, np.nan, np.nan, 1), -0.5, 0.05) == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"axis": "model.dimm"}, "axis 'model.dimm': the run sweeps data.kind, model.dim"),
+        ({"axis": "model.dim", "metric": "los"}, "metric 'los': the run recorded"),
+        ({"axis": "model.dim", "phase": "joint"}, "phase 'joint': one_step_error was recorded in embed"),
+        ({"axis": "data.kind"}, "cell 0 has 'a' there; logarithmic axes need positive numbers"),
+        ({"axis": "model.dim", "metric": "log_gradient_norm"}, "no positive finite value"),
+    ],
+)
+def test_scaling_says_what_is_wrong(results, options, message):
+    with pytest.raises(InputError, match=message):
+        scaling(results["failed"], **options)
+
+
+def test_top_tokens_shows_tokens_with_dollar_signs(results):
+    run = results["one_seed"]
+    names = run.tokens["token"].astype(object).where(run.tokens["id"] % 2 == 0, "$x^$")
+    drawn = top_tokens(dataclasses.replace(run, tokens=run.tokens.assign(token=names)), number=30)
+    assert style.png(drawn.figure)
+    assert drawn.caption.startswith("The 30 tokens")
+
+
+def test_top_tokens_in_letters_no_font_has(results):
+    run = results["one_seed"]
+    drawn = top_tokens(dataclasses.replace(run, tokens=run.tokens.assign(token="\U00013000映画")))
+    assert style.png(drawn.figure)
+
+
+@pytest.mark.parametrize("kind", ["curves", "importance", "one_step_law", "top_tokens"])
+def test_unknown_phase_is_named(results, kind):
+    with pytest.raises(InputError, match="phase 'none'"):
+        draw(results["text"], {"kind": kind, "phase": "none"})
+
+
+def test_curves_of_an_unknown_metric(results):
+    with pytest.raises(InputError, match=r"metric 'los': the run recorded .*loss"):
+        curves(results["text"], metrics=["los"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"kind": "scalling"}, r"figures\[0\].kind: unknown 'scalling'; did you mean 'scaling'"),
+        ({}, r"figures\[0\].kind: unknown None"),
+        ({"kind": "scaling"}, "scaling needs 'axis'"),
+        ({"kind": "importance", "cel": 0}, "importance has no option 'cel'; did you mean 'cell'"),
+        (
+            {"kind": "importance", "phase": "embd"},
+            r"figures\[0\].phase: unknown 'embd'; did you mean 'embed'",
+        ),
+        (
+            {"kind": "scaling", "axis": "data.length"},
+            r"figures\[0\].axis: unknown 'data.length'; expected one of",
+        ),
+    ],
+)
+def test_wrong_figures_are_found_before_a_run(spec, message):
+    with pytest.raises(InputError, match=message):
+        check([spec], phases=["embed", "joint"], axes=["model.dim"])
+
+
+def test_right_figures_pass():
+    check([SCALING, {"kind": "importance", "phase": None}], phases=["embed"], axes=["model.dim"])
+
+
+def test_default_figures(results):
+    figures, problems = draw_all(results["text"])
+    assert [drawn.name for drawn in figures] == ["curves", "importance_joint"]
+    assert not problems
+    run = results["text"]
+    assert [drawn.name for drawn in draw_all(dataclasses.replace(run, tokens=run.tokens.head(0)))[0]] == [
+        "curves"
+    ]
+
+
+def test_names_are_distinct_and_problems_do_not_stop_the_rest(results):
+    run = results["dims"]
+    figures = [
+        SCALING,
+        SCALING | {"expected": None},
+        SCALING | {"metric": "los"},
+        {"kind": "importance", "cell": 1},
+    ]
+    config = run.manifest["config"] | {"figures": figures}
+    drawn, problems = draw_all(dataclasses.replace(run, manifest=run.manifest | {"config": config}))
+    names = [d.name for d in drawn]
+    assert names == [
+        "scaling_one_step_error_model-dim_embed",
+        "scaling_one_step_error_model-dim_embed-2",
+        "importance_joint_cell1",
+    ]
+    assert len(problems) == 1
+    assert problems[0].startswith("figures[2] (scaling) could not be drawn: metric 'los'")
+
+
+def test_every_kind_has_words_for_its_options():
+    for function in KINDS.values():
+        assert all(f"        {name}: " in function.__doc__ for name in function.__kwdefaults__ or {})

@@ -1,0 +1,116 @@
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import jaxattn.results
+from jaxattn.errors import InputError
+from jaxattn.results import load
+
+
+@pytest.fixture
+def folder(folders, tmp_path):
+    return Path(shutil.copytree(folders["text"], tmp_path / "run"))
+
+
+def edit_manifest(folder, **changes):
+    manifest = json.loads((folder / "manifest.json").read_text()) | changes
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_axis_values_are_joined_to_their_cells(results):
+    run = results["failed"]
+    assert run.axes == ["data.kind", "model.dim", "phases.embed.step_size"]
+    joined = run.with_axes(run.records)
+    assert list(joined.columns) == ["cell", *run.axes, "seed", "phase", "step", "metric", "value"]
+    assert len(joined) == len(run.records)
+    row = joined[joined["cell"] == 5].iloc[0]
+    assert (row["data.kind"], row["model.dim"], row["phases.embed.step_size"]) == ("b", 64, 100.0)
+    assert results["text"].with_axes(results["text"].records) is results["text"].records
+
+
+def test_phases_come_in_the_order_they_ran(results):
+    assert results["one_seed"].phases == ["embed", "joint", "late"]
+
+
+def test_values_from_a_failure_on_are_nan(folder):
+    raw = pd.read_parquet(folder / "records.parquet")
+    assert raw["value"].notna().any()
+    failure = {"cell": 0, "seed": 2, "phase": "embed", "step": 1, "reason": "loss is not finite"}
+    edit_manifest(folder, failures=[failure])
+    records = load(folder).records
+    seed = records["seed"] == 2
+    before = (records["phase"] == "embed") & (records["step"] < 1)
+    assert records.loc[seed & ~before, "value"].isna().all()
+    kept = ~seed | before
+    np.testing.assert_array_equal(records.loc[kept, "value"], raw.loc[kept, "value"])
+
+
+def test_missing_folder_and_foreign_folder(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        load(tmp_path / "none")
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        load(tmp_path)
+
+
+def test_unfinished_run_names_the_command_that_continues_it(folder):
+    edit_manifest(folder, status="running", command="jaxattn run a.toml")
+    with pytest.raises(InputError, match=r"not finished; continue it with: jaxattn run a\.toml$"):
+        load(folder)
+    edit_manifest(folder, status="finished", command=["jaxattn", "run", "a b.toml"])
+    (folder / "records.parquet").unlink()
+    with pytest.raises(InputError, match=r"continue it with: jaxattn run 'a b\.toml'$"):
+        load(folder)
+
+
+@pytest.mark.parametrize("table", ["records", "tokens"])
+def test_damaged_table_is_named_in_one_line(folder, table):
+    path = folder / f"{table}.parquet"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(
+        InputError, match=rf"{table}\.parquet: damaged .*; delete it and repeat: jaxattn run"
+    ) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_table_without_a_column_is_named(folder):
+    pd.read_parquet(folder / "records.parquet").drop(columns="metric").to_parquet(folder / "records.parquet")
+    with pytest.raises(InputError, match="no column 'metric'"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"name": "x"}'])
+def test_damaged_manifest(folder, text):
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(InputError, match=r"manifest\.json: ") as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_tokens_may_be_missing(folder):
+    (folder / "tokens.parquet").unlink()
+    assert load(folder).tokens.empty
+
+
+def test_unknown_cell(results):
+    with pytest.raises(InputError, match=r"cell 9: .* holds cells 0 to 3"):
+        results["dims"].settings(9)
+
+
+def test_analysis_imports_neither_jax_nor_other_rooms():
+    for path in Path(jaxattn.results.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                room = ".".join(name.split(".")[:2])
+                assert name.split(".")[0] != "jax", f"{path.name} imports {name}"
+                assert not name.startswith("jaxattn") or room in ("jaxattn.results", "jaxattn.errors"), (
+                    path.name
+                )
+                assert name != "matplotlib.pyplot", path.name

@@ -1,0 +1,183 @@
+import errno
+import re
+import shutil
+from html import unescape
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from jaxattn.errors import InputError, RunError
+from jaxattn.results import aggregate, load, report
+from jaxattn.results.statistics import last_steps
+
+FIGURES = (
+    {"kind": "importance", "phase": "joint", "cell": 0},
+    {"kind": "top_tokens", "number": 5},
+    {"kind": "scaling", "axis": "model.dim"},
+)
+
+
+@pytest.fixture(scope="module")
+def written(write, tmp_path_factory):
+    folder = write(
+        tmp_path_factory.mktemp("run"), vocab_size=200, seeds=3, figures=FIGURES, failures=((0, 1, 40),)
+    )
+    return report.write(folder)
+
+
+@pytest.fixture
+def folder(write, tmp_path):
+    """A small folder with one figure, importance_joint."""
+    return write(tmp_path / "run", vocab_size=50, seeds=1, text=False, figures=FIGURES[:1])
+
+
+class Page(HTMLParser):
+    """Collects links, tags that were opened and not closed, and text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.links, self.open, self.text = [], [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_files(written):
+    folder = written.page.parent
+    assert [path.relative_to(folder).as_posix() for path in written.paths] == [
+        "report.html",
+        "summary.csv",
+        "figures/importance_joint.png",
+        "figures/importance_joint.pdf",
+        "figures/top_tokens_joint.png",
+        "figures/top_tokens_joint.pdf",
+    ]
+    assert all(path.stat().st_size > 1000 for path in written.paths)
+    assert not list(folder.rglob("*.partial"))
+    assert len(written.problems) == 1
+    assert "axis 'model.dim': the run sweeps nothing" in written.problems[0]
+
+
+def test_page_holds_everything_it_shows(written):
+    html = written.page.read_text(encoding="utf-8")
+    page = Page(html)
+    assert page.open == []
+    assert len(page.links) == 2
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert not re.search(r"https?://|@import|url\(|<script|<link", html)
+
+
+def test_page_says_what_was_run(written):
+    html = written.page.read_text(encoding="utf-8")
+    text = Page(html).text
+    for expected in (
+        "jaxattn run sweeps/planted.toml --set 'model.dim=64'",
+        "0123456789abcdef",
+        "jax 0.10.2",
+        "1 × cpu",
+        "83.2 s",
+        "1 seed failed",
+        "cell 0, seed 1, phase joint, step 40: loss is not finite",
+        "Not drawn:",
+        "Full config",
+        '"step_size": 200.0',
+        "(n=2)",
+        "After phase joint",
+    ):
+        assert expected in text, expected
+
+
+def test_page_escapes_what_the_run_says(written):
+    html = written.page.read_text(encoding="utf-8")
+    assert "Planted laws &lt;b&gt;and&lt;/b&gt; a little noise." in html
+    assert "<br>" not in html
+
+
+def test_summary_holds_the_aggregate_of_the_last_steps(written):
+    run = load(written.page.parent)
+    expected = run.with_axes(aggregate(last_steps(run.records)))
+    pd.testing.assert_frame_equal(pd.read_csv(written.summary), expected, check_dtype=False, rtol=1e-8)
+
+
+def test_top_tokens_of_synthetic_data_are_not_listed(folder):
+    page = Page(report.write(folder).page.read_text(encoding="utf-8")).text
+    assert "Tokens that attention prefers" not in page
+
+
+def test_same_folder_gives_the_same_bytes(written, tmp_path):
+    again = report.write(shutil.copytree(written.page.parent, tmp_path / "again"))
+    for old, new in zip(written.paths, again.paths, strict=True):
+        assert old.read_bytes() == new.read_bytes(), old.name
+
+
+def test_pictures_are_ready_for_print(written):
+    png, pdf = written.figures[0].read_bytes(), written.figures[1].read_bytes()
+    image = Image.open(BytesIO(png))
+    assert image.info["dpi"] == pytest.approx((200, 200), abs=0.1)
+    assert np.asarray(image.convert("L")).std() > 5
+    assert b"/CIDFontType2" in pdf
+    assert b"/Type3" not in pdf
+    assert b"CreationDate" not in pdf
+    assert len(pdf) < 500_000
+
+
+def test_folder_that_cannot_be_written_is_one_line(folder):
+    (folder / "figures").write_text("in the way")
+    with pytest.raises(
+        RunError, match=r"figures/importance_joint\.png: cannot be written \(.*\); free space"
+    ) as caught:
+        report.write(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_full_disk_keeps_the_old_report(folder, monkeypatch):
+    (folder / "figures").mkdir()
+    (folder / "figures" / "importance_joint.png").write_bytes(b"old")
+
+    def full(self, content):
+        with open(self, "wb") as file:
+            file.write(content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        report.write(folder)
+    assert (folder / "figures" / "importance_joint.png").read_bytes() == b"old"
+    assert not list(folder.rglob("*.partial"))
+
+
+def test_unreadable_folder(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        report.write(tmp_path / "none")
+
+
+def test_duration():
+    assert [report._duration(s) for s in (3.25, 119.0, 150.0, 9000.0)] == [
+        "3.2 s",
+        "119.0 s",
+        "2 min 30 s",
+        "2 h 30 min",
+    ]
+
+
+def test_text_of_tokens_is_escaped(folder):
+    tokens = pd.read_parquet(folder / "tokens.parquet")
+    tokens["token"] = "<script>alert(1)</script>"
+    tokens.to_parquet(folder / "tokens.parquet", index=False)
+    html = report.write(folder).page.read_text(encoding="utf-8")
+    assert "<script" not in html
+    assert "<script>alert(1)</script>" in unescape(html)

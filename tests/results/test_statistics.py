@@ -1,0 +1,279 @@
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from jaxattn.results import aggregate, power_law, summary_table
+from jaxattn.results.statistics import STATISTICS, format_number, interval, last_steps
+
+
+def table(values, *, metric="loss", cell=0, step=0, phase="p"):
+    """Rows of one series, a seed for each value."""
+    return pd.DataFrame(
+        {
+            "cell": np.int32(cell),
+            "seed": np.arange(len(values), dtype=np.int32),
+            "phase": phase,
+            "step": step,
+            "metric": metric,
+            "value": np.asarray(values, float),
+        }
+    )
+
+
+def iqm(values):
+    """The interquartile mean the long way: four copies of every value, then drop a quarter on either side."""
+    copies = np.repeat(np.sort(values), 4)
+    return copies[len(values) : 3 * len(values)].mean()
+
+
+def one(values, **options):
+    return aggregate(table(values), **options).iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([7.0], 7.0),
+        ([1.0, 3.0], 2.0),
+        ([0.0, 1.0, 100.0], (0.25 * 0 + 1 * 1 + 0.25 * 100) / 1.5),
+        ([5.0, 1.0, 2.0, 100.0], 3.5),
+        ([10.0, 0.0, 1.0, 2.0, 100.0], 0.3 * 1 + 0.4 * 2 + 0.3 * 10),
+    ],
+)
+def test_interquartile_mean_by_hand(values, expected):
+    assert one(values)["iqm"] == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("n", [4, 8, 20])
+def test_interquartile_mean_is_the_trimmed_mean_where_quarters_are_whole(n):
+    values = np.random.default_rng(n).standard_normal(n)
+    assert one(values)["iqm"] == pytest.approx(scipy.stats.trim_mean(values, 0.25), rel=1e-13)
+
+
+def test_mean_and_median():
+    values = np.random.default_rng(0).standard_normal(7)
+    row = one(values)
+    assert row["mean"] == pytest.approx(values.mean())
+    assert row["median"] == pytest.approx(np.median(values))
+
+
+@pytest.mark.parametrize("n", [2, 5, 12])
+def test_intervals_equal_a_loop_over_the_same_resamples(n):
+    values = np.random.default_rng(n).standard_normal(n) ** 3
+    row = one(values, seed=3, resamples=400, confidence=0.9)
+    draws = np.random.default_rng(3).integers(0, n, (400, n))
+    resamples = [np.sort(values)[draw] for draw in draws]
+    for statistic, name in ((np.mean, "mean"), (iqm, "iqm")):
+        expected = np.quantile([statistic(resample) for resample in resamples], [0.05, 0.95])
+        np.testing.assert_allclose(row[[f"{name}_low", f"{name}_high"]].astype(float), expected, rtol=1e-12)
+
+
+def test_interval_of_the_mean_equals_scipy():
+    values = np.sort(np.random.default_rng(1).exponential(size=9))
+    row = one(values, seed=5, resamples=999)
+    found = scipy.stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=999,
+        method="percentile",
+        rng=np.random.default_rng(5),
+        vectorized=True,
+    )
+    expected = found.confidence_interval
+    np.testing.assert_allclose([row["mean_low"], row["mean_high"]], [expected.low, expected.high], rtol=1e-12)
+
+
+def test_interval_narrows_like_the_standard_error():
+    rng = np.random.default_rng(2)
+    small, large = (one(rng.standard_normal(n)) for n in (10, 1000))
+    width = large["mean_high"] - large["mean_low"]
+    assert width == pytest.approx(2 * 1.96 / np.sqrt(1000), rel=0.1)
+    assert small["mean_high"] - small["mean_low"] > 5 * width
+
+
+def test_seeds_that_are_not_finite_are_left_out():
+    values = [1.0, np.nan, 3.0, np.inf, -np.inf, 8.0]
+    with_gaps, without = one(values), one([1.0, 3.0, 8.0])
+    assert with_gaps["n"] == 3
+    pd.testing.assert_series_equal(with_gaps, without)
+
+
+def test_one_seed_has_no_interval_and_no_seed_has_nothing():
+    single, none = one([2.5]), one([np.nan, np.nan])
+    assert (single["n"], single["mean"], single["median"], single["iqm"]) == (1, 2.5, 2.5, 2.5)
+    assert single[["mean_low", "mean_high", "iqm_low", "iqm_high"]].isna().all()
+    assert none["n"] == 0
+    assert none[list(STATISTICS)].isna().all()
+
+
+def test_a_series_depends_neither_on_other_rows_nor_on_their_order():
+    rng = np.random.default_rng(4)
+    frames = [
+        table(rng.standard_normal(n), metric=metric, cell=cell, step=step)
+        for cell, n in ((0, 5), (1, 5), (2, 6))
+        for metric in ("b", "a")
+        for step in (10, 0)
+    ]
+    whole = aggregate(pd.concat(frames, ignore_index=True))
+    shuffled = pd.concat(frames).sample(frac=1, random_state=0)
+    keys = ["cell", "phase", "step", "metric"]
+    other = aggregate(shuffled).set_index(keys).loc[pd.MultiIndex.from_frame(whole[keys])].reset_index()
+    pd.testing.assert_frame_equal(whole, other, rtol=1e-12)
+    alone = aggregate(frames[5])
+    same = whole.merge(alone[keys])
+    pd.testing.assert_frame_equal(same, alone, rtol=1e-12)
+
+
+def test_blocks_do_not_show(monkeypatch):
+    frames = pd.concat([table(np.random.default_rng(k).standard_normal(6), step=k) for k in range(7)])
+    whole = aggregate(frames)
+    monkeypatch.setattr("jaxattn.results.statistics.BLOCK", 2 * 2000)
+    pd.testing.assert_frame_equal(whole, aggregate(frames), rtol=1e-12)
+
+
+def test_seed_of_the_bootstrap_decides():
+    values = np.random.default_rng(6).standard_normal(8)
+    assert one(values, seed=1).equals(one(values, seed=1))
+    assert one(values, seed=1)["mean_low"] != one(values, seed=2)["mean_low"]
+
+
+def test_rows_are_in_the_order_of_cells_phases_steps_and_metrics():
+    frames = [
+        table([1.0], phase=phase, step=step, cell=cell)
+        for cell in (1, 0)
+        for phase in "zy"
+        for step in (9, 1)
+    ]
+    found = aggregate(pd.concat(frames))[["cell", "phase", "step"]].to_records(index=False).tolist()
+    assert found == [(cell, phase, step) for cell in (0, 1) for phase in "zy" for step in (1, 9)]
+
+
+def test_no_rows():
+    empty = aggregate(table([]))
+    assert empty.empty
+    assert list(empty.columns) == ["cell", "phase", "step", "metric", "n", *STATISTICS]
+
+
+def test_axis_columns_follow_the_cell(results):
+    found = aggregate(results["dims"])
+    assert list(found.columns[:3]) == ["cell", "model.dim", "phase"]
+    assert dict(found[["cell", "model.dim"]].drop_duplicates().to_numpy()) == {0: 64, 1: 128, 2: 256, 3: 512}
+
+
+def test_last_steps_are_found_per_phase_and_metric():
+    frames = [
+        table([1.0], step=3),
+        table([1.0], step=7),
+        table([1.0], metric="other", step=3),
+        table([2.0], phase="q"),
+    ]
+    last = last_steps(pd.concat(frames))
+    assert last[["phase", "metric", "step"]].to_numpy().tolist() == [
+        ["p", "loss", 7],
+        ["p", "other", 3],
+        ["q", "loss", 0],
+    ]
+
+
+def test_summary_of_one_cell_has_a_row_per_metric(results):
+    summary = summary_table(results["text"])
+    assert list(summary.columns) == ["metric", "embed", "joint"]
+    assert not summary["metric"].str.contains("_bin_").any()
+    cells = summary.set_index("metric")
+    values = last_steps(results["text"].records)
+    row = aggregate(values[(values["metric"] == "test_accuracy") & (values["phase"] == "joint")]).iloc[0]
+    assert cells.loc["test_accuracy", "joint"] == interval(row["iqm"], row["iqm_low"], row["iqm_high"])
+    assert cells.loc["test_accuracy", "embed"] == ""
+
+
+def test_summary_of_some_cells_names_them_at_the_top(results):
+    run = results["dims"]
+    embed = dataclasses.replace(run, records=run.records[run.records["phase"] == "joint"])
+    heads = ["model.dim = 64", "model.dim = 128", "model.dim = 256", "model.dim = 512"]
+    assert list(summary_table(embed).columns) == ["metric", *heads]
+
+
+def test_summary_of_many_cells_has_a_row_per_cell_and_phase(results):
+    summary = summary_table(results["failed"], metrics=["loss", "p_norm"], statistic="mean")
+    assert list(summary.columns) == [*results["failed"].axes, "phase", "loss", "p_norm"]
+    assert len(summary) == 8 * 2
+    assert summary.loc[5, "loss"].endswith("(n=2)")
+    assert summary.loc[4, "loss"].endswith("]")
+
+
+def test_summary_of_one_seed_has_no_brackets(results):
+    assert (
+        not summary_table(results["one_seed"])
+        .astype(str)
+        .apply(lambda c: c.str.contains(r"\["))
+        .any(axis=None)
+    )
+
+
+def test_power_law_equals_polyfit():
+    rng = np.random.default_rng(7)
+    x = np.array([64, 128, 300, 1024.0])
+    y = 3 * x[:, None] ** -0.5 * np.exp(0.1 * rng.standard_normal((4, 12)))
+    law = power_law(x, y)
+    slope, intercept = np.polyfit(np.repeat(np.log(x), 12), np.log(y).ravel(), 1)
+    assert law.slope == pytest.approx(slope, rel=1e-12)
+    assert law.intercept == pytest.approx(intercept, rel=1e-12)
+    assert law.low < law.slope < law.high
+    assert law.seeds == 12
+
+
+def test_interval_of_the_slope_equals_refitting_every_resample():
+    rng = np.random.default_rng(8)
+    x = np.array([1, 2, 4, 8.0])
+    y = x[:, None] ** 1.5 * np.exp(0.2 * rng.standard_normal((4, 6)))
+    law = power_law(x, y, seed=9, resamples=300)
+    by_slope = np.argsort([np.polyfit(np.log(x), np.log(y[:, s]), 1)[0] for s in range(6)])
+    draws = np.random.default_rng(9).integers(0, 6, (300, 6))
+    fits = [np.polyfit(np.repeat(np.log(x), 6), np.log(y[:, by_slope[draw]]).ravel(), 1)[0] for draw in draws]
+    np.testing.assert_allclose([law.low, law.high], np.quantile(fits, [0.025, 0.975]), rtol=1e-9)
+
+
+def test_power_law_of_seeds_with_points_of_their_own():
+    rng = np.random.default_rng(1)
+    x = rng.uniform(1, 100, (9, 4))
+    y = 2 * x ** rng.normal(-1, 0.1, 4) * np.exp(0.1 * rng.normal(size=x.shape))
+    x[0, 2] = x[5, 3] = np.nan
+    slopes = [np.polyfit(*np.log([x[:, s], y[:, s]])[:, np.isfinite(x[:, s])], 1)[0] for s in range(4)]
+    law = power_law(x, y)
+    np.testing.assert_allclose(law.slope, np.mean(slopes))
+    assert law.seeds == 4
+
+
+def test_power_law_leaves_out_seeds_with_gaps():
+    x, y = np.array([1, 10.0]), np.array([[1, 1, 1, 1], [10, 100, np.nan, 0.0]])
+    law = power_law(x, y)
+    assert law.seeds == 2
+    assert law.slope == pytest.approx(1.5)
+
+
+def test_power_law_without_enough_to_fit():
+    single = power_law([1, 10], [[2.0], [20.0]])
+    assert single.slope == pytest.approx(1)
+    assert np.isnan(single.low)
+    assert np.isnan(power_law([5], [[2.0, 3.0]]).slope)
+    assert np.isnan(power_law([1, 2], [[np.nan], [1.0]]).slope)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.87312, "0.873"),
+        (0.9, "0.900"),
+        (-18.94, "-18.9"),
+        (1234.5, "1234"),
+        (3.2e-5, "3.20e-5"),
+        (-7.04e12, "-7.04e12"),
+        (np.nan, "–"),
+    ],
+)
+def test_numbers_for_reading(value, text):
+    assert format_number(value) == text

@@ -1,0 +1,90 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxattn.errors import InputError
+from jaxattn.results.tokens import at_end, bin_means, named, top
+
+
+def test_bins_equal_scipy_and_have_the_published_centers():
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(-1.2, 1.2, 500), rng.standard_normal(500)
+    means = bin_means(x, y)
+    edges = np.linspace(-1, 14 / 15, 21)
+    inside = (x >= -1) & (x <= 14 / 15)
+    for name, statistic in (("mean", "mean"), ("sd", "std"), ("n", "count")):
+        expected = scipy.stats.binned_statistic(x[inside], y[inside], statistic, bins=edges).statistic
+        np.testing.assert_allclose(means[name], expected, rtol=1e-9)
+    assert means["center"].iloc[[0, -1]].tolist() == pytest.approx([-0.9517, 0.885], abs=1e-4)
+
+
+def test_bins_keep_their_ends_and_leave_out_the_rest():
+    means = bin_means([-1, np.float32(14 / 15), 0.95, -1.01, np.nan], [1, 2, 3, 4, 5])
+    assert means["n"].sum() == 2
+    assert (means["mean"].iloc[0], means["mean"].iloc[-1]) == (1, 2)
+    assert means["mean"].iloc[1:-1].isna().all()
+
+
+def test_seeds_of_one_corpus_are_averaged(results):
+    run = results["text"]
+    tokens = at_end(run, phase="joint")
+    assert tokens.averaged
+    assert tokens.over_seeds == "4 seeds averaged per token"
+    assert len(tokens.table) == run.tokens["id"].nunique()
+    rows = run.tokens[(run.tokens["phase"] == "joint") & (run.tokens["id"] == 17)]
+    found = tokens.table.set_index("id").loc[17]
+    assert found["Ep"] == pytest.approx(rows["Ep"].mean())
+    assert found["alpha"] == rows["alpha"].iloc[0]
+    assert not at_end(run, phase="joint", average=False).averaged
+
+
+def test_seeds_with_corpora_of_their_own_are_pooled(results):
+    tokens = at_end(results["dims"], cell=2)
+    assert tokens.over_seeds == "6 seeds pooled"
+    assert len(tokens.table) == 6 * 60
+
+
+def test_failed_seeds_and_tokens_without_a_value_are_left_out(results):
+    assert at_end(results["failed"], cell=2, phase="joint").seeds == 2
+    assert at_end(results["failed"], cell=2, phase="embed").seeds == 4
+    run = results["one_seed"]
+    gaps = run.tokens.assign(
+        posterior_difference=run.tokens["posterior_difference"].where(run.tokens["id"] != 3)
+    )
+    assert 3 not in set(at_end(dataclasses.replace(run, tokens=gaps)).table["id"])
+
+
+def test_nothing_to_show_is_said(results):
+    run = results["one_seed"]
+    with pytest.raises(InputError, match="no token table"):
+        at_end(dataclasses.replace(run, tokens=run.tokens.head(0)))
+    with pytest.raises(InputError, match="phase 'none': tokens were recorded after embed, joint"):
+        at_end(run, phase="none")
+    with pytest.raises(InputError, match="every seed failed"):
+        at_end(dataclasses.replace(run, tokens=run.tokens.assign(Ep=np.nan)))
+
+
+def test_top_tokens_are_those_with_the_largest_score(results):
+    tokens = at_end(results["text"], phase="joint")
+    best = top(tokens, count=5)
+    assert best["Ep"].tolist() == sorted(tokens.table["Ep"], reverse=True)[:5]
+
+
+def test_top_tokens_of_several_classes_are_listed_once(results):
+    best = top(at_end(results["classes"], phase="joint"), count=10)
+    assert best["id"].is_unique
+    tokens = at_end(results["classes"], phase="joint").table
+    for row in best.itertuples():
+        assert row.alpha == tokens.loc[tokens["id"] == row.id, "alpha"].max()
+
+
+def test_top_tokens_of_own_corpora_are_those_of_the_first_seed(results):
+    best = top(at_end(results["dims"]), count=10)
+    assert set(best["seed"]) == {0}
+
+
+def test_only_text_has_names(results):
+    assert named(results["text"])
+    assert not named(results["dims"])
