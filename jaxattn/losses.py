@@ -57,6 +57,11 @@ class _Smoothed(Spec, frozen=True, kw_only=True):
 class Classification(_Smoothed, frozen=True, kw_only=True):
     """The logistic loss of logits (n,), the cross-entropy of logits (n, K)."""
 
+    @property
+    def is_logistic(self) -> bool:
+        """Whether it is the paper's loss, of two classes without smoothing."""
+        return isinstance(self.smoothing, float) and self.smoothing == 0
+
     def _of_margin(self, margin: Array, smoothing: Array) -> Array:
         # log(1 + e^m) = log(1 + e^-m) + m.
         return jax.nn.softplus(-margin) + smoothing / 2 * margin

@@ -1,15 +1,35 @@
-"""Dynamics: how parameters move. One step, descent, exact gradient flow."""
+"""Dynamics: how parameters move. One step, descent, exact gradient flow; the phases made of them."""
 
-from jaxattn.dynamics.descent import Descent, descent, run
+from jaxattn.dynamics.algorithm import Algorithm, Info, State, run
+from jaxattn.dynamics.descent import Descent, descent
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.exact_flow import Path, exact_flow
-from jaxattn.dynamics.log_descent import log_descent, log_excess_loss
-from jaxattn.dynamics.one_step import loss, loss_and_gradients, one_step
+from jaxattn.dynamics.flow_phase import ExactFlow
+from jaxattn.dynamics.gradients import loss, loss_and_gradients
+from jaxattn.dynamics.log_descent import LogDescent, log_descent, log_excess_loss
+from jaxattn.dynamics.one_step import OneStep, one_step
 from jaxattn.dynamics.optimizers import optimizer, schedule
+from jaxattn.dynamics.phase import Phase, Task
+
+PHASES: dict[str, type[Phase]] = {
+    "one_step": OneStep,
+    "descent": Descent,
+    "exact_flow": ExactFlow,
+    "log_descent": LogDescent,
+}
 
 __all__ = [
+    "PHASES",
+    "Algorithm",
     "Descent",
+    "ExactFlow",
+    "Info",
+    "LogDescent",
+    "OneStep",
     "Path",
+    "Phase",
+    "State",
+    "Task",
     "descent",
     "early_stop",
     "exact_flow",

@@ -3,59 +3,26 @@
 Small-step sgd on p is the loop's approximation of gradient flow.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import optax
-from flax import struct
 from jax import Array
 
 from jaxattn import losses, trees
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.one_step import Logits, loss, loss_and_gradients
+from jaxattn.dynamics.algorithm import Algorithm, Info, State
+from jaxattn.dynamics.early_stop import early_stop
+from jaxattn.dynamics.gradients import Logits, loss, loss_and_gradients
+from jaxattn.dynamics.optimizers import ScheduleName, check_options, optimizer, schedule
+from jaxattn.dynamics.phase import Phase, Task
+from jaxattn.errors import InputError
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
-from jaxattn.trees import Leaf
-
-
-@struct.dataclass
-class State:
-    """What a descent carries.
-
-    Attributes:
-        params: the model's parameters.
-        optimizer: optax's state.
-        step: () int32; steps taken.
-        failed_at: () int32; the first step whose loss or gradient was not finite, -1 if none.
-        key: (2,) uint32; data of the PRNG key that minibatches are drawn with, None for the full batch.
-    """
-
-    params: Leaf
-    optimizer: Leaf
-    step: Leaf
-    failed_at: Leaf
-    key: Leaf = None
-
-
-@struct.dataclass
-class Info:
-    """What one step reports: the loss and gradient norm before the step, both scalars."""
-
-    loss: Leaf
-    gradient_norm: Leaf
-
-
-class Descent(NamedTuple):
-    """A descent: `init(params) -> state` and `step(state, corpus) -> (state, Info)`, both pure.
-
-    A state has `params`, `step` and `failed_at`, as `State` does. Where batches are drawn at random,
-    `init(params, key)` takes a PRNG key too; an early-stopped descent takes two corpora.
-    """
-
-    init: Callable[..., Any]
-    step: Callable[[Any, Any], tuple[Any, Info]]
+from jaxattn.spec import Count, Named, Names, Positive, PositiveInt
 
 
 def descent(
@@ -65,7 +32,7 @@ def descent(
     logits: Logits = one_layer.logits,
     batch_size: int | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
-) -> Descent:
+) -> Algorithm:
     """Make a descent of the mean loss on the named parameters.
 
     Args:
@@ -118,7 +85,7 @@ def descent(
         )
         return moved, Info(value, norm)
 
-    return Descent(init, step)
+    return Algorithm(init, step)
 
 
 def batch(key: Array, step: Array, batch_size: int, sequences: int) -> Array:
@@ -132,16 +99,70 @@ def batch(key: Array, step: Array, batch_size: int, sequences: int) -> Array:
     return jnp.where(position // size == number, 1 / size, 0.0)
 
 
-def run(algorithm: Descent, state: Any, corpus: Any, steps: int | Array) -> Any:
-    """Take a number of steps, which may be traced, in one compiled loop.
+class Descent(Phase, frozen=True, kw_only=True):
+    """Descent with an optax optimiser on the parameters in `train`.
 
-    Args:
-        algorithm: a descent.
-        state: where to start.
-        corpus: what the descent's step takes: n sequences.
-        steps: how many.
+    `batch_size` sequences a step, or all. With `patience`, the loss on the validation corpus is checked every
+    `check_every` steps; after that many checks without a new best the descent stops, and the phase ends with
+    the best parameters.
 
-    Returns:
-        The state after the steps; one call with k + l steps equals two with k and l.
+    Attributes:
+        optimizer: a name that `optimizer` knows, or the import path of a function (step_size, *, options) that
+            makes an optax transformation.
+        options: what the optimiser takes beside the step size; in a sweep file beside the other settings.
     """
-    return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, corpus)[0], state)
+
+    takes_further: ClassVar[str] = "options"
+
+    train: Names
+    optimizer: Any
+    step_size: Positive
+    steps: PositiveInt
+    schedule: ScheduleName = "constant"
+    warmup: Count = 0
+    batch_size: PositiveInt | None = None
+    patience: Count = 0
+    check_every: PositiveInt = 10
+    options: dict[str, Any] = {}
+
+    def located(self, names: Any) -> "Descent":
+        """Return it with the optimiser imported, if it is code of the user's."""
+        if not (isinstance(self.optimizer, str) and ":" in self.optimizer):
+            return self
+        return msgspec.structs.replace(self, optimizer=Named(self.optimizer, names.load(self.optimizer)))
+
+    def check(self, *context: Any) -> None:
+        """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""
+        check_options(_factory(self.optimizer), self.options)
+        if context and self.patience and not context[0].data.held_out:
+            key = "validation" if context[0].data.shared else "validation_sequences"
+            raise InputError(f"patience: there is no validation corpus; give data.{key}")
+
+    def init(self, task: Task, params: Any, key: Array) -> Any:
+        """Make the state; minibatches are drawn with the key."""
+        algorithm = self._algorithm(task)
+        return algorithm.init(params) if self.batch_size is None else algorithm.init(params, key)
+
+    def step(self, task: Task, state: Any) -> Any:
+        """Take one step."""
+        corpora = task.corpora
+        on = (corpora.train, corpora.validation) if self.patience else corpora.train
+        return self._algorithm(task).step(state, on)[0]
+
+    def _algorithm(self, task: Task) -> Algorithm:
+        # A Polyak step takes the largest step size as a number, the others follow the schedule.
+        step_size: Any = self.step_size
+        if self.optimizer != "polyak":
+            step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
+        of_model = {"logits": task.model.logits, "per_sequence": task.loss}
+        made = optimizer(_factory(self.optimizer), step_size, **self.options)
+        moving = descent(made, train=self.train, batch_size=self.batch_size, **of_model)
+        if not self.patience:
+            return moving
+        return early_stop(
+            moving, steps=self.steps, every=self.check_every, patience=self.patience, **of_model
+        )
+
+
+def _factory(name: Any) -> Any:
+    return name.target if isinstance(name, Named) else name

@@ -9,15 +9,15 @@ from jax import Array
 
 from jaxattn import losses
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.descent import Descent, Info, State
-from jaxattn.dynamics.one_step import Logits, loss
+from jaxattn.dynamics.algorithm import Algorithm, Info, State
+from jaxattn.dynamics.gradients import Logits, loss
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.trees import Leaf
 
 
 @struct.dataclass
-class Watched:
+class EarlyStopped:
     """A descent's state and what the held-out corpus has said of it.
 
     Attributes:
@@ -49,14 +49,14 @@ class Watched:
 
 
 def early_stop(
-    algorithm: Descent,
+    algorithm: Algorithm,
     *,
     steps: int,
     every: int,
     patience: int,
     logits: Logits = one_layer.logits,
     per_sequence: PerSequence = losses.DEFAULT,
-) -> Descent:
+) -> Algorithm:
     """Let a descent stop when the loss on a held-out corpus no longer falls.
 
     Args:
@@ -71,13 +71,13 @@ def early_stop(
         An (init, step) pair whose step takes (training corpus, held-out corpus); a stopped descent stays.
     """
 
-    def init(params: Any, *key: Array) -> Watched:
+    def init(params: Any, *key: Array) -> EarlyStopped:
         dtype = next(x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
-        return Watched(
+        return EarlyStopped(
             algorithm.init(params, *key), params, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32)
         )
 
-    def step(state: Watched, corpora: tuple[Corpus, Corpus]) -> tuple[Watched, Info]:
+    def step(state: EarlyStopped, corpora: tuple[Corpus, Corpus]) -> tuple[EarlyStopped, Info]:
         train, held_out = corpora
         stopped = state.waited >= patience
         moved, info = algorithm.step(state.inner, train)
@@ -96,6 +96,6 @@ def early_stop(
         ends = (waited >= patience) | (inner.step == steps)
         params = jax.tree.map(lambda good, here: jnp.where(ends, good, here), best, inner.params)
         best_loss = jnp.where(better, found, state.best_loss)
-        return Watched(inner.replace(params=params), best, best_loss, waited), info
+        return EarlyStopped(inner.replace(params=params), best, best_loss, waited), info
 
-    return Descent(init, step)
+    return Algorithm(init, step)

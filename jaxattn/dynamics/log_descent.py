@@ -10,7 +10,7 @@ Every one moves p along u = -∂L/∂p / ‖∂L/∂p‖, which is formed in the
 L* is the loss if every sequence attended to its best token alone, L(p) > L* for every p.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,11 @@ from jaxtyping import Array, Float
 from jaxattn.attention.batched import in_turn
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.descent import Descent, Info, State
+from jaxattn.dynamics.algorithm import Algorithm, Info, State
 from jaxattn.dynamics.direction import direction
+from jaxattn.dynamics.phase import Phase, Task, require_one_layer
 from jaxattn.errors import InputError
+from jaxattn.spec import Positive, PositiveInt
 from jaxattn.trees import Leaf
 
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
@@ -88,7 +90,7 @@ def log_excess_loss(corpus: Corpus, scores: Float[Array, "V"], values: Float[Arr
     return shift + jnp.log(jnp.exp(log_excess - shift).mean())
 
 
-def log_descent(method: str, step_size: float | Array) -> Descent:
+def log_descent(method: str, step_size: float | Array) -> Algorithm:
     """Make one of the methods above; with `descent.run` it runs like any other descent.
 
     Args:
@@ -146,4 +148,26 @@ def log_descent(method: str, step_size: float | Array) -> Descent:
         )
         return moved, Info(jnp.exp(log_excess), jnp.exp(log_norm))
 
-    return Descent(init, step)
+    return Algorithm(init, step)
+
+
+class LogDescent(Phase, frozen=True, kw_only=True):
+    """A first-order method on p whose gradient is formed in the log domain."""
+
+    train: ClassVar[tuple[str, ...]] = ("p",)
+
+    method: Method
+    step_size: Positive
+    steps: PositiveInt
+
+    def check(self, *context: Any) -> None:
+        """Raise InputError unless the model and loss are those of the theory."""
+        require_one_layer(*context)
+
+    def init(self, task: Task, params: Any, key: Array) -> State:
+        """Make the state."""
+        return log_descent(self.method, self.step_size).init(params)
+
+    def step(self, task: Task, state: State) -> State:
+        """Take one step."""
+        return log_descent(self.method, self.step_size).step(state, task.corpora.train)[0]

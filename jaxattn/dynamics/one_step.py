@@ -1,71 +1,22 @@
 """One full-batch gradient step: how training writes token importance into the embeddings."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
 
-import jax
 from jax import Array
 
 from jaxattn import losses, trees
 from jaxattn.data.corpus import Corpus
+from jaxattn.dynamics.algorithm import Algorithm
+from jaxattn.dynamics.descent import descent
+from jaxattn.dynamics.gradients import Logits, loss_and_gradients
+from jaxattn.dynamics.optimizers import optimizer
+from jaxattn.dynamics.phase import Phase, Task
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
+from jaxattn.spec import Names, Positive
 
 P = TypeVar("P")
-Logits = Callable[[P, Corpus], Array]
-
-
-def loss(
-    params: P,
-    corpus: Corpus,
-    logits: Logits = one_layer.logits,
-    weights: Array | None = None,
-    per_sequence: PerSequence = losses.DEFAULT,
-) -> Array:
-    """Compute the mean loss of a model on a corpus.
-
-    Args:
-        params: the model's parameters.
-        corpus: n sequences.
-        logits: the model.
-        weights: of the sequences, (n,), instead of 1/n for each.
-        per_sequence: (logits, labels) -> (n,); logistic for two classes and cross-entropy for K by default.
-
-    Returns:
-        L, a scalar.
-    """
-    return losses.mean(per_sequence, logits(params, corpus), corpus.labels, weights)
-
-
-def loss_and_gradients(
-    params: P,
-    corpus: Corpus,
-    train: Sequence[str],
-    logits: Logits = one_layer.logits,
-    weights: Array | None = None,
-    per_sequence: PerSequence = losses.DEFAULT,
-) -> tuple[Array, dict[str, Array]]:
-    """Differentiate the loss by the named parameters only.
-
-    Args:
-        params: a frozen dataclass, NamedTuple or dict of arrays.
-        corpus: n sequences.
-        train: names of the parameters to differentiate by.
-        logits: the model.
-        weights: of the sequences, (n,), instead of 1/n for each.
-        per_sequence: see `loss`.
-
-    Returns:
-        The loss and ∂L/∂θ for every named θ.
-
-    Raises:
-        InputError: a name that the parameters do not have.
-    """
-
-    def of_trained(trained: dict[str, Array]) -> Array:
-        return loss(trees.replaced(params, **trained), corpus, logits, weights, per_sequence)
-
-    return jax.value_and_grad(of_trained)({name: trees.get(params, name) for name in train})
 
 
 def one_step(
@@ -99,3 +50,25 @@ def one_step(
     _, gradients = loss_and_gradients(params, corpus, train, logits, per_sequence=per_sequence)
     moved = {name: trees.get(params, name) - step_size * g for name, g in gradients.items()}
     return trees.replaced(params, **moved)
+
+
+class OneStep(Phase, frozen=True, kw_only=True):
+    """One full-batch gradient step of size `step_size` on the parameters in `train`."""
+
+    one_step: ClassVar[bool] = True
+    steps: ClassVar[int] = 1
+
+    step_size: Positive
+    train: Names = ("E",)
+
+    def init(self, task: Task, params: Any, key: Array) -> Any:
+        """Make the state before the step."""
+        return self._algorithm(task).init(params)
+
+    def step(self, task: Task, state: Any) -> Any:
+        """Take the step; one that is not finite is a failure, as in a descent."""
+        return self._algorithm(task).step(state, task.corpora.train)[0]
+
+    def _algorithm(self, task: Task) -> Algorithm:
+        sgd = optimizer("sgd", self.step_size)
+        return descent(sgd, train=self.train, logits=task.model.logits, per_sequence=task.loss)

@@ -3,10 +3,13 @@
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jaxattn.data.splits import Splits
+from jaxattn.dynamics.algorithm import State
+from jaxattn.errors import InputError
 from jaxattn.spec import Spec
 
 
@@ -28,7 +31,7 @@ class Phase(Spec, frozen=True, kw_only=True):
     """Base of all phases: pure functions of one seed. Subclasses have `train` and `steps`, and write `step`.
 
     A state is a pytree with at least `params`, `step` and `failed_at`, the step at which it failed or -1;
-    `descent.State` is one.
+    `State` is one.
 
     Attributes:
         name: the phase's name in tables.
@@ -52,9 +55,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
         """Make the state that the phase starts with; the key is for what is drawn on the way."""
-        from jaxattn.dynamics.descent import State
-
-        zero = jax.numpy.zeros((), jax.numpy.int32)
+        zero = jnp.zeros((), jnp.int32)
         return State(params, (), zero, zero - 1)
 
     def step(self, task: Task, state: Any) -> Any:
@@ -79,3 +80,16 @@ def log_spaced(steps: int, per_decade: int) -> list[int]:
     count = int(np.ceil(np.log10(max(steps, 1)) * per_decade)) + 1
     spaced = np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
     return sorted({0, *spaced.tolist(), steps})
+
+
+def require_one_layer(*context: Any) -> None:
+    """Raise InputError unless a setting has the one-layer model, the logistic loss and two classes."""
+    for setting in context:
+        if not getattr(setting.model, "is_one_layer", False):
+            raise InputError("it follows p of model.kind = 'one_layer' only; use kind = 'descent'")
+        if not getattr(setting.loss, "is_logistic", False):
+            raise InputError("it is the flow of the logistic loss, without smoothing; use kind = 'descent'")
+        if (classes := getattr(setting.data, "classes", 2)) != 2:
+            raise InputError(
+                f"{classes} classes, but this is the flow of the logistic loss of two; use kind = 'descent'"
+            )

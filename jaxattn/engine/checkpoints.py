@@ -1,4 +1,4 @@
-"""Checkpoints of one unit: arrays and how far it is, in orbax's format, with checksums of their own."""
+"""Checkpoints of one batch: arrays and how far it is, in orbax's format, with checksums of their own."""
 
 import importlib
 import threading
@@ -15,7 +15,7 @@ from jaxattn.errors import RunError
 
 
 class Position(NamedTuple):
-    """How far a unit is: steps taken in its current phase, and the seeds that failed so far."""
+    """How far a batch is: steps taken in its current phase, and the seeds that failed so far."""
 
     phase: int
     step: int
@@ -31,7 +31,7 @@ def save(folder: Path, arrays: Any, position: Position | None, keep: int = 1) ->
     """Write a checkpoint, and delete the oldest ones but `keep`.
 
     Args:
-        folder: that of a unit.
+        folder: that of a batch.
         arrays: what it continues from; at its end, the trained parameters.
         position: how far it is, None at its end.
         keep: how many checkpoints are left.
@@ -57,7 +57,7 @@ def save(folder: Path, arrays: Any, position: Position | None, keep: int = 1) ->
 def position(folder: Path) -> Position | None:
     """Read the position of the last checkpoint on the way, None if there is none.
 
-    One that holds the end of a unit is deleted: whoever asks did not finish the unit.
+    One that holds the end of a batch is deleted: whoever asks did not finish the batch.
 
     Raises:
         Exception: damage can surface as almost any exception of orbax, tensorstore and JSON readers.

@@ -6,24 +6,24 @@ import pandas as pd
 
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.text import Progress
-from jaxattn.study import corpora
-from jaxattn.study.config import Sweep
+from jaxattn.engine.program import load, seed_keys
+from jaxattn.study.definition import Definition
 
 
-def corpus(sweep: Sweep, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
-    """Describe the corpus of a sweep file, of seed 0 if every seed has its own.
+def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
+    """Describe the corpus of a study, of seed 0 if every seed has its own.
 
     Args:
-        sweep: the sweep; of its axes only the base setting is shown.
+        study: the study; of its axes only the base setting is shown.
         number: how many tokens to list on each side.
         progress: told how far the reading is.
 
     Returns:
         Titles and tables: sizes, length quantiles, the most important tokens.
     """
-    with jax.enable_x64(sweep.dtype == "float64"):
-        loaded = corpora.load(sweep.data, corpora.seed_keys([0])[0], progress)
-        held = loaded.corpora if loaded.shared else jax.tree.map(lambda x: x[0], loaded.corpora)
+    with jax.enable_x64(study.dtype == "float64"):
+        loaded = load(study.base, seed_keys([0])[0], progress, {})
+        held = loaded.splits if loaded.shared else jax.tree.map(lambda x: x[0], loaded.splits)
         every = {"train": held.train, "validation": held.validation, "test": held.test}
         splits = {name: split for name, split in every.items() if split is not None}
         sizes = pd.DataFrame([_sizes(name, split) for name, split in splits.items()])
@@ -38,7 +38,7 @@ def corpus(sweep: Sweep, number: int, progress: Progress) -> list[tuple[str, pd.
         for side, ids in sides.items():
             listed = pd.DataFrame(
                 {
-                    "token": [loaded.names[i] for i in ids],
+                    "token": [loaded.tokens[i] for i in ids],
                     "count": tokens.count[ids].astype(int),
                     "alpha": alpha[ids].astype(float),
                     "posterior difference": tokens.posterior_difference[ids, k].astype(float),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxattn.data import cache
-from jaxattn.study.manifest import PACKAGES
+from jaxattn.engine.manifest import PACKAGES
 
 # Float32 scatter-add is hundreds of times slower than it should be on GPUs with these.
 SLOW_SCATTER = ((0, 10, 2), (0, 11, 0))

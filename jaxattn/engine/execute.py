@@ -1,9 +1,9 @@
-"""Running one unit: phase after phase from its checkpoint, if any, to its tables."""
+"""Running one batch: phase after phase from its checkpoint, if any, to its tables."""
 
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,33 +11,45 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from jaxattn.study import config, corpora, devices
-from jaxattn.study.checkpoints import Position
+from jaxattn.data.splits import Loaded
+from jaxattn.engine import devices, tables
+from jaxattn.engine.batches import Batch
+from jaxattn.engine.checkpoints import Position
+from jaxattn.engine.groups import CompileGroup
+from jaxattn.engine.program import Program, load, program, seed_keys, start
+from jaxattn.engine.store import Store
 from jaxattn.study.grid import Cell
-from jaxattn.study.groups import Group
-from jaxattn.study.limit import LIMIT_METRICS, against_limit
-from jaxattn.study.program import Program, init_params, program
-from jaxattn.study.rows import log_entry, rows, token_rows, with_best
-from jaxattn.study.store import Store
-from jaxattn.study.units import Unit
-
-CHECKPOINT_EVERY_S = 60.0
-# At most this share of the time goes into checkpoints on the way.
-CHECKPOINT_SHARE = 0.03
-BLOCK_S = 1.0
+from jaxattn.study.hyperparameters import Hyperparameters
+from jaxattn.study.seed import Carried, merged
+from jaxattn.trees import get
+from jaxattn.trees import names as _names
 
 
 class Interrupted(Exception):
     """A run was asked to stop, and has saved what it needs to continue."""
 
 
-class Watch(NamedTuple):
-    """Who looks on while a unit runs.
+class Clock(NamedTuple):
+    """When a run reports and saves.
 
     Attributes:
-        stop: set when the unit is to save and stop.
-        report: told (place, share of the unit done, median loss).
-        log: told what a probe measured.
+        block_s: seconds between two looks at the clock; progress shows and a stop is obeyed that often.
+        checkpoint_s: least seconds between two checkpoints on the way.
+        checkpoint_share: at most this share of the time goes into them.
+    """
+
+    block_s: float = 1.0
+    checkpoint_s: float = 60.0
+    checkpoint_share: float = 0.03
+
+
+class Callbacks(NamedTuple):
+    """Who is told while a batch runs.
+
+    Attributes:
+        stop: set when the batch is to save and stop.
+        report: told (place, share of the batch done, median loss).
+        log: told what a probe step measured.
     """
 
     stop: threading.Event
@@ -45,43 +57,45 @@ class Watch(NamedTuple):
     log: Callable[[dict[str, Any]], None]
 
 
-class Bench:
-    """What the units of a group share: the corpora of a text, and programs that compile once."""
+class CompilationCache:
+    """What the batches of a compile group share: the corpora of a text, and programs that compile once."""
 
     def __init__(self, loading: Callable[[str, int, int | None], None]):
         """Begin with nothing; `loading` is told how far the reading of texts is."""
         self._loading = loading
-        self._shared: corpora.Loaded | None = None
-        self._data: config.Data | None = None
-        self._group: Group | None = None
+        self._loaded: tuple[Any, Loaded] | None = None
+        self._group: CompileGroup | None = None
         self._programs: list[Program] = []
 
-    def load(self, unit: Unit, keys: jax.Array, numbers: Any) -> corpora.Loaded:
-        """Draw the corpora of a unit's lanes, or keep the text that units share."""
-        data = unit.group.config.data
-        if self._shared is None or self._data != data:
-            loaded = corpora.load(data, keys, self._loading, numbers)
-            self._shared, self._data = (loaded, data) if loaded.shared else (None, None)
+    def load(self, group: CompileGroup, keys: jax.Array, numbers: Hyperparameters) -> Loaded:
+        """Draw the corpora of a batch's lanes, or keep the text that batches share."""
+        data = group.setting.data
+        if self._loaded is None or self._loaded[0] != data:
+            loaded = load(group.setting, keys, self._loading, numbers)
+            self._loaded = (data, loaded) if loaded.shared else None
             return loaded
-        return self._shared
+        return self._loaded[1]
 
-    def programs(self, unit: Unit, loaded: corpora.Loaded) -> list[Program]:
-        """Make the programs of a unit's phases, or keep those of its group."""
-        if self._group is not unit.group:
-            phases = range(len(unit.group.config.phases))
-            self._programs = [program(unit.group.config, index, loaded) for index in phases]
-            self._group = unit.group
+    def programs(self, group: CompileGroup, loaded: Loaded) -> list[Program]:
+        """Make the programs of a batch's phases, or keep those of its group."""
+        if self._group is not group:
+            phases = range(len(group.setting.phases))
+            self._programs = [program(group.setting, index, loaded) for index in phases]
+            self._group = group
         return self._programs
 
 
-def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[str, Any]]:
-    """Run the phases of a unit, or what is left of them, and write its tables.
+def execute(
+    batch: Batch, cache: CompilationCache, folder: Store, callbacks: Callbacks, clock: Clock
+) -> list[dict[str, Any]]:
+    """Run the phases of a batch, or what is left of them, and write its tables.
 
     Args:
-        unit: what to run.
-        bench: what it shares with the units before.
+        batch: what to run.
+        cache: what it shares with the batches before.
         folder: where its checkpoints and tables are.
-        watch: who looks on.
+        callbacks: who is told.
+        clock: when it reports and saves.
 
     Returns:
         The lanes that failed: cell, seed, phase, step and reason.
@@ -90,101 +104,190 @@ def execute(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> list[dict[
         Interrupted: it was asked to stop, and has saved.
         RunError: the folder cannot be written.
     """
-    settings = unit.group.config
-    shared = corpora.is_text(settings.data)
-    lanes = devices.fill(unit.lanes, shared)
-    data_keys, model_keys = corpora.seed_keys([seed for _, seed in lanes])
-    numbers = unit.group.numbers([cell for cell, _ in lanes])
-    loaded = bench.load(unit, data_keys, numbers)
-    params = init_params(settings, loaded, model_keys, numbers)
-    position, *earlier = folder.resume(unit.name)
-    # Joined when they are written; joined at every probe, tables of many seeds are copied again and again.
-    records, tokens = ([_until(table, position, settings.phases)] for table in earlier)
-    failures = list(position.failures) if position else []
-    due = time.monotonic() + CHECKPOINT_EVERY_S
+    running = _Running(batch, cache, folder, callbacks, clock)
+    for number in range(len(running.programs)):
+        if not running.is_done(number) and not running.phase(number):
+            # Its checkpoint was damaged and is set aside.
+            return execute(batch, cache, folder, callbacks, clock)
+    return running.finish()
 
-    def save(state: Any, trail: Any, position: Position) -> None:
-        folder.save(unit.name, state, trail, position, _joined(records), _joined(tokens))
 
-    for number, (phase, made) in enumerate(zip(settings.phases, bench.programs(unit, loaded), strict=True)):
-        if position and number < position.phase:
-            continue
-        follows = settings.probes.max_margin and tuple(phase.train) == ("p",)
-        trail = np.zeros((len(lanes), len(made.probe_steps), settings.model.dim)) if follows else None
-        if position and number == position.phase:
-            like = jax.eval_shape(made.init, params, loaded.corpora, numbers, model_keys)
-            restored = folder.restore(unit.name, like, trail)
-            if restored is None:
-                return execute(unit, bench, folder, watch)
-            state, trail = devices.place(restored[0], shared), restored[1]
-            done, upcoming = position.step, [step for step in made.probe_steps if step > position.step]
-        else:
-            state = made.init(params, loaded.corpora, numbers, model_keys)
-            done, upcoming = 0, made.probe_steps
-        pace, loss = _Pace(), math.nan
-        for step in upcoming:
-            before = made.values(state.params) if made.values else None
-            while done < step and not watch.stop.is_set():
+class _Running:
+    """A batch on its way: parameters, tables so far, and where it is."""
+
+    def __init__(
+        self, batch: Batch, cache: CompilationCache, folder: Store, callbacks: Callbacks, clock: Clock
+    ):
+        self.batch, self.folder, self.callbacks, self.clock = batch, folder, callbacks, clock
+        setting = batch.group.setting
+        self.phases = setting.phases
+        lanes = devices.pad_to_devices(batch.lanes, setting.data.shared)
+        data_keys, self.keys = seed_keys([seed for _, seed in lanes])
+        self.numbers = batch.group.hyperparameters([cell for cell, _ in lanes])
+        self.loaded = cache.load(batch.group, data_keys, self.numbers)
+        self.params = start(setting, self.loaded, self.keys, self.numbers)
+        self.programs = cache.programs(batch.group, self.loaded)
+        self.position, *earlier = folder.resume(batch.name)
+        # Joined when they are written; joined at every step, tables of many seeds are copied again and again.
+        late = {name for made in self.programs for probe, _ in made.observe for name in probe.metrics}
+        self.records, self.tokens = (
+            [_until(table, self.position, self.phases, late)] for table in earlier
+        )
+        self.failures = list(self.position.failures) if self.position else []
+        # Parameters after the phases before, as far as they moved in them.
+        self.kept: dict[str, dict[str, Any]] = {}
+        self.due = time.monotonic() + clock.checkpoint_s
+
+    def is_done(self, number: int) -> bool:
+        return self.position is not None and number < self.position.phase
+
+    def phase(self, number: int) -> bool:
+        """Run a phase, or what is left of it; tell whether its checkpoint could be read."""
+        made = self.programs[number]
+        resumes = self.position is not None and number == self.position.phase
+        restored = self._restore(number) if resumes else self._begin(made)
+        if restored is None:
+            return False
+        carried, history, done = restored
+        pace, loss = _StepTimer(self.clock.block_s), math.nan
+        for step in made.probe_steps:
+            if resumes and step <= done:
+                continue
+            while done < step and not self.callbacks.stop.is_set():
                 taken = pace.block(step - done)
-                state = pace.timed(made.advance, state, loaded.corpora, numbers, jnp.int32(taken))
+                carried = pace.timed(made.advance, carried, self.loaded.splits, self.numbers, jnp.int32(taken))
                 done += taken
-                place = f"{describe_cell(unit.cells[0])}{phase.name} step {done:,}"
-                watch.report(place, (number + done / made.steps) / len(settings.phases), loss)
-                if time.monotonic() >= due and done < step:
-                    begin = time.monotonic()
-                    save(state, trail, Position(number, done, failures))
-                    now = time.monotonic()
-                    due = now + max(CHECKPOINT_EVERY_S, (now - begin) / CHECKPOINT_SHARE)
+                place = f"{describe_cell(self.batch.cells[0])}{made.phase.name} step {done:,}"
+                self.callbacks.report(place, self._share(number, done), loss)
+                if time.monotonic() >= self.due and done < step:
+                    self._save_timed(carried, history, number, done)
             if done == step:
-                found = made.measure(state, loaded.corpora)
-                if made.law and step:
-                    found = found | {
-                        "one_step_error": made.law(before, state.params, loaded.corpora, numbers)
-                    }
-                if trail is not None:
-                    trail[:, made.probe_steps.index(step)] = made.query(state)
-                measured = {name: np.asarray(x)[: len(unit.lanes)] for name, x in found.items()}
-                records.append(rows(measured, unit, phase.name, step))
-                finite = measured["loss"][np.isfinite(measured["loss"])]
-                loss = float(np.median(finite)) if finite.size else math.nan
-                portion = (number + step / made.steps) / len(settings.phases)
-                failed = failures + _new_failures(state, unit, phase.name, made.failure, failures)
-                watch.log(log_entry(measured, phase.name, step, made.steps, portion, failed))
-            if watch.stop.is_set():
-                save(state, trail, Position(number, done, failures))
+                loss = self._measure(number, carried, history, step)
+            if self.callbacks.stop.is_set():
+                self._save(carried, history, number, done)
                 raise Interrupted
-        failures += _new_failures(state, unit, phase.name, made.failure, failures)
-        params = state.params
-        if trail is not None:
-            records.extend(_limit_rows(trail, params.E, loaded, unit, made, phase.name))
-        columns = jax.device_get(made.tokens(params, loaded.corpora))
-        tokens.append(token_rows(columns, unit, phase.name, loaded))
+        self._end(number, carried, history)
+        return True
 
-    def both() -> tuple[pd.DataFrame, pd.DataFrame]:
-        return _by_cell(with_best(_joined(records))), _by_cell(_joined(tokens))
+    def finish(self) -> list[dict[str, Any]]:
+        """Write the tables and the parameters."""
 
-    folder.finish_unit(unit.name, params, both, failures)
-    return failures
+        def both() -> tuple[pd.DataFrame, pd.DataFrame]:
+            return _by_cell(tables.with_best(_joined(self.records))), _by_cell(_joined(self.tokens))
+
+        self.folder.finish_batch(self.batch.name, self.kept, both, self.failures)
+        return self.failures
+
+    def _begin(self, made: Program) -> tuple[Carried, dict[str, np.ndarray], int]:
+        carried = made.begin(self.params, self.loaded.splits, self.numbers, self.keys)
+        return carried, self._histories(made, carried), 0
+
+    def _histories(self, made: Program, carried: Any) -> dict[str, np.ndarray]:
+        """Make room for what the probes of the phase look at, (L, probe steps, ...) each."""
+        found = {}
+        for number, (_, observe) in enumerate(made.observe):
+            with jax.enable_x64(True):
+                like = jax.eval_shape(observe, carried)
+            found[str(number)] = np.zeros((like.shape[0], len(made.probe_steps), *like.shape[1:]))
+        return found
+
+    def _restore(self, number: int) -> tuple[Carried, dict[str, np.ndarray], int] | None:
+        made = self.programs[number]
+        like = jax.eval_shape(made.begin, self.params, self.loaded.splits, self.numbers, self.keys)
+        names = {phase.name: list(phase.train) for phase in self.phases[:number]}
+        kept = _kept_like(self.params, names)
+        target = {"carried": like, "kept": kept}
+        restored = self.folder.restore(self.batch.name, target, self._histories(made, like))
+        if restored is None or self.position is None:
+            return None
+        shared = self.loaded.shared
+        self.kept = restored[0]["kept"]
+        carried = devices.put(restored[0]["carried"], shared)
+        return carried, restored[1], self.position.step
+
+    def _measure(self, number: int, carried: Carried, history: dict[str, np.ndarray], step: int) -> float:
+        """Measure, record and log; return the median loss."""
+        made = self.programs[number]
+        every = made.measure(carried, self.loaded.splits, self.numbers)
+        found = merged(self.batch.group.setting, every, step) | made.state_metrics(carried)
+        for name, (_, observe) in zip(history, made.observe, strict=True):
+            history[name][:, made.probe_steps.index(step)] = observe(carried)
+        lanes = len(self.batch.lanes)
+        measured = {name: np.asarray(x)[:lanes] for name, x in found.items()}
+        self.records.append(tables.rows(measured, self.batch, made.phase.name, step))
+        losses = measured.get("loss", np.zeros(0))
+        finite = losses[np.isfinite(losses)]
+        failed = self.failures + self._new_failures(number, carried)
+        entry = tables.log_entry(
+            measured, made.phase.name, step, made.probe_steps[-1], self._share(number, step), failed
+        )
+        self.callbacks.log(entry)
+        return float(np.median(finite)) if finite.size else math.nan
+
+    def _end(self, number: int, carried: Carried, history: dict[str, np.ndarray]) -> None:
+        made = self.programs[number]
+        self.failures += self._new_failures(number, carried)
+        self.params = carried.state.params
+        moved = made.phase.train if self.kept or number else _names(self.params)
+        self.kept[made.phase.name] = {name: get(self.params, name) for name in moved}
+        for (probe, _), seen in zip(made.observe, history.values(), strict=True):
+            on_the_way, at_the_end = probe.conclude(seen, self.params, self.loaded)
+            for row, step in enumerate(made.probe_steps):
+                values = {name: x[:, row] for name, x in on_the_way.items()}
+                self.records.append(tables.rows(values, self.batch, made.phase.name, step))
+            self.records.append(tables.rows(at_the_end, self.batch, made.phase.name, made.probe_steps[-1]))
+        columns = jax.device_get(made.tokens(self.params, self.loaded.splits, self.numbers))
+        self.tokens.append(tables.token_rows(columns, self.batch, made.phase.name, self.loaded))
+
+    def _share(self, number: int, done: int) -> float:
+        return (number + done / self.programs[number].probe_steps[-1]) / len(self.phases)
+
+    def _save(self, carried: Carried, history: Any, number: int, done: int) -> None:
+        position = Position(number, done, self.failures)
+        state = {"carried": carried, "kept": self.kept}
+        self.folder.save(
+            self.batch.name, state, history, position, _joined(self.records), _joined(self.tokens)
+        )
+
+    def _save_timed(self, carried: Carried, history: Any, number: int, done: int) -> None:
+        begin = time.monotonic()
+        self._save(carried, history, number, done)
+        now = time.monotonic()
+        self.due = now + max(self.clock.checkpoint_s, (now - begin) / self.clock.checkpoint_share)
+
+    def _new_failures(self, number: int, carried: Carried) -> list[dict[str, Any]]:
+        phase = self.phases[number]
+        before = {(failure["cell"], failure["seed"]) for failure in self.failures}
+        lanes = self.batch.lanes
+        failed_at = np.asarray(carried.state.failed_at)[: len(lanes)]
+        return [
+            {"cell": cell.number, "seed": seed, "phase": phase.name, "step": int(step), "reason": phase.failure}
+            for (cell, seed), step in zip(lanes, failed_at, strict=True)
+            if step >= 0 and (cell.number, seed) not in before
+        ]
 
 
-class _Pace:
+class _StepTimer:
     """Cuts long stretches into blocks of about a second, so that progress shows and a stop is obeyed."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_s: float) -> None:
+        self.block_s = block_s
         self.per_step: float | None = None
 
     def block(self, remaining: int) -> int:
-        return min(remaining, max(1, int(BLOCK_S / self.per_step))) if self.per_step else 1
+        return min(remaining, max(1, int(self.block_s / self.per_step))) if self.per_step else 1
 
-    def timed(self, advance: Any, state: Any, corpora: Any, numbers: Any, steps: jax.Array) -> Any:
+    def timed(self, advance: Any, carried: Any, splits: Any, numbers: Any, steps: jax.Array) -> Any:
         begin = time.perf_counter()
-        state = jax.block_until_ready(advance(state, corpora, numbers, steps))
+        carried = jax.block_until_ready(advance(carried, splits, numbers, steps))
         # The first call compiles; it only says that steps are not slower than that.
         self.per_step = (time.perf_counter() - begin) / int(steps)
-        return state
+        return carried
 
 
-def _until(table: pd.DataFrame, position: Position | None, phases: tuple[config.Phase, ...]) -> pd.DataFrame:
+def _until(
+    table: pd.DataFrame, position: Position | None, phases: tuple[Any, ...], late: set[str]
+) -> pd.DataFrame:
     """Keep what lies before a checkpoint: a stop between tables and checkpoint leaves newer rows."""
     if position is None or table.empty:
         return table
@@ -193,41 +296,28 @@ def _until(table: pd.DataFrame, position: Position | None, phases: tuple[config.
     if "step" in table and position.phase < len(phases):
         current = (table["phase"] == phases[position.phase].name) & (table["step"] <= position.step)
         # What is known only at the end of a phase will be found again.
-        kept |= current & ~table["metric"].isin(LIMIT_METRICS)
+        kept |= current & ~table["metric"].isin(late)
     return table[kept]
 
 
-def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(tables, ignore_index=True)
+def _kept_like(params: Any, moved: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
+    """Shapes of what is kept of the phases before."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    return {
+        phase: {name: get(shapes, name) for name in (_names(params) if number == 0 else names)}
+        for number, (phase, names) in enumerate(moved.items())
+    }
+
+
+def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(parts, ignore_index=True)
 
 
 def _by_cell(table: pd.DataFrame) -> pd.DataFrame:
-    in_order = table["cell"].is_monotonic_increasing
+    in_order = table.empty or table["cell"].is_monotonic_increasing
     return table if in_order else table.sort_values("cell", kind="stable", ignore_index=True)
 
 
-def _new_failures(
-    state: Any, unit: Unit, phase: str, reason: str, known: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    before = {(failure["cell"], failure["seed"]) for failure in known}
-    failed_at = np.asarray(state.failed_at)[: len(unit.lanes)]
-    return [
-        {"cell": cell.number, "seed": seed, "phase": phase, "step": int(step), "reason": reason}
-        for (cell, seed), step in zip(unit.lanes, failed_at, strict=True)
-        if step >= 0 and (cell.number, seed) not in before
-    ]
-
-
-def _limit_rows(
-    trail: np.ndarray, E: Any, loaded: corpora.Loaded, unit: Unit, made: Program, phase: str
-) -> Iterator[pd.DataFrame]:
-    """Lay out what a phase's probes are worth once its limit is known."""
-    probes, facts = against_limit(trail, E, loaded)
-    for row, step in enumerate(made.probe_steps):
-        yield rows({name: x[:, row] for name, x in probes.items()}, unit, phase, step)
-    yield rows(facts, unit, phase, made.steps)
-
-
 def describe_cell(cell: Cell) -> str:
-    """Name a cell by its settings, nothing for the only cell of a sweep without axes."""
+    """Name a cell by its settings, nothing for the only cell of a study without axes."""
     return " ".join(f"{key}={value}" for key, value in cell.settings.items()) + " " * bool(cell.settings)

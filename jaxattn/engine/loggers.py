@@ -11,13 +11,13 @@ Write = Callable[[dict[str, Any]], None]
 
 
 def writer(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
-    """Open a writer of the entries of metrics.jsonl: the median over the lanes of a unit, by step.
+    """Open a writer of the entries of metrics.jsonl: the median over the lanes of a batch, by step.
 
     Args:
         kind: which one.
         directory: the results folder; files go to `tensorboard` or `wandb` in it. Nothing is sent anywhere:
             `wandb sync` uploads an offline run.
-        name: of the sweep.
+        name: of the study.
 
     Returns:
         A function to call with every entry, and one that closes the writer.
@@ -62,7 +62,7 @@ def _wandb(directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
 
 def _scalars(entry: dict[str, Any]) -> list[tuple[str, float]]:
     return [
-        (f"{entry['unit']}/{entry['phase']}/{metric}", value)
+        (f"{entry['batch']}/{entry['phase']}/{metric}", value)
         for metric, value in entry["metrics"].items()
         if value is not None
     ]

@@ -9,36 +9,74 @@ from typing import Any
 
 import jax
 
-from jaxattn.data.readers import LOCATIONS
-from jaxattn.study.check import plain
-from jaxattn.study.config import Sweep
+from jaxattn.engine.batches import Batch
+from jaxattn.study.definition import Definition
 from jaxattn.study.grid import GRID, PRESENTATION
 
-FORMAT = 3
+FORMAT = 4
 PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
+# Keys of any [data] table that say where files lie, and nothing about what is in them.
+LOCATIONS = ("data.path", "data.test_path", "data.data_dir")
 
 
-def describe(sweep: Sweep, cells: list[dict[str, Any]], config_hash: str, command: str) -> dict[str, Any]:
-    """Describe a run: config and hash, command, versions, source commit, device, time of start."""
+def describe(
+    study: Definition, command: str, *, shard: tuple[int, int], widths: list[int], batches: list[Batch]
+) -> dict[str, Any]:
+    """Describe a run: config and hash, command, versions, source commit, device, time of start.
+
+    Args:
+        study: what is run.
+        command: the command line.
+        shard: I and N, if it is the I-th of N shares.
+        widths: lanes that run together, for every compile group.
+        batches: what runs in this folder.
+    """
     device = jax.devices()[0]
+    cells = [
+        {"cell": cell.number, "settings": cell.settings, "config_hash": cell.config_hash}
+        for cell in study.cells
+    ]
     return {
         "format": FORMAT,
-        "name": sweep.name,
-        "description": sweep.description,
+        "name": study.name,
+        "description": study.description,
         "status": "running",
         "command": command,
-        "config": plain(sweep),
-        "config_hash": config_hash,
+        "config": study.config,
+        "config_hash": study.config_hash,
         "cells": cells,
-        "seeds": list(sweep.seed_numbers),
+        "seeds": list(study.seeds),
+        "shard": list(shard),
+        "widths": widths,
+        "batches": listed(batches),
+        "labels": labels(study),
+        "code": {name: study.names.source_hash(name) for name in study.own_kinds},
         "versions": {name: _version(name) for name in PACKAGES},
         "git_commit": _git_commit(),
         "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
-        "dtype": sweep.dtype,
+        "dtype": study.dtype,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "wall_time_s": 0.0,
         "failures": [],
         "errors": [],
+    }
+
+
+def listed(batches: list[Batch]) -> list[dict[str, Any]]:
+    """List batches: name, cells and seeds of each."""
+    return [
+        {"name": batch.name, "cells": [cell.number for cell in batch.cells], "seeds": list(batch.seeds)}
+        for batch in batches
+    ]
+
+
+def labels(study: Definition) -> dict[str, str]:
+    """Collect what figures call the metrics, from the probes."""
+    return {
+        name: label
+        for cell in study.cells[:1]
+        for probe in (*cell.setting.probes.at_steps, *cell.setting.probes.of_phases)
+        for name, label in getattr(probe, "labels", {}).items()
     }
 
 
@@ -52,7 +90,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for key in keys
         if flat_old.get(key) != flat_new.get(key)
         and key.split(".")[0] not in allowed
-        and key not in {f"data.{location}" for location in LOCATIONS}
+        and key not in LOCATIONS
     ]
 
 

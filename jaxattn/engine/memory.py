@@ -1,20 +1,21 @@
-"""How much memory a group will need, from two compiled probes instead of a rule of thumb."""
+"""How much memory a compile group will need, from two compiled probes instead of a rule of thumb."""
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxattn.data.ragged import WIDTH
+from jaxattn.data.splits import Loaded
+from jaxattn.data.text import silent
+from jaxattn.engine import devices
+from jaxattn.engine.groups import CompileGroup
+from jaxattn.engine.program import load, program, seed_keys, start
 from jaxattn.errors import InputError
-from jaxattn.study import corpora, devices
-from jaxattn.study.config import ExactFlow, OneLayer, Sweep, Synthetic
-from jaxattn.study.corpora import Loaded
-from jaxattn.study.groups import Group
-from jaxattn.study.program import init_params, program
+from jaxattn.study.setting import Setting
 
 # What state and corpora grow to while a program works on them: gradients, moments, temporaries.
 CERTAIN = 12
@@ -43,7 +44,7 @@ class Memory(NamedTuple):
         return max(0, each) * self.devices
 
 
-def width(group: Group, seeds: int, budget: int) -> int:
+def width(group: CompileGroup, seeds: int, budget: int) -> int:
     """Choose how many lanes of a group run together.
 
     Shapes are traced to find out only if sizes alone leave a doubt that all lanes fit, and programs are
@@ -60,8 +61,8 @@ def width(group: Group, seeds: int, budget: int) -> int:
     Raises:
         InputError: one lane alone does not fit; says how much it needs.
     """
-    lanes, used = len(group.cells) * seeds, devices.number(corpora.is_text(group.config.data))
-    if CERTAIN * at_most(group.config) * math.ceil(lanes / used) <= budget:
+    lanes, used = len(group.cells) * seeds, devices.device_count(group.setting.data.shared)
+    if CERTAIN * at_most(group.setting) * math.ceil(lanes / used) <= budget:
         return lanes
     # Traced for the lanes that run if all fit, corpora need not be traced again when they do.
     held, own = _sizes(group, math.ceil(lanes / used) * used)
@@ -77,7 +78,7 @@ def width(group: Group, seeds: int, budget: int) -> int:
     return min(fitting, lanes)
 
 
-def predict(group: Group) -> Memory:
+def predict(group: CompileGroup) -> Memory:
     """Predict the memory of a group: it is linear in the lanes that run together.
 
     Every phase is compiled, not run, for some lanes on every device and for twice as many, and XLA tells what
@@ -92,32 +93,32 @@ def predict(group: Group) -> Memory:
     Raises:
         InputError: sizes that do not fit, texts that cannot be read.
     """
-    used = devices.number(corpora.is_text(group.config.data))
-    some = 4 * devices.together(_sizes(group, used)[1])
+    used = devices.device_count(group.setting.data.shared)
+    some = 4 * devices.lanes_per_core(_sizes(group, used)[1])
     few, many = peak(group, used * some), peak(group, used * 2 * some)
     return Memory(max(0, 2 * few - many), max(many - few, 0) // some, used)
 
 
-def peak(group: Group, lanes: int) -> int:
+def peak(group: CompileGroup, lanes: int) -> int:
     """Compile every phase for some lanes and return what a device holds at once at most, in bytes.
 
     That is arguments, results and temporaries: parameters, optimiser, corpora, paths and gradients.
     """
-    sweep = group.config
-    with jax.enable_x64(sweep.dtype == "float64"), jax.default_matmul_precision("highest"):
+    setting = group.setting
+    double = setting.dtype == "float64"
+    with jax.enable_x64(double), jax.default_matmul_precision("highest"):
         loaded = abstract(group, lanes)
         params, numbers, keys = _params(group, loaded, lanes), _numbers(group, lanes), _keys(lanes)
         step = jax.ShapeDtypeStruct((), jnp.int32)
         peaks = []
-        for index in range(len(sweep.phases)):
-            made = program(sweep, index, loaded)
-            state = jax.eval_shape(made.init, params, loaded.corpora, numbers, keys)
-            # The exact flow is float64 in every study.
-            with jax.enable_x64(isinstance(sweep.phases[index], ExactFlow) or sweep.dtype == "float64"):
-                # It does its work when it is set up, descents when they advance.
-                peaks.append(_bytes(made.init, params, loaded.corpora, numbers, keys))
-                peaks.append(_bytes(made.advance, state, loaded.corpora, numbers, step))
-            params = state.params
+        for index, phase in enumerate(setting.phases):
+            made = program(setting, index, loaded)
+            carried = jax.eval_shape(made.begin, params, loaded.splits, numbers, keys)
+            with jax.enable_x64(double or phase.dtype == "float64"):
+                # Some do their work when they are set up, others when they advance.
+                peaks.append(_bytes(made.begin, params, loaded.splits, numbers, keys))
+                peaks.append(_bytes(made.advance, carried, loaded.splits, numbers, step))
+            params = carried.state.params
     return max(peaks)
 
 
@@ -132,56 +133,51 @@ def default_budget() -> int:
     return min(physical, int(allowed) if allowed.isdecimal() else physical) // 4
 
 
-def abstract(group: Group, lanes: int) -> Loaded:
+def abstract(group: CompileGroup, lanes: int) -> Loaded:
     """Shapes of the corpora of some lanes; texts are read."""
-    if corpora.is_text(group.config.data):
-        loaded = corpora.load(group.config.data, corpora.seed_keys([0])[0], _silent)
-        shapes: Any = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loaded.corpora)
-        return Loaded(shapes, True, loaded.names)
+    setting = group.setting
+    if setting.data.shared:
+        loaded = load(setting, seed_keys([0])[0], silent, {})
+        shapes: Any = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loaded.splits)
+        return Loaded(shapes, True, loaded.tokens)
 
     def draw(keys: Any, numbers: Any) -> Any:
-        return corpora.load(group.config.data, keys, _silent, numbers).corpora
+        return load(setting, keys, silent, numbers).splits
 
-    return Loaded(jax.eval_shape(draw, _keys(lanes), _numbers(group, lanes)), False, [])
+    shapes = jax.eval_shape(draw, _keys(lanes), _numbers(group, lanes))
+    return Loaded(shapes, False, setting.data.tokens)
 
 
-def at_most(sweep: Sweep) -> float:
-    """Bound the bytes of parameters and corpora that a lane has for itself; infinite for texts."""
-    data, dim = sweep.data, sweep.model.dim
-    if not isinstance(data, Synthetic):
+def at_most(setting: Setting) -> float:
+    """Bound the bytes of parameters and corpora that a lane has for itself; infinite where nothing tells."""
+    data, model = setting.data, setting.model
+    if not (hasattr(data, "entries_at_most") and hasattr(model, "numbers_at_most")):
         return math.inf
-    vocab, classes = data.vocab_size, getattr(data, "num_classes", 2)
-    numbers = vocab * dim + (2 + classes) * (dim + 4 * vocab)
-    if not isinstance(sweep.model, OneLayer):
-        numbers += vocab**2 + (4 + classes) * dim**2
-    # Entries by sequence and by token, in rows that need not be full; three numbers of four bytes each.
-    sequences, width = data.sequences + data.test_sequences + data.validation_sequences, WIDTH
-    entries = sequences * (2 * data.length + (width if data.length > width else 1)) + 3 * vocab * width
-    return float(jnp.dtype(sweep.dtype).itemsize * numbers + 12 * entries)
+    numbers = model.numbers_at_most(data.vocab_size, data.classes)
+    # Every token has statistics; an entry is three numbers of four bytes.
+    numbers += 4 * data.vocab_size * (2 + data.classes)
+    return float(jnp.dtype(setting.dtype).itemsize * numbers + 12 * data.entries_at_most())
 
 
-def _sizes(group: Group, lanes: int) -> tuple[int, int]:
+def _sizes(group: CompileGroup, lanes: int) -> tuple[int, int]:
     """Bytes that all lanes share, and bytes of parameters and corpora that each has for itself."""
-    with jax.enable_x64(group.config.dtype == "float64"):
+    with jax.enable_x64(group.setting.dtype == "float64"):
         loaded = abstract(group, lanes)
         own = _size(_params(group, loaded, lanes)) // lanes
-    return (_size(loaded.corpora), own) if loaded.shared else (0, own + _size(loaded.corpora) // lanes)
+    return (_size(loaded.splits), own) if loaded.shared else (0, own + _size(loaded.splits) // lanes)
 
 
-def _params(group: Group, loaded: Loaded, lanes: int) -> Any:
-    return jax.eval_shape(
-        lambda keys, numbers: init_params(group.config, loaded, keys, numbers),
-        _keys(lanes),
-        _numbers(group, lanes),
-    )
+def _params(group: CompileGroup, loaded: Loaded, lanes: int) -> Any:
+    draw = partial(start, group.setting, loaded)
+    return jax.eval_shape(draw, _keys(lanes), _numbers(group, lanes))
 
 
 def _keys(lanes: int) -> Any:
-    return jax.eval_shape(lambda: corpora.seed_keys(list(range(lanes)))[0])
+    return jax.eval_shape(lambda: seed_keys(list(range(lanes)))[0])
 
 
-def _numbers(group: Group, lanes: int) -> Any:
-    return jax.eval_shape(lambda: group.numbers([group.cells[0]] * lanes))
+def _numbers(group: CompileGroup, lanes: int) -> Any:
+    return jax.eval_shape(lambda: group.hyperparameters([group.cells[0]] * lanes))
 
 
 def _size(tree: Any) -> int:
@@ -192,7 +188,3 @@ def _bytes(function: Any, *arguments: Any) -> int:
     found: Any = jax.jit(function).lower(*arguments).compile().memory_analysis()
     held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return held + found.temp_size_in_bytes
-
-
-def _silent(description: str, done: int, total: int | None) -> None:
-    pass

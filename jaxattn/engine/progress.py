@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from jaxattn.errors import UserCodeError
+
 
 class Reporter:
     """Tells how far a run is. Everything goes to stderr, so that stdout holds results only."""
@@ -68,3 +70,7 @@ class Reporter:
     def note(self, line: str) -> None:
         """Print one line."""
         self.console.print(line, markup=False)
+
+    def trace(self, error: UserCodeError) -> None:
+        """Print where code of the user's failed, and its own traceback."""
+        self.console.print(f"jaxattn: {error}\n{error.trace}", markup=False)

@@ -1,4 +1,4 @@
-"""Running a study: every group of cells, seeds together, with checkpoints on the way."""
+"""Running a study: every compile group, seeds together, with checkpoints on the way."""
 
 import math
 import signal
@@ -11,15 +11,14 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxattn.errors import RunError
-from jaxattn.study import checkpoints, config, corpora, memory, sweepfile, units, writers
-from jaxattn.study import manifest as manifest_of
-from jaxattn.study.check import placed
-from jaxattn.study.execute import Bench, Watch, execute
-from jaxattn.study.groups import groups
-from jaxattn.study.progress import Reporter
-from jaxattn.study.store import Store
-from jaxattn.study.units import Unit
+from jaxattn.engine import batches, checkpoints, loggers, manifest, memory
+from jaxattn.engine.batches import Batch
+from jaxattn.engine.execute import Callbacks, Clock, CompilationCache, execute
+from jaxattn.engine.groups import CompileGroup, compile_groups
+from jaxattn.engine.progress import Reporter
+from jaxattn.engine.store import Store
+from jaxattn.errors import InputError, RunError, UserCodeError
+from jaxattn.study.definition import Definition
 
 OnFailure = Literal["stop", "continue", "retry"]
 RETRIES = 2
@@ -31,20 +30,20 @@ class Outcome(NamedTuple):
     Attributes:
         directory: its folder.
         failures: the lanes whose numbers failed.
-        errors: the units that could not be run, and why.
-        units: how many units there are.
+        errors: the batches that could not be run, and why.
+        batches: how many batches there are.
         already_finished: whether all was there already.
     """
 
     directory: Path
     failures: list[dict[str, Any]]
     errors: list[dict[str, Any]]
-    units: int
+    batches: int
     already_finished: bool
 
 
-def run_sweep(
-    sweep: config.Sweep,
+def run(
+    study: Definition,
     directory: Path,
     *,
     command: str,
@@ -52,144 +51,176 @@ def run_sweep(
     shard: tuple[int, int] = (1, 1),
     max_memory: int | None = None,
     on_failure: OnFailure = "continue",
+    accept_code: bool = False,
     profile: bool = False,
-    log: Sequence[writers.Kind] = (),
+    log: Sequence[loggers.Kind] = (),
+    clock: Clock = Clock(),  # noqa: B008  frozen
 ) -> Outcome:
-    """Run a sweep, or continue it: units that are finished are not run again.
+    """Run a study, or continue it: batches that are finished are not run again.
 
     Args:
-        sweep: what to run.
+        study: what to run.
         directory: the results folder.
         command: the command line, for the manifest.
         reporter: where progress goes.
-        shard: I and N: run the I-th of N shares of the units, in a folder of its own.
+        shard: I and N: run the I-th of N shares of the batches, in a folder of its own.
         max_memory: bytes that may be used on a device; chosen for the device by default.
-        on_failure: what to do when a unit fails, by NaN or by an error of the machine: `stop` the sweep,
-            `continue` with the next one, or `retry` it before continuing.
+        on_failure: what to do when a batch fails, by NaN, by an error of the machine or of the user's code:
+            `stop`, `continue` with the next one, or `retry` it before continuing.
+        accept_code: continue although code of the user's has changed since the run began.
         profile: write a trace of the run into the folder.
         log: dashboards that get every measurement, as metrics.jsonl does.
+        clock: when it reports and saves.
 
     Returns:
         The outcome; records.parquet, tokens.parquet and manifest.json are in the folder.
 
     Raises:
         InputError: data that cannot be used, a cell that does not fit, or a folder of another config.
-        RunError: a folder that cannot be written, or a failure that is to stop the sweep.
+        RunError: a folder that cannot be written, or a failure that is to stop the run.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
     started = time.monotonic()
     folder = Store(directory, reporter.note)
     with (
         folder.locked(),
-        jax.enable_x64(sweep.dtype == "float64"),
+        jax.enable_x64(study.dtype == "float64"),
         jax.default_matmul_precision("highest"),
         _stopping() as stop,
     ):
-        widths = lane_widths(sweep, folder, max_memory, shard[1])
-        own = units.share(units.plan(sweep, folder.units(), widths), shard)
-        described = _describe(sweep, command) | {"shard": list(shard), "widths": widths}
-        manifest = folder.open(sweep, described) | {"widths": widths}
-        todo = [unit for unit in own if not folder.is_finished(unit.name)]
-        if not todo and manifest["status"] == "finished" and folder.is_merged(manifest):
-            return Outcome(folder.directory, manifest["failures"], [], len(own), True)
-        folder.write_manifest(manifest | {"status": "running"})
+        groups = compile_groups(study.cells)
+        widths = lane_widths(study, groups, folder, max_memory, shard[1])
+        own = batches.share(batches.cut(groups, study.seeds, folder.batches(), widths), shard)
+        described = manifest.describe(study, command, shard=shard, widths=widths, batches=own)
+        now = folder.open(described, accept_code) | {"widths": widths, "batches": described["batches"]}
+        todo = [batch for batch in own if not folder.is_finished(batch.name)]
+        if not todo and now["status"] == "finished" and folder.is_merged(now):
+            return Outcome(folder.directory, now["failures"], [], len(own), True)
+        folder.write_manifest(now | {"status": "running"})
         errors: list[dict[str, Any]] = []
         try:
             with ExitStack() as stack:
                 if profile:
                     stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
-                write: list[writers.Write] = [folder.log]
+                write: list[loggers.Write] = [folder.log]
                 for kind in log:
-                    function, close = writers.writer(kind, folder.directory, sweep.name)
+                    function, close = loggers.writer(kind, folder.directory, study.name)
                     write.append(function)
                     stack.callback(close)
                 checkpoints.prepare()
-                _run_units(todo, len(own), folder, reporter, stop, on_failure, errors, write)
-            manifest |= folder.merge([unit.name for unit in own if folder.is_marked(unit.name)])
-            manifest["status"] = "failed" if errors else "finished"
+                files = study.names.files(study.own_kinds)
+                queue = _Queue(folder, reporter, stop, on_failure, write, clock, files)
+                queue.run(todo, len(own), errors)
+            now |= folder.merge([batch.name for batch in own if folder.is_marked(batch.name)])
+            now["status"] = "failed" if errors else "finished"
         finally:
-            manifest["errors"] = errors
-            manifest["wall_time_s"] = round(manifest["wall_time_s"] + time.monotonic() - started, 3)
-            folder.write_manifest(manifest)
-    return Outcome(folder.directory, manifest["failures"], errors, len(own), False)
+            now["errors"] = errors
+            now["wall_time_s"] = round(now["wall_time_s"] + time.monotonic() - started, 3)
+            folder.write_manifest(now)
+    return Outcome(folder.directory, now["failures"], errors, len(own), False)
 
 
-def lane_widths(sweep: config.Sweep, folder: Store, max_memory: int | None, shards: int = 1) -> list[int]:
+def lane_widths(
+    study: Definition,
+    groups: Sequence[CompileGroup],
+    folder: Store,
+    max_memory: int | None,
+    shards: int = 1,
+) -> list[int]:
     """Choose how many lanes of every group run together; what a folder was begun with, it keeps.
 
     Raises:
-        InputError: a cell whose sizes do not fit together, or that does not fit in memory.
+        InputError: a cell that does not fit in memory.
     """
-    seeds = len(sweep.seed_numbers)
-    every = groups(sweepfile.cells(sweep))
-    for group in every:
-        for cell in group.cells:
-            with placed(f"cell {cell.number}" if cell.settings else ""):
-                corpora.check(cell.config.data)
-    if folder.manifest_path.exists() and max_memory is None and folder.units():
-        return folder.read_manifest()["widths"]
+    if folder.manifest_path.exists() and max_memory is None and folder.batches():
+        known = folder.read_manifest()["widths"]
+        if len(known) == len(groups):
+            return known
     budget = max_memory or memory.default_budget()
-    fitting = [group.config.chunk or memory.width(group, seeds, budget) for group in every]
+    seeds = len(study.seeds)
+    fitting = [study.chunk or memory.width(group, seeds, budget) for group in groups]
     # Every shard gets something to do.
-    return [min(width, -(-len(g.cells) * seeds // shards)) for g, width in zip(every, fitting, strict=True)]
+    return [min(width, -(-len(g.cells) * seeds // shards)) for g, width in zip(groups, fitting, strict=True)]
 
 
-def _describe(sweep: config.Sweep, command: str) -> dict[str, Any]:
-    listed = [
-        {"cell": c.number, "settings": c.settings, "config_hash": sweepfile.config_hash(c.config)}
-        for c in sweepfile.cells(sweep)
-    ]
-    return manifest_of.describe(sweep, listed, sweepfile.config_hash(sweep), command)
+class _Queue(NamedTuple):
+    """Runs batches one after the other."""
 
+    folder: Store
+    reporter: Reporter
+    stop: threading.Event
+    on_failure: OnFailure
+    write: Sequence[loggers.Write]
+    clock: Clock
+    files: frozenset[str]
 
-def _run_units(
-    todo: list[Unit],
-    whole: int,
-    folder: Store,
-    reporter: Reporter,
-    stop: threading.Event,
-    on_failure: OnFailure,
-    errors: list[dict[str, Any]],
-    write: Sequence[writers.Write],
-) -> None:
-    bench = Bench(reporter.loading)
-    started = time.time()
-    for number, unit in enumerate(todo, start=whole - len(todo)):
+    def run(self, todo: list[Batch], whole: int, errors: list[dict[str, Any]]) -> None:
+        """Run what is to do of `whole` batches; note in `errors` those that could not be run."""
+        cache = CompilationCache(self.reporter.loading)
+        started = time.time()
+        for number, batch in enumerate(todo, start=whole - len(todo)):
+            callbacks = self._callbacks(batch, number, whole, started)
+            for attempt in range(1 + RETRIES * (self.on_failure == "retry")):
+                if attempt:
+                    self.reporter.note(f"{batch.name}: failed, trying again")
+                    self.folder.forget(batch.name)
+                failed, error = self._try(batch, cache, callbacks)
+                if not (failed or error):
+                    break
+            if error:
+                errors.append({"batch": batch.name, "cells": [c.number for c in batch.cells], "reason": error})
+            if self.on_failure == "stop" and (failed or error):
+                raise RunError(
+                    f"{batch.name}: {error or failed[0]['reason']}; stopped, what is done is kept; "
+                    "go on with --on-failure continue"
+                )
 
-        def report(place: str, share: float, loss: float, number=number) -> None:
+    def _callbacks(self, batch: Batch, number: int, whole: int, started: float) -> Callbacks:
+        def report(place: str, share: float, loss: float) -> None:
             known = "" if math.isnan(loss) else f"loss {loss:.4g}"
-            reporter.update(place, (number + share) / whole, known)
+            self.reporter.update(place, (number + share) / whole, known)
 
-        def log(measured: dict[str, Any], unit=unit, number=number) -> None:
+        def log(measured: dict[str, Any]) -> None:
             overall = (number + measured["share"]) / whole
-            entry = {"time": time.time(), "start": started, "unit": unit.name, "overall": overall} | measured
-            for to in write:
+            entry = {"time": time.time(), "start": started, "batch": batch.name, "overall": overall} | measured
+            for to in self.write:
                 to(entry)
 
-        watch = Watch(stop, report, log)
-        for attempt in range(1 + RETRIES * (on_failure == "retry")):
-            if attempt:
-                reporter.note(f"{unit.name}: failed, trying again")
-                folder.forget(unit.name)
-            failed, error = _try(unit, bench, folder, watch)
-            if not (failed or error):
-                break
-        if error:
-            errors.append({"unit": unit.name, "cells": [c.number for c in unit.cells], "reason": error})
-        if on_failure == "stop" and (failed or error):
-            raise RunError(
-                f"{unit.name}: {error or failed[0]['reason']}; stopped, what is done is kept; "
-                "go on with --on-failure continue"
-            )
+        return Callbacks(self.stop, report, log)
+
+    def _try(
+        self, batch: Batch, cache: CompilationCache, callbacks: Callbacks
+    ) -> tuple[list[dict[str, Any]], str]:
+        """Run a batch; return the lanes that failed, and why it could not be run."""
+        try:
+            return execute(batch, cache, self.folder, callbacks, self.clock), ""
+        except (jax.errors.JaxRuntimeError, MemoryError) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            return [], f"{reason}; smaller batches may help: --max-memory or --set chunk=..."
+        except Exception as error:
+            if not (found := in_user_code(error, self.files, batch.name)):
+                raise
+            self.reporter.trace(found)
+            return [], str(found)
 
 
-def _try(unit: Unit, bench: Bench, folder: Store, watch: Watch) -> tuple[list[dict[str, Any]], str]:
-    """Run a unit; return the lanes that failed, and what the machine said if it could not be run."""
-    try:
-        return execute(unit, bench, folder, watch), ""
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        return [], f"{reason}; smaller units may help: --max-memory or --set chunk=..."
+def in_user_code(error: Exception, files: frozenset[str], place: str) -> UserCodeError | None:
+    """Tell whether an exception comes from code of the user's; if so, return it with its place."""
+    if isinstance(error, InputError | RunError):
+        return None
+    trace, last = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename in files:
+            last = trace
+        trace = trace.tb_next
+    if last is None:
+        return None
+    code = last.tb_frame.f_code
+    found = UserCodeError(
+        f"{place}: {type(error).__name__} in {code.co_name}, line {last.tb_lineno} of {code.co_filename}", files
+    )
+    found.__cause__ = error
+    return found
 
 
 @contextmanager

@@ -6,10 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from jaxattn.engine.store import Store
 from jaxattn.errors import InputError
-from jaxattn.study import sweepfile, units
-from jaxattn.study.grid import Cell
-from jaxattn.study.store import Store
 
 
 def status(directory: Path) -> tuple[pd.DataFrame, str]:
@@ -29,29 +27,27 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     if not folder.manifest_path.is_file():
         raise InputError(f"{directory}: no manifest.json, so not a results folder; give one of `jaxattn run`")
     manifest = folder.read_manifest()
-    sweep = sweepfile.check(manifest["config"] | {"seeds": manifest["seeds"]})
     lines = folder.read_log()
-    latest = {line["unit"]: line for line in lines}
+    latest = {line["batch"]: line for line in lines}
     failed = {(entry["cell"], entry["seed"]) for line in lines for entry in line["failures"]}
     failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
     running = folder.is_locked()
     rows, shares = [], []
     broken = {number for entry in manifest.get("errors", []) for number in entry["cells"]}
-    planned = units.plan(sweep, folder.units(), manifest.get("widths", ()))
-    own = units.share(planned, tuple(manifest.get("shard", (1, 1))))
-    for number, (cell, cut) in sorted(_by_cell(own).items()):
-        done = [folder.is_marked(unit.name) for unit in cut]
-        begun = [latest[unit.name] for unit in cut if unit.name in latest]
+    settings = {entry["cell"]: entry["settings"] for entry in manifest["cells"]}
+    for number, own in sorted(_by_cell(manifest["batches"]).items()):
+        done = [folder.is_marked(name) for name in own]
+        begun = [latest[name] for name in own if name in latest]
         now = begun[-1] if begun else None
         parts = [
-            1.0 if whole else latest.get(unit.name, {}).get("share", 0.0)
-            for unit, whole in zip(cut, done, strict=True)
+            1.0 if whole else latest.get(name, {}).get("share", 0.0)
+            for name, whole in zip(own, done, strict=True)
         ]
         shares += parts
         rows.append(
             {
                 "cell": number,
-                **cell.settings,
+                **settings[number],
                 "state": "failed" if number in broken else _state(all(done), bool(begun), running),
                 "done": f"{100 * sum(parts) / len(parts):.0f} %",
                 "phase": now["phase"] if now else "",
@@ -67,11 +63,12 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     return pd.DataFrame(rows), whole
 
 
-def _by_cell(every: list[units.Unit]) -> dict[int, tuple[Cell, list[units.Unit]]]:
-    cells: dict[int, tuple[Cell, list[units.Unit]]] = {}
-    for unit in every:
-        for cell in unit.cells:
-            cells.setdefault(cell.number, (cell, []))[1].append(unit)
+def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
+    """Name the batches of every cell."""
+    cells: dict[int, list[str]] = {}
+    for batch in batches:
+        for cell in batch["cells"]:
+            cells.setdefault(cell, []).append(batch["name"])
     return cells
 
 

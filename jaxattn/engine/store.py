@@ -16,18 +16,16 @@ from typing import Any
 import jax
 import pandas as pd
 
+from jaxattn.engine import checkpoints
+from jaxattn.engine.checkpoints import Position
+from jaxattn.engine.manifest import differences
 from jaxattn.errors import InputError, RunError
-from jaxattn.study import checkpoints
-from jaxattn.study.check import plain
-from jaxattn.study.checkpoints import Position
-from jaxattn.study.config import Sweep
-from jaxattn.study.manifest import differences
 
 TABLES = ("records", "tokens")
 
 
 class Store:
-    """A results folder of one sweep; a unit is a block of cells and seeds that run together."""
+    """A results folder of one study; a batch is a block of cells and seeds that run together."""
 
     def __init__(self, directory: Path, note: Callable[[str], None] = lambda line: None):
         """Name the folder, nothing is written yet; `note` is told of damage that was found and mended."""
@@ -60,12 +58,12 @@ class Store:
             # The file stays: whoever waits for the lock must find the same one.
             yield
 
-    def open(self, sweep: Sweep, manifest: dict[str, Any]) -> dict[str, Any]:
+    def open(self, manifest: dict[str, Any], accept_code: bool = False) -> dict[str, Any]:
         """Create the folder or continue in it.
 
         Args:
-            sweep: what is to run.
             manifest: the description of this run; used when the folder is new.
+            accept_code: continue although the user's code has changed.
 
         Returns:
             The manifest now in the folder.
@@ -81,16 +79,18 @@ class Store:
                     f"{self.directory}: written by another version of jaxattn; choose another folder "
                     "with --out"
                 )
-            changed = differences(known["config"], plain(sweep))
-            if changed and not self.units():
+            changed = differences(known["config"], manifest["config"])
+            if changed and not self.batches():
                 known = manifest  # nothing was computed yet, for example since the config did not fit
             elif changed:
                 raise InputError(
                     f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
                     "choose another folder with --out, or delete this one"
                 )
+            _check_code(self.directory, known.get("code", {}), manifest["code"], accept_code or not self.batches())
             seeds = sorted({*known["seeds"], *manifest["seeds"]})
-            manifest = known | {key: manifest[key] for key in ("name", "description", "config", "cells")}
+            kept = ("name", "description", "config", "cells", "code", "labels", "widths")
+            manifest = known | {key: manifest[key] for key in kept}
             manifest["seeds"] = seeds
         elif self._is_strange():
             raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
@@ -126,9 +126,9 @@ class Store:
                 entries.append(json.loads(line))
         return entries
 
-    def is_marked(self, unit: str) -> bool:
-        """Tell whether a unit was finished, without looking at its tables."""
-        return self._mark(unit).exists()
+    def is_marked(self, batch: str) -> bool:
+        """Tell whether a batch was finished, without looking at its tables."""
+        return self._mark(batch).exists()
 
     def _is_strange(self) -> bool:
         if self.manifest_path.exists() or not self.directory.is_dir():
@@ -156,42 +156,42 @@ class Store:
 
     def save(
         self,
-        unit: str,
+        batch: str,
         state: Any,
-        trail: Any,
+        history: Any,
         position: Position,
         records: pd.DataFrame,
         tokens: pd.DataFrame,
     ) -> None:
-        """Save a unit's state, where its queries have been, how far it is, and the tables that led to it."""
-        self.write_table(f"parts/{unit}.records.partial", records)
-        self.write_table(f"parts/{unit}.tokens.partial", tokens)
-        self._checkpoint(unit, {"state": state, "trail": trail}, position)
+        """Save a batch's state, what its probes have seen, how far it is, and the tables that led to it."""
+        self.write_table(f"parts/{batch}.records.partial", records)
+        self.write_table(f"parts/{batch}.tokens.partial", tokens)
+        self._checkpoint(batch, {"state": state, "history": history}, position)
 
-    def _checkpoint(self, unit: str, arrays: Any, position: Position | None, keep: int = 1) -> None:
-        folder = self._checkpoints(unit)
+    def _checkpoint(self, batch: str, arrays: Any, position: Position | None, keep: int = 1) -> None:
+        folder = self._checkpoints(batch)
         with self._guard(folder):
             checkpoints.save(folder, arrays, position, keep)
 
-    def resume(self, unit: str) -> tuple[Position | None, pd.DataFrame, pd.DataFrame]:
-        """Tell how far the checkpoint of a unit is, None if there is none, and read its tables so far.
+    def resume(self, batch: str) -> tuple[Position | None, pd.DataFrame, pd.DataFrame]:
+        """Tell how far the checkpoint of a batch is, None if there is none, and read its tables so far.
 
         A checkpoint that cannot be read is set aside.
         """
         nothing = None, pd.DataFrame(), pd.DataFrame()
-        if not self._checkpoints(unit).is_dir():
+        if not self._checkpoints(batch).is_dir():
             return nothing
         # Damage can surface as almost any exception of orbax, tensorstore, JSON and Parquet readers.
         try:
-            if (position := checkpoints.position(self._checkpoints(unit))) is None:
+            if (position := checkpoints.position(self._checkpoints(batch))) is None:
                 return nothing
-            return position, *(self._read_partial(unit, table) for table in TABLES)
+            return position, *(self._read_partial(batch, table) for table in TABLES)
         except Exception as error:
-            self.set_aside(unit, error)
+            self.set_aside(batch, error)
             return nothing
 
-    def restore(self, unit: str, like: Any, trail: Any) -> tuple[Any, Any] | None:
-        """Restore state and trail of a unit's checkpoint, of the shapes and types of `like` and `trail`.
+    def restore(self, batch: str, like: Any, history: Any) -> tuple[Any, Any] | None:
+        """Restore a batch's checkpoint, of the shapes and types of `like` and `history`.
 
         Returns:
             Both, or None if the checkpoint is damaged, which sets it aside.
@@ -199,65 +199,65 @@ class Store:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
         try:
-            found = checkpoints.restore(self._checkpoints(unit), {"state": target, "trail": trail})
-            return found["state"], found["trail"]
+            found = checkpoints.restore(self._checkpoints(batch), {"state": target, "history": history})
+            return found["state"], found["history"]
         except Exception as error:
-            self.set_aside(unit, error)
+            self.set_aside(batch, error)
             return None
 
-    def set_aside(self, unit: str, error: Exception) -> None:
-        """Move a damaged checkpoint out of the way, so that its unit starts anew."""
-        folder = self._checkpoints(unit)
-        aside = self._aside(self.directory / "damaged" / unit)
+    def set_aside(self, batch: str, error: Exception) -> None:
+        """Move a damaged checkpoint out of the way, so that its batch starts anew."""
+        folder = self._checkpoints(batch)
+        aside = self._aside(self.directory / "damaged" / batch)
         with self._guard(folder):
             aside.parent.mkdir(parents=True, exist_ok=True)
             folder.replace(aside)
         reason = str(error).partition("\n")[0]
-        self.note(f"{unit}: its checkpoint is damaged ({reason}); set aside as {aside}, starting it anew")
+        self.note(f"{batch}: its checkpoint is damaged ({reason}); set aside as {aside}, starting it anew")
 
-    def finish_unit(
+    def finish_batch(
         self,
-        unit: str,
+        batch: str,
         params: Any,
         tables: Callable[[], tuple[pd.DataFrame, pd.DataFrame]],
         failures: list[dict[str, Any]],
     ) -> None:
-        """Write the tables and parameters of a finished unit, then its mark: failures and checksums."""
+        """Write the tables and parameters of a finished batch, then its mark: failures and checksums."""
 
         def write() -> None:
             for name, table in zip(TABLES, tables(), strict=True):
-                self.write_table(f"parts/{unit}.{name}", table)
+                self.write_table(f"parts/{batch}.{name}", table)
 
         # Saving parameters mostly waits for the disk; the tables are laid out meanwhile.
         with ThreadPoolExecutor(1) as beside:
             writing = beside.submit(write)
             # The last checkpoint on the way serves until the mark is there.
-            self._checkpoint(unit, params, None, keep=2)
+            self._checkpoint(batch, params, None, keep=2)
             writing.result()
         content = {
             "failures": failures,
-            "sha256": {name: _digest(self._part(unit, name)) for name in TABLES},
+            "sha256": {name: _digest(self._part(batch, name)) for name in TABLES},
         }
-        with self._writing(self._mark(unit)) as temporary:
+        with self._writing(self._mark(batch)) as temporary:
             temporary.write_text(json.dumps(content), encoding="utf-8")
         for table in TABLES:
-            (self.directory / "parts" / f"{unit}.{table}.partial.parquet").unlink(missing_ok=True)
-        with self._guard(self._checkpoints(unit)):
-            checkpoints.keep_last(self._checkpoints(unit))
+            (self.directory / "parts" / f"{batch}.{table}.partial.parquet").unlink(missing_ok=True)
+        with self._guard(self._checkpoints(batch)):
+            checkpoints.keep_last(self._checkpoints(batch))
 
-    def forget(self, unit: str) -> None:
-        """Forget what is known of a unit, so that it starts anew."""
-        with self._guard(self._mark(unit)):
-            self._mark(unit).unlink(missing_ok=True)
-            shutil.rmtree(self._checkpoints(unit), ignore_errors=True)
+    def forget(self, batch: str) -> None:
+        """Forget what is known of a batch, so that it starts anew."""
+        with self._guard(self._mark(batch)):
+            self._mark(batch).unlink(missing_ok=True)
+            shutil.rmtree(self._checkpoints(batch), ignore_errors=True)
 
-    def is_finished(self, unit: str) -> bool:
-        """Tell whether a unit's tables are there and whole; damaged ones are set aside."""
-        if not self._mark(unit).exists():
+    def is_finished(self, batch: str) -> bool:
+        """Tell whether a batch's tables are there and whole; damaged ones are set aside."""
+        if not self._mark(batch).exists():
             return False
         try:
-            wanted = json.loads(self._mark(unit).read_text(encoding="utf-8"))["sha256"]
-            paths = {name: self._part(unit, name) for name in TABLES}
+            wanted = json.loads(self._mark(batch).read_text(encoding="utf-8"))["sha256"]
+            paths = {name: self._part(batch, name) for name in TABLES}
             damaged = [
                 name for name, path in paths.items() if not path.exists() or _digest(path) != wanted[name]
             ]
@@ -265,19 +265,19 @@ class Store:
                 return True
         except (OSError, ValueError, KeyError, TypeError):
             damaged = []
-        with self._guard(self._mark(unit)):
+        with self._guard(self._mark(batch)):
             for name in damaged:
-                path = self._part(unit, name)
+                path = self._part(batch, name)
                 if path.exists():
                     path.replace(self._aside(path.with_name(path.name + ".damaged")))
-            self._mark(unit).unlink()
-            # Its last checkpoint says that all is done, and would finish the unit from tables that are gone.
-            shutil.rmtree(self._checkpoints(unit), ignore_errors=True)
-        self.note(f"{unit}: {' and '.join(damaged) or 'its mark'} damaged; set aside, computing it again")
+            self._mark(batch).unlink()
+            # Its last checkpoint says that all is done, and would finish the batch from tables that are gone.
+            shutil.rmtree(self._checkpoints(batch), ignore_errors=True)
+        self.note(f"{batch}: {' and '.join(damaged) or 'its mark'} damaged; set aside, computing it again")
         return False
 
-    def units(self) -> list[str]:
-        """Name the units that were finished or begun in this folder."""
+    def batches(self) -> list[str]:
+        """Name the batches that were finished or begun in this folder."""
         finished = {path.stem for path in (self.directory / "parts").glob("cells-*-seeds-*-*.json")}
         begun = {path.name for path in (self.directory / "checkpoints").glob("cells-*-seeds-*-*")}
         return sorted(finished | begun)
@@ -288,42 +288,42 @@ class Store:
         paths = {name: self.directory / f"{name}.parquet" for name in TABLES}
         return all(path.exists() and _digest(path) == known.get(name) for name, path in paths.items())
 
-    def merge(self, units: list[str]) -> dict[str, Any]:
-        """Write records.parquet and tokens.parquet from the units' parts.
+    def merge(self, batches: list[str]) -> dict[str, Any]:
+        """Write records.parquet and tokens.parquet from the batches' parts.
 
         Returns:
-            What the manifest says of them: all failures, and the tables' checksums. No unit has no table.
+            What the manifest says of them: all failures, and the tables' checksums. No batch has no table.
         """
-        if not units:
+        if not batches:
             return {"failures": [], "sha256": {}}
         for table in TABLES:
-            parts = [self._part(unit, table) for unit in units]
+            parts = [self._part(batch, table) for batch in batches]
             if len(parts) > 1:
                 self.write_table(table, pd.concat(map(pd.read_parquet, parts), ignore_index=True))
                 continue
             with self._writing(self.directory / f"{table}.parquet") as temporary:
                 shutil.copyfile(parts[0], temporary)
-        marks = [json.loads(self._mark(unit).read_text(encoding="utf-8")) for unit in units]
+        marks = [json.loads(self._mark(batch).read_text(encoding="utf-8")) for batch in batches]
         return {
             "failures": [failure for mark in marks for failure in mark["failures"]],
             "sha256": {name: _digest(self.directory / f"{name}.parquet") for name in TABLES},
         }
 
-    def _part(self, unit: str, table: str) -> Path:
-        return self.directory / "parts" / f"{unit}.{table}.parquet"
+    def _part(self, batch: str, table: str) -> Path:
+        return self.directory / "parts" / f"{batch}.{table}.parquet"
 
-    def _checkpoints(self, unit: str) -> Path:
-        return self.directory / "checkpoints" / unit
+    def _checkpoints(self, batch: str) -> Path:
+        return self.directory / "checkpoints" / batch
 
-    def _mark(self, unit: str) -> Path:
-        return self.directory / "parts" / f"{unit}.json"
+    def _mark(self, batch: str) -> Path:
+        return self.directory / "parts" / f"{batch}.json"
 
     def _aside(self, path: Path) -> Path:
         number = sum(1 for _ in path.parent.glob(f"{path.name}*")) if path.parent.is_dir() else 0
         return path.with_name(f"{path.name}.{number}") if number else path
 
-    def _read_partial(self, unit: str, table: str) -> pd.DataFrame:
-        return pd.read_parquet(self.directory / "parts" / f"{unit}.{table}.partial.parquet")
+    def _read_partial(self, batch: str, table: str) -> pd.DataFrame:
+        return pd.read_parquet(self.directory / "parts" / f"{batch}.{table}.partial.parquet")
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[Path]:
@@ -356,6 +356,16 @@ class Store:
                 f"{path}: cannot be written: {reason}; what is already there is kept, "
                 "mend this and run the same command again to continue"
             ) from None
+
+
+def _check_code(directory: Path, known: dict[str, Any], now: dict[str, Any], accepted: bool) -> None:
+    """Refuse to continue with code of the user's that has changed."""
+    changed = [name for name, digest in known.items() if name in now and now[name] != digest]
+    if changed and not accepted:
+        raise InputError(
+            f"{directory}: {', '.join(changed)} changed since this run began; choose another folder with --out, "
+            "or continue with --accept-code"
+        )
 
 
 def _digest(path: Path) -> str:

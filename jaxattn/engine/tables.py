@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jaxattn.study.corpora import Loaded
-from jaxattn.study.units import Unit
+from jaxattn.data.splits import Loaded
+from jaxattn.engine.batches import Batch
 
 
-def rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) -> pd.DataFrame:
+def rows(measured: dict[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
     """Lay out metrics of a probe, (L,) or (L, bins), in long form."""
-    lanes = unit.lanes
+    lanes = batch.lanes
     columns = {}
     for name, values in ((name, values[: len(lanes)]) for name, values in measured.items()):
         if values.ndim == 1:
@@ -33,19 +33,27 @@ def rows(measured: dict[str, np.ndarray], unit: Unit, phase: str, step: int) -> 
 
 def with_best(records: pd.DataFrame) -> pd.DataFrame:
     """Add the best test accuracy so far within the phase, at every step."""
+    if records.empty:
+        return records
     accuracy = records[records["metric"] == "test_accuracy"]
     best = accuracy.groupby(["cell", "seed", "phase"])["value"].cummax()
     added = accuracy.assign(metric="best_test_accuracy", value=best)
     return pd.concat([records, added], ignore_index=True)
 
 
-def token_rows(columns: dict[str, np.ndarray], unit: Unit, phase: str, loaded: Loaded) -> pd.DataFrame:
-    """Lay out token columns, (L, V) or (L, V, C), with one row for each lane, token of its own and class."""
-    lanes = unit.lanes
+def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:
+    """Lay out token columns, (L, V) or (L, V, C), with one row for each lane, token of its own and class.
+
+    Returns:
+        The table; empty for a model whose tokens have no scores and values.
+    """
+    if not columns:
+        return pd.DataFrame()
+    lanes = batch.lanes
     _, vocab_size, classes = columns["Ev"].shape
     shape = (len(lanes), vocab_size, classes)
     ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
-    used = np.array([getattr(cell.config.data, "vocab_size", vocab_size) for cell, _ in lanes])
+    used = np.array([getattr(cell.setting.data, "vocab_size", vocab_size) for cell, _ in lanes])
     own = np.broadcast_to(ids < used[:, None, None], shape)
 
     def spread(x: np.ndarray) -> np.ndarray:
@@ -59,9 +67,9 @@ def token_rows(columns: dict[str, np.ndarray], unit: Unit, phase: str, loaded: L
             "seed": spread(np.array([seed for _, seed in lanes], np.int32)[:, None, None]),
             "phase": phase,
             "id": spread(ids),
-            "token": np.array(loaded.names, object)[spread(ids)],
+            "token": np.array(loaded.tokens, object)[spread(ids)],
             "count": spread(columns["count"]).astype(np.int64),
-            "class": spread(np.arange(first_class, first_class + classes, dtype=np.int8)[None, None]),
+            "class": spread(np.arange(first_class, first_class + classes, dtype=np.int32)[None, None]),
             **{
                 name: spread(columns[name]).astype(np.float64)
                 for name in ("alpha", "posterior_difference", "Ep", "Ev")
@@ -73,12 +81,12 @@ def token_rows(columns: dict[str, np.ndarray], unit: Unit, phase: str, loaded: L
 def log_entry(
     measured: dict[str, np.ndarray], phase: str, step: int, steps: int, share: float, failures: list
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl: where a unit stands, and the median over its seeds of every scalar."""
+    """One line of metrics.jsonl: where a batch stands, and the median over its seeds of every scalar."""
 
     def median(x: np.ndarray) -> float | None:
         finite = x[np.isfinite(x)]
         return float(np.median(finite)) if finite.size else None
 
     scalars = {name: median(x) for name, x in measured.items() if x.ndim == 1}
-    place = {"phase": phase, "step": step, "steps": steps, "share": share, "loss": scalars["loss"]}
+    place = {"phase": phase, "step": step, "steps": steps, "share": share, "loss": scalars.get("loss")}
     return place | {"metrics": scalars, "failures": failures}

@@ -10,7 +10,7 @@ from jax import Array
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Splits
-from jaxattn.dynamics.one_step import loss_and_gradients
+from jaxattn.dynamics.gradients import loss_and_gradients
 
 
 class Columns(NamedTuple):

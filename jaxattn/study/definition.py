@@ -12,7 +12,7 @@ from jaxattn.study import grid
 from jaxattn.study.grid import Cell
 from jaxattn.study.kinds import explain
 from jaxattn.study.namespace import Namespace
-from jaxattn.study.setting import Made, make
+from jaxattn.study.setting import Made, Setting, make
 
 MOST_SEEDS = 1_000_000
 
@@ -108,6 +108,11 @@ class Definition:
     def cells(self) -> list[Cell]:
         """The cells of the grid, in order."""
         return grid.cells(self.tree, _tables, self.names)
+
+    @property
+    def base(self) -> Setting:
+        """The setting without axes."""
+        return self._base.setting
 
     @property
     def config(self) -> dict[str, Any]:

@@ -88,6 +88,17 @@ def measure(setting: Setting, index: int, carried: Carried, corpora: Splits) -> 
     return found
 
 
+def merged(setting: Setting, found: dict[int, dict[str, Any]], step: int) -> dict[str, Any]:
+    """Put the measurements of all probes together, without those that do not speak of this step yet."""
+    every = setting.probes.at_steps
+    return {
+        name: x
+        for number, metrics in found.items()
+        if step >= getattr(every[number], "from_step", 0)
+        for name, x in metrics.items()
+    }
+
+
 def probes(setting: Setting, index: int) -> dict[int, Any]:
     """List the probes of single steps that look at a phase, by number."""
     every = enumerate(setting.probes.at_steps)
@@ -119,7 +130,7 @@ def run(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array
         carried, done = begin(setting, index, params, corpora, key), 0
         for step in phase.probe_steps(setting.probes.per_decade):
             carried = advance(setting, index, carried, corpora, step - done)
-            found = measure(setting, index, carried, corpora)
-            yield phase.name, step, {name: x for metrics in found.values() for name, x in metrics.items()}
+            found = merged(setting, measure(setting, index, carried, corpora), step)
+            yield phase.name, step, found | phase.metrics(carried.state)
             done = step
         params = carried.state.params

@@ -1,0 +1,63 @@
+"""A dynamics as an (init, step) pair of pure functions, what it carries, and the loop that takes its steps."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from flax import struct
+from jax import Array
+
+from jaxattn.trees import Leaf
+
+
+@struct.dataclass
+class State:
+    """What a descent carries.
+
+    Attributes:
+        params: the model's parameters.
+        optimizer: optax's state.
+        step: () int32; steps taken.
+        failed_at: () int32; the first step whose loss or gradient was not finite, -1 if none.
+        key: (2,) uint32; data of the PRNG key that minibatches are drawn with, None for the full batch.
+    """
+
+    params: Leaf
+    optimizer: Leaf
+    step: Leaf
+    failed_at: Leaf
+    key: Leaf = None
+
+
+@struct.dataclass
+class Info:
+    """What one step reports: the loss and gradient norm before the step, both scalars."""
+
+    loss: Leaf
+    gradient_norm: Leaf
+
+
+class Algorithm(NamedTuple):
+    """A dynamics: `init(params) -> state` and `step(state, corpus) -> (state, Info)`, both pure.
+
+    A state has `params`, `step` and `failed_at`, as `State` does. Where batches are drawn at random,
+    `init(params, key)` takes a PRNG key too; an early-stopped descent takes two corpora.
+    """
+
+    init: Callable[..., Any]
+    step: Callable[[Any, Any], tuple[Any, Info]]
+
+
+def run(algorithm: Algorithm, state: Any, corpus: Any, steps: int | Array) -> Any:
+    """Take a number of steps, which may be traced, in one compiled loop.
+
+    Args:
+        algorithm: a descent, say.
+        state: where to start.
+        corpus: what the descent's step takes: n sequences.
+        steps: how many.
+
+    Returns:
+        The state after the steps; one call with k + l steps equals two with k and l.
+    """
+    return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, corpus)[0], state)
