@@ -1,11 +1,17 @@
 """What every model starts from: embeddings, query and head."""
 
+from typing import Annotated, Literal
+
 import jax
 import jax.numpy as jnp
+import msgspec
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.errors import InputError
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+Weights = Literal["identity", "normal"]
 
 
 def embeddings_query_head(
@@ -46,6 +52,14 @@ def embeddings_query_head(
     )
 
 
-def square(key: Array, dim: int, dtype: DTypeLike) -> Array:
-    """Draw a (d, d) matrix of entries N(0, 1/d), which on average keeps the length of what it maps."""
+def square(key: Array, dim: int, dtype: DTypeLike, weights: Weights = "normal") -> Array:
+    """Make a (d, d) matrix: entries N(0, 1/d), which on average keep the length of what they map, or 1.
+
+    Raises:
+        InputError: another start than "identity" or "normal".
+    """
+    if weights not in ("identity", "normal"):
+        raise InputError(f"weights: {weights!r}; it must be 'identity' or 'normal'")
+    if weights == "identity":
+        return jnp.eye(dim, dtype=dtype)
     return dim**-0.5 * jax.random.normal(key, (dim, dim), dtype)

@@ -1,6 +1,7 @@
 """One hidden layer after the attention: f = v·relu(h W + b) with h = Σ_i q_i E_{x_i}."""
 
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,10 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.attention.pooling import pool
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import embeddings_query_head, square
+from jaxattn.models.initial import PositiveInt, embeddings_query_head, square
+from jaxattn.attention import pool
+from jaxattn.spec import Spec
 from jaxattn.trees import Leaf
 
 
@@ -81,3 +83,24 @@ def logits(params: Params, corpus: Corpus) -> Array:
     """
     pooled = pool(corpus, params.E @ params.p, params.E @ params.W)
     return jax.nn.relu(pooled + params.b) @ params.v
+
+
+class Mlp(Spec, frozen=True, kw_only=True):
+    """One hidden layer of width `dim` after the softmax."""
+
+    dim: PositiveInt
+    attends_to_tokens: ClassVar[bool] = True
+    token_rows: ClassVar[tuple[str, ...]] = ("E",)
+    parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W", "b")
+
+    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+        """Draw the parameters, see the module's `init`."""
+        return init(key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype)
+
+    def logits(self, params: Params, corpus: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `logits`."""
+        return logits(params, corpus)
+
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
+        return scores_and_values(params)

@@ -1,6 +1,7 @@
 """The one-layer softmax attention classifier with a `<cls>` query and trained embeddings."""
 
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,10 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.attention.softmax import attend
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import embeddings_query_head
+from jaxattn.attention import attend
+from jaxattn.models.initial import PositiveInt, embeddings_query_head
+from jaxattn.spec import Spec
 from jaxattn.trees import Leaf
 
 
@@ -75,3 +77,25 @@ def logits(params: Params, corpus: Corpus) -> Array:
     """
     scores, values = scores_and_values(params)
     return attend(corpus, scores, values)
+
+
+class OneLayer(Spec, frozen=True, kw_only=True):
+    """The one-layer attention classifier; `dim` is d."""
+
+    dim: PositiveInt
+    attends_to_tokens: ClassVar[bool] = True
+    is_one_layer: ClassVar[bool] = True
+    token_rows: ClassVar[tuple[str, ...]] = ("E",)
+    parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
+
+    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+        """Draw the parameters, see the module's `init`."""
+        return init(key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype)
+
+    def logits(self, params: Params, corpus: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `logits`."""
+        return logits(params, corpus)
+
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
+        return scores_and_values(params)

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.models import mlp, one_layer, two_layer_weights
+from jaxattn.models import key_query, mlp, multi_head, one_layer, two_layer_weights
 
 
 def padded_sequences(corpus: Corpus) -> tuple[Int[np.ndarray, "n T"], Bool[np.ndarray, "n T"]]:
@@ -88,6 +88,42 @@ def mlp_logits(
     """
     pooled = _pool(params.E[ids], params.p, mask)
     return jax.nn.relu(pooled @ params.W + params.b) @ params.v
+
+
+def key_query_logits(
+    params: key_query.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
+) -> Float[Array, "n *K"]:
+    """Compute f(X) position by position with keys E[x] W: q = softmax over positions of (E[x] W) p.
+
+    Args:
+        params: as for `key_query.logits`.
+        ids: token ids, (n, T).
+        mask: real tokens, (n, T).
+
+    Returns:
+        (n,) or (n, K).
+    """
+    embedded = params.E[ids]
+    scores = jnp.where(mask, jnp.einsum("ntd,de,e->nt", embedded, params.W, params.p), -jnp.inf)
+    return jnp.einsum("nt,ntd,d...->n...", jax.nn.softmax(scores, axis=1), embedded, params.v)
+
+
+def multi_head_logits(
+    params: multi_head.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
+) -> Float[Array, "n *K"]:
+    """Compute f(X) = (1/H) Σ_h of the one-layer model with p_h and v_h, position by position.
+
+    Args:
+        params: as for `multi_head.logits`.
+        ids: token ids, (n, T).
+        mask: real tokens, (n, T).
+
+    Returns:
+        (n,) or (n, K).
+    """
+    heads = zip(params.p, params.v, strict=True)
+    each = [logits(one_layer.Params(E=params.E, p=p, v=v), ids, mask) for p, v in heads]
+    return sum(each[1:], each[0]) / len(each)
 
 
 def _pool(tokens: Array, query: Array, mask: Array | np.ndarray) -> Array:

@@ -1,14 +1,19 @@
 """Two attention layers: a first one without parameters, H = Softmax(E_X E_Xᵀ) E_X, then the read-out of H."""
 
+from typing import ClassVar
+
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.attention.gram import gram_matrix
-from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
+from jaxattn.attention.gram import gram_matrix
+from jaxattn.models.initial import PositiveInt
 from jaxattn.models.one_layer import Params, init, scores_and_values
+from jaxattn.attention.self_attention import two_layer_attention
+from jaxattn.spec import Spec
 
 # The parameters, their start and what the paper plots of them, E p and E v, are the one-layer model's.
-__all__ = ["Params", "init", "logits", "scores_and_values"]
+__all__ = ["Params", "TwoLayer", "init", "logits", "scores_and_values"]
 
 
 def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
@@ -29,6 +34,26 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
         The two-layer experiment of arXiv 2505.17282; whether it adds a residual is not published.
     """
     scores, values = scores_and_values(params)
-    return two_layer_attention(
-        corpus, gram_matrix(params.E), scores, values, symmetric=True, residual=residual
-    )
+    return two_layer_attention(corpus, gram_matrix(params.E), scores, values, symmetric=True, residual=residual)
+
+
+class TwoLayer(Spec, frozen=True, kw_only=True):
+    """Self-attention without parameters before the read-out, with a residual connection or without."""
+
+    dim: PositiveInt
+    residual: bool = False
+    attends_to_tokens: ClassVar[bool] = False
+    token_rows: ClassVar[tuple[str, ...]] = ("E",)
+    parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
+
+    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+        """Draw the parameters, see the module's `init`."""
+        return init(key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype)
+
+    def logits(self, params: Params, corpus: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `logits`."""
+        return logits(params, corpus, residual=self.residual)
+
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
+        return scores_and_values(params)

@@ -1,7 +1,7 @@
 """The two-layer model with trained attention weights: H = Softmax(E_X W1 E_Xᵀ) E_X and the query W2 p."""
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,10 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
-from jaxattn.models.initial import embeddings_query_head, square
+from jaxattn.models.initial import PositiveInt, Weights, embeddings_query_head, square
+from jaxattn.attention.self_attention import two_layer_attention
+from jaxattn.spec import Spec
 from jaxattn.trees import Leaf
 
 
@@ -43,7 +43,7 @@ def init(
     dim: int,
     num_classes: int = 2,
     dtype: DTypeLike = jnp.float32,
-    weights: Literal["identity", "normal"] = "identity",
+    weights: Weights = "identity",
 ) -> Params:
     """Draw E, p and v as for the one-layer model; W1 and W2 start at the identity or with entries N(0, 1/d).
 
@@ -65,11 +65,7 @@ def init(
         The start of W1 and W2 is not published; both are chosen here.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
-    if weights not in ("identity", "normal"):
-        raise InputError(f"weights: {weights!r}; it must be 'identity' or 'normal'")
-    if weights == "identity":
-        return Params(E=E, p=p, v=v, W1=jnp.eye(dim, dtype=dtype), W2=jnp.eye(dim, dtype=dtype))
-    W1, W2 = (square(jax.random.fold_in(key, number), dim, dtype) for number in (1, 2))
+    W1, W2 = (square(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
     return Params(E=E, p=p, v=v, W1=W1, W2=W2)
 
 
@@ -98,3 +94,25 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     scores, values = scores_and_values(params)
     gram = (params.E @ params.W1) @ params.E.T
     return two_layer_attention(corpus, gram, scores, values, symmetric=False, residual=residual)
+
+
+class TwoLayerWeights(Spec, frozen=True, kw_only=True):
+    """Self-attention with a trained matrix W1 before the read-out, whose query is W2 p."""
+
+    dim: PositiveInt
+    residual: bool = False
+    attends_to_tokens: ClassVar[bool] = False
+    token_rows: ClassVar[tuple[str, ...]] = ("E",)
+    parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W1", "W2")
+
+    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+        """Draw the parameters, see the module's `init`."""
+        return init(key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype)
+
+    def logits(self, params: Params, corpus: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `logits`."""
+        return logits(params, corpus, residual=self.residual)
+
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
+        return scores_and_values(params)

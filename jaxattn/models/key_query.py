@@ -1,0 +1,114 @@
+"""One layer with a trained key-query matrix: scores a = E W p."""
+
+from functools import partial
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.attention import attend
+from jaxattn.models.initial import PositiveInt, Weights, embeddings_query_head, square
+from jaxattn.spec import Spec
+from jaxattn.trees import Leaf
+
+
+@struct.dataclass
+class Params:
+    """Parameters of the one-layer model with a key-query matrix.
+
+    Attributes:
+        E: (V, d) embeddings.
+        p: (d,) embedding of `<cls>`, the only query.
+        v: (d,) head, or (d, K) heads for K > 2 classes; unit norm each at initialisation.
+        W: (d, d) key-query matrix.
+    """
+
+    E: Leaf
+    p: Leaf
+    v: Leaf
+    W: Leaf
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype", "weights"))
+def init(
+    key: Array,
+    *,
+    vocab_size: int,
+    dim: int,
+    num_classes: int = 2,
+    dtype: DTypeLike = jnp.float32,
+    weights: Weights = "identity",
+) -> Params:
+    """Draw E, p and v as for the one-layer model; W starts at the identity or with entries N(0, 1/d).
+
+    Args:
+        key: PRNG key.
+        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        dim: d.
+        num_classes: K; two classes share one head.
+        dtype: of all parameters.
+        weights: "identity" starts as the one-layer model.
+
+    Returns:
+        The parameters; E, p and v are the one-layer model's for this key.
+
+    Raises:
+        InputError: a size below 1, fewer than two classes, or another start of the weights.
+    """
+    E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
+    return Params(E=E, p=p, v=v, W=square(jax.random.fold_in(key, 1), dim, dtype, weights))
+
+
+def scores_and_values(params: Params) -> tuple[Array, Array]:
+    """Project the embeddings: scores a = E W p, (V,), and values γ = E v, (V,) or (V, K)."""
+    return params.E @ (params.W @ params.p), params.E @ params.v
+
+
+def logits(params: Params, corpus: Corpus) -> Array:
+    """Compute f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X W p) for every sequence.
+
+    Args:
+        params: E (V, d), p (d,), v (d,) or (d, K), W (d, d).
+        corpus: n sequences over V tokens.
+
+    Returns:
+        (n,) for two classes, (n, K) for K heads.
+
+    Source:
+        The attention of Tarzanagh et al. (arXiv 2306.13596) with W and p apart, on trained embeddings.
+    """
+    scores, values = scores_and_values(params)
+    return attend(corpus, scores, values)
+
+
+class KeyQuery(Spec, frozen=True, kw_only=True):
+    """One layer with a trained key-query matrix W, which starts at the identity or with normal entries."""
+
+    dim: PositiveInt
+    weights: Weights = "identity"
+    attends_to_tokens: ClassVar[bool] = True
+    token_rows: ClassVar[tuple[str, ...]] = ("E",)
+    parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W")
+
+    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+        """Draw the parameters, see the module's `init`."""
+        return init(
+            key,
+            vocab_size=vocab_size,
+            dim=self.dim,
+            num_classes=num_classes,
+            dtype=dtype,
+            weights=self.weights,
+        )
+
+    def logits(self, params: Params, corpus: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `logits`."""
+        return logits(params, corpus)
+
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
+        return scores_and_values(params)

@@ -1,0 +1,114 @@
+"""One layer with several attention heads: f = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h)."""
+
+from functools import partial
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.errors import InputError
+from jaxattn.attention import attend
+from jaxattn.models.initial import PositiveInt, embeddings_query_head
+from jaxattn.spec import Spec
+from jaxattn.trees import Leaf
+
+
+@struct.dataclass
+class Params:
+    """Parameters of the one-layer model with H attention heads, each with a query and a read-out of its own.
+
+    Attributes:
+        E: (V, d) embeddings.
+        p: (H, d) queries.
+        v: (H, d) read-outs, or (H, d, K) for K > 2 classes; unit norm each at initialisation.
+    """
+
+    E: Leaf
+    p: Leaf
+    v: Leaf
+
+
+@partial(jax.jit, static_argnames=("vocab_size", "dim", "heads", "num_classes", "dtype"))
+def init(
+    key: Array,
+    *,
+    vocab_size: int,
+    dim: int,
+    heads: int,
+    num_classes: int = 2,
+    dtype: DTypeLike = jnp.float32,
+) -> Params:
+    """Draw E_s, p_h ~ N(0, I/d) and v_h uniform on the unit sphere.
+
+    Args:
+        key: PRNG key.
+        vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
+        dim: d.
+        heads: H. A larger H leaves the heads of a smaller one unchanged.
+        num_classes: K; two classes share one read-out a head.
+        dtype: of all parameters.
+
+    Returns:
+        The parameters; E, p_0 and v_0 are the one-layer model's for this key.
+
+    Raises:
+        InputError: a size below 1, or fewer than two classes.
+    """
+    if heads < 1:
+        raise InputError(f"heads: {heads}; it must be at least 1")
+    draw = partial(embeddings_query_head, dim=dim, num_classes=num_classes, dtype=dtype)
+    E, p, v = draw(key, vocab_size=vocab_size)
+    # Of a head's own draw only p and v are used.
+    others = [draw(jax.random.fold_in(key, h), vocab_size=1) for h in range(1, heads)]
+    queries, readouts = [p, *(x[1] for x in others)], [v, *(x[2] for x in others)]
+    return Params(E=E, p=jnp.stack(queries), v=jnp.stack(readouts))
+
+
+def scores_and_values(params: Params) -> tuple[Array, Array]:
+    """Average over heads: scores (1/H) Σ_h E p_h, (V,), and values (1/H) Σ_h E v_h, (V,) or (V, K).
+
+    The logits are no softmax average of these unless H = 1.
+    """
+    return params.E @ params.p.mean(axis=0), params.E @ params.v.mean(axis=0)
+
+
+def logits(params: Params, corpus: Corpus) -> Array:
+    """Compute f(X) = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h) with q^h = softmax(E_X p_h) for every sequence.
+
+    Args:
+        params: E (V, d), p (H, d), v (H, d) or (H, d, K).
+        corpus: n sequences over V tokens.
+
+    Returns:
+        (n,) for two classes, (n, K) for K.
+    """
+    of_heads = jax.vmap(lambda p, v: attend(corpus, params.E @ p, params.E @ v))
+    return of_heads(params.p, params.v).mean(axis=0)
+
+
+class MultiHead(Spec, frozen=True, kw_only=True):
+    """One layer with `heads` attention heads, whose outputs are averaged."""
+
+    dim: PositiveInt
+    heads: PositiveInt
+    attends_to_tokens: ClassVar[bool] = False
+    token_rows: ClassVar[tuple[str, ...]] = ("E",)
+    parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
+
+    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+        """Draw the parameters, see the module's `init`."""
+        return init(
+            key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype, heads=self.heads
+        )
+
+    def logits(self, params: Params, corpus: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `logits`."""
+        return logits(params, corpus)
+
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
+        return scores_and_values(params)

@@ -1,0 +1,69 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.models import key_query, one_layer, reference
+
+
+def draw(corpus, weights="normal", dim=7):
+    params = key_query.init(
+        jax.random.key(1),
+        vocab_size=corpus.vocab_size,
+        dim=dim,
+        num_classes=corpus.num_classes,
+        dtype=jnp.float64,
+        weights=weights,
+    )
+    return params.replace(p=8 * params.p)
+
+
+@pytest.mark.parametrize("weights", ["identity", "normal"])
+def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, weights):
+    assert_equals_textbook(key_query.logits, reference.key_query_logits, draw(corpus, weights), corpus)
+
+
+def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook):
+    corpus = ragged(3)
+    assert_equals_textbook(key_query.logits, reference.key_query_logits, draw(corpus), corpus)
+
+
+def test_the_textbook_equals_numpy_sequence_by_sequence(x64, ragged):
+    corpus = ragged(2)
+    params = draw(corpus)
+    ids, mask = reference.padded_sequences(corpus)
+    E, p, v, W = (np.asarray(x) for x in (params.E, params.p, params.v, params.W))
+    for tokens, real, f in zip(ids, mask, reference.key_query_logits(params, ids, mask), strict=True):
+        weight = np.array([np.exp(E[s] @ (W @ p)) for s in tokens[real]])
+        expected = sum(q * (E[s] @ v) for q, s in zip(weight / weight.sum(), tokens[real], strict=True))
+        np.testing.assert_allclose(f, expected, rtol=1e-10)
+
+
+def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped):
+    assert_vmapped_equals_looped(partial(key_query.init, weights="normal"), key_query.logits)
+
+
+def test_an_identity_is_the_one_layer_model(x64, ragged):
+    corpus = ragged(3)
+    params = draw(corpus, "identity")
+    plain = one_layer.Params(E=params.E, p=params.p, v=params.v)
+    np.testing.assert_allclose(key_query.logits(params, corpus), one_layer.logits(plain, corpus), rtol=1e-13)
+    for mine, theirs in zip(
+        key_query.scores_and_values(params), one_layer.scores_and_values(plain), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-13)
+
+
+def test_start_is_that_of_the_one_layer_model_whatever_the_vocabulary():
+    plain = one_layer.init(jax.random.key(3), vocab_size=4, dim=300)
+    for weights in ("identity", "normal"):
+        small, large = (
+            key_query.init(jax.random.key(3), vocab_size=size, dim=300, weights=weights) for size in (4, 9)
+        )
+        for name in ("E", "p", "v"):
+            np.testing.assert_array_equal(getattr(small, name), getattr(plain, name))
+        np.testing.assert_array_equal(small.E, large.E[:4])
+        np.testing.assert_array_equal(small.W, large.W)
+        np.testing.assert_allclose((small.W**2).sum() / 300, 1, atol=0.02)

@@ -1,0 +1,86 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.data import ragged as layout
+from jaxattn.errors import InputError
+from jaxattn.models import multi_head, one_layer, reference
+
+
+def draw(corpus, heads=3, dim=7):
+    params = multi_head.init(
+        jax.random.key(1),
+        vocab_size=corpus.vocab_size,
+        dim=dim,
+        heads=heads,
+        num_classes=corpus.num_classes,
+        dtype=jnp.float64,
+    )
+    return params.replace(p=8 * params.p)
+
+
+def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook):
+    assert_equals_textbook(multi_head.logits, reference.multi_head_logits, draw(corpus), corpus)
+
+
+def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook):
+    corpus = ragged(3)
+    assert_equals_textbook(multi_head.logits, reference.multi_head_logits, draw(corpus, heads=2), corpus)
+
+
+def test_a_large_corpus_takes_heads_and_seeds_together(x64, ragged, monkeypatch):
+    """Products with the count matrix equal the gathers, for heads within seeds."""
+    monkeypatch.setattr(layout, "LARGE", 1)
+    corpus = ragged(2)
+    assert corpus.bags.is_large
+    ids, mask = reference.padded_sequences(corpus)
+    both = jax.tree.map(lambda x: jnp.stack([x, 1.5 * x]), draw(corpus))
+
+    def gradients(form, *data):
+        return jax.jit(jax.vmap(jax.grad(lambda x: (form(x, *data) ** 2).sum())))(both)
+
+    ours = gradients(multi_head.logits, corpus)
+    theirs = gradients(reference.multi_head_logits, ids, mask)
+    for name in ("E", "p", "v"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-12)
+    jax.clear_caches()
+
+
+def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped):
+    assert_vmapped_equals_looped(partial(multi_head.init, heads=2), multi_head.logits)
+
+
+def test_one_head_is_the_one_layer_model(x64, ragged):
+    corpus = ragged(3)
+    params = draw(corpus, heads=1)
+    plain = one_layer.Params(E=params.E, p=params.p[0], v=params.v[0])
+    np.testing.assert_allclose(multi_head.logits(params, corpus), one_layer.logits(plain, corpus), rtol=1e-13)
+
+
+def test_scores_and_values_are_averages_over_heads(x64, ragged):
+    params = draw(ragged(3))
+    scores, values = multi_head.scores_and_values(params)
+    np.testing.assert_allclose(scores, np.mean([params.E @ p for p in params.p], axis=0), rtol=1e-12)
+    np.testing.assert_allclose(values, np.mean([params.E @ v for v in params.v], axis=0), rtol=1e-12)
+
+
+def test_heads_are_drawn_one_by_one_from_the_start_of_the_one_layer_model():
+    plain = one_layer.init(jax.random.key(3), vocab_size=5, dim=200, num_classes=3)
+    small, large = (
+        multi_head.init(jax.random.key(3), vocab_size=V, dim=200, heads=H, num_classes=3)
+        for V, H in ((5, 2), (8, 4))
+    )
+    np.testing.assert_array_equal(small.E, plain.E)
+    np.testing.assert_array_equal(large.E[:5], plain.E)
+    for name in ("p", "v"):
+        np.testing.assert_array_equal(getattr(small, name)[0], getattr(plain, name))
+        np.testing.assert_array_equal(getattr(large, name)[:2], getattr(small, name))
+    assert large.v.shape == (4, 200, 3)
+    np.testing.assert_allclose(jnp.linalg.norm(large.v, axis=1), 1, rtol=1e-5)
+    directions = large.p / jnp.linalg.norm(large.p, axis=1, keepdims=True)
+    assert jnp.abs(directions @ directions.T - jnp.eye(4)).max() < 0.3
+    with pytest.raises(InputError, match="heads: 0"):
+        multi_head.init(jax.random.key(0), vocab_size=3, dim=2, heads=0)

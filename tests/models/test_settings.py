@@ -1,0 +1,79 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+
+from jaxattn import models, trees
+
+# Settings, what the module's functions are given for them, and the parameters.
+SETTINGS = {
+    "one_layer": (models.OneLayer(dim=6), {}, {}, ("E", "p", "v")),
+    "mlp": (models.Mlp(dim=6), {}, {}, ("E", "p", "v", "W", "b")),
+    "two_layer": (models.TwoLayer(dim=6, residual=True), {}, {"residual": True}, ("E", "p", "v")),
+    "two_layer_weights": (models.TwoLayerWeights(dim=6), {}, {}, ("E", "p", "v", "W1", "W2")),
+    "key_query": (
+        models.KeyQuery(dim=6, weights="normal"),
+        {"weights": "normal"},
+        {},
+        ("E", "p", "v", "W"),
+    ),
+    "multi_head": (models.MultiHead(dim=6, heads=2), {"heads": 2}, {}, ("E", "p", "v")),
+}
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classes):
+    model, starts, forms, parameters = SETTINGS[name]
+    module, corpus = getattr(models, name), ragged(classes)
+    assert type(model) is models.MODELS[name]
+    sizes = {"vocab_size": corpus.vocab_size, "num_classes": classes, "dtype": jnp.float32}
+    params = model.init(jax.random.key(0), **sizes)
+    assert trees.names(params) == parameters
+    expected = module.init(jax.random.key(0), dim=6, **sizes, **starts)
+    for mine, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(
+        model.logits(params, corpus), partial(module.logits, **forms)(params, corpus)
+    )
+    for mine, theirs in zip(model.scores_and_values(params), module.scores_and_values(params), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_models_say_of_themselves_what_is_so(ragged, name):
+    """Attention over tokens does not depend on the values; parameters in token_rows have a row per token."""
+    model = SETTINGS[name][0]
+    corpus = ragged(2)
+    params, larger = (
+        model.init(jax.random.key(0), vocab_size=size, dtype=jnp.float32)
+        for size in (corpus.vocab_size, corpus.vocab_size + 3)
+    )
+    for parameter in trees.names(params):
+        mine, theirs = trees.get(params, parameter), trees.get(larger, parameter)
+        if parameter in model.token_rows:
+            assert len(theirs) == len(mine) + 3
+            np.testing.assert_array_equal(theirs[: len(mine)], mine)
+        else:
+            np.testing.assert_array_equal(theirs, mine)
+    if model.attends_to_tokens and name != "mlp":
+        found = attend(corpus, *model.scores_and_values(params))
+        np.testing.assert_allclose(found, model.logits(params, corpus), rtol=1e-5, atol=1e-6)
+    assert getattr(model, "is_one_layer", False) == (name == "one_layer")
+
+
+def test_settings_are_checked_when_they_are_read():
+    read = msgspec.convert({"dim": 4, "heads": 2}, models.MultiHead)
+    assert read == models.MultiHead(dim=4, heads=2)
+    for name, wrong in (
+        ("one_layer", {"dim": 0}),
+        ("one_layer", {}),
+        ("mlp", {"dim": 4, "width": 3}),
+        ("key_query", {"dim": 4, "weights": "zero"}),
+        ("multi_head", {"dim": 4, "heads": 0}),
+    ):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, models.MODELS[name])
