@@ -2,6 +2,7 @@ import dataclasses
 import inspect
 
 import matplotlib
+import msgspec
 import numpy as np
 import pytest
 
@@ -283,3 +284,13 @@ def test_every_kind_has_words_for_its_options():
     for drawing in map(function, KINDS):
         options = list(inspect.signature(drawing).parameters)[1:]
         assert all(f"        {name}: " in drawing.__doc__ for name in options)
+
+
+def test_every_option_has_a_type_that_a_sweep_file_can_give():
+    for drawing in map(function, KINDS):
+        for parameter in list(inspect.signature(drawing).parameters.values())[1:]:
+            assert parameter.kind is parameter.KEYWORD_ONLY
+            if parameter.default is not parameter.empty:
+                assert msgspec.convert(parameter.default, parameter.annotation) == parameter.default
+    convert = inspect.signature(function("curves")).parameters["cells"].annotation
+    assert msgspec.convert([1, 2], convert) == (1, 2)
