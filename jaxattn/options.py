@@ -10,7 +10,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from jaxattn.errors import InputError
 
 Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML).")]
-Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder of a finished run.")]
+Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder.")]
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
     arg(

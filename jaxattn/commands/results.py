@@ -35,7 +35,7 @@ def aggregate(
     Example: jaxattn aggregate results/shard1 results/shard2 --metrics loss --by model.dim --out loss.tex
 
     Args:
-        directories: Results folders of finished runs: shards, more seeds, or different sweeps.
+        directories: Results folders: shards, more seeds, or different sweeps.
         where: Keep cells whose config has this value; may be given several times.
         metrics: Keep these metrics only.
         phases: Keep these phases only.
@@ -51,6 +51,8 @@ def aggregate(
     if not directories:
         raise InputError("aggregate: give at least one results folder")
     loaded = combine.combine([load(directory) for directory in directories])
+    if not loaded.finished:
+        print("jaxattn: not finished: these are the numbers so far", file=sys.stderr)
     loaded = combine.choose(loaded, where=dict(map(read_pair, where)), metrics=metrics, phases=phases)
     if pair is not None:
         key, values = read_pair(pair)

@@ -5,12 +5,10 @@ import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from jaxattn.errors import InputError, RunError
 from jaxattn.paper import compare
@@ -290,15 +288,8 @@ def _pictures(loaded: Run, item: Item) -> tuple[Picture, ...]:
     for number, spec in enumerate(item.figures):
         drawn = figures.draw(loaded, spec)
         name = f"figures/{item.name}{f'-{number + 1}' if number else ''}.png"
-        pictures.append(Picture(name, drawn.caption, _png(drawn.figure)))
+        pictures.append(Picture(name, drawn.caption, style.png(drawn.figure, PIXELS_PER_INCH)))
     return tuple(pictures)
-
-
-def _png(figure: Figure) -> bytes:
-    content = BytesIO()
-    with style.style():
-        figure.savefig(content, format="png", dpi=PIXELS_PER_INCH, metadata={"Software": None})
-    return content.getvalue()
 
 
 def _cells(table: pd.DataFrame) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """Power laws y ≈ exp(intercept) x^slope, fitted to every seed by least squares in logarithms."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -59,7 +60,7 @@ def power_law(
     return PowerLaw(slope, float(mean_y.mean() - slope * mean_x.mean()), low, high, seeds)
 
 
-def powers(x: ArrayLike, y: ArrayLike) -> Floats:
+def powers(x: Any, y: Any) -> Floats:
     """Fit the power of a law y ~ x^power to every seed.
 
     Args:
@@ -72,7 +73,7 @@ def powers(x: ArrayLike, y: ArrayLike) -> Floats:
     return _lines(x, y)[0]
 
 
-def _lines(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats, Floats]:
+def _lines(x: Any, y: Any) -> tuple[Floats, Floats, Floats]:
     """Slope, mean of log x and mean of log y of every row, over the points where both are positive."""
     y = np.asarray(y, float)
     x = np.broadcast_to(np.asarray(x, float), y.shape)

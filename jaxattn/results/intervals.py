@@ -64,7 +64,7 @@ def percentile(draws: ArrayLike) -> tuple[Floats, Floats]:
     known = np.isfinite(draws).any(axis=0)
     if known.any():
         bounds[:, known] = np.nanquantile(draws[:, known], TAILS, axis=0)
-    return bounds[0], bounds[1]
+    return np.asarray(bounds[0]), np.asarray(bounds[1])
 
 
 def resamples(points: int, number: int, rng: np.random.Generator) -> Floats:

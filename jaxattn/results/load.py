@@ -143,9 +143,9 @@ class Results(Run):
         Raises:
             InputError: an unknown cell, seed or phase, no checkpoint, a damaged one, another model.
         """
-        from jaxattn.results import params  # imports JAX, which tables and figures do not need
+        from jaxattn.results.params import trained  # imports JAX, which tables and figures do not need
 
-        return params.trained(self, cell=cell, seed=seed, phase=phase, model=model)
+        return trained(self, cell=cell, seed=seed, phase=phase, model=model)
 
     def _repr_html_(self) -> str:
         failed = len(self.manifest.get("failures", []))

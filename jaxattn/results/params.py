@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ class Parameters:
 
     def __init__(self, arrays: Mapping[str, Any]):
         """Hold the arrays under their names."""
-        object.__setattr__(self, "_arrays", MappingProxyType(dict(arrays)))
+        object.__setattr__(self, "_arrays", dict(arrays))
 
     def __getattr__(self, name: str) -> Any:
         # Copying asks for attributes before there are any.
@@ -81,7 +80,7 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
     """
     results.settings(cell)
     batch, lane = _lane(results, cell, seed)
-    arrays = {name: x[lane] for name, x in _after(_restore(results, batch), phase).items()}
+    arrays = {name: x[lane] for name, x in _after(_restore(results, cell, batch), phase).items()}
     try:
         vocab_size = int(results.lookup(cell, "data.vocab_size"))
     except InputError:
@@ -109,7 +108,7 @@ def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int]:
     raise InputError(f"seed {seed}: {results.directory} has {_numbers(seeds)} of cell {cell}")
 
 
-def _restore(results: Run, batch: str) -> dict[str, Arrays]:
+def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     """Read the last checkpoint of a batch: by phase the parameters that moved in it, of all lanes."""
     import orbax.checkpoint as ocp  # slow to import
 
@@ -142,9 +141,15 @@ def _restore(results: Run, batch: str) -> dict[str, Arrays]:
         raise InputError(
             f"{folder}: damaged (its checksums differ); delete it and run again: {results.command}"
         )
-    phases = [entry["name"] for entry in results.manifest["config"]["phases"]]
-    order = [*(name for name in phases if name in state), *(name for name in state if name not in phases)]
-    return {name: state[name] for name in order}
+    return {name: state[name] for name in _in_order(results, cell, list(state))}
+
+
+def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
+    """Put phases in the order they ran; blocks may have phases of their own, and records may be a choice."""
+    recorded = [str(name) for name in results.records["phase"][results.records["cell"] == cell].unique()]
+    planned = [entry["name"] for entry in results.lookup(cell, "phases")]
+    known = recorded if set(phases) <= set(recorded) else planned
+    return sorted(phases, key=lambda name: known.index(name) if name in known else len(known))
 
 
 def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:

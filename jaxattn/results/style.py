@@ -88,20 +88,20 @@ def colours(count: int, *, ordered: bool) -> list[str]:
     return [to_hex(rgb) for rgb in matplotlib.colormaps["viridis_r"](np.linspace(0.12, 0.95, count))]
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, dpi: int | None = None) -> bytes:
     """Render a figure as PNG; the same figure gives the same bytes."""
-    return _render(figure, "png", {"Software": None})
+    return _render(figure, "png", {"Software": None}, dpi)
 
 
 def pdf(figure: Figure) -> bytes:
     """Render a figure as PDF with embedded fonts and no date; the same figure gives the same bytes."""
-    return _render(figure, "pdf", {"CreationDate": None})
+    return _render(figure, "pdf", {"CreationDate": None}, None)
 
 
-def _render(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
+def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | None) -> bytes:
     content = BytesIO()
     with style(), warnings.catch_warnings():
         # Vocabularies hold letters that no installed font has; a box in their place is no reason to stop.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(content, format=kind, metadata=metadata)
+        figure.savefig(content, format=kind, metadata=metadata, dpi=dpi or RC["savefig.dpi"])
     return content.getvalue()

@@ -58,16 +58,6 @@ def test_the_interval_over_seeds_is_as_wide_as_the_seeds_differ(rng):
     assert own.mean[1:, 0].std() == pytest.approx(by_seed.std(ddof=0) / np.sqrt(20), rel=0.1)
 
 
-def test_spearman_is_scipys_and_leaves_empty_bins_out(rng):
-    from scipy.stats import spearmanr
-
-    rows, reference = rng.normal(size=(4, 20)), rng.normal(size=20)
-    rows[1, 3] = np.nan
-    expected = [spearmanr(row, reference, nan_policy="omit").statistic for row in rows]
-    np.testing.assert_allclose(compare.spearman(rows, reference), expected, rtol=1e-12)
-    assert np.isnan(compare.spearman(np.ones((1, 20)), reference)).all()
-
-
 def test_the_longest_rise_is_found_across_an_empty_bin():
     row = np.array([3.0, 1.0, np.nan, 2.0, 4.0, 3.0, 3.5])
     bins, first, last = compare.longest_rise(row[None])

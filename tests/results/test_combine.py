@@ -7,7 +7,7 @@ import pytest
 
 from jaxattn.errors import InputError, RunError
 from jaxattn.results import aggregate, load
-from jaxattn.results.combine import choose, combine, group, paired, setting_of
+from jaxattn.results.combine import choose, combine, group, paired
 from jaxattn.results.tables import latex, markdown, write
 
 METRICS = ("loss", "accuracy")
@@ -67,10 +67,10 @@ def test_a_seed_that_two_folders_hold_is_refused(tmp_path):
 
 def test_keys_are_looked_up_swept_or_not(tmp_path):
     results = folder(tmp_path / "a", range(2))
-    assert setting_of(results, 3, "model.dim") == 16
-    assert setting_of(results, 3, "phases.query.steps") == setting_of(results, 3, "phases.0.steps") == 7
+    assert results.lookup(3, "model.dim") == 16
+    assert results.lookup(3, "phases.query.steps") == results.lookup(3, "phases.0.steps") == 7
     with pytest.raises(InputError, match=r"phases.embed.steps: no such key in the config of "):
-        setting_of(results, 0, "phases.embed.steps")
+        results.lookup(0, "phases.embed.steps")
 
 
 def test_choosing_keeps_cells_metrics_and_phases(tmp_path):

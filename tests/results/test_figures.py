@@ -1,17 +1,20 @@
 import dataclasses
+import inspect
 
 import matplotlib
+import msgspec
 import numpy as np
 import pytest
 
 from jaxattn.errors import InputError
 from jaxattn.results import aggregate, style
+from jaxattn.results.binning import bin_means
 from jaxattn.results.curves import curves
-from jaxattn.results.figures import KINDS, check, draw, draw_all
+from jaxattn.results.figures import KINDS, check, draw, draw_all, function
+from jaxattn.results.fits import PowerLaw
 from jaxattn.results.importance import importance, one_step_law
 from jaxattn.results.scaling import collect, scaling, verdict
-from jaxattn.results.statistics import PowerLaw
-from jaxattn.results.tokens import at_end, bin_means
+from jaxattn.results.tokens import at_end
 from jaxattn.results.top_tokens import top_tokens
 
 SCALING = {"kind": "scaling", "axis": "model.dim", "expected": -0.5, "tolerance": 0.05}
@@ -32,7 +35,7 @@ def test_drawing_leaves_global_settings_alone(results):
 
 
 def test_curves_show_the_interquartile_mean(results):
-    drawn = curves(results["dims"], metrics=["p_norm"], cells=[1, 3])
+    drawn = curves(results["dims"], metrics=("p_norm",), cells=(1, 3))
     lines = drawn.figure.axes[0].get_lines()
     table = aggregate(results["dims"])
     table = table[(table["metric"] == "p_norm") & (table["phase"] == "joint")]
@@ -65,7 +68,7 @@ def test_curves_of_many_cells_show_some(results):
             np.concatenate([r[r["metric"] == "loss"] for r in records]), columns=run.records.columns
         ).astype(run.records.dtypes.to_dict()),
     )
-    drawn = curves(many, metrics=["loss"])
+    drawn = curves(many, metrics=("loss",))
     assert "12 of 40 cells are shown" in drawn.caption
 
 
@@ -218,7 +221,7 @@ def test_unknown_phase_is_named(results, kind):
 
 def test_curves_of_an_unknown_metric(results):
     with pytest.raises(InputError, match=r"metric 'los': the run recorded .*loss"):
-        curves(results["text"], metrics=["los"])
+        curves(results["text"], metrics=("los",))
 
 
 @pytest.mark.parametrize(
@@ -278,5 +281,16 @@ def test_names_are_distinct_and_problems_do_not_stop_the_rest(results):
 
 
 def test_every_kind_has_words_for_its_options():
-    for function in KINDS.values():
-        assert all(f"        {name}: " in function.__doc__ for name in function.__kwdefaults__ or {})
+    for drawing in map(function, KINDS):
+        options = list(inspect.signature(drawing).parameters)[1:]
+        assert all(f"        {name}: " in drawing.__doc__ for name in options)
+
+
+def test_every_option_has_a_type_that_a_sweep_file_can_give():
+    for drawing in map(function, KINDS):
+        for parameter in list(inspect.signature(drawing).parameters.values())[1:]:
+            assert parameter.kind is parameter.KEYWORD_ONLY
+            if parameter.default is not parameter.empty:
+                assert msgspec.convert(parameter.default, parameter.annotation) == parameter.default
+    convert = inspect.signature(function("curves")).parameters["cells"].annotation
+    assert msgspec.convert([1, 2], convert) == (1, 2)

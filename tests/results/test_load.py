@@ -1,6 +1,8 @@
 import ast
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -102,15 +104,37 @@ def test_unknown_cell(results):
         results["dims"].settings(9)
 
 
-def test_analysis_imports_neither_jax_nor_other_rooms():
+def imported(tree):
+    for node in tree:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        yield from names + ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+
+
+def test_results_import_neither_jax_nor_what_is_above_them():
     for path in Path(jaxattn.results.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for name in names:
-                room = ".".join(name.split(".")[:2])
-                assert name.split(".")[0] != "jax", f"{path.name} imports {name}"
-                assert not name.startswith("jaxattn") or room in ("jaxattn.results", "jaxattn.errors"), (
-                    path.name
-                )
-                assert name != "matplotlib.pyplot", path.name
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for name in imported(ast.walk(tree)):
+            package = ".".join(name.split(".")[:2])
+            below = package in ("jaxattn.results", "jaxattn.errors")
+            # Trained parameters alone are arrays of JAX.
+            assert name.split(".")[0] != "jax" or path.name == "params.py", f"{path.name} imports {name}"
+            assert not name.startswith("jaxattn") or below, path.name
+            assert name != "matplotlib.pyplot", path.name
+        slow = {"matplotlib", "scipy", "jinja2", "orbax", "jaxattn.results.params", "jaxattn.results.style"}
+        drawing = "from jaxattn.results.style" in path.read_text(encoding="utf-8") or path.name in (
+            "style.py",
+            "report.py",
+        )
+        for name in [] if drawing else imported(tree.body):
+            assert name not in slow, path.name
+            assert name.split(".")[0] not in slow, path.name
+
+
+def test_loading_imports_nothing_that_draws():
+    """What draws is imported when something is drawn: matplotlib and scipy take a second."""
+    code = (
+        "import sys; before = set(sys.modules); import jaxattn.results.load; "
+        "print([x for x in ('matplotlib', 'jinja2', 'orbax') if x in set(sys.modules) - before])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

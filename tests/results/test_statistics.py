@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from jaxattn.results import aggregate, power_law, summary_table
-from jaxattn.results.statistics import STATISTICS, format_number, interval, last_steps
+from jaxattn.results import aggregate, summary_table
+from jaxattn.results.numbers import interval
+from jaxattn.results.statistics import STATISTICS, last_steps
 
 
 def table(values, *, metric="loss", cell=0, step=0, phase="p"):
@@ -211,69 +212,3 @@ def test_summary_of_one_seed_has_no_brackets(results):
         .apply(lambda c: c.str.contains(r"\["))
         .any(axis=None)
     )
-
-
-def test_power_law_equals_polyfit():
-    rng = np.random.default_rng(7)
-    x = np.array([64, 128, 300, 1024.0])
-    y = 3 * x[:, None] ** -0.5 * np.exp(0.1 * rng.standard_normal((4, 12)))
-    law = power_law(x, y)
-    slope, intercept = np.polyfit(np.repeat(np.log(x), 12), np.log(y).ravel(), 1)
-    assert law.slope == pytest.approx(slope, rel=1e-12)
-    assert law.intercept == pytest.approx(intercept, rel=1e-12)
-    assert law.low < law.slope < law.high
-    assert law.seeds == 12
-
-
-def test_interval_of_the_slope_equals_refitting_every_resample():
-    rng = np.random.default_rng(8)
-    x = np.array([1, 2, 4, 8.0])
-    y = x[:, None] ** 1.5 * np.exp(0.2 * rng.standard_normal((4, 6)))
-    law = power_law(x, y, seed=9, resamples=300)
-    by_slope = np.argsort([np.polyfit(np.log(x), np.log(y[:, s]), 1)[0] for s in range(6)])
-    draws = np.random.default_rng(9).integers(0, 6, (300, 6))
-    fits = [np.polyfit(np.repeat(np.log(x), 6), np.log(y[:, by_slope[draw]]).ravel(), 1)[0] for draw in draws]
-    np.testing.assert_allclose([law.low, law.high], np.quantile(fits, [0.025, 0.975]), rtol=1e-9)
-
-
-def test_power_law_of_seeds_with_points_of_their_own():
-    rng = np.random.default_rng(1)
-    x = rng.uniform(1, 100, (9, 4))
-    y = 2 * x ** rng.normal(-1, 0.1, 4) * np.exp(0.1 * rng.normal(size=x.shape))
-    x[0, 2] = x[5, 3] = np.nan
-    slopes = [np.polyfit(*np.log([x[:, s], y[:, s]])[:, np.isfinite(x[:, s])], 1)[0] for s in range(4)]
-    law = power_law(x, y)
-    np.testing.assert_allclose(law.slope, np.mean(slopes))
-    assert law.seeds == 4
-
-
-def test_power_law_leaves_out_seeds_with_gaps():
-    x, y = np.array([1, 10.0]), np.array([[1, 1, 1, 1], [10, 100, np.nan, 0.0]])
-    law = power_law(x, y)
-    assert law.seeds == 2
-    assert law.slope == pytest.approx(1.5)
-
-
-def test_power_law_without_enough_to_fit():
-    single = power_law([1, 10], [[2.0], [20.0]])
-    assert single.slope == pytest.approx(1)
-    assert np.isnan(single.low)
-    assert np.isnan(power_law([5], [[2.0, 3.0]]).slope)
-    assert np.isnan(power_law([1, 2], [[np.nan], [1.0]]).slope)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.87312, "0.873"),
-        (0.9, "0.900"),
-        (-18.94, "-18.9"),
-        (1234.5, "1234"),
-        (3.2e-5, "3.20e-5"),
-        (-7.04e12, "-7.04e12"),
-        (np.nan, "–"),
-    ],
-)
-def test_numbers_for_reading(value, text):
-    assert format_number(value) == text

@@ -2,29 +2,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from jaxattn.errors import InputError
-from jaxattn.results.tokens import at_end, bin_means, named, top
-
-
-def test_bins_equal_scipy_and_have_the_published_centers():
-    rng = np.random.default_rng(0)
-    x, y = rng.uniform(-1.2, 1.2, 500), rng.standard_normal(500)
-    means = bin_means(x, y)
-    edges = np.linspace(-1, 14 / 15, 21)
-    inside = (x >= -1) & (x <= 14 / 15)
-    for name, statistic in (("mean", "mean"), ("sd", "std"), ("n", "count")):
-        expected = scipy.stats.binned_statistic(x[inside], y[inside], statistic, bins=edges).statistic
-        np.testing.assert_allclose(means[name], expected, rtol=1e-9)
-    assert means["center"].iloc[[0, -1]].tolist() == pytest.approx([-0.9517, 0.885], abs=1e-4)
-
-
-def test_bins_keep_their_ends_and_leave_out_the_rest():
-    means = bin_means([-1, np.float32(14 / 15), 0.95, -1.01, np.nan], [1, 2, 3, 4, 5])
-    assert means["n"].sum() == 2
-    assert (means["mean"].iloc[0], means["mean"].iloc[-1]) == (1, 2)
-    assert means["mean"].iloc[1:-1].isna().all()
+from jaxattn.results.tokens import at_end, named, top
 
 
 def test_seeds_of_one_corpus_are_averaged(results):

@@ -4,14 +4,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxattn.diagnosis.correlations import (
-    correlations,
-    equal_bins,
-    equal_counts,
-    pearson,
-    resamples,
-    weighted_ranks,
-)
+from jaxattn.results.binning import bin_numbers, quantile_edges
+from jaxattn.results.correlations import Binned, correlations, pearson, spearman, weighted_ranks
+from jaxattn.results.intervals import resamples
+
+
+def equal_bins(x, low, high, bins):
+    return Binned(x, bin_numbers(x, np.linspace(low, high, bins + 1)))
+
+
+def equal_counts(x, bins):
+    return Binned(x, bin_numbers(x, quantile_edges(x, bins)))
 
 
 def written_out(x, weights):
@@ -55,15 +58,14 @@ def test_ranks_are_those_of_the_copies(points):
         np.testing.assert_allclose(written_out(row, w), stats.rankdata(written_out(x, w)), rtol=0, atol=1e-12)
 
 
-def test_equal_bins_hold_both_ends_and_nothing_outside():
-    bins = equal_bins(np.array([-1.1, -1, -0.01, 0, 0.99, 1, np.float32(1) + 1e-7, 1.2]), -1.0, 1.0, 4).bins
-    assert bins.tolist() == [-1, 0, 1, 2, 3, 3, 3, -1]
-
-
-def test_equal_counts_share_points_evenly_and_keep_ties_together(rng):
-    assert np.bincount(equal_counts(rng.normal(size=100), 5).bins).tolist() == [20] * 5
-    tied = equal_counts(np.array([0.0] * 50 + list(range(1, 11))), 5).bins
-    assert len(set(tied[:50])) == 1
+def test_spearman_is_scipys_and_leaves_empty_bins_out(rng):
+    rows, reference = rng.normal(size=(4, 20)), rng.normal(size=20)
+    rows[1, 3] = np.nan
+    expected = [stats.spearmanr(row, reference, nan_policy="omit").statistic for row in rows]
+    np.testing.assert_allclose(spearman(rows, reference), expected, rtol=1e-12)
+    assert np.isnan(spearman(np.ones((1, 20)), reference)).all()
+    assert np.isnan(spearman(rows[:1, :2], reference[:2])).all()
+    assert abs(spearman(rows[:1, :2], reference[:2], fewest=2)[0]) == pytest.approx(1)
 
 
 def test_a_constant_side_has_no_correlation():
@@ -71,12 +73,6 @@ def test_a_constant_side_has_no_correlation():
     assert np.isnan(
         correlations(equal_bins(np.full(9, 0.1), 0.0, 1.0, 3), np.arange(9.0), np.ones((1, 9)))
     ).all()
-
-
-def test_resamples_draw_as_many_points_as_there_are(rng):
-    weights = resamples(40, 500, rng)
-    assert (weights.sum(axis=1) == 40).all()
-    np.testing.assert_allclose(weights.mean(axis=0), 1, atol=5 / np.sqrt(500))
 
 
 def test_the_spread_over_resamples_falls_with_the_root_of_the_number_of_points(rng):

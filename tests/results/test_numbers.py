@@ -1,0 +1,30 @@
+import numpy as np
+import pytest
+
+from jaxattn.results.numbers import brief, format_number, with_interval
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.87312, "0.873"),
+        (0.9, "0.900"),
+        (-18.94, "-18.9"),
+        (1234.5, "1234"),
+        (3.2e-5, "3.20e-5"),
+        (-7.04e12, "-7.04e12"),
+        (np.nan, "–"),
+    ],
+)
+def test_numbers_for_reading(value, text):
+    assert format_number(value) == text
+
+
+def test_an_interval_decides_the_digits():
+    assert with_interval(-0.4992, -0.5177, -0.4807) == "-0.499 [-0.518, -0.481]"
+    assert with_interval(2.0, 2.0, 2.0) == "2.00 [2.00, 2.00]"
+
+
+def test_round_numbers_are_brief():
+    assert [brief(x) for x in (1e-9, 1e6, 200.0)] == ["1e-9", "1e6", "200"]

@@ -1,0 +1,111 @@
+"""Figures that the user's own functions draw."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from matplotlib.figure import Figure
+
+from jaxattn.errors import InputError
+from jaxattn.results import load, report
+from jaxattn.results.drawn import Drawn, Picture
+from jaxattn.results.figures import draw_all
+
+KIND = "lab.figures:losses"
+FIGURES = ({"kind": "top_tokens", "number": 5}, {"kind": KIND, "metric": "loss", "phase": None})
+
+
+def losses(results, metric="loss"):
+    """Every seed's last loss.
+
+    More words.
+    """
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().plot(results.records.loc[results.records["metric"] == metric, "value"].tail(5))
+    return figure
+
+
+def broken(results, metric="loss"):
+    raise ZeroDivisionError("no loss")
+
+
+@pytest.fixture
+def folder(write, tmp_path):
+    return write(tmp_path / "run", vocab_size=50, seeds=1, figures=FIGURES)
+
+
+def test_a_bare_figure_is_named_by_its_function(results):
+    drawn = results["text"].figure(losses, metric="p_norm")
+    assert (drawn.name, drawn.title, drawn.caption) == ("losses", "Losses", "Every seed's last loss.")
+    assert drawn._repr_png_().startswith(b"\x89PNG")
+    own = results["text"].figure(lambda results: Drawn("a/b", "A", "B", losses(results)))
+    assert own.name == "a-b"
+    with pytest.raises(InputError, match="figure broken_too: returned int; let it return a matplotlib"):
+        results["text"].figure(broken_too)
+
+
+def broken_too(results):
+    return 3
+
+
+def test_short_names_draw_with_lists_too(results):
+    drawn = results["dims"].figure("curves", metrics=["loss"], cells=[0, 1])
+    assert "2 of 4 cells" in drawn.caption
+    with pytest.raises(InputError, match=r"figure.kind: unknown 'lab:losses'; expected one of convergence"):
+        results["dims"].figure("lab:losses")
+
+
+def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path):
+    first = report.write(folder, {KIND: losses})
+    assert not first.problems
+    words = json.loads((folder / "figures" / "own.json").read_text())
+    assert words == [{"index": 1, "name": "losses", "title": "Losses", "caption": "Every seed's last loss."}]
+    image = (folder / "figures" / "losses.png").read_bytes()
+    page = (folder / "report.html").read_text()
+    again = report.write(shutil.copytree(folder, tmp_path / "again"))
+    assert len(again.problems) == 1
+    assert f"figures[1] ({KIND}) was not drawn again but shown as the run drew it" in again.problems[0]
+    assert "executes no code" in again.problems[0]
+    text = again.page.read_text()
+    assert text.count("<img ") == page.count("<img ") == 2
+    assert page[page.index("<figure>") : page.index("</figure>")] in text
+    assert (again.page.parent / "figures" / "losses.png").read_bytes() == image
+    assert (again.page.parent / "figures" / "own.json").exists()
+
+
+def test_without_the_file_it_is_left_out(folder):
+    drawn, problems = draw_all(load(folder))
+    assert [each.name for each in drawn] == ["top_tokens_joint"]
+    assert "left out" in problems[0]
+
+
+@pytest.mark.parametrize("text", ["{", "[3]", '[{"index": "x"}]', '{"index": 1}'])
+def test_strange_words_are_ignored(folder, text):
+    (folder / "figures").mkdir()
+    (folder / "figures" / "own.json").write_text(text)
+    assert len(draw_all(load(folder))[0]) == 1
+
+
+def test_names_lead_nowhere_else(folder):
+    (folder / "figures").mkdir()
+    (folder / "secret.png").write_bytes(b"\x89PNG secret")
+    entry = {"index": 1, "name": "../secret", "title": "", "caption": ""}
+    (folder / "figures" / "own.json").write_text(json.dumps([entry]))
+    assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
+
+
+def test_an_error_of_an_own_function_costs_its_figure_alone(folder):
+    drawn, problems = draw_all(load(folder), {KIND: broken})
+    assert len(drawn) == 1
+    assert problems == [f"figures[1] ({KIND}) could not be drawn: ZeroDivisionError: no loss"]
+
+
+def test_labels_of_probes_come_first(results):
+    run = results["text"]
+    named = dataclasses.replace(run, manifest=dict(run.manifest) | {"labels": {"p_norm": "size of p"}})
+    assert named.label("p_norm") == "size of p"
+    assert named.label("loss") == run.label("loss") == "loss"
+    assert run.label("p_norm") == r"$\Vert p\Vert$"
+    drawn = named.figure("curves", metrics=("p_norm",))
+    assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == ["size of p"]

@@ -1,0 +1,157 @@
+"""Trained parameters, from checkpoints as a batch leaves them."""
+
+import copy
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.results import load
+from jaxattn.results.params import Parameters
+from jaxattn.study import checkpoints
+from jaxattn.study.checkpoints import Position
+
+DIM, PADDED = 4, 6
+SIZES = [3, 6]
+SEEDS = [2, 5]
+BATCH = "cells-00000-00001-seeds-00002-00005"
+BEGUN = "cells-00000-00001-seeds-00007-00007"
+
+
+def lanes(name, shape, phase):
+    """Five lanes, one of them padding; every number tells lane, name and phase."""
+    size = int(np.prod(shape))
+    start = 1000 * "Epv".index(name) + 10_000 * phase
+    return start + 100 * np.arange(5.0, dtype=np.float64)[:, None] + np.arange(size)
+
+
+@pytest.fixture(scope="module")
+def folder(write, tmp_path_factory):
+    folder = write(
+        tmp_path_factory.mktemp("run"), axes={"data.vocab_size": SIZES}, seeds=1, vocab_size=20, text=False
+    )
+    manifest = json.loads((folder / "manifest.json").read_text())
+    cells = [0, 1]
+    manifest["batches"] = [
+        {"name": BATCH, "cells": cells, "seeds": SEEDS},
+        {"name": BEGUN, "cells": cells, "seeds": [7]},
+        {"name": "gone", "cells": cells, "seeds": [8]},
+    ]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    shapes = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
+    state = {
+        # Saved trees come back in the order of their names: "embed", "joint" are not in another one.
+        "embed": {name: lanes(name, s, 0).reshape(5, *s) for name, s in shapes.items()},
+        "joint": {name: lanes(name, shapes[name], 1).reshape(5, *shapes[name]) for name in "p"},
+    }
+    checkpoints.save(folder / "checkpoints" / BATCH, state, None)
+    checkpoints.save(folder / "checkpoints" / BEGUN, state, Position(0, 3, []))
+    return folder
+
+
+@pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 5, 1), (1, 2, 2), (1, 5, 3)])
+def test_every_lane_is_found_and_cut_to_its_own_vocabulary(folder, cell, seed, lane):
+    found = load(folder).params(cell=cell, seed=seed)
+    E, p, v = lanes("E", (PADDED, DIM), 0), lanes("p", (DIM,), 1), lanes("v", (DIM,), 0)
+    np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
+    np.testing.assert_array_equal(found.p, p[lane])
+    np.testing.assert_array_equal(found.v, v[lane])
+    assert found.E.dtype == np.float64
+
+
+def test_after_an_earlier_phase_later_ones_are_left_out(folder):
+    results = load(folder)
+    np.testing.assert_array_equal(results.params(phase="embed").p, lanes("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(results.params(phase="joint").p, lanes("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, lanes("p", (DIM,), 1)[0])
+
+
+def test_phases_run_in_the_order_of_the_run_not_of_their_names(folder):
+    results = load(folder)
+    config = json.loads(json.dumps(results.manifest["config"]))
+    config["phases"].reverse()
+    renamed = dataclasses.replace(
+        results, manifest=dict(results.manifest) | {"config": config}, records=results.records.iloc[::-1]
+    )
+    np.testing.assert_array_equal(renamed.params().p, lanes("p", (DIM,), 0)[0])
+
+
+def test_parameters_take_the_type_of_a_model(folder):
+    class Model:
+        def init(self, key, *, vocab_size, num_classes=2, dtype=jnp.float32):
+            return ja.models.one_layer.init(
+                key, vocab_size=vocab_size, dim=DIM, num_classes=num_classes, dtype=dtype
+            )
+
+    found = load(folder).params(cell=0, seed=5, model=Model())
+    assert isinstance(found, ja.models.one_layer.Params)
+    assert found.E.shape == (3, DIM)
+    np.testing.assert_array_equal(found.p, lanes("p", (DIM,), 1)[1])
+
+    class Wider(Model):
+        def init(self, key, **sizes):
+            return super().init(key, **sizes).replace(v=jnp.zeros(9))
+
+    with pytest.raises(InputError, match=r"model: its parameters are .*'v': \(9,\).*give the run's own"):
+        load(folder).params(model=Wider())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cell": 9}, "cell 9: .* holds cells 0 to 1"),
+        ({"seed": 3}, "seed 3: .* has seeds 2, 5, 7, 8 of cell 0"),
+        ({"phase": "late"}, "phase 'late': the checkpoint holds embed, joint"),
+        ({"seed": 7}, "its batch is not finished; continue it with: jaxattn run"),
+        ({"seed": 8}, "no such checkpoint; run again: jaxattn run"),
+    ],
+)
+def test_what_is_not_there_is_named_in_one_line(folder, options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load(folder).params(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_put_together_have_no_checkpoints(folder):
+    results = load(folder)
+    manifest = {key: value for key, value in results.manifest.items() if key != "batches"}
+    with pytest.raises(InputError, match="no checkpoint of cell 0 is listed"):
+        dataclasses.replace(results, manifest=manifest).params()
+
+
+def test_damage_is_found(write, folder, tmp_path):
+    import shutil
+
+    copied = shutil.copytree(folder, tmp_path / "run")
+    position = next((copied / "checkpoints" / BATCH).glob("*/position/metadata"))
+    position.write_text(json.dumps({"crc32": [0, 0, 0, 0]}))
+    with pytest.raises(InputError, match="its checksums differ"):
+        load(copied).params()
+    shutil.rmtree(next((copied / "checkpoints" / BATCH).glob("*/state")))
+    with pytest.raises(InputError, match="damaged"):
+        load(copied).params()
+
+
+def test_parameters_are_a_frozen_pytree():
+    params = Parameters({"E": jnp.ones((3, 2)), "p": jnp.arange(2.0)})
+    doubled = jax.tree.map(lambda x: 2 * x, params)
+    np.testing.assert_array_equal(doubled.p, [0, 2])
+    assert isinstance(doubled, Parameters)
+    gradient = jax.grad(lambda x: ((x.E @ x.p) ** 2).sum())(params)
+    np.testing.assert_allclose(gradient.p, [6, 6])
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    assert paths == [".E", ".p"]
+    assert list(params) == ["E", "p"]
+    np.testing.assert_array_equal(params.replace(p=jnp.zeros(2)).p, 0)
+    np.testing.assert_array_equal(copy.deepcopy(params).E, params.E)
+    with pytest.raises(AttributeError, match="no parameter 'q'; there are E, p"):
+        params.q  # noqa: B018
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        params.p = 0
+    with pytest.raises(AttributeError, match="no parameter 'q'"):
+        params.replace(q=0)
