@@ -1,6 +1,26 @@
-"""Gradient training of softmax attention with trained embeddings, as pure functions."""
+"""Gradient training of softmax attention with trained embeddings, as pure functions and studies of them."""
 
-from jaxattn import attention, data, dynamics, losses, models, theory
+from jaxattn import attention, data, dynamics, losses, models, probes, theory
+from jaxattn.api import Study, load
+from jaxattn.data import Generator
+from jaxattn.dynamics import Phase
+from jaxattn.probes import Probes
+from jaxattn.spec import Spec, Static
 
-__all__ = ["attention", "data", "dynamics", "losses", "models", "theory"]
+__all__ = [
+    "Generator",
+    "Phase",
+    "Probes",
+    "Spec",
+    "Static",
+    "Study",
+    "attention",
+    "data",
+    "dynamics",
+    "load",
+    "losses",
+    "models",
+    "probes",
+    "theory",
+]
 __version__ = "0.1.0"

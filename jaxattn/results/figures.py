@@ -49,18 +49,18 @@ def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
     return getattr(importlib.import_module(module), name)
 
 
-def check(specs: Sequence[Mapping[str, Any]], *, phases: Sequence[str], axes: Sequence[str]) -> None:
+def check(specs: Mapping[int, Mapping[str, Any]], *, phases: Sequence[str], axes: Sequence[str]) -> None:
     """Check the figures that a sweep file asks for, before anything is computed.
 
     Args:
-        specs: one mapping per figure: its kind, and the options of that kind's function.
+        specs: by number, one mapping per figure: its kind, and the options of that kind's function.
         phases: the names of the phases.
         axes: the swept keys.
 
     Raises:
         InputError: an unknown kind, option, phase or axis, or a missing option.
     """
-    for index, spec in enumerate(specs):
+    for index, spec in specs.items():
         place = f"figures[{index}]"
         _bind(spec, place)
         for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):

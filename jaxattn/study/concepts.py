@@ -51,3 +51,4 @@ PROBE = Concept(
     lambda target: own.OwnProbe,
     "a function (params, corpus, *, settings) -> number, or a class with measure(seen)",
 )
+FIGURE = Concept("a figure", {}, (), lambda target: own.OwnFigure, "a function (results, *, settings)")

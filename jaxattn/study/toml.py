@@ -2,9 +2,9 @@
 
 import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 
@@ -13,14 +13,22 @@ from jaxattn.study.definition import Definition
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.tree import assign, flatten, merge, parse
 
+D = TypeVar("D", bound=Definition)
 
-def read(path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> Definition:
+
+def read(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    axes: Sequence[str] = (),
+    made: Callable[[dict[str, Any], Namespace], D] = Definition,  # type: ignore[assignment]
+) -> D:
     """Read a sweep file.
 
     Args:
         path: the TOML file; the file that it `extends` is read first, and this one merged into it.
         overrides: `key=value` with dotted keys and TOML values, applied on top.
         axes: `key=[value, ...]`, product axes in addition to the file's.
+        made: makes a study of tables and the names in them.
 
     Returns:
         The checked study.
@@ -33,7 +41,7 @@ def read(path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = 
     tree = tables(path)
     change(tree, overrides, axes)
     with at(str(path)):
-        return Definition(tree, Namespace(path.parent))
+        return made(tree, Namespace(path.parent))
 
 
 def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> None:

@@ -1,0 +1,236 @@
+"""A study as an object: made in Python or read from a sweep file, planned, run, and read back."""
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import pandas as pd
+
+from jaxattn.errors import InputError, RunError, at
+from jaxattn.results.load import Results, load
+from jaxattn.study import concepts, toml
+from jaxattn.study.definition import Definition
+from jaxattn.study.kinds import convert, describe, values_of
+from jaxattn.study.namespace import Namespace
+
+__all__ = ["Finished", "Plan", "Study", "load", "run"]
+
+OnFailure = Literal["stop", "continue", "retry"]
+
+
+class Plan(NamedTuple):
+    """What a study will do.
+
+    Attributes:
+        cells: a row per cell: settings, compile group, seeds that are done.
+        groups: a row per compile group: lanes, batches, memory, time.
+        sentence: the whole in words.
+    """
+
+    cells: pd.DataFrame
+    groups: pd.DataFrame
+    sentence: str
+
+
+class Study(Definition):
+    """Data × model × phases × probes, for many seeds and settings at once.
+
+    Whatever has a kind in a sweep file may be given as an instance of its class, as a function, as a table
+    or as the name of its kind; classes and functions of one's own as well.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        data: Any,
+        model: Any,
+        phases: Sequence[Any],
+        loss: Any = "classification",
+        init: Mapping[str, Any] | None = None,
+        probes: Any = None,
+        figures: Sequence[Any] = (),
+        **rest: Any,
+    ):
+        """Check a study.
+
+        Args:
+            name: its name; results go to results/NAME by default.
+            data: a generator or reader.
+            model: a model.
+            phases: what moves, one after the other; at least one.
+            loss: the loss of a sequence, (logits, labels) -> (n,).
+            init: starts of parameters by name, where they are not as the model draws them.
+            probes: what is measured, a `Probes`.
+            figures: figures to draw: names, tables, or functions (results, *, settings).
+            rest: seeds, dtype, axes, zip, halton, cells, exclude, blocks, description, chunk as in a sweep
+                file.
+
+        Raises:
+            InputError: a wrong setting; names it and a near right one.
+        """
+        names = Namespace()
+        tables = {
+            "name": name,
+            "data": describe(data, concepts.DATA, names),
+            "model": describe(model, concepts.MODEL, names),
+            "loss": describe(loss, concepts.LOSS, names),
+            "phases": [describe(phase, concepts.PHASE, names) for phase in phases],
+            "probes": _probes(probes, names),
+            "figures": [describe(figure, concepts.FIGURE, names) for figure in figures],
+            **msgspec.to_builtins(rest),
+        }
+        if init:
+            own = {parameter: describe(x, concepts.START, names) for parameter, x in init.items()}
+            model_table = tables["model"]
+            tables["model"] = (model_table if isinstance(model_table, dict) else {"kind": model_table}) | {
+                "init": own
+            }
+        toml.flatten_grid(tables)
+        super().__init__(tables, names)
+        self._check_figures()
+
+    @classmethod
+    def of_tables(cls, tables: Mapping[str, Any], names: Namespace | None = None) -> "Study":
+        """Make a study of the tables of a sweep file."""
+        study = cls.__new__(cls)
+        Definition.__init__(study, tables, names)
+        study._check_figures()
+        return study
+
+    @classmethod
+    def read(
+        cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()
+    ) -> "Study":
+        """Read a sweep file; see `toml.read`."""
+        return toml.read(path, overrides, axes, made=cls.of_tables)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the study as a sweep file.
+
+        Raises:
+            InputError: something that has no import path, such as a class of a notebook.
+            RunError: the file cannot be written.
+        """
+        for name in self.own_kinds:
+            if name.startswith("__main__:") or "<locals>" in name:
+                raise InputError(
+                    f"{name} cannot be imported by a sweep file; move it to a file of its own, for example mine.py"
+                )
+        return toml.write(self.tree, path)
+
+    def plan(
+        self, directory: str | Path | None = None, *, max_memory: int | None = None, quick: bool = False
+    ) -> Plan:
+        """Tell what the study will do, and what of it is done already in a folder; see `engine.plan`."""
+        from jaxattn.engine.plan import plan
+
+        tables, sentence = plan(self, self.folder(directory), max_memory, quick=quick)
+        return Plan(*tables, sentence)
+
+    def run(self, directory: str | Path | None = None, *, quiet: bool = False, **options: Any) -> Results:
+        """Run the study, or continue it, draw its figures and page, and read it back.
+
+        Args:
+            directory: the results folder; results/NAME by default.
+            quiet: show no progress.
+            options: on_failure, max_memory, shard, accept_code, ... of `engine.run.run`.
+
+        Returns:
+            The results; seeds that failed are in `.failures`.
+
+        Raises:
+            InputError: data that cannot be used, a cell that does not fit, a folder of another config.
+            RunError: nothing could be run, or the folder cannot be written.
+        """
+        from jaxattn.engine.progress import Reporter
+
+        with Reporter(quiet) as reporter:
+            finished = run(self, self.folder(directory), reporter=reporter, **options)
+        errors = finished.outcome.errors
+        if len(errors) == finished.outcome.batches:
+            raise RunError(errors[0]["reason"])
+        return load(finished.outcome.directory)
+
+    def folder(self, directory: str | Path | None = None) -> Path:
+        """Say where the results go."""
+        return Path(directory) if directory is not None else Path("results") / self.name
+
+    def _repr_html_(self) -> str:
+        plan = f"{len(self.cells)} cells × {len(self.seeds)} seeds"
+        cells = pd.DataFrame([{"cell": cell.number, **cell.settings} for cell in self.cells])
+        return f"<p><b>{self.name}</b>: {plan}</p>{cells.head(20).to_html(index=False, escape=True)}"
+
+    @property
+    def own_figures(self) -> dict[str, Callable[..., Any]]:
+        """The user's own figure functions by their import paths."""
+        kinds = [figure["kind"] for figure in self.figures]
+        return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
+
+    def _check_figures(self) -> None:
+        if not self.figures:
+            return
+        from jaxattn.results import figures  # imports matplotlib
+
+        phases = dict.fromkeys(phase.name for cell in self.cells for phase in cell.setting.phases)
+        axes = dict.fromkeys(key for cell in self.cells for key in cell.settings)
+        built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
+        figures.check(built_in, phases=list(phases), axes=list(axes))
+        for number, figure in enumerate(self.figures):
+            if number not in built_in:
+                options = {key: x for key, x in figure.items() if key != "kind"}
+                with at(f"figures[{number}]"):
+                    convert(self.names.load(figure["kind"]), options, "")
+
+
+class Finished(NamedTuple):
+    """A run and its report.
+
+    Attributes:
+        outcome: what the run left; see `engine.run.Outcome`.
+        report: the files of the report, None if no batch could be run, or nothing was new.
+    """
+
+    outcome: Any
+    report: Any
+
+
+def run(study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any) -> Finished:
+    """Run a study in a folder and draw its report.
+
+    Args:
+        study: what to run.
+        directory: the results folder.
+        reporter: where progress goes.
+        command: the command line, for the manifest.
+        options: as `engine.run.run`.
+
+    Returns:
+        The outcome and the report.
+
+    Raises:
+        InputError, RunError, Interrupted: as `engine.run.run`.
+    """
+    from jaxattn.engine import devices
+    from jaxattn.engine.run import run as execute
+    from jaxattn.results import report
+
+    devices.use_all_cores()
+    words = command or shlex.join(["python", *sys.argv]) if sys.argv[0] else "python"
+    outcome = execute(study, directory, command=words, reporter=reporter, **options)
+    page = outcome.directory / "report.html"
+    nothing_new = outcome.already_finished and page.exists()
+    if nothing_new or len(outcome.errors) == outcome.batches:
+        return Finished(outcome, None)
+    return Finished(outcome, report.write(outcome.directory, study.own_figures))
+
+
+def _probes(probes: Any, names: Namespace) -> Any:
+    if probes is None or isinstance(probes, dict):
+        return probes or {}
+    values = values_of(probes)
+    own = [describe(probe, concepts.PROBE, names) for probe in values.pop("own")]
+    return values | {"own": own}
