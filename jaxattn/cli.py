@@ -56,7 +56,7 @@ def doctor() -> int:
 
     Example: jaxattn doctor
     """
-    from jaxattn.study.doctor import examine
+    from jaxattn.engine.doctor import examine
 
     findings = examine(compiled_folder())
     print_table("Doctor", pd.DataFrame(findings))
@@ -70,9 +70,9 @@ def schema() -> int:
     """
     import json
 
-    from jaxattn.study import sweepfile
+    from jaxattn.study.schema import schema
 
-    print(json.dumps(sweepfile.schema(), indent=2, ensure_ascii=False))
+    print(json.dumps(schema(), indent=2, ensure_ascii=False))
     return 0
 
 

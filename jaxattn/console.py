@@ -13,6 +13,8 @@ from rich.table import Table
 def complain(error: Exception, status: int) -> int:
     """Print an error as one line and return the exit status."""
     print(f"jaxattn: {error}", file=sys.stderr)
+    if trace := getattr(error, "trace", ""):
+        print(trace, file=sys.stderr)
     return status
 
 

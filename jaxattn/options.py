@@ -3,11 +3,14 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxattn.api import Study
 
 Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML).")]
 Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder.")]
@@ -75,24 +78,13 @@ def keep_compiled() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def load_sweep(sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None):
+def load_sweep(
+    sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None
+) -> "Study":
     """Read a sweep file with its overrides, and check its figures."""
-    from jaxattn.study import sweepfile
+    from jaxattn.api import Study
 
     if seeds is not None:
         text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
         overrides = (*overrides, f"seeds={text}")
-    checked = sweepfile.load(sweep, overrides, axes)
-    cells = sweepfile.cells(checked)
-    wanted = [dict(figure) for figure in sweepfile.plain(checked)["figures"]]
-    if not wanted:
-        return checked
-    from jaxattn.results import figures  # slow to import
-
-    phases = list(dict.fromkeys(phase.name for cell in cells for phase in cell.config.phases))
-    swept = list(dict.fromkeys(key for cell in cells for key in cell.settings))
-    try:
-        figures.check(wanted, phases=phases, axes=swept)
-    except InputError as error:
-        raise InputError(f"{sweep}: {error}") from None
-    return checked
+    return Study.read(sweep, overrides, axes)

@@ -117,7 +117,7 @@ def diagnose(
     from jaxattn import diagnosis
     from jaxattn.data.arrays import read_array
     from jaxattn.diagnosis import files
-    from jaxattn.study.progress import Reporter
+    from jaxattn.engine.progress import Reporter
 
     E, p, v = (read_array(place) for place in (embedding, query, head))
     with Reporter(quiet) as reporter:
@@ -156,7 +156,7 @@ def claims(
     """
     from jaxattn.claims import scoreboard
     from jaxattn.data.readers import Tfds
-    from jaxattn.study.progress import Reporter
+    from jaxattn.engine.progress import Reporter
 
     keep_compiled()
     source = Tfds(dataset="imdb_reviews", data_dir=str(data_dir), min_count=45) if data_dir else None
@@ -194,9 +194,9 @@ def reproduce(
         out: Results folder; runs that are finished there are not run again.
     """
     from jaxattn.paper.reproduce import reproduce as again
-    from jaxattn.study import devices
-    from jaxattn.study.execute import Interrupted
-    from jaxattn.study.progress import Reporter
+    from jaxattn.engine import devices
+    from jaxattn.engine.execute import Interrupted
+    from jaxattn.engine.progress import Reporter
 
     keep_compiled()
     devices.use_all_cores()

@@ -37,6 +37,7 @@ def run(
     ] = "1/1",
     max_memory: MaxMemory = None,
     on_failure: Literal["stop", "continue", "retry"] = "continue",
+    accept_code: bool = False,
     profile: bool = False,
     log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb")] = (),
     distributed: Annotated[str | None, arg(metavar="auto|HOST:PORT,N,I")] = None,
@@ -47,38 +48,40 @@ def run(
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512 --out /tmp/quick
 
     Args:
-        on_failure: When a unit ends in NaN or the machine fails it: stop the sweep, continue with the next
-            unit, or retry it twice from its start before that.
+        on_failure: When a batch ends in NaN, or the machine or code of yours fails it: stop, continue with
+            the next batch, or retry it twice from its start before that.
+        accept_code: Continue although code of yours has changed since the run began.
         profile: Write a JAX trace of the run to DIR/profile, for TensorBoard or Perfetto.
         log: Write measurements for TensorBoard or Weights & Biases (offline) too.
         distributed: This is one of N processes, on as many hosts as you like; each runs its share. The
             cluster tells with auto, else give where process 0 listens, N, and which one this is from 0.
     """
-    from jaxattn.study import devices, hosts
-    from jaxattn.study import run as study
-    from jaxattn.study.execute import Interrupted
-    from jaxattn.study.progress import Reporter
+    from jaxattn.api import run as run_study
+    from jaxattn.engine.execute import Interrupted
+    from jaxattn.engine.progress import Reporter
 
-    checked = load_sweep(sweep, overrides, axes, seeds)
+    study = load_sweep(sweep, overrides, axes, seeds)
     keep_compiled()
-    devices.use_all_cores()
     which, memory = read_shard(shard), read_size(max_memory)
     if distributed is not None:
-        which = hosts.join(distributed)
-    directory = out or Path("results") / checked.name
+        from jaxattn.engine.distributed import join
+
+        which = join(distributed)
+    directory = study.folder(out)
     if which != (1, 1):
         directory /= f"shard-{which[0]}-of-{which[1]}"
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter:
         try:
-            outcome = study.run_sweep(
-                checked,
+            outcome, report = run_study(
+                study,
                 directory,
-                command=command,
                 reporter=reporter,
+                command=command,
                 shard=which,
                 max_memory=memory,
                 on_failure=on_failure,
+                accept_code=accept_code,
                 profile=profile,
                 log=log,
             )
@@ -88,24 +91,19 @@ def run(
         if outcome.already_finished:
             reporter.note(f"{directory}: already finished, nothing to run")
     for error in outcome.errors:
-        print(f"jaxattn: failed: {error['unit']}: {error['reason']}", file=sys.stderr)
-    if len(outcome.errors) == outcome.units:
+        print(f"jaxattn: failed: {error['batch']}: {error['reason']}", file=sys.stderr)
+    if len(outcome.errors) == outcome.batches:
         return 1
-    page = directory / "report.html"
-    if outcome.already_finished and page.exists():
-        print_summary(directory)
-        print(page)
-        return 1 if outcome.failures else 0
-    from jaxattn.results import report as pages
-
-    written = pages.write(directory)
     if distributed is not None:
-        hosts.wait()
-    if which[0] == 1 and distributed is not None:
-        print_summary(*sorted(directory.parent.glob(f"shard-*-of-{which[1]}")))
-    else:
-        print_summary(directory)
-    print_written(written)
+        from jaxattn.engine.distributed import wait
+
+        wait()
+    every = distributed is not None and which[0] == 1
+    print_summary(*(sorted(directory.parent.glob(f"shard-*-of-{which[1]}")) if every else [directory]))
+    if report is None:
+        print(directory / "report.html")
+        return 1 if outcome.failures else 0
+    print_written(report)
     for failure in outcome.failures:
         print(
             "jaxattn: failed: {reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(
@@ -133,17 +131,15 @@ def plan(
     Args:
         quick: Leave out memory and time, for which every group is compiled and tried.
     """
-    from jaxattn.study import devices
-    from jaxattn.study.overview import overview
+    from jaxattn.engine.devices import use_all_cores
 
-    checked = load_sweep(sweep, overrides, axes, seeds)
+    study = load_sweep(sweep, overrides, axes, seeds)
     keep_compiled()
-    devices.use_all_cores()
-    directory = out or Path("results") / checked.name
-    tables, whole = overview(checked, directory, read_size(max_memory), quick=quick)
-    print_table("Cells", tables[0])
-    print_table("Groups: every one is one compiled program for each phase", tables[1])
-    print(whole)
+    use_all_cores()
+    cells, groups, sentence = study.plan(out, max_memory=read_size(max_memory), quick=quick)
+    print_table("Cells", cells)
+    print_table("Compile groups: each is one compiled program for each phase", groups)
+    print(sentence)
     return 0
 
 
@@ -171,10 +167,10 @@ def launch(
         options: Option of the queue by submitit's name; may be given several times.
         wait: Wait until all jobs have ended, then print their common table.
     """
-    from jaxattn.study import launch as jobs
+    from jaxattn.engine import launch as jobs
     from jaxattn.study.tree import parse
 
-    directory = out or Path("results") / load_sweep(sweep, overrides, axes, seeds).name
+    directory = load_sweep(sweep, overrides, axes, seeds).folder(out)
     if shards < 1:
         raise InputError(f"--shards {shards}: give at least 1")
     words = ["run", str(sweep.resolve()), "--out", str(directory.resolve()), "--quiet"]
@@ -206,7 +202,7 @@ def status(directory: Annotated[Positional[Path], arg(metavar="DIR")], /) -> int
     Args:
         directory: Results folder, finished or not.
     """
-    from jaxattn.study.status import status as look
+    from jaxattn.engine.status import status as look
 
     table, whole = look(directory)
     print_table(whole, table)
@@ -221,8 +217,8 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
     Args:
         number: How many tokens to list on each side.
     """
-    from jaxattn.study import describe
-    from jaxattn.study.progress import Reporter
+    from jaxattn.engine import describe
+    from jaxattn.engine.progress import Reporter
 
     checked = load_sweep(sweep, overrides)
     with Reporter(quiet) as reporter:
