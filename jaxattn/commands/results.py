@@ -193,10 +193,10 @@ def reproduce(
             run.
         out: Results folder; runs that are finished there are not run again.
     """
-    from jaxattn.paper.reproduce import reproduce as again
     from jaxattn.engine import devices
     from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
+    from jaxattn.paper.reproduce import reproduce as again
 
     keep_compiled()
     devices.use_all_cores()
