@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxattn.attention.batched import in_turn
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
-from jaxattn.models.lanes import in_turn
 from jaxattn.spec import Spec
 
 
