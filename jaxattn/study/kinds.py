@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -187,7 +187,7 @@ def explain(message: str, place: str, keys: list[str], choices: Mapping[str, lis
     return f"{where}: {text}" if where else text
 
 
-def nearest(given: str, known: typing.Iterable[str]) -> str:
+def nearest(given: str, known: Iterable[str]) -> str:
     """Suggest the nearest right name, or list all."""
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
