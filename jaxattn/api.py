@@ -102,9 +102,7 @@ class Study(Definition):
         return study
 
     @classmethod
-    def read(
-        cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()
-    ) -> "Study":
+    def read(cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> "Study":
         """Read a sweep file; see `toml.read`."""
         return toml.read(path, overrides, axes, made=cls.of_tables)
 
@@ -128,8 +126,8 @@ class Study(Definition):
         """Tell what the study will do, and what of it is done already in a folder; see `engine.plan`."""
         from jaxattn.engine.plan import plan
 
-        tables, sentence = plan(self, self.folder(directory), max_memory, quick=quick)
-        return Plan(*tables, sentence)
+        (cells, groups), sentence = plan(self, self.folder(directory), max_memory, quick=quick)
+        return Plan(cells, groups, sentence)
 
     def run(self, directory: str | Path | None = None, *, quiet: bool = False, **options: Any) -> Results:
         """Run the study, or continue it, draw its figures and page, and read it back.
@@ -198,7 +196,9 @@ class Finished(NamedTuple):
     report: Any
 
 
-def run(study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any) -> Finished:
+def run(
+    study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any
+) -> Finished:
     """Run a study in a folder and draw its report.
 
     Args:

@@ -130,9 +130,7 @@ class _Running:
         self.position, *earlier = folder.resume(batch.name)
         # Joined when they are written; joined at every step, tables of many seeds are copied again and again.
         late = {name for made in self.programs for probe, _ in made.observe for name in probe.metrics}
-        self.records, self.tokens = (
-            [_until(table, self.position, self.phases, late)] for table in earlier
-        )
+        self.records, self.tokens = ([_until(table, self.position, self.phases, late)] for table in earlier)
         self.failures = list(self.position.failures) if self.position else []
         # Parameters after the phases before, as far as they moved in them.
         self.kept: dict[str, dict[str, Any]] = {}
@@ -155,7 +153,9 @@ class _Running:
                 continue
             while done < step and not self.callbacks.stop.is_set():
                 taken = pace.block(step - done)
-                carried = pace.timed(made.advance, carried, self.loaded.splits, self.numbers, jnp.int32(taken))
+                carried = pace.timed(
+                    made.advance, carried, self.loaded.splits, self.numbers, jnp.int32(taken)
+                )
                 done += taken
                 place = f"{describe_cell(self.batch.cells[0])}{made.phase.name} step {done:,}"
                 self.callbacks.report(place, self._share(number, done), loss)
@@ -261,7 +261,13 @@ class _Running:
         lanes = self.batch.lanes
         failed_at = np.asarray(carried.state.failed_at)[: len(lanes)]
         return [
-            {"cell": cell.number, "seed": seed, "phase": phase.name, "step": int(step), "reason": phase.failure}
+            {
+                "cell": cell.number,
+                "seed": seed,
+                "phase": phase.name,
+                "step": int(step),
+                "reason": phase.failure,
+            }
             for (cell, seed), step in zip(lanes, failed_at, strict=True)
             if step >= 0 and (cell.number, seed) not in before
         ]

@@ -168,7 +168,9 @@ class _Queue(NamedTuple):
                 if not (failed or error):
                     break
             if error:
-                errors.append({"batch": batch.name, "cells": [c.number for c in batch.cells], "reason": error})
+                errors.append(
+                    {"batch": batch.name, "cells": [c.number for c in batch.cells], "reason": error}
+                )
             if self.on_failure == "stop" and (failed or error):
                 raise RunError(
                     f"{batch.name}: {error or failed[0]['reason']}; stopped, what is done is kept; "
@@ -182,7 +184,12 @@ class _Queue(NamedTuple):
 
         def log(measured: dict[str, Any]) -> None:
             overall = (number + measured["share"]) / whole
-            entry = {"time": time.time(), "start": started, "batch": batch.name, "overall": overall} | measured
+            entry = {
+                "time": time.time(),
+                "start": started,
+                "batch": batch.name,
+                "overall": overall,
+            } | measured
             for to in self.write:
                 to(entry)
 
@@ -217,7 +224,8 @@ def in_user_code(error: Exception, files: frozenset[str], place: str) -> UserCod
         return None
     code = last.tb_frame.f_code
     found = UserCodeError(
-        f"{place}: {type(error).__name__} in {code.co_name}, line {last.tb_lineno} of {code.co_filename}", files
+        f"{place}: {type(error).__name__} in {code.co_name}, line {last.tb_lineno} of {code.co_filename}",
+        files,
     )
     found.__cause__ = error
     return found

@@ -87,7 +87,9 @@ class Store:
                     f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
                     "choose another folder with --out, or delete this one"
                 )
-            _check_code(self.directory, known.get("code", {}), manifest["code"], accept_code or not self.batches())
+            _check_code(
+                self.directory, known.get("code", {}), manifest["code"], accept_code or not self.batches()
+            )
             seeds = sorted({*known["seeds"], *manifest["seeds"]})
             kept = ("name", "description", "config", "cells", "code", "labels", "widths")
             manifest = known | {key: manifest[key] for key in kept}

@@ -9,9 +9,9 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import PositiveInt, Weights, embeddings_query_head, square
-from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.spec import Spec
 from jaxattn.trees import Leaf
 

@@ -138,7 +138,8 @@ class Results(Run):
                 init(key, *, vocab_size, num_classes, dtype). By default they are a `params.Parameters`.
 
         Returns:
-            A frozen pytree of JAX arrays, in the run's precision, with the parameters as attributes.
+            A frozen pytree of JAX arrays, with the parameters as attributes. Those of a run in float64 are
+            in float64: compute with them under jax.enable_x64(True).
 
         Raises:
             InputError: an unknown cell, seed or phase, no checkpoint, a damaged one, another model.

@@ -115,7 +115,7 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     folder = (results.directory / "checkpoints" / batch).resolve()
     if not folder.is_dir():
         raise InputError(f"{folder}: no such checkpoint; run again: {results.command}")
-    options = ocp.CheckpointManagerOptions(read_only=True)
+    options = ocp.CheckpointManagerOptions(create=False, enable_async_checkpointing=False)
     handlers = {"state": ocp.PyTreeCheckpointHandler(), "position": ocp.JsonCheckpointHandler()}
     # Damage can surface as almost any exception of orbax, tensorstore and JSON readers.
     try:

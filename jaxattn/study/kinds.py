@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -161,8 +161,8 @@ def convert(target: Any, values: Table, place: str) -> Table:
     rest = dict(values)
     if takes := getattr(target, "takes_further", None):
         # Settings that another name decides about, such as the options of an optimiser.
-        known = {field.name for field in fields}
-        further = {key: rest.pop(key) for key in list(rest) if key not in known}
+        own = {field.name for field in fields}
+        further = {key: rest.pop(key) for key in list(rest) if key not in own}
         rest[takes] = dict(rest.get(takes, {})) | further
     try:
         return msgspec.structs.asdict(msgspec.convert(rest, _struct(target)))
@@ -187,7 +187,7 @@ def explain(message: str, place: str, keys: list[str], choices: Mapping[str, lis
     return f"{where}: {text}" if where else text
 
 
-def nearest(given: str, known: typing.Iterable[str]) -> str:
+def nearest(given: str, known: Iterable[str]) -> str:
     """Suggest the nearest right name, or list all."""
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
@@ -240,10 +240,14 @@ def target_of(thing: Any) -> Any:
 def _fields(target: Any) -> list[Field]:
     empty = inspect.Parameter.empty
     if isinstance(target, type) and issubclass(target, msgspec.Struct):
-        return [Field(f.name, f.type, empty if f.required else _default(f)) for f in msgspec.structs.fields(target)]
+        return [
+            Field(f.name, f.type, empty if f.required else _default(f))
+            for f in msgspec.structs.fields(target)
+        ]
     hints = typing.get_type_hints(target, include_extras=True)
     if isinstance(target, type) and hasattr(target, "_field_defaults"):
-        return [Field(name, hints[name], target._field_defaults[name]) for name in target._fields[1:]]
+        defaults = target._field_defaults
+        return [Field(name, hints[name], default) for name, default in defaults.items()]
     if isinstance(target, type):
         if not dataclasses.is_dataclass(target):
             raise TypeError(
@@ -301,7 +305,9 @@ def _target(concept: Concept, kind: Any, place: str, names: Namespace) -> Any:
     with at(f"{place}.kind"):
         target = names.load(kind)
         if not callable(target):
-            raise InputError(f"{kind} is neither a class nor a function; {concept.name} wants {concept.wants}")
+            raise InputError(
+                f"{kind} is neither a class nor a function; {concept.name} wants {concept.wants}"
+            )
         if isinstance(target, type):
             missing = [method for method in concept.methods if not hasattr(target, method)]
             if missing:
@@ -337,8 +343,13 @@ def _plain(values: Table, names: Namespace) -> Table:
         return path
 
     try:
-        flat = {key: x.name if isinstance(x, Named) else name(x) if inspect.isroutine(x) else x
-                for key, x in values.items() if x is not None}
+        flat = {
+            key: x.name if isinstance(x, Named) else name(x) if inspect.isroutine(x) else x
+            for key, x in values.items()
+            if x is not None
+        }
         return msgspec.json.decode(msgspec.json.encode(flat, enc_hook=name))
     except TypeError as error:
-        raise InputError(f"a setting cannot be written down: {error}; use numbers, texts, lists, tables") from None
+        raise InputError(
+            f"a setting cannot be written down: {error}; use numbers, texts, lists, tables"
+        ) from None

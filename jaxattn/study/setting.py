@@ -95,7 +95,7 @@ def check(setting: Setting) -> None:
         place = f"phases[{index}]"
         if names.count(phase.name) > 1:
             raise InputError(f"phases: two phases are named {phase.name!r}; give each its own name")
-        known = getattr(setting.model, "parameters", None)
+        known: tuple[str, ...] = getattr(setting.model, "parameters", ())
         for parameter in phase.train if known else ():
             if parameter not in known:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
@@ -121,5 +121,7 @@ def _without(table: Any, key: str, wanted: Any) -> tuple[Any, Any]:
     if not isinstance(table, dict):
         return table, None
     if key in table and not isinstance(table[key], wanted):
-        raise InputError(f"{key}: expected {'a table' if wanted is dict else 'a list'}, got {table[key]!r:.60}")
+        raise InputError(
+            f"{key}: expected {'a table' if wanted is dict else 'a list'}, got {table[key]!r:.60}"
+        )
     return {name: x for name, x in table.items() if name != key}, table.get(key)
