@@ -193,17 +193,17 @@ def reproduce(
             run.
         out: Results folder; runs that are finished there are not run again.
     """
+    from jaxattn import paper
     from jaxattn.engine import devices
     from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
-    from jaxattn.paper.reproduce import reproduce as again
 
     keep_compiled()
     devices.use_all_cores()
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter:
         try:
-            written = again(
+            written = paper.reproduce(
                 out=out, command=command, reporter=reporter, only=only, scale=scale, data_dir=data_dir
             )
         except Interrupted:
