@@ -1,7 +1,7 @@
 """Gradient training of softmax attention with trained embeddings, as pure functions and studies of them."""
 
 from jaxattn import attention, data, dynamics, losses, models, probes, theory
-from jaxattn.api import Study, load
+from jaxattn.api import Results, Study, load
 from jaxattn.data import Generator
 from jaxattn.dynamics import Phase
 from jaxattn.probes import Probes
@@ -11,6 +11,7 @@ __all__ = [
     "Generator",
     "Phase",
     "Probes",
+    "Results",
     "Spec",
     "Static",
     "Study",
