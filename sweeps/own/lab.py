@@ -102,9 +102,9 @@ def attended(results: ja.Results, *, phase: str = "query", metric: str = "tokens
     """Tokens that attention looks at, mean over seeds with 95 % intervals."""
     figure = Figure(figsize=(5, 3.2), layout="constrained")
     axes = figure.subplots()
-    table = results.with_axes(results.aggregate(metrics=[metric], phases=[phase]))
+    table = results.aggregate(metrics=[metric], phases=[phase])
     for cell, rows in table.groupby("cell"):
-        axes.plot(rows["step"], rows["mean"], label=results.settings(cell))
+        axes.plot(rows["step"], rows["mean"], label=results.cell_words(cell).lstrip(", "))
         axes.fill_between(rows["step"], rows["mean_low"], rows["mean_high"], alpha=0.2)
     axes.set(xscale="symlog", xlabel="step", ylabel=results.label(metric))
     axes.legend()
