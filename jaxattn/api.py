@@ -16,7 +16,7 @@ from jaxattn.study.definition import Definition
 from jaxattn.study.kinds import convert, describe, values_of
 from jaxattn.study.namespace import Namespace
 
-__all__ = ["Finished", "Plan", "Study", "load", "run"]
+__all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
 
 OnFailure = Literal["stop", "continue", "retry"]
 

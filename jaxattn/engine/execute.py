@@ -18,6 +18,7 @@ from jaxattn.engine.checkpoints import Position
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import Program, load, program, seed_keys, start
 from jaxattn.engine.store import Store
+from jaxattn.study.contract import check_labels
 from jaxattn.study.grid import Cell
 from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import Carried, merged
@@ -72,6 +73,7 @@ class CompilationCache:
         data = group.setting.data
         if self._loaded is None or self._loaded[0] != data:
             loaded = load(group.setting, keys, self._loading, numbers)
+            check_labels(loaded.splits)
             self._loaded = (data, loaded) if loaded.shared else None
             return loaded
         return self._loaded[1]
