@@ -1,4 +1,4 @@
-"""From tables of plain values to things and back: one rule for all models, generators, losses, phases, probes.
+"""From tables of plain values to things and back: one rule for models, generators, losses, phases, probes.
 
 A table names its `kind`, a short name or an import path; the rest are the settings of that class or function,
 checked against its annotations.
@@ -250,9 +250,7 @@ def _fields(target: Any) -> list[Field]:
         return [Field(name, hints[name], default) for name, default in defaults.items()]
     if isinstance(target, type):
         if not dataclasses.is_dataclass(target):
-            raise TypeError(
-                f"{target.__name__} has no settings that can be read; decorate it with @dataclass(frozen=True)"
-            )
+            raise TypeError(f"{target.__name__} tells no settings; decorate it with @dataclass(frozen=True)")
         return [
             Field(
                 f.name,
