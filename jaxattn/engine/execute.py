@@ -50,12 +50,12 @@ class Callbacks(NamedTuple):
     Attributes:
         stop: set when the batch is to save and stop.
         report: told (place, share of the batch done, median loss).
-        log: told what a probe step measured.
+        log: told what a probe step measured: medians over the seeds, and the series of single seeds.
     """
 
     stop: threading.Event
     report: Callable[[str, float, float], None]
-    log: Callable[[dict[str, Any]], None]
+    log: Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
 class CompilationCache:
@@ -223,7 +223,7 @@ class _Running:
         entry = tables.log_entry(
             measured, made.phase.name, step, made.probe_steps[-1], self._share(number, step), failed
         )
-        self.callbacks.log(entry)
+        self.callbacks.log(entry, tables.seed_series(measured, self.batch))
         return float(np.median(finite)) if finite.size else math.nan
 
     def _end(self, number: int, carried: Carried, history: dict[str, np.ndarray]) -> None:
