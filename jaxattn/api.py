@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -149,7 +150,8 @@ class Study(Definition):
         errors = finished.outcome.errors
         if len(errors) == finished.outcome.batches:
             raise RunError(errors[0]["reason"])
-        return load(finished.outcome.directory)
+        models = {cell.number: cell.setting.model for cell in self.cells}
+        return replace(load(finished.outcome.directory), models=models)
 
     def folder(self, directory: str | Path | None = None) -> Path:
         """Say where the results go."""
