@@ -133,7 +133,8 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     def check(self, *context: Any) -> None:
         """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""
-        check_options(_factory(self.optimizer), self.options)
+        beside = set(self.__struct_fields__) - {self.takes_further}
+        check_options(_factory(self.optimizer), self.options, beside)
         if context and self.patience and not context[0].data.held_out:
             key = "validation" if context[0].data.shared else "validation_sequences"
             raise InputError(f"patience: there is no validation corpus; give data.{key}")
