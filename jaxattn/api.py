@@ -16,7 +16,7 @@ from jaxattn.study.definition import Definition
 from jaxattn.study.kinds import convert, describe, values_of
 from jaxattn.study.namespace import Namespace
 
-__all__ = ["Finished", "Plan", "Study", "load", "run"]
+__all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
 
 OnFailure = Literal["stop", "continue", "retry"]
 
@@ -115,9 +115,7 @@ class Study(Definition):
         """
         for name in self.own_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
-                raise InputError(
-                    f"{name} cannot be imported by a sweep file; move it to a file of its own, for example mine.py"
-                )
+                raise InputError(f"{name}: no sweep file can import it; move it to a file, for example mine.py")
         return toml.write(self.tree, path)
 
     def plan(

@@ -78,7 +78,7 @@ def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
         raise InputError(f"shard {which}/{shards}: give a number from 1 to {shards}, for example 1/{shards}")
     if which > len(batches):
         raise InputError(
-            f"shard {which}/{shards}: there are {len(batches)} batches; use at most {len(units)} shards, "
+            f"shard {which}/{shards}: there are {len(batches)} batches; use at most {len(batches)} shards, "
             "or make more batches with --set chunk=..."
         )
     return batches[which - 1 :: shards]

@@ -18,6 +18,7 @@ from jaxattn.engine.checkpoints import Position
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import Program, load, program, seed_keys, start
 from jaxattn.engine.store import Store
+from jaxattn.study.contract import check_labels
 from jaxattn.study.grid import Cell
 from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import Carried, merged
@@ -49,12 +50,12 @@ class Callbacks(NamedTuple):
     Attributes:
         stop: set when the batch is to save and stop.
         report: told (place, share of the batch done, median loss).
-        log: told what a probe step measured.
+        log: told what a probe step measured: medians over the seeds, and the series of single seeds.
     """
 
     stop: threading.Event
     report: Callable[[str, float, float], None]
-    log: Callable[[dict[str, Any]], None]
+    log: Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
 class CompilationCache:
@@ -72,6 +73,7 @@ class CompilationCache:
         data = group.setting.data
         if self._loaded is None or self._loaded[0] != data:
             loaded = load(group.setting, keys, self._loading, numbers)
+            check_labels(loaded.splits)
             self._loaded = (data, loaded) if loaded.shared else None
             return loaded
         return self._loaded[1]
@@ -221,7 +223,7 @@ class _Running:
         entry = tables.log_entry(
             measured, made.phase.name, step, made.probe_steps[-1], self._share(number, step), failed
         )
-        self.callbacks.log(entry)
+        self.callbacks.log(entry, tables.seed_series(measured, self.batch))
         return float(np.median(finite)) if finite.size else math.nan
 
     def _end(self, number: int, carried: Carried, history: dict[str, np.ndarray]) -> None:

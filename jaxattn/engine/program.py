@@ -152,7 +152,7 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
 
 
 class _Parameters(NamedTuple):
-    """The part of a state that probes of single steps see; a path in float64 stays out of float32 programs."""
+    """What probes of single steps see of a state: a path in float64 stays out of float32 programs."""
 
     params: Any
 

@@ -11,8 +11,8 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import PositiveInt, Weights, embeddings_query_head, square
-from jaxattn.spec import Spec
+from jaxattn.models.initial import Weights, embeddings_query_head, square
+from jaxattn.spec import PositiveInt, Spec
 from jaxattn.trees import Leaf
 
 

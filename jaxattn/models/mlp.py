@@ -11,8 +11,8 @@ from jaxtyping import Array
 
 from jaxattn.attention import pool
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import PositiveInt, embeddings_query_head, square
-from jaxattn.spec import Spec
+from jaxattn.models.initial import embeddings_query_head, square
+from jaxattn.spec import PositiveInt, Spec
 from jaxattn.trees import Leaf
 
 

@@ -8,9 +8,8 @@ from jaxtyping import Array
 from jaxattn.attention.gram import gram_matrix
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import PositiveInt
 from jaxattn.models.one_layer import Params, init, scores_and_values
-from jaxattn.spec import Spec
+from jaxattn.spec import PositiveInt, Spec
 
 # The parameters, their start and what the paper plots of them, E p and E v, are the one-layer model's.
 __all__ = ["Params", "TwoLayer", "init", "logits", "scores_and_values"]

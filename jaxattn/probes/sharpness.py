@@ -10,9 +10,8 @@ from jaxtyping import Array, Float
 from matfree import decomp
 
 from jaxattn import trees
-from jaxattn.dynamics.one_step import loss_and_gradients
-from jaxattn.models.initial import PositiveInt
-from jaxattn.spec import Spec
+from jaxattn.dynamics.gradients import loss_and_gradients
+from jaxattn.spec import PositiveInt, Spec
 
 
 def largest_eigenvalue(

@@ -49,8 +49,8 @@ class OwnProbe(NamedTuple):
         for name, value in named.items():
             if not isinstance(name, str) or jnp.ndim(value) > 1:
                 raise InputError(
-                    f"probes.own: {self.function.kind} returns {name!r} of shape {jnp.shape(value)}; return a "
-                    "number, or an array of one axis"
+                    f"probes.own: {self.function.kind} returns {name!r} of shape {jnp.shape(value)}; "
+                    "return a number, or an array of one axis"
                 )
         return {name: jnp.asarray(value, float) for name, value in named.items()}
 
