@@ -105,7 +105,7 @@ def diagnose(
     Args:
         embedding: E (V, d), from a .npy file or a key of a .safetensors file.
         query: p (d,).
-        head: v (d,), or (d, K) for K classes.
+        head: v (d,), or (d, K) or (K, d) for K classes.
         corpus: Sweep file, or a file with its [data] table alone.
         vocabulary: The tokens of E's rows, one per line; by default those of the corpus, in its order.
         out: Folder of diagnosis.md, tokens.csv and the figure.
