@@ -30,8 +30,6 @@ import numpy as np
 import scipy.sparse
 
 import jaxattn as ja
-from jaxattn.attention.softmax import attend
-from jaxattn.data import readers, text
 
 SPREADS = {"one band": 10.0, "two bands": 100.0, "four bands": 240.0, "1e4": 1e4}
 
@@ -55,7 +53,9 @@ def entries(corpus):
 
 def gradient(scores, values, corpus):
     """∂L/∂a of one seed."""
-    return jax.grad(lambda a: ja.losses.logistic(attend(corpus, a, values), corpus.labels))(scores)
+    return jax.grad(lambda a: ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.labels))(
+        scores
+    )
 
 
 vmapped = jax.jit(jax.vmap(gradient, in_axes=(0, 0, None)))
@@ -147,8 +147,8 @@ def main():
     arguments = parser.parse_args()
 
     if arguments.data_dir:
-        source = readers.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
-        corpus, kind = text.load(source).train, "IMDB"
+        source = ja.data.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
+        corpus, kind = source.load().splits.train, "IMDB"
     else:
         corpus, kind = zipf_corpus(), "Zipf"
     sequence, token, count = entries(corpus)
