@@ -71,6 +71,6 @@ class Reporter:
         """Print one line."""
         self.console.print(line, markup=False)
 
-    def trace(self, error: UserCodeError) -> None:
-        """Print where code of the user's failed, and its own traceback."""
-        self.console.print(f"jaxattn: {error}\n{error.trace}", markup=False)
+    def trace(self, place: str, error: UserCodeError) -> None:
+        """Print where code of the user's failed, and its own traceback, also if quiet."""
+        print(f"jaxattn: {place}: {error}\n{error.trace}", file=sys.stderr)

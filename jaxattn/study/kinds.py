@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -187,7 +187,7 @@ def explain(message: str, place: str, keys: list[str], choices: Mapping[str, lis
     return f"{where}: {text}" if where else text
 
 
-def nearest(given: str, known: typing.Iterable[str]) -> str:
+def nearest(given: str, known: Iterable[str]) -> str:
     """Suggest the nearest right name, or list all."""
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
@@ -243,6 +243,8 @@ def _fields(target: Any) -> list[Field]:
         return [Field(f.name, f.type, empty if f.required else _default(f)) for f in msgspec.structs.fields(target)]
     hints = typing.get_type_hints(target, include_extras=True)
     if isinstance(target, type) and hasattr(target, "_field_defaults"):
+        if "function" not in target._fields:
+            raise TypeError(f"{target.__name__} is a NamedTuple; decorate it with @dataclass(frozen=True) instead")
         return [Field(name, hints[name], target._field_defaults[name]) for name in target._fields[1:]]
     if isinstance(target, type):
         if not dataclasses.is_dataclass(target):
@@ -262,11 +264,11 @@ def _fields(target: Any) -> list[Field]:
             for f in dataclasses.fields(target)
             if f.init
         ]
-    return [
-        Field(p.name, hints.get(p.name, Any), p.default)
-        for p in inspect.signature(target).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    ]
+    parameters = inspect.signature(target).parameters.values()
+    for p in parameters:
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not empty:
+            raise TypeError(f"{target.__name__}: {p.name!r} is positional; put * before the settings")
+    return [Field(p.name, hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
 def _default(field: Any) -> Any:
