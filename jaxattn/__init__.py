@@ -1,12 +1,17 @@
 """Gradient training of softmax attention with trained embeddings, as pure functions and studies of them."""
 
-from jaxattn import attention, data, dynamics, losses, models, probes, theory
-from jaxattn.api import Results, Study, load
-from jaxattn.data import Generator
-from jaxattn.dynamics import Phase
-from jaxattn.probes import Probes
-from jaxattn.spec import Spec, Static
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from jaxattn import attention, data, dynamics, losses, models, probes, theory
+    from jaxattn.api import Results, Study, load
+    from jaxattn.data import Generator
+    from jaxattn.dynamics import Phase
+    from jaxattn.probes import Probes
+    from jaxattn.spec import Spec, Static
+
+__version__ = "0.1.0"
 __all__ = [
     "Generator",
     "Phase",
@@ -24,4 +29,30 @@ __all__ = [
     "probes",
     "theory",
 ]
-__version__ = "0.1.0"
+
+# What is no module of its own, and where it is. JAX alone takes most of a second to import: nothing is
+# imported before it is asked for.
+_PLACES = {
+    "Generator": "jaxattn.data",
+    "Phase": "jaxattn.dynamics",
+    "Probes": "jaxattn.probes",
+    "Spec": "jaxattn.spec",
+    "Static": "jaxattn.spec",
+    "Results": "jaxattn.api",
+    "Study": "jaxattn.api",
+    "load": "jaxattn.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'jaxattn' has no attribute {name!r}")
+    if place := _PLACES.get(name):
+        return getattr(importlib.import_module(place), name)
+    return importlib.import_module(f"jaxattn.{name}")
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return [*__all__, "__version__"]

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -102,9 +103,7 @@ class Study(Definition):
         return study
 
     @classmethod
-    def read(
-        cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()
-    ) -> "Study":
+    def read(cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> "Study":
         """Read a sweep file; see `toml.read`."""
         return toml.read(path, overrides, axes, made=cls.of_tables)
 
@@ -117,9 +116,7 @@ class Study(Definition):
         """
         for name in self.own_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
-                raise InputError(
-                    f"{name} cannot be imported by a sweep file; move it to a file of its own, for example mine.py"
-                )
+                raise InputError(f"{name}: no sweep file can import it; move it to a file, for example mine.py")
         return toml.write(self.tree, path)
 
     def plan(
@@ -128,8 +125,8 @@ class Study(Definition):
         """Tell what the study will do, and what of it is done already in a folder; see `engine.plan`."""
         from jaxattn.engine.plan import plan
 
-        tables, sentence = plan(self, self.folder(directory), max_memory, quick=quick)
-        return Plan(*tables, sentence)
+        (cells, groups), sentence = plan(self, self.folder(directory), max_memory, quick=quick)
+        return Plan(cells, groups, sentence)
 
     def run(self, directory: str | Path | None = None, *, quiet: bool = False, **options: Any) -> Results:
         """Run the study, or continue it, draw its figures and page, and read it back.
@@ -153,7 +150,8 @@ class Study(Definition):
         errors = finished.outcome.errors
         if len(errors) == finished.outcome.batches:
             raise RunError(errors[0]["reason"])
-        return load(finished.outcome.directory)
+        models = {cell.number: cell.setting.model for cell in self.cells}
+        return replace(load(finished.outcome.directory), models=models)
 
     def folder(self, directory: str | Path | None = None) -> Path:
         """Say where the results go."""
@@ -198,7 +196,9 @@ class Finished(NamedTuple):
     report: Any
 
 
-def run(study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any) -> Finished:
+def run(
+    study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any
+) -> Finished:
     """Run a study in a folder and draw its report.
 
     Args:

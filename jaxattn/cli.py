@@ -4,7 +4,6 @@ import os
 import sys
 from typing import Any
 
-import pandas as pd
 import tyro
 
 from jaxattn.commands import results, studies
@@ -56,6 +55,8 @@ def doctor() -> int:
 
     Example: jaxattn doctor
     """
+    import pandas as pd
+
     from jaxattn.engine.doctor import examine
 
     findings = examine(compiled_folder())

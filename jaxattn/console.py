@@ -2,12 +2,10 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-from rich import box
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def complain(error: Exception, status: int) -> int:
@@ -34,8 +32,14 @@ def print_summary(*directories: Path) -> None:
     print_table("Last step of each phase", statistics.summary_table(loaded))
 
 
-def print_table(title: str, frame: pd.DataFrame) -> None:
+def print_table(title: str, frame: "pd.DataFrame") -> None:
     """Print a table to stdout."""
+    # The help of a command needs none of these.
+    import pandas as pd
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for name in frame.columns:
         table.add_column(str(name), justify="right" if pd.api.types.is_numeric_dtype(frame[name]) else "left")

@@ -15,7 +15,7 @@ from jaxattn.claims.rows import FAILS, Row
 from jaxattn.claims.rows import __doc__ as meaning
 from jaxattn.claims.settings import Plan
 from jaxattn.data import text
-from jaxattn.data.readers import TextSource
+from jaxattn.data.readers import Source
 from jaxattn.data.text import Progress, silent
 from jaxattn.errors import InputError, RunError
 from jaxattn.results.tables import markdown
@@ -119,7 +119,7 @@ def run(
     *,
     seeds: int = 64,
     only: Sequence[str] = (),
-    source: TextSource | None = None,
+    source: Source | None = None,
     plan: Plan = PLAN,
     text_plan: TextPlan = TEXT_PLAN,
     progress: Progress = silent,
@@ -193,7 +193,7 @@ def _synthetic(plan: Plan, flows: Flows) -> list[Part]:
     return parts
 
 
-def _on_texts(source: TextSource, seeds: Sequence[int], plan: TextPlan, progress: Progress) -> list[Part]:
+def _on_texts(source: Source, seeds: Sequence[int], plan: TextPlan, progress: Progress) -> list[Part]:
     corpus = text.load(source, progress=progress).train
     if corpus.num_classes != 2:
         raise InputError(f"source: {corpus.num_classes} classes; give texts with two labels")

@@ -51,7 +51,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     def probe_steps(self, per_decade: int) -> list[int]:
         """List the steps to measure at, 0 and the last among them."""
-        return log_spaced(self.steps, per_decade)
+        return log_spaced(self.steps, per_decade)  # type: ignore[attr-defined]
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
         """Make the state that the phase starts with; the key is for what is drawn on the way."""

@@ -50,12 +50,12 @@ class Callbacks(NamedTuple):
     Attributes:
         stop: set when the batch is to save and stop.
         report: told (place, share of the batch done, median loss).
-        log: told what a probe step measured.
+        log: told what a probe step measured: medians over the seeds, and the series of single seeds.
     """
 
     stop: threading.Event
     report: Callable[[str, float, float], None]
-    log: Callable[[dict[str, Any]], None]
+    log: Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
 class CompilationCache:
@@ -132,9 +132,7 @@ class _Running:
         self.position, *earlier = folder.resume(batch.name)
         # Joined when they are written; joined at every step, tables of many seeds are copied again and again.
         late = {name for made in self.programs for probe, _ in made.observe for name in probe.metrics}
-        self.records, self.tokens = (
-            [_until(table, self.position, self.phases, late)] for table in earlier
-        )
+        self.records, self.tokens = ([_until(table, self.position, self.phases, late)] for table in earlier)
         self.failures = list(self.position.failures) if self.position else []
         # Parameters after the phases before, as far as they moved in them.
         self.kept: dict[str, dict[str, Any]] = {}
@@ -157,7 +155,9 @@ class _Running:
                 continue
             while done < step and not self.callbacks.stop.is_set():
                 taken = pace.block(step - done)
-                carried = pace.timed(made.advance, carried, self.loaded.splits, self.numbers, jnp.int32(taken))
+                carried = pace.timed(
+                    made.advance, carried, self.loaded.splits, self.numbers, jnp.int32(taken)
+                )
                 done += taken
                 place = f"{describe_cell(self.batch.cells[0])}{made.phase.name} step {done:,}"
                 self.callbacks.report(place, self._share(number, done), loss)
@@ -223,7 +223,7 @@ class _Running:
         entry = tables.log_entry(
             measured, made.phase.name, step, made.probe_steps[-1], self._share(number, step), failed
         )
-        self.callbacks.log(entry)
+        self.callbacks.log(entry, tables.seed_series(measured, self.batch))
         return float(np.median(finite)) if finite.size else math.nan
 
     def _end(self, number: int, carried: Carried, history: dict[str, np.ndarray]) -> None:
@@ -263,7 +263,13 @@ class _Running:
         lanes = self.batch.lanes
         failed_at = np.asarray(carried.state.failed_at)[: len(lanes)]
         return [
-            {"cell": cell.number, "seed": seed, "phase": phase.name, "step": int(step), "reason": phase.failure}
+            {
+                "cell": cell.number,
+                "seed": seed,
+                "phase": phase.name,
+                "step": int(step),
+                "reason": phase.failure,
+            }
             for (cell, seed), step in zip(lanes, failed_at, strict=True)
             if step >= 0 and (cell.number, seed) not in before
         ]

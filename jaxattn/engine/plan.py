@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from jaxattn.engine import batches, memory
 from jaxattn.data.text import silent
+from jaxattn.engine import batches, memory
 from jaxattn.engine.groups import compile_groups, rehearse_groups
 from jaxattn.engine.run import lane_widths
 from jaxattn.engine.runtime import estimate_runtime

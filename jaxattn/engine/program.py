@@ -84,7 +84,11 @@ def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameter
         return seed.start(own, splits, key, loaded.tokens, used_tokens(numbers))
 
     # Shapes of the corpora are all that parameters depend on.
-    one = loaded.splits if loaded.shared else jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), loaded.splits)
+    one = (
+        loaded.splits
+        if loaded.shared
+        else jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), loaded.splits)
+    )
     return jax.jit(vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared))(keys, numbers)
 
 
@@ -124,7 +128,9 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
         probe_steps=phase.probe_steps(setting.probes.per_decade),
         begin=in_its_precision(lift(begin, (0, axis, 0, 0), per_core=few)),
         advance=in_its_precision(lift(advance, (0, axis, 0, None), per_core=few), donate_argnums=0),
-        measure=lambda carried, *own: measured(carried._replace(state=_Parameters(carried.state.params)), *own),
+        measure=lambda carried, *own: measured(
+            carried._replace(state=_Parameters(carried.state.params)), *own
+        ),
         state_metrics=in_its_precision(
             shard(jax.vmap(lambda carried: phase.metrics(carried.state)), (0,), loaded.shared)
         ),
@@ -146,7 +152,7 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
 
 
 class _Parameters(NamedTuple):
-    """The part of a state that probes of single steps see; a path in float64 stays out of float32 programs."""
+    """What probes of single steps see of a state: a path in float64 stays out of float32 programs."""
 
     params: Any
 

@@ -103,7 +103,7 @@ def run(
             with ExitStack() as stack:
                 if profile:
                     stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
-                write: list[loggers.Write] = [folder.log]
+                write: list[loggers.Write] = [lambda entry, series: folder.log(entry)]
                 for kind in log:
                     function, close = loggers.writer(kind, folder.directory, study.name)
                     write.append(function)
@@ -176,7 +176,9 @@ class _Queue(NamedTuple):
                 if not (failed or error):
                     break
             if error:
-                errors.append({"batch": batch.name, "cells": [c.number for c in batch.cells], "reason": error})
+                errors.append(
+                    {"batch": batch.name, "cells": [c.number for c in batch.cells], "reason": error}
+                )
             if self.on_failure == "stop" and (failed or error):
                 raise RunError(
                     f"{batch.name}: {error or failed[0]['reason']}; stopped, what is done is kept; "
@@ -188,11 +190,16 @@ class _Queue(NamedTuple):
             known = "" if math.isnan(loss) else f"loss {loss:.4g}"
             self.reporter.update(place, (number + share) / whole, known)
 
-        def log(measured: dict[str, Any]) -> None:
+        def log(measured: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
             overall = (number + measured["share"]) / whole
-            entry = {"time": time.time(), "start": started, "batch": batch.name, "overall": overall} | measured
+            entry = {
+                "time": time.time(),
+                "start": started,
+                "batch": batch.name,
+                "overall": overall,
+            } | measured
             for to in self.write:
-                to(entry)
+                to(entry, series)
 
         return Callbacks(self.stop, report, log)
 

@@ -36,9 +36,7 @@ def estimate_runtime(group: CompileGroup, seeds: list[int], lanes: int, batches:
     setting = group.setting
     compiling, running = 0.0, 0.0
     with jax.enable_x64(setting.dtype == "float64"), jax.default_matmul_precision("highest"):
-        some = devices.pad_to_devices(
-            [(group.cells[0], seed) for seed in seeds[:LANES]], setting.data.shared
-        )
+        some = devices.pad_to_devices([(group.cells[0], seed) for seed in seeds[:LANES]], setting.data.shared)
         keys, model_keys = seed_keys([seed for _, seed in some])
         numbers = group.hyperparameters([cell for cell, _ in some])
         loaded = load(setting, keys, silent, numbers)

@@ -87,7 +87,9 @@ class Store:
                     f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
                     "choose another folder with --out, or delete this one"
                 )
-            _check_code(self.directory, known.get("code", {}), manifest["code"], accept_code or not self.batches())
+            _check_code(
+                self.directory, known.get("code", {}), manifest["code"], accept_code or not self.batches()
+            )
             seeds = sorted({*known["seeds"], *manifest["seeds"]})
             kept = ("name", "description", "config", "cells", "code", "labels", "widths")
             manifest = known | {key: manifest[key] for key in kept}
@@ -363,8 +365,8 @@ def _check_code(directory: Path, known: dict[str, Any], now: dict[str, Any], acc
     changed = [name for name, digest in known.items() if name in now and now[name] != digest]
     if changed and not accepted:
         raise InputError(
-            f"{directory}: {', '.join(changed)} changed since this run began; choose another folder with --out, "
-            "or continue with --accept-code"
+            f"{directory}: {', '.join(changed)} changed since this run began; choose another folder with "
+            "--out, or continue with --accept-code"
         )
 
 

@@ -1,16 +1,14 @@
 """What every model starts from: embeddings, query and head."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import msgspec
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.errors import InputError
 
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Weights = Literal["identity", "normal"]
 
 

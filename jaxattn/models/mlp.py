@@ -9,10 +9,10 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import PositiveInt, embeddings_query_head, square
 from jaxattn.attention import pool
-from jaxattn.spec import Spec
+from jaxattn.data.corpus import Corpus
+from jaxattn.models.initial import embeddings_query_head, square
+from jaxattn.spec import PositiveInt, Spec
 from jaxattn.trees import Leaf
 
 

@@ -9,11 +9,11 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxattn.attention import attend
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
-from jaxattn.attention import attend
-from jaxattn.models.initial import PositiveInt, embeddings_query_head
-from jaxattn.spec import Spec
+from jaxattn.models.initial import embeddings_query_head
+from jaxattn.spec import PositiveInt, Spec
 from jaxattn.trees import Leaf
 
 

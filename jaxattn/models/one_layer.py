@@ -9,10 +9,10 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.data.corpus import Corpus
 from jaxattn.attention import attend
-from jaxattn.models.initial import PositiveInt, embeddings_query_head
-from jaxattn.spec import Spec
+from jaxattn.data.corpus import Corpus
+from jaxattn.models.initial import embeddings_query_head
+from jaxattn.spec import PositiveInt, Spec
 from jaxattn.trees import Leaf
 
 
@@ -95,6 +95,10 @@ class OneLayer(Spec, frozen=True, kw_only=True):
     def logits(self, params: Params, corpus: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `logits`."""
         return logits(params, corpus)
+
+    def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:
+        """Bound how many numbers the parameters are, without looking at them."""
+        return (vocab_size + 1 + num_classes) * self.dim
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

@@ -5,12 +5,11 @@ from typing import ClassVar
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.data.corpus import Corpus
 from jaxattn.attention.gram import gram_matrix
-from jaxattn.models.initial import PositiveInt
-from jaxattn.models.one_layer import Params, init, scores_and_values
 from jaxattn.attention.self_attention import two_layer_attention
-from jaxattn.spec import Spec
+from jaxattn.data.corpus import Corpus
+from jaxattn.models.one_layer import Params, init, scores_and_values
+from jaxattn.spec import PositiveInt, Spec
 
 # The parameters, their start and what the paper plots of them, E p and E v, are the one-layer model's.
 __all__ = ["Params", "TwoLayer", "init", "logits", "scores_and_values"]
@@ -34,7 +33,9 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
         The two-layer experiment of arXiv 2505.17282; whether it adds a residual is not published.
     """
     scores, values = scores_and_values(params)
-    return two_layer_attention(corpus, gram_matrix(params.E), scores, values, symmetric=True, residual=residual)
+    return two_layer_attention(
+        corpus, gram_matrix(params.E), scores, values, symmetric=True, residual=residual
+    )
 
 
 class TwoLayer(Spec, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""A study as it is written down: tables for data, model, phases and probes, a grid over their keys, and seeds."""
+"""A study as it is written down: tables of data, model, phases and probes, a grid over their keys, seeds."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -145,7 +145,9 @@ def _paths(tree: Any) -> Sequence[str]:
     """Collect import paths: texts like `module:Name` where kinds and names of code stand."""
     if isinstance(tree, dict):
         own = [
-            x for key, x in tree.items() if key in ("kind", "optimizer", "loss") and isinstance(x, str) and ":" in x
+            x
+            for key, x in tree.items()
+            if key in ("kind", "optimizer", "loss") and isinstance(x, str) and ":" in x
         ]
         return [*own, *(path for x in tree.values() for path in _paths(x))]
     if isinstance(tree, list | tuple):
@@ -155,4 +157,8 @@ def _paths(tree: Any) -> Sequence[str]:
 
 def _is_code(text: str) -> bool:
     place, colon, name = text.partition(":")
-    return bool(colon) and name.isidentifier() and (place.endswith(".py") or place.replace(".", "").isidentifier())
+    return (
+        bool(colon)
+        and name.isidentifier()
+        and (place.endswith(".py") or place.replace(".", "").isidentifier())
+    )

@@ -88,7 +88,12 @@ def cells(
 
 def points(grid: Any) -> list[dict[str, Any]]:
     """List the settings of the cells of one block, from its tables."""
-    factors = (grid.cells or ({},), zipped(grid.zip), halton(grid.halton), product(grid.axes))
+    factors: tuple[Any, ...] = (
+        grid.cells or ({},),
+        zipped(grid.zip),
+        halton(grid.halton),
+        product(grid.axes),
+    )
     result = []
     for parts in itertools.product(*factors):
         settings: dict[str, Any] = {}
@@ -172,7 +177,7 @@ def _cell(
     own = {key: value for key, value in copy.deepcopy(dict(tree)).items() if key not in GRID}
     named = {"block": block} if block else {}
     place = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
-    with at(f"axes: cell {number} ({place})" if place else ""):
+    with at(f"axes: cell {number} ({place})" if settings else ""):
         for key, value in settings.items():
             if key.partition(".")[0] in PRESENTATION:
                 raise InputError(f"{key} cannot be an axis")
@@ -184,6 +189,6 @@ def _cell(
 
 def config_hash(made: Made) -> str:
     """Hash what determines a cell's numbers: neither names and figures nor where files lie."""
-    away = getattr(made.setting.data, "locations", frozenset())
+    away: frozenset[str] = getattr(made.setting.data, "locations", frozenset())
     kept = made.tables | {"data": {key: x for key, x in made.tables["data"].items() if key not in away}}
     return hashlib.sha256(msgspec.json.encode(kept, order="deterministic")).hexdigest()[:16]

@@ -87,8 +87,7 @@ def _is_static(annotation: Any) -> bool:
 def _replaced(node: Any, path: Path, number: Any) -> Any:
     if not path:
         return number
-    head, *rest = path
-    rest = tuple(rest)
+    head, rest = path[0], path[1:]
     if isinstance(node, tuple) and not hasattr(node, "_fields"):
         return tuple(_replaced(x, rest, number) if k == head else x for k, x in enumerate(node))
     if isinstance(node, Mapping):

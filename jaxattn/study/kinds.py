@@ -1,4 +1,4 @@
-"""From tables of plain values to things and back: one rule for all models, generators, losses, phases, probes.
+"""From tables of plain values to things and back: one rule for models, generators, losses, phases, probes.
 
 A table names its `kind`, a short name or an import path; the rest are the settings of that class or function,
 checked against its annotations.
@@ -161,8 +161,8 @@ def convert(target: Any, values: Table, place: str) -> Table:
     rest = dict(values)
     if takes := getattr(target, "takes_further", None):
         # Settings that another name decides about, such as the options of an optimiser.
-        known = {field.name for field in fields}
-        further = {key: rest.pop(key) for key in list(rest) if key not in known}
+        own = {field.name for field in fields}
+        further = {key: rest.pop(key) for key in list(rest) if key not in own}
         rest[takes] = dict(rest.get(takes, {})) | further
     try:
         return msgspec.structs.asdict(msgspec.convert(rest, _struct(target)))
@@ -240,17 +240,19 @@ def target_of(thing: Any) -> Any:
 def _fields(target: Any) -> list[Field]:
     empty = inspect.Parameter.empty
     if isinstance(target, type) and issubclass(target, msgspec.Struct):
-        return [Field(f.name, f.type, empty if f.required else _default(f)) for f in msgspec.structs.fields(target)]
+        return [
+            Field(f.name, f.type, empty if f.required else _default(f))
+            for f in msgspec.structs.fields(target)
+        ]
     hints = typing.get_type_hints(target, include_extras=True)
     if isinstance(target, type) and hasattr(target, "_field_defaults"):
         if "function" not in target._fields:
             raise TypeError(f"{target.__name__} is a NamedTuple; decorate it with @dataclass(frozen=True) instead")
-        return [Field(name, hints[name], target._field_defaults[name]) for name in target._fields[1:]]
+        defaults = target._field_defaults
+        return [Field(name, hints[name], default) for name, default in defaults.items()]
     if isinstance(target, type):
         if not dataclasses.is_dataclass(target):
-            raise TypeError(
-                f"{target.__name__} has no settings that can be read; decorate it with @dataclass(frozen=True)"
-            )
+            raise TypeError(f"{target.__name__} tells no settings; decorate it with @dataclass(frozen=True)")
         return [
             Field(
                 f.name,
@@ -303,7 +305,9 @@ def _target(concept: Concept, kind: Any, place: str, names: Namespace) -> Any:
     with at(f"{place}.kind"):
         target = names.load(kind)
         if not callable(target):
-            raise InputError(f"{kind} is neither a class nor a function; {concept.name} wants {concept.wants}")
+            raise InputError(
+                f"{kind} is neither a class nor a function; {concept.name} wants {concept.wants}"
+            )
         if isinstance(target, type):
             missing = [[name for name in names if not _has(target, name)] for names in concept.methods]
             if least := min(missing, key=len):
@@ -344,8 +348,13 @@ def _plain(values: Table, names: Namespace) -> Table:
         return path
 
     try:
-        flat = {key: x.name if isinstance(x, Named) else name(x) if inspect.isroutine(x) else x
-                for key, x in values.items() if x is not None}
+        flat = {
+            key: x.name if isinstance(x, Named) else name(x) if inspect.isroutine(x) else x
+            for key, x in values.items()
+            if x is not None
+        }
         return msgspec.json.decode(msgspec.json.encode(flat, enc_hook=name))
     except TypeError as error:
-        raise InputError(f"a setting cannot be written down: {error}; use numbers, texts, lists, tables") from None
+        raise InputError(
+            f"a setting cannot be written down: {error}; use numbers, texts, lists, tables"
+        ) from None

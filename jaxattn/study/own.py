@@ -58,8 +58,15 @@ class OwnGenerator(NamedTuple):
     validation_sequences: Count = 0
     label_noise: HalfShare = 0.0
 
-    shared = False
-    pads_vocabulary = False
+    @property
+    def shared(self) -> bool:
+        """Every seed has corpora of its own."""
+        return False
+
+    @property
+    def pads_vocabulary(self) -> bool:
+        """A vocabulary of another size is another program."""
+        return False
 
     @property
     def held_out(self) -> bool:
@@ -95,9 +102,20 @@ class OwnCorpus(NamedTuple):
 
     function: Function
 
-    shared = True
-    pads_vocabulary = False
-    held_out = False
+    @property
+    def shared(self) -> bool:
+        """All seeds have the same corpora."""
+        return True
+
+    @property
+    def pads_vocabulary(self) -> bool:
+        """A vocabulary of another size is another program."""
+        return False
+
+    @property
+    def held_out(self) -> bool:
+        """There is no validation corpus."""
+        return False
 
     def load(self, progress: Any = None) -> Loaded:
         """Make the corpus."""

@@ -34,7 +34,9 @@ def schema() -> dict[str, Any]:
 def _choice(concept: Concept, definitions: dict[str, Any]) -> dict[str, Any]:
     own = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
     names = {"type": "string", "anyOf": [{"enum": list(concept.known)}, {"pattern": ":"}]}
-    built_in = [_table(target, {"kind": {"const": kind}}, definitions) for kind, target in concept.known.items()]
+    built_in = [
+        _table(target, {"kind": {"const": kind}}, definitions) for kind, target in concept.known.items()
+    ]
     if concept is concepts.MODEL:
         for table in built_in:
             table["properties"]["init"] = {
@@ -51,7 +53,11 @@ def _table(target: Any, first: dict[str, Any], definitions: dict[str, Any]) -> d
     definitions.update(components)
     properties = first | {
         field.name: made
-        | ({} if field.default is inspect.Parameter.empty else {"default": msgspec.to_builtins(field.default)})
+        | (
+            {}
+            if field.default is inspect.Parameter.empty
+            else {"default": msgspec.to_builtins(field.default)}
+        )
         for field, made in zip(fields, schemas, strict=True)
     }
     required = [*first, *(field.name for field in fields if field.default is inspect.Parameter.empty)]

@@ -49,7 +49,9 @@ def start(
     for name, begin_at in setting.starts.items():
         own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
         params = replaced(params, **{name: begin_at(own_key, get(params, name), tokens)})
-    for name in setting.model.token_rows if used is not None else ():
+    if used is None:
+        return params
+    for name in setting.model.token_rows:
         rows = get(params, name)
         is_used = jnp.arange(train.vocab_size).reshape(-1, *(1,) * (rows.ndim - 1)) < used
         params = replaced(params, **{name: jnp.where(is_used, rows, 0)})

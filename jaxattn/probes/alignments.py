@@ -1,0 +1,41 @@
+"""How parameters lie to each other and to the direction in which training moves them."""
+
+from itertools import combinations
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxattn import trees
+from jaxattn.spec import Spec
+
+
+def cosine(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, ""]:
+    """Compute x·y / (‖x‖ ‖y‖) over all entries, of any size; NaN if one of them is zero."""
+    # Squares of gradients underflow late in training.
+    x, y = (z / jnp.abs(z).max() for z in (x, y))
+    return (x * y).sum() / jnp.sqrt((x * x).sum() * (y * y).sum())
+
+
+class Alignments(Spec, frozen=True, kw_only=True):
+    """Cosines between parameters of one shape (cos_p_v), and with the descent direction (cos_p_descent).
+
+    Parameters with one row per token are left out of the pairs. A parameter that has found its direction
+    has a cosine of 1 with -∂L/∂θ.
+    """
+
+    labels: ClassVar[dict[str, str]] = {}
+
+    def measure(self, seen: Any) -> dict[str, Array]:
+        """Measure cos_θ_θ' for every pair of equal shape, and cos_θ_descent for every trained θ."""
+        params, rows = seen.params, getattr(seen.model, "token_rows", ())
+        alike = [
+            (one, other)
+            for one, other in combinations([x for x in trees.names(params) if x not in rows], 2)
+            if trees.get(params, one).shape == trees.get(params, other).shape
+        ]
+        _, gradients = seen.loss_and_gradients
+        between = {f"cos_{x}_{y}": cosine(trees.get(params, x), trees.get(params, y)) for x, y in alike}
+        return between | {
+            f"cos_{name}_descent": cosine(trees.get(params, name), -gradients[name]) for name in seen.train
+        }

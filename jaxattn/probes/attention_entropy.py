@@ -1,0 +1,57 @@
+"""How widely attention is spread: its entropy over the distinct tokens of a sequence."""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxattn.attention.batched import in_turn
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
+from jaxattn.errors import InputError
+from jaxattn.spec import Spec
+
+
+@in_turn
+def attention_entropy(corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array, "n"]:
+    """Compute -Σ_s q_s log q_s, q_s = count_s exp(a_s) / Σ_r count_r exp(a_r), of every sequence.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (V,); any finite spread.
+
+    Returns:
+        (n,), in nats: 0 if attention rests on one token, however often it occurs.
+    """
+    bags = corpus.bags
+    score = jnp.where(bags.count > 0, take(scores, bags.index.astype(jnp.int32)), -jnp.inf)
+    top = bags.max(score)
+    top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, as padding may hold
+    weight = bags.count.astype(scores.dtype) * jnp.exp(score - bags.spread(top))
+    (normaliser,) = bags.sum(weight)
+    q = weight / bags.spread(jnp.where(normaliser > 0, normaliser, 1))
+    (entropy,) = bags.sum(-q * jnp.log(jnp.where(q > 0, q, 1)))
+    return entropy
+
+
+class AttentionEntropy(Spec, frozen=True, kw_only=True):
+    """The mean entropy of attention over sequences, and its exponential, a number of tokens."""
+
+    labels: ClassVar[dict[str, str]] = {
+        "attention_entropy": "attention entropy",
+        "attended_tokens": "attended tokens",
+    }
+
+    def measure(self, seen: Any) -> dict[str, Array]:
+        """Measure attention_entropy and attended_tokens on the training corpus.
+
+        Raises:
+            InputError: a model whose attention is not softmax over the scores of tokens.
+        """
+        if not seen.model.attends_to_tokens:
+            raise InputError(
+                "attention_entropy: the model's attention is not softmax over scores of tokens; "
+                "leave this probe out"
+            )
+        entropy = attention_entropy(seen.corpora.train, seen.scores_and_values[0]).mean()
+        return {"attention_entropy": entropy, "attended_tokens": jnp.exp(entropy)}

@@ -1,0 +1,21 @@
+"""The norm of every parameter."""
+
+from typing import Any, ClassVar
+
+import optax
+from jaxtyping import Array
+
+from jaxattn import trees
+from jaxattn.spec import Spec
+
+
+class Norms(Spec, frozen=True, kw_only=True):
+    """The Euclidean norm of every parameter, Frobenius' for matrices: norm_E, norm_p, ..."""
+
+    labels: ClassVar[dict[str, str]] = {}
+
+    def measure(self, seen: Any) -> dict[str, Array]:
+        """Measure norm_θ for every parameter θ, trained or not."""
+        return {
+            f"norm_{name}": optax.tree.norm(trees.get(seen.params, name)) for name in trees.names(seen.params)
+        }
