@@ -48,9 +48,14 @@ def in_user_code(error: BaseException, files: frozenset[str], place: str) -> Use
         return None
     code = last.tb_frame.f_code
     line = f"{type(error).__name__} in {code.co_name}, line {last.tb_lineno} of {code.co_filename}"
-    found = UserCodeError(f"{place}: {line}", files)
+    found = UserCodeError(f"{place}: {line}" if place else line, files)
     found.__cause__ = error
     return found
+
+
+def shown(value: object) -> str:
+    """Write what something is in a message: type and shape of an array, the type of all else."""
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__  # type: ignore[attr-defined]
 
 
 class at:

@@ -81,9 +81,9 @@ class Reporter:
             self._line.update({"text/plain": line}, raw=True)
         return self._line is not None
 
-    def trace(self, error: UserCodeError) -> None:
-        """Print where code of the user's failed, and its own traceback."""
-        self.console.print(f"jaxattn: {error}\n{error.trace}", markup=False)
+    def trace(self, place: str, error: UserCodeError) -> None:
+        """Print where code of the user's failed, and its own traceback, also if quiet."""
+        print(f"jaxattn: {place}: {error}\n{error.trace}", file=sys.stderr)
 
 
 def _notebook_line() -> Any:

@@ -210,12 +210,16 @@ class _Queue(NamedTuple):
         try:
             return execute(batch, cache, self.folder, callbacks, self.clock), ""
         except (jax.errors.JaxRuntimeError, MemoryError) as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
+            lines = str(error).strip().split("\n")
+            if any(file in str(error) for file in self.files):
+                # A callback raised; JAX has shown where.
+                return [], f"{lines[-1]} in code that your functions call back"
+            reason = lines[0] or type(error).__name__
             return [], f"{reason}; smaller batches may help: --max-memory or --set chunk=..."
         except Exception as error:
-            if not (found := in_user_code(error, self.files, batch.name)):
+            if not (found := in_user_code(error, self.files, "")):
                 raise
-            self.reporter.trace(found)
+            self.reporter.trace(batch.name, found)
             return [], str(found)
 
 

@@ -13,7 +13,7 @@ from jaxattn import trees
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics.phase import Phase, Task
-from jaxattn.errors import InputError, RunError, at, in_user_code
+from jaxattn.errors import InputError, RunError, at, in_user_code, shown
 from jaxattn.study import concepts, seed
 from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
 from jaxattn.study.kinds import Concept
@@ -93,9 +93,9 @@ class _Rehearsal:
         with self.at("data", concepts.DATA):
             corpora = seed.draw(setting, key, used)
             if not isinstance(corpora, Splits):
-                raise InputError(f"draw returns {_shown(corpora)}; return a jaxattn.data.Splits")
+                raise InputError(f"draw returns {shown(corpora)}; return a jaxattn.data.Splits")
             if not isinstance(corpora.train, Corpus):
-                raise InputError(f"it draws {_shown(corpora.train)}; draw a jaxattn.data.Corpus")
+                raise InputError(f"it draws {shown(corpora.train)}; draw a jaxattn.data.Corpus")
             return corpora
 
     def start(self, setting: Setting, corpora: Splits, key: Array, tokens: Any, used: Array | None) -> Any:
@@ -110,25 +110,25 @@ class _Rehearsal:
                 made = seed.start(
                     setting._replace(starts={name: setting.starts[name]}), corpora, key, tokens, used
                 )
-                _same(trees.get(drawn, name), trees.get(made, name), "it returns")
+                _same(trees.get(drawn, name), trees.get(made, name), f"{_name(setting.starts[name])} returns")
         return seed.start(setting, corpora, key, tokens, used)
 
     def model(self, setting: Setting, params: Any, corpus: Corpus) -> None:
         n, classes, vocab = corpus.num_sequences, corpus.num_classes, corpus.vocab_size
         of_sequences = (n,) if classes == 2 else (n, classes)
         with self.at("model", concepts.MODEL):
-            logits = setting.model.logits(params, corpus)
-            _wants("logits", logits, {of_sequences}, f"for the {n} sequences of {classes} classes")
+            logits, name = setting.model.logits(params, corpus), _name(setting.model)
+            _wants(f"{name}.logits", logits, {of_sequences}, f"for {n} sequences of {classes} classes")
             if hasattr(setting.model, "scores_and_values"):
                 found = setting.model.scores_and_values(params)
                 if not (isinstance(found, tuple) and len(found) == 2):
-                    raise InputError(f"scores_and_values returns {_shown(found)}; return scores and values")
-                _wants("the scores", found[0], {(vocab,)}, "one for every token")
+                    raise InputError(f"{name}.scores_and_values returns {shown(found)}; return scores and values")
+                _wants(f"{name}.scores_and_values", found[0], {(vocab,)}, "the score of every token")
                 values = (vocab,) if classes == 2 else (vocab, classes)
-                _wants("the values", found[1], {values, (vocab, 1)}, "for every token")
+                _wants(f"{name}.scores_and_values", found[1], {values, (vocab, 1)}, "the values of every token")
         with self.at("loss", concepts.LOSS):
             each = setting.loss(logits, corpus.labels)
-            _wants("the loss", each, {(n,)}, "one for every sequence, they are averaged afterwards")
+            _wants(_name(setting.loss), each, {(n,)}, "one for every sequence, averaged afterwards")
 
     def phase(self, setting: Setting, index: int, params: Any, corpora: Splits, key: Array) -> Any:
         phase, place = setting.phases[index], f"phases[{index}]"
@@ -137,7 +137,7 @@ class _Rehearsal:
             if name not in names:
                 raise InputError(f"{place}.train: {name!r} is not one of {', '.join(names)}")
             if not jnp.issubdtype(jnp.result_type(trees.get(params, name)), jnp.floating):
-                raise InputError(f"{place}.train: {name!r} is {_shown(trees.get(params, name))}, not a float")
+                raise InputError(f"{place}.train: {name!r} is {shown(trees.get(params, name))}, not a float")
         with jax.enable_x64(setting.dtype == "float64" or phase.dtype == "float64"):
             with self.at(place, concepts.PHASE):
                 phase.probe_steps(setting.probes.per_decade)
@@ -145,15 +145,15 @@ class _Rehearsal:
                 missing = [x for x in ("params", "step", "failed_at") if not hasattr(carried.state, x)]
                 if missing:
                     raise InputError(
-                        f"init returns {_shown(carried.state)} without {missing[0]!r}; a state has params, step "
+                        f"{_name(phase)}.init returns {shown(carried.state)} without {missing[0]!r}; a state has params, step "
                         "and failed_at, as jaxattn.dynamics.State"
                     )
                 if getattr(type(phase), "step", Phase.step) is not Phase.step:
                     task = Task(setting.model, setting.loss, corpora)
-                    _same(carried.state, phase.step(task, carried.state), "step returns")
+                    _same(carried.state, phase.step(task, carried.state), f"{_name(phase)}.step returns")
                 further = seed.advance(setting, index, carried, corpora, jnp.int32(1))
-                _same(carried, further, "advance returns")
-                owner = dict.fromkeys(_columns("metrics", phase.metrics(carried.state), 0), f"phase {phase.name}")
+                _same(carried, further, f"{_name(phase)}.advance returns")
+                owner = dict.fromkeys(_columns(f"{_name(phase)}.metrics", phase.metrics(carried.state), 0), f"phase {phase.name}")
         self.probes(setting, index, carried, corpora, owner)
         return carried.state.params
 
@@ -172,7 +172,7 @@ class _Rehearsal:
             probe = every[number]
             with self.at(place(probe), concepts.PROBE):
                 measured = probe.measure(seen.with_memory(carried.memory.get(number)))
-                _free(_columns("measure", measured, 1), owner, place(probe))
+                _free(_columns(_name(probe), measured, 1), owner, place(probe))
         for probe in setting.probes.of_phases:
             with self.at(place(probe), concepts.PROBE):
                 if probe.applies(setting.model, setting.loss, setting.phases[index]):
@@ -195,30 +195,32 @@ class _Rehearsal:
 
 
 def _wants(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
-    is_array = hasattr(value, "shape") and jnp.issubdtype(value.dtype, jnp.floating)
+    is_array = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
     if not is_array or value.shape not in shapes:
-        raise InputError(f"{name}: {_shown(value)}; it must be {min(shapes, key=len)} floats, {why}")
+        raise InputError(f"{name} returns {shown(value)}; return {min(shapes, key=len)} floats, {why}")
 
 
 def _same(wanted: Any, found: Any, what: str) -> None:
     """Check that a tree is like another one."""
     flat = [jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (wanted, found)]
     if jax.tree.structure(wanted) != jax.tree.structure(found):
-        raise InputError(f"{what} a {_shown(found)}, which is not built like the {_shown(wanted)} it was given")
+        raise InputError(f"{what} a {shown(found)}, which is not built like the {shown(wanted)} it was given")
     for (path, x), (_, y) in zip(*flat, strict=True):
         if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise InputError(f"{what} {f'{name}: ' if name else ''}{_shown(y)}; it must be {_shown(x)} as before")
+            raise InputError(f"{what} {shown(y)}{f' for {name}' if name else ''}; return {shown(x)}, as it was given")
 
 
 def _columns(what: str, metrics: Any, axes: int) -> list[str]:
-    """List the names of measurements in records."""
+    """List the names that measurements have in records."""
     if not isinstance(metrics, dict):
-        raise InputError(f"{what} returns {_shown(metrics)}; return a dictionary of numbers by name")
+        raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers by name")
     names = []
     for name, value in metrics.items():
-        if not isinstance(name, str) or jnp.ndim(value) > axes:
-            raise InputError(f"{what} returns {name!r}: {_shown(value)}; measure numbers{' or (m,)' * axes}")
+        number = isinstance(value, int | float | Array) and jnp.ndim(value) <= axes
+        if not (isinstance(name, str) and number):
+            kinds = "a number, or numbers (m,)" if axes else "a number"
+            raise InputError(f"{what} returns {shown(value)} for {name!r}; return {kinds}")
         names += [name, *(f"{name}_{k:02d}" for k in range(len(value) if jnp.ndim(value) else 0))]
     return names
 
@@ -227,13 +229,13 @@ def _free(names: Iterable[str], owner: dict[str, str], place: str) -> None:
     """Check that nobody else measures these names, and note who does."""
     for name in names:
         if owner.get(name, place) != place:
-            raise InputError(f"{name!r} is measured already, by {owner[name]}; give it another name")
+            by = owner[name] if owner[name] != "probes" else "a standard probe"
+            raise InputError(f"{name!r} is measured already, by {by}; give it another name")
         owner[name] = place
 
 
-def _shown(value: Any) -> str:
-    """Write what something is: shape and type of an array, the type of all else."""
-    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+def _name(thing: Any) -> str:
+    return getattr(getattr(thing, "function", None), "kind", type(thing).__name__)
 
 
 def check_labels(splits: Splits) -> None:

@@ -246,6 +246,8 @@ def _fields(target: Any) -> list[Field]:
         ]
     hints = typing.get_type_hints(target, include_extras=True)
     if isinstance(target, type) and hasattr(target, "_field_defaults"):
+        if "function" not in target._fields:
+            raise TypeError(f"{target.__name__} is a NamedTuple; decorate it with @dataclass(frozen=True) instead")
         defaults = target._field_defaults
         return [Field(name, hints[name], default) for name, default in defaults.items()]
     if isinstance(target, type):
@@ -264,11 +266,11 @@ def _fields(target: Any) -> list[Field]:
             for f in dataclasses.fields(target)
             if f.init
         ]
-    return [
-        Field(p.name, hints.get(p.name, Any), p.default)
-        for p in inspect.signature(target).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    ]
+    parameters = inspect.signature(target).parameters.values()
+    for p in parameters:
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not empty:
+            raise TypeError(f"{target.__name__}: {p.name!r} is positional; put * before the settings")
+    return [Field(p.name, hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
 def _default(field: Any) -> Any:
