@@ -59,7 +59,7 @@ def gradient(scores, values, corpus):
 
 
 vmapped = jax.jit(jax.vmap(gradient, in_axes=(0, 0, None)))
-in_turn = jax.jit(lambda a, g, corpus: jax.lax.map(lambda seed: gradient(*seed, corpus), (a, g)))
+sequential = jax.jit(lambda a, g, corpus: jax.lax.map(lambda seed: gradient(*seed, corpus), (a, g)))
 
 
 def scipy_gradient(matrix, transposed, labels):
@@ -119,7 +119,7 @@ def measure(corpus, compute, seeds, name, repeats):
     a, g = jnp.asarray(scores), jnp.asarray(values)
     calls = {
         "vmapped": lambda: jax.block_until_ready(vmapped(a, g, corpus)),
-        "in turn": lambda: jax.block_until_ready(in_turn(a, g, corpus)),
+        "in turn": lambda: jax.block_until_ready(sequential(a, g, corpus)),
     }
     if name == "one band":
         columns = np.ascontiguousarray(scores.T), np.ascontiguousarray(values.T)
