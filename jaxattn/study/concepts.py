@@ -11,7 +11,10 @@ from jaxattn.study.kinds import Concept
 DATA = Concept(
     "data",
     GENERATORS | READERS,
-    (("shared", "pads_vocabulary", "held_out", "tokens", "draw"), ("shared", "pads_vocabulary", "held_out", "load")),
+    (
+        ("shared", "pads_vocabulary", "held_out", "tokens", "draw"),
+        ("shared", "pads_vocabulary", "held_out", "load"),
+    ),
     own.data_holder,
     "a function (key, *, settings) -> Corpus, or a class derived from jaxattn.Generator with generate(key, sequences)",
 )

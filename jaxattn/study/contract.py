@@ -122,10 +122,14 @@ class _Rehearsal:
             if hasattr(setting.model, "scores_and_values"):
                 found = setting.model.scores_and_values(params)
                 if not (isinstance(found, tuple) and len(found) == 2):
-                    raise InputError(f"{name}.scores_and_values returns {shown(found)}; return scores and values")
+                    raise InputError(
+                        f"{name}.scores_and_values returns {shown(found)}; return scores and values"
+                    )
                 _wants(f"{name}.scores_and_values", found[0], {(vocab,)}, "the score of every token")
                 values = (vocab,) if classes == 2 else (vocab, classes)
-                _wants(f"{name}.scores_and_values", found[1], {values, (vocab, 1)}, "the values of every token")
+                _wants(
+                    f"{name}.scores_and_values", found[1], {values, (vocab, 1)}, "the values of every token"
+                )
         with self.at("loss", concepts.LOSS):
             each = setting.loss(logits, corpus.labels)
             _wants(_name(setting.loss), each, {(n,)}, "one for every sequence, averaged afterwards")
@@ -153,7 +157,10 @@ class _Rehearsal:
                     _same(carried.state, phase.step(task, carried.state), f"{_name(phase)}.step returns")
                 further = seed.advance(setting, index, carried, corpora, jnp.int32(1))
                 _same(carried, further, f"{_name(phase)}.advance returns")
-                owner = dict.fromkeys(_columns(f"{_name(phase)}.metrics", phase.metrics(carried.state), 0), f"phase {phase.name}")
+                owner = dict.fromkeys(
+                    _columns(f"{_name(phase)}.metrics", phase.metrics(carried.state), 0),
+                    f"phase {phase.name}",
+                )
         self.probes(setting, index, carried, corpora, owner)
         return carried.state.params
 
@@ -208,7 +215,9 @@ def _same(wanted: Any, found: Any, what: str) -> None:
     for (path, x), (_, y) in zip(*flat, strict=True):
         if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise InputError(f"{what} {shown(y)}{f' for {name}' if name else ''}; return {shown(x)}, as it was given")
+            raise InputError(
+                f"{what} {shown(y)}{f' for {name}' if name else ''}; return {shown(x)}, as it was given"
+            )
 
 
 def _columns(what: str, metrics: Any, axes: int) -> list[str]:
@@ -250,4 +259,6 @@ def check_labels(splits: Splits) -> None:
             allowed = class_labels(np.arange(classes), classes)
             found = np.unique(np.asarray(corpus.labels))
             if wrong := sorted(set(found.tolist()) - set(allowed.tolist())):
-                raise InputError(f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed}")
+                raise InputError(
+                    f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed}"
+                )
