@@ -45,7 +45,9 @@ class CompileGroup(NamedTuple):
         """Write the path of a number as a sweep file does."""
         head, *rest = path
         if head == "phases":
-            rest[0] = self.setting.phases[int(rest[0])].name
+            phase = self.setting.phases[int(rest[0])]
+            further = getattr(phase, "takes_further", None)
+            rest = [phase.name, *(part for part in rest[1:] if part != further)]
         return ".".join(map(str, (*_IN_TABLES.get(head, (head,)), *rest)))
 
 

@@ -47,7 +47,7 @@ OWN["data"] += [{"kind": "mine.py:Pairs", "vocab_size": 4, "sequences": 6, "swap
 BUILT_IN = {
     "data": [{"kind": "assumption1", "vocab_size": 8, "relevant": 2, "length": 3, "sequences": 4}],
     "model": [{"kind": "multi_head", "dim": 4, "heads": 2}],
-    "loss": [{"kind": "squared", "smoothing": 0.1}, "logistic"],
+    "loss": [{"kind": "squared", "smoothing": 0.1}, "logistic", {"smoothing": 0.1}],
     "start": ["zero", {"scale": 2.0}],
     "phase": [
         {"kind": "descent", "name": "a", "train": ["p"], "optimizer": "adamw", "step_size": 0.1, "steps": 3}
@@ -124,7 +124,7 @@ def test_defaults_are_written_down(names):
         ("loss", {"kind": "main.py:softened"}, r"loss.kind: main.py: there is no such file; did you mean mine.py"),
         ("loss", {"kind": 3}, "loss.kind: expected a name, got 3"),
         ("loss", 3, "loss: expected a table or a name, got 3"),
-        ("loss", {"smoothing": 0.1}, "loss: missing key 'kind'; known: "),
+        ("model", {"dim": 3}, "model: missing key 'kind'; known: one_layer, "),
         ("figure", "nosuch", "figure.kind: unknown 'nosuch'"),
     ],
 )

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.data.splits import token_statistics
+from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.errors import InputError
+from jaxattn.probes import Seen
 from jaxattn.study import own
 from jaxattn.study.kinds import Function
 
@@ -26,28 +27,26 @@ def test_a_loss_returns_one_number_a_sequence():
         hold(own.OwnLoss, lambda logits, labels: logits.mean())(jnp.ones(2), jnp.ones(2))
 
 
-class Shown:
-    params = 3.0
-    corpora = type("Corpora", (), {"train": 4.0})
+SHOWN = Seen(3.0, None, None, Splits(4.0, None), None)
 
 
 def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
     def product(params, corpus, *, scale=1.0):
         return scale * params * corpus
 
-    assert hold(own.OwnProbe, product, scale=2.0).measure(Shown) == {"product": 24.0}
+    assert hold(own.OwnProbe, product, scale=2.0).measure(SHOWN) == {"product": 24.0}
     named = own.OwnProbe(Function("mine.py:product", product, {}), name="other")
-    assert named.measure(Shown) == {"other": 12.0}
+    assert named.measure(SHOWN) == {"other": 12.0}
 
     def both(params, corpus):
         return {"sum": params + corpus, "row": jnp.arange(3)}
 
-    found = hold(own.OwnProbe, both).measure(Shown)
+    found = hold(own.OwnProbe, both).measure(SHOWN)
     assert found["sum"] == 7
     np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
     for wrong in (lambda params, corpus: jnp.ones((2, 2)), lambda params, corpus: {3: 1.0}):
         with pytest.raises(InputError, match="probes.own: mine.py:it returns .*; return a number, or an array"):
-            hold(own.OwnProbe, wrong).measure(Shown)
+            hold(own.OwnProbe, wrong).measure(SHOWN)
 
 
 def test_what_a_data_function_takes_says_what_it_is(study):
