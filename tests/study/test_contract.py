@@ -259,7 +259,7 @@ WRONG = {
         {"loss": {"kind": "mine.py:positional", "power": 3.0}},
         "loss: positional: 'power' is positional; put * before the settings",
     ),
-    "plain class": ({"model": model("Plain", dim=3)}, "model: Plain has no settings that can be read; decorate"),
+    "plain class": ({"model": model("Plain", dim=3)}, "model: Plain tells no settings; decorate"),
     "named tuple": ({"model": model("Pair", dim=3)}, "model: Pair is a NamedTuple; decorate it with @dataclass"),
     "array setting": (
         {"probes": {"own": [{"kind": "mine.py:array_setting", "weights": [1.0]}]}},
