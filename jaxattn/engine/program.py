@@ -68,16 +68,25 @@ def load(setting: Setting, keys: Array, progress: Callable[..., None], numbers: 
     """
     if setting.data.shared:
         return setting.data.load(progress)
+    return Loaded(drawing(setting)(keys, numbers), False, setting.data.tokens)
+
+
+def drawing(setting: Setting) -> Callable[[Array, Hyperparameters], Splits]:
+    """Compile the drawing of corpora: (keys, numbers) -> those of every lane."""
 
     def draw(key: Array, numbers: Hyperparameters) -> Splits:
         return seed.draw(with_hyperparameters(setting, numbers), key, used_tokens(numbers))
 
-    drawn = jax.jit(vmap_over_devices(draw, (0, 0)))(keys, numbers)
-    return Loaded(drawn, False, setting.data.tokens)
+    return jax.jit(vmap_over_devices(draw, (0, 0)))
 
 
 def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
     """Draw the parameters of every lane."""
+    return starting(setting, loaded)(keys, numbers)
+
+
+def starting(setting: Setting, loaded: Loaded) -> Callable[[Array, Hyperparameters], Any]:
+    """Compile the drawing of parameters: (keys, numbers) -> those of every lane."""
 
     def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
         own = with_hyperparameters(setting, numbers)
@@ -89,7 +98,7 @@ def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameter
         if loaded.shared
         else jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), loaded.splits)
     )
-    return jax.jit(vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared))(keys, numbers)
+    return jax.jit(vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared))
 
 
 def program(setting: Setting, index: int, loaded: Loaded) -> Program:

@@ -72,9 +72,7 @@ class Item:
     figures: tuple[dict[str, Any], ...] = ()
     elsewhere: Elsewhere | None = None
 
-    def study(
-        self, scale: Scale, data_dir: Path | None = None, overrides: Sequence[str] = ()
-    ) -> Study:
+    def study(self, scale: Scale, data_dir: Path | None = None, overrides: Sequence[str] = ()) -> Study:
         """Make its study at a scale, with its data below `data_dir`; see `run.reproduce`."""
         changes = list(self.laptop) if scale == "laptop" else []
         if self.needs in DATA and data_dir is not None:

@@ -117,7 +117,7 @@ class Definition:
     @property
     def config(self) -> dict[str, Any]:
         """All tables with all their settings, as JSON would hold them."""
-        return msgspec.to_builtins(self._tables) | self._base.tables
+        return msgspec.json.decode(msgspec.json.encode(self._tables)) | self._base.tables
 
     @property
     def config_hash(self) -> str:
