@@ -1,3 +1,4 @@
+# ruff: noqa: E501  messages and snippets stay as they are printed
 """A study of nothing but the user's own code: as shipped in sweeps/own, and as a notebook or a file has it."""
 
 import os
@@ -146,7 +147,9 @@ def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, monke
     after = ja.load(copied / "finished")
     assert after.manifest["seeds"] == list(range(20))
     key = ["cell", "seed", "phase", "step", "metric"]
-    first, old = (x.sort_values(key, ignore_index=True) for x in (after.records.query("seed < 10"), before.records))
+    first, old = (
+        x.sort_values(key, ignore_index=True) for x in (after.records.query("seed < 10"), before.records)
+    )
     assert first.equals(old)
     assert set(after.records.groupby(["cell", "phase", "step", "metric"])["seed"].nunique()) == {20}
     # A pair of cells, seed by seed, on the command line and in Python.
@@ -185,7 +188,9 @@ def test_changed_code_is_refused_and_can_be_accepted(copied, monkeypatch, capsys
     assert command(monkeypatch, *words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "lab.py:needle" in line
-    assert line.endswith("changed since this run began; choose another folder with --out, or continue with --accept-code")
+    assert line.endswith(
+        "changed since this run began; choose another folder with --out, or continue with --accept-code"
+    )
     assert command(monkeypatch, *words, "--accept-code") == 0
     assert command(monkeypatch, *words) == 0
 
@@ -243,7 +248,7 @@ def test_a_study_of_a_notebook(tmp_path, monkeypatch):
     assert entropy.groupby("cell")["mean"].last().max() < 0.5
     assert same.params(cell=0, seed=3).log_temperature < -0.5
     assert isinstance(results.params(cell=1, seed=3), Params)
-    with pytest.raises(InputError, match="no sweep file can import it|cannot be imported by a sweep file"):
+    with pytest.raises(InputError, match="no sweep file can import it"):
         ja.Study(**NOTEBOOK).write(tmp_path / "x.toml")
 
 
