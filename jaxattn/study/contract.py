@@ -204,7 +204,8 @@ def _wants(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> Non
 def _same(wanted: Any, found: Any, what: str) -> None:
     """Check that a tree is like another one."""
     flat = [jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (wanted, found)]
-    if jax.tree.structure(wanted) != jax.tree.structure(found):
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (wanted, found)]
+    if structures[0] != structures[1]:
         raise InputError(f"{what} a {shown(found)}, which is not built like the {shown(wanted)} it was given")
     for (path, x), (_, y) in zip(*flat, strict=True):
         if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):

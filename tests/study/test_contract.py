@@ -281,7 +281,7 @@ WRONG = {
     "plain class": ({"model": model("Plain", dim=3)}, "model: Plain tells no settings; decorate"),
     "named tuple": (
         {"model": model("Pair", dim=3)},
-        "model: Pair is a NamedTuple; decorate it with @dataclass",
+        "model: Pair is a NamedTuple; make it a frozen dataclass",
     ),
     "array setting": (
         {"probes": {"own": [{"kind": "mine.py:array_setting", "weights": [1.0]}]}},
