@@ -1,6 +1,8 @@
 """Settings of all tests: shapes of the public API are checked, and warnings are errors (pyproject.toml)."""
 
 import os
+import tomllib
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -10,6 +12,30 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.study.namespace import Namespace
+
+
+SWEEPS = Path(__file__).parent / "sweeps"
+
+
+@pytest.fixture(scope="session")
+def tables():
+    """Read the tables of a sweep file that tests share, with changes."""
+
+    def read(name="small", **changes):
+        return tomllib.loads((SWEEPS / f"{name}.toml").read_text(encoding="utf-8")) | changes
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def study(tables):
+    """Make a study of a sweep file that tests share, with changes."""
+
+    def make(name="small", **changes):
+        return ja.Study.of_tables(tables(name, **changes), Namespace(SWEEPS))
+
+    return make
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -80,12 +80,13 @@ def optimizer(
     return factory(step_size, **taken)
 
 
-def check_options(name: str | Factory, options: Iterable[str]) -> None:
+def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
     """Check the name of an optimiser and the names of its options, before anything runs.
 
     Args:
         name: as for `optimizer`.
         options: names of the options.
+        beside: what else may be meant by an unknown option, besides another option.
 
     Raises:
         InputError: an unknown name or option, with the nearest right one, or an option that is missing.
@@ -100,7 +101,7 @@ def check_options(name: str | Factory, options: Iterable[str]) -> None:
         if option == first.name:
             raise InputError(f"{option}: of {called}, it is given as step_size")
         if option not in allowed and not takes_any:
-            raise InputError(f"{option}: not an option of {called}; {_nearest(option, allowed)}")
+            raise InputError(f"{option}: not an option of {called}; {_nearest(option, {*allowed, *beside})}")
     given = {_own_name(option, known) for option in options}
     missing = [x.name for x in known.values() if x.default is x.empty and x.name not in given]
     if missing:

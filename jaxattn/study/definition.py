@@ -1,4 +1,4 @@
-"""A study as it is written down: tables for data, model, phases and probes, a grid over their keys, and seeds."""
+"""A study as it is written down: tables of data, model, phases and probes, a grid over their keys, seeds."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -117,7 +117,7 @@ class Definition:
     @property
     def config(self) -> dict[str, Any]:
         """All tables with all their settings, as JSON would hold them."""
-        return msgspec.to_builtins(self._tables) | self._base.tables
+        return msgspec.json.decode(msgspec.json.encode(self._tables)) | self._base.tables
 
     @property
     def config_hash(self) -> str:

@@ -177,7 +177,7 @@ def _cell(
     own = {key: value for key, value in copy.deepcopy(dict(tree)).items() if key not in GRID}
     named = {"block": block} if block else {}
     place = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
-    with at(f"axes: cell {number} ({place})" if place else ""):
+    with at(f"axes: cell {number} ({place})" if settings else ""):
         for key, value in settings.items():
             if key.partition(".")[0] in PRESENTATION:
                 raise InputError(f"{key} cannot be an axis")

@@ -3,18 +3,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxattn.study import probes
-from jaxattn.study.config import Probes
-
-
-def test_probe_steps_are_log_spaced_with_both_ends():
-    steps = probes.probe_steps(1000, 4)
-    assert steps[0] == 0
-    assert steps[-1] == 1000
-    assert {1, 10, 100} <= set(steps)
-    assert len(steps) == 14
-    assert probes.probe_steps(1, 8) == [0, 1]
-    assert probes.probe_steps(2, 8) == [0, 1, 2]
+from jaxattn.probes import Probes, correlations
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -24,16 +13,16 @@ def test_spearman_equals_scipy_with_ties_and_missing_entries(rng, x64, ties):
     if ties:
         x, y = np.round(x), np.round(y)
     use = rng.random(60) < 0.7
-    got = probes.spearman(jnp.where(use, x, jnp.nan), jnp.asarray(y), jnp.asarray(use))
+    got = correlations.spearman(jnp.where(use, x, jnp.nan), jnp.asarray(y), jnp.asarray(use))
     np.testing.assert_allclose(got, stats.spearmanr(x[use], y[use]).statistic, rtol=1e-12)
 
 
 def test_pearson_equals_numpy_and_is_nan_for_a_constant(rng, x64):
     x, y = rng.normal(size=(2, 30))
     use = rng.random(30) < 0.5
-    got = probes.pearson(jnp.asarray(x), jnp.where(use, y, jnp.nan), jnp.asarray(use))
+    got = correlations.pearson(jnp.asarray(x), jnp.where(use, y, jnp.nan), jnp.asarray(use))
     np.testing.assert_allclose(got, np.corrcoef(x[use], y[use])[0, 1], rtol=1e-12)
-    assert np.isnan(probes.pearson(jnp.ones(30), jnp.asarray(y), jnp.asarray(use)))
+    assert np.isnan(correlations.pearson(jnp.ones(30), jnp.asarray(y), jnp.asarray(use)))
 
 
 def test_bin_means_equal_numpy_and_reproduce_the_published_centres(rng, x64):
@@ -44,7 +33,9 @@ def test_bin_means_equal_numpy_and_reproduce_the_published_centres(rng, x64):
     difference = np.concatenate([rng.uniform(-1, 1, 200), [-1, 14 / 15, 1.0, np.nan]])
     difference = difference[~((difference > 0) & (difference < 0.2))]
     values = rng.normal(size=len(difference))
-    got = probes.bin_means(jnp.asarray(values), jnp.asarray(difference), settings)
+    got = correlations.bin_means(
+        jnp.asarray(values), jnp.asarray(difference), settings.bins, settings.low, settings.high
+    )
     inside = (difference >= -1) & (difference <= 14 / 15)
     sums, _ = np.histogram(difference[inside], edges, weights=values[inside])
     counts, _ = np.histogram(difference[inside], edges)

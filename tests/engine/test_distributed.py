@@ -1,3 +1,5 @@
+"""Processes of their own: hosts that share a sweep, jobs of a queue, dashboards."""
+
 import os
 import socket
 import struct
@@ -5,22 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pandas as pd
 import pytest
 
+from jaxattn.engine import distributed, launch, loggers
 from jaxattn.errors import InputError
 from jaxattn.results.combine import combine
 from jaxattn.results.load import load
-from jaxattn.study import hosts, launch, writers
 
-SMALL = Path(__file__).with_name("small.toml")
+SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
 KEYS = ["cell", "seed", "phase", "step", "metric"]
 
 
 def start(*words):
+    cache = jax.config.jax_compilation_cache_dir
     return subprocess.Popen(
         [sys.executable, "-m", "jaxattn.cli", *map(str, words)],
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -37,7 +41,7 @@ def test_two_processes_share_a_sweep_and_print_one_table(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    words = ["run", SMALL, "--quiet", "--seeds", "4", "--out"]
+    words = ["run", SMALL, "--quiet", "--seeds", "4", "--set", "phases.query.steps=3", "--out"]
     both = [
         start(*words, tmp_path / "two", "--distributed", f"localhost:{port},2,{number}") for number in (0, 1)
     ]
@@ -50,6 +54,19 @@ def test_two_processes_share_a_sweep_and_print_one_table(tmp_path):
     pd.testing.assert_frame_equal(one, other, check_exact=True)
     assert "(n=2)" not in first
     assert "(n=2)" in second
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("localhost", "expected auto or HOST:PORT,N,I"),
+        ("localhost:1,2", "expected auto or HOST:PORT,N,I"),
+        ("localhost:1,2,2", "processes are numbered 0 to 1"),
+    ],
+)
+def test_mistakes_in_distributed_are_named(text, message):
+    with pytest.raises(InputError, match=message):
+        distributed.join(text)
 
 
 def test_a_queue_runs_the_shards(tmp_path):
@@ -69,19 +86,6 @@ def test_a_job_that_is_preempted_is_sent_again():
 def test_a_queue_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(InputError, match="launch: slurm does not take the jobs"):
         launch.submit([["doctor"]], tmp_path, "slurm", 5, {})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("localhost", "expected auto or HOST:PORT,N,I"),
-        ("localhost:1,2", "expected auto or HOST:PORT,N,I"),
-        ("localhost:1,2,2", "processes are numbered 0 to 1"),
-    ],
-)
-def test_mistakes_in_distributed_are_named(text, message):
-    with pytest.raises(InputError, match=message):
-        hosts.join(text)
 
 
 def events(path):
@@ -117,4 +121,4 @@ def test_dashboards_get_what_the_log_has(tmp_path):
 def test_a_dashboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(InputError, match=r"pip install 'jaxattn\[tensorboard\]'"):
-        writers.writer("tensorboard", tmp_path, "small")
+        loggers.writer("tensorboard", tmp_path, "small")

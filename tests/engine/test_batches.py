@@ -1,0 +1,62 @@
+"""Lanes cut into batches, and batches into shares."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxattn.engine import batches
+from jaxattn.engine.groups import compile_groups
+from jaxattn.errors import InputError
+from jaxattn.results import load
+from jaxattn.results.combine import combine
+
+KEYS = ["cell", "seed", "phase", "step", "metric"]
+
+
+def cut(study, known=()):
+    groups = compile_groups(study.cells)
+    return batches.cut(groups, study.seeds, known, [study.chunk] * len(groups))
+
+
+def test_batches_cut_the_seeds_and_chunks_change_no_more_than_rounding(small_run, two_batches, read, study):
+    assert [list(batch.seeds) for batch in cut(study(seeds=5, chunk=2))] == [[0, 1], [2, 3], [4]]
+    (one, _), (both, _) = read(two_batches, ordered=True), read(small_run, ordered=True)
+    loss = one["metric"] == "loss"
+    np.testing.assert_allclose(one["value"][loss], both["value"][loss], rtol=1e-5)
+
+
+def test_gaps_between_seeds_make_batches_of_their_own(study):
+    wanted = study(seeds=[0, 1, 2, 5, 6, 9], chunk=2)
+    assert [list(batch.seeds) for batch in cut(wanted)] == [[0, 1], [2], [5, 6], [9]]
+    known = ["cells-00000-00000-seeds-00001-00005"]
+    assert [list(batch.seeds) for batch in cut(wanted, known)] == [[0], [1, 2, 3, 4, 5], [6], [9]]
+
+
+def test_lanes_are_every_seed_of_every_cell_once(study):
+    axes = {"model.dim": [8, 16], "phases.query.step_size": [0.1, 0.2, 0.3]}
+    for chunk in (1, 2, 4, 100):
+        wanted = study(seeds=3, axes=axes, chunk=chunk)
+        lanes = [(cell.number, seed) for batch in cut(wanted) for cell, seed in batch.lanes]
+        assert sorted(lanes) == [(cell, seed) for cell in range(6) for seed in range(3)]
+        assert len({batch.name for batch in cut(wanted)}) == len(cut(wanted))
+
+
+def test_shares_write_side_by_side_and_make_up_the_whole(tmp_path, go, study):
+    wanted = study(axes={"model.dim": [8, 16]}, chunk=1)
+    go(tmp_path / "whole", wanted)
+    for which in (1, 2, 3):
+        go(tmp_path / f"shard-{which}", wanted, shard=(which, 3))
+    shards = combine([load(tmp_path / f"shard-{which}") for which in (1, 2, 3)])
+    whole = load(tmp_path / "whole")
+    one, other = (x.records.sort_values(KEYS).reset_index(drop=True) for x in (shards, whole))
+    pd.testing.assert_frame_equal(one, other, check_exact=True)
+    assert shards.manifest["cells"][1]["settings"] == whole.manifest["cells"][1]["settings"]
+
+
+@pytest.mark.parametrize(
+    ("shard", "message"),
+    [((4, 3), "give a number from 1 to 3"), ((5, 5), "there are 4 batches; use at most 4 shards")],
+)
+def test_shares_that_are_none_are_named(study, shard, message):
+    with pytest.raises(InputError, match=message):
+        batches.share(cut(study(axes={"model.dim": [8, 16]}, chunk=1)), shard)

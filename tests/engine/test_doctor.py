@@ -1,0 +1,28 @@
+import pytest
+
+from jaxattn.engine import doctor
+
+
+def test_the_doctor_finds_this_machine_well(tmp_path):
+    findings = {finding.name: finding for finding in doctor.examine(tmp_path / "compiled")}
+    assert findings["float64"].state == "ok"
+    assert "jax " in findings["packages"].found
+    assert str(tmp_path) in findings["compiled programs"].found
+    assert all(finding.state in ("ok", "note") for finding in findings.values())
+
+
+def test_a_check_that_fails_is_a_finding(tmp_path, monkeypatch):
+    def broken():
+        raise RuntimeError("no device\nat all")
+
+    monkeypatch.setattr(doctor, "_devices", broken)
+    findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
+    assert findings["devices"] == ("devices", "broken", "RuntimeError: no device")
+
+
+@pytest.mark.parametrize(
+    ("platform", "jaxlib", "slow"),
+    [("gpu", "0.10.2", True), ("gpu", "0.11.0", True), ("gpu", "0.11.1", False), ("cpu", "0.10.2", False)],
+)
+def test_known_slow_scatters(platform, jaxlib, slow):
+    assert doctor.scatter_is_slow(platform, jaxlib) == slow

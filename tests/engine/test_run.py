@@ -1,0 +1,213 @@
+"""A run as a whole: continued, refused, failed, topped up."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxattn import Study
+from jaxattn.engine import execute, run
+from jaxattn.engine.status import status
+from jaxattn.errors import InputError, RunError
+from jaxattn.study.namespace import Namespace
+
+
+def test_a_finished_run_is_not_run_again(small_run, monkeypatch, go, study):
+    before = {path: path.stat().st_mtime_ns for path in small_run.glob("*.parquet")}
+    monkeypatch.setattr(run, "execute", None)
+    assert go(small_run, study())[0].already_finished
+    assert before == {path: path.stat().st_mtime_ns for path in small_run.glob("*.parquet")}
+
+
+def test_folders_of_another_config_and_strange_folders_are_refused(small_run, tmp_path, go, study):
+    with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
+        go(small_run, study(model={"kind": "one_layer", "dim": 8}))
+    (tmp_path / "thesis.txt").write_text("my life's work")
+    with pytest.raises(InputError, match="not empty and no results folder"):
+        go(tmp_path, study())
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_full_disk_is_one_clear_line_and_nothing_computed_is_lost(tmp_path, monkeypatch, go, study):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pd.DataFrame, "to_parquet", full)
+        with pytest.raises(RunError, match=r"the disk is full .* run the same command again"):
+            go(tmp_path / "small", study())
+    assert json.loads((tmp_path / "small" / "manifest.json").read_text())["status"] == "running"
+    assert not go(tmp_path / "small", study())[0].already_finished
+
+
+def test_a_folder_in_the_way_is_one_clear_line(tmp_path, go, study):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        go(tmp_path / "file" / "small", study())
+
+
+def test_seeds_are_topped_up_without_touching_what_is_there(small_run, tmp_path, go, study, read):
+    folder = shutil.copytree(small_run, tmp_path / "small")
+    parts = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "parts").iterdir()}
+    assert not go(folder, study(seeds="1:5"))[0].already_finished
+    assert go(folder, study(seeds="0:5"))[0].already_finished
+    assert all((path.stat().st_mtime_ns, path.read_bytes()) == was for path, was in parts.items())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["seeds"] == [0, 1, 2, 3, 4]
+    assert manifest["status"] == "finished"
+    go(tmp_path / "whole", study(seeds=5))
+    keys = ["cell", "seed", "phase", "step", "metric"]
+    (one, _), (other, _) = read(folder, ordered=True), read(tmp_path / "whole", ordered=True)
+    pd.testing.assert_frame_equal(one[keys], other[keys])
+    loss = one["metric"] == "loss"
+    # Another width of the chunk rounds differently.
+    np.testing.assert_allclose(one["value"][loss], other["value"][loss], rtol=1e-5)
+
+
+def failing(monkeypatch, times):
+    """Let the machine fail the first batch some times."""
+    original, calls = run.execute, []
+
+    def execute_or_fail(batch, *arguments):
+        calls.append(batch.name)
+        if batch.seeds.start == 0 and calls.count(batch.name) <= times:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more lines")
+        return original(batch, *arguments)
+
+    monkeypatch.setattr(run, "execute", execute_or_fail)
+    return calls
+
+
+def test_a_batch_that_the_machine_fails_is_listed_and_the_next_run_mends_it(
+    tmp_path, monkeypatch, go, study, read
+):
+    with monkeypatch.context() as patch:
+        calls = failing(patch, times=9)
+        outcome, _ = go(tmp_path, study(chunk=1))
+    assert len(calls) == 2
+    (error,) = outcome.errors
+    assert error["cells"] == [0]
+    assert error["reason"].startswith("RESOURCE_EXHAUSTED: out of memory; smaller batches may help")
+    table, whole = status(tmp_path)
+    assert table["state"].tolist() == ["failed"]
+    assert "50 % done" in whole
+    assert set(read(tmp_path)[0]["seed"]) == {1}
+    assert not go(tmp_path, study(chunk=1))[0].errors
+    assert status(tmp_path)[0]["state"].tolist() == ["finished"]
+
+
+def test_stop_stops_and_keeps_what_is_done(tmp_path, monkeypatch, go, study):
+    with monkeypatch.context() as patch:
+        calls = failing(patch, times=9)
+        with pytest.raises(RunError, match="go on with --on-failure continue"):
+            go(tmp_path, study(chunk=1), on_failure="stop")
+    assert len(calls) == 1
+    assert not go(tmp_path, study(chunk=1))[0].errors
+
+
+def test_retry_tries_again_from_the_start(tmp_path, monkeypatch, go, study):
+    calls = failing(monkeypatch, times=2)
+    assert not go(tmp_path, study(chunk=1), on_failure="retry")[0].errors
+    assert len(calls) == 4
+    calls = failing(monkeypatch, times=3)
+    assert len(go(tmp_path / "other", study(chunk=1), on_failure="retry")[0].errors) == 1
+    assert len(calls) == 4
+
+
+def test_nan_stops_a_sweep_that_is_to_stop(tmp_path, monkeypatch, go, study):
+    original = execute.start
+
+    def poisoned(*arguments):
+        params = original(*arguments)
+        return params.replace(p=params.p * jnp.nan)
+
+    monkeypatch.setattr(execute, "start", poisoned)
+    with pytest.raises(RunError, match="not finite; stopped"):
+        go(tmp_path, study(chunk=1), on_failure="stop")
+    outcome, _ = go(tmp_path / "on", study(chunk=1))
+    assert {failure["seed"] for failure in outcome.failures} == {0, 1}
+
+
+MODEL = """
+import jax.numpy as jnp
+
+
+def loss(logits, labels):
+    {first}
+    return jnp.logaddexp(0, -labels * logits)
+
+
+def size(params, corpus):
+    return jnp.linalg.norm(params.p)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, tables):
+    """A study with a loss of its own in a file that may be changed."""
+    changes = {
+        "loss": "mine.py:loss",
+        "probes": {"bins": 0, "min_count": 1, "own": ["mine.py:size"]},
+    }
+
+    def write(first="", **further):
+        # A module stays imported: each text is a folder of its own, as in a new process.
+        folder = tmp_path / f"code-{abs(hash(first))}"
+        folder.mkdir(exist_ok=True)
+        (folder / "mine.py").write_text(MODEL.format(first=first or "'''The logistic loss.'''"))
+        tree = tables(seeds=1) | changes | further
+        tree["phases"][1]["steps"] = 2
+        return Study.of_tables(tree, Namespace(folder))
+
+    return write
+
+
+def test_own_code_that_has_changed_is_refused_unless_it_is_accepted(tmp_path, own, go, read):
+    go(tmp_path / "run", own())
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert set(manifest["code"]) == {"mine.py:loss", "mine.py:size"}
+    assert go(tmp_path / "run", own())[0].already_finished
+    changed = own("labels = 1 * labels", seeds=2)
+    message = r"mine.py:loss, mine.py:size changed since this run began; .* or continue with --accept-code"
+    with pytest.raises(InputError, match=message):
+        go(tmp_path / "run", changed)
+    outcome, _ = go(tmp_path / "run", changed, accept_code=True)
+    assert not outcome.already_finished
+    assert set(read(tmp_path / "run")[0]["seed"]) == {0, 1}
+    # What was accepted is what the next command is held against.
+    assert go(tmp_path / "run", changed)[0].already_finished
+
+
+def test_own_code_that_raises_fails_its_batch_with_its_own_traceback(tmp_path, own, monkeypatch, go):
+    traces = []
+    monkeypatch.setattr("jaxattn.engine.progress.Reporter.trace", lambda self, error: traces.append(error.trace))
+    outcome, _ = go(tmp_path / "run", own("raise KeyError(labels.shape)"))
+    (error,) = outcome.errors
+    assert "KeyError in loss, line 6 of" in error["reason"]
+    assert "mine.py" in error["reason"]
+    assert "\n" not in error["reason"]
+    assert "raise KeyError(labels.shape)" in traces[0]
+    assert "jaxattn/engine" not in traces[0]
+    with pytest.raises(RunError, match="KeyError in loss"):
+        go(tmp_path / "stop", own("raise KeyError(labels.shape)"), on_failure="stop")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": "mine.py:of_wrong_shape"}, r"loss: mine.py:of_wrong_shape returns \(\); return one number"),
+        (
+            {"probes": {"bins": 0, "own": ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]}},
+            r"probes: two probes measure 'loss'; give one of them another name",
+        ),
+        ({"probes": {"bins": 0, "own": ["mine.py:pair_of_numbers"]}}, r"pair_of_numbers returns .* shape \(2, 1\)"),
+    ],
+)
+def test_own_code_that_returns_what_does_not_fit_is_one_line(tmp_path, go, study, change, message):
+    with pytest.raises(InputError, match=message) as caught:
+        go(tmp_path / "run", study("own", seeds=1, **change))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,65 @@
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.engine import execute
+from jaxattn.engine.status import status
+from jaxattn.engine.store import Store
+from jaxattn.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, stop, study):
+    """A sweep of two cells, one batch per seed, stopped in the second batch."""
+    wanted = study(chunk=1, axes={"phases.query.steps": [20, 30]})
+    return stop(tmp_path_factory.mktemp("stopped") / "small", wanted, 12)
+
+
+def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
+    table, whole = status(stopped)
+    assert table["state"].tolist() == ["stopped", "waiting"]
+    assert table["phases.query.steps"].tolist() == [20, 30]
+    share = int(table["done"][0].removesuffix(" %"))
+    assert 0 < share < 100
+    assert table["phase"][0] in ("embed", "query")
+    assert float(table["loss"][0]) > 0
+    assert whole.endswith("stopped")
+    with Store(stopped).locked():
+        table, whole = status(stopped)
+        assert table["state"].tolist() == ["running", "waiting"]
+        assert "running" in whole
+
+
+def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):
+    original = execute.start
+
+    def poisoned(*arguments):
+        params = original(*arguments)
+        return params.replace(p=params.p.at[1].set(jnp.nan))
+
+    monkeypatch.setattr(execute, "start", poisoned)
+    go(tmp_path / "small", study())
+    table, whole = status(tmp_path / "small")
+    assert table["state"].tolist() == ["finished"]
+    assert table["failed seeds"].tolist() == [1]
+    assert whole == "small: 100 % done, finished"
+
+
+def test_the_log_has_a_line_per_probe_and_survives_a_torn_one(stopped):
+    path = stopped / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {"batch", "phase", "step", "share", "overall", "metrics", "failures"} <= set(lines[0])
+    assert lines[0]["metrics"]["loss"] == pytest.approx(np.log(2), abs=0.3)
+    shares = [line["overall"] for line in lines]
+    assert shares == sorted(shares)
+    with open(path, "a") as file:
+        file.write('{"batch": "cell-0')
+    assert len(Store(stopped).read_log()) == len(lines)
+    assert status(stopped)[1].endswith("stopped")
+
+
+def test_a_folder_without_a_manifest_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no manifest.json, so not a results folder"):
+        status(tmp_path)

@@ -1,0 +1,196 @@
+"""Sweep files: reading, overriding, extending, writing."""
+
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxattn import Study
+from jaxattn.errors import InputError, RunError
+from jaxattn.study import toml
+
+SHIPPED = sorted((Path(__file__).parents[2] / "sweeps").glob("*.toml"))
+SMALL = (Path(__file__).parents[1] / "sweeps" / "small.toml").read_text()
+AXES = """
+[axes]
+model.dim = [8, 16]
+"phases.query.step_size" = [0.1, 0.2, 0.3]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL + AXES)
+    return path
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_sweeps_are_valid(path):
+    assert Study.read(path).name == path.stem
+
+
+def test_cells_are_the_product_of_the_axes(file):
+    cells = toml.read(file).cells
+    assert [cell.number for cell in cells] == list(range(6))
+    assert cells[4].settings == {"model.dim": 16, "phases.query.step_size": 0.2}
+    assert cells[4].setting.model.dim == 16
+    assert cells[4].setting.phases[1].step_size == 0.2
+    assert cells[4].setting.phases[0].step_size == 50
+
+
+def test_overrides_are_typed_dotted_and_may_be_lists(file):
+    study = toml.read(
+        file,
+        [
+            "model.dim=32",
+            "phases.query.train=['p', 'v']",
+            "phases.0.step_size=1e3",
+            "axes.model.dim=[4]",
+            "dtype=float64",
+            "data.kind=assumption1",
+        ],
+    )
+    assert study.base.model.dim == 32
+    assert study.base.phases[1].train == ("p", "v")
+    assert study.base.phases[0].step_size == 1000
+    assert {cell.settings["model.dim"] for cell in study.cells} == {4}
+    assert study.dtype == study.base.dtype == "float64"
+    assert type(study.base.data).__name__ == "Assumption1"
+
+
+def test_missing_and_malformed_files_are_named(tmp_path, file):
+    with pytest.raises(InputError, match=r"smal.toml: no such sweep file; did you mean .*small.toml"):
+        toml.read(tmp_path / "smal.toml")
+    file.write_text("name = ")
+    with pytest.raises(InputError, match="not valid TOML"):
+        toml.read(file)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not valid TOML"):
+        toml.read(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        toml.read(tmp_path)
+
+
+def test_a_file_may_extend_another(tmp_path):
+    (tmp_path / "base.toml").write_text(SMALL + "[axes]\nmodel.dim = [8, 16]\n")
+    child = tmp_path / "deep" / "child.toml"
+    child.parent.mkdir()
+    child.write_text(
+        'extends = "../base.toml"\nname = "child"\nseeds = 5\n[phases.query]\nsteps = 7\n'
+        "[axes]\nphases.embed.step_size = [1.0, 2.0]\n[halton]\npoints = 2\n"
+        "[halton.axes]\nphases.query.step_size = {low = 0.1, high = 0.2}\n"
+    )
+    study = toml.read(child)
+    query = study.base.phases[1]
+    assert (study.name, study.seeds, query.steps, query.optimizer) == ("child", (0, 1, 2, 3, 4), 7, "sgd")
+    assert len(study.cells) == 8
+    assert "extends" not in study.config
+    assert "extends" not in study.tree
+
+
+def test_extending_in_circles_or_from_nowhere_is_named(tmp_path):
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text('extends = "two.toml"')
+    two.write_text('extends = "one.toml"')
+    with pytest.raises(InputError, match=r"one.toml: .*two.toml: extends: one.toml extends this"):
+        toml.read(one)
+    one.write_text('extends = "three.toml"')
+    with pytest.raises(InputError, match=r"one.toml: .*three.toml: no such sweep file"):
+        toml.read(one)
+    one.write_text("extends = 3")
+    with pytest.raises(InputError, match=r"extends: expected a path, got 3"):
+        toml.read(one)
+
+
+def test_axes_may_be_added_on_the_command_line(file):
+    file.write_text(SMALL)
+    study = toml.read(file, ["model.dim=9"], ["phases.query.steps=[1, 2]", "data.length=[3]"])
+    assert [cell.settings for cell in study.cells] == [
+        {"phases.query.steps": 1, "data.length": 3},
+        {"phases.query.steps": 2, "data.length": 3},
+    ]
+    with pytest.raises(InputError, match=r"--axis model.dim: expected key=value, for example --axis"):
+        toml.read(file, [], ["model.dim"])
+
+
+def test_reading_imports_nothing_that_the_file_does_not_name(tmp_path):
+    """What lies beside a sweep file, or in a text of it, is no code of the study."""
+    (tmp_path / "bomb.py").write_text("raise SystemExit('imported')\n")
+    text = SMALL.replace('name = "small"', 'name = "small"\ndescription = "bomb.py:Bomb and bomb:Bomb"')
+    (tmp_path / "small.toml").write_text(text)
+    assert Study.read(tmp_path / "small.toml").own_kinds == []
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_is_written_is_read_back_with_all_its_hashes(path, tmp_path):
+    before = Study.read(path)
+    after = Study.read(before.write(tmp_path / "again.toml"))
+    assert after.config_hash == before.config_hash
+    assert after.config == before.config
+    hashes = [cell.config_hash for cell in before.cells]
+    assert [cell.config_hash for cell in after.cells] == hashes
+    assert after.seeds == before.seeds
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, study):
+    with pytest.raises(RunError, match=r"nowhere/x.toml: cannot be written \(No such file or directory\)"):
+        study().write(tmp_path / "nowhere" / "x.toml")
+
+
+PIECES = st.sampled_from(
+    ["[", "]", "[[", "=", '"', "\n", "#", ".", ",", "{", "}", "1e999", "nan", "\0", "é", "-"]
+)
+
+
+def check_mutations_of_a_text(data):
+    """Pieces are cut out, doubled, or put in anywhere."""
+    text = SMALL + AXES
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = min(len(text), start + data.draw(st.integers(0, 30)))
+        middle = data.draw(st.sampled_from(["", text[start:end] * 2]) | PIECES | st.text(max_size=5))
+        text = text[:start] + middle + text[end:]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.toml"
+        path.write_bytes(text.encode("utf-8", "replace"))
+        message = ""
+        try:
+            toml.read(path)
+        except InputError as error:
+            message = str(error)
+    assert "\n" not in message.replace(folder, "")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_mutation_of_the_text_of_a_file_escapes_as_anything_but_one_clear_line(data):
+    check_mutations_of_a_text(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=3_000, deadline=None)
+@given(st.data())
+def test_no_mutation_of_many_escapes_as_anything_but_one_clear_line(data):
+    check_mutations_of_a_text(data)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_studies_with_mutated_values_are_written_and_read_back(data):
+    """Whatever study a file makes, writing it down loses nothing."""
+    tree = tomllib.loads(SMALL)
+    tree["seeds"] = data.draw(st.integers(1, 1000) | st.just("3:9") | st.just([5, 2]))
+    tree["description"] = data.draw(st.text(max_size=20))
+    tree["axes"] = {"phases.query.step_size": data.draw(st.lists(st.floats(1e-300, 1e300), min_size=1))}
+    tree["phases"][0]["step_size"] = data.draw(st.floats(1e-300, 1e300))
+    before = Study.of_tables(tree)
+    with tempfile.TemporaryDirectory() as folder:
+        after = Study.read(before.write(os.path.join(folder, "x.toml")))
+    for name in ("config", "config_hash", "seeds", "description"):
+        assert getattr(after, name) == getattr(before, name)
+    assert [cell.config_hash for cell in after.cells] == [cell.config_hash for cell in before.cells]

@@ -1,0 +1,56 @@
+import pytest
+
+from jaxattn.errors import InputError
+from jaxattn.study.tree import assign, flatten, merge, parse
+
+
+def test_dotted_keys_reach_into_tables_and_lists_by_name_or_number():
+    tree = {"phases": [{"name": "embed"}, {"name": "query", "steps": 3}], "model": {"dim": 4}}
+    assign(tree, "phases.query.steps", 5)
+    assign(tree, "phases.0.step_size", 1.0)
+    assign(tree, "model.init.p.scale", 2.0)
+    assign(tree, "axes.model.dim", [1, 2])
+    assert tree == {
+        "phases": [{"name": "embed", "step_size": 1.0}, {"name": "query", "steps": 5}],
+        "model": {"dim": 4, "init": {"p": {"scale": 2.0}}},
+        "axes": {"model.dim": [1, 2]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("phases.other.steps", "phases.other.steps: no entry 'other' in the list; there are embed, 0 to 0"),
+        ("phases.7", "no entry '7' in the list"),
+        ("name.deep", "'name' holds a plain value"),
+        ("name.deep.er", "there is no table 'deep' to set a key in"),
+    ],
+)
+def test_keys_that_lead_nowhere_are_named(key, message):
+    with pytest.raises(InputError, match=message):
+        assign({"name": "x", "phases": [{"name": "embed"}]}, key, 1)
+
+
+def test_tables_merge_and_another_kind_replaces():
+    base = {"data": {"kind": "a", "length": 3}, "phases": [{"name": "one", "kind": "x", "steps": 1}]}
+    merged = merge(base, {"data": {"length": 4}, "phases": {"one": {"kind": "y", "points": 2}}, "seeds": 3})
+    assert merged == {
+        "data": {"kind": "a", "length": 4},
+        "phases": [{"name": "one", "kind": "y", "points": 2}],
+        "seeds": 3,
+    }
+    assert base["data"]["length"] == 3
+    assert base["phases"][0]["kind"] == "x"
+    assert merge(base, {"data": {"kind": "b"}})["data"] == {"kind": "b"}
+
+
+def test_flattening_keeps_tables_that_are_values():
+    nested = {"model": {"dim": {"low": 1, "high": 2}}, "a": {"b": {"c": 3}}}
+    assert flatten(nested, leaves=("low", "high")) == {"model.dim": {"low": 1, "high": 2}, "a.b.c": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("3", 3), ("1e3", 1000.0), ("[1, 2]", [1, 2]), ("sgd", "sgd"), ("'x'", "x"), ("", "")]
+)
+def test_values_are_tomls_and_else_texts(text, value):
+    assert parse(text) == value
