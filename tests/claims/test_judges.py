@@ -1,6 +1,6 @@
 """Judges read records: here records are made by hand, so that every verdict is known beforehand."""
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +10,7 @@ from jaxattn.claims import judges
 from jaxattn.claims.limit import Limit, round_up
 from jaxattn.claims.measured import Measured
 from jaxattn.claims.rows import FAILS, HOLDS
+from jaxattn.results.run import Run
 
 SEEDS = 40
 NORM = np.geomspace(1, 1e6, 30)
@@ -36,8 +37,8 @@ def cell():
             for seed in reversed(range(SEEDS))
             for step, value in enumerate(np.atleast_1d(values))
         ]
-        run = SimpleNamespace(records=pd.DataFrame(rows), lookup=lambda cell, key: (BASE | settings)[key])
-        return Measured(run, 0)
+        manifest = {"cells": [{"cell": 0, "settings": BASE | settings}]}
+        return Measured(Run(Path(), manifest, pd.DataFrame(rows), pd.DataFrame()), 0)
 
     return make
 
@@ -84,11 +85,11 @@ def test_a_wrong_direction_fails(cell, limit):
 
 
 def test_selection_of_other_tokens_fails(cell, limit):
-    limit["limit", "relevant_selected"] = 1 - 1 / 200
+    limit["limit", "relevant_selected"] = 0.75
     assert verdicts(judges.selects([cell(limit)])) == [FAILS]
     share, held = judges.selects([cell(limit, **{"data.kind": "independent"})], promised=False)
     assert share.verdict == "does not hold"
-    assert held.value == 1 - 1 / 200
+    assert held.value == 0.75
     assert "a relevant token, where there is one," in held.measured
 
 
