@@ -81,7 +81,9 @@ def unbounded(cells: Sequence[Measured]) -> list[Row]:
     ]
     if cell.reached.all():
         ratio = margin * cell.last("p_norm") / log_time
-        rows.append(mean(claim, "margin · ‖p‖ / log t at the end", ratio, around(1.0, 0.01), certificate=text))
+        rows.append(
+            mean(claim, "margin · ‖p‖ / log t at the end", ratio, around(1.0, 0.01), certificate=text)
+        )
     return rows
 
 
@@ -152,9 +154,9 @@ def several(cells: Sequence[Measured]) -> list[Row]:
 
 
 def direction_elsewhere(cells: Sequence[Measured]) -> list[Row]:
-    """Judge the direction where no theory promises it, on the seeds that could be followed to the end, or on all.
+    """Judge the direction where no theory promises it, on the seeds that could be followed to the end.
 
-    Those whose flow ends before are told in the certificate.
+    Those whose flow ends before are told in the certificate; if all do, all are judged.
     """
     rows = []
     for cell in cells:
@@ -176,8 +178,8 @@ def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row
     """Judge claim V: whether training v as well changes where p goes.
 
     p and v move by small normalised steps together. Then v is kept as it is, and gradient flow on p alone
-    goes on to its limit: the limit of the selection that joint training came to. How far the jointly trained p
-    itself is from the direction is judged too. It grows like log log t only, since v keeps growing and the
+    goes on to its limit: the limit of the selection that joint training came to. How far the jointly trained
+    p itself is from the direction is judged too. It grows like log log t only, since v keeps growing and the
     loss falls like 1/t, so no run shows its limit: that row is promised and stays undecided.
 
     What can be seen is which way p moves. Sequences on which v's own margin is not tight lose their weight in
