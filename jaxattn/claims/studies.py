@@ -78,91 +78,81 @@ class TextPlan:
 
 def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
     """Make the studies on synthetic corpora, by name."""
+    limit = {"name": "limit", "kind": "exact_flow", "until_norm": plan.until_norm}
+    relevant = {"relevant": plan.base["relevant"]}
+    probes = {
+        "tokens": False,
+        "per_decade": 0,
+        "own": [
+            {"kind": "max_margin_direction", "nats": 10.0},
+            {"kind": "relevant_tokens", **relevant},
+            {"kind": "relevant_direction", **relevant},
+        ],
+    }
 
     def law(kind: str, **data: Any) -> Table:
-        step = {"name": "step", "kind": "one_step", "step_size": 1.0}
-        axes = {"model.dim": list(plan.law_dims)}
-        data = {"kind": kind, **plan.law, **data}
-        law = {"data": data, "model": _model(plan.law_dims[0]), "phases": [step], "axes": axes, "chunk": 64}
-        return law | {"probes": {"tokens": False, "own": ["one_step_embeddings"]}}
+        return {
+            "data": {"kind": kind, **plan.law, **data},
+            "phases": [_step(1.0)],
+            "probes": {"tokens": False, "own": ["one_step_embeddings"]},
+            "axes": {"model.dim": list(plan.law_dims)},
+            "chunk": 64,
+        }
 
-    def flow(kind: str, **data: Any) -> Table:
-        data = {"kind": kind, **plan.base, **data}
-        return {"data": data, "model": _model(plan.dim), "phases": [step, limit], "chunk": LANES}
+    def flow(kind: str, *before: Table, **data: Any) -> Table:
+        phases = [_step(plan.step_size), *before, limit]
+        return {
+            "data": {"kind": kind, **plan.base, **data},
+            "phases": phases,
+            "probes": probes,
+            "chunk": LANES,
+        }
 
     def joint(name: str, steps: int) -> Table:
-        both = {
-            "kind": "descent",
-            "optimizer": "normalized",
-            "step_size": plan.joint_step,
-            "train": ["p", "v"],
-        }
-        return {"name": name, "steps": steps, **both}
+        return _descent(name, ["p", "v"], optimizer="normalized", step_size=plan.joint_step, steps=steps)
 
-    step = {"name": "step", "kind": "one_step", "step_size": plan.step_size}
-    limit = {"name": "limit", "kind": "exact_flow", "until_norm": plan.until_norm}
-    measured = {"tokens": False, "per_decade": 0, "own": _probes(plan.base["relevant"])}
     half = plan.joint_steps // 2
-    small = [{"phases.step.step_size": x} for x in plan.step_sizes]
-    small = [{"model.dim": plan.dim, **x} for x in small]
-    small += [{"model.dim": x, "phases.step.step_size": plan.step_size} for x in plan.dims]
+    beyond = [{"model.dim": plan.dim, "phases.step.step_size": x} for x in plan.step_sizes]
+    beyond += [{"model.dim": x, "phases.step.step_size": plan.step_size} for x in plan.dims]
+    several = {"axes": {"data.relevant_per_sequence": list(plan.several)}}
     tables = {
         "law-independent": law("independent"),
         "law-assumption1": law("assumption1"),
         "law-classes": law("independent", num_classes=plan.law_classes),
-        "base": flow("assumption1") | {"probes": measured | {"per_decade": 8}},
+        "base": flow("assumption1") | {"probes": probes | {"per_decade": 8}},
         "independent": flow("independent"),
-        "several": flow("multi_relevant", relevant_per_sequence=plan.several[0])
-        | {"axes": {"data.relevant_per_sequence": list(plan.several)}},
-        "beyond": flow("assumption1") | {"cells": small},
-        "joint": flow("assumption1")
-        | {"phases": [step, joint("half", plan.joint_steps - half), joint("end", half), limit]},
+        "several": flow("multi_relevant", relevant_per_sequence=plan.several[0]) | several,
+        "beyond": flow("assumption1") | {"cells": beyond},
+        "joint": flow("assumption1", joint("half", plan.joint_steps - half), joint("end", half)),
     }
-    return {
-        name: Study.of_tables({"name": name, "seeds": seeds, "dtype": "float64", "probes": measured, **own})
-        for name, own in tables.items()
-    }
+    common = {"seeds": seeds, "dtype": "float64", "model": {"kind": "one_layer_in_span", "dim": plan.dim}}
+    return {name: Study.of_tables({"name": name, **common, **own}) for name, own in tables.items()}
 
 
 def on_texts(source: Source, plan: TextPlan, seeds: int) -> dict[str, Study]:
     """Make the studies on texts, by name."""
     names = Namespace()
-    texts = {"data": describe(source, concepts.DATA, names)}
+    descent = _descent("descent", ["p"], optimizer="sgd", step_size=plan.rate, steps=plan.steps)
     tables: dict[str, Table] = {
         "law-texts": {
             "seeds": min(seeds, plan.law_seeds),
-            "model": {"kind": "one_layer", "dim": plan.law_dims[0]},
-            "phases": [{"name": "step", "kind": "one_step", "step_size": 1.0}],
+            "phases": [_step(1.0)],
             "probes": {"tokens": False, "own": ["one_step_embeddings"]},
             "axes": {"model.dim": list(plan.law_dims)},
         },
         "flow-texts": {
             "seeds": min(seeds, plan.flow_seeds),
-            "model": {"kind": "one_layer", "dim": plan.dim},
-            "phases": [
-                {"name": "step", "kind": "one_step", "step_size": plan.step_size},
-                {
-                    "name": "descent",
-                    "kind": "descent",
-                    "optimizer": "sgd",
-                    "train": ["p"],
-                    "step_size": plan.rate,
-                    "steps": plan.steps,
-                },
-            ],
+            "phases": [_step(plan.step_size), descent],
             "probes": {"tokens": False, "per_decade": 0, "own": ["alignments"]},
         },
     }
-    return {name: Study.of_tables({"name": name, **texts, **own}, names) for name, own in tables.items()}
+    common = {"data": describe(source, concepts.DATA, names), "model": {"kind": "one_layer", "dim": plan.dim}}
+    return {name: Study.of_tables({"name": name, **common, **own}, names) for name, own in tables.items()}
 
 
-def _model(dim: int) -> Table:
-    return {"kind": "one_layer_in_span", "dim": dim}
+def _step(step_size: float) -> Table:
+    return {"name": "step", "kind": "one_step", "step_size": step_size}
 
 
-def _probes(relevant: int) -> list[Any]:
-    return [
-        {"kind": "max_margin_direction", "nats": 10.0},
-        {"kind": "relevant_tokens", "relevant": relevant},
-        {"kind": "relevant_direction", "relevant": relevant},
-    ]
+def _descent(name: str, train: list[str], **settings: Any) -> Table:
+    return {"name": name, "kind": "descent", "train": train, **settings}
