@@ -7,13 +7,14 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted(Path(__file__).parents[1].glob("notebooks/*.ipynb"))
+QUICK = [path if path.stem == "quickstart" else pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS]
 
 
 def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", QUICK, ids=[path.stem for path in NOTEBOOKS])
 def test_a_notebook_runs_in_a_fresh_kernel(path, monkeypatch, tmp_path):
     monkeypatch.setenv("JAXATTN_FAST", "1")
     notebook = nbformat.read(path, 4)
