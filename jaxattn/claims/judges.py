@@ -78,7 +78,9 @@ def unbounded(cells: Sequence[Measured]) -> list[Row]:
     ]
     if limit.reached.all():
         ratio = limit.last("max_margin") * limit.norm / limit.last("log_time")
-        rows.append(mean(claim, "margin · ‖p‖ / log t at the end", ratio, around(1.0, 0.01), certificate=text))
+        rows.append(
+            mean(claim, "margin · ‖p‖ / log t at the end", ratio, around(1.0, 0.01), certificate=text)
+        )
     return rows
 
 

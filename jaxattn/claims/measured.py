@@ -29,7 +29,9 @@ class Measured:
 
     def __post_init__(self) -> None:
         """Sort the records."""
-        own = self.run.records[self.run.records["cell"] == self.cell].sort_values(["seed", "step"], kind="stable")
+        own = self.run.records[self.run.records["cell"] == self.cell].sort_values(
+            ["seed", "step"], kind="stable"
+        )
         seeds = own["seed"].nunique()
         grouped = own.groupby(["phase", "metric"], observed=True, sort=False)["value"]
         paths = {name: values.to_numpy().reshape(seeds, -1) for name, values in grouped}
@@ -76,6 +78,8 @@ _LETTERS = (("V", "vocab_size"), ("n", "sequences"), ("T", "length"))
 def of_seeds(run: Any, seeds: int) -> Any:
     """Keep the first seeds of a run, which may hold more."""
     records: pd.DataFrame = run.records
-    return run if records["seed"].max() < seeds else type(run)(
-        run.directory, run.manifest, records[records["seed"] < seeds], run.tokens
+    return (
+        run
+        if records["seed"].max() < seeds
+        else type(run)(run.directory, run.manifest, records[records["seed"] < seeds], run.tokens)
     )

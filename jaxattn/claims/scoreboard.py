@@ -194,7 +194,9 @@ def run(
         folder = folder or stack.enter_context(tempfile.TemporaryDirectory())
         cells = _run(needed, Path(folder), reporter, texts)
     rows = [row for x in verdicts for row in x.judge(*(cells[name] for name in x.studies))]
-    return Scoreboard(tuple(sorted(rows, key=lambda row: (not row.claim.promised, CLAIMS.index(row.claim.name)))))
+    return Scoreboard(
+        tuple(sorted(rows, key=lambda row: (not row.claim.promised, CLAIMS.index(row.claim.name))))
+    )
 
 
 def _run(

@@ -91,7 +91,12 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
         return {"data": data, "model": _model(plan.dim), "phases": [step, limit], "chunk": LANES}
 
     def joint(name: str, steps: int) -> Table:
-        both = {"kind": "descent", "optimizer": "normalized", "step_size": plan.joint_step, "train": ["p", "v"]}
+        both = {
+            "kind": "descent",
+            "optimizer": "normalized",
+            "step_size": plan.joint_step,
+            "train": ["p", "v"],
+        }
         return {"name": name, "steps": steps, **both}
 
     step = {"name": "step", "kind": "one_step", "step_size": plan.step_size}
@@ -114,9 +119,7 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
     }
     measured = {"tokens": False, "own": _probes(plan.base["relevant"])}
     return {
-        name: Study.of_tables(
-            {"name": name, "seeds": seeds, "dtype": "float64", "probes": measured, **own}
-        )
+        name: Study.of_tables({"name": name, "seeds": seeds, "dtype": "float64", "probes": measured, **own})
         for name, own in tables.items()
     }
 

@@ -63,7 +63,9 @@ class RelevantDirection(Spec, frozen=True, kw_only=True):
         for seed, own in enumerate(E):
             corpus = corpora if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], corpora)
             directions.append(relevant_direction(own, corpus, self.relevant).p)
-            tight.append(relevant_direction(own, where_head_is_tight(own, corpus, self.relevant), self.relevant))
+            tight.append(
+                relevant_direction(own, where_head_is_tight(own, corpus, self.relevant), self.relevant)
+            )
         to, moved = np.stack(directions), history[:, -1] - history[:, 0]
         at_the_end = {
             "movement": one_minus_cosine(moved, to),
@@ -91,7 +93,9 @@ def where_head_is_tight(E: np.ndarray, corpus: Corpus, relevant: int) -> Corpus:
     tokens = tokens[tokens < relevant]
     # A head's margin is a max-margin problem of p beside a token whose embedding is 0.
     origin = len(E)
-    beside = data.from_sequences([[s, origin] for s in tokens.tolist()], [1] * len(tokens), vocab_size=origin + 1)
+    beside = data.from_sequences(
+        [[s, origin] for s in tokens.tolist()], [1] * len(tokens), vocab_size=origin + 1
+    )
     above = tokens % 2 == 1
     head = max_margin(
         np.concatenate([E, np.zeros((1, E.shape[1]))]), beside, Selection(np.stack([above, ~above], axis=1))

@@ -8,7 +8,7 @@ from jax import Array
 from jaxattn.probes.seen import Seen
 from jaxattn.probes.selection import attended
 from jaxattn.spec import NotNegative, PositiveInt, Spec, Static
-from jaxattn.theory import Selection, margin, selection_of
+from jaxattn.theory import margin, selection_of
 
 
 class RelevantTokens(Spec, frozen=True, kw_only=True):

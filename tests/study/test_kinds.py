@@ -201,7 +201,7 @@ def test_fields_are_those_of_specs_dataclasses_and_keyword_only_arguments(names)
 
 
 def test_annotations_that_name_nothing_are_one_line():
-    def loss(logits, labels, *, power: "Nowhere" = 1):  # noqa: F821
+    def loss(logits, labels, *, power: "Nowhere" = 1):
         return logits
 
     with pytest.raises(InputError, match=r"loss: an annotation of loss cannot be read: name 'Nowhere'"):
