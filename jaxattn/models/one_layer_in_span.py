@@ -20,7 +20,7 @@ def in_span(params: Params) -> Params:
     vocab_size, dim = params.E.shape
     rows = jnp.concatenate([params.E, params.p[None], jnp.atleast_2d(params.v.T)])
     if dim >= len(rows):
-        rows = jnp.linalg.qr(rows.T, mode="r").T
+        rows = jnp.linalg.cholesky(jnp.matmul(rows, rows.T, precision="highest"))
     else:
         # With fewer coordinates than tokens a flow moves p itself instead of V dependent numbers.
         width = vocab_size - 1 if dim < vocab_size else len(rows)

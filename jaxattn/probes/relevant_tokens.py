@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.probes.seen import Seen
 from jaxattn.probes.selection import attended
 from jaxattn.spec import NotNegative, PositiveInt, Spec, Static
 from jaxattn.theory import margin, selection_of
@@ -33,7 +32,7 @@ class RelevantTokens(Spec, frozen=True, kw_only=True):
         """Tell whether the model has one query p, whose scores attention is softmax over."""
         return getattr(model, "is_one_layer", False)
 
-    def measure(self, seen: Seen) -> dict[str, Array]:
+    def measure(self, seen: Any) -> dict[str, Array]:
         """Measure one seed."""
         corpus, scores = seen.corpora.train, seen.scores_and_values[0]
         relevant = jnp.arange(corpus.vocab_size) < self.relevant
