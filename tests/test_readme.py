@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import jaxattn as ja
 from jaxattn import cli
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -25,11 +26,9 @@ def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
 
 
 def test_the_sweep_file_of_the_readme_is_valid(tmp_path):
-    from jaxattn.study import sweepfile
-
     (text,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
     (tmp_path / "my_study.toml").write_text(text, encoding="utf-8")
-    assert sweepfile.load(tmp_path / "my_study.toml").name == "my_study"
+    assert ja.Study.read(tmp_path / "my_study.toml").name == "my_study"
 
 
 def test_every_path_that_the_readme_links_to_exists():
