@@ -119,13 +119,13 @@ def test_retry_tries_again_from_the_start(tmp_path, monkeypatch, go, study):
 
 
 def test_nan_stops_a_sweep_that_is_to_stop(tmp_path, monkeypatch, go, study):
-    original = execute.start
+    original = execute.CompilationCache.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=params.p * jnp.nan)
 
-    monkeypatch.setattr(execute, "start", poisoned)
+    monkeypatch.setattr(execute.CompilationCache, "start", poisoned)
     with pytest.raises(RunError, match="not finite; stopped"):
         go(tmp_path, study(chunk=1), on_failure="stop")
     outcome, _ = go(tmp_path / "on", study(chunk=1))
