@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxattn import attention, data, dynamics, losses, models, probes, theory
+    from jaxattn import attention, base, data, dynamics, losses, models, probes, theory
     from jaxattn.api import Results, Study, load
     from jaxattn.data import Generator
     from jaxattn.dynamics import Phase
@@ -21,6 +21,7 @@ __all__ = [
     "Static",
     "Study",
     "attention",
+    "base",
     "data",
     "dynamics",
     "load",

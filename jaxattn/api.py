@@ -116,7 +116,7 @@ class Study(Definition):
         """
         for name in self.own_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
-                raise InputError(f"{name}: no sweep file can import it; move it to a file, for example mine.py")
+                raise InputError(f"{name}: no sweep file can import it; move it to a file, such as mine.py")
         return toml.write(self.tree, path)
 
     def plan(

@@ -1,4 +1,4 @@
-"""What a sweep file is made of, and the built-in things of each kind by their short names."""
+"""What a sweep file is made of, and the built-in things of each kind by their short names; see `base`."""
 
 from jaxattn.data import GENERATORS, READERS
 from jaxattn.dynamics import PHASES
@@ -8,12 +8,15 @@ from jaxattn.probes import PROBES
 from jaxattn.study import own, starts
 from jaxattn.study.kinds import Concept
 
+_CORPORA = ("shared", "pads_vocabulary", "held_out")
+
 DATA = Concept(
     "data",
     GENERATORS | READERS,
-    (("shared", "pads_vocabulary", "held_out", "tokens", "draw"), ("shared", "pads_vocabulary", "held_out", "load")),
+    ((*_CORPORA, "tokens", "draw"), (*_CORPORA, "load")),
     own.data_holder,
-    "a function (key, *, settings) -> Corpus, or a class derived from jaxattn.Generator with generate(key, sequences)",
+    "a function (key, *, settings) -> Corpus, or a class derived from jaxattn.Generator with "
+    "generate(key, sequences)",
 )
 MODEL = Concept(
     "a model",
@@ -28,6 +31,7 @@ LOSS = Concept(
     (("__call__",),),
     lambda target: own.OwnLoss,
     "a function (logits, labels, *, settings) -> (n,)",
+    lambda table: "classification",
 )
 START = Concept(
     "a start",

@@ -55,8 +55,8 @@ def rehearse(
             guilty = [path for path, x in numbers.items() if rehearsal.fails({path: x})]
             words = " and ".join(key_of(setting, path) for path in guilty)
             raise InputError(
-                f"{words}: cells that differ in it share a program, but {error} needs its value; annotate it as "
-                "jaxattn.Static[float], or use jax.numpy.where"
+                f"{words}: cells that differ in it share a program, but {error} needs its value; annotate it "
+                "as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
 
 
@@ -115,47 +115,48 @@ class _Rehearsal:
 
     def model(self, setting: Setting, params: Any, corpus: Corpus) -> None:
         n, classes, vocab = corpus.num_sequences, corpus.num_classes, corpus.vocab_size
-        of_sequences = (n,) if classes == 2 else (n, classes)
+        columns = () if classes == 2 else (classes,)
         with self.at("model", concepts.MODEL):
             logits, name = setting.model.logits(params, corpus), _name(setting.model)
-            _wants(f"{name}.logits", logits, {of_sequences}, f"for {n} sequences of {classes} classes")
+            _wants(f"{name}.logits", logits, {(n, *columns)}, f"for {n} sequences of {classes} classes")
             if hasattr(setting.model, "scores_and_values"):
+                name = f"{name}.scores_and_values"
                 found = setting.model.scores_and_values(params)
                 if not (isinstance(found, tuple) and len(found) == 2):
-                    raise InputError(f"{name}.scores_and_values returns {shown(found)}; return scores and values")
-                _wants(f"{name}.scores_and_values", found[0], {(vocab,)}, "the score of every token")
-                values = (vocab,) if classes == 2 else (vocab, classes)
-                _wants(f"{name}.scores_and_values", found[1], {values, (vocab, 1)}, "the values of every token")
+                    raise InputError(f"{name} returns {shown(found)}; return scores and values")
+                _wants(name, found[0], {(vocab,)}, "the score of every token")
+                _wants(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
         with self.at("loss", concepts.LOSS):
             each = setting.loss(logits, corpus.labels)
             _wants(_name(setting.loss), each, {(n,)}, "one for every sequence, averaged afterwards")
 
     def phase(self, setting: Setting, index: int, params: Any, corpora: Splits, key: Array) -> Any:
         phase, place = setting.phases[index], f"phases[{index}]"
-        names = trees.names(params)
-        for name in phase.train:
-            if name not in names:
-                raise InputError(f"{place}.train: {name!r} is not one of {', '.join(names)}")
-            if not jnp.issubdtype(jnp.result_type(trees.get(params, name)), jnp.floating):
-                raise InputError(f"{place}.train: {name!r} is {shown(trees.get(params, name))}, not a float")
-        with jax.enable_x64(setting.dtype == "float64" or phase.dtype == "float64"):
-            with self.at(place, concepts.PHASE):
-                phase.probe_steps(setting.probes.per_decade)
-                carried = seed.begin(setting, index, params, corpora, key)
-                missing = [x for x in ("params", "step", "failed_at") if not hasattr(carried.state, x)]
-                if missing:
-                    raise InputError(
-                        f"{_name(phase)}.init returns {shown(carried.state)} without {missing[0]!r}; a state has params, step "
-                        "and failed_at, as jaxattn.dynamics.State"
-                    )
-                if getattr(type(phase), "step", Phase.step) is not Phase.step:
-                    task = Task(setting.model, setting.loss, corpora)
-                    _same(carried.state, phase.step(task, carried.state), f"{_name(phase)}.step returns")
-                further = seed.advance(setting, index, carried, corpora, jnp.int32(1))
-                _same(carried, further, f"{_name(phase)}.advance returns")
-                owner = dict.fromkeys(_columns(f"{_name(phase)}.metrics", phase.metrics(carried.state), 0), f"phase {phase.name}")
-        self.probes(setting, index, carried, corpora, owner)
-        return carried.state.params
+        name, known = _name(phase), trees.names(params)
+        for parameter in phase.train:
+            if parameter not in known:
+                raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
+            if not jnp.issubdtype(jnp.result_type(x := trees.get(params, parameter)), jnp.floating):
+                raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
+        double = setting.dtype == "float64" or phase.dtype == "float64"
+        with jax.enable_x64(double), self.at(place, concepts.PHASE):
+            phase.probe_steps(setting.probes.per_decade)
+            carried = seed.begin(setting, index, params, corpora, key)
+            state = carried.state
+            missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
+            if missing:
+                raise InputError(
+                    f"{name}.init returns {shown(state)} without {missing[0]!r}; a state has params, step "
+                    "and failed_at, as jaxattn.dynamics.State"
+                )
+            if getattr(type(phase), "step", Phase.step) is not Phase.step:
+                task = Task(setting.model, setting.loss, corpora)
+                _same(state, phase.step(task, state), f"{name}.step returns")
+            further = seed.advance(setting, index, carried, corpora, jnp.int32(1))
+            _same(carried, further, f"{name}.advance returns")
+            metrics = _columns(f"{name}.metrics", phase.metrics(state), 0)
+        self.probes(setting, index, carried, corpora, dict.fromkeys(metrics, f"phase {phase.name}"))
+        return state.params
 
     def probes(
         self, setting: Setting, index: int, carried: Any, corpora: Splits, owner: dict[str, str]
@@ -203,12 +204,15 @@ def _wants(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> Non
 def _same(wanted: Any, found: Any, what: str) -> None:
     """Check that a tree is like another one."""
     flat = [jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (wanted, found)]
-    if jax.tree.structure(wanted) != jax.tree.structure(found):
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (wanted, found)]
+    if structures[0] != structures[1]:
         raise InputError(f"{what} a {shown(found)}, which is not built like the {shown(wanted)} it was given")
     for (path, x), (_, y) in zip(*flat, strict=True):
         if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise InputError(f"{what} {shown(y)}{f' for {name}' if name else ''}; return {shown(x)}, as it was given")
+            raise InputError(
+                f"{what} {shown(y)}{f' for {name}' if name else ''}; return {shown(x)}, as it was given"
+            )
 
 
 def _columns(what: str, metrics: Any, axes: int) -> list[str]:
@@ -250,4 +254,6 @@ def check_labels(splits: Splits) -> None:
             allowed = class_labels(np.arange(classes), classes)
             found = np.unique(np.asarray(corpus.labels))
             if wrong := sorted(set(found.tolist()) - set(allowed.tolist())):
-                raise InputError(f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed}")
+                raise InputError(
+                    f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed}"
+                )

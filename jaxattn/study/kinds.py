@@ -246,9 +246,10 @@ def _fields(target: Any) -> list[Field]:
         ]
     hints = typing.get_type_hints(target, include_extras=True)
     if isinstance(target, type) and hasattr(target, "_field_defaults"):
-        if "function" not in target._fields:
-            raise TypeError(f"{target.__name__} is a NamedTuple; decorate it with @dataclass(frozen=True) instead")
-        defaults = target._field_defaults
+        holder: Any = target
+        if "function" not in holder._fields:
+            raise TypeError(f"{target.__name__} is a NamedTuple; make it a frozen dataclass instead")
+        defaults = holder._field_defaults
         return [Field(name, hints[name], default) for name, default in defaults.items()]
     if isinstance(target, type):
         if not dataclasses.is_dataclass(target):

@@ -1,14 +1,14 @@
 """A lab of one's own: corpus, model, loss, start, phase, probe and figure, all in this file.
 
-`study.toml` names them by import path, `kind = "lab.py:Temperature"`. Each is a pure function of one seed, or a
-frozen class with pure methods; jaxattn runs all seeds and cells of a study in one compiled program. Keyword-only
-arguments and fields are settings: they are checked by their annotations and can be swept. Cells that differ in
-a float share a program, in which that float is traced: write `jnp.where`, not `if`, or annotate it with
-`jaxattn.Static[float]` to have a program for each of its values.
+`study.toml` names them by import path, `kind = "lab.py:Temperature"`. Each is a pure function of one seed, or
+a frozen class with pure methods; jaxattn runs all seeds and cells of a study in one compiled program.
+Keyword-only arguments and fields are settings: checked by their annotations, and swept as you like. Cells
+that differ in a float share a program, in which that float is traced: write `jnp.where`, not `if`, or
+annotate it with `jaxattn.Static[float]`, and each of its values has a program of its own.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import jaxattn as ja
 
 
 def needle(key: Array, *, vocab_size: int, length: int, sequences: int, shown: float = 1.0) -> ja.data.Corpus:
-    """Draw a corpus: token 1 tells the label +1 and token 0 the label -1, in a share `shown` of the sequences."""
+    """Draw a corpus: the first of the tokens is 0 or 1 for labels -1 and +1, in a share `shown`."""
     label_key, token_key, shown_key = jax.random.split(key, 3)
     label = jax.random.bernoulli(label_key, 0.5, (sequences,)).astype(jnp.int32)  # 0 or 1
     noise = jax.random.randint(token_key, (sequences, length), 2, vocab_size)
@@ -39,15 +39,18 @@ class Params(NamedTuple):
 
 @dataclass(frozen=True)
 class Temperature:
-    """f(X) = Σ_i q_i E_{x_i}·v with q = softmax(E_X p / τ): attention with a temperature that can be trained."""
+    """f(X) = Σ_i q_i E_{x_i}·v with q = softmax(E_X p / τ): attention with a temperature τ to train."""
 
     dim: int
     temperature: float = 1.0
+    attends_to_tokens: ClassVar[bool] = True  # so that attention on important tokens is measured
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int, dtype: jnp.dtype) -> Params:
         """Draw the parameters that one seed starts with."""
         plain = ja.models.OneLayer(dim=self.dim)
-        E, p, v = jax.tree.leaves(plain.init(key, vocab_size=vocab_size, num_classes=num_classes, dtype=dtype))
+        E, p, v = jax.tree.leaves(
+            plain.init(key, vocab_size=vocab_size, num_classes=num_classes, dtype=dtype)
+        )
         return Params(E, p, v, jnp.log(jnp.asarray(self.temperature, dtype)))
 
     def logits(self, params: Params, corpus: ja.data.Corpus) -> Array:
@@ -87,7 +90,7 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
 
 
 def tokens_attended(params: Params, corpus: ja.data.Corpus, *, order: ja.Static[float] = 2.0) -> Array:
-    """Count the tokens that attention looks at, (Σ_i q_i^order)^(1 / (1 - order)), averaged over sequences."""
+    """Count the tokens that attention looks at, (Σ_i q_i^order)^(1 / (1 - order)), mean over sequences."""
     if order == 1:  # Python decides here, hence `Static`
         raise ValueError("order 1 is the exponential of the entropy, which this probe does not know")
     scores = params.E @ params.p / jnp.exp(params.log_temperature)

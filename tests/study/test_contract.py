@@ -1,3 +1,4 @@
+# ruff: noqa: E501  messages and snippets stay as they are printed
 """Mistakes in code of the user's: each is said in one line that names the place, before anything is compiled."""
 
 import copy
@@ -13,7 +14,7 @@ from jaxattn.errors import InputError, UserCodeError
 from jaxattn.study import toml
 from jaxattn.study.namespace import Namespace
 
-CODE = '''
+CODE = """
 import dataclasses
 from typing import NamedTuple
 
@@ -195,7 +196,7 @@ class NoMeasure(ja.Spec, frozen=True, kw_only=True):
     pass
 
 number = 3
-'''
+"""
 
 STUDY = {
     "name": "mistakes",
@@ -236,16 +237,34 @@ def model(kind, **settings):
 
 WRONG = {
     # what cannot be found
-    "no file": ({"model": "thine.py:Model"}, "model.kind: thine.py: there is no such file; did you mean mine.py?"),
+    "no file": (
+        {"model": "thine.py:Model"},
+        "model.kind: thine.py: there is no such file; did you mean mine.py?",
+    ),
     "no module": ({"model": "no_lab.models:Model"}, "model.kind: no_lab.models: there is no such module"),
-    "no name": ({"model": "mine.py:Modl"}, "model.kind: mine.py:Modl: mine.py has no 'Modl'; did you mean mine.py:Model?"),
+    "no name": (
+        {"model": "mine.py:Modl"},
+        "model.kind: mine.py:Modl: mine.py has no 'Modl'; did you mean mine.py:Model?",
+    ),
     "no code": ({"model": "mine.py:number"}, "mine.py:number is neither a class nor a function"),
-    "a function": ({"model": "mine.py:loss"}, "model.kind: mine.py:loss is a function; a model wants a frozen"),
+    "a function": (
+        {"model": "mine.py:loss"},
+        "model.kind: mine.py:loss is a function; a model wants a frozen",
+    ),
     # what lacks something
-    "no data": ({"data": "mine.py:NoData"}, "data.kind: mine.py:NoData has no 'shared'; data wants a function"),
-    "no logits": ({"model": model("NoLogits")}, "model.kind: mine.py:NoLogits has no 'logits'; a model wants"),
+    "no data": (
+        {"data": "mine.py:NoData"},
+        "data.kind: mine.py:NoData has no 'shared'; data wants a function",
+    ),
+    "no logits": (
+        {"model": model("NoLogits")},
+        "model.kind: mine.py:NoLogits has no 'logits'; a model wants",
+    ),
     "no call": ({"loss": "mine.py:NoCall"}, "loss.kind: mine.py:NoCall has no '__call__'; a loss wants"),
-    "no phase": ({"phases": phase("NoPhase")}, "phases[0].kind: mine.py:NoPhase has no 'probe_steps'; a phase wants"),
+    "no phase": (
+        {"phases": phase("NoPhase")},
+        "phases[0].kind: mine.py:NoPhase has no 'probe_steps'; a phase wants",
+    ),
     "no step": ({"phases": phase("NoStep")}, "phases[0]: NotImplementedError: NoStep.step; a phase wants"),
     "no measure": (
         {"probes": {"own": ["mine.py:NoMeasure"]}},
@@ -259,8 +278,11 @@ WRONG = {
         {"loss": {"kind": "mine.py:positional", "power": 3.0}},
         "loss: positional: 'power' is positional; put * before the settings",
     ),
-    "plain class": ({"model": model("Plain", dim=3)}, "model: Plain has no settings that can be read; decorate"),
-    "named tuple": ({"model": model("Pair", dim=3)}, "model: Pair is a NamedTuple; decorate it with @dataclass"),
+    "plain class": ({"model": model("Plain", dim=3)}, "model: Plain tells no settings; decorate"),
+    "named tuple": (
+        {"model": model("Pair", dim=3)},
+        "model: Pair is a NamedTuple; make it a frozen dataclass",
+    ),
     "array setting": (
         {"probes": {"own": [{"kind": "mine.py:array_setting", "weights": [1.0]}]}},
         "probes.own[0].weights: expected 'jax",
@@ -270,17 +292,38 @@ WRONG = {
         "probes.own[0]: an annotation of unreadable cannot be read: name 'Missing' is not defined",
     ),
     # what returns something else
-    "no corpus": ({"data": "mine.py:no_corpus"}, "data: its generator returns tuple; return a jaxattn.data.Corpus"),
-    "unnamed": ({"model": model("Unnamed")}, "model.init: parameters: a list has no names; make it a dataclass"),
+    "no corpus": (
+        {"data": "mine.py:no_corpus"},
+        "data: its generator returns tuple; return a jaxattn.data.Corpus",
+    ),
+    "unnamed": (
+        {"model": model("Unnamed")},
+        "model.init: parameters: a list has no names; make it a dataclass",
+    ),
     "keyless": (
         {"model": model("Keyless")},
         "model.init: TypeError: Keyless.init() got an unexpected keyword argument 'num_classes'; a model wants",
     ),
-    "two logits": ({"model": model("TwoLogits")}, "model: TwoLogits.logits returns float32[10, 2]; return (10,) floats, for 10 sequences of 2 classes"),
-    "values only": ({"model": model("ValuesOnly")}, "model: ValuesOnly.scores_and_values returns float32[12]; return scores"),
-    "long scores": ({"model": model("LongScores")}, "model: LongScores.scores_and_values returns float32[12, 4]; return (12,) floats, the score"),
-    "mean loss": ({"loss": "mine.py:mean_loss"}, "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one for every sequence"),
-    "whole loss": ({"loss": "mine.py:count_loss"}, "loss: mine.py:count_loss returns int32[10]; return (10,) floats"),
+    "two logits": (
+        {"model": model("TwoLogits")},
+        "model: TwoLogits.logits returns float32[10, 2]; return (10,) floats, for 10 sequences of 2 classes",
+    ),
+    "values only": (
+        {"model": model("ValuesOnly")},
+        "model: ValuesOnly.scores_and_values returns float32[12]; return scores",
+    ),
+    "long scores": (
+        {"model": model("LongScores")},
+        "model: LongScores.scores_and_values returns float32[12, 4]; return (12,) floats, the score",
+    ),
+    "mean loss": (
+        {"loss": "mine.py:mean_loss"},
+        "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one for every sequence",
+    ),
+    "whole loss": (
+        {"loss": "mine.py:count_loss"},
+        "loss: mine.py:count_loss returns int32[10]; return (10,) floats",
+    ),
     "short start": (
         {"model": model("Model", init={"p": "mine.py:short"})},
         "model.init.p: mine.py:short returns float32[1]; return float32[4], as it was given",
@@ -293,14 +336,38 @@ WRONG = {
         {"model": model("Model", init={"q": "zero"})},
         "model.init: the model has no 'q', but E, p, v",
     ),
-    "training nothing": ({"phases": phase("Stays", train=["q"])}, "phases[0].train: 'q' is not one of E, p, v"),
-    "no state": ({"phases": phase("NoState")}, "phases[0]: NoState.init returns Params without 'params'; a state has"),
-    "forgets": ({"phases": phase("Forgets")}, "phases[0]: Forgets.step returns a Params, which is not built like the State"),
-    "widens": ({"phases": phase("Widens")}, "phases[0]: Widens.step returns float32[1, 4] for params.p; return float32[4]"),
-    "loses": ({"phases": phase("Loses")}, "phases[0]: Loses.metrics returns int32[]; return a dictionary of numbers"),
-    "matrix": ({"probes": {"own": ["mine.py:matrix"]}}, "probes.own[0]: mine.py:matrix returns float32[12, 4] for 'matrix'; return a number, or numbers (m,)"),
-    "text": ({"probes": {"own": ["mine.py:text"]}}, "probes.own[0]: mine.py:text returns str for 'text'; return a number"),
-    "nothing": ({"probes": {"own": ["mine.py:nothing"]}}, "probes.own[0]: mine.py:nothing returns NoneType for 'nothing'"),
+    "training nothing": (
+        {"phases": phase("Stays", train=["q"])},
+        "phases[0].train: 'q' is not one of E, p, v",
+    ),
+    "no state": (
+        {"phases": phase("NoState")},
+        "phases[0]: NoState.init returns Params without 'params'; a state has",
+    ),
+    "forgets": (
+        {"phases": phase("Forgets")},
+        "phases[0]: Forgets.step returns a Params, which is not built like the State",
+    ),
+    "widens": (
+        {"phases": phase("Widens")},
+        "phases[0]: Widens.step returns float32[1, 4] for params.p; return float32[4]",
+    ),
+    "loses": (
+        {"phases": phase("Loses")},
+        "phases[0]: Loses.metrics returns int32[]; return a dictionary of numbers",
+    ),
+    "matrix": (
+        {"probes": {"own": ["mine.py:matrix"]}},
+        "probes.own[0]: mine.py:matrix returns float32[12, 4] for 'matrix'; return a number, or numbers (m,)",
+    ),
+    "text": (
+        {"probes": {"own": ["mine.py:text"]}},
+        "probes.own[0]: mine.py:text returns str for 'text'; return a number",
+    ),
+    "nothing": (
+        {"probes": {"own": ["mine.py:nothing"]}},
+        "probes.own[0]: mine.py:nothing returns NoneType for 'nothing'",
+    ),
     # names that are taken
     "loss is taken": (
         {"probes": {"own": ["mine.py:entropy", "mine.py:loss"]}},
@@ -358,7 +425,11 @@ def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
     [
         ({"model": model("Raises")}, "model: KeyError in logits, line ", 'raise KeyError("no such thing")'),
         ({"model": model("RaisesWhenMade")}, "model: RaisesWhenMade raises when it is made", "__post_init__"),
-        ({"model": model("DecidesByArrays")}, "model: TracerBoolConversionError in logits", "if params.p[0] > 0:"),
+        (
+            {"model": model("DecidesByArrays")},
+            "model: TracerBoolConversionError in logits",
+            "if params.p[0] > 0:",
+        ),
         ({"model": "raises.py:Model"}, "raises.py raises while it is imported", "json.loads('no')"),
         ({"model": "syntax.py:Model"}, "syntax.py raises while it is imported", "def f(:"),
     ],
@@ -372,7 +443,7 @@ def test_what_their_code_raises_comes_with_their_own_traceback(names, tmp_path, 
     assert not [path for path in frames if "jaxattn/" in path]
 
 
-RUNS = '''
+RUNS = """
 import jax
 import jax.numpy as jnp
 
@@ -400,7 +471,7 @@ def strict(params, corpus, *, even: int = 0):
 
 def undefined(params, corpus):
     return jnp.log(-jnp.abs(params.p.sum()) - 1)
-'''
+"""
 RUN = STUDY | {
     "name": "runs",
     "data": {"kind": "runs.py:needle", "vocab_size": 12, "length": 4, "sequences": 10},
@@ -431,7 +502,12 @@ def command(monkeypatch, *words):
     ("probe", "axis", "values", "line"),
     [
         ("strict", "even", [1, 2], 'raise ValueError(f"{even} is odd")'),
-        ("fragile", "limit", [0, 1], "ZeroDivisionError: division by zero in code that your functions call back"),
+        (
+            "fragile",
+            "limit",
+            [0, 1],
+            "ZeroDivisionError: division by zero in code that your functions call back",
+        ),
     ],
 )
 def test_code_that_raises_in_a_run_stops_its_own_cells_alone(
@@ -466,7 +542,7 @@ def test_labels_that_no_class_has_are_found_before_anything_is_learned(sweep, tm
     data = RUN["data"] | {"zero": 0}
     with pytest.raises(InputError) as raised:
         Study.read(sweep(data=data)).run(tmp_path / "out", quiet=True)
-    assert str(raised.value) == "data: a train label is 0; labels of 2 classes are [-1  1]"
+    assert str(raised.value) == "data: a train label is 0; labels of 2 classes are [-1, 1]"
 
 
 def test_results_are_read_without_the_code_that_made_them(sweep, tmp_path, monkeypatch, capsys):
