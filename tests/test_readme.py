@@ -12,7 +12,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
-    (cell,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    cell, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names: dict = {}
     exec(compile(cell, "README.md", "exec"), names)
     assert names["alpha"].shape == (64,)
@@ -23,6 +23,19 @@ def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
     assert names["mm"].feasible
     assert names["mm"].duality_gap < 1e-10
     assert 1 - names["cosine"] < 1e-5
+
+
+def test_the_study_of_the_notebook_runs_and_attention_gets_sharper(tmp_path, monkeypatch):
+    _, cell = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "__main__"}
+    exec(compile(cell, "README.md", "exec"), names)
+    entropy = names["entropy"].groupby("cell")["mean"]
+    assert (abs(entropy.first() - 2.08) < 0.02).all()  # log 8
+    assert (entropy.last() < 0.5).all()
+    assert names["sharper"] < -0.5
+    assert names["wider"]["n"].eq(10).all()
+    assert names["same"].records.equals(names["results"].records)
 
 
 def test_the_sweep_file_of_the_readme_is_valid(tmp_path):

@@ -136,8 +136,12 @@ def describe(thing: Any, concept: Concept, names: Namespace) -> Any:
     Raises:
         InputError: something that is neither a table nor a class nor a function with settings.
     """
-    if isinstance(thing, str | dict):
+    if isinstance(thing, str):
         return thing
+    if isinstance(thing, dict):
+        kind, rest = thing.get("kind"), {key: x for key, x in thing.items() if key != "kind"}
+        named = {} if kind is None else {"kind": describe(kind, concept, names) if callable(kind) else kind}
+        return named | _plain(rest, names)
     target: Any = thing
     values: Table = {}
     if isinstance(function := getattr(thing, "function", None), Function):
@@ -146,6 +150,8 @@ def describe(thing: Any, concept: Concept, names: Namespace) -> Any:
         target, values = type(thing), values_of(thing)
     short = next((name for name, known in concept.known.items() if known is target), None)
     kind = short or f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', '?')}"
+    if names.given.get(kind, target) is not target:
+        raise InputError(f"{kind}: two things of this study have that name; give each a name of its own")
     if short is None:
         names.given[kind] = target
     return {"kind": kind, **_plain(values, names)} if values else kind
