@@ -212,7 +212,7 @@ def test_a_plan_says_what_will_be_done_and_what_is_there(tmp_path):
 
 def test_a_run_that_nothing_came_of_raises(mine, tmp_path):
     broken = small(loss={"kind": f"{SWEEPS / 'mine.py'}:broken"})
-    with pytest.raises(RunError, match="ZeroDivisionError in broken, line .* of .*mine.py"):
+    with pytest.raises(RunError, match=r"ZeroDivisionError in broken, line .* of .*mine.py"):
         broken.run(tmp_path / "run", quiet=True)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
 

@@ -79,7 +79,7 @@ def test_a_phase_of_ones_own_needs_a_step_alone(task, params):
     np.testing.assert_array_equal(state.params.p, params.p / 8)
     np.testing.assert_array_equal(phase.query(state), params.p / 8)
     assert phase.metrics(state) == {"evaluations": 3}
-    with pytest.raises(NotImplementedError, match="Bare.step"):
+    with pytest.raises(NotImplementedError, match=r"Bare\.step"):
         type("Bare", (Phase,), {"steps": 1}, frozen=True, kw_only=True)(name="b").step(task, state)
 
 

@@ -215,7 +215,7 @@ def test_settings_that_cannot_be_written_down_are_named():
         thing: object = None
 
     with pytest.raises(
-        InputError, match="a setting cannot be written down: .*use numbers, texts, lists, tables"
+        InputError, match=r"a setting cannot be written down: .*use numbers, texts, lists, tables"
     ):
         describe(Holding(object()), concepts.MODEL, Namespace())
 

@@ -48,7 +48,7 @@ def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
     np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
     for wrong in (lambda params, corpus: jnp.ones((2, 2)), lambda params, corpus: {3: 1.0}):
         with pytest.raises(
-            InputError, match="probes.own: mine.py:it returns .*; return a number, or an array"
+            InputError, match=r"probes.own: mine.py:it returns .*; return a number, or an array"
         ):
             hold(own.OwnProbe, wrong).measure(SHOWN)
 
