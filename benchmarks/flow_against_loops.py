@@ -20,7 +20,6 @@ from margin_convergence import UNTIL, problem
 from matplotlib.figure import Figure
 
 import jaxattn as ja
-from jaxattn.models import reference
 
 STEP, STEPS = 0.1, 20_000
 
@@ -29,7 +28,9 @@ def loop(E, p, v, ids, mask, labels, target):
     """Descend by normalised steps; rows of step, ‖p‖ and 1 - cos, until the gradient is exactly zero."""
 
     def loss(p):
-        return ja.losses.logistic(reference.logits(ja.models.one_layer.Params(E, p, v), ids, mask), labels)
+        return ja.losses.logistic(
+            ja.models.reference.logits(ja.models.one_layer.Params(E, p, v), ids, mask), labels
+        )
 
     @jax.jit
     def advance(p, steps):
@@ -61,7 +62,7 @@ def main():
         mm = ja.theory.max_margin(params.E, corpus, chosen)
         distance = ja.theory.one_minus_cosine(path.p, mm.p)
         curves["exact flow"] = np.stack([np.arange(len(distance)), path.norm, distance], 1).tolist()
-        ids, mask = reference.padded_sequences(corpus)
+        ids, mask = ja.models.reference.padded_sequences(corpus)
         basis = jnp.linalg.qr(params.E.T)[0]
         held = [params.E @ basis, basis.T @ params.p, basis.T @ params.v]
         for dtype in ("float32", "float64"):

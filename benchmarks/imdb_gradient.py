@@ -24,7 +24,6 @@ import jax
 import numpy as np
 
 import jaxattn as ja
-from jaxattn.data import readers, text
 
 DIM, BATCH = 2048, 128
 
@@ -41,12 +40,12 @@ def seconds(function, repeats):
 
 def load_times(data_dir):
     """Time reading both splits from the data set to bags, first without, then with the cache."""
-    source = readers.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
+    source = ja.data.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
     with tempfile.TemporaryDirectory() as cache:
         times = []
         for _ in range(2):
             begin = time.perf_counter()
-            loaded = text.load(source, cache_dir=cache)
+            loaded = ja.data.text.load(source, cache_dir=cache)
             jax.block_until_ready(loaded.train)
             times.append(time.perf_counter() - begin)
     return loaded.train, times

@@ -23,9 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxattn as ja
-from jaxattn.data import importance, synthetic
-from jaxattn.theory.max_margin import max_margin, max_margin_batch
-from jaxattn.theory.selection import Selection, selection, selection_of
 
 DIM = 2048
 
@@ -34,12 +31,12 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
     """Embeddings, corpora and selections of many seeds."""
     keys = jax.random.split(jax.random.key(0), seeds)
     corpora = jax.vmap(
-        lambda key: synthetic.assumption1(key, vocab_size=vocab, relevant=relevant, length=8, sequences=200)
+        lambda key: ja.data.assumption1(key, vocab_size=vocab, relevant=relevant, length=8, sequences=200)
     )(keys)
-    alpha = np.asarray(jax.vmap(importance.average_signed_frequency)(corpora))
+    alpha = np.asarray(jax.vmap(ja.data.average_signed_frequency)(corpora))
     params = jax.vmap(lambda key: ja.models.one_layer.init(key, vocab_size=vocab, dim=DIM))(keys)
     E = np.asarray(params.E) + step / 2 * alpha[:, :, None] * np.asarray(params.v)[:, None, :]
-    chosen = jax.vmap(lambda corpus: selection_of(jnp.arange(vocab) < relevant, corpus))(corpora)
+    chosen = jax.vmap(lambda corpus: ja.theory.selection_of(jnp.arange(vocab) < relevant, corpus))(corpora)
     return E, corpora, chosen
 
 
@@ -49,7 +46,7 @@ def measure_batch(seeds, compare):
     times = []
     for _ in range(2):
         begin = time.perf_counter()
-        answer = max_margin_batch(E, corpora, chosen)
+        answer = ja.theory.max_margin_batch(E, corpora, chosen)
         times.append(time.perf_counter() - begin)
     result = {
         "seeds": seeds,
@@ -62,7 +59,9 @@ def measure_batch(seeds, compare):
     if compare:
         begin = time.perf_counter()
         exact = [
-            max_margin(E[i], jax.tree.map(lambda x, i=i: x[i], corpora), Selection(chosen.mask[i]))
+            ja.theory.max_margin(
+                E[i], jax.tree.map(lambda x, i=i: x[i], corpora), ja.theory.Selection(chosen.mask[i])
+            )
             for i in range(seeds)
         ]
         result["exact_s"] = time.perf_counter() - begin
@@ -85,7 +84,7 @@ def large_problem(seed=0, sequences=25_000, vocab=7_800, step=5_000.0):
         tokens[where] = rng.choice(vocab, where.sum(), p=share / share.sum())
     corpus = ja.data.from_flat(tokens, lengths, labels, vocab_size=vocab)
     params = ja.models.one_layer.init(jax.random.key(seed), vocab_size=vocab, dim=DIM)
-    alpha = np.asarray(importance.average_signed_frequency(corpus), np.float64)
+    alpha = np.asarray(ja.data.average_signed_frequency(corpus), np.float64)
     E = np.asarray(params.E, np.float64) + step / 2 * alpha[:, None] * np.asarray(params.v, np.float64)
     return E, np.asarray(params.p, np.float64), corpus, rng
 
@@ -93,15 +92,18 @@ def large_problem(seed=0, sequences=25_000, vocab=7_800, step=5_000.0):
 def large_selections(E, p, corpus, rng):
     """Yield named selections."""
     identity = np.ones(1)
-    count = np.asarray(importance.token_counts(corpus))
-    difference = np.abs(np.nan_to_num(np.asarray(importance.posterior_difference(corpus)))) * (count > 20)
+    count = np.asarray(ja.data.token_counts(corpus))
+    difference = np.abs(np.nan_to_num(np.asarray(ja.data.posterior_difference(corpus)))) * (count > 20)
     aimed = np.linalg.lstsq(E, difference, rcond=None)[0]
-    yield "initial p", selection(p, E, corpus)
-    yield "p aimed at the posterior difference", selection(aimed, E, corpus)
-    yield "random scores", selection(identity, rng.normal(size=(len(E), 1)), corpus)
+    yield "initial p", ja.theory.selection(p, E, corpus)
+    yield "p aimed at the posterior difference", ja.theory.selection(aimed, E, corpus)
+    yield "random scores", ja.theory.selection(identity, rng.normal(size=(len(E), 1)), corpus)
     drawn = rng.random(corpus.bags.index.shape, np.float32) * (np.asarray(corpus.bags.count) > 0)
     top = np.asarray(corpus.bags.max(jnp.asarray(drawn)))
-    yield "random tokens", Selection(jnp.asarray(drawn >= top[np.asarray(corpus.bags.owner)][:, None]))
+    yield (
+        "random tokens",
+        ja.theory.Selection(jnp.asarray(drawn >= top[np.asarray(corpus.bags.owner)][:, None])),
+    )
 
 
 def measure_large(tolerance):
@@ -110,7 +112,7 @@ def measure_large(tolerance):
     results = []
     for name, chosen in large_selections(E, p, corpus, rng):
         begin = time.perf_counter()
-        answer = max_margin(E, corpus, chosen, solver="cutting", tolerance=tolerance)
+        answer = ja.theory.max_margin(E, corpus, chosen, solver="cutting", tolerance=tolerance)
         results.append(
             {
                 "selection": name,

@@ -18,36 +18,12 @@ import time
 from pathlib import Path
 
 import jax
-from seeds_per_second import SWEEP
+from seeds_per_second import STUDY
 
-from jaxattn.study import devices, execute, sweepfile
-from jaxattn.study.progress import Reporter
-from jaxattn.study.run import run_sweep
-
-PHASES = """
-[[phases]]
-name = "embed"
-kind = "one_step"
-step_size = 1000.0
-
-[[phases]]
-name = "query"
-kind = "descent"
-train = ["p"]
-optimizer = "sgd"
-step_size = 1.0
-steps = 500
-"""
-
-
-def sweep_file(seeds, folder):
-    """Write the study as a user would."""
-    data = "\n".join(f"{key} = {json.dumps(value)}" for key, value in SWEEP["data"].items())
-    path = folder / "study.toml"
-    path.write_text(
-        f'name = "study"\nseeds = {seeds}\n[data]\n{data}\n[model]\nkind = "one_layer"\ndim = 512\n{PHASES}'
-    )
-    return path
+import jaxattn as ja
+from jaxattn.engine import devices, execute
+from jaxattn.engine.progress import Reporter
+from jaxattn.engine.run import run
 
 
 def timed(function, spent):
@@ -72,28 +48,28 @@ def main():
     options = parser.parse_args()
     devices.use_all_cores()
     spent = []
-    original = execute.program
+    program, drawing, starting = execute.program, execute.drawing, execute.starting
 
     def watched(*arguments):
-        made = original(*arguments)
-        names = ("init", "advance", "measure", "law", "tokens")
-        present = {name: getattr(made, name) for name in names if getattr(made, name) is not None}
-        return made._replace(**{name: timed(function, spent) for name, function in present.items()})
+        made = program(*arguments)
+        names = ("begin", "advance", "measure", "state_metrics", "tokens")
+        return made._replace(**{name: timed(getattr(made, name), spent) for name in names})
 
     execute.program = watched
-    execute.init_params = timed(execute.init_params, spent)
-    execute.corpora.load = timed(execute.corpora.load, spent)
-    execute.corpora.seed_keys = timed(execute.corpora.seed_keys, spent)
+    execute.drawing = lambda *arguments: timed(drawing(*arguments), spent)
+    execute.starting = lambda *arguments: timed(starting(*arguments), spent)
+    execute.seed_keys = timed(execute.seed_keys, spent)
+    study = ja.Study.of_tables(STUDY.tree | {"seeds": options.seeds})
     runs, resumed = [], []
     for _ in range(options.repeats):
         spent.clear()
         # What one run has compiled, the next one has to compile again.
         jax.clear_caches()
         with tempfile.TemporaryDirectory() as folder:
-            path, results = sweep_file(options.seeds, Path(folder)), Path(folder) / "results"
+            path, results = study.write(Path(folder) / "study.toml"), Path(folder) / "results"
             begin = time.perf_counter()
             with Reporter(quiet=True) as reporter:
-                run_sweep(sweepfile.load(path), results, command="benchmark", reporter=reporter)
+                run(study, results, command="benchmark", reporter=reporter)
             runs.append((time.perf_counter() - begin, sum(spent)))
             command = [
                 sys.executable,

@@ -27,32 +27,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxattn as ja
-from jaxattn.study import corpora, devices, sweepfile
-from jaxattn.study.groups import groups
-from jaxattn.study.program import init_params, program
+from jaxattn.engine import devices
+from jaxattn.engine.program import drawing, load, program, seed_keys, starting
 
-SWEEP = {
-    "name": "seeds-per-second",
-    "data": {
-        "kind": "independent",
-        "vocab_size": 200,
-        "relevant": 40,
-        "length": 16,
-        "sequences": 512,
-    },
-    "model": {"kind": "one_layer", "dim": 512},
-    "phases": [
-        {"name": "embed", "kind": "one_step", "step_size": 1000.0},
-        {
-            "name": "query",
-            "kind": "descent",
-            "train": ["p"],
-            "optimizer": "sgd",
-            "step_size": 1.0,
-            "steps": 500,
-        },
+STUDY = ja.Study(
+    name="seeds-per-second",
+    data=ja.data.Independent(vocab_size=200, relevant=40, length=16, sequences=512),
+    model=ja.models.OneLayer(dim=512),
+    phases=[
+        ja.dynamics.OneStep(name="embed", step_size=1000.0),
+        ja.dynamics.Descent(name="query", train=("p",), optimizer="sgd", step_size=1.0, steps=500),
     ],
-}
+)
 BATCHES = (1, 4, 16)
 
 
@@ -63,33 +49,32 @@ def clock(function):
     return time.perf_counter() - begin
 
 
-def ours(sweep, seeds):
+def ours(seeds):
     """All seeds as lanes, as a run does it."""
-    (group,) = groups(sweepfile.cells(sweep))
-    data_keys, model_keys = corpora.seed_keys(list(range(seeds)))
-    programs = []
+    setting = STUDY.base
+    data_keys, model_keys = seed_keys(list(range(seeds)))
+    drawn = load(setting, data_keys, None, {})
+    draw, start = drawing(setting), starting(setting, drawn)
+    programs = [program(setting, index, drawn) for index in range(len(setting.phases))]
 
     def whole():
-        loaded = corpora.load(group.config.data, data_keys, lambda *_: None)
-        params = init_params(group.config, loaded, model_keys, {})
-        programs.extend([] if programs else [program(group.config, index, loaded) for index in (0, 1)])
-        measured = []
+        corpora, params, measured = draw(data_keys, {}), start(model_keys, {}), []
         for made in programs:
-            state = made.init(params, loaded.corpora, {}, model_keys)
-            state = made.advance(state, loaded.corpora, {}, jnp.int32(made.steps))
-            measured.append(made.measure(state, loaded.corpora))
-            params = state.params
+            carried = made.begin(params, corpora, {}, model_keys)
+            carried = made.advance(carried, corpora, {}, jnp.int32(made.probe_steps[-1]))
+            measured.append(made.measure(carried, corpora, {}))
+            params = carried.state.params
         return params, measured
 
     return whole
 
 
-def drawn(sweep, seeds):
+def drawn(seeds):
     """Corpora and parameters of some seeds, outside the clock."""
-    data_keys, model_keys = corpora.seed_keys(list(range(seeds)))
-    loaded = corpora.load(sweep.data, data_keys, lambda *_: None)
-    params = init_params(sweep, loaded, model_keys, {})
-    each = [jax.tree.map(lambda x, k=k: x[k], (params, loaded.corpora.train)) for k in range(seeds)]
+    data_keys, model_keys = seed_keys(list(range(seeds)))
+    loaded = load(STUDY.base, data_keys, None, {})
+    params = starting(STUDY.base, loaded)(model_keys, {})
+    each = [jax.tree.map(lambda x, k=k: x[k], (params, loaded.splits.train)) for k in range(seeds)]
     sequences = [ja.models.reference.padded_sequences(corpus) for _, corpus in each]
     return each, [tuple(map(jnp.asarray, pair)) for pair in sequences]
 
@@ -200,15 +185,15 @@ def main():
     options = parser.parse_args()
     devices.use_all_cores()
     jax.config.update("jax_default_matmul_precision", "highest")
-    sweep = sweepfile.check(SWEEP)
-    embed, query = sweep.phases[0].step_size, sweep.phases[1].step_size
-    steps, slow = sweep.phases[1].steps, options.slow_steps
-    each, sequences = drawn(sweep, max(options.slow_seeds, *BATCHES))
+    first, second = STUDY.base.phases
+    embed, query = first.step_size, second.step_size
+    steps, slow = second.steps, options.slow_steps
+    each, sequences = drawn(max(options.slow_seeds, *BATCHES))
     few, some = each[: options.slow_seeds], sequences[: options.slow_seeds]
     arguments = (slow, embed, query)
     # Per row: the function, its seeds, and the steps that stand for all of the second phase.
     rows = {
-        "jaxattn": (ours(sweep, options.seeds), options.seeds, steps),
+        "jaxattn": (ours(options.seeds), options.seeds, steps),
         "loop, token space": (token_loop(few, steps, embed, query), len(few), steps),
         "loop, textbook": (textbook_loop(few, some, *arguments), len(few), slow),
     }
@@ -226,7 +211,7 @@ def main():
     medians = {name: statistics.median(found) for name, found in times.items()}
     result = {
         "seeds": options.seeds,
-        "sweep": SWEEP,
+        "sweep": STUDY.config,
         "seconds_per_seed": medians,
         "seeds_per_second": {name: 1 / median for name, median in medians.items()},
         "times_slower": {name: median / medians["jaxattn"] for name, median in medians.items()},

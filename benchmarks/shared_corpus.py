@@ -30,8 +30,6 @@ import numpy as np
 import scipy.sparse
 
 import jaxattn as ja
-from jaxattn.attention.softmax import attend
-from jaxattn.data import readers, text
 
 SPREADS = {"one band": 10.0, "two bands": 100.0, "four bands": 240.0, "1e4": 1e4}
 
@@ -55,11 +53,13 @@ def entries(corpus):
 
 def gradient(scores, values, corpus):
     """∂L/∂a of one seed."""
-    return jax.grad(lambda a: ja.losses.logistic(attend(corpus, a, values), corpus.labels))(scores)
+    return jax.grad(lambda a: ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.labels))(
+        scores
+    )
 
 
 vmapped = jax.jit(jax.vmap(gradient, in_axes=(0, 0, None)))
-in_turn = jax.jit(lambda a, g, corpus: jax.lax.map(lambda seed: gradient(*seed, corpus), (a, g)))
+sequential = jax.jit(lambda a, g, corpus: jax.lax.map(lambda seed: gradient(*seed, corpus), (a, g)))
 
 
 def scipy_gradient(matrix, transposed, labels):
@@ -119,7 +119,7 @@ def measure(corpus, compute, seeds, name, repeats):
     a, g = jnp.asarray(scores), jnp.asarray(values)
     calls = {
         "vmapped": lambda: jax.block_until_ready(vmapped(a, g, corpus)),
-        "in turn": lambda: jax.block_until_ready(in_turn(a, g, corpus)),
+        "in turn": lambda: jax.block_until_ready(sequential(a, g, corpus)),
     }
     if name == "one band":
         columns = np.ascontiguousarray(scores.T), np.ascontiguousarray(values.T)
@@ -147,8 +147,8 @@ def main():
     arguments = parser.parse_args()
 
     if arguments.data_dir:
-        source = readers.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
-        corpus, kind = text.load(source).train, "IMDB"
+        source = ja.data.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
+        corpus, kind = source.load().splits.train, "IMDB"
     else:
         corpus, kind = zipf_corpus(), "Zipf"
     sequence, token, count = entries(corpus)

@@ -25,8 +25,6 @@ import numpy as np
 
 import jaxattn as ja
 from jaxattn.attention.gram import gram_matrix
-from jaxattn.data import readers, text
-from jaxattn.models import reference, two_layer
 
 POSITIONS = (2048, 8192, 32768)
 NAMES = ("E", "p", "v")
@@ -57,7 +55,7 @@ class Textbook:
 
     def __init__(self, corpus, params, positions, samples):
         self.corpus, self.params = corpus, params
-        ids, mask = reference.padded_sequences(corpus)
+        ids, mask = ja.models.reference.padded_sequences(corpus)
         lengths, order = mask.sum(axis=1), np.argsort(mask.sum(axis=1), kind="stable")
         chunks, begin = [], 0
         while begin < len(order):
@@ -78,7 +76,9 @@ class Textbook:
 
     def _step(self, total, params, ids, mask, labels):
         gradient = jax.grad(
-            lambda x: loss(reference.two_layer_logits(x, ids, mask), labels, self.corpus.num_sequences)
+            lambda x: loss(
+                ja.models.reference.two_layer_logits(x, ids, mask), labels, self.corpus.num_sequences
+            )
         )(params)
         return jax.tree.map(jnp.add, total, gradient)
 
@@ -95,7 +95,7 @@ class Textbook:
 
 
 def sub_corpus(corpus, rows):
-    ids, mask = reference.padded_sequences(corpus)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
     return ja.data.from_flat(
         ids[rows][mask[rows]],
         mask[rows].sum(axis=1),
@@ -117,13 +117,13 @@ def main():
 
     if arguments.data_dir:
         name = "imdb"
-        source = readers.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
-        corpus = text.load(source).train
+        source = ja.data.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
+        corpus = source.load().splits.train
     else:
         name, corpus = "zipf", zipf_reviews(arguments.sequences, arguments.vocab_size)
     n = corpus.num_sequences
-    params = two_layer.init(jax.random.key(0), vocab_size=corpus.vocab_size, dim=arguments.dim)
-    gradient = jax.jit(jax.grad(lambda x, c: loss(two_layer.logits(x, c), c.labels, n)))
+    params = ja.models.two_layer.init(jax.random.key(0), vocab_size=corpus.vocab_size, dim=arguments.dim)
+    gradient = jax.jit(jax.grad(lambda x, c: loss(ja.models.two_layer.logits(x, c), c.labels, n)))
     gram = gram_matrix(params.E)
 
     @jax.jit
@@ -131,7 +131,7 @@ def main():
         result, pull = jax.vjp(gram_matrix, E)
         return result, pull(d_gram)
 
-    scores, values = two_layer.scores_and_values(params)
+    scores, values = ja.models.two_layer.scores_and_values(params)
     forward = jax.jit(lambda c, *x: ja.attention.two_layer_attention(c, *x, symmetric=True, residual=False))
     rows = {
         "∂L/∂E, ∂L/∂p and ∂L/∂v in token space": lambda: gradient(params, corpus),

@@ -4,8 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxattn import attention, data, dynamics, losses, models, probes, theory
-    from jaxattn.api import Study, load
+    from jaxattn import attention, base, data, dynamics, losses, models, probes, theory
+    from jaxattn.api import Results, Study, load
     from jaxattn.data import Generator
     from jaxattn.dynamics import Phase
     from jaxattn.probes import Probes
@@ -16,10 +16,12 @@ __all__ = [
     "Generator",
     "Phase",
     "Probes",
+    "Results",
     "Spec",
     "Static",
     "Study",
     "attention",
+    "base",
     "data",
     "dynamics",
     "load",
@@ -37,6 +39,7 @@ _PLACES = {
     "Probes": "jaxattn.probes",
     "Spec": "jaxattn.spec",
     "Static": "jaxattn.spec",
+    "Results": "jaxattn.api",
     "Study": "jaxattn.api",
     "load": "jaxattn.api",
 }

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from jaxattn.study.definition import Definition
 from jaxattn.study.kinds import convert, describe, values_of
 from jaxattn.study.namespace import Namespace
 
-__all__ = ["Finished", "Plan", "Study", "load", "run"]
+__all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
 
 OnFailure = Literal["stop", "continue", "retry"]
 
@@ -115,9 +116,7 @@ class Study(Definition):
         """
         for name in self.own_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
-                raise InputError(
-                    f"{name} cannot be imported by a sweep file; move it to a file of its own, for example mine.py"
-                )
+                raise InputError(f"{name}: no sweep file can import it; move it to a file, such as mine.py")
         return toml.write(self.tree, path)
 
     def plan(
@@ -151,7 +150,8 @@ class Study(Definition):
         errors = finished.outcome.errors
         if len(errors) == finished.outcome.batches:
             raise RunError(errors[0]["reason"])
-        return load(finished.outcome.directory)
+        models = {cell.number: cell.setting.model for cell in self.cells}
+        return replace(load(finished.outcome.directory), models=models)
 
     def folder(self, directory: str | Path | None = None) -> Path:
         """Say where the results go."""

@@ -37,6 +37,27 @@ class UserCodeError(RunError):
         return "".join([*lines, *traceback.format_exception_only(cause)])
 
 
+def in_user_code(error: BaseException, files: frozenset[str], place: str) -> UserCodeError | None:
+    """Tell whether an exception comes from code of the user's; if so, return it with its place."""
+    trace, last = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename in files:
+            last = trace
+        trace = trace.tb_next
+    if last is None or isinstance(error, InputError | RunError):
+        return None
+    code = last.tb_frame.f_code
+    line = f"{type(error).__name__} in {code.co_name}, line {last.tb_lineno} of {code.co_filename}"
+    found = UserCodeError(f"{place}: {line}" if place else line, files)
+    found.__cause__ = error
+    return found
+
+
+def shown(value: object) -> str:
+    """Write what something is in a message: type and shape of an array, the type of all else."""
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__  # type: ignore[attr-defined]
+
+
 class at:
     """Prefix the message of any InputError with the place it was found at."""
 

@@ -63,8 +63,9 @@ class Classification(_Smoothed, frozen=True, kw_only=True):
         return isinstance(self.smoothing, float) and self.smoothing == 0
 
     def _of_margin(self, margin: Array, smoothing: Array) -> Array:
-        # log(1 + e^m) = log(1 + e^-m) + m.
-        return jax.nn.softplus(-margin) + smoothing / 2 * margin
+        loss = jax.nn.softplus(-margin)
+        # log(1 + e^m) = log(1 + e^-m) + m. A term of zero would still be computed at every step.
+        return loss if self.is_logistic else loss + smoothing / 2 * margin
 
     def _of_target(self, logits: Array, target: Array) -> Array:
         return jax.nn.logsumexp(logits, axis=1) - (target * logits).sum(axis=1)

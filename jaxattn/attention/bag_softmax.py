@@ -7,7 +7,9 @@ from jax import Array
 from jaxattn.data.ragged import Ragged
 
 
-def average(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[tuple[Array, ...], Array, Array]:
+def softmax_average(
+    bags: Ragged, score: Array, columns: tuple[Array, ...]
+) -> tuple[tuple[Array, ...], Array, Array]:
     """Average the entries of every sequence with weights count · exp(score), whatever the spread of scores.
 
     Args:
@@ -30,7 +32,7 @@ def average(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[tup
 
 
 @jax.custom_vjp
-def read_out(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
+def attend_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
     """Average entries with softmax attention, f = Σ_e q_e γ_e: `attend` where every entry has its own score.
 
     Args:
@@ -41,25 +43,25 @@ def read_out(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Ar
     Returns:
         One f, (n,), per column. Its derivative is hand-written and needs no scatter.
     """
-    return average(bags, score, columns)[0]
+    return softmax_average(bags, score, columns)[0]
 
 
-def _read_forward(bags, score, columns):
-    averages, top, normaliser = average(bags, score, columns)
+def _forward(bags, score, columns):
+    averages, top, normaliser = softmax_average(bags, score, columns)
     return averages, (bags, score, columns, averages, top, normaliser)
 
 
-def _read_backward(residuals, cotangents):
+def _backward(residuals, cotangents):
     """∂L/∂γ_e = q_e ḡ and ∂L/∂a_e = q_e ḡ (γ_e - f), summed over columns."""
     bags, score, columns, averages, top, normaliser = residuals
     score = jnp.where(bags.count > 0, score, -jnp.inf)
     weight = bags.count.astype(score.dtype) * jnp.exp(score - bags.spread(top))
     d_columns = tuple(weight * bags.spread(g / normaliser) for g in cotangents)
-    pulls = [
-        flow * (value - bags.spread(mean))
-        for flow, value, mean in zip(d_columns, columns, averages, strict=True)
+    d_score = [
+        d_value * (value - bags.spread(average))
+        for d_value, value, average in zip(d_columns, columns, averages, strict=True)
     ]
-    return None, sum(pulls[1:], pulls[0]), d_columns
+    return None, sum(d_score[1:], d_score[0]), d_columns
 
 
-read_out.defvjp(_read_forward, _read_backward)
+attend_entries.defvjp(_forward, _backward)

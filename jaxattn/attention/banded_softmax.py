@@ -1,7 +1,7 @@
-"""Attention of many lanes over one corpus as products with its count matrix, for scores of several bands.
+"""Attention of a batch of scores over one corpus, as products with its count matrix, one for every band.
 
 A product of the count matrix with exp(a - h), for one ceiling h of all sequences, underflows for a sequence
-whose scores all lie far below h. So the scores of a lane are cut into bands of a width w that exp can span,
+whose scores all lie far below h. So each vector of scores is cut into bands of a width w that exp can span,
 with the ceilings
 
     h_b = max a - b w,    weights exp(a_s - h_b) where a_s ≤ h_b, else 0.
@@ -29,24 +29,26 @@ def width(dtype: jnp.dtype) -> float:
     return 2.0 ** math.floor(math.log2(math.log(jnp.finfo(dtype).max)))
 
 
-def number(scores: Array, most: int) -> Array:
-    """Count the bands of every lane's scores (S, V), 1 to `most`; `most` + 1 if they need more. Returns (S,).
+def count_bands(scores: Array, most: int) -> Array:
+    """Count the bands of scores (S, V), 1 to `most`, or `most` + 1 if they need more. Returns (S,).
 
-    Scores that hold NaN count as one band: they come out as NaN, and delay no other lane.
+    Scores that hold NaN count as one band: they come out as NaN, and delay nothing else in the batch.
     """
     spread = scores.max(axis=1) - scores.min(axis=1)
     multiples = width(scores.dtype) * jnp.arange(1, most + 1, dtype=scores.dtype)
     return 1 + (spread[:, None] >= multiples[None]).sum(axis=1)
 
 
-def forward(corpus: Corpus, scores: Array, columns: Array, bands: int | Array) -> tuple[Array, Array, Array]:
-    """Average values over every sequence of one corpus, for many lanes of scores and values.
+def forward(
+    corpus: Corpus, scores: Array, columns: Array, num_bands: int | Array
+) -> tuple[Array, Array, Array]:
+    """Average values over every sequence of one corpus, for a batch of scores and values.
 
     Args:
         corpus: n sequences over V tokens.
         scores: a, (S, V).
         columns: γ, (S, K, V).
-        bands: () int; how many bands to go through. Lanes with more are wrong.
+        num_bands: () int; how many bands to compute. Results for scores with more bands are wrong.
 
     Returns:
         f (S, K, n); the ceiling h of every sequence, (S, n); Σ_s count_s exp(a_s - h), (S, n).
@@ -55,18 +57,18 @@ def forward(corpus: Corpus, scores: Array, columns: Array, bands: int | Array) -
     # Every token of the first band without weight lies below the next ceiling, also after rounding.
     present = math.exp(-width(scores.dtype) - 1)
 
-    def band(b: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        shift, sums = found
+    def band(b: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        shift, sums = carry
         ceiling = _ceiling(top, b)
         weight = _weight(tokens, ceiling)[:, None]
         weighted = jnp.concatenate([weight, weight * values], axis=1)
         new = _product(corpus.bags, weighted)
-        mine = (sums[:, 0] == 0) & (new[:, 0] >= present)
-        return jnp.where(mine, ceiling, shift), jnp.where(mine[:, None], new, sums)
+        in_band = (sums[:, 0] == 0) & (new[:, 0] >= present)
+        return jnp.where(in_band, ceiling, shift), jnp.where(in_band[:, None], new, sums)
 
     shape = (corpus.num_sequences, columns.shape[1] + 1, len(scores))
     start = (jnp.zeros((shape[0], shape[2]), scores.dtype), jnp.zeros(shape, scores.dtype))
-    shift, sums = jax.lax.fori_loop(0, bands, band, start)
+    shift, sums = jax.lax.fori_loop(0, num_bands, band, start)
     sums = sums.transpose(2, 1, 0)
     return sums[:, 1:] / sums[:, :1], shift.T, sums[:, 0]
 
@@ -77,10 +79,10 @@ def backward(
     columns: Array,
     averages: Array,
     shift: Array,
-    flows: Array,
-    bands: int | Array,
+    d_sums: Array,
+    num_bands: int | Array,
 ) -> tuple[Array, Array, Array]:
-    """Carry flows ḡ / normaliser back: ∂L/∂γ_s = Σ_X q_s ḡ_X, ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
+    """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
 
     Args:
         corpus: n sequences over V tokens.
@@ -88,8 +90,8 @@ def backward(
         columns: γ, (S, K, V).
         averages: f, (S, K, n).
         shift: (S, n); what the scores of each sequence were shifted by: a ceiling, or its own top score.
-        flows: ḡ divided by the normaliser, (S, K, n).
-        bands: () int; how many bands to go through. Lanes with more are wrong.
+        d_sums: ∂L/∂f over the normaliser, (S, K, n).
+        num_bands: () int; how many bands to compute. Results for scores with more bands are wrong.
 
     Returns:
         ∂L/∂a (S, V); ∂L/∂γ (S, K, V); and where cancellation took a third of the digits of ∂L/∂a, (S,) bool.
@@ -97,24 +99,24 @@ def backward(
         almost every sequence.
     """
     top, tokens, values = scores.max(axis=1)[None], scores.T, columns.transpose(2, 1, 0)
-    own_shift, flow = shift.T, flows.transpose(2, 1, 0)
-    pull = (flows * averages).sum(axis=1).T[:, None]
-    carried = jnp.concatenate([pull, flow], axis=1)
+    own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)
+    delta = (d_sums * averages).sum(axis=1).T[:, None]
+    by_sequence = jnp.concatenate([delta, d_sums_by_sequence], axis=1)
 
-    def band(b: Array, found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        d_scores, d_values, largest = found
+    def band(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        d_scores, d_values, largest = carry
         ceiling = _ceiling(top, b)
-        mine = own_shift <= ceiling
-        mine &= (own_shift > _ceiling(top, b + 1)) | (b + 1 == bands)
+        in_band = own_shift <= ceiling
+        in_band &= (own_shift > _ceiling(top, b + 1)) | (b + 1 == num_bands)
         # 1 if `forward` chose the shift; sequences that were shifted by their own top score differ.
-        scale = jnp.where(mine, jnp.exp(jnp.where(mine, ceiling - own_shift, 0)), 0)
-        new = _product(corpus.occurrences, carried * scale[:, None]) * _weight(tokens, ceiling)[:, None]
-        pulled, pushed = new[:, 0], new[:, 1:]
-        change = (values * pushed).sum(axis=1) - pulled
-        return d_scores + change, d_values + pushed, jnp.maximum(largest, jnp.abs(pulled).max(axis=0))
+        scale = jnp.where(in_band, jnp.exp(jnp.where(in_band, ceiling - own_shift, 0)), 0)
+        new = _product(corpus.occurrences, by_sequence * scale[:, None]) * _weight(tokens, ceiling)[:, None]
+        delta, d_band = new[:, 0], new[:, 1:]
+        change = (values * d_band).sum(axis=1) - delta
+        return d_scores + change, d_values + d_band, jnp.maximum(largest, jnp.abs(delta).max(axis=0))
 
     start = (jnp.zeros_like(tokens), jnp.zeros_like(values), jnp.zeros_like(top[0]))
-    d_scores, d_values, largest = jax.lax.fori_loop(0, bands, band, start)
+    d_scores, d_values, largest = jax.lax.fori_loop(0, num_bands, band, start)
     cancelled = jnp.abs(d_scores).max(axis=0) < float(jnp.finfo(scores.dtype).eps) ** (1 / 3) * largest
     return d_scores.T, d_values.transpose(2, 1, 0), cancelled
 

@@ -1,8 +1,8 @@
-"""Attention on a large corpus for many lanes at once: seeds, or whatever else `jax.vmap` runs over.
+"""Attention on a large corpus for a batch of scores: those of many seeds, or whatever `jax.vmap` runs over.
 
-One pass over the corpus costs much the same for one lane as for sixteen. Lanes of a vmap are therefore taken
-together into products with the count matrix, one for every band of scores; what needs too many bands for
-that is computed lane after lane.
+One pass over the corpus costs much the same for one member of the batch as for sixteen. All members are
+therefore taken together into products with the count matrix, one for every band of scores; members that need
+too many bands for that are computed one after another.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from jaxattn.data.corpus import Corpus
 COLUMNS = 64
 
 
-def shared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let vmapped calls of a function with an axis of lanes be one call with more lanes.
+def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let vmapped calls of a function with a batch axis be one call with a larger batch.
 
     Args:
-        function: (corpus, *arrays) -> arrays; the first axis of all arrays is that of lanes.
+        function: (corpus, *arrays) -> arrays; the first axis of all arrays is the batch axis.
 
     Returns:
-        The function, with a rule of its own for `jax.vmap`. Corpora of their own are taken in turn.
+        The function, with a rule of its own for `jax.vmap`. Vmapped corpora are taken one after another.
     """
     merging = custom_vmap(function)
 
@@ -51,21 +51,21 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
     return merging
 
 
-def in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let vmapped calls of a function (corpus, *arrays) take a large corpus one lane after the other.
+def sequential_vmap_if_large(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `jax.vmap` of a function (corpus, *arrays) loop over the batch if the corpus is large.
 
-    For functions with arrays of one number for every entry of the corpus, which would not fit for all lanes.
+    For functions with arrays of one number for every entry of the corpus, which would not fit for a batch.
     """
-    one_by_one = sequential_vmap(function)
+    sequential = sequential_vmap(function)
 
     @wraps(function)
     def chosen(corpus: Corpus, *arrays: Any) -> Any:
-        return (one_by_one if corpus.bags.is_large else function)(corpus, *arrays)
+        return (sequential if corpus.bags.is_large else function)(corpus, *arrays)
 
     return chosen
 
 
-@shared
+@merged_vmap
 def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
     """Average values over every sequence of one large corpus.
 
@@ -77,20 +77,20 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
     Returns:
         f (S, K, n); what the scores of each sequence were shifted by, (S, n); the normaliser, (S, n).
     """
-    if len(scores) > _most_lanes(columns):
-        return _in_parts(forward, corpus, scores, columns)
+    if len(scores) > _max_batch(columns):
+        return _in_chunks(forward, corpus, scores, columns)
     if len(scores) == 1:
-        return _one_lane(partial(single.forward, corpus), scores, columns)
-    together, apart = _plan(scores)
-    found = banded_softmax.forward(corpus, scores, columns, together)
-    return _redo(partial(single.forward_anywhere, corpus), apart, found, scores, columns)
+        return _batch_of_one(partial(single.forward, corpus), scores, columns)
+    num_bands, apart = _plan_bands(scores)
+    averages = banded_softmax.forward(corpus, scores, columns, num_bands)
+    return _recompute(partial(single.stable_forward, corpus), apart, averages, scores, columns)
 
 
-@shared
+@merged_vmap
 def backward(
-    corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, flows: Array
+    corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Carry flows back to scores and values.
+    """Compute the cotangents of scores and values.
 
     Args:
         corpus: n sequences over V tokens.
@@ -98,57 +98,58 @@ def backward(
         columns: γ, (S, K, V).
         averages: f, (S, K, n).
         shift: as `forward` returns it, (S, n).
-        flows: ∂L/∂f over the normaliser, (S, K, n).
+        d_sums: ∂L/∂f over the normaliser, (S, K, n).
 
     Returns:
         ∂L/∂a (S, V), and ∂L/∂γ (S, K, V).
     """
-    lanes = (scores, columns, averages, shift, flows)
-    if len(scores) > _most_lanes(columns):
-        return _in_parts(backward, corpus, *lanes)
+    arrays = (scores, columns, averages, shift, d_sums)
+    if len(scores) > _max_batch(columns):
+        return _in_chunks(backward, corpus, *arrays)
     if len(scores) == 1:
-        return _one_lane(partial(single.backward, corpus), *lanes)
-    together, apart = _plan(scores)
-    *found, cancelled = banded_softmax.backward(corpus, *lanes, together)
-    return _redo(partial(single.backward_anywhere, corpus), apart | cancelled, tuple(found), *lanes)
+        return _batch_of_one(partial(single.backward, corpus), *arrays)
+    num_bands, apart = _plan_bands(scores)
+    *cotangents, cancelled = banded_softmax.backward(corpus, *arrays, num_bands)
+    stable = partial(single.stable_backward, corpus)
+    return _recompute(stable, apart | cancelled, tuple(cotangents), *arrays)
 
 
-def _redo(function: Callable[..., Any], which: Array, found: Any, *arrays: Array) -> Any:
-    """Replace the results of some lanes by those of a function of one lane."""
+def _recompute(function: Callable[..., Any], which: Array, results: Any, *arrays: Array) -> Any:
+    """Replace the results of some members of the batch by those of an unbatched function."""
 
-    def one(lane: Any) -> Any:
-        again, found, arrays = lane
-        return jax.lax.cond(again, lambda: function(*arrays), lambda: found)
+    def one(member: Any) -> Any:
+        again, results, arrays = member
+        return jax.lax.cond(again, lambda: function(*arrays), lambda: results)
 
-    every = lambda: jax.lax.map(one, (which, found, arrays))  # noqa: E731
-    return jax.lax.cond(which.any(), every, lambda: found)
+    every = lambda: jax.lax.map(one, (which, results, arrays))  # noqa: E731
+    return jax.lax.cond(which.any(), every, lambda: results)
 
 
-def _one_lane(function: Callable[..., Any], *arrays: Array) -> Any:
+def _batch_of_one(function: Callable[..., Any], *arrays: Array) -> Any:
     return jax.tree.map(lambda x: x[None], function(*(x[0] for x in arrays)))
 
 
-def _plan(scores: Array) -> tuple[Array, Array]:
-    """Choose how many bands to go through together, (), and which lanes to leave out of it, (S,)."""
-    lanes = len(scores)
-    # What a band of all lanes costs, where one lane by itself costs 1.
-    price = (1 + lanes / 16) / 2
-    most = int(lanes / price)
-    needed = banded_softmax.number(scores, most)
-    together = jnp.arange(most + 1)
-    cost = price * together.astype(jnp.float32) + (needed > together[:, None]).sum(axis=1)
+def _plan_bands(scores: Array) -> tuple[Array, Array]:
+    """Choose how many bands the batch goes through, (), and which members to compute apart, (S,) bool."""
+    size = len(scores)
+    # What a band of the whole batch costs, where one member by itself costs 1.
+    price = (1 + size / 16) / 2
+    most = int(size / price)
+    needed = banded_softmax.count_bands(scores, most)
+    num_bands = jnp.arange(most + 1)
+    cost = price * num_bands.astype(jnp.float32) + (needed > num_bands[:, None]).sum(axis=1)
     best = jnp.argmin(cost)
     return best, needed > best
 
 
-def _most_lanes(columns: Array) -> int:
+def _max_batch(columns: Array) -> int:
     return max(1, COLUMNS // (columns.shape[1] + 1))
 
 
-def _in_parts(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> Any:
-    def one(lane: Any) -> Any:
-        return jax.tree.map(lambda x: x[0], function(corpus, *(x[None] for x in lane)))
+def _in_chunks(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> Any:
+    def one(member: Any) -> Any:
+        return jax.tree.map(lambda x: x[0], function(corpus, *(x[None] for x in member)))
 
-    lanes = len(arrays[0])
-    parts = -(-lanes // _most_lanes(arrays[1]))
-    return jax.lax.map(one, arrays, batch_size=-(-lanes // parts))
+    size = len(arrays[0])
+    chunks = -(-size // _max_batch(arrays[1]))
+    return jax.lax.map(one, arrays, batch_size=-(-size // chunks))

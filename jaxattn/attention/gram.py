@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxattn.attention.pair_tiles import once
-
 # From this many tokens on several products with parts of E are as fast as one, for each number they compute.
 LARGE = 2048
 # Of the products of one part with another, 36 of 64 are left.
@@ -36,8 +34,8 @@ def gram_matrix(E: Float[Array, "V d"]) -> Float[Array, "V V"]:
 
 def _backward(E, d_gram):
     # Written out as a flat array, the transpose is a fast copy; a sum would read column after column.
-    turned = once(d_gram.T.ravel()).reshape(d_gram.shape)
-    return ((d_gram + turned) @ E,)
+    transposed = jax.lax.optimization_barrier(d_gram.T.ravel()).reshape(d_gram.shape)
+    return ((d_gram + transposed) @ E,)
 
 
 gram_matrix.defvjp(lambda E: (gram_matrix(E), E), _backward)

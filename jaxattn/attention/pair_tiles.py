@@ -1,6 +1,6 @@
 """Pairs of entries of one sequence as tiles: one row of W entries of the bags against another row."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,37 +12,37 @@ from jaxattn.data.ragged import Ragged, take
 PAIRS = 1 << 18
 
 
-class Tiles(NamedTuple):
-    """Which rows of the bags share a sequence.
+class SequenceRows(NamedTuple):
+    """Which rows of the bags belong to the same sequence.
 
     Attributes:
         first: (R,) the first row of a row's sequence.
-        place: (R,) which of the rows of its sequence a row is.
-        rows: (R,) how many rows its sequence has; 1 for an unused row, which meets only itself.
+        offset: (R,) which of the rows of its sequence a row is, from 0.
+        num_rows: (R,) how many rows its sequence has; 1 for an unused row, a sequence of its own.
     """
 
     first: Array
-    place: Array
-    rows: Array
+    offset: Array
+    num_rows: Array
 
 
-def tiles(bags: Ragged) -> Tiles:
-    """Find out which rows share a sequence."""
-    number = jnp.arange(len(bags.owner), dtype=jnp.int32)
+def sequence_rows(bags: Ragged) -> SequenceRows:
+    """Find the rows of every row's sequence."""
+    row = jnp.arange(len(bags.owner), dtype=jnp.int32)
     if not bags.tree:
-        return Tiles(first=number, place=jnp.zeros_like(number), rows=jnp.ones_like(number))
+        return SequenceRows(first=row, offset=jnp.zeros_like(row), num_rows=jnp.ones_like(row))
     start = jnp.searchsorted(bags.owner, jnp.arange(bags.num_segments + 1)).astype(jnp.int32)
     used = bags.owner < bags.num_segments
-    inside = jnp.minimum(bags.owner, bags.num_segments - 1)
-    first = jnp.where(used, take(start, inside), number)
-    return Tiles(
+    owner = jnp.minimum(bags.owner, bags.num_segments - 1)
+    first = jnp.where(used, take(start, owner), row)
+    return SequenceRows(
         first=first,
-        place=number - first,
-        rows=jnp.where(used, take(start, inside + 1) - first, 1),
+        offset=row - first,
+        num_rows=jnp.where(used, take(start, owner + 1) - first, 1),
     )
 
 
-def blocks(bags: Ragged, steps: Array, pairs: int | None = None) -> Array:
+def row_blocks(bags: Ragged, steps: Array, pairs: int | None = None) -> Array:
     """Order rows by the number of tiles they take, so that a block of rows ends its loop together: (., B)."""
     rows, width = bags.index.shape
     size = min(rows, max(1, (pairs or PAIRS) // width**2))
@@ -64,12 +64,7 @@ def add_rows(
     )
 
 
-def once(x: Any) -> Any:
-    """Keep what was gathered or exponentiated from being computed again for each of its readers."""
-    return jax.lax.optimization_barrier(x)
-
-
-def sum_together(axis: int, *arrays: Array) -> tuple[Array, ...]:
-    """Sum several arrays along an axis in one pass, so that what they share is computed once."""
+def variadic_sum(axis: int, *arrays: Array) -> tuple[Array, ...]:
+    """Sum several arrays along an axis in one reduction, so that what they share is computed once."""
     zeros = tuple(jnp.zeros((), x.dtype) for x in arrays)
     return tuple(jax.lax.reduce(arrays, zeros, lambda x, y: tuple(map(jnp.add, x, y)), (axis,)))

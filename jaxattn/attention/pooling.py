@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxattn.attention.bag_softmax import average
+from jaxattn.attention.bag_softmax import softmax_average
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
 
@@ -37,7 +37,7 @@ def _pool(corpus, scores, table):
 def _forward(corpus, scores, table):
     bags = corpus.bags
     score = take(scores, bags.index.astype(jnp.int32))
-    _, top, normaliser = average(bags, score, ())
+    _, top, normaliser = softmax_average(bags, score, ())
     weight = _weight(bags.count, score - bags.spread(top)) / bags.spread(normaliser)
     pooled = weighted_sums(bags, weight, table)
     return pooled, (corpus, scores, table, pooled, top, normaliser)
@@ -51,8 +51,8 @@ def _backward(residuals, cotangent):
     score = layout.spread(scores) - take(top, sequence)
     weight = _weight(layout.count, score) / take(normaliser, sequence)
     d_table = weighted_sums(layout, weight, cotangent)
-    (pulled,) = layout.sum(weight * take((cotangent * pooled).sum(axis=1), sequence))
-    return None, (table * d_table).sum(axis=1) - pulled, d_table
+    (delta,) = layout.sum(weight * take((cotangent * pooled).sum(axis=1), sequence))
+    return None, (table * d_table).sum(axis=1) - delta, d_table
 
 
 _pool.defvjp(_forward, _backward)

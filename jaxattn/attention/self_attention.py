@@ -10,6 +10,8 @@ run time.
 
 The derivative by G, here and for the rare tokens of `frequent_tokens`, is the library's one scatter-add with
 collisions. On a CPU it adds in a fixed order; on a GPU the order, and the last bits, are the device's.
+
+Optimization barriers keep what was gathered or exponentiated from being computed again for each reader.
 """
 
 from functools import partial
@@ -17,13 +19,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.lax import optimization_barrier
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxattn.attention import factored_kernel, frequent_tokens
-from jaxattn.attention.bag_softmax import read_out
-from jaxattn.attention.batched import in_turn
-from jaxattn.attention.pair_tiles import add_rows, blocks, once, sum_together, tiles
+from jaxattn.attention.bag_softmax import attend_entries
+from jaxattn.attention.batched import sequential_vmap_if_large
+from jaxattn.attention.pair_tiles import add_rows, row_blocks, sequence_rows, variadic_sum
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
@@ -49,8 +52,8 @@ def two_layer_attention(
         gram: G, (V, V); any finite spread.
         scores: a, (V,); any finite spread.
         values: γ, (V,) or (V, K).
-        symmetric: G is symmetric, see `mix`.
-        residual: add what was mixed, see `mix`.
+        symmetric: G is symmetric, see `attend_within`.
+        residual: add what was mixed, see `attend_within`.
 
     Returns:
         f, (n,) or (n, K).
@@ -64,13 +67,13 @@ def two_layer_attention(
             f"{MOST_TOKENS} tokens"
         )
     columns = (values,) if values.ndim == 1 else tuple(values.T)
-    score, *mixed = mix(corpus, gram, (scores, *columns), symmetric, residual)
-    result = read_out(corpus.bags, score, tuple(mixed))
+    score, *mixed = attend_within(corpus, gram, (scores, *columns), symmetric, residual)
+    result = attend_entries(corpus.bags, score, tuple(mixed))
     return result[0] if values.ndim == 1 else jnp.stack(result, axis=1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def mix(
+def attend_within(
     corpus: Corpus,
     gram: Float[Array, "V V"],
     columns: tuple[Array, ...],
@@ -93,99 +96,104 @@ def mix(
     return _forward(corpus, gram, columns, symmetric, residual)[0]
 
 
-class _Kept(NamedTuple):
+class _Residuals(NamedTuple):
     """What the backward pass keeps of the forward pass, but for what it was given.
 
     Attributes:
-        is_narrow: () bool, see `factored_kernel.is_narrow`.
-        table: (V, V); P if scores are narrow, else G.
-        key: (V,); what else belongs to P.
-        top: (R, W); the shift of every entry unless scores are factored_kernel.
+        is_factored: () bool; whether the factored kernel was used.
+        matrix: (V, V); P of the factored kernel if it was used, else G.
+        key_weight: (V,); b of the factored kernel.
+        top: (R, W); the shift of every entry unless the kernel is factored.
         normaliser: (R, W); the sum of the shifted weights.
         mixed: (R, W) per column; Softmax(G_X) x_X.
     """
 
-    is_narrow: Array
-    table: Array
-    key: Array
+    is_factored: Array
+    matrix: Array
+    key_weight: Array
     top: Array
     normaliser: Array
     mixed: tuple[Array, ...]
 
 
 def _forward(corpus, gram, columns, symmetric, residual):
-    window = _window(corpus, gram.dtype)
-    kept = in_turn(partial(_averages, symmetric=symmetric))(corpus, window, gram, columns)
+    frequent = _most_frequent(corpus, gram.dtype)
+    compute = sequential_vmap_if_large(partial(_averages, symmetric=symmetric))
+    kept = compute(corpus, frequent, gram, columns)
     out = kept.mixed
     if residual:
         token = corpus.bags.index.astype(jnp.int32)
         out = tuple(x + take(y, token) for x, y in zip(out, columns, strict=True))
-    return out, (corpus, window, columns, kept)
+    return out, (corpus, frequent, columns, kept)
 
 
-def _averages(corpus, window, gram, columns, *, symmetric):
-    def by_tiles(corpus, window, gram, columns):
-        mixed, normaliser, top = _averages_by_tiles(corpus, gram, columns)
-        return _Kept(jnp.bool(False), gram, jnp.zeros_like(columns[0]), top, normaliser, mixed)
+def _averages(corpus, frequent, gram, columns, *, symmetric):
+    def tiled(corpus, frequent, gram, columns):
+        mixed, normaliser, top = _tiled_forward(corpus, gram, columns)
+        return _Residuals(jnp.bool(False), gram, jnp.zeros_like(columns[0]), top, normaliser, mixed)
 
-    def by_window(corpus, window, gram, columns):
-        pairs, key = factored_kernel.table(gram, symmetric)
-        mixed, normaliser = factored_kernel.forward(corpus, window, pairs, key, columns, symmetric)
-        return _Kept(jnp.bool(True), pairs, key, jnp.zeros_like(normaliser), normaliser, mixed)
+    def factored(corpus, frequent, gram, columns):
+        kernel, key_weight = factored_kernel.factors(gram, symmetric)
+        mixed, normaliser = factored_kernel.forward(corpus, frequent, kernel, key_weight, columns, symmetric)
+        return _Residuals(jnp.bool(True), kernel, key_weight, jnp.zeros_like(normaliser), normaliser, mixed)
 
-    if window is None:
-        return by_tiles(corpus, window, gram, columns)
-    is_narrow = factored_kernel.is_narrow(gram, symmetric)
-    return jax.lax.cond(is_narrow, by_window, by_tiles, corpus, window, gram, columns)
+    if frequent is None:
+        return tiled(corpus, frequent, gram, columns)
+    is_safe = factored_kernel.is_safe(gram, symmetric)
+    return jax.lax.cond(is_safe, factored, tiled, corpus, frequent, gram, columns)
 
 
-def _window(corpus: Corpus, dtype: DTypeLike) -> frequent_tokens.Window | None:
-    """Choose a window for a corpus whose products with many columns are fast."""
+def _most_frequent(corpus: Corpus, dtype: DTypeLike) -> frequent_tokens.FrequentTokens | None:
+    """Choose the frequent tokens of a corpus whose products with many columns are fast."""
     if corpus.bags.factors is None:
         return None
-    return frequent_tokens.window(corpus, min(frequent_tokens.TOKENS, -(-corpus.vocab_size // 2)), dtype)
+    size = min(frequent_tokens.NUM_FREQUENT, -(-corpus.vocab_size // 2))
+    return frequent_tokens.most_frequent(corpus, size, dtype)
 
 
-def _averages_by_tiles(corpus, gram, columns):
+def _tiled_forward(corpus, gram, columns):
     """Mix with the top score of every token of every sequence as its shift, tile by tile."""
     bags, flat = corpus.bags, gram.ravel()
     token, count = bags.index.astype(jnp.int32), bags.count.astype(gram.dtype)
     values = tuple(take(x, token) for x in columns)
-    found = tiles(bags)
+    sequence = sequence_rows(bags)
 
-    def block(number):
-        i = jnp.minimum(number, len(token) - 1)
-        origin, first, rows = once((token[i] * corpus.vocab_size, found.first[i], found.rows[i]))
+    def block(row):
+        i = jnp.minimum(row, len(token) - 1)
+        origin, first, num_rows = optimization_barrier(
+            (token[i] * corpus.vocab_size, sequence.first[i], sequence.num_rows[i])
+        )
 
         def step(k, carry):
             top, sums = carry
-            j = first + jnp.minimum(k, rows - 1)
-            met, present, *others = once(
-                (token[j], jnp.where((k < rows)[:, None], count[j], 0), *(x[j] for x in values))
+            j = first + jnp.minimum(k, num_rows - 1)
+            other, present, *others = optimization_barrier(
+                (token[j], jnp.where((k < num_rows)[:, None], count[j], 0), *(x[j] for x in values))
             )
             present = present[:, None, :]
-            logit = once(take(flat, origin[:, :, None] + met[:, None, :]))
+            logit = optimization_barrier(take(flat, origin[:, :, None] + other[:, None, :]))
             logit = jnp.where(present > 0, logit, -jnp.inf)
             higher = jnp.maximum(top, logit.max(axis=2))
             weight = present * jnp.exp(logit - higher[:, :, None])
-            added = sum_together(2, weight, *(weight * x[:, None, :] for x in others))
+            added = variadic_sum(2, weight, *(weight * x[:, None, :] for x in others))
             decay = jnp.exp(top - higher)
             return higher, tuple(decay * x + y for x, y in zip(sums, added, strict=True))
 
         lowest = jnp.full(origin.shape, jnp.finfo(gram.dtype).min)
         start = (lowest, tuple(jnp.zeros_like(lowest) for _ in range(len(columns) + 1)))
-        return _repeat(bags, rows.max(), step, start)
+        # One step is enough where every sequence fits into one row.
+        return jax.lax.fori_loop(0, num_rows.max(), step, start) if bags.tree else step(0, start)
 
-    order = blocks(bags, found.rows)
+    blocks = row_blocks(bags, sequence.num_rows)
     top, (normaliser, *sums) = jax.tree.map(
         lambda x: (
             jnp.zeros(token.shape, x.dtype)
-            .at[order.ravel()]
+            .at[blocks.ravel()]
             .set(x.reshape(-1, x.shape[-1]), mode="drop", unique_indices=True)
         ),
-        jax.lax.map(block, order),
+        jax.lax.map(block, blocks),
     )
-    # An unused row has met no token.
+    # An unused row has no pairs.
     normaliser = jnp.where(normaliser > 0, normaliser, 1)
     mixed = tuple(x / normaliser for x in sums)
     return mixed, normaliser, top
@@ -199,98 +207,97 @@ class _Rows(NamedTuple):
         counts: multiplicities, 0 at padding.
         top: each token's shift of the exponents.
         values: x, per column.
-        pushes: x̄' over the sum of the shifted weights, per column.
-        drag: Σ_x x' · push.
+        d_sums: x̄' over the sum of the shifted weights, per column.
+        delta: Σ_x x' · d_sums, minus the cotangent of the sum of the shifted weights.
     """
 
     token: Array
     counts: Array
     top: Array
     values: tuple[Array, ...]
-    pushes: tuple[Array, ...]
-    drag: Array
+    d_sums: tuple[Array, ...]
+    delta: Array
 
 
 def _backward(symmetric, residual, residuals, cotangents):
     """∂L/∂G_sr = Σ_X w_sr Σ_x x̄'_s (x_r - x'_s) and ∂L/∂x_r = Σ_X Σ_s w_sr x̄'_s, per column x."""
-    corpus, window, columns, kept = residuals
+    corpus, frequent, columns, kept = residuals
     cotangents = tuple(jnp.where(corpus.bags.count > 0, x, 0) for x in cotangents)
-    compute = in_turn(partial(_pulls, symmetric=symmetric))
-    d_gram, d_columns = compute(corpus, window, columns, kept, cotangents)
+    compute = sequential_vmap_if_large(partial(_cotangents, symmetric=symmetric))
+    d_gram, d_columns = compute(corpus, frequent, columns, kept, cotangents)
     if residual:
-        added = frequent_tokens.by_token(corpus, cotangents)
+        added = frequent_tokens.sum_by_token(corpus, cotangents)
         d_columns = tuple(x + y for x, y in zip(d_columns, added, strict=True))
     return None, d_gram, d_columns
 
 
-def _pulls(corpus, window, columns, kept, cotangents, *, symmetric):
-    pushes = tuple(x / kept.normaliser for x in cotangents)
-    drag = sum(x * y for x, y in zip(pushes, kept.mixed, strict=True))
+def _cotangents(corpus, frequent, columns, kept, cotangents, *, symmetric):
+    d_sums = tuple(x / kept.normaliser for x in cotangents)
+    delta = sum(x * y for x, y in zip(d_sums, kept.mixed, strict=True))
 
-    def by_tiles(corpus, window, columns, kept, pushes, drag):
-        return _pulls_by_tiles(corpus, kept.table, columns, pushes, drag, kept.top, symmetric)
+    def tiled(corpus, frequent, columns, kept, d_sums, delta):
+        return _tiled_backward(corpus, kept.matrix, columns, d_sums, delta, kept.top, symmetric)
 
-    def by_window(corpus, window, columns, kept, pushes, drag):
+    def factored(corpus, frequent, columns, kept, d_sums, delta):
         return factored_kernel.backward(
-            corpus, window, kept.table, kept.key, columns, pushes, drag, symmetric
+            corpus, frequent, kept.matrix, kept.key_weight, columns, d_sums, delta, symmetric
         )
 
-    if window is None:
-        return by_tiles(corpus, window, columns, kept, pushes, drag)
-    return jax.lax.cond(kept.is_narrow, by_window, by_tiles, corpus, window, columns, kept, pushes, drag)
+    if frequent is None:
+        return tiled(corpus, frequent, columns, kept, d_sums, delta)
+    return jax.lax.cond(kept.is_factored, factored, tiled, corpus, frequent, columns, kept, d_sums, delta)
 
 
-def _pulls_by_tiles(corpus, gram, columns, pushes, drag, top, symmetric):
-    """Carry back what flows into x', tile by tile.
+def _tiled_backward(corpus, gram, columns, d_sums, delta, top, symmetric):
+    """Compute the cotangents of G and x tile by tile.
 
     The tile of rows i and j ≤ i serves both s ∈ i, r ∈ j and s ∈ j, r ∈ i.
     """
     bags, flat = corpus.bags, gram.ravel()
     token, count = bags.index.astype(jnp.int32), bags.count.astype(gram.dtype)
-    rows = _Rows(
-        token=token,
-        counts=count,
-        top=top,
-        values=tuple(take(x, token) for x in columns),
-        pushes=pushes,
-        drag=drag,
-    )
-    found, number_of_rows = tiles(bags), len(token)
+    values = tuple(take(x, token) for x in columns)
+    rows = _Rows(token=token, counts=count, top=top, values=values, d_sums=d_sums, delta=delta)
+    offsets, num_rows = sequence_rows(bags).offset, len(token)
 
-    def block(carry, number):
-        i = jnp.minimum(number, number_of_rows - 1)
-        place, used = found.place[i], number < number_of_rows
-        of_i = once(jax.tree.map(lambda x: x[i], rows))
+    def block(carry, row):
+        i = jnp.minimum(row, num_rows - 1)
+        offset, used = offsets[i], row < num_rows
+        of_i = optimization_barrier(jax.tree.map(lambda x: x[i], rows))
 
-        def alone(carry):
+        def diagonal_tile(carry):
             d_gram, sums = carry
-            where = _positions(of_i, of_i, corpus.vocab_size)
-            force, to_i = _pairs(of_i, of_i, once(take(flat, where)), used)
-            return d_gram.at[where].add(force), add_rows(sums, i, used, to_i)
+            position = _positions(of_i, of_i, corpus.vocab_size)
+            gathered = optimization_barrier(take(flat, position))
+            d_tile, to_i = _tile_cotangents(of_i, of_i, gathered, used)
+            return d_gram.at[position].add(d_tile), add_rows(sums, i, used, to_i)
 
-        def meet(k, carry):
+        def tile(k, carry):
             d_gram, sums = carry
-            used_now = used & (k <= place)
-            j = i - jnp.minimum(k, place)
-            of_j = once(jax.tree.map(lambda x: x[j], rows))
-            there, back = _positions(of_i, of_j, corpus.vocab_size), _positions(of_j, of_i, corpus.vocab_size)
-            gathered = once(take(flat, there))
-            force, to_j = _pairs(of_i, of_j, gathered, used_now)
-            gathered = jnp.swapaxes(gathered, 1, 2) if symmetric else once(take(flat, back))
-            force_back, to_i = _pairs(of_j, of_i, gathered, used_now)
+            used_now = used & (k <= offset)
+            j = i - jnp.minimum(k, offset)
+            of_j = optimization_barrier(jax.tree.map(lambda x: x[j], rows))
+            position = _positions(of_i, of_j, corpus.vocab_size)
+            mirrored_position = _positions(of_j, of_i, corpus.vocab_size)
+            gathered = optimization_barrier(take(flat, position))
+            d_tile, to_j = _tile_cotangents(of_i, of_j, gathered, used_now)
+            if symmetric:
+                mirrored = jnp.swapaxes(gathered, 1, 2)
+            else:
+                mirrored = optimization_barrier(take(flat, mirrored_position))
+            d_mirrored, to_i = _tile_cotangents(of_j, of_i, mirrored, used_now)
             sums = add_rows(add_rows(sums, j, used_now, to_j), i, used_now, to_i)
             if symmetric:
-                return d_gram.at[there].add(force + jnp.swapaxes(force_back, 1, 2)), sums
-            return d_gram.at[there].add(force).at[back].add(force_back), sums
+                return d_gram.at[position].add(d_tile + jnp.swapaxes(d_mirrored, 1, 2)), sums
+            return d_gram.at[position].add(d_tile).at[mirrored_position].add(d_mirrored), sums
 
-        carry = alone(carry)
+        carry = diagonal_tile(carry)
         if bags.tree:
-            carry = jax.lax.fori_loop(1, place.max() + 1, meet, carry)
+            carry = jax.lax.fori_loop(1, offset.max() + 1, tile, carry)
         return carry, None
 
     start = (jnp.zeros_like(flat), tuple(jnp.zeros(token.shape, gram.dtype) for _ in columns))
-    (d_gram, sums), _ = jax.lax.scan(block, start, blocks(bags, found.place))
-    return d_gram.reshape(gram.shape), frequent_tokens.by_token(corpus, sums)
+    (d_gram, sums), _ = jax.lax.scan(block, start, row_blocks(bags, offsets))
+    return d_gram.reshape(gram.shape), frequent_tokens.sum_by_token(corpus, sums)
 
 
 def _positions(s: _Rows, r: _Rows, vocab_size: int) -> Array:
@@ -298,19 +305,14 @@ def _positions(s: _Rows, r: _Rows, vocab_size: int) -> Array:
     return s.token[:, :, None] * vocab_size + r.token[:, None, :]
 
 
-def _pairs(s: _Rows, r: _Rows, gathered: Array, used: Array) -> tuple[Array, tuple[Array, ...]]:
-    """Compute what tokens s attending to tokens r do to G_sr, (B, W, W), and to each column at r, (B, W)."""
+def _tile_cotangents(s: _Rows, r: _Rows, gathered: Array, used: Array) -> tuple[Array, tuple[Array, ...]]:
+    """Compute what tokens s attending to tokens r add to ∂L/∂G_sr, (B, W, W), and to each ∂L/∂x_r, (B, W)."""
     present = jnp.where(used[:, None], r.counts, 0)[:, None, :]
     logit = jnp.where(present > 0, gathered, -jnp.inf)
-    weight = once(present * jnp.exp(logit - s.top[:, :, None]))
-    pushes = [x[:, :, None] for x in s.pushes]
-    force = sum(x * y[:, None, :] for x, y in zip(pushes, r.values, strict=True))
-    return weight * (force - s.drag[:, :, None]), sum_together(1, *(weight * x for x in pushes))
+    weight = optimization_barrier(present * jnp.exp(logit - s.top[:, :, None]))
+    d_sums = [x[:, :, None] for x in s.d_sums]
+    d_weight = sum(x * y[:, None, :] for x, y in zip(d_sums, r.values, strict=True))
+    return weight * (d_weight - s.delta[:, :, None]), variadic_sum(1, *(weight * x for x in d_sums))
 
 
-mix.defvjp(_forward, _backward)
-
-
-def _repeat(bags, steps, step, start):
-    """Loop over the tiles of a row; one step where every sequence fits into one row."""
-    return jax.lax.fori_loop(0, steps, step, start) if bags.tree else step(0, start)
+attend_within.defvjp(_forward, _backward)

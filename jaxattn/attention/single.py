@@ -1,6 +1,6 @@
-"""Attention of one lane, with gathers over the two layouts of the corpus.
+"""Attention for one vector of scores, with gathers over the two layouts of the corpus.
 
-`forward_anywhere` and `backward_anywhere` shift every sequence by its own top score, whatever the scores;
+`stable_forward` and `stable_backward` shift every sequence by its own top score, whatever the scores;
 `forward` and `backward` take one shift for all sequences where that is safe, in half the time.
 """
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.attention.bag_softmax import average
+from jaxattn.attention.bag_softmax import softmax_average
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 
@@ -32,19 +32,22 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
     # Computed outside the branches, these vectors cannot be fused into the gathers that read them.
     weighted = (weight, *(weight * x for x in columns))
 
-    def narrow(weighted: Any) -> tuple[Array, Array, Array]:
+    def with_global_shift(weighted: Any) -> tuple[Array, Array, Array]:
         normaliser, *sums = corpus.bags.dot(*weighted)
         return jnp.stack(sums) / normaliser, jnp.broadcast_to(highest, normaliser.shape), normaliser
 
     return jax.lax.cond(
-        is_narrow(scores), narrow, lambda _: forward_anywhere(corpus, scores, columns), weighted
+        global_shift_is_safe(scores),
+        with_global_shift,
+        lambda _: stable_forward(corpus, scores, columns),
+        weighted,
     )
 
 
 def backward(
-    corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, flows: Array
+    corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Carry flows ḡ / normaliser back: ∂L/∂γ_s = Σ_X q_s ḡ_X, ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
+    """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
 
     Args:
         corpus: n sequences over V tokens.
@@ -52,53 +55,53 @@ def backward(
         columns: γ, (K, V).
         averages: f, (K, n).
         shift: (n,); what the scores of each sequence were shifted by.
-        flows: ḡ divided by the normaliser, (K, n).
+        d_sums: ∂L/∂f over the normaliser, (K, n): the cotangent of the sums before they are divided by it.
 
     Returns:
         ∂L/∂a (V,), and ∂L/∂γ (K, V).
     """
     highest = jax.lax.stop_gradient(scores.max())
-    scaled = flows * jnp.exp(jnp.where(is_narrow(scores), highest - shift, 0))
-    carried = ((scaled * averages).sum(axis=0), *scaled)
+    rescaled = d_sums * jnp.exp(jnp.where(global_shift_is_safe(scores), highest - shift, 0))
+    by_sequence = ((rescaled * averages).sum(axis=0), *rescaled)
 
-    def narrow(carried: Any) -> tuple[Array, Array]:
-        pulled, *pushed = corpus.occurrences.dot(*carried)
-        d_columns = jnp.stack(pushed)
+    def with_global_shift(by_sequence: Any) -> tuple[Array, Array]:
+        delta, *rows = corpus.occurrences.dot(*by_sequence)
+        d_columns = jnp.stack(rows)
         weight = jnp.exp(scores - highest)
-        return weight * ((columns * d_columns).sum(axis=0) - pulled), weight * d_columns
+        return weight * ((columns * d_columns).sum(axis=0) - delta), weight * d_columns
 
-    def anywhere(_: Any) -> tuple[Array, Array]:
-        return backward_anywhere(corpus, scores, columns, averages, shift, flows)
+    def stable(_: Any) -> tuple[Array, Array]:
+        return stable_backward(corpus, scores, columns, averages, shift, d_sums)
 
-    return jax.lax.cond(is_narrow(scores), narrow, anywhere, carried)
+    return jax.lax.cond(global_shift_is_safe(scores), with_global_shift, stable, by_sequence)
 
 
-def is_narrow(scores: Array) -> Array:
-    """Whether one global shift keeps exp(a) in range for every sequence; () bool."""
+def global_shift_is_safe(scores: Array) -> Array:
+    """Whether one shift for all sequences keeps exp(a) in range; () bool."""
     return scores.max() - scores.min() < 0.7 * math.log(jnp.finfo(scores.dtype).max)
 
 
-def forward_anywhere(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Do what `forward` does, shifting every sequence by its own top score."""
+def stable_forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
+    """Compute what `forward` does, shifting every sequence by its own top score."""
     token = corpus.bags.index.astype(jnp.int32)
-    averages, top, normaliser = average(
+    averages, top, normaliser = softmax_average(
         corpus.bags, take(scores, token), tuple(take(x, token) for x in columns)
     )
     return jnp.stack(averages), top, normaliser
 
 
-def backward_anywhere(
-    corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, flows: Array
+def stable_backward(
+    corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Do what `backward` does for any spread: one exponential for every entry."""
+    """Compute what `backward` does for any spread: one exponential for every entry."""
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)
     score = jnp.where(layout.count > 0, layout.spread(scores) - take(shift, sequence), -jnp.inf)
     weight = layout.count.astype(scores.dtype) * jnp.exp(score)
-    weighted = [weight * take(flow, sequence) for flow in flows]
-    pulls = [
-        flow * (layout.spread(value) - take(average, sequence))
-        for flow, value, average in zip(weighted, columns, averages, strict=True)
+    d_values = [weight * take(x, sequence) for x in d_sums]
+    d_score = [
+        d_value * (layout.spread(value) - take(average, sequence))
+        for d_value, value, average in zip(d_values, columns, averages, strict=True)
     ]
-    d_scores, *d_columns = layout.sum(sum(pulls[1:], pulls[0]), *weighted)
+    d_scores, *d_columns = layout.sum(sum(d_score[1:], d_score[0]), *d_values)
     return d_scores, jnp.stack(d_columns)

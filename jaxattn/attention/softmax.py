@@ -4,7 +4,7 @@ f(X) = Σ_s q_s(X) γ_s,   q_s(X) = count_s(X) exp(a_s) / Σ_r count_r(X) exp(a_
 
 with scores a = E p and values γ = E v. No array of shape (n, T, d) or (n, V) is ever formed, and both
 directions are gathers over the corpus's two layouts or, on a large corpus, products with them. There all
-lanes of a `jax.vmap` with scores and values of their own, seeds for example, share these products.
+scores and values that a `jax.vmap` runs over, those of many seeds for example, share these products.
 """
 
 import jax
@@ -38,10 +38,10 @@ def _attend(corpus: Corpus, scores: Array, columns: Array) -> Array:
 
 def _forward(corpus, scores, columns):
     if not corpus.bags.is_large:
-        averages, shift, normaliser = single.forward_anywhere(corpus, scores, columns)
+        averages, shift, normaliser = single.stable_forward(corpus, scores, columns)
     else:
-        lane = batched.forward(corpus, scores[None], columns[None])
-        averages, shift, normaliser = (x[0] for x in lane)
+        batch_of_one = batched.forward(corpus, scores[None], columns[None])
+        averages, shift, normaliser = (x[0] for x in batch_of_one)
     return averages, (corpus, scores, columns, averages, shift, normaliser)
 
 
@@ -49,7 +49,7 @@ def _backward(residuals, cotangents):
     corpus, *arrays, normaliser = residuals
     arrays.append(cotangents / normaliser)
     if not corpus.bags.is_large:
-        return None, *single.backward_anywhere(corpus, *arrays)
+        return None, *single.stable_backward(corpus, *arrays)
     return None, *(x[0] for x in batched.backward(corpus, *(x[None] for x in arrays)))
 
 

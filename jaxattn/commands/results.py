@@ -105,7 +105,7 @@ def diagnose(
     Args:
         embedding: E (V, d), from a .npy file or a key of a .safetensors file.
         query: p (d,).
-        head: v (d,), or (d, K) for K classes.
+        head: v (d,), or (d, K) or (K, d) for K classes.
         corpus: Sweep file, or a file with its [data] table alone.
         vocabulary: The tokens of E's rows, one per line; by default those of the corpus, in its order.
         out: Folder of diagnosis.md, tokens.csv and the figure.
@@ -161,7 +161,7 @@ def claims(
     keep_compiled()
     source = Tfds(dataset="imdb_reviews", data_dir=str(data_dir), min_count=45) if data_dir else None
     with Reporter(quiet) as reporter:
-        board = scoreboard.run(seeds=seeds, only=only, source=source, progress=reporter.loading)
+        board = scoreboard.run(seeds=seeds, only=only, source=source, folder=out / "runs", reporter=reporter)
     table = board.table()
     for promised, title in (
         (True, "What the theory promises"),
@@ -193,17 +193,17 @@ def reproduce(
             run.
         out: Results folder; runs that are finished there are not run again.
     """
+    from jaxattn import paper
     from jaxattn.engine import devices
     from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
-    from jaxattn.paper.reproduce import reproduce as again
 
     keep_compiled()
     devices.use_all_cores()
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter:
         try:
-            written = again(
+            written = paper.reproduce(
                 out=out, command=command, reporter=reporter, only=only, scale=scale, data_dir=data_dir
             )
         except Interrupted:

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -90,27 +90,30 @@ def run(
             return 130
         if outcome.already_finished:
             reporter.note(f"{directory}: already finished, nothing to run")
-    for error in outcome.errors:
-        print(f"jaxattn: failed: {error['batch']}: {error['reason']}", file=sys.stderr)
-    if len(outcome.errors) == outcome.batches:
-        return 1
     if distributed is not None:
         from jaxattn.engine.distributed import wait
 
         wait()
     every = distributed is not None and which[0] == 1
-    print_summary(*(sorted(directory.parent.glob(f"shard-*-of-{which[1]}")) if every else [directory]))
+    return _show(
+        outcome, report, sorted(directory.parent.glob(f"shard-*-of-{which[1]}")) if every else [directory]
+    )
+
+
+def _show(outcome: Any, report: Any, folders: list[Path]) -> int:
+    """Print what a run left, over some folders, and return the exit status."""
+    for error in outcome.errors:
+        print(f"jaxattn: failed: {error['batch']}: {error['reason']}", file=sys.stderr)
+    if len(outcome.errors) == outcome.batches:
+        return 1
+    print_summary(*folders)
     if report is None:
-        print(directory / "report.html")
-        return 1 if outcome.failures else 0
-    print_written(report)
+        print(outcome.directory / "report.html")
+    else:
+        print_written(report)
     for failure in outcome.failures:
-        print(
-            "jaxattn: failed: {reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(
-                **failure
-            ),
-            file=sys.stderr,
-        )
+        where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
+        print(f"jaxattn: failed: {where}", file=sys.stderr)
     return 1 if outcome.failures or outcome.errors else 0
 
 

@@ -21,8 +21,8 @@ class Corpus:
     Attributes:
         bags: count[X, s] by sequence: which tokens a sequence holds.
         occurrences: the same counts by token: which sequences hold a token.
-        crossing: int32, shaped like the entries of `occurrences`; where each lies in the flattened entries
-            of `bags`, so that values per entry are summed by token with a gather. 0 for padding.
+        occurrence_to_bag: int32, shaped like the entries of `occurrences`; where each lies in the flattened
+            entries of `bags`, so that values per entry are summed by token with a gather. 0 for padding.
         labels: (n,) int32; -1 or +1 for two classes, 0 .. K-1 for K > 2.
         lengths: (n,) int32; tokens per sequence, T(X).
         vocab_size: V (static).
@@ -31,7 +31,7 @@ class Corpus:
 
     bags: Leaf
     occurrences: Leaf
-    crossing: Leaf
+    occurrence_to_bag: Leaf
     labels: Leaf
     lengths: Leaf
     vocab_size: int = struct.field(pytree_node=False)
@@ -106,11 +106,11 @@ def from_bags(
             .at[in_bags.ravel()]
             .set(jnp.arange(in_bags.size, dtype=jnp.int32))
         )
-    crossing = xp.append(slot[:-1][by_token], 0).astype(np.int32)[in_occurrences]
+    occurrence_to_bag = xp.append(slot[:-1][by_token], 0).astype(np.int32)[in_occurrences]
     return Corpus(
         bags=bags,
         occurrences=occurrences,
-        crossing=crossing,
+        occurrence_to_bag=occurrence_to_bag,
         labels=xp.asarray(labels).astype(np.int32),
         lengths=lengths.astype(np.int32),
         vocab_size=vocab_size,

@@ -1,4 +1,4 @@
-"""Synthetic corpora as settings: each class says what a sweep file may set, checks it and draws the corpora."""
+"""Synthetic corpora as settings: each class names its settings, checks them and draws the corpora."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar

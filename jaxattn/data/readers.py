@@ -253,10 +253,10 @@ class _Table(_Fields, frozen=True, kw_only=True):
     def _rows(self, path: str, wanted: str) -> Iterator[Row]:
         seen: set[str] = set()
         values = wanted.split("+")
-        for place, text, label, *split in self._records(path):
+        for place, content, label, *split in self._records(path):
             seen.update(map(str, split))
             if not split or str(split[0]) in values:
-                yield place, _text(text, f"{place} of {path}"), label
+                yield place, _text(content, f"{place} of {path}"), label
         for value in values if self.split_column else ():
             if value not in seen:
                 raise InputError(

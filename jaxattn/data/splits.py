@@ -10,6 +10,7 @@ from jax import Array
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.importance import average_signed_frequency, posterior_difference, token_counts
 from jaxattn.data.noise import flip_labels
+from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
 
 
@@ -94,12 +95,19 @@ def draw_splits(
     Returns:
         The corpora; what a split holds does not depend on whether the others are drawn.
     """
+
+    def draw(key: Array, number: int) -> Corpus:
+        corpus = generate(key, number)
+        if not isinstance(corpus, Corpus):
+            raise InputError(f"its generator returns {shown(corpus)}; return a jaxattn.data.Corpus")
+        return corpus
+
     train_key, test_key = jax.random.split(key)
     validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, place) for place in (2, 3, 4))
-    train = flip_labels(noise_key, generate(train_key, sequences), label_noise)
-    test = generate(test_key, test_sequences) if test_sequences else None
+    train = flip_labels(noise_key, draw(train_key, sequences), label_noise)
+    test = draw(test_key, test_sequences) if test_sequences else None
     validation = None
     if validation_sequences:
-        clean = generate(validation_key, validation_sequences)
+        clean = draw(validation_key, validation_sequences)
         validation = flip_labels(other_noise_key, clean, label_noise)
     return Splits(train, token_statistics(train), test, validation)

@@ -13,17 +13,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from jaxattn import data
 from jaxattn.data.corpus import Corpus
+from jaxattn.data.splits import token_statistics
 from jaxattn.dynamics import one_step
 from jaxattn.errors import InputError
 from jaxattn.models import one_layer
-from jaxattn.results.binning import bin_numbers, quantile_edges
+from jaxattn.results.binning import BINS, bin_numbers, quantile_edges
 from jaxattn.results.correlations import STATISTICS, Binned, Floats, correlations
 from jaxattn.results.intervals import percentile, resamples
 from jaxattn.theory import selection
 
-BINS = 20
 BLOCK = 1_000_000
 PAIRS = (
     "E·v against α",
@@ -112,7 +111,8 @@ def diagnose(
     Args:
         embedding: E, (V, d) float; row s is token s of the corpus.
         query: p, (d,) float.
-        head: v, (d,) or (d, K) float; two columns for two classes stand for their difference.
+        head: v, (d,) or (d, K) float, or (K, d) as PyTorch's linear layers store it; a square one is (d, K).
+            Two columns for two classes stand for their difference.
         corpus: n labelled sequences over V tokens.
         tokens: V names; the numbers of the tokens by default.
         min_count: tokens that occur less often are in no statistic.
@@ -185,13 +185,14 @@ def _checked(embedding: Any, query: Any, head: Any, corpus: Corpus) -> tuple[Flo
         raise InputError(f"query {p.shape}: expected ({dim},), since the embedding is {E.shape}")
     v = v.reshape(-1) if v.size == dim and 1 in (*v.shape, v.ndim) else v
     classes = corpus.num_classes
+    if v.shape == (classes, dim) != (dim, classes):
+        v = v.T
     if v.shape == (dim, 2) and classes == 2:
         v = v[:, 1] - v[:, 0]
     wanted = (dim,) if classes == 2 else (dim, classes)
     if v.shape != wanted:
-        turned = "; give its transpose" if v.shape[::-1] in (wanted, (dim, classes)) else ""
         raise InputError(
-            f"head {v.shape}: expected {wanted} for an embedding {E.shape} and {classes} classes{turned}"
+            f"head {v.shape}: expected {wanted} for an embedding {E.shape} and {classes} classes"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):
         if not np.isfinite(x).all():
@@ -201,11 +202,10 @@ def _checked(embedding: Any, query: Any, head: Any, corpus: Corpus) -> tuple[Flo
 
 
 def _ground(corpus: Corpus, min_count: int, important: float) -> _Ground:
-    alpha, difference = (
-        np.asarray(f(corpus), np.float64).reshape(corpus.vocab_size, -1)
-        for f in (data.average_signed_frequency, data.posterior_difference)
+    found = token_statistics(corpus)
+    count, alpha, difference = (
+        np.asarray(x, np.float64) for x in (found.count, found.alpha, found.posterior_difference)
     )
-    count = np.asarray(data.token_counts(corpus), np.float64)
     used = count >= max(min_count, 1)
     if used.sum() < 3:
         raise InputError(
@@ -259,7 +259,8 @@ def _random_models(
     """Draw E p and E v of untrained models: (V,) and (V, C) each.
 
     Given p and v, the rows of E (p, v) are independent normal vectors of covariance (p, v)ᵀ(p, v)/d: with
-    (p, v) = QR that is Z R/√d with Z of standard normal numbers, and no E of V d numbers is drawn.
+    (p, v) = QR that is Z R/√d with Z of standard normal numbers. A study of the model at its start would
+    draw V d numbers for each E, hundreds of times as many.
     """
     for key in jax.random.split(jax.random.key(seed), number):
         start = one_layer.init(key, vocab_size=1, dim=dim, num_classes=max(classes, 2))

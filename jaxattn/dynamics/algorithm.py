@@ -1,4 +1,4 @@
-"""A dynamics as an (init, step) pair of pure functions, what it carries, and the loop that takes its steps."""
+"""A dynamics as an (init, step) pair of pure functions, what it carries, and the loop over its steps."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

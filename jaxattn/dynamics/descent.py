@@ -107,8 +107,8 @@ class Descent(Phase, frozen=True, kw_only=True):
     the best parameters.
 
     Attributes:
-        optimizer: a name that `optimizer` knows, or the import path of a function (step_size, *, options) that
-            makes an optax transformation.
+        optimizer: a name that `optimizer` knows, or the import path of a function (step_size, *, options)
+            that makes an optax transformation.
         options: what the optimiser takes beside the step size; in a sweep file beside the other settings.
     """
 
@@ -123,7 +123,7 @@ class Descent(Phase, frozen=True, kw_only=True):
     batch_size: PositiveInt | None = None
     patience: Count = 0
     check_every: PositiveInt = 10
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {}  # noqa: RUF012  msgspec copies it
 
     def located(self, names: Any) -> "Descent":
         """Return it with the optimiser imported, if it is code of the user's."""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
-from jaxattn.attention.batched import in_turn
+from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 
@@ -84,7 +84,7 @@ def token_force(
     q = weight / bags.spread(normaliser)
     c = below * scaled / bags.spread(normaliser) - q * bags.spread(mean)
     pull = jnp.where(present, bags.spread(share) * c, 0)
-    gathered = jnp.where(corpus.occurrences.count > 0, take(pull.ravel(), corpus.crossing), 0)
+    gathered = jnp.where(corpus.occurrences.count > 0, take(pull.ravel(), corpus.occurrence_to_bag), 0)
     force, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return Force(
         force=force,
@@ -131,7 +131,7 @@ def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, "d"], Float[Arr
     return vector / jnp.where(norm > 0, norm, 1), log_scale + jnp.log(norm)
 
 
-@in_turn
+@sequential_vmap_if_large
 def _force(corpus, scores, values):
     whole = token_force(corpus, scores, values)
     return whole.force, whole.log_scale

@@ -216,85 +216,15 @@ class _State:
 
 def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) -> Path:
     """Follow one path to the first of its ends."""
-    until_norm, until_arc_length, until_direction, rtol = ends
-    reach = jnp.minimum(until_norm, until_arc_length)
+    reach = jnp.minimum(ends[0], ends[1])
     first = jnp.minimum(flow.unit, reach / 100)
     # The last row is for wherever the path ends.
     marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
-
-    def body(state: _State) -> _State:
-        here, local = state.here, state.local
-        mark = jnp.minimum(marks[state.count], until_arc_length)
-        to_mark = mark - here.arc_length
-        to_norm = _distance_to_sphere(here.norm, flow.ahead(here.z, local.velocity), until_norm)
-        h = jnp.minimum(state.h, jnp.minimum(to_mark, to_norm))
-        z, error = rosenbrock.step(flow.velocity, here.z, local.velocity, local.jacobian, h)
-        arrived = flow.at(z)
-        there = _Row(
-            z=z,
-            arc_length=jnp.where(h == to_mark, mark, here.arc_length + h),
-            norm=flow.norm(z, 1.0),
-            log_gradient_norm=arrived.log_gradient_norm,
-            log_time=jnp.logaddexp(here.log_time, jnp.log(h) + _log_mean_time(h, local, arrived)),
-            steps=state.accepted + state.rejected + 1,
-        )
-        steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
-        error = flow.norm(error) / jnp.minimum(rtol * (there.norm + flow.unit), 0.01 / steepest)
-        error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
-        # A path of unit speed that turns back within a step has run over a stationary point.
-        turns = flow.inner(local.velocity, arrived.velocity) < 0
-        ok = (error <= 1) & ~turns
-        h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / rosenbrock.ORDER), 0.2, 5.0))
-        # A step cut short to land somewhere says nothing against the length that was planned.
-        h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
-        here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
-        record = ok & (h == to_mark)
-        row = jnp.where(record, state.count, points)
-        accepted, rejected = state.accepted + ok, state.rejected + ~ok
-        short = ~(h_next >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))
-        sine = flow.sine(here.z, local.velocity)
-        stops = {
-            Stop.NORM: here.norm >= until_norm,
-            Stop.ARC_LENGTH: here.arc_length >= until_arc_length,
-            Stop.STATIONARY: jnp.isneginf(local.log_gradient_norm),
-            Stop.BALANCED: local.balanced | (turns & short),
-            Stop.DIRECTION: (sine <= until_direction) & (here.arc_length >= first),
-            Stop.FAILED: short,
-            Stop.STEP_BUDGET: accepted + rejected >= max_steps,
-        }
-        return _State(
-            here=here,
-            local=local,
-            h=h_next,
-            rows=jax.tree.map(lambda rows, x: rows.at[row].set(x, mode="drop"), state.rows, here),
-            count=state.count + record,
-            status=jnp.select(list(stops.values()), list(stops), Stop.RUNNING).astype(jnp.int32),
-            accepted=accepted,
-            rejected=rejected,
-        )
-
-    # The first step has length 0: it evaluates the flow at the start and lands on the first mark.
-    z = jnp.zeros_like(flow.offset)
-    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    here = _Row(
-        z=z,
-        arc_length=zero,
-        norm=flow.norm(z, 1.0),
-        log_gradient_norm=jnp.asarray(jnp.nan),
-        log_time=-jnp.asarray(jnp.inf),
-        steps=count,
+    state = jax.lax.while_loop(
+        lambda state: state.status == Stop.RUNNING,
+        partial(_step, flow, ends, max_steps, marks),
+        _begin(flow, reach, ends[3], points),
     )
-    state = _State(
-        here=here,
-        local=Local(z, jnp.outer(z, z), zero, zero, zero > 0),
-        h=jnp.minimum(flow.unit, reach) * rtol ** (1 / rosenbrock.ORDER),
-        rows=jax.tree.map(lambda x: jnp.broadcast_to(x, (points, *x.shape)), here),
-        count=count,
-        status=count,
-        accepted=count - 1,
-        rejected=count,
-    )
-    state = jax.lax.while_loop(lambda state: state.status == Stop.RUNNING, body, state)
     select = jax.vmap(jnp.where, in_axes=(0, 0, None))
     reached = jnp.arange(points) < state.count
     rows = jax.tree.map(lambda rows, last: select(reached, rows, last), state.rows, state.here)
@@ -309,6 +239,92 @@ def _integrate(flow: Coordinates, ends: Array, max_steps: Array, points: int) ->
         accepted=state.accepted,
         rejected=state.rejected,
     )
+
+
+def _begin(flow: Coordinates, reach: Array, rtol: Array, points: int) -> _State:
+    """Stand at the start: the first step has length 0, evaluates the flow and lands on the first mark."""
+    z = jnp.zeros_like(flow.offset)
+    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    here = _Row(
+        z=z,
+        arc_length=zero,
+        norm=flow.norm(z, 1.0),
+        log_gradient_norm=jnp.asarray(jnp.nan),
+        log_time=-jnp.asarray(jnp.inf),
+        steps=count,
+    )
+    return _State(
+        here=here,
+        local=Local(z, jnp.outer(z, z), zero, zero, zero > 0),
+        h=jnp.minimum(flow.unit, reach) * rtol ** (1 / rosenbrock.ORDER),
+        rows=jax.tree.map(lambda x: jnp.broadcast_to(x, (points, *x.shape)), here),
+        count=count,
+        status=count,
+        accepted=count - 1,
+        rejected=count,
+    )
+
+
+def _step(flow: Coordinates, ends: Array, max_steps: Array, marks: Array, state: _State) -> _State:
+    """Try a step, and take it if its error allows."""
+    until_norm, until_arc_length, _, rtol = ends
+    here, local = state.here, state.local
+    mark = jnp.minimum(marks[state.count], until_arc_length)
+    to_mark = mark - here.arc_length
+    to_norm = _distance_to_sphere(here.norm, flow.ahead(here.z, local.velocity), until_norm)
+    h = jnp.minimum(state.h, jnp.minimum(to_mark, to_norm))
+    z, error = rosenbrock.step(flow.velocity, here.z, local.velocity, local.jacobian, h)
+    arrived = flow.at(z)
+    there = _Row(
+        z=z,
+        arc_length=jnp.where(h == to_mark, mark, here.arc_length + h),
+        norm=flow.norm(z, 1.0),
+        log_gradient_norm=arrived.log_gradient_norm,
+        log_time=jnp.logaddexp(here.log_time, jnp.log(h) + _log_mean_time(h, local, arrived)),
+        steps=state.accepted + state.rejected + 1,
+    )
+    steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
+    error = flow.norm(error) / jnp.minimum(rtol * (there.norm + flow.unit), 0.01 / steepest)
+    error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
+    # A path of unit speed that turns back within a step has run over a stationary point.
+    turns = flow.inner(local.velocity, arrived.velocity) < 0
+    ok = (error <= 1) & ~turns
+    h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / rosenbrock.ORDER), 0.2, 5.0))
+    # A step cut short to land somewhere says nothing against the length that was planned.
+    h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
+    here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
+    record = ok & (h == to_mark)
+    row = jnp.where(record, state.count, len(marks))
+    moved = _State(
+        here=here,
+        local=local,
+        h=h_next,
+        rows=jax.tree.map(lambda rows, x: rows.at[row].set(x, mode="drop"), state.rows, here),
+        count=state.count + record,
+        status=state.status,
+        accepted=state.accepted + ok,
+        rejected=state.rejected + ~ok,
+    )
+    return moved.replace(status=_status(flow, ends, max_steps, moved, turns))  # type: ignore[attr-defined]
+
+
+def _status(flow: Coordinates, ends: Array, max_steps: Array, state: _State, turns: Array) -> Array:
+    """Tell whether the path ends here, and why."""
+    until_norm, until_arc_length, until_direction, _ = ends
+    first = jnp.minimum(flow.unit, jnp.minimum(until_norm, until_arc_length) / 100)
+    here, local, h = state.here, state.local, state.h
+    short = ~(h >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))
+    sine = flow.sine(here.z, local.velocity)
+    stops = {
+        Stop.NORM: here.norm >= until_norm,
+        Stop.ARC_LENGTH: here.arc_length >= until_arc_length,
+        Stop.STATIONARY: jnp.isneginf(local.log_gradient_norm),
+        Stop.BALANCED: local.balanced | (turns & short),
+        Stop.DIRECTION: (sine <= until_direction) & (here.arc_length >= first),
+        Stop.FAILED: short,
+        Stop.STEP_BUDGET: state.accepted + state.rejected >= max_steps,
+    }
+    return jnp.select(list(stops.values()), list(stops), Stop.RUNNING).astype(jnp.int32)
 
 
 def _distance_to_sphere(norm, ahead, radius):

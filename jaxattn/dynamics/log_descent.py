@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
-from jaxattn.attention.batched import in_turn
+from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.algorithm import Algorithm, Info, State
@@ -43,7 +43,7 @@ class Carry:
     log_time: Leaf
 
 
-@in_turn
+@sequential_vmap_if_large
 def log_excess_loss(corpus: Corpus, scores: Float[Array, "V"], values: Float[Array, "V"]) -> Float[Array, ""]:
     """Compute log(L - L*), the loss above that of every sequence attending to its best token alone.
 

@@ -16,8 +16,9 @@ from jaxattn.engine import devices, tables
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.checkpoints import Position
 from jaxattn.engine.groups import CompileGroup
-from jaxattn.engine.program import Program, load, program, seed_keys, start
+from jaxattn.engine.program import Program, drawing, program, seed_keys, starting
 from jaxattn.engine.store import Store
+from jaxattn.study.contract import check_labels
 from jaxattn.study.grid import Cell
 from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import Carried, merged
@@ -49,12 +50,12 @@ class Callbacks(NamedTuple):
     Attributes:
         stop: set when the batch is to save and stop.
         report: told (place, share of the batch done, median loss).
-        log: told what a probe step measured.
+        log: told what a probe step measured: medians over the seeds, and the series of single seeds.
     """
 
     stop: threading.Event
     report: Callable[[str, float, float], None]
-    log: Callable[[dict[str, Any]], None]
+    log: Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
 class CompilationCache:
@@ -63,26 +64,38 @@ class CompilationCache:
     def __init__(self, loading: Callable[[str, int, int | None], None]):
         """Begin with nothing; `loading` is told how far the reading of texts is."""
         self._loading = loading
-        self._loaded: tuple[Any, Loaded] | None = None
+        self._text: tuple[Any, Loaded] | None = None
         self._group: CompileGroup | None = None
-        self._programs: list[Program] = []
+        self._compiled: dict[str, Any] = {}
 
     def load(self, group: CompileGroup, keys: jax.Array, numbers: Hyperparameters) -> Loaded:
         """Draw the corpora of a batch's lanes, or keep the text that batches share."""
         data = group.setting.data
-        if self._loaded is None or self._loaded[0] != data:
-            loaded = load(group.setting, keys, self._loading, numbers)
-            self._loaded = (data, loaded) if loaded.shared else None
+        if not data.shared:
+            draw = self._keep(group, "draw", lambda: drawing(group.setting))
+            loaded = Loaded(draw(keys, numbers), False, data.tokens)
+            check_labels(loaded.splits)
             return loaded
-        return self._loaded[1]
+        if self._text is None or self._text[0] != data:
+            self._text = data, data.load(self._loading)
+            check_labels(self._text[1].splits)
+        return self._text[1]
+
+    def start(self, group: CompileGroup, loaded: Loaded, keys: jax.Array, numbers: Hyperparameters) -> Any:
+        """Draw the parameters of a batch's lanes."""
+        return self._keep(group, "start", lambda: starting(group.setting, loaded))(keys, numbers)
 
     def programs(self, group: CompileGroup, loaded: Loaded) -> list[Program]:
         """Make the programs of a batch's phases, or keep those of its group."""
+        phases = range(len(group.setting.phases))
+        return self._keep(group, "programs", lambda: [program(group.setting, k, loaded) for k in phases])
+
+    def _keep(self, group: CompileGroup, name: str, make: Callable[[], Any]) -> Any:
         if self._group is not group:
-            phases = range(len(group.setting.phases))
-            self._programs = [program(group.setting, index, loaded) for index in phases]
-            self._group = group
-        return self._programs
+            self._group, self._compiled = group, {}
+        if name not in self._compiled:
+            self._compiled[name] = make()
+        return self._compiled[name]
 
 
 def execute(
@@ -125,7 +138,7 @@ class _Running:
         data_keys, self.keys = seed_keys([seed for _, seed in lanes])
         self.numbers = batch.group.hyperparameters([cell for cell, _ in lanes])
         self.loaded = cache.load(batch.group, data_keys, self.numbers)
-        self.params = start(setting, self.loaded, self.keys, self.numbers)
+        self.params = cache.start(batch.group, self.loaded, self.keys, self.numbers)
         self.programs = cache.programs(batch.group, self.loaded)
         self.position, *earlier = folder.resume(batch.name)
         # Joined when they are written; joined at every step, tables of many seeds are copied again and again.
@@ -221,7 +234,7 @@ class _Running:
         entry = tables.log_entry(
             measured, made.phase.name, step, made.probe_steps[-1], self._share(number, step), failed
         )
-        self.callbacks.log(entry)
+        self.callbacks.log(entry, tables.seed_series(measured, self.batch))
         return float(np.median(finite)) if finite.size else math.nan
 
     def _end(self, number: int, carried: Carried, history: dict[str, np.ndarray]) -> None:

@@ -7,13 +7,20 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import msgspec
 
+from jaxattn.errors import UserCodeError
+from jaxattn.study.contract import rehearse
+from jaxattn.study.definition import Definition
 from jaxattn.study.grid import Cell
-from jaxattn.study.hyperparameters import VOCAB_SIZE, Hyperparameters, Path, hyperparameters
+from jaxattn.study.hyperparameters import (
+    IN_TABLES,
+    VOCAB_SIZE,
+    Hyperparameters,
+    Path,
+    hyperparameters,
+    key_of,
+)
 from jaxattn.study.kinds import with_values
 from jaxattn.study.setting import Setting
-
-# Where parts of a setting stand in its tables.
-_IN_TABLES: dict[Any, Path] = {"starts": ("model", "init"), "probes": ("probes", "own")}
 
 
 class CompileGroup(NamedTuple):
@@ -43,12 +50,7 @@ class CompileGroup(NamedTuple):
 
     def key(self, path: Path) -> str:
         """Write the path of a number as a sweep file does."""
-        head, *rest = path
-        if head == "phases":
-            phase = self.setting.phases[int(rest[0])]
-            further = getattr(phase, "takes_further", None)
-            rest = [phase.name, *(part for part in rest[1:] if part != further)]
-        return ".".join(map(str, (*_IN_TABLES.get(head, (head,)), *rest)))
+        return key_of(self.setting, path)
 
 
 def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
@@ -59,11 +61,42 @@ def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
     return [_group(number, tuple(own)) for number, own in enumerate(members.values())]
 
 
+def rehearse_groups(
+    study: Definition, groups: Sequence[CompileGroup], progress: Any, *, keep_going: bool = False
+) -> frozenset[int]:
+    """Try every group on shapes if the study names code of the user's; see `contract.rehearse`.
+
+    Args:
+        study: whose groups they are.
+        groups: what would run.
+        progress: told how far the reading of texts is.
+        keep_going: whether some groups may raise; their batches will raise again.
+
+    Returns:
+        The numbers of the groups whose code raises.
+
+    Raises:
+        InputError: something that a thing returns is not what others need.
+        UserCodeError: code of the user's raised; in all groups if some may.
+    """
+    raised: dict[int, UserCodeError] = {}
+    files = study.names.files(study.own_kinds)
+    for group in groups if study.own_kinds else ():
+        own = hyperparameters(group.setting)
+        try:
+            rehearse(group.setting, {path: own[path] for path in group.varying}, files, progress)
+        except UserCodeError as error:
+            raised[group.number] = error
+            if not keep_going or len(raised) == len(groups):
+                raise
+    return frozenset(raised)
+
+
 def _shape(cell: Cell) -> bytes:
     """Write down what decides the programs of a cell: its tables without numbers a lane may have."""
     kept = copy.deepcopy(cell.tables)
     for head, *rest in hyperparameters(cell.setting):
-        *parents, last = (*_IN_TABLES.get(head, (head,)), *rest)
+        *parents, last = (*IN_TABLES.get(head, (head,)), *rest)
         table: Any = kept
         for part in parents:
             table = table[part]

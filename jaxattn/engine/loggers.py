@@ -7,11 +7,12 @@ from typing import Any, Literal
 from jaxattn.errors import InputError
 
 Kind = Literal["tensorboard", "wandb"]
-Write = Callable[[dict[str, Any]], None]
+# An entry of metrics.jsonl, and the numbers of single seeds by lane and metric.
+Write = Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
 def writer(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
-    """Open a writer of the entries of metrics.jsonl: the median over the lanes of a batch, by step.
+    """Open a writer of measurements by step: the median over the lanes of a batch, and a line for every seed.
 
     Args:
         kind: which one.
@@ -20,7 +21,7 @@ def writer(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], 
         name: of the study.
 
     Returns:
-        A function to call with every entry, and one that closes the writer.
+        A function to call with every entry and the series of its seeds, and one that closes the writer.
 
     Raises:
         InputError: the package is not installed.
@@ -39,8 +40,8 @@ def _tensorboard(directory: Path) -> tuple[Write, Callable[[], None]]:
 
     board = SummaryWriter(str(directory / "tensorboard"))
 
-    def write(entry: dict[str, Any]) -> None:
-        for tag, value in _scalars(entry):
+    def write(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
+        for tag, value in _scalars(entry, series):
             board.add_scalar(tag, value, entry["step"], walltime=entry["time"])
 
     return write, board.close
@@ -54,15 +55,18 @@ def _wandb(directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
     )
     run.define_metric("*", step_metric="phase_step")
 
-    def write(entry: dict[str, Any]) -> None:
-        run.log(dict(_scalars(entry)) | {"phase_step": entry["step"]})
+    def write(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
+        run.log(dict(_scalars(entry, series)) | {"phase_step": entry["step"]})
 
     return write, run.finish
 
 
-def _scalars(entry: dict[str, Any]) -> list[tuple[str, float]]:
+def _scalars(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> list[tuple[str, float]]:
+    of_phase = {f"{entry['batch']}/{entry['phase']}": entry["metrics"]}
+    of_phase |= {f"seeds/{lane}/{entry['phase']}": metrics for lane, metrics in series.items()}
     return [
-        (f"{entry['batch']}/{entry['phase']}/{metric}", value)
-        for metric, value in entry["metrics"].items()
+        (f"{place}/{metric}", value)
+        for place, metrics in of_phase.items()
+        for metric, value in metrics.items()
         if value is not None
     ]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from jaxattn.data.text import silent
 from jaxattn.engine import batches, memory
-from jaxattn.engine.groups import compile_groups
+from jaxattn.engine.groups import compile_groups, rehearse_groups
 from jaxattn.engine.run import lane_widths
 from jaxattn.engine.runtime import estimate_runtime
 from jaxattn.engine.store import Store
@@ -34,6 +35,7 @@ def plan(
     """
     folder = Store(directory)
     found = compile_groups(study.cells)
+    rehearse_groups(study, found, silent)
     widths = lane_widths(study, found, folder, max_memory)
     cut = batches.cut(found, study.seeds, folder.batches(), widths)
     groups = {group.number: group for group in found}

@@ -68,16 +68,26 @@ def load(setting: Setting, keys: Array, progress: Callable[..., None], numbers: 
     """
     if setting.data.shared:
         return setting.data.load(progress)
+    return Loaded(drawing(setting)(keys, numbers), False, setting.data.tokens)
+
+
+def drawing(setting: Setting) -> Callable[[Array, Hyperparameters], Splits]:
+    """Compile the drawing of corpora: (keys, numbers) -> those of every lane."""
 
     def draw(key: Array, numbers: Hyperparameters) -> Splits:
         return seed.draw(with_hyperparameters(setting, numbers), key, used_tokens(numbers))
 
-    drawn = jax.jit(vmap_over_devices(draw, (0, 0)))(keys, numbers)
-    return Loaded(drawn, False, setting.data.tokens)
+    # On a CPU one after the other: batched sorts take twice as long to compile, and run no faster.
+    return jax.jit(vmap_over_devices(draw, (0, 0), per_core=1))
 
 
 def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
     """Draw the parameters of every lane."""
+    return starting(setting, loaded)(keys, numbers)
+
+
+def starting(setting: Setting, loaded: Loaded) -> Callable[[Array, Hyperparameters], Any]:
+    """Compile the drawing of parameters: (keys, numbers) -> those of every lane."""
 
     def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
         own = with_hyperparameters(setting, numbers)
@@ -89,7 +99,9 @@ def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameter
         if loaded.shared
         else jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), loaded.splits)
     )
-    return jax.jit(vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared))(keys, numbers)
+    # One after the other: batches of LAPACK's routines wait for each other for ever on several CPU devices.
+    lifted = vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
+    return jax.jit(lifted)
 
 
 def program(setting: Setting, index: int, loaded: Loaded) -> Program:
@@ -152,7 +164,7 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
 
 
 class _Parameters(NamedTuple):
-    """The part of a state that probes of single steps see; a path in float64 stays out of float32 programs."""
+    """What probes of single steps see of a state: a path in float64 stays out of float32 programs."""
 
     params: Any
 

@@ -1,4 +1,4 @@
-"""Progress of a run on the host: bars with loss and ETA on a terminal, plain lines when piped."""
+"""Progress of a run on the host: a bar on a terminal, a line in a notebook, plain lines when piped."""
 
 import sys
 import time
@@ -19,6 +19,7 @@ class Reporter:
         self.console = Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False)
         self._bar: Progress | None = None
         self._task: Any = None
+        self._line = None if quiet else _notebook_line()
         self._last_line = 0.0
         self._started = time.monotonic()
 
@@ -41,7 +42,8 @@ class Reporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the bar."""
+        """Close the bar; a notebook keeps no line of it."""
+        self._show("")
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -50,11 +52,13 @@ class Reporter:
         """Show the share of the work that is done, what is being done, and its state (the loss)."""
         if self._bar is not None:
             self._bar.update(self._task, description=description, completed=fraction, state=state)
-        elif time.monotonic() - self._last_line > 10:
+        elif time.monotonic() - self._last_line > (0.5 if self._line else 10):
             self._last_line = time.monotonic()
             elapsed = time.monotonic() - self._started
             eta = f", ETA {elapsed * (1 - fraction) / fraction:.0f} s" if 0 < fraction < 1 else ""
-            self.note(f"{100 * fraction:5.1f} %  {description}  {state}{eta}".rstrip())
+            line = f"{100 * fraction:5.1f} %  {description}  {state}{eta}".rstrip()
+            if not self._show(line):
+                self.note(line)
 
     def loading(self, description: str, done: int, total: int | None) -> None:
         """Show how far the reading of data is."""
@@ -71,6 +75,22 @@ class Reporter:
         """Print one line."""
         self.console.print(line, markup=False)
 
-    def trace(self, error: UserCodeError) -> None:
-        """Print where code of the user's failed, and its own traceback."""
-        self.console.print(f"jaxattn: {error}\n{error.trace}", markup=False)
+    def _show(self, line: str) -> bool:
+        """Overwrite the line of a notebook; tell whether there is one."""
+        if self._line is not None:
+            self._line.update({"text/plain": line}, raw=True)
+        return self._line is not None
+
+    def trace(self, place: str, error: UserCodeError) -> None:
+        """Print where code of the user's failed, and its own traceback, also if quiet."""
+        print(f"jaxattn: {place}: {error}\n{error.trace}", file=sys.stderr)
+
+
+def _notebook_line() -> Any:
+    """Make a line that can be overwritten, None outside of notebooks."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display
+
+    return display({"text/plain": ""}, raw=True, display_id=True)

@@ -14,10 +14,10 @@ import jax
 from jaxattn.engine import batches, checkpoints, loggers, manifest, memory
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.execute import Callbacks, Clock, CompilationCache, execute
-from jaxattn.engine.groups import CompileGroup, compile_groups
+from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.store import Store
-from jaxattn.errors import InputError, RunError, UserCodeError
+from jaxattn.errors import RunError, in_user_code
 from jaxattn.study.definition import Definition
 
 OnFailure = Literal["stop", "continue", "retry"]
@@ -89,7 +89,8 @@ def run(
         _stopping() as stop,
     ):
         groups = compile_groups(study.cells)
-        widths = lane_widths(study, groups, folder, max_memory, shard[1])
+        raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
+        widths = lane_widths(study, groups, folder, max_memory, shard[1], raising)
         own = batches.share(batches.cut(groups, study.seeds, folder.batches(), widths), shard)
         described = manifest.describe(study, command, shard=shard, widths=widths, batches=own)
         now = folder.open(described, accept_code) | {"widths": widths, "batches": described["batches"]}
@@ -102,7 +103,7 @@ def run(
             with ExitStack() as stack:
                 if profile:
                     stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
-                write: list[loggers.Write] = [folder.log]
+                write: list[loggers.Write] = [lambda entry, series: folder.log(entry)]
                 for kind in log:
                     function, close = loggers.writer(kind, folder.directory, study.name)
                     write.append(function)
@@ -126,8 +127,11 @@ def lane_widths(
     folder: Store,
     max_memory: int | None,
     shards: int = 1,
+    raising: frozenset[int] = frozenset(),
 ) -> list[int]:
     """Choose how many lanes of every group run together; what a folder was begun with, it keeps.
+
+    Groups in `raising` fail however many it is.
 
     Raises:
         InputError: a cell that does not fit in memory.
@@ -138,7 +142,11 @@ def lane_widths(
             return known
     budget = max_memory or memory.default_budget()
     seeds = len(study.seeds)
-    fitting = [study.chunk or memory.width(group, seeds, budget) for group in groups]
+    fitting = [
+        study.chunk
+        or (len(group.cells) * seeds if group.number in raising else memory.width(group, seeds, budget))
+        for group in groups
+    ]
     # Every shard gets something to do.
     return [min(width, -(-len(g.cells) * seeds // shards)) for g, width in zip(groups, fitting, strict=True)]
 
@@ -182,7 +190,7 @@ class _Queue(NamedTuple):
             known = "" if math.isnan(loss) else f"loss {loss:.4g}"
             self.reporter.update(place, (number + share) / whole, known)
 
-        def log(measured: dict[str, Any]) -> None:
+        def log(measured: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
             overall = (number + measured["share"]) / whole
             entry = {
                 "time": time.time(),
@@ -191,7 +199,7 @@ class _Queue(NamedTuple):
                 "overall": overall,
             } | measured
             for to in self.write:
-                to(entry)
+                to(entry, series)
 
         return Callbacks(self.stop, report, log)
 
@@ -202,33 +210,17 @@ class _Queue(NamedTuple):
         try:
             return execute(batch, cache, self.folder, callbacks, self.clock), ""
         except (jax.errors.JaxRuntimeError, MemoryError) as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
+            lines = str(error).strip().split("\n")
+            if any(file in str(error) for file in self.files):
+                # A callback raised; JAX has shown where.
+                return [], f"{lines[-1]} in code that your functions call back"
+            reason = lines[0] or type(error).__name__
             return [], f"{reason}; smaller batches may help: --max-memory or --set chunk=..."
         except Exception as error:
-            if not (found := in_user_code(error, self.files, batch.name)):
+            if not (found := in_user_code(error, self.files, "")):
                 raise
-            self.reporter.trace(found)
+            self.reporter.trace(batch.name, found)
             return [], str(found)
-
-
-def in_user_code(error: Exception, files: frozenset[str], place: str) -> UserCodeError | None:
-    """Tell whether an exception comes from code of the user's; if so, return it with its place."""
-    if isinstance(error, InputError | RunError):
-        return None
-    trace, last = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename in files:
-            last = trace
-        trace = trace.tb_next
-    if last is None:
-        return None
-    code = last.tb_frame.f_code
-    found = UserCodeError(
-        f"{place}: {type(error).__name__} in {code.co_name}, line {last.tb_lineno} of {code.co_filename}",
-        files,
-    )
-    found.__cause__ = error
-    return found
 
 
 @contextmanager

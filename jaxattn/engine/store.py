@@ -365,8 +365,8 @@ def _check_code(directory: Path, known: dict[str, Any], now: dict[str, Any], acc
     changed = [name for name, digest in known.items() if name in now and now[name] != digest]
     if changed and not accepted:
         raise InputError(
-            f"{directory}: {', '.join(changed)} changed since this run began; choose another folder with --out, "
-            "or continue with --accept-code"
+            f"{directory}: {', '.join(changed)} changed since this run began; choose another folder with "
+            "--out, or continue with --accept-code"
         )
 
 

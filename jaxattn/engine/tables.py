@@ -78,6 +78,16 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     )
 
 
+def seed_series(measured: dict[str, np.ndarray], batch: Batch, most: int = 32) -> dict[str, dict[str, float]]:
+    """Collect the scalars of the first lanes by "cell C/seed S" and metric: a line each in dashboards."""
+    return {
+        f"cell {cell.number}/seed {seed}": {
+            name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
+        }
+        for lane, (cell, seed) in enumerate(batch.lanes[:most])
+    }
+
+
 def log_entry(
     measured: dict[str, np.ndarray], phase: str, step: int, steps: int, share: float, failures: list
 ) -> dict[str, Any]:

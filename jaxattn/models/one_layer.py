@@ -96,6 +96,10 @@ class OneLayer(Spec, frozen=True, kw_only=True):
         """Compute f, (n,) or (n, K), see the module's `logits`."""
         return logits(params, corpus)
 
+    def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:
+        """Bound how many numbers the parameters are, without looking at them."""
+        return (vocab_size + 1 + num_classes) * self.dim
+
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
         return scores_and_values(params)

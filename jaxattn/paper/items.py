@@ -1,12 +1,17 @@
 """The items: what the paper and its review thread report, how it is run again and how it is compared."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from jaxattn.api import Study
 from jaxattn.paper import measures, published
 from jaxattn.paper.measures import Measure
 
 Needs = Literal["nothing", "imdb", "yelp"]
+Scale = Literal["laptop", "full"]
+SWEEPS = Path(__file__).with_name("sweeps")
 
 
 class Elsewhere(NamedTuple):
@@ -43,16 +48,16 @@ BEYOND = "nothing: beyond the paper"
 
 @dataclass(frozen=True)
 class Item:
-    """One figure, table or number.
+    """One figure, table or number: a study and what judges its results.
 
     Attributes:
-        name: its name; its sweep file is NAME.toml.
+        name: its name; its study is sweeps/NAME.toml in this package.
         reports: what the paper reports, with its source.
         chosen: what is not published and was chosen.
         compared: how it is compared.
-        measure: from a finished run to findings; None if it is shown elsewhere.
+        measure: judges a finished run, by findings; None if it is shown elsewhere.
         needs: the data it needs.
-        laptop: overrides of the sweep file at laptop scale.
+        laptop: overrides of the study at laptop scale.
         figures: figures of the run to show, as in a sweep file.
         elsewhere: where it is shown, if it is not run here.
     """
@@ -66,6 +71,14 @@ class Item:
     laptop: tuple[str, ...] = ()
     figures: tuple[dict[str, Any], ...] = ()
     elsewhere: Elsewhere | None = None
+
+    def study(self, scale: Scale, data_dir: Path | None = None, overrides: Sequence[str] = ()) -> Study:
+        """Make its study at a scale, with its data below `data_dir`; see `run.reproduce`."""
+        changes = list(self.laptop) if scale == "laptop" else []
+        if self.needs in DATA and data_dir is not None:
+            place = DATA[self.needs]
+            changes.append(f"{place.key}={data_dir / place.below}")
+        return Study.read(SWEEPS / f"{self.name}.toml", [*changes, *overrides])
 
 
 FASTER = ("phases.joint.step_size=2e-3", "phases.joint.steps=60")

@@ -251,9 +251,9 @@ def as_html(sections: tuple[Section, ...], scale: str) -> str:
 def _introduction(scale: str) -> list[str]:
     sizes = (
         "This page is at laptop scale: sizes are reduced by the overrides that every item names; "
-        "`--scale full` runs the sweep files of sweeps/paper as they are."
+        "`--scale full` runs the sweep files of jaxattn/paper/sweeps as they are."
         if scale == "laptop"
-        else "This page is at full scale: the sweep files of sweeps/paper as they are."
+        else "This page is at full scale: the sweep files of jaxattn/paper/sweeps as they are."
     )
     return [
         "Every figure, table and number that the paper and its review thread report, run again, with our "
@@ -267,7 +267,7 @@ def _facts(loaded: Run, item: Item, scale: str) -> dict[str, str]:
     config = loaded.manifest["config"]
     seeds = loaded.manifest["seeds"]
     facts = {
-        "sweep file": f"sweeps/paper/{item.name}.toml",
+        "sweep file": f"jaxattn/paper/sweeps/{item.name}.toml",
         "overrides": ", ".join(item.laptop) if scale == "laptop" and item.laptop else "none",
         "model": f"{config['model']['kind']}, d = {config['model']['dim']}",
         "cells × seeds": f"{len(loaded.manifest['cells'])} × {len(seeds)}",

@@ -5,14 +5,14 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxattn.attention.batched import in_turn
+from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
 from jaxattn.spec import Spec
 
 
-@in_turn
+@sequential_vmap_if_large
 def attention_entropy(corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array, "n"]:
     """Compute -Σ_s q_s log q_s, q_s = count_s exp(a_s) / Σ_r count_r exp(a_r), of every sequence.
 

@@ -1,4 +1,4 @@
-"""Correlations and bin means of tokens inside compiled programs; `results.correlations` is their like on hosts."""
+"""Correlations and bin means inside compiled programs; `results.correlations` has those of the host."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float

@@ -135,7 +135,8 @@ class Results(Run):
             seed: which seed; the first one by default.
             phase: which phase; the last one by default.
             model: gives the result the type of its own parameters: an object with
-                init(key, *, vocab_size, num_classes, dtype). By default they are a `params.Parameters`.
+                init(key, *, vocab_size, num_classes, dtype). By default that of the run, if it is built in
+                or was run in this session, else they are a `params.Parameters`.
 
         Returns:
             A frozen pytree of JAX arrays, with the parameters as attributes. Those of a run in float64 are

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.errors import InputError
+from jaxattn.models import MODELS
 from jaxattn.results.run import Run
 
 Arrays = dict[str, np.ndarray]
@@ -69,7 +70,8 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
         seed: which seed; the first one if None.
         phase: which phase; the last one of the cell if None.
         model: whose parameters they are, an object with init(key, *, vocab_size, num_classes, dtype); it
-            gives them their type. `Parameters` if None.
+            gives them their type. If None, the built-in model that the run names or that of the study that
+            was run; `Parameters` for a model of somebody's own.
 
     Returns:
         A frozen pytree of JAX arrays in the run's precision. A vocabulary that was padded to that of other
@@ -86,10 +88,19 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
     except InputError:
         vocab_size = None  # a text tells its own, and no other cell pads it
     arrays = _without_padding(arrays, vocab_size)
+    model = model or results.models.get(cell) or _built_in(results, cell)
     # Outside, float64 would be cut to float32 without a word.
     with jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
         return Parameters(found) if model is None else _of_model(found, model)
+
+
+def _built_in(results: Run, cell: int) -> Any:
+    """Make the model that a cell names, None if it is none of this library's."""
+    target = MODELS.get(results.lookup(cell, "model.kind"))
+    if target is None:
+        return None
+    return target(**{name: results.lookup(cell, f"model.{name}") for name in target.__struct_fields__})
 
 
 def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int]:

@@ -111,7 +111,7 @@ def _failures(directory: Path) -> list[dict[str, Any]]:
             # The last line may be half written.
             with suppress(ValueError, KeyError, TypeError):
                 entry = json.loads(line)
-                found[entry["unit"]] = list(entry["failures"])
+                found[entry["batch"]] = list(entry["failures"])
     for path in (directory / "parts").glob("cells-*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             found[path.stem] = list(json.loads(path.read_text(encoding="utf-8"))["failures"])

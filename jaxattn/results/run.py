@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ class Run:
             the step on at which a seed failed.
         tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; empty if none were
             recorded.
+        models: the model of every cell, of a study that was run in this session; a folder names models only.
     """
 
     directory: Path
     manifest: Mapping[str, Any]
     records: pd.DataFrame
     tokens: pd.DataFrame
+    models: Mapping[int, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:

@@ -1,4 +1,4 @@
-"""A study as it is written down: tables for data, model, phases and probes, a grid over their keys, and seeds."""
+"""A study as it is written down: tables of data, model, phases and probes, a grid over their keys, seeds."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property

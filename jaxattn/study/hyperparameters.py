@@ -18,6 +18,8 @@ Path = tuple[str | int, ...]
 # By path, for example ("phases", 0, "step_size"); one number, or one for every lane.
 Hyperparameters = Mapping[Path, Any]
 VOCAB_SIZE: Path = ("data", "vocab_size")
+# Where parts of a setting stand in its tables.
+IN_TABLES: dict[Any, Path] = {"starts": ("model", "init"), "probes": ("probes", "own")}
 
 
 def hyperparameters(setting: Setting) -> dict[Path, float | int]:
@@ -49,6 +51,16 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
         if path != VOCAB_SIZE:
             setting = _replaced(setting, path, number)
     return setting
+
+
+def key_of(setting: Setting, path: Path) -> str:
+    """Write the path of a number as a sweep file does."""
+    head, *rest = path
+    if head == "phases":
+        phase = setting.phases[int(rest[0])]
+        further = getattr(phase, "takes_further", None)
+        rest = [phase.name, *(part for part in rest[1:] if part != further)]
+    return ".".join(map(str, (*IN_TABLES.get(head, (head,)), *rest)))
 
 
 def used_tokens(numbers: Hyperparameters) -> Array | None:

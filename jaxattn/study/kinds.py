@@ -1,4 +1,4 @@
-"""From tables of plain values to things and back: one rule for all models, generators, losses, phases, probes.
+"""From tables of plain values to things and back: one rule for models, generators, losses, phases, probes.
 
 A table names its `kind`, a short name or an import path; the rest are the settings of that class or function,
 checked against its annotations.
@@ -28,7 +28,7 @@ class Concept(NamedTuple):
     Attributes:
         name: such as "model".
         known: built-in classes and functions by short name.
-        methods: what a class must have.
+        methods: what a class must have: all names of one of these lists.
         adapt: tells the type that holds a user's function with its settings; None if it must be a class. Its
             first field is the function; the others are settings that any function of this concept has.
         wants: what a user writes, in words, for messages.
@@ -37,7 +37,7 @@ class Concept(NamedTuple):
 
     name: str
     known: Mapping[str, Any]
-    methods: tuple[str, ...]
+    methods: tuple[tuple[str, ...], ...]
     adapt: Callable[[Any], Any] | None
     wants: str
     default: Callable[[Table], str | None] = lambda table: None
@@ -246,13 +246,14 @@ def _fields(target: Any) -> list[Field]:
         ]
     hints = typing.get_type_hints(target, include_extras=True)
     if isinstance(target, type) and hasattr(target, "_field_defaults"):
-        defaults = target._field_defaults
+        holder: Any = target
+        if "function" not in holder._fields:
+            raise TypeError(f"{target.__name__} is a NamedTuple; make it a frozen dataclass instead")
+        defaults = holder._field_defaults
         return [Field(name, hints[name], default) for name, default in defaults.items()]
     if isinstance(target, type):
         if not dataclasses.is_dataclass(target):
-            raise TypeError(
-                f"{target.__name__} has no settings that can be read; decorate it with @dataclass(frozen=True)"
-            )
+            raise TypeError(f"{target.__name__} tells no settings; decorate it with @dataclass(frozen=True)")
         return [
             Field(
                 f.name,
@@ -266,11 +267,11 @@ def _fields(target: Any) -> list[Field]:
             for f in dataclasses.fields(target)
             if f.init
         ]
-    return [
-        Field(p.name, hints.get(p.name, Any), p.default)
-        for p in inspect.signature(target).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    ]
+    parameters = inspect.signature(target).parameters.values()
+    for p in parameters:
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not empty:
+            raise TypeError(f"{target.__name__}: {p.name!r} is positional; put * before the settings")
+    return [Field(p.name, hints.get(p.name, Any), p.default) for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
 def _default(field: Any) -> Any:
@@ -309,10 +310,15 @@ def _target(concept: Concept, kind: Any, place: str, names: Namespace) -> Any:
                 f"{kind} is neither a class nor a function; {concept.name} wants {concept.wants}"
             )
         if isinstance(target, type):
-            missing = [method for method in concept.methods if not hasattr(target, method)]
-            if missing:
-                raise InputError(f"{kind} has no {missing[0]!r}; {concept.name} wants {concept.wants}")
+            missing = [[name for name in names if not _has(target, name)] for names in concept.methods]
+            if least := min(missing, key=len):
+                raise InputError(f"{kind} has no {least[0]!r}; {concept.name} wants {concept.wants}")
         return target
+
+
+def _has(target: type, name: str) -> bool:
+    """Whether a class has an attribute or a field; every class can be called, but not all of its objects."""
+    return any(name in vars(base) or name in vars(base).get("__annotations__", {}) for base in target.__mro__)
 
 
 def _instance(target: Any, values: Table, place: str) -> Any:

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.data.splits import Loaded, Splits, draw_splits, token_statistics
-from jaxattn.errors import InputError
 from jaxattn.probes.seen import Seen
 from jaxattn.spec import Count, HalfShare
 from jaxattn.study.kinds import Function
@@ -20,15 +18,9 @@ class OwnLoss(NamedTuple):
 
     function: Function
 
-    def __call__(self, logits: Array, labels: Array) -> Array:
+    def __call__(self, logits: Array, labels: Array) -> Any:
         """Compute the loss of every sequence."""
-        found = self.function.target(logits, labels, **self.function.settings)
-        if jnp.shape(found) != jnp.shape(labels):
-            raise InputError(
-                f"loss: {self.function.kind} returns {jnp.shape(found)}; return one number for each of the "
-                f"{len(labels)} sequences, they are averaged afterwards"
-            )
-        return found
+        return self.function.target(logits, labels, **self.function.settings)
 
 
 class OwnProbe(NamedTuple):
@@ -42,17 +34,10 @@ class OwnProbe(NamedTuple):
         """The name of its number: its own, or the function's."""
         return self.name or self.function.target.__name__
 
-    def measure(self, seen: Seen) -> dict[str, Array]:
+    def measure(self, seen: Seen) -> dict[str, Any]:
         """Measure one seed on its training corpus."""
         found = self.function.target(seen.params, seen.corpora.train, **self.function.settings)
-        named = found if isinstance(found, dict) else {self.metric: found}
-        for name, value in named.items():
-            if not isinstance(name, str) or jnp.ndim(value) > 1:
-                raise InputError(
-                    f"probes.own: {self.function.kind} returns {name!r} of shape {jnp.shape(value)}; return a "
-                    "number, or an array of one axis"
-                )
-        return {name: jnp.asarray(value, float) for name, value in named.items()}
+        return found if isinstance(found, dict) else {self.metric: found}
 
 
 class OwnStart(NamedTuple):
@@ -60,7 +45,7 @@ class OwnStart(NamedTuple):
 
     function: Function
 
-    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Any:
         """Make the start of one parameter."""
         return self.function.target(key, drawn, **self.function.settings)
 

@@ -91,18 +91,19 @@ def check(setting: Setting) -> None:
     _ask(setting.model, "model")
     _ask(setting.probes, "probes")
     names = [phase.name for phase in setting.phases]
+    # A model of the user's own need not say what it has; its parameters tell before it runs.
+    known: tuple[str, ...] = getattr(setting.model, "parameters", ())
+    for name in setting.starts:
+        if known and name not in known:
+            raise InputError(f"model.init: the model has no {name!r}, but {', '.join(known)}")
     for index, phase in enumerate(setting.phases):
         place = f"phases[{index}]"
         if names.count(phase.name) > 1:
             raise InputError(f"phases: two phases are named {phase.name!r}; give each its own name")
-        known: tuple[str, ...] = getattr(setting.model, "parameters", ())
-        for parameter in phase.train if known else ():
-            if parameter not in known:
+        for parameter in phase.train:
+            if known and parameter not in known:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
         _ask(phase, place, setting)
-    for name in setting.starts:
-        if (known := getattr(setting.model, "parameters", None)) and name not in known:
-            raise InputError(f"model.init: the model has no {name!r}, but {', '.join(known)}")
     if setting.probes.max_margin:
         if not getattr(setting.model, "is_one_layer", False):
             raise InputError("probes.max_margin: only model.kind = 'one_layer' has a max-margin direction")

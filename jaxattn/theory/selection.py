@@ -9,7 +9,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxattn.attention.batched import in_turn
+from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
@@ -142,7 +142,7 @@ def _tie(dtype: Any) -> float:
 
 
 @jax.jit
-@in_turn
+@sequential_vmap_if_large
 def _select(corpus: Corpus, scores: Array, tie: float | Array) -> Selection:
     bags = corpus.bags
     present = bags.count > 0
@@ -153,7 +153,7 @@ def _select(corpus: Corpus, scores: Array, tie: float | Array) -> Selection:
     return Selection(present & (bags.spread(highest) - entries <= tie * spread))
 
 
-@in_turn
+@sequential_vmap_if_large
 def _count(corpus: Corpus, mask: Array, tokens: Array | None = None) -> Array:
     chosen = mask if tokens is None else mask & take(tokens, corpus.bags.index.astype(jnp.int32))
     return corpus.bags.sum(chosen.astype(jnp.int32))[0]

@@ -15,7 +15,7 @@ def corpus(rng):
     return ja.data.from_sequences(sequences, [1] * len(sequences), vocab_size=90)
 
 
-def lanes_of(rng, spreads, classes, dtype):
+def batch_of(rng, spreads, classes, dtype):
     """Scores of given spreads whose last ten tokens lie at the bottom, and values."""
     scores = rng.uniform(0.3, 1, (len(spreads), 90))
     scores[:, 0], scores[:, 80:] = 1, rng.uniform(0, 0.05, (len(spreads), 10))
@@ -32,53 +32,53 @@ def textbook(corpus, scores, columns, weights):
     np.add.at(counts, (np.nonzero(mask)[0], np.asarray(ids)[np.asarray(mask)]), 1)
     f = np.zeros((*columns.shape[:2], len(counts)))
     d_scores, d_columns = np.zeros_like(scores), np.zeros_like(columns)
-    for lane, (a, gamma) in enumerate(zip(scores, columns, strict=True)):
+    for member, (a, gamma) in enumerate(zip(scores, columns, strict=True)):
         for x, count in enumerate(counts):
             q = count * np.exp(np.minimum(a - a[count > 0].max(), 0))
             q /= q.sum()
-            f[lane, :, x] = gamma @ q
-            pull = weights[lane, :, x] @ (gamma - f[lane, :, x, None])
-            d_scores[lane] += q * pull
-            d_columns[lane] += weights[lane, :, x, None] * q
+            f[member, :, x] = gamma @ q
+            d_score = weights[member, :, x] @ (gamma - f[member, :, x, None])
+            d_scores[member] += q * d_score
+            d_columns[member] += weights[member, :, x, None] * q
     return f, d_scores, d_columns
 
 
-def both_ways(corpus, scores, columns, weights, number):
-    f, shift, normaliser = banded_softmax.forward(corpus, scores, columns, number)
-    flows = weights / normaliser[:, None]
-    return f, *banded_softmax.backward(corpus, scores, columns, f, shift, flows, number)[:2]
+def both_ways(corpus, scores, columns, weights, num_bands):
+    f, shift, normaliser = banded_softmax.forward(corpus, scores, columns, num_bands)
+    d_sums = weights / normaliser[:, None]
+    return f, *banded_softmax.backward(corpus, scores, columns, f, shift, d_sums, num_bands)[:2]
 
 
 @pytest.mark.parametrize("spread", [0.9, 1.0, 1.7, 150.0])
 @pytest.mark.parametrize("classes", [1, 3])
 def test_any_number_of_bands_equals_the_textbook(rng, x64, corpus, spread, classes):
-    scores, columns = lanes_of(rng, [512 * spread, 512 * spread / 2, 0], classes, np.float64)
+    scores, columns = batch_of(rng, [512 * spread, 512 * spread / 2, 0], classes, np.float64)
     weights = rng.normal(size=(3, classes, corpus.num_sequences))
-    number = banded_softmax.number(jnp.asarray(scores), 200).max()
-    assert number == int(spread) + 1
-    mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), number)
+    num_bands = banded_softmax.count_bands(jnp.asarray(scores), 200).max()
+    assert num_bands == int(spread) + 1
+    mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), num_bands)
     for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=2e-13)
 
 
 @pytest.mark.parametrize("spread", [30, 64, 300, 1e4])
 def test_float32_loses_nothing_to_underflow(rng, corpus, spread):
-    scores, columns = lanes_of(rng, [spread, 20], 1, np.float32)
+    scores, columns = batch_of(rng, [spread, 20], 1, np.float32)
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_sequences)), np.float32)
-    number = banded_softmax.number(jnp.asarray(scores), 200).max()
-    mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), number)
+    num_bands = banded_softmax.count_bands(jnp.asarray(scores), 200).max()
+    mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), num_bands)
     for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
-def test_bands_are_counted_up_to_a_bound_and_nan_delays_nobody(x64):
+def test_bands_are_counted_up_to_a_bound_and_nan_delays_nothing(x64):
     scores = jnp.asarray([[0.0, 511], [0, 512], [0, 1023], [0, 1024], [0, 1e9], [0, jnp.nan]])
-    np.testing.assert_array_equal(banded_softmax.number(scores, 2), [1, 2, 2, 3, 3, 1])
+    np.testing.assert_array_equal(banded_softmax.count_bands(scores, 2), [1, 2, 2, 3, 3, 1])
 
 
 @pytest.mark.parametrize("spread", [10, 500])
 def test_backward_takes_any_shift_that_keeps_a_sequence_in_its_band(rng, x64, corpus, spread):
-    scores, columns = map(jnp.asarray, lanes_of(rng, [3 * spread], 1, np.float64))
+    scores, columns = map(jnp.asarray, batch_of(rng, [3 * spread], 1, np.float64))
     weights = rng.normal(size=(1, 1, corpus.num_sequences))
     f, shift, normaliser = banded_softmax.forward(corpus, scores, columns, 3)
     index = corpus.bags.index.astype(int)
@@ -94,15 +94,15 @@ def test_cancellation_is_noticed(corpus, rng, x64):
     scores = np.linspace(0, 1, 90)[rng.permutation(90)] * np.array([[1.0], [1e6]])
     columns, weights = rng.normal(size=(2, 1, 90)), np.ones((2, 1, corpus.num_sequences))
     f, shift, normaliser = banded_softmax.forward(corpus, *map(jnp.asarray, (scores, columns)), 2000)
-    flows = weights / normaliser[:, None]
+    d_sums = weights / normaliser[:, None]
     *_, cancelled = banded_softmax.backward(
-        corpus, *map(jnp.asarray, (scores, columns)), f, shift, flows, 2000
+        corpus, *map(jnp.asarray, (scores, columns)), f, shift, d_sums, 2000
     )
     np.testing.assert_array_equal(cancelled, [False, True])
 
 
 def test_first_derivatives_pass_through(rng, x64, corpus):
-    scores, columns = map(jnp.asarray, lanes_of(rng, [5, 700], 1, np.float64))
+    scores, columns = map(jnp.asarray, batch_of(rng, [5, 700], 1, np.float64))
     along = jnp.asarray(rng.normal(size=scores.shape))
     weights = jnp.ones((2, 1, corpus.num_sequences))
     slope = jax.jvp(lambda a: banded_softmax.forward(corpus, a, columns, 2)[0].sum(), (scores,), (along,))[1]

@@ -20,7 +20,7 @@ def corpus(rng, monkeypatch):
     return ja.data.from_sequences([*sequences, [85, 85]], [-1, 1] * 15, vocab_size=90)
 
 
-def lanes_of(rng, spreads, dtype, *classes):
+def batch_of(rng, spreads, dtype, *classes):
     scores = rng.uniform(size=(len(spreads), 90)) * np.array(spreads)[:, None]
     scores[:, 85], scores[:, 0] = 0, spreads
     return jnp.asarray(scores, dtype), jnp.asarray(rng.normal(size=(len(spreads), 90, *classes)), dtype)
@@ -50,9 +50,9 @@ ours = jax.jit(jax.vmap(single, in_axes=(None, 0, 0)))
 alone = jax.jit(single)
 
 
-# For five lanes up to seven bands are worth it; what needs more, or most, is computed apart.
+# For a batch of five up to seven bands are worth it; what needs more, or most, is computed apart.
 SPREADS = {
-    "narrow": [0.5] * 5,
+    "one band": [0.5] * 5,
     "two bands": [1.2, 1.9, 1.5, 1.1, 1.7],
     "many bands": [6.5, 3.2, 4.9, 5.5, 6.1],
     "huge": [150.0] * 5,
@@ -62,24 +62,24 @@ SPREADS = {
 
 @pytest.mark.parametrize("spreads", SPREADS.values(), ids=SPREADS)
 @pytest.mark.parametrize("classes", [(), (3,)], ids=["one value", "three values"])
-def test_lanes_equal_the_textbook_and_single_ones(rng, x64, corpus, spreads, classes):
-    scores, values = lanes_of(rng, 512 * np.array(spreads), np.float64, *classes)
+def test_batches_equal_the_textbook_and_single_calls(rng, x64, corpus, spreads, classes):
+    scores, values = batch_of(rng, 512 * np.array(spreads), np.float64, *classes)
     together = ours(corpus, scores, values)
-    apart = zip(*(alone(corpus, *lane) for lane in zip(scores, values, strict=True)), strict=True)
+    apart = zip(*(alone(corpus, *x) for x in zip(scores, values, strict=True)), strict=True)
     for mine, looped, exact in zip(together, apart, textbook(corpus, scores, values), strict=True):
         np.testing.assert_allclose(mine, exact, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(mine, looped, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("spreads", SPREADS.values(), ids=SPREADS)
-def test_lanes_equal_the_textbook_in_float32(rng, corpus, spreads):
-    scores, values = lanes_of(rng, 64 * np.array(spreads), np.float32)
+def test_batches_equal_the_textbook_in_float32(rng, corpus, spreads):
+    scores, values = batch_of(rng, 64 * np.array(spreads), np.float32)
     for mine, exact in zip(ours(corpus, scores, values), textbook(corpus, scores, values), strict=True):
         np.testing.assert_allclose(mine, exact, rtol=2e-5, atol=2e-5)
 
 
 def test_either_argument_alone_may_be_vmapped(rng, x64, corpus):
-    scores, values = lanes_of(rng, [1, 700, 2000], np.float64)
+    scores, values = batch_of(rng, [1, 700, 2000], np.float64)
     f = partial(attend, corpus)
     one_score = jax.vmap(f, in_axes=(None, 0))(scores[1], values)
     one_value = jax.vmap(f, in_axes=(0, None))(scores, values[1])
@@ -90,8 +90,8 @@ def test_either_argument_alone_may_be_vmapped(rng, x64, corpus):
     np.testing.assert_allclose(slope[2], jax.grad(lambda a: f(a, values[2])[3])(scores[1]), atol=1e-13)
 
 
-def test_nested_vmaps_are_lanes_of_one_product(rng, x64, corpus):
-    scores, values = lanes_of(rng, [1, 700], np.float64, 3)
+def test_nested_vmaps_share_one_product(rng, x64, corpus):
+    scores, values = batch_of(rng, [1, 700], np.float64, 3)
     nested = jax.vmap(lambda a, g: jax.vmap(lambda a, g: attend(corpus, a, g), (None, 1))(a, g))
     by_column = nested(scores, values)
     whole = jax.vmap(partial(attend, corpus))(scores, values)
@@ -101,8 +101,8 @@ def test_nested_vmaps_are_lanes_of_one_product(rng, x64, corpus):
 
 
 @pytest.mark.parametrize("spread", [1.0, 700.0])
-def test_jacobians_of_lanes_equal_those_of_single_ones(rng, x64, corpus, spread):
-    scores, values = lanes_of(rng, [spread, spread / 2], np.float64)
+def test_jacobians_of_batches_equal_those_of_single_calls(rng, x64, corpus, spread):
+    scores, values = batch_of(rng, [spread, spread / 2], np.float64)
     rows = jax.vmap(jax.jacrev(partial(attend, corpus)))(scores, values)
     columns = jax.vmap(jax.jacfwd(jax.grad(lambda a, g: (attend(corpus, a, g) ** 2).sum())))(scores, values)
     for i in range(2):
@@ -114,8 +114,8 @@ def test_jacobians_of_lanes_equal_those_of_single_ones(rng, x64, corpus, spread)
         np.testing.assert_allclose(columns[i] @ step, difference, atol=1e-13)
 
 
-def test_more_lanes_than_fit_are_taken_in_parts(rng, x64, corpus, monkeypatch):
-    scores, values = lanes_of(rng, [1, 700, 2000, 3, 1e4, 5, 0], np.float64)
+def test_batches_that_do_not_fit_are_taken_in_chunks(rng, x64, corpus, monkeypatch):
+    scores, values = batch_of(rng, [1, 700, 2000, 3, 1e4, 5, 0], np.float64)
     whole = ours(corpus, scores, values)
     monkeypatch.setattr(batched, "COLUMNS", 6)
     jax.clear_caches()
@@ -125,7 +125,7 @@ def test_more_lanes_than_fit_are_taken_in_parts(rng, x64, corpus, monkeypatch):
         np.testing.assert_allclose(part, all_at_once, rtol=1e-12, atol=1e-13)
 
 
-def test_lanes_may_have_corpora_of_their_own(rng, x64, corpus):
+def test_corpora_may_be_vmapped_as_well(rng, x64, corpus):
     sequences = [[[0, 1, 1], [2, 0]], [[2, 1, 1], [0, 2]]]
     each = [ja.data.from_sequences(s, [1, -1], vocab_size=3) for s in sequences]
     both = jax.tree.map(lambda *x: jnp.stack(x), *each)
@@ -135,8 +135,8 @@ def test_lanes_may_have_corpora_of_their_own(rng, x64, corpus):
         np.testing.assert_allclose(result[i], attend(each[i], scores[i], values[i]), rtol=1e-12)
 
 
-def test_a_lane_of_nan_leaves_the_others_alone(rng, corpus):
-    scores, values = lanes_of(rng, [10, 10, 100], np.float32)
+def test_nan_stays_where_it_is_in_the_batch(rng, corpus):
+    scores, values = batch_of(rng, [10, 10, 100], np.float32)
     f, d_scores, _ = ours(corpus, scores.at[1, 7].set(jnp.nan), values)
     expected, d_expected, _ = ours(corpus, scores, values)
     np.testing.assert_allclose(f[::2], expected[::2], rtol=1e-6)
@@ -144,19 +144,20 @@ def test_a_lane_of_nan_leaves_the_others_alone(rng, corpus):
     assert np.isnan(f[1]).any()
 
 
-def test_compiled_lanes_have_no_scatter_and_run_twice_alike(rng, corpus):
-    scores, values = lanes_of(rng, [10, 100, 1e4], np.float32)
+def test_compiled_batches_have_no_scatter_and_run_twice_alike(rng, corpus):
+    scores, values = batch_of(rng, [10, 100, 1e4], np.float32)
     compiled = jax.jit(partial(ours, corpus)).lower(scores, values).compile()
     assert " scatter(" not in compiled.as_text()
     for one, other in zip(compiled(scores, values), compiled(scores, values), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_functions_in_turn_equal_vmapped_ones(rng, x64, corpus):
+def test_sequential_vmap_equals_vmap(rng, x64, corpus):
     def doubled(corpus, x, y):
         return {"sum": (corpus.lengths * x).sum() + y}
 
     x, y = rng.normal(size=(2, 4))
-    turn = jax.vmap(partial(batched.in_turn(doubled), corpus))(x, y)
-    np.testing.assert_allclose(turn["sum"], jax.vmap(partial(doubled, corpus))(x, y)["sum"], rtol=1e-14)
-    assert "scan" in str(jax.make_jaxpr(jax.vmap(partial(batched.in_turn(doubled), corpus)))(x, y))
+    sequential = jax.vmap(partial(batched.sequential_vmap_if_large(doubled), corpus))
+    vmapped = jax.vmap(partial(doubled, corpus))
+    np.testing.assert_allclose(sequential(x, y)["sum"], vmapped(x, y)["sum"], rtol=1e-14)
+    assert "scan" in str(jax.make_jaxpr(sequential)(x, y))

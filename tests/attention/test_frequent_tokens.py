@@ -60,49 +60,49 @@ def dense_counts(corpus):
 def test_sums_over_pairs_and_their_derivatives_are_those_of_dense_matrices(x64, rng, large, size, symmetric):
     corpus = large()
     counts = dense_counts(corpus)
-    pairs, columns = rng.normal(size=(81, 81)), tuple(rng.normal(size=(3, 81)))
+    kernel, columns = rng.normal(size=(81, 81)), tuple(rng.normal(size=(3, 81)))
     if symmetric:
-        pairs = pairs + pairs.T
+        kernel = kernel + kernel.T
     bags = jax.tree.map(np.asarray, corpus.bags)
-    flows = tuple(np.where(bags.count > 0, rng.normal(size=bags.index.shape), 0) for _ in columns)
+    cotangents = tuple(np.where(bags.count > 0, rng.normal(size=bags.index.shape), 0) for _ in columns)
 
-    def sums(pairs, columns):
-        every = [counts @ (pairs * y).T for y in columns]
+    def sums(kernel, columns):
+        every = [counts @ (kernel * y).T for y in columns]
         return tuple(jnp.where(bags.count > 0, x[bags.owner[:, None], bags.index], 0) for x in every)
 
-    expected, pull = jax.vjp(sums, jnp.asarray(pairs), tuple(map(jnp.asarray, columns)))
-    d_pairs, d_columns = pull(flows)
-    within = jax.jit(partial(frequent_tokens.window, size=size, dtype=jnp.float64))(corpus)
-    args = (corpus, within, jnp.asarray(pairs), tuple(map(jnp.asarray, columns)))
+    expected, vjp = jax.vjp(sums, jnp.asarray(kernel), tuple(map(jnp.asarray, columns)))
+    d_kernel, d_columns = vjp(cotangents)
+    frequent = jax.jit(partial(frequent_tokens.most_frequent, size=size, dtype=jnp.float64))(corpus)
+    args = (corpus, frequent, jnp.asarray(kernel), tuple(map(jnp.asarray, columns)))
     mine = jax.jit(partial(frequent_tokens.forward, symmetric=symmetric))(*args)
     for x, y in zip(mine, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)
-    d_mine, d_y = jax.jit(partial(frequent_tokens.backward, symmetric=symmetric))(*args, flows)
+    d_mine, d_y = jax.jit(partial(frequent_tokens.backward, symmetric=symmetric))(*args, cotangents)
     if symmetric:
-        d_mine, d_pairs = d_mine + d_mine.T, d_pairs + d_pairs.T
-    np.testing.assert_allclose(d_mine, d_pairs, rtol=1e-10, atol=1e-10)
+        d_mine, d_kernel = d_mine + d_mine.T, d_kernel + d_kernel.T
+    np.testing.assert_allclose(d_mine, d_kernel, rtol=1e-10, atol=1e-10)
     for x, y in zip(d_y, d_columns, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10)
 
 
-def test_the_window_holds_the_tokens_of_most_sequences(large):
+def test_frequent_tokens_are_those_of_most_sequences(large):
     corpus = large()
     counts = dense_counts(corpus)
-    within = frequent_tokens.window(corpus, 9, jnp.float32)
+    frequent = frequent_tokens.most_frequent(corpus, 9, jnp.float32)
     holders = (counts > 0).sum(axis=0)
-    assert sorted(holders[within.tokens]) == sorted(holders)[-9:]
-    np.testing.assert_array_equal(within.counts, counts[:, within.tokens])
-    rare = np.asarray(within.rare.index)[np.asarray(within.rare.count) > 0]
-    assert not set(rare) & set(np.asarray(within.tokens).tolist())
-    assert np.asarray(within.rare.count).sum() + counts[:, within.tokens].sum() == counts.sum()
+    assert sorted(holders[frequent.tokens]) == sorted(holders)[-9:]
+    np.testing.assert_array_equal(frequent.counts, counts[:, frequent.tokens])
+    rare = np.asarray(frequent.rare.index)[np.asarray(frequent.rare.count) > 0]
+    assert not set(rare) & set(np.asarray(frequent.tokens).tolist())
+    assert np.asarray(frequent.rare.count).sum() + counts[:, frequent.tokens].sum() == counts.sum()
 
 
 @pytest.mark.parametrize(("classes", "residual"), [(2, False), (3, True)])
-def test_narrow_scores_equal_the_textbook(x64, large, assert_equals_textbook, model, classes, residual):
+def test_safe_scores_equal_the_textbook(x64, large, assert_equals_textbook, model, classes, residual):
     module, init = model
     corpus = large(classes)
     params = draw(init, corpus)
-    assert factored_kernel.is_narrow(*scores(params))
+    assert factored_kernel.is_safe(*scores(params))
     assert_equals_textbook(
         partial(module.logits, residual=residual),
         partial(reference.two_layer_logits, residual=residual),
@@ -115,12 +115,12 @@ def test_wide_scores_equal_the_textbook(x64, large, assert_equals_textbook, mode
     module, init = model
     corpus = large()
     params = draw(init, corpus, scale=30.0)
-    assert not factored_kernel.is_narrow(*scores(params))
+    assert not factored_kernel.is_safe(*scores(params))
     # Products of size 1e4 in the exponent are rounded to 1e-12 in either form, and p multiplies that by 1e2.
     assert_equals_textbook(module.logits, reference.two_layer_logits, params, corpus, rtol=1e-7, atol=1e-7)
 
 
-def test_scores_that_are_barely_narrow_lose_nothing(x64, large):
+def test_scores_that_are_barely_safe_lose_nothing(x64, large):
     """|E_s|² from 0 to 126 in float32, against the same numbers in float64: only rounding differs."""
     corpus = large()
     E = jax.random.normal(jax.random.key(3), (81, 7), jnp.float64)
@@ -128,7 +128,7 @@ def test_scores_that_are_barely_narrow_lose_nothing(x64, large):
     p, v = jax.random.normal(jax.random.key(4), (2, 7), jnp.float64) / 10
     wide = two_layer.Params(E=E, p=p, v=v)
     single = jax.tree.map(lambda x: x.astype(jnp.float32), wide)
-    assert factored_kernel.is_narrow(single.E @ single.E.T, True)
+    assert factored_kernel.is_safe(single.E @ single.E.T, True)
     gradient = jax.jit(jax.grad(lambda x: (two_layer.logits(x, corpus) ** 2).sum()))
     for mine, exact in zip(*(jax.tree.leaves(gradient(x)) for x in (single, wide)), strict=True):
         assert mine.dtype == jnp.float32
@@ -137,17 +137,17 @@ def test_scores_that_are_barely_narrow_lose_nothing(x64, large):
 
 
 @pytest.mark.parametrize("scale", [2.0, np.nan])
-def test_what_is_no_number_is_not_narrow(scale):
-    assert bool(factored_kernel.is_narrow(scale * jnp.eye(3), True)) is not np.isnan(scale)
+def test_what_is_no_number_is_not_safe(scale):
+    assert bool(factored_kernel.is_safe(scale * jnp.eye(3), True)) is not np.isnan(scale)
 
 
-def test_vmapped_equals_looped_whatever_the_spread_of_each_lane(x64, large, model):
+def test_vmapped_equals_looped_whatever_the_spread_of_each_member(x64, large, model):
     module, init = model
     corpus = large()
-    lanes = [draw(init, corpus, scale=scale) for scale in (1.0, 30.0, 2.0)]
-    assert [bool(factored_kernel.is_narrow(*scores(x))) for x in lanes] == [True, False, True]
+    batch = [draw(init, corpus, scale=scale) for scale in (1.0, 30.0, 2.0)]
+    assert [bool(factored_kernel.is_safe(*scores(x))) for x in batch] == [True, False, True]
     gradient = jax.jit(jax.grad(lambda x: ja.losses.classification(module.logits(x, corpus), corpus.labels)))
-    vmapped = jax.vmap(gradient)(jax.tree.map(lambda *x: jnp.stack(x), *lanes))
-    for lane, params in enumerate(lanes):
+    vmapped = jax.vmap(gradient)(jax.tree.map(lambda *x: jnp.stack(x), *batch))
+    for member, params in enumerate(batch):
         for mine, theirs in zip(jax.tree.leaves(vmapped), jax.tree.leaves(gradient(params)), strict=True):
-            np.testing.assert_allclose(mine[lane], theirs, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(mine[member], theirs, rtol=1e-9, atol=1e-12)

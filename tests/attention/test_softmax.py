@@ -74,10 +74,10 @@ def test_scores_of_any_size_are_right_in_float32(rng, corpus):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
-def test_scores_are_narrow_if_exp_spans_them(rng):
+def test_one_shift_is_safe_if_exp_spans_the_scores(rng):
     scores = jnp.asarray(rng.normal(size=90), jnp.float32)
-    assert single.is_narrow(scores)
-    assert not single.is_narrow(70 * scores)
+    assert single.global_shift_is_safe(scores)
+    assert not single.global_shift_is_safe(70 * scores)
 
 
 def test_vmapped_equals_looped(rng, corpus):

@@ -83,18 +83,18 @@ def test_bad_input_is_named(sequences, labels, sizes, message):
         ja.data.from_sequences(sequences, labels, **{"vocab_size": 3} | sizes)
 
 
-def test_crossing_leads_from_every_occurrence_to_its_place_in_the_bags(rng):
+def test_occurrence_to_bag_leads_from_every_occurrence_to_its_place_in_the_bags(rng):
     sequences = [rng.integers(0, 50, rng.integers(1, 90)).tolist() for _ in range(40)]
     read = ja.data.from_sequences(sequences, [1, -1] * 20, vocab_size=50)
     drawn = jax.jit(lambda key: ja.data.assumption1(key, vocab_size=40, relevant=6, length=9, sequences=60))
     for corpus in (read, drawn(jax.random.key(0))):
         bags, occurrences = jax.tree.map(np.asarray, (corpus.bags, corpus.occurrences))
         there = occurrences.count > 0
-        place = np.asarray(corpus.crossing)[there]
+        place = np.asarray(corpus.occurrence_to_bag)[there]
         assert len(np.unique(place)) == len(place) == (bags.count > 0).sum()
         token = np.broadcast_to(occurrences.owner[:, None], there.shape)[there]
         np.testing.assert_array_equal(bags.index.ravel()[place], token)
         np.testing.assert_array_equal(bags.count.ravel()[place], occurrences.count[there])
         sequence = np.broadcast_to(bags.owner[:, None], bags.count.shape).ravel()[place]
         np.testing.assert_array_equal(sequence, occurrences.index[there])
-        np.testing.assert_array_equal(np.asarray(corpus.crossing)[~there], 0)
+        np.testing.assert_array_equal(np.asarray(corpus.occurrence_to_bag)[~there], 0)

@@ -36,7 +36,7 @@ def test_the_share_of_other_labels_is_that_of_a_binomial(classes, noise):
             share = (after[before == k] == other).mean()
             # Of the 87 shares of all cases together, one passes 4.5 deviations by chance in 1,700 runs.
             assert abs(share - expected) < 4.5 * np.sqrt(expected * (1 - expected) / number)
-    for part in ("bags", "occurrences", "crossing", "lengths"):
+    for part in ("bags", "occurrences", "occurrence_to_bag", "lengths"):
         assert getattr(corpus, part) is getattr(noisy, part)
 
 

@@ -118,18 +118,28 @@ def test_several_classes():
     preferred = dict(tables(found, 7))["Tokens with the largest E·p"]
     assert len(preferred) == len(set(preferred["token"])) == 7
     assert "E·v_{2}" in figure(found).caption or "class 2" in figure(found).caption
-    with pytest.raises(InputError, match=r"head \(3, 256\): expected \(256, 3\).*transpose"):
-        diagnose(E, p, v.T, many, **FAST)
+    pd.testing.assert_frame_equal(diagnose(E, p, v.T, many, **FAST).quantities, found.quantities)
 
 
 def test_heads_and_queries_as_layers_store_them(corpus, alpha):
     E, p, v = planted(np.abs(alpha), alpha)
     expected = diagnose(E, p, v, corpus, **FAST)
     two = np.stack([-v / 2, v / 2], axis=1)
-    for query, head in ((p[None], v[None]), (p[:, None], v[:, None]), (p, two)):
+    for query, head in ((p[None], v[None]), (p[:, None], v[:, None]), (p, two), (p, two.T)):
         pd.testing.assert_frame_equal(
             diagnose(E, query, head, corpus, **FAST).quantities, expected.quantities
         )
+
+
+def test_a_square_head_is_taken_as_it_is():
+    many = ja.data.independent(
+        jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3
+    )
+    alpha = np.asarray(ja.data.average_signed_frequency(many), np.float64)
+    turn = np.roll(np.eye(3), 1, axis=0)
+    E, p = alpha @ turn.T, np.ones(3)
+    assert row(diagnose(E, p, turn, many, **FAST), "E·v against α")["value"] == pytest.approx(1, abs=1e-9)
+    assert row(diagnose(E, p, turn.T, many, **FAST), "E·v against α")["value"] < 0.99
 
 
 def test_tokens_that_never_occur_are_left_out(alpha):
@@ -147,7 +157,7 @@ def test_tokens_that_never_occur_are_left_out(alpha):
         (lambda E, p, v: (E[0], p, v), r"expected \(V, d\)"),
         (lambda E, p, v: (E, p[:-1], v), r"query \(3,\): expected \(4,\)"),
         (lambda E, p, v: (E, p, np.zeros((4, 3))), r"head \(4, 3\): expected \(4,\)"),
-        (lambda E, p, v: (E, p, np.zeros((2, 4))), r"transpose"),
+        (lambda E, p, v: (E, p, np.zeros((3, 4))), r"head \(3, 4\): expected \(4,\)"),
         (
             lambda E, p, v: (np.where(np.arange(V)[:, None] == 7, np.nan, E), p, v),
             r"embedding: NaN.*\(7, 0\)",

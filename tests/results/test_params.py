@@ -13,8 +13,8 @@ import jaxattn as ja
 from jaxattn.errors import InputError
 from jaxattn.results import load
 from jaxattn.results.params import Parameters
-from jaxattn.study import checkpoints
-from jaxattn.study.checkpoints import Position
+from jaxattn.engine import checkpoints
+from jaxattn.engine.checkpoints import Position
 
 DIM, PADDED = 4, 6
 SIZES = [3, 6]
@@ -42,6 +42,7 @@ def folder(write, tmp_path_factory):
         {"name": BEGUN, "cells": cells, "seeds": [7]},
         {"name": "gone", "cells": cells, "seeds": [8]},
     ]
+    manifest["config"]["model"] = {"kind": "mine.py:OneLayer", "dim": DIM}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     shapes = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
     state = {
@@ -155,3 +156,13 @@ def test_parameters_are_a_frozen_pytree():
         params.p = 0
     with pytest.raises(AttributeError, match="no parameter 'q'"):
         params.replace(q=0)
+
+
+def test_a_built_in_model_gives_its_own_type(folder, tmp_path):
+    results = load(folder)
+    config = dict(results.manifest["config"]) | {"model": {"kind": "one_layer", "dim": DIM}}
+    results = dataclasses.replace(results, manifest=dict(results.manifest) | {"config": config})
+    assert isinstance(results.params(cell=1, seed=5), ja.models.one_layer.Params)
+    ours = dataclasses.replace(load(folder), models={1: ja.models.OneLayer(dim=DIM)})
+    assert isinstance(ours.params(cell=1, seed=5), ja.models.one_layer.Params)
+    assert isinstance(ours.params(cell=0, seed=5), Parameters)

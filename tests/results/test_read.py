@@ -32,8 +32,8 @@ def running(write, tmp_path):
     # Left over from a moment before the batch was finished.
     pd.DataFrame({"cell": [7]}).to_parquet(parts / f"{WHOLE}.records.partial.parquet")
     late = failed | {"cell": 1, "seed": 1, "step": 10}
-    lines = [{"unit": BEGUN, "failures": []}, {"unit": BEGUN, "failures": [late]}]
-    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"unit": "cel')
+    lines = [{"batch": BEGUN, "failures": []}, {"batch": BEGUN, "failures": [late]}]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"batch": "cel')
     return folder
 
 

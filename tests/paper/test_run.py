@@ -3,13 +3,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError
 from jaxattn.paper import ITEMS, reproduce
-from jaxattn.paper.reproduce import sweep
-from jaxattn.study import corpora, sweepfile
-from jaxattn.study.progress import Reporter
 
-SWEEPS = Path(__file__).parents[2] / "sweeps" / "paper"
 TINY = (
     "model.dim=16",
     "seeds=2",
@@ -28,7 +25,7 @@ def again(tmp_path_factory):
     """Run some items in tiny sizes."""
 
     def run(**options):
-        options = {"out": out, "command": "jaxattn reproduce", "sweeps": SWEEPS, "overrides": TINY} | options
+        options = {"out": out, "command": "jaxattn reproduce", "overrides": TINY} | options
         with Reporter(quiet=True) as reporter:
             return reproduce(reporter=reporter, **options)
 
@@ -44,12 +41,13 @@ def page(again):
 
 @pytest.mark.parametrize("scale", ["laptop", "full"])
 @pytest.mark.parametrize("item", RUN, ids=lambda item: item.name)
-def test_every_item_has_a_sweep_file_whose_cells_fit(item, scale):
-    config = sweep(item, scale, Path("data"), SWEEPS)
-    assert config.name == item.name
-    for cell in sweepfile.cells(config):
-        corpora.check(cell.config.data)
-    assert len({phase.name for phase in config.phases}) == len(config.phases)
+def test_every_item_is_a_study_whose_cells_fit(item, scale):
+    study = item.study(scale, Path("data"))
+    assert study.name == item.name
+    assert study.cells
+    if item.needs != "nothing":
+        place = study.config["data"].get("data_dir") or study.config["data"]["path"]
+        assert Path(place).parts[0] == "data"
 
 
 def test_names_are_distinct_and_every_item_says_what_it_compares():

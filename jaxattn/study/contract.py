@@ -1,0 +1,259 @@
+"""What a setting's things promise each other, tried on shapes alone before anything is compiled."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxattn import trees
+from jaxattn.data.corpus import Corpus, class_labels
+from jaxattn.data.splits import Loaded, Splits
+from jaxattn.dynamics.phase import Phase, Task
+from jaxattn.errors import InputError, RunError, at, in_user_code, shown
+from jaxattn.study import concepts, seed
+from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
+from jaxattn.study.kinds import Concept
+from jaxattn.study.setting import Setting
+
+# What the engine adds to the measurements of probes.
+_ADDED = ("best_test_accuracy",)
+
+
+def rehearse(
+    setting: Setting,
+    varying: Mapping[Path, float | int],
+    files: frozenset[str],
+    progress: Callable[[str, int, int | None], None] = lambda *_: None,
+) -> None:
+    """Go through the run of one seed on shapes, and check what every thing returns.
+
+    Args:
+        setting: what the cells of a program have in common.
+        varying: numbers that the lanes of the program have for themselves, which are traced.
+        files: the source files of the user's code.
+        progress: told how far the reading of texts is.
+
+    Raises:
+        InputError: what a thing returns is not what others need, or a number of a lane is needed while
+            programs are made; names the place and the remedy.
+        UserCodeError: code of the user's raised; its cause is what it raised.
+    """
+    dtypes = {int: "int32", float: setting.dtype}
+    with jax.enable_x64(setting.dtype == "float64"), jax.default_matmul_precision("highest"):
+        shared = setting.data.load(progress) if setting.data.shared else None
+        rehearsal = _Rehearsal(setting, shared, files)
+        numbers = {path: jax.ShapeDtypeStruct((), dtypes[type(x)]) for path, x in varying.items()}
+        try:
+            rehearsal.run(numbers)
+        except RunError as error:
+            if not isinstance(error.__cause__, jax.errors.JAXTypeError) or rehearsal.fails({}):
+                raise
+            guilty = [path for path, x in numbers.items() if rehearsal.fails({path: x})]
+            words = " and ".join(key_of(setting, path) for path in guilty)
+            raise InputError(
+                f"{words}: cells that differ in it share a program, but {error} needs its value; annotate it "
+                "as jaxattn.Static[float], or use jax.numpy.where"
+            ) from None
+
+
+class _Rehearsal:
+    """One seed on shapes; what raises is said with its place."""
+
+    def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]):
+        self.setting, self.shared, self.files = setting, shared, files
+
+    def run(self, numbers: Hyperparameters) -> None:
+        """Go through everything; `numbers` are traced."""
+        keys = jax.eval_shape(seed.keys, 0)
+
+        def run(numbers: Hyperparameters, keys: tuple[Array, Array]) -> None:
+            setting, used = with_hyperparameters(self.setting, numbers), used_tokens(numbers)
+            corpora = self.shared.splits if self.shared else self.corpora(setting, keys[0], used)
+            tokens = (self.shared or setting.data).tokens
+            params = self.start(setting, corpora, keys[1], tokens, used)
+            self.model(setting, params, corpora.train)
+            for index in range(len(setting.phases)):
+                params = self.phase(setting, index, params, corpora, keys[1])
+
+        jax.eval_shape(run, dict(numbers), keys)
+
+    def fails(self, numbers: Hyperparameters) -> bool:
+        """Tell whether code needs a value while programs are made, of these numbers or of arrays."""
+        try:
+            self.run(numbers)
+        except RunError as error:
+            return isinstance(error.__cause__, jax.errors.JAXTypeError)
+        return False
+
+    def corpora(self, setting: Setting, key: Array, used: Array | None) -> Splits:
+        with self.at("data", concepts.DATA):
+            corpora = seed.draw(setting, key, used)
+            if not isinstance(corpora, Splits):
+                raise InputError(f"draw returns {shown(corpora)}; return a jaxattn.data.Splits")
+            if not isinstance(corpora.train, Corpus):
+                raise InputError(f"it draws {shown(corpora.train)}; draw a jaxattn.data.Corpus")
+            return corpora
+
+    def start(self, setting: Setting, corpora: Splits, key: Array, tokens: Any, used: Array | None) -> Any:
+        with self.at("model.init", concepts.MODEL):
+            drawn = seed.start(setting._replace(starts={}), corpora, key, tokens, used)
+            names = trees.names(drawn)
+            for name in setting.starts:
+                if name not in names:
+                    raise InputError(f"the model has no {name!r}, but {', '.join(names)}")
+        for name in setting.starts:
+            with self.at(f"model.init.{name}", concepts.START):
+                made = seed.start(
+                    setting._replace(starts={name: setting.starts[name]}), corpora, key, tokens, used
+                )
+                _same(trees.get(drawn, name), trees.get(made, name), f"{_name(setting.starts[name])} returns")
+        return seed.start(setting, corpora, key, tokens, used)
+
+    def model(self, setting: Setting, params: Any, corpus: Corpus) -> None:
+        n, classes, vocab = corpus.num_sequences, corpus.num_classes, corpus.vocab_size
+        columns = () if classes == 2 else (classes,)
+        with self.at("model", concepts.MODEL):
+            logits, name = setting.model.logits(params, corpus), _name(setting.model)
+            _wants(f"{name}.logits", logits, {(n, *columns)}, f"for {n} sequences of {classes} classes")
+            if hasattr(setting.model, "scores_and_values"):
+                name = f"{name}.scores_and_values"
+                found = setting.model.scores_and_values(params)
+                if not (isinstance(found, tuple) and len(found) == 2):
+                    raise InputError(f"{name} returns {shown(found)}; return scores and values")
+                _wants(name, found[0], {(vocab,)}, "the score of every token")
+                _wants(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
+        with self.at("loss", concepts.LOSS):
+            each = setting.loss(logits, corpus.labels)
+            _wants(_name(setting.loss), each, {(n,)}, "one for every sequence, averaged afterwards")
+
+    def phase(self, setting: Setting, index: int, params: Any, corpora: Splits, key: Array) -> Any:
+        phase, place = setting.phases[index], f"phases[{index}]"
+        name, known = _name(phase), trees.names(params)
+        for parameter in phase.train:
+            if parameter not in known:
+                raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
+            if not jnp.issubdtype(jnp.result_type(x := trees.get(params, parameter)), jnp.floating):
+                raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
+        double = setting.dtype == "float64" or phase.dtype == "float64"
+        with jax.enable_x64(double), self.at(place, concepts.PHASE):
+            phase.probe_steps(setting.probes.per_decade)
+            carried = seed.begin(setting, index, params, corpora, key)
+            state = carried.state
+            missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
+            if missing:
+                raise InputError(
+                    f"{name}.init returns {shown(state)} without {missing[0]!r}; a state has params, step "
+                    "and failed_at, as jaxattn.dynamics.State"
+                )
+            if getattr(type(phase), "step", Phase.step) is not Phase.step:
+                task = Task(setting.model, setting.loss, corpora)
+                _same(state, phase.step(task, state), f"{name}.step returns")
+            further = seed.advance(setting, index, carried, corpora, jnp.int32(1))
+            _same(carried, further, f"{name}.advance returns")
+            metrics = _columns(f"{name}.metrics", phase.metrics(state), 0)
+        self.probes(setting, index, carried, corpora, dict.fromkeys(metrics, f"phase {phase.name}"))
+        return state.params
+
+    def probes(
+        self, setting: Setting, index: int, carried: Any, corpora: Splits, owner: dict[str, str]
+    ) -> None:
+        every, own = setting.probes.at_steps, setting.probes.own
+        seen = seed.look(setting, index, carried.state.params, corpora)
+        owner |= dict.fromkeys(_ADDED, "the study")
+
+        def place(probe: Any) -> str:
+            found = [k for k, x in enumerate(own) if x is probe]
+            return f"probes.own[{found[0]}]" if found else "probes"
+
+        for number in seed.probes(setting, index):
+            probe = every[number]
+            with self.at(place(probe), concepts.PROBE):
+                measured = probe.measure(seen.with_memory(carried.memory.get(number)))
+                _free(_columns(_name(probe), measured, 1), owner, place(probe))
+        for probe in setting.probes.of_phases:
+            with self.at(place(probe), concepts.PROBE):
+                if probe.applies(setting.model, setting.loss, setting.phases[index]):
+                    probe.observe(setting.phases[index], carried.state)
+                    _free(probe.metrics, owner, place(probe))
+
+    @contextmanager
+    def at(self, place: str, concept: Concept) -> Iterator[None]:
+        """Say where something raised, and whose mistake it is."""
+        try:
+            with at(place):
+                yield
+        except (InputError, RunError):
+            raise
+        except Exception as error:
+            if found := in_user_code(error, self.files, place):
+                raise found from error
+            reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+            raise InputError(f"{place}: {reason}; {concept.name} wants {concept.wants}") from error
+
+
+def _wants(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
+    is_array = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+    if not is_array or value.shape not in shapes:
+        raise InputError(f"{name} returns {shown(value)}; return {min(shapes, key=len)} floats, {why}")
+
+
+def _same(wanted: Any, found: Any, what: str) -> None:
+    """Check that a tree is like another one."""
+    flat = [jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (wanted, found)]
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (wanted, found)]
+    if structures[0] != structures[1]:
+        raise InputError(f"{what} a {shown(found)}, which is not built like the {shown(wanted)} it was given")
+    for (path, x), (_, y) in zip(*flat, strict=True):
+        if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise InputError(
+                f"{what} {shown(y)}{f' for {name}' if name else ''}; return {shown(x)}, as it was given"
+            )
+
+
+def _columns(what: str, metrics: Any, axes: int) -> list[str]:
+    """List the names that measurements have in records."""
+    if not isinstance(metrics, dict):
+        raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers by name")
+    names = []
+    for name, value in metrics.items():
+        number = isinstance(value, int | float | Array) and jnp.ndim(value) <= axes
+        if not (isinstance(name, str) and number):
+            kinds = "a number, or numbers (m,)" if axes else "a number"
+            raise InputError(f"{what} returns {shown(value)} for {name!r}; return {kinds}")
+        names += [name, *(f"{name}_{k:02d}" for k in range(len(value) if jnp.ndim(value) else 0))]
+    return names
+
+
+def _free(names: Iterable[str], owner: dict[str, str], place: str) -> None:
+    """Check that nobody else measures these names, and note who does."""
+    for name in names:
+        if owner.get(name, place) != place:
+            by = owner[name] if owner[name] != "probes" else "a standard probe"
+            raise InputError(f"{name!r} is measured already, by {by}; give it another name")
+        owner[name] = place
+
+
+def _name(thing: Any) -> str:
+    return getattr(getattr(thing, "function", None), "kind", type(thing).__name__)
+
+
+def check_labels(splits: Splits) -> None:
+    """Check the labels of corpora.
+
+    Raises:
+        InputError: one that is not -1 or +1, or 0 .. K-1 for K > 2 classes.
+    """
+    for name in ("train", "test", "validation"):
+        if (corpus := getattr(splits, name)) is not None:
+            classes = corpus.num_classes
+            allowed = class_labels(np.arange(classes), classes)
+            found = np.unique(np.asarray(corpus.labels))
+            if wrong := sorted(set(found.tolist()) - set(allowed.tolist())):
+                raise InputError(
+                    f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed}"
+                )

@@ -1,0 +1,114 @@
+"""A lab of one's own: corpus, model, loss, start, phase, probe and figure, all in this file.
+
+`study.toml` names them by import path, `kind = "lab.py:Temperature"`. Each is a pure function of one seed, or
+a frozen class with pure methods; jaxattn runs all seeds and cells of a study in one compiled program.
+Keyword-only arguments and fields are settings: checked by their annotations, and swept as you like. Cells
+that differ in a float share a program, in which that float is traced: write `jnp.where`, not `if`, or
+annotate it with `jaxattn.Static[float]`, and each of its values has a program of its own.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from matplotlib.figure import Figure
+
+import jaxattn as ja
+
+
+def needle(key: Array, *, vocab_size: int, length: int, sequences: int, shown: float = 1.0) -> ja.data.Corpus:
+    """Draw a corpus: the first of the tokens is 0 or 1 for labels -1 and +1, in a share `shown`."""
+    label_key, token_key, shown_key = jax.random.split(key, 3)
+    label = jax.random.bernoulli(label_key, 0.5, (sequences,)).astype(jnp.int32)  # 0 or 1
+    noise = jax.random.randint(token_key, (sequences, length), 2, vocab_size)
+    is_shown = jax.random.bernoulli(shown_key, shown, (sequences,))
+    tokens = noise.at[:, 0].set(jnp.where(is_shown, label, noise[:, 0]))
+    return ja.data.from_draws(tokens, 2 * label - 1, vocab_size=vocab_size, num_classes=2)
+
+
+class Params(NamedTuple):
+    """Parameters are named arrays: a NamedTuple, a dict, or a dataclass that is a pytree."""
+
+    E: Array  # (V, d) embeddings
+    p: Array  # (d,) query
+    v: Array  # (d,) head
+    log_temperature: Array  # () log τ
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """f(X) = Σ_i q_i E_{x_i}·v with q = softmax(E_X p / τ): attention with a temperature τ to train."""
+
+    dim: int
+    temperature: float = 1.0
+    attends_to_tokens: ClassVar[bool] = True  # so that attention on important tokens is measured
+
+    def init(self, key: Array, *, vocab_size: int, num_classes: int, dtype: jnp.dtype) -> Params:
+        """Draw the parameters that one seed starts with."""
+        plain = ja.models.OneLayer(dim=self.dim)
+        E, p, v = jax.tree.leaves(
+            plain.init(key, vocab_size=vocab_size, num_classes=num_classes, dtype=dtype)
+        )
+        return Params(E, p, v, jnp.log(jnp.asarray(self.temperature, dtype)))
+
+    def logits(self, params: Params, corpus: ja.data.Corpus) -> Array:
+        """Compute f of every sequence, (n,)."""
+        return ja.attention.attend(corpus, *self.scores_and_values(params))
+
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute a (V,) and γ (V,): may be left out; with it there are tables and figures of tokens."""
+        return params.E @ params.p / jnp.exp(params.log_temperature), params.E @ params.v
+
+
+def polynomial(logits: Array, labels: Array, *, power: float = 1.0) -> Array:
+    """Compute (1 + m)^-power of margins m = y f ≥ 0 and 1 - power m below: convex, with a polynomial tail."""
+    m = labels * logits
+    return jnp.where(m < 0, 1 - power * m, (1 + jax.nn.relu(m)) ** -power)
+
+
+def of_norm(key: Array, drawn: Array, *, norm: float) -> Array:
+    """Start a parameter in the direction that the model draws, with a norm of one's choice."""
+    return norm * drawn / jnp.linalg.norm(drawn)
+
+
+class SignDescent(ja.Phase, frozen=True, kw_only=True):
+    """Move every trained entry by step_size / √t against the sign of its derivative."""
+
+    train: tuple[str, ...] = ("p",)
+    step_size: float
+    steps: int
+
+    def step(self, task: ja.dynamics.Task, state: ja.dynamics.State) -> ja.dynamics.State:
+        """Take one step; `task` has the model, the loss and the seed's corpora."""
+        of = {"logits": task.model.logits, "per_sequence": task.loss}
+        _, slopes = ja.dynamics.loss_and_gradients(state.params, task.corpora.train, self.train, **of)
+        size = self.step_size / jnp.sqrt(state.step + 1.0)
+        moved = {name: getattr(state.params, name) - size * jnp.sign(slope) for name, slope in slopes.items()}
+        return state.replace(params=state.params._replace(**moved), step=state.step + 1)
+
+
+def tokens_attended(params: Params, corpus: ja.data.Corpus, *, order: ja.Static[float] = 2.0) -> Array:
+    """Count the tokens that attention looks at, (Σ_i q_i^order)^(1 / (1 - order)), mean over sequences."""
+    if order == 1:  # Python decides here, hence `Static`
+        raise ValueError("order 1 is the exponential of the entropy, which this probe does not know")
+    scores = params.E @ params.p / jnp.exp(params.log_temperature)
+    weights = jnp.exp(scores - scores.max())
+    # Averages of 1/weights tell the normaliser: Σ_i q_i / w_i = T / Z.
+    normaliser = corpus.lengths / ja.attention.attend(corpus, scores, 1 / weights)
+    moment = ja.attention.attend(corpus, scores, weights ** (order - 1)) / normaliser ** (order - 1)
+    return (moment ** (1 / (1 - order))).mean()
+
+
+def attended(results: ja.Results, *, phase: str = "query", metric: str = "tokens_attended") -> Figure:
+    """Tokens that attention looks at, mean over seeds with 95 % intervals."""
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    table = results.aggregate(metrics=[metric], phases=[phase])
+    for cell, rows in table.groupby("cell"):
+        axes.plot(rows["step"], rows["mean"], label=results.cell_words(cell).lstrip(", "))
+        axes.fill_between(rows["step"], rows["mean_low"], rows["mean_high"], alpha=0.2)
+    axes.set(xscale="symlog", xlabel="step", ylabel=results.label(metric))
+    axes.legend()
+    return figure

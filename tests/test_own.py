@@ -1,0 +1,330 @@
+# ruff: noqa: E501  messages and snippets stay as they are printed
+"""A study of nothing but the user's own code: as shipped in sweeps/own, and as a notebook or a file has it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import jaxattn as ja
+from jaxattn import cli
+from jaxattn.errors import InputError
+from jaxattn.study.namespace import Namespace
+
+SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
+# Saves a checkpoint as soon as it may, and is killed as soon as it has.
+KILLED = """
+import os, signal, sys
+from jaxattn.api import Study
+from jaxattn.engine.execute import Clock
+from jaxattn.engine.store import Store
+
+save = Store.save
+def save_and_die(*arguments):
+    save(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Store.save = save_and_die
+Study.read(sys.argv[1]).run(sys.argv[2], quiet=True, clock=Clock(block_s=0.0, checkpoint_s=0.0))
+"""
+
+
+def command(monkeypatch, *words):
+    """Run the command line; return its status."""
+    monkeypatch.setattr(sys, "argv", ["jaxattn", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """The shipped files, in a folder that tests may change, and a finished run of them."""
+    folder = tmp_path_factory.mktemp("own")
+    for name in ("lab.py", "study.toml"):
+        shutil.copy(SHIPPED / name, folder)
+    ja.Study.read(folder / "study.toml").run(folder / "finished", quiet=True)
+    return folder
+
+
+@pytest.fixture
+def copied(own, tmp_path):
+    """A copy of code, sweep file and results."""
+    shutil.copytree(own, tmp_path / "own")
+    return tmp_path / "own"
+
+
+def test_the_lab_is_short_and_everything_is_its_own():
+    lines = (SHIPPED / "lab.py").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if line.strip()]) <= 120
+    study = ja.Study.read(SHIPPED / "study.toml")
+    names = ("SignDescent", "Temperature", "attended", "needle", "of_norm", "polynomial", "tokens_attended")
+    assert study.own_kinds == [f"lab.py:{name}" for name in names]
+    assert (len(study.cells), len(study.seeds)) == (2, 10)
+
+
+def test_cells_that_differ_in_a_float_of_its_own_share_a_program(own):
+    plan = ja.Study.read(own / "study.toml").plan(own / "finished", quick=True)
+    assert plan.groups["vmapped"].tolist() == ["seed, loss.power"]
+    assert plan.groups["lanes"].tolist() == [20]
+    assert plan.cells["done"].tolist() == ["10 of 10", "10 of 10"]
+
+
+def test_numbers_equal_the_study_written_out_for_one_seed(own):
+    """The same seed by hand: textbook attention over rows of E, and autodiff through it."""
+    lab = sys.modules[Namespace(own).load("lab.py:needle").__module__]
+    seed, power = 3, 4.0
+    data_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
+    sizes = {"vocab_size": 40, "length": 8, "sequences": 300}
+    train = lab.needle(jax.random.split(data_key)[0], **sizes, shown=0.9)
+    ids, mask = ja.models.reference.padded_sequences(train)
+    plain = ja.models.one_layer.init(model_key, vocab_size=40, dim=64)
+    params = {"E": plain.E, "p": 0.5 * plain.p / jnp.linalg.norm(plain.p), "log_temperature": jnp.zeros(())}
+
+    def attention(x):
+        scores = (x["E"] @ x["p"])[ids] / jnp.exp(x["log_temperature"])
+        return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=1)
+
+    def loss(x):
+        margin = train.labels * (attention(x) * (x["E"] @ plain.v)[ids]).sum(axis=1)
+        return jnp.where(margin < 0, 1 - power * margin, (1 + jnp.abs(margin)) ** -power).mean()
+
+    params["E"] = params["E"] - 50.0 * jax.grad(loss)(params)["E"]
+    slopes = jax.jit(jax.grad(loss))
+    records = ja.load(own / "finished").records
+    chosen = records.query("cell == 1 and seed == @seed and phase == 'query'")
+    last = max(step for step in chosen["step"] if step <= 20)
+    for step in range(last):
+        size = 0.03 / np.sqrt(step + 1)
+        slope = slopes(params)
+        params |= {name: params[name] - size * jnp.sign(slope[name]) for name in ("p", "log_temperature")}
+    q = attention(params)
+    expected = {
+        "loss": loss(params),
+        "p_norm": jnp.linalg.norm(params["p"]),
+        "tokens_attended": (1 / (q**2).sum(axis=1)).mean(),
+        "tokens_attended_3": ((q**3).sum(axis=1) ** -0.5).mean(),
+    }
+    found = chosen[chosen["step"] == last].set_index("metric")["value"]
+    assert last > 10
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-3, err_msg=name)
+
+
+def test_a_killed_run_continues_to_the_same_bits(own, tmp_path, monkeypatch, capsys):
+    environment = os.environ | {
+        "JAX_NUM_CPU_DEVICES": str(jax.local_device_count()),
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    words = [sys.executable, "-c", KILLED, own / "study.toml", tmp_path / "killed"]
+    done = subprocess.run(words, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert command(monkeypatch, "status", tmp_path / "killed") == 0
+    assert "stopped" in capsys.readouterr().out
+    before = ja.load(tmp_path / "killed")
+    assert not before.finished
+    assert command(monkeypatch, "run", own / "study.toml", "--out", tmp_path / "killed", "--quiet") == 0
+    for table in ("records", "tokens"):
+        got, wanted = (getattr(ja.load(path), table) for path in (tmp_path / "killed", own / "finished"))
+        assert got.equals(wanted)
+    assert len(before.records) < len(ja.load(own / "finished").records)
+
+
+def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, monkeypatch, capsys):
+    before = ja.load(copied / "finished")
+    words = ("run", copied / "study.toml", "--seeds", "0:20", "--out", copied / "finished", "--quiet")
+    assert command(monkeypatch, *words) == 0
+    after = ja.load(copied / "finished")
+    assert after.manifest["seeds"] == list(range(20))
+    key = ["cell", "seed", "phase", "step", "metric"]
+    first, old = (
+        x.sort_values(key, ignore_index=True) for x in (after.records.query("seed < 10"), before.records)
+    )
+    assert first.equals(old)
+    assert set(after.records.groupby(["cell", "phase", "step", "metric"])["seed"].nunique()) == {20}
+    # A pair of cells, seed by seed, on the command line and in Python.
+    capsys.readouterr()
+    words = ("aggregate", copied / "finished", "--pair", "loss.power=1.0,4.0", "--metrics", "tokens_attended")
+    assert command(monkeypatch, *words) == 0
+    assert "tokens_attended" in capsys.readouterr().out
+    table = after.pair("loss.power", 1.0, 4.0, metrics=["tokens_attended"], phases=["query"])
+    assert (table["n"] == 20).all()
+    assert table["mean_low"].iloc[-1] > 0
+
+
+def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, monkeypatch, capsys):
+    assert (own / "finished" / "figures" / "attended.png").is_file()
+    page = (own / "finished" / "report.html").read_text(encoding="utf-8")
+    assert "Tokens that attention looks at, mean over seeds with 95 % intervals." in page
+    drawn = ja.load(own / "finished").figure(Namespace(own).load("lab.py:attended"), phase="embed")
+    assert drawn.title == "Attended"
+    assert command(monkeypatch, "report", own / "finished") == 1
+    assert "reading results executes no code that a folder names" in capsys.readouterr().err
+    assert "Attended" in (own / "finished" / "report.html").read_text(encoding="utf-8")
+
+
+def test_trained_parameters_have_the_type_of_its_own_model(own):
+    study = ja.Study.read(own / "study.toml")
+    params = study.run(own / "finished", quiet=True).params(cell=1, seed=3, phase="query")
+    assert type(params).__name__ == "Params"
+    assert params.E.shape == (40, 64)
+    assert params.log_temperature != 0
+
+
+def test_changed_code_is_refused_and_can_be_accepted(copied, monkeypatch, capsys):
+    with (copied / "lab.py").open("a", encoding="utf-8") as file:
+        file.write("\n# a change\n")
+    words = ("run", copied / "study.toml", "--out", copied / "finished", "--quiet")
+    assert command(monkeypatch, *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "lab.py:needle" in line
+    assert line.endswith(
+        "changed since this run began; choose another folder with --out, or continue with --accept-code"
+    )
+    assert command(monkeypatch, *words, "--accept-code") == 0
+    assert command(monkeypatch, *words) == 0
+
+
+@struct.dataclass
+class Params:
+    E: jax.Array
+    p: jax.Array
+    v: jax.Array
+    log_temperature: jax.Array
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A user's own class, in a notebook."""
+
+    dim: int
+
+    def init(self, key, *, vocab_size, num_classes, dtype):
+        plain = ja.models.one_layer.init(
+            key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype
+        )
+        return Params(plain.E, plain.p, plain.v, jnp.zeros((), dtype))
+
+    def logits(self, params, corpus):
+        scores = params.E @ params.p / jnp.exp(params.log_temperature)
+        return ja.attention.attend(corpus, scores, params.E @ params.v)
+
+
+def attention_entropy(params, corpus):
+    """-Σ_i q_i log q_i, averaged over sequences."""
+    scores = params.E @ params.p / jnp.exp(params.log_temperature)
+    weights = jnp.exp(scores - scores.max())
+    normaliser = corpus.lengths / ja.attention.attend(corpus, scores, 1 / weights)
+    return (jnp.log(normaliser) - ja.attention.attend(corpus, scores, jnp.log(weights))).mean()
+
+
+def test_a_study_of_a_notebook(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = ja.Study(
+        name="temperature", seeds=10,
+        data=ja.data.Independent(vocab_size=50, relevant=20, length=8, sequences=200),
+        model=Temperature(dim=64),
+        phases=[ja.dynamics.OneStep(name="embed", step_size=50.0),
+                ja.dynamics.Descent(name="query", train=["p", "log_temperature"], optimizer="adam", step_size=1e-2, steps=200)],
+        probes=ja.Probes(own=[attention_entropy]),
+        axes={"model.dim": [64, 256]},
+    )  # fmt: skip
+    results = study.run("results/temperature")
+    same = ja.load("results/temperature")
+    assert same.records.equals(results.records)
+    assert set(same.records["seed"]) == set(range(10))
+    entropy = same.aggregate(metrics=["attention_entropy"], phases=["query"])
+    assert entropy["mean"].iloc[0] == pytest.approx(np.log(8), abs=0.02)
+    assert entropy.groupby("cell")["mean"].last().max() < 0.5
+    assert same.params(cell=0, seed=3).log_temperature < -0.5
+    assert isinstance(results.params(cell=1, seed=3), Params)
+    with pytest.raises(InputError, match="no sweep file can import it"):
+        ja.Study(**NOTEBOOK).write(tmp_path / "x.toml")
+
+
+class Local:
+    """Where a class is that no file can import."""
+
+    def make():
+        @dataclass(frozen=True)
+        class Inner(Temperature):
+            pass
+
+        return Inner(dim=4)
+
+
+NOTEBOOK = {
+    "name": "x",
+    "data": ja.data.Independent(vocab_size=50, relevant=20, length=8, sequences=200),
+    "model": Local.make(),
+    "phases": [ja.dynamics.OneStep(name="embed", step_size=50.0)],
+}
+FILE = """
+name = "mine"
+seeds = 2
+loss = "mine.py:exponential"              # (logits, labels) -> (n,); or { kind = "logistic", smoothing = 0.1 }
+
+[data]
+kind = "mine.py:needle"                   # def needle(key, *, vocab_size: int, length: int, sequences: int) -> Corpus
+vocab_size = 40
+length = 8
+sequences = 300
+
+[model]
+kind = "one_layer"
+dim = 64
+init = { p = "zero", E = { scale = 0.1 } }
+
+[probes]
+own = ["mine.py:p4", { kind = "mine.py:p4", name = "p3", power = 3.0 }]      # def p4(params, corpus, *, power: float = 4.0)
+
+[[phases]]
+name = "query"
+kind = "descent"
+train = ["E", "p"]
+optimizer = "sgd"
+step_size = 1.0
+steps = 4
+"""
+MINE = """
+import jax
+import jax.numpy as jnp
+from jaxattn.data import Corpus, from_draws
+
+def exponential(logits, labels):
+    return jnp.exp(-labels * logits)
+
+def needle(key, *, vocab_size: int, length: int, sequences: int) -> Corpus:
+    label_key, token_key = jax.random.split(key)
+    label = jax.random.bernoulli(label_key, 0.5, (sequences,)).astype(jnp.int32)
+    tokens = jax.random.randint(token_key, (sequences, length), 2, vocab_size).at[:, 0].set(label)
+    return from_draws(tokens, 2 * label - 1, vocab_size=vocab_size, num_classes=2)
+
+def p4(params, corpus, *, power: float = 4.0):
+    return (jnp.abs(params.p) ** power).sum()
+"""
+
+
+def test_a_sweep_file_with_functions_of_a_file_beside_it(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(FILE, encoding="utf-8")
+    results = ja.Study.read(tmp_path / "mine.toml").run(tmp_path / "out", quiet=True)
+    last = results.records.query("step == 4").pivot(index="seed", columns="metric", values="value")
+    for seed in (0, 1):
+        p = results.params(seed=seed).p
+        np.testing.assert_allclose(last["p4"][seed], (p**4).sum(), rtol=1e-5)
+        np.testing.assert_allclose(last["p3"][seed], (jnp.abs(p) ** 3).sum(), rtol=1e-5)
+    first = results.records.query("step == 0").pivot(index="seed", columns="metric", values="value")
+    assert (first["p_norm"] == 0).all()
+    # E v has a tenth of its size, and p = 0 averages it over eight tokens: the loss is e^0 nearly.
+    np.testing.assert_allclose(first["loss"], 1, atol=0.02)
