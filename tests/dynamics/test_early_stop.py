@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics import descent, early_stop, loss, optimizer, run
 from jaxattn.attention import attend
+from jaxattn.dynamics import descent, early_stop, loss, optimizer, run
 
 SIZES = {"vocab_size": 60, "relevant": 10, "length": 6, "sequences": 40, "max_posterior_difference": 0.5}
 STEPS, EVERY = 60, 5

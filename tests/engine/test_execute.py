@@ -268,10 +268,16 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
     seen = 0
     for phase, step, found in of_seed.run(setting, seed):
         for name, value in found.items():
-            entries = {name: value} if value.ndim == 0 else {f"{name}_{k:02d}": x for k, x in enumerate(value)}
+            entries = (
+                {name: value} if value.ndim == 0 else {f"{name}_{k:02d}": x for k, x in enumerate(value)}
+            )
             for metric, x in entries.items():
                 np.testing.assert_allclose(
-                    mine[phase, step, metric], x, rtol=tolerance, atol=tolerance, err_msg=f"{phase} {step} {metric}"
+                    mine[phase, step, metric],
+                    x,
+                    rtol=tolerance,
+                    atol=tolerance,
+                    err_msg=f"{phase} {step} {metric}",
                 )
                 seen += 1
     late = {"best_test_accuracy", *AT_PROBES, *AT_END, "longest", "share_of_longest"}
@@ -279,14 +285,23 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
 
 
 PHASES = {
-    "log_descent": [{"name": "a", "kind": "log_descent", "method": "dual_acceleration", "step_size": 0.3, "steps": 3}],
-    "minibatches": [descent(["E", "p"], batch_size=7, steps=4), {"name": "b", "kind": "one_step", "step_size": 9.0}],
-    "early_stop": [descent(["p"], patience=1, check_every=1, steps=4, step_size=0.5, schedule="cosine", warmup=1)],
+    "log_descent": [
+        {"name": "a", "kind": "log_descent", "method": "dual_acceleration", "step_size": 0.3, "steps": 3}
+    ],
+    "minibatches": [
+        descent(["E", "p"], batch_size=7, steps=4),
+        {"name": "b", "kind": "one_step", "step_size": 9.0},
+    ],
+    "early_stop": [
+        descent(["p"], patience=1, check_every=1, steps=4, step_size=0.5, schedule="cosine", warmup=1)
+    ],
 }
 
 
 @pytest.mark.parametrize("case", PHASES)
-def test_the_pure_functions_of_a_seed_are_what_the_engine_records(case, tmp_path, x64, go, read, study, tables):
+def test_the_pure_functions_of_a_seed_are_what_the_engine_records(
+    case, tmp_path, x64, go, read, study, tables
+):
     data = tables()["data"] | {"validation_sequences": 20}
     probes = {"per_decade": 1, "min_count": 1, "bins": 3}
     wanted = study(seeds=[1, 4], dtype="float64", data=data, phases=PHASES[case], probes=probes)
