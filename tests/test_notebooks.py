@@ -1,5 +1,6 @@
 """Every notebook runs from top to bottom in its fast mode, and is committed with its outputs."""
 
+import ast
 from pathlib import Path
 
 import nbformat
@@ -13,7 +14,11 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "quickstart")) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs_in_a_fresh_kernel(path, monkeypatch, tmp_path):
     monkeypatch.setenv("JAXATTN_FAST", "1")
     notebook = nbformat.read(path, 4)
@@ -32,6 +37,16 @@ def test_a_notebook_holds_the_outputs_of_one_whole_run(path):
     outputs = [output for cell in cells for output in cell.outputs]
     assert any(output.get("data", {}).get("image/png") for output in outputs)
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_imports_what_users_import(path):
+    for cell in code_cells(nbformat.read(path, 4)):
+        for node in ast.walk(ast.parse(cell.source)):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert all(name.count(".") < 2 for name in names if name.startswith("jaxattn")), names
+        assert ".toml" not in cell.source
 
 
 def test_there_are_notebooks():

@@ -2,6 +2,6 @@
 
 from jaxattn.claims.rows import Claim, Row, Tolerance
 from jaxattn.claims.scoreboard import CLAIMS, Scoreboard, run
-from jaxattn.claims.settings import Plan, Setting
+from jaxattn.claims.studies import Plan, TextPlan
 
-__all__ = ["CLAIMS", "Claim", "Plan", "Row", "Scoreboard", "Setting", "Tolerance", "run"]
+__all__ = ["CLAIMS", "Claim", "Plan", "Row", "Scoreboard", "TextPlan", "Tolerance", "run"]

@@ -1,23 +1,28 @@
 """The scoreboard of the theory: every claim of the paper, measured, with intervals and certificates."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from jaxattn.claims import joint, limits, one_step, reviews
-from jaxattn.claims.flow import Flows
-from jaxattn.claims.reviews import TextPlan
+from jaxattn.api import Study
+from jaxattn.claims import judges, studies
+from jaxattn.claims.measured import Measured, of_seeds
 from jaxattn.claims.rows import FAILS, Row
 from jaxattn.claims.rows import __doc__ as meaning
-from jaxattn.claims.settings import Plan
-from jaxattn.data import text
+from jaxattn.claims.studies import Plan, TextPlan
 from jaxattn.data.readers import Source
-from jaxattn.data.text import Progress, silent
+from jaxattn.engine import devices
+from jaxattn.engine.progress import Reporter
+from jaxattn.engine.run import run as execute
 from jaxattn.errors import InputError, RunError
+from jaxattn.results.load import load
 from jaxattn.results.tables import markdown
 
 CLAIMS = ("L4.1", "MC", "L4.2", "T4.3", "L4.4/4.5", "V", "MR")
@@ -25,18 +30,42 @@ ON_TEXTS = ("L4.1", "L4.2")
 PLAN, TEXT_PLAN = Plan(), TextPlan()
 
 
-class Part(NamedTuple):
-    """Rows that are measured together.
+class Verdict(NamedTuple):
+    """How a claim is judged.
 
     Attributes:
-        description: what is being done.
-        claims: the claims its rows are about.
-        rows: measures them.
+        claim: the claim.
+        studies: the studies whose cells the judge is given.
+        judge: reads them into rows.
     """
 
-    description: str
-    claims: tuple[str, ...]
-    rows: Callable[[], list[Row]]
+    claim: str
+    studies: tuple[str, ...]
+    judge: Callable[..., list[Row]]
+
+
+# In the order of their rows.
+VERDICTS = (
+    Verdict("L4.1", ("law-independent",), judges.one_step_law),
+    Verdict("L4.1", ("law-assumption1",), judges.one_step_law),
+    Verdict("L4.1", ("law-texts",), partial(judges.one_step_law, constant=False)),
+    Verdict("MC", ("law-classes",), judges.one_step_law),
+    Verdict("L4.2", ("base",), judges.unbounded),
+    Verdict("L4.2", ("independent",), judges.unbounded),
+    Verdict("L4.2", ("flow-texts",), judges.grows_on_texts),
+    Verdict("T4.3", ("base",), judges.converges),
+    Verdict("L4.4/4.5", ("base",), judges.selects),
+    Verdict("V", ("base", "joint"), judges.jointly),
+    Verdict("MR", ("several",), judges.several),
+    *(
+        verdict
+        for study in ("beyond", "independent")
+        for verdict in (
+            Verdict("T4.3", (study,), judges.direction_elsewhere),
+            Verdict("L4.4/4.5", (study,), partial(judges.selects, promised=False)),
+        )
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -122,9 +151,10 @@ def run(
     source: Source | None = None,
     plan: Plan = PLAN,
     text_plan: TextPlan = TEXT_PLAN,
-    progress: Progress = silent,
+    folder: str | Path | None = None,
+    reporter: Reporter | None = None,
 ) -> Scoreboard:
-    """Measure the claims.
+    """Run the studies of the claims, and judge what they measured.
 
     Args:
         seeds: number of seeds, 0 .. seeds - 1; 36 or more can show that a yes/no claim holds.
@@ -132,15 +162,18 @@ def run(
         source: texts for the claims that need no Assumption 1, for example IMDB; None to leave them out.
         plan: the synthetic settings.
         text_plan: how much is run on texts.
-        progress: called with (description, done, total) before every part and once at the end, and while
-            texts are read.
+        folder: where the studies are run, each in a folder of its own: what is done there is not done again.
+            A temporary one by default.
+        reporter: where progress goes; nowhere by default.
 
     Returns:
         The scoreboard.
 
     Raises:
         InputError: fewer than two seeds, an unknown claim, texts that cannot be read or have more classes
-            than two, texts without a claim to measure on them.
+            than two, texts without a claim to measure on them, a folder with results of another plan.
+        RunError: a study could not be run.
+        Interrupted: SIGINT or SIGTERM came; with a folder, the same call continues.
     """
     if seeds < 2:
         raise InputError(f"seeds: {seeds}; an interval over seeds needs at least 2")
@@ -150,55 +183,45 @@ def run(
     wanted = tuple(only) or CLAIMS
     if source is not None and not set(wanted) & set(ON_TEXTS):
         raise InputError(f"source: no claim of {', '.join(wanted)} is measured on texts; leave the texts out")
-    parts = _synthetic(plan, Flows(range(seeds), plan.until_norm))
-    if source is not None:
-        parts += _on_texts(source, range(seeds), text_plan, progress)
-    parts = [part for part in parts if set(part.claims) & set(wanted)]
-    rows: list[Row] = []
-    for done, part in enumerate(parts):
-        progress(part.description, done, len(parts))
-        rows += [row for row in part.rows() if row.claim.name in wanted]
-    progress("claims", len(parts), len(parts))
-    return Scoreboard(tuple(sorted(rows, key=_place)))
+    with ExitStack() as stack:
+        reporter = reporter or stack.enter_context(Reporter(quiet=True))
+        every, texts = studies.synthetic(plan, seeds), ""
+        if source is not None:
+            texts = _words(source, reporter)
+            every |= studies.on_texts(source, text_plan, seeds)
+        verdicts = [x for x in VERDICTS if x.claim in wanted and set(x.studies) <= set(every)]
+        needed = {name: every[name] for x in verdicts for name in x.studies}
+        folder = folder or stack.enter_context(tempfile.TemporaryDirectory())
+        cells = _run(needed, Path(folder), reporter, texts)
+    rows = [row for x in verdicts for row in x.judge(*(cells[name] for name in x.studies))]
+    return Scoreboard(
+        tuple(sorted(rows, key=lambda row: (not row.claim.promised, CLAIMS.index(row.claim.name))))
+    )
 
 
-def _place(row: Row) -> tuple[bool, int]:
-    return not row.claim.promised, CLAIMS.index(row.claim.name)
+def _run(
+    needed: Mapping[str, Study], folder: Path, reporter: Reporter, texts: str
+) -> dict[str, list[Measured]]:
+    """Run the studies that are not done yet; read their cells back."""
+    devices.use_all_cores()
+    cells = {}
+    for number, (name, study) in enumerate(needed.items(), start=1):
+        reporter.note(f"{number} of {len(needed)}: {name}")
+        outcome = execute(study, folder / name, command="jaxattn claims", reporter=reporter)
+        if outcome.errors:
+            raise RunError(f"{folder / name}: {outcome.errors[0]['reason']}")
+        # The records are all that is judged, and trained embeddings of texts are large.
+        shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
+        read = of_seeds(load(folder / name), len(study.seeds))
+        data = texts if study.base.data.shared else ""
+        cells[name] = [Measured(read, cell.number, data) for cell in study.cells]
+    return cells
 
 
-def _synthetic(plan: Plan, flows: Flows) -> list[Part]:
-    base, law, seeds = plan.base, plan.law, flows.seeds
-    # Data without Assumption 1, in the same sizes: both share their compiled programs.
-    independent = replace(base, kind="independent")
-    under_a1 = replace(law, kind="assumption1")
-    classes = replace(law, num_classes=plan.law_classes)
-    parts = [
-        Part("one step, independent tokens", ("L4.1",), partial(one_step.rows, law, seeds, plan.law_dims)),
-        Part("one step, Assumption 1", ("L4.1",), partial(one_step.rows, under_a1, seeds, plan.law_dims)),
-        Part("one step, several classes", ("MC",), partial(one_step.rows, classes, seeds, plan.law_dims)),
-        Part("flow, Assumption 1", ("L4.2",), partial(limits.unbounded, flows, base)),
-        Part("flow, independent tokens", ("L4.2",), partial(limits.unbounded, flows, independent)),
-        Part("direction of the limit", ("T4.3",), partial(limits.converges, flows, base)),
-        Part("selection", ("L4.4/4.5",), partial(limits.selects, flows, base)),
-        Part("head trained as well", ("V",), partial(joint.rows, flows, base, plan.joint_steps)),
-    ]
-    for r in plan.several:
-        setting = replace(base, kind="multi_relevant", relevant_per_sequence=r)
-        parts.append(Part(f"{r} relevant tokens", ("MR",), partial(limits.several, flows, setting)))
-    beyond = [replace(base, step_size=step_size) for step_size in plan.step_sizes]
-    beyond += [*(replace(base, dim=dim) for dim in plan.dims), independent]
-    for setting in beyond:
-        description = f"beyond: {setting.kind}, d = {setting.dim}, η0 = {setting.step_size:g}"
-        parts.append(Part(description, ("L4.4/4.5", "T4.3"), partial(limits.elsewhere, flows, setting)))
-    return parts
-
-
-def _on_texts(source: Source, seeds: Sequence[int], plan: TextPlan, progress: Progress) -> list[Part]:
-    corpus = text.load(source, progress=progress).train
+def _words(source: Source, reporter: Reporter) -> str:
+    """Name texts and their sizes."""
+    corpus = source.load(reporter.loading).splits.train
     if corpus.num_classes != 2:
         raise InputError(f"source: {corpus.num_classes} classes; give texts with two labels")
     name = getattr(source, "dataset", "texts")
-    return [
-        Part(f"one step, {name}", ("L4.1",), partial(reviews.one_step_rows, corpus, name, seeds, plan)),
-        Part(f"descent, {name}", ("L4.2",), partial(reviews.flow_rows, corpus, name, seeds, plan)),
-    ]
+    return f"{name}, V = {corpus.vocab_size}, n = {corpus.num_sequences}"

@@ -161,7 +161,7 @@ def claims(
     keep_compiled()
     source = Tfds(dataset="imdb_reviews", data_dir=str(data_dir), min_count=45) if data_dir else None
     with Reporter(quiet) as reporter:
-        board = scoreboard.run(seeds=seeds, only=only, source=source, progress=reporter.loading)
+        board = scoreboard.run(seeds=seeds, only=only, source=source, folder=out / "runs", reporter=reporter)
     table = board.table()
     for promised, title in (
         (True, "What the theory promises"),

@@ -14,7 +14,7 @@ from jaxattn.dynamics.optimizers import optimizer
 from jaxattn.dynamics.phase import Phase, Task
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
-from jaxattn.spec import Names, Positive
+from jaxattn.spec import Names, NotNegative
 
 P = TypeVar("P")
 
@@ -53,12 +53,12 @@ def one_step(
 
 
 class OneStep(Phase, frozen=True, kw_only=True):
-    """One full-batch gradient step of size `step_size` on the parameters in `train`."""
+    """One full-batch gradient step of size `step_size` on the parameters in `train`; none at all for 0."""
 
     one_step: ClassVar[bool] = True
     steps: ClassVar[int] = 1
 
-    step_size: Positive
+    step_size: NotNegative
     train: Names = ("E",)
 
     def init(self, task: Task, params: Any, key: Array) -> Any:

@@ -77,7 +77,8 @@ def drawing(setting: Setting) -> Callable[[Array, Hyperparameters], Splits]:
     def draw(key: Array, numbers: Hyperparameters) -> Splits:
         return seed.draw(with_hyperparameters(setting, numbers), key, used_tokens(numbers))
 
-    return jax.jit(vmap_over_devices(draw, (0, 0)))
+    # On a CPU one after the other: batched sorts take twice as long to compile, and run no faster.
+    return jax.jit(vmap_over_devices(draw, (0, 0), per_core=1))
 
 
 def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
@@ -98,7 +99,9 @@ def starting(setting: Setting, loaded: Loaded) -> Callable[[Array, Hyperparamete
         if loaded.shared
         else jax.eval_shape(partial(jax.tree.map, lambda x: x[0]), loaded.splits)
     )
-    return jax.jit(vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared))
+    # One after the other: batches of LAPACK's routines wait for each other for ever on several CPU devices.
+    lifted = vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
+    return jax.jit(lifted)
 
 
 def program(setting: Setting, index: int, loaded: Loaded) -> Program:

@@ -14,7 +14,10 @@ from jaxattn.probes.fit import Fit
 from jaxattn.probes.importance import Importance
 from jaxattn.probes.max_margin import MaxMarginDirection
 from jaxattn.probes.norms import Norms
+from jaxattn.probes.one_step_embeddings import OneStepEmbeddings
 from jaxattn.probes.one_step_law import OneStepError
+from jaxattn.probes.relevant_direction import RelevantDirection
+from jaxattn.probes.relevant_tokens import RelevantTokens
 from jaxattn.probes.seen import Seen
 from jaxattn.probes.selection import Selected
 from jaxattn.probes.settings import Probes
@@ -27,6 +30,10 @@ PROBES: dict[str, Any] = {
     "alignments": Alignments,
     "conservation": Conservation,
     "sharpness": Sharpness,
+    "max_margin_direction": MaxMarginDirection,
+    "one_step_embeddings": OneStepEmbeddings,
+    "relevant_tokens": RelevantTokens,
+    "relevant_direction": RelevantDirection,
 }
 
 __all__ = [
@@ -38,8 +45,11 @@ __all__ = [
     "Importance",
     "MaxMarginDirection",
     "Norms",
+    "OneStepEmbeddings",
     "OneStepError",
     "Probes",
+    "RelevantDirection",
+    "RelevantTokens",
     "Seen",
     "Selected",
     "Sharpness",

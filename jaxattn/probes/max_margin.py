@@ -1,13 +1,16 @@
 """Probe of a whole phase: the query on its way, held against the max-margin direction it should end in."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
-from jaxattn.spec import Spec
+from jaxattn.probes.selection import attended
+from jaxattn.spec import NotNegative, Spec, Static
 from jaxattn.theory import (
     MaxMargin,
     Selection,
@@ -15,12 +18,18 @@ from jaxattn.theory import (
     max_margin,
     max_margin_batch,
     one_minus_cosine,
-    selection,
 )
 
 Metrics = dict[str, np.ndarray]
 _ON_THE_WAY = ("one_minus_cosine", "margin_ratio")
-_AT_THE_END = ("feasible", "max_margin", "duality_gap", "primal_residual", "support_pairs")
+_AT_THE_END = (
+    "certified_distance",
+    "feasible",
+    "max_margin",
+    "duality_gap",
+    "primal_residual",
+    "support_pairs",
+)
 
 
 class MaxMarginDirection(Spec, frozen=True, kw_only=True):
@@ -28,12 +37,17 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
 
     A probe of a phase: `observe` is taken of every seed at every probe step, and `conclude` is told all of
     it when the phase has ended.
+
+    Attributes:
+        nats: tokens with a score so close to the top one of their sequence count as selected; None for ties
+            up to rounding.
     """
 
     labels: ClassVar[dict[str, str]] = {
         "one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
         "margin_ratio": "margin of $p$ / largest margin",
         "margin_shortfall": "1 - margin of $p$ / largest margin",
+        "certified_distance": r"$1-\cos$ to the true direction, at most",
         "feasible": "selection can be separated",
         "max_margin": "largest margin",
         "duality_gap": "relative duality gap",
@@ -41,6 +55,8 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
         "support_pairs": "pairs with a positive multiplier",
     }
     metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY, *_AT_THE_END)
+
+    nats: Static[NotNegative] | None = None
 
     def applies(self, model: Any, loss: Any, phase: Any) -> bool:
         """Tell whether a phase moves p alone."""
@@ -68,29 +84,52 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
         with jax.enable_x64(True):
             E = jnp.asarray(E, jnp.float64)
             if loaded.shared and corpus.bags.is_large:
-                seeds = [_one(p, own, corpus) for p, own in zip(history, E, strict=True)]
+                seeds = [_one(p, own, corpus, self.nats) for p, own in zip(history, E, strict=True)]
                 away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
                 return _named(away, ratio, *facts)
             axis = None if loaded.shared else 0
-            chosen = jax.jit(jax.vmap(selection, in_axes=(0, 0, axis)))(
-                jnp.asarray(history[:, -1]), E, corpus
-            )
+            select = partial(_selected, nats=self.nats)
+            chosen = jax.jit(jax.vmap(select, in_axes=(0, 0, axis)))(history[:, -1], E, corpus)
             mm = max_margin_batch(E, corpus, chosen)
             margins = jax.jit(jax.vmap(_margins, in_axes=(0, 0, axis, 0)))(
                 jnp.asarray(history), E, corpus, chosen
             )
         away = one_minus_cosine(history, mm.p[:, None])
-        return _named(away, _relative(margins, mm.margin[:, None]), *_facts(mm))
+        return _named(away, _relative(margins, mm.margin[:, None]), *_facts(mm, away[:, -1]))
 
 
-def _one(history: np.ndarray, E: Any, corpus: Any) -> tuple[np.ndarray, ...]:
+def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
+    """Bound 1 - cos of the angle to the true max-margin direction from above.
+
+    The angle to the computed direction, plus the angle between that one and the true direction that its
+    duality gap leaves open: 1 - cos ≤ 1 - √(1 - gap).
+
+    Args:
+        away: 1 - cos to the computed direction, (...).
+        duality_gap: its relative duality gap, (...).
+
+    Returns:
+        (...) float64, NaN where there is no direction.
+    """
+    gap = np.asarray(duality_gap)
+    left_open = gap / (1 + np.sqrt(1 - gap))
+    half_angle = sum(np.arcsin(np.minimum(np.sqrt(x / 2), 1)) for x in (np.asarray(away), left_open))
+    return 2 * np.sin(np.minimum(half_angle, np.pi / 2)) ** 2
+
+
+def _selected(p: Any, E: Any, corpus: Corpus, nats: float | None) -> Selection:
+    return attended(jnp.matmul(E, p, precision="highest"), corpus, nats)
+
+
+def _one(history: np.ndarray, E: Any, corpus: Corpus, nats: float | None) -> tuple[np.ndarray, ...]:
     if not np.isfinite(history[-1]).all():
         missing = np.full(len(history), np.nan)
-        return missing, missing, *np.full(5, np.nan)
-    chosen = selection(history[-1], E, corpus)
+        return missing, missing, *np.full(len(_AT_THE_END), np.nan)
+    chosen = _selected(history[-1], E, corpus, nats)
     mm = max_margin(E, corpus, chosen)
     margins = jax.jit(_margins)(jnp.asarray(history), E, corpus, chosen)
-    return one_minus_cosine(history, mm.p), _relative(margins, mm.margin), *_facts(mm)
+    away = one_minus_cosine(history, mm.p)
+    return away, _relative(margins, mm.margin), *_facts(mm, away[-1])
 
 
 def _margins(history: Any, E: Any, corpus: Any, chosen: Selection) -> Any:
@@ -102,9 +141,10 @@ def _relative(margins: Any, largest: Any) -> np.ndarray:
         return np.asarray(margins) / np.where(largest > 0, largest, np.nan)
 
 
-def _facts(mm: MaxMargin) -> tuple[Any, ...]:
-    support = (mm.multipliers > 0).sum(axis=-1)
-    return np.asarray(mm.feasible, float), mm.margin, mm.duality_gap, mm.primal_residual, 1.0 * support
+def _facts(mm: MaxMargin, away: Any) -> tuple[Any, ...]:
+    bound, feasible = certified_distance(away, mm.duality_gap), np.asarray(mm.feasible, float)
+    support = 1.0 * (mm.multipliers > 0).sum(axis=-1)
+    return bound, feasible, mm.margin, mm.duality_gap, mm.primal_residual, support
 
 
 def _named(away: Any, ratio: Any, *facts: Any) -> tuple[Metrics, Metrics]:

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.attention import attend
+from jaxattn.data.corpus import Corpus
 from jaxattn.probes.seen import Seen
 from jaxattn.spec import Share, Spec
-from jaxattn.theory import selection_from_scores
+from jaxattn.theory import Selection, selection_from_scores
 
 
 class Selected(Spec, frozen=True, kw_only=True):
@@ -39,3 +40,13 @@ class Selected(Spec, frozen=True, kw_only=True):
             "important_selected": (chosen.important_counts(train, important) > 0).mean(),
             "selected_tokens": chosen.counts(train).mean(),
         }
+
+
+def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
+    """Select the tokens whose score is within some nats of their sequence's top one, ties alone if None.
+
+    Scores that tie in the limit of a flow stay within a few nats of each other on the way, all others drift
+    apart like margin · ‖p‖: 10 nats tell them apart at any ‖p‖ above about 20 / margin, and a token within
+    them holds at least 5e-5 of the top one's attention.
+    """
+    return selection_from_scores(scores, corpus, tie=None if nats is None else nats / jnp.ptp(scores))

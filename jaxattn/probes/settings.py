@@ -23,6 +23,7 @@ class Probes(Spec, frozen=True, kw_only=True):
         important: tokens with |posterior difference| of at least this count as important.
         max_margin: whether every phase that moves p alone ends by finding the max-margin direction of its
             selection, against which every probe's p is held.
+        tokens: whether attention on tokens, and what E·v and E·p know of their importance, is measured.
         own: further probes, built in or the user's.
     """
 
@@ -33,6 +34,7 @@ class Probes(Spec, frozen=True, kw_only=True):
     min_count: Count = 50
     important: Share = 0.5
     max_margin: bool = False
+    tokens: bool = True
     own: tuple[Any, ...] = ()
 
     def check(self, *context: Any) -> None:
@@ -44,8 +46,9 @@ class Probes(Spec, frozen=True, kw_only=True):
     def at_steps(self) -> tuple[Any, ...]:
         """The probes of single steps: each has `measure(seen)`."""
         binned = Importance(bins=self.bins, low=self.low, high=self.high, min_count=self.min_count)
+        of_tokens = (Selected(important=self.important), binned) if self.tokens else ()
         own = tuple(probe for probe in self.own if hasattr(probe, "measure"))
-        return Fit(), Selected(important=self.important), binned, OneStepError(), *own
+        return Fit(), *of_tokens, OneStepError(), *own
 
     @property
     def of_phases(self) -> tuple[Any, ...]:

@@ -31,6 +31,7 @@ LOSS = Concept(
     (("__call__",),),
     lambda target: own.OwnLoss,
     "a function (logits, labels, *, settings) -> (n,)",
+    lambda table: "classification",
 )
 START = Concept(
     "a start",

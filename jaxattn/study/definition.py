@@ -117,8 +117,8 @@ class Definition:
     @property
     def config(self) -> dict[str, Any]:
         """All tables with all their settings, as JSON would hold them."""
-        tables = msgspec.json.decode(msgspec.json.encode(self._tables))
-        return tables | self._base.tables | {"figures": list(self.figures)}
+        tables = msgspec.structs.replace(self._tables, figures=self.figures)
+        return msgspec.json.decode(msgspec.json.encode(tables)) | self._base.tables
 
     @property
     def config_hash(self) -> str:

@@ -57,7 +57,9 @@ def key_of(setting: Setting, path: Path) -> str:
     """Write the path of a number as a sweep file does."""
     head, *rest = path
     if head == "phases":
-        rest[0] = setting.phases[int(rest[0])].name
+        phase = setting.phases[int(rest[0])]
+        further = getattr(phase, "takes_further", None)
+        rest = [phase.name, *(part for part in rest[1:] if part != further)]
     return ".".join(map(str, (*IN_TABLES.get(head, (head,)), *rest)))
 
 

@@ -1,24 +1,16 @@
-from dataclasses import replace
-
 import pytest
 
-from jaxattn.claims.settings import Plan, Setting
-
-BASE = Setting("assumption1", vocab_size=12, relevant=4, length=4, sequences=20, dim=256, step_size=200.0)
-
-
-@pytest.fixture(scope="session")
-def seeds():
-    """Enough for a yes/no claim to hold; the same number everywhere, so that programs are compiled once."""
-    return 40
+from jaxattn.claims import Plan
 
 
 @pytest.fixture(scope="session")
 def plan():
     """A scoreboard in the sizes of a test; the corpora of all parts have the same shapes."""
+    sizes = {"vocab_size": 12, "relevant": 4, "length": 4, "sequences": 20}
     return Plan(
-        base=BASE,
-        law=replace(BASE, kind="independent"),
+        base=sizes,
+        dim=256,
+        law=sizes,
         law_dims=(64, 256),
         several=(2,),
         step_sizes=(0.0,),

@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.claims import CLAIMS, run
-from jaxattn.claims.reviews import TextPlan
+from jaxattn.claims import CLAIMS, TextPlan, run
 from jaxattn.data.readers import Csv
 from jaxattn.errors import InputError, RunError
 
@@ -15,16 +14,19 @@ VERDICTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def said():
-    """What progress was told."""
-    return []
+SEEDS = 3
 
 
 @pytest.fixture(scope="module")
-def board(plan, seeds, said):
+def folder(tmp_path_factory):
+    """Where the studies are run."""
+    return tmp_path_factory.mktemp("claims")
+
+
+@pytest.fixture(scope="module")
+def board(plan, folder):
     """All synthetic claims."""
-    return run(seeds=seeds, plan=plan, progress=lambda *told: said.append(told))
+    return run(seeds=SEEDS, plan=plan, folder=folder)
 
 
 def test_every_claim_has_rows_and_every_row_a_number_with_an_interval(board):
@@ -42,10 +44,14 @@ def test_promised_rows_come_first_and_certificates_where_a_direction_was_compute
         assert ("certified" in row.certificate) or row.claim.name != "T4.3"
 
 
-def test_progress_is_told_before_every_part_and_at_the_end(board, said):
-    done, total = zip(*((done, total) for _, done, total in said), strict=True)
-    assert done == tuple(range(total[0] + 1))
-    assert set(total) == {total[0]}
+def test_what_is_done_is_not_done_again(board, plan, folder, capfd):
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/records.parquet")}
+    assert len(before) == 8
+    assert run(seeds=SEEDS, plan=plan, folder=folder) == board
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    # Of a folder that holds more seeds, those asked for are judged.
+    fewer = run(seeds=2, only=["L4.4/4.5"], plan=plan, folder=folder)
+    assert {row.seeds for row in fewer.rows} == {2}
 
 
 def test_the_files_say_what_the_table_says(board, tmp_path):
@@ -71,12 +77,11 @@ def test_a_folder_that_cannot_be_written(board, tmp_path):
         board.write(tmp_path / "file")
 
 
-def test_a_flow_that_is_cut_short_fails_and_the_status_says_so(plan, seeds, board):
-    short = replace(plan, until_norm=2.0, step_sizes=())
-    cut = run(seeds=seeds, only=["T4.3"], plan=short)
-    assert {row.claim.name for row in cut.rows} == {"T4.3"}
-    assert [row.verdict for row in cut.rows if row.claim.promised] == ["fails", "fails"]
-    assert cut.status == 1
+def test_a_row_that_fails_makes_the_status_1(board):
+    (row, *_) = (row for row in board.rows if row.claim.promised and row.tolerance)
+    failed = replace(row, value=9.0, low=9.0, high=9.0, hits=None)
+    assert failed.verdict == "fails"
+    assert replace(board, rows=(failed,)).status == 1
     assert replace(board, rows=tuple(row for row in board.rows if row.verdict != "fails")).status == 0
 
 
@@ -94,9 +99,12 @@ def texts(tmp_path_factory):
     return path
 
 
-def test_texts_give_rows_of_their_own(plan, seeds, texts):
+def test_texts_give_rows_of_their_own(plan, folder, texts):
     small = TextPlan(law_dims=(32, 64), law_seeds=3, dim=64, step_size=50.0, steps=20, rate=0.5)
-    board = run(seeds=seeds, only=["L4.1", "L4.2"], plan=plan, source=Csv(path=str(texts)), text_plan=small)
+    source = Csv(path=str(texts))
+    board = run(
+        seeds=SEEDS, only=["L4.1", "L4.2"], plan=plan, source=source, text_plan=small, folder=folder
+    )
     rows = [row for row in board.rows if row.claim.setting.startswith("texts, V = 8, n = 40")]
     assert [(row.claim.name, row.seeds) for row in rows] == [("L4.1", 3)] * 2 + [("L4.2", 3)] * 2
     assert all(np.isfinite([row.value, row.low, row.high]).all() for row in rows)

@@ -236,9 +236,8 @@ def records_of(go, read, directory, wanted):
 def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, read, study):
     trained = ["E", "p"] if kind == "two_layer" else list(MODELS[kind].parameters)
     own = {"heads": 2} if kind == "multi_head" else {}
-    wanted = study(
-        seeds=2, dtype="float64", model={"kind": kind, "dim": 8} | own, phases=[descent(trained)]
-    )
+    settings = {"model": {"kind": kind, "dim": 8} | own, "phases": [descent(trained)]}
+    wanted = study(seeds=2, dtype="float64", probes={"per_decade": 1, "bins": 0, "min_count": 1}, **settings)
     found = records_of(go, read, tmp_path, wanted)
     model, train_key = wanted.base.model, of_seed.keys(1)[0]
     train = wanted.base.data.draw(train_key).train
@@ -289,17 +288,14 @@ PHASES = {
 @pytest.mark.parametrize("case", PHASES)
 def test_the_pure_functions_of_a_seed_are_what_the_engine_records(case, tmp_path, x64, go, read, study, tables):
     data = tables()["data"] | {"validation_sequences": 20}
-    wanted = study(seeds=[1, 4], dtype="float64", data=data, phases=PHASES[case], probes={"min_count": 1, "bins": 3})
+    probes = {"per_decade": 1, "min_count": 1, "bins": 3}
+    wanted = study(seeds=[1, 4], dtype="float64", data=data, phases=PHASES[case], probes=probes)
     go(tmp_path, wanted)
     assert_is_what_the_engine_records(wanted.base, 4, read(tmp_path)[0])
 
 
 def test_the_pure_functions_of_a_flow_are_what_the_engine_records(flow_run, x64, read, study):
     assert_is_what_the_engine_records(study("flow").base, 1, read(flow_run)[0])
-
-
-def test_the_pure_functions_are_what_a_float32_run_records_but_for_rounding(small_run, read, study):
-    assert_is_what_the_engine_records(study().base, 1, read(small_run)[0], tolerance=2e-3)
 
 
 @pytest.fixture(scope="module")
@@ -321,28 +317,32 @@ def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
     test = pairs(test_key, vocab_size=10, sequences=8, swapped=0.25)
     params = mine.init(key, vocab_size=10, num_classes=2, dtype=jnp.float64)._replace(v=jnp.full(4, 0.25))
 
-    def loss(params, corpus):
-        scores, values = 2.0 * (params.E @ (params.W @ params.p)), params.E @ params.v
+    def loss_of(corpus):
         ids, mask = ja.models.reference.padded_sequences(corpus)
-        q = jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1)
-        return (0.5 * jnp.maximum(0, 1 - corpus.labels * (q * values[ids]).sum(1)) ** 2).mean()
 
-    gradient_of = jax.jit(jax.grad(loss))
+        def loss(params):
+            scores, values = 2.0 * (params.E @ (params.W @ params.p)), params.E @ params.v
+            q = jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1)
+            return (0.5 * jnp.maximum(0, 1 - corpus.labels * (q * values[ids]).sum(1)) ** 2).mean()
+
+        return jax.jit(loss)
+
+    gradient_of = jax.jit(jax.grad(loss_of(train)))
     for _ in range(3):
-        g = gradient_of(params, train)
+        g = gradient_of(params)
         scale = jnp.minimum(1, 0.01 / jnp.sqrt((g.E**2).sum() + (g.p**2).sum()))
         params = params._replace(E=params.E - 0.5 * scale * g.E, p=params.p - 0.5 * scale * g.p)
     start, noise_key = params.p, jax.random.fold_in(key, 1)
     norms = [jnp.linalg.norm(params.p)]
     for step in range(3):
         noise = jax.random.normal(jax.random.fold_in(noise_key, step), (4,), jnp.float64)
-        params = params._replace(p=params.p - 0.1 * gradient_of(params, train).p + 0.01 * noise)
+        params = params._replace(p=params.p - 0.1 * gradient_of(params).p + 0.01 * noise)
         norms.append(jnp.linalg.norm(params.p))
     last = records[(records.seed == 1) & (records.phase == "wander") & (records.step == 3)]
     value = last.set_index("metric")["value"]
     expected = {
-        "loss": loss(params, train),
-        "test_loss": loss(params, test),
+        "loss": loss_of(train)(params),
+        "test_loss": loss_of(test)(params),
         "spread": 3.0 * params.p.std(),
         "travelled": jnp.linalg.norm(params.p - start),
         "longest": max(norms),
@@ -412,12 +412,12 @@ def test_minibatches_are_drawn_by_seed_and_phase(tmp_path, go, read, study):
 
 def test_a_phase_that_stops_early_ends_with_the_best_validation_loss(tmp_path, go, read, study, tables):
     data = tables()["data"] | {"validation_sequences": 20, "vocab_size": 60, "max_posterior_difference": 0.3}
-    phase = descent(["E", "p", "v"], steps=100, step_size=0.05, check_every=1)
+    phase = descent(["E", "p", "v"], steps=40, step_size=0.1, check_every=1)
     common = {"data": data, "dtype": "float64", "probes": {"per_decade": 100, "min_count": 1, "bins": 0}}
     straight = records_of(go, read, tmp_path / "a", study(phases=[phase], **common))
     stopped = records_of(go, read, tmp_path / "b", study(phases=[phase | {"patience": 500}], **common))
     for seed in (0, 1):
         # The loss before the first step is not looked at.
         path = straight.loc[(seed, "all")]["validation_loss"].loc[1:]
-        end = stopped.loc[(seed, "all", 100), "validation_loss"]
+        end = stopped.loc[(seed, "all", 40), "validation_loss"]
         assert path.min() * (1 - 1e-9) <= end < path.iloc[-1]

@@ -206,3 +206,39 @@ def test_lanes_on_four_devices_equal_lanes_on_one_without_collectives(lanes, flo
         pd.testing.assert_frame_equal(four[keys], one[keys])
         np.testing.assert_allclose(four["value"], one["value"], rtol=1e-10, atol=1e-10)
         np.testing.assert_allclose(four_tokens["Ep"], one_tokens["Ep"], rtol=1e-10, atol=1e-10)
+
+
+GENERATED = {"vocab_size": 16, "length": 5, "sequences": 24, "test_sequences": 24, "validation_sequences": 24}
+KINDS = {
+    "topics": GENERATED | {"relevant": 6, "topic_words": 3},
+    "xor": GENERATED | {"pairs": 2},
+    "negation": GENERATED | {"relevant": 6},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [("topics", "min_purity"), ("xor", "label_noise"), ("negation", "negated")]
+)
+def test_numbers_of_a_generator_run_as_lanes_equal_to_cells_alone(
+    kind, number, tmp_path, go, read, study, tables
+):
+    axes = {f"data.{number}": [0.0, 0.5], "data.vocab_size": [16, 20]}
+    data = {"kind": kind} | KINDS[kind]
+    wanted = study(data=data, phases=tables()["phases"][:1], dtype="float64", axes=axes)
+    assert len(compile_groups(wanted.cells)) == 1
+    assert not go(tmp_path / "together", wanted)[0].failures
+    records, _ = read(tmp_path / "together")
+    assert json.loads((tmp_path / "together" / "manifest.json").read_text())["widths"] == [8]
+    which = 2 if kind == "negation" else 0
+    alone_tables = wanted.cells[which].tables | {"name": "alone", "seeds": [1]}
+    go(tmp_path / "alone", type(wanted).of_tables(alone_tables))
+    alone, _ = read(tmp_path / "alone")
+    mine = records[(records.cell == which) & (records.seed == 1)]
+    assert mine["metric"].tolist() == alone["metric"].tolist()
+    np.testing.assert_allclose(mine["value"], alone["value"], rtol=1e-10, atol=1e-10)
+    last = alone[alone.step == 1].set_index("metric")["value"]
+    assert np.isfinite(last[["loss", "test_loss", "p_norm", "log_gradient_norm"]]).all()
+    # The cell of an xor without noise, or with half its sequences negated: no token has a signal.
+    correlations = last[["correlation_Ev_alpha", "spearman_Ev_tokens", "spearman_Ep_tokens"]]
+    assert correlations.isna().all() == (kind != "topics")
+    assert (last["important_mass"] == 0) == (kind != "topics")

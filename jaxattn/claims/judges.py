@@ -1,0 +1,246 @@
+"""Judges: what the records of a study say of the claims of the theory, as rows of the scoreboard."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxattn.claims.limit import Limit, certificate, round_up
+from jaxattn.claims.measured import Measured
+from jaxattn.claims.rows import Claim, Row, around, mean, share
+from jaxattn.results.fits import powers
+from jaxattn.results.numbers import brief
+
+# A path that ends at the distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is about
+# 1/margin: at ‖p‖ = 1e6 that is 1e-11 for the margin of 0.28 of the base setting and 1e-8 for one of 0.01.
+# After joint training the weights of sequences in the loss differ by e^10 and more, so that the path of p
+# lies some 10 nats / margin off the ray: 1e-9, more than for p alone.
+CLOSE, CLOSE_ELSEWHERE = 1e-9, 1e-8
+# ‖p‖ between which the power is fitted: the selection has settled, and the path does not end yet.
+FITTED = (1e3, 5e5)
+# Growth of margin · ‖p‖ per e-fold of time: 0 at a finite stationary point, 1 on the way to infinity.
+GROWS = (0.5, 2.0)
+POWER = around(-0.5, 0.05)
+
+
+def one_step_law(cells: Sequence[Measured], *, constant: bool = True) -> list[Row]:
+    """Judge the power of d in the error of the one-step law: L4.1, and MC for more than two classes.
+
+    The error of values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0 (for K classes also the largest over
+    classes), that of embeddings max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are linear in η0. Of many
+    thousand tokens of a text the most frequent one decides the largest error, so that a seed's error is about
+    the size of a single normal variable: the interval is wide.
+
+    Args:
+        cells: one for each d, two or more.
+        constant: whether to tell the constant error · √d at the largest d as well.
+
+    Source:
+        Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
+    """
+    dims = [cell["model.dim"] for cell in cells]
+    name = "MC" if cells[0].classes > 2 else "L4.1"
+    where = f"{cells[0].data_words}, d = {', '.join(map(str, dims))}"
+    measured = {"values E·v": "one_step_error", "embeddings E": "embedding_error"}
+    rows = []
+    for of, metric in measured.items():
+        claim = Claim(name, f"the error of the one-step law in the {of} falls like d^(-1/2)", where)
+        errors = np.stack([cell.last("step", metric) for cell in cells], axis=1)
+        rows.append(mean(claim, f"power of d in the error of {of}", powers(dims, errors), POWER))
+    if constant:
+        claim = Claim(name, "the constant of the one-step law", where, promised=False)
+        largest = cells[-1].last("step", "one_step_error") * np.sqrt(dims[-1])
+        rows.append(mean(claim, f"error of values · √d at d = {dims[-1]}", largest))
+    return rows
+
+
+def unbounded(cells: Sequence[Measured]) -> list[Row]:
+    """Judge that ‖p‖ grows without bound, like log t.
+
+    ‖∂L/∂p‖ falls like exp(-margin ‖p‖) if p grows for ever, so that margin · t ‖∂L/∂p‖ tends to 1; if p comes
+    to rest, it tends to 0. This can be told wherever the flow ends. Where tokens tie in the limit, their
+    balanced forces hide the others in float64 from margin · ‖p‖ of about 20 on, and the flow cannot be
+    followed to ‖p‖ = 1e6; the certificate says for how many seeds.
+
+    Source:
+        Lemma 4.2 of arXiv 2505.17282.
+    """
+    (cell,) = cells
+    limit = Limit(cell)
+    claim = Claim("L4.2", "‖p‖ grows without bound, like log t", cell.words)
+    low, high = GROWS
+    rate, text = limit.growth, limit.certificate
+    satisfied = (rate >= low) & (rate <= high)
+    measured = "margin · t ‖∂L/∂p‖ at the end"
+    rows = [
+        share(claim, f"{measured} between {low:g} and {high:g}", satisfied, certificate=limit.ends),
+        mean(claim, measured, rate, around(1.0, 0.1), certificate=text),
+    ]
+    if limit.reached.all():
+        ratio = limit.last("max_margin") * limit.norm / limit.last("log_time")
+        rows.append(
+            mean(claim, "margin · ‖p‖ / log t at the end", ratio, around(1.0, 0.01), certificate=text)
+        )
+    return rows
+
+
+def converges(cells: Sequence[Measured]) -> list[Row]:
+    """Judge that p/‖p‖ tends to the max-margin direction of its own selection, and how fast.
+
+    Source:
+        Theorem 4.3 of arXiv 2505.17282; 1 - cos ~ ‖p‖^(-2) is derived from it in this project.
+    """
+    (cell,) = cells
+    limit = Limit(cell)
+    claim = Claim("T4.3", _DIRECTION, cell.words)
+    norm, along = (cell.path("limit", name) for name in ("p_norm", "one_minus_cosine"))
+    low, high = FITTED
+    power = powers(norm, np.where((norm >= low) & (norm <= high), along, np.nan))
+    measured = f"power of ‖p‖ in 1 - cos, ‖p‖ from {brief(low)} to {brief(high)}"
+    return [
+        limit.is_close(claim, CLOSE),
+        mean(claim, measured, power, around(-2.0, 0.1), certificate=limit.certificate),
+    ]
+
+
+def selects(cells: Sequence[Measured], *, promised: bool = True) -> list[Row]:
+    """Judge that the important token of every sequence is selected.
+
+    Args:
+        cells: where.
+        promised: whether the theory promises it there; if not, the share of sequences is told as well.
+
+    Source:
+        Lemmas 4.4 and 4.5 of arXiv 2505.17282.
+    """
+    rows = []
+    for cell in cells:
+        statement = "every important token is selected once t is large"
+        claim = Claim("L4.4/4.5", statement, cell.words, promised)
+        held = cell.last("limit", "relevant_selected")
+        # Without Assumption 1 a sequence may hold several relevant tokens, or none.
+        only_one = cell["data.kind"] == "assumption1"
+        which = "the important token" if only_one else "a relevant token, where there is one,"
+        rows.append(share(claim, f"{which} selected in every sequence", held == 1))
+        if not promised:
+            measured = f"share of sequences with {which} selected"
+            rows.append(mean(claim, measured, held, between=(0.0, 1.0)))
+    return rows
+
+
+def several(cells: Sequence[Measured]) -> list[Row]:
+    """Judge what happens to several relevant tokens per sequence.
+
+    The claim speaks of the direction only if all relevant tokens are selected; with E drawn at random they
+    never are, and what p does then is not promised.
+
+    Source:
+        Public review thread of arXiv 2505.17282.
+    """
+    rows = []
+    for cell in cells:
+        one = Claim("MR", "at least one relevant token is selected in every sequence", cell.words)
+        every = Claim("MR", "all relevant tokens are selected", cell.words, promised=False)
+        own = Claim("MR", "p is max-margin for its own selection", cell.words, promised=False)
+        held, all_held = (cell.last("limit", f"{x}relevant_selected") for x in ("", "all_"))
+        rows += [
+            share(one, "a relevant token selected in every sequence", held == 1),
+            share(every, "all relevant tokens selected in some sequence", all_held > 0),
+            Limit(cell).is_close(own, CLOSE_ELSEWHERE),
+        ]
+    return rows
+
+
+def direction_elsewhere(cells: Sequence[Measured]) -> list[Row]:
+    """Judge the direction where no theory promises it, on the seeds that could be followed to the end, or on all.
+
+    Those whose flow ends before are told in the certificate.
+    """
+    rows = []
+    for cell in cells:
+        claim = Claim("T4.3", _DIRECTION, cell.words, promised=False)
+        limit = Limit(cell)
+        away, there = limit.last("certified_distance"), limit.reached
+        if not there.any():
+            text = f"{limit.ends}; {limit.certificate}"
+            rows.append(mean(claim, "1 - cos where the flow ends", away, certificate=text))
+            continue
+        text = f"1 - cos ≤ {round_up(np.max(away[there]))}, {limit.certificate}"
+        if not there.all():
+            text += f"; {limit.ends}, 1 - cos ≤ {round_up(np.max(away[~there]))} there"
+        measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)}, seeds that come to ‖p‖ = {brief(limit.until_norm)}"
+        rows.append(share(claim, measured, away[there] <= CLOSE_ELSEWHERE, certificate=text))
+    return rows
+
+
+def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row]:
+    """Judge claim V: whether training v as well changes where p goes.
+
+    p and v move by small normalised steps together. Then v is kept as it is, and gradient flow on p alone
+    goes on to its limit: the limit of the selection that joint training came to. How far the jointly trained p
+    itself is from the direction is judged too. It grows like log log t only, since v keeps growing and the
+    loss falls like 1/t, so no run shows its limit: that row is promised and stays undecided.
+
+    What can be seen is which way p moves. Sequences on which v's own margin is not tight lose their weight in
+    the loss, and p turns to the max-margin direction of the other sequences, which is judged as well.
+
+    Two selections count as the same if both are the important tokens and no others.
+
+    Args:
+        alone: the flow of p alone.
+        together: the joint steps, then the flow.
+
+    Source:
+        Public review thread of arXiv 2505.17282.
+    """
+    (before,), (cell,) = alone, together
+    limit = Limit(cell)
+    same = (before.last("limit", "only_relevant_selected") == 1) & (limit.last("only_relevant_selected") == 1)
+    settled = same & (cell.last("end", "relevant_margin") > 0)
+    half, end = (cell.last(phase, "relevant_one_minus_cosine") for phase in ("half", "end"))
+    norm = float(np.median(cell.last("end", "p_norm")))
+    steps = cell["phases.half.steps"] + cell["phases.end.steps"]
+    where = f"{cell.words}; {steps} joint steps of {cell['phases.end.step_size']:g}"
+    statement = "training v as well does not change the limit direction of p"
+    claim, finite = Claim("V", statement, where), Claim("V", statement, where, promised=False)
+    turning = Claim("V", "which way p moves in the second half of the joint steps", where, promised=False)
+    away = limit.last("certified_distance")
+    close = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)} to p_mm of p alone, flow of p after the joint steps"
+    bound = f"1 - cos ≤ {round_up(np.max(away))}, {Limit(before).certificate}"
+    nearer = "jointly trained p nearer to p_mm at the end than at half the steps"
+    tight = certificate(*(cell.last("end", f"tight_{x}") for x in _FACTS))
+    where_tight = "1 - cos of the movement to p_mm of the sequences where v's margin is tight"
+    told = f"settled within the joint steps in {settled.sum()} of {len(settled)}"
+    return [
+        share(claim, "same selection as p alone", same, certificate=told),
+        share(claim, close, limit.reached & same & (away <= CLOSE_ELSEWHERE), certificate=bound),
+        mean(claim, f"1 - cos to p_mm of the jointly trained p, ‖p‖ = {norm:.0f}", end),
+        share(finite, nearer, end < half),
+        mean(turning, "1 - cos of the movement to p_mm", cell.last("end", "movement")),
+        mean(turning, where_tight, cell.last("end", "tight_movement"), certificate=tight),
+    ]
+
+
+def grows_on_texts(cells: Sequence[Measured]) -> list[Row]:
+    """Judge how far ‖p‖ grows on texts, by small steps of gradient descent in place of the flow.
+
+    Neither growth without bound nor a point of rest can be seen in a run of this length: the rows are
+    promised and stay undecided.
+
+    Source:
+        Lemma 4.2 of arXiv 2505.17282.
+    """
+    (cell,) = cells
+    steps, rate = cell["phases.descent.steps"], cell["phases.descent.step_size"]
+    time, norm = steps * rate, cell.last("descent", "p_norm")
+    # p · dp/dt / ‖p‖, and dp/dt = -∂L/∂p.
+    speed = cell.last("descent", "cos_p_descent") * np.exp(cell.last("descent", "log_gradient_norm"))
+    claim = Claim("L4.2", "‖p‖ grows without bound, like log t", f"{cell.words}; {steps} steps of {rate:g}")
+    return [
+        mean(claim, f"‖p‖ at t = {time:g}, from 1 at the start", norm, between=(0.0, math.inf)),
+        mean(claim, f"d‖p‖/d log t at t = {time:g}", time * speed),
+    ]
+
+
+_DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
+_FACTS = ("feasible", "duality_gap", "primal_residual")

@@ -1,0 +1,168 @@
+"""The studies behind the scoreboard, as tables of a sweep file: what is drawn, what moves, what is measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxattn.api import Study
+from jaxattn.data.readers import Source
+from jaxattn.study import concepts
+from jaxattn.study.kinds import describe
+from jaxattn.study.namespace import Namespace
+
+Table = dict[str, Any]
+# Of all cells together; in coordinates of their span a seed needs some 100 kB.
+LANES = 512
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the scoreboard runs.
+
+    Attributes:
+        base: sizes where the theory of the flow is checked; 20 of 50 tokens are relevant.
+        dim: d there, large.
+        step_size: η0 of the one step on E there, large.
+        law: sizes of the one-step law; 40 of 100 tokens are relevant.
+        law_dims: d at which its error is measured.
+        law_classes: K of the multi-class law.
+        several: numbers r of relevant tokens per sequence.
+        step_sizes: η0 that are not large enough (0 is no step at all), and one that d is too small for.
+        dims: d that are not large enough.
+        until_norm: ‖p‖ that the flow is followed to.
+        joint_steps: steps that p and v are trained together, an even number.
+        joint_step: length of a normalised step of (p, v): a tenth of a score at most, as embeddings are about
+            1 long.
+    """
+
+    base: Mapping[str, int] = field(
+        default_factory=lambda: {"vocab_size": 50, "relevant": 20, "length": 8, "sequences": 200}
+    )
+    dim: int = 2048
+    step_size: float = 200.0
+    law: Mapping[str, int] = field(
+        default_factory=lambda: {"vocab_size": 100, "relevant": 40, "length": 16, "sequences": 512}
+    )
+    law_dims: tuple[int, ...] = (64, 256, 1024, 4096)
+    law_classes: int = 4
+    several: tuple[int, ...] = (2, 3)
+    step_sizes: tuple[float, ...] = (0.0, 5.0, 20.0, 50.0, 1000.0)
+    dims: tuple[int, ...] = (8, 16, 64, 256)
+    until_norm: float = 1e6
+    joint_steps: int = 1000
+    joint_step: float = 0.1
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """How much is run on texts; seeds differ in their parameters only.
+
+    Attributes:
+        law_dims: d at which the error of the one-step law is measured.
+        law_seeds: most seeds of the one-step law.
+        dim: d of the flow.
+        step_size: η0 of the one step before it.
+        rate: step of the descent that stands for the flow, small enough for IMDB.
+        steps: its steps.
+        flow_seeds: most seeds of the flow.
+    """
+
+    law_dims: tuple[int, ...] = (128, 512, 2048)
+    law_seeds: int = 32
+    dim: int = 2048
+    step_size: float = 5000.0
+    rate: float = 0.25
+    steps: int = 1200
+    flow_seeds: int = 3
+
+
+def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
+    """Make the studies on synthetic corpora, by name."""
+
+    def law(kind: str, **data: Any) -> Table:
+        step = {"name": "step", "kind": "one_step", "step_size": 1.0}
+        axes = {"model.dim": list(plan.law_dims)}
+        data = {"kind": kind, **plan.law, **data}
+        law = {"data": data, "model": _model(plan.law_dims[0]), "phases": [step], "axes": axes, "chunk": 64}
+        return law | {"probes": {"tokens": False, "own": ["one_step_embeddings"]}}
+
+    def flow(kind: str, **data: Any) -> Table:
+        data = {"kind": kind, **plan.base, **data}
+        return {"data": data, "model": _model(plan.dim), "phases": [step, limit], "chunk": LANES}
+
+    def joint(name: str, steps: int) -> Table:
+        both = {
+            "kind": "descent",
+            "optimizer": "normalized",
+            "step_size": plan.joint_step,
+            "train": ["p", "v"],
+        }
+        return {"name": name, "steps": steps, **both}
+
+    step = {"name": "step", "kind": "one_step", "step_size": plan.step_size}
+    limit = {"name": "limit", "kind": "exact_flow", "until_norm": plan.until_norm}
+    half = plan.joint_steps // 2
+    small = [{"phases.step.step_size": x} for x in plan.step_sizes]
+    small = [{"model.dim": plan.dim, **x} for x in small]
+    small += [{"model.dim": x, "phases.step.step_size": plan.step_size} for x in plan.dims]
+    tables = {
+        "law-independent": law("independent"),
+        "law-assumption1": law("assumption1"),
+        "law-classes": law("independent", num_classes=plan.law_classes),
+        "base": flow("assumption1"),
+        "independent": flow("independent"),
+        "several": flow("multi_relevant", relevant_per_sequence=plan.several[0])
+        | {"axes": {"data.relevant_per_sequence": list(plan.several)}},
+        "beyond": flow("assumption1") | {"cells": small},
+        "joint": flow("assumption1")
+        | {"phases": [step, joint("half", plan.joint_steps - half), joint("end", half), limit]},
+    }
+    measured = {"tokens": False, "own": _probes(plan.base["relevant"])}
+    return {
+        name: Study.of_tables({"name": name, "seeds": seeds, "dtype": "float64", "probes": measured, **own})
+        for name, own in tables.items()
+    }
+
+
+def on_texts(source: Source, plan: TextPlan, seeds: int) -> dict[str, Study]:
+    """Make the studies on texts, by name."""
+    names = Namespace()
+    texts = {"data": describe(source, concepts.DATA, names)}
+    tables: dict[str, Table] = {
+        "law-texts": {
+            "seeds": min(seeds, plan.law_seeds),
+            "model": {"kind": "one_layer", "dim": plan.law_dims[0]},
+            "phases": [{"name": "step", "kind": "one_step", "step_size": 1.0}],
+            "probes": {"tokens": False, "own": ["one_step_embeddings"]},
+            "axes": {"model.dim": list(plan.law_dims)},
+        },
+        "flow-texts": {
+            "seeds": min(seeds, plan.flow_seeds),
+            "model": {"kind": "one_layer", "dim": plan.dim},
+            "phases": [
+                {"name": "step", "kind": "one_step", "step_size": plan.step_size},
+                {
+                    "name": "descent",
+                    "kind": "descent",
+                    "optimizer": "sgd",
+                    "train": ["p"],
+                    "step_size": plan.rate,
+                    "steps": plan.steps,
+                },
+            ],
+            "probes": {"tokens": False, "per_decade": 1, "own": ["alignments"]},
+        },
+    }
+    return {name: Study.of_tables({"name": name, **texts, **own}, names) for name, own in tables.items()}
+
+
+def _model(dim: int) -> Table:
+    return {"kind": "one_layer_in_span", "dim": dim}
+
+
+def _probes(relevant: int) -> list[Any]:
+    return [
+        {"kind": "max_margin_direction", "nats": 10.0},
+        {"kind": "relevant_tokens", "relevant": relevant},
+        {"kind": "relevant_direction", "relevant": relevant},
+    ]

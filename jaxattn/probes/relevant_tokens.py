@@ -1,0 +1,49 @@
+"""Probe: whether attention selects the relevant tokens of a synthetic corpus."""
+
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxattn.probes.selection import attended
+from jaxattn.spec import NotNegative, PositiveInt, Spec, Static
+from jaxattn.theory import margin, selection_of
+
+
+class RelevantTokens(Spec, frozen=True, kw_only=True):
+    """Shares of the sequences with relevant tokens in which one, all, or just these are selected.
+
+    Attributes:
+        relevant: tokens 0 .. relevant - 1 are the relevant ones.
+        nats: a token counts as selected if its score is so close to the top one of its sequence.
+    """
+
+    labels: ClassVar[dict[str, str]] = {
+        "relevant_selected": "sequences that select a relevant token",
+        "all_relevant_selected": "sequences that select all relevant tokens",
+        "only_relevant_selected": "sequences that select just the relevant tokens",
+        "relevant_margin": "margin of $p$ on the relevant tokens",
+    }
+
+    relevant: PositiveInt
+    nats: Static[NotNegative] = 10.0
+
+    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
+        """Tell whether the model has one query p, whose scores attention is softmax over."""
+        return getattr(model, "is_one_layer", False)
+
+    def measure(self, seen: Any) -> dict[str, Array]:
+        """Measure one seed."""
+        corpus, scores = seen.corpora.train, seen.scores_and_values[0]
+        relevant = jnp.arange(corpus.vocab_size) < self.relevant
+        chosen, present = attended(scores, corpus, self.nats), selection_of(relevant, corpus)
+        selected = chosen.important_counts(corpus, relevant)
+        every = present.counts(corpus)
+        all_of_them = (selected == every) & (every > 0)
+        found = {
+            "relevant_selected": selected > 0,
+            "all_relevant_selected": all_of_them,
+            "only_relevant_selected": all_of_them & (chosen.counts(corpus) == every),
+        }
+        shares = {name: x.sum() / (every > 0).sum() for name, x in found.items()}
+        return shares | {"relevant_margin": margin(seen.params.p, seen.params.E, corpus, present)}

@@ -1,0 +1,122 @@
+"""Every kind of generator from the data table of a study to corpora."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.data.generators import GENERATORS
+from jaxattn.errors import InputError
+from jaxattn.study import seed
+
+SIZES = {"vocab_size": 16, "length": 5, "sequences": 24, "test_sequences": 24, "validation_sequences": 24}
+CLASSES = SIZES | {"relevant": 6}
+KINDS = {
+    "assumption1": CLASSES,
+    "multi_relevant": CLASSES | {"relevant_per_sequence": 2},
+    "independent": CLASSES,
+    "topics": CLASSES | {"topic_words": 3},
+    "xor": SIZES | {"pairs": 2},
+    "negation": CLASSES,
+}
+
+
+@pytest.fixture
+def generator(study):
+    def make(kind, **changes):
+        return study(data={"kind": kind} | KINDS[kind] | changes).base.data
+
+    return make
+
+
+def same(left, right):
+    return all(
+        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    )
+
+
+def test_every_kind_is_here():
+    assert set(KINDS) == set(GENERATORS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_says_what_its_function_takes(kind):
+    """Settings of the class that draw are arguments of the pure function, with the same defaults."""
+    target = GENERATORS[kind]
+    arguments = inspect.signature(target.function).parameters
+    defaults = dict(zip(target.__struct_fields__[::-1], target.__struct_defaults__[::-1], strict=False))
+    own = set(target.__struct_fields__) - {"test_sequences", "validation_sequences", "label_noise"}
+    assert own == {name for name, x in arguments.items() if x.kind is x.KEYWORD_ONLY} - {"used"}
+    for name in own:
+        if arguments[name].default is not inspect.Parameter.empty:
+            assert defaults[name] == arguments[name].default
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_corpus_is_that_of_the_pure_function(kind, generator):
+    made, key = generator(kind), jax.random.key(3)
+    own = {name: x for name, x in KINDS[kind].items() if not name.endswith("_sequences")}
+    assert same(made.generate(key, 12), made.function(key, **own | {"sequences": 12}))
+
+
+def test_what_lies_in_a_corpus_stays_below_the_bound_of_its_entries(generator):
+    for kind in KINDS:
+        made = generator(kind)
+        splits = jax.eval_shape(made.draw, jax.random.key(0))
+        corpora = (splits.train, splits.test, splits.validation)
+        largest = max(np.prod(x.shape) for corpus in corpora for x in jax.tree.leaves(corpus))
+        assert largest <= made.entries_at_most()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("xor", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("xor", {"validation_sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("negation", {"test_sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("negation", {"vocab_size": 7}, "vocab_size: 7"),
+        ("topics", {"topic_words": 6}, "length: 5 tokens cannot hold 6"),
+        ("multi_relevant", {"relevant_per_sequence": 4}, "relevant_per_sequence: 4"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named_before_anything_is_drawn(
+    kind, change, message, generator, monkeypatch
+):
+    monkeypatch.setattr(GENERATORS[kind], "generate", None)
+    with pytest.raises(InputError, match=message):
+        generator(kind, **change)
+    with pytest.raises(InputError, match=message):
+        GENERATORS[kind](**KINDS[kind] | change).check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("xor", {"label_noise": 0.6}, "data.label_noise: expected 'float' <= 0.5"),
+        ("xor", {"relevant": 4}, "data: unknown key 'relevant'; did you mean"),
+        ("negation", {"negated": 1.5}, "data.negated: expected 'float' <= 1.0"),
+        ("topics", {"num_classes": 1}, "data.num_classes: expected 'int' >= 2"),
+    ],
+)
+def test_impossible_values_are_named(kind, change, message, generator):
+    with pytest.raises(InputError, match=message):
+        generator(kind, **change)
+
+
+def test_more_than_two_classes_are_no_matter_for_the_flow_in_one_line(study, tables):
+    data = tables("flow")["data"] | {"num_classes": 3, "sequences": 21, "relevant": 6}
+    with pytest.raises(InputError, match=r"phases\[1\]: 3 classes, .* use kind = 'descent'"):
+        study("flow", data=data)
+
+
+def test_a_padded_vocabulary_draws_as_the_small_one(generator):
+    """Lanes of different V share a program: tokens beyond the own ones never occur, nor change the others."""
+    key = seed.keys(1)[0]
+    for kind in KINDS:
+        small, large = (generator(kind, vocab_size=size) for size in (16, 20))
+        padded = large.draw(key, jnp.int32(16))
+        assert same(small.draw(key).train.labels, padded.train.labels)
+        np.testing.assert_array_equal(padded.tokens.count[:16], small.draw(key).tokens.count)
+        np.testing.assert_array_equal(padded.tokens.count[16:], 0)

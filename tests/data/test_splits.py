@@ -1,0 +1,66 @@
+"""Training, test and validation corpora of one seed, and statistics of the tokens."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.data.splits import token_statistics
+from jaxattn.study import seed
+
+
+def same(left, right):
+    return all(
+        np.array_equal(a, b) for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", ["independent", "topics", "negation"])
+def test_noise_is_in_training_and_validation_labels_and_without_it_corpora_are_as_drawn(kind, study):
+    own = {"topics": {"topic_words": 3}}.get(kind, {})
+    sizes = dict.fromkeys(("sequences", "test_sequences", "validation_sequences"), 120)
+    table = {"kind": kind, "vocab_size": 16, "length": 5, "relevant": 6} | sizes | own
+    data_key = seed.keys(0)[0]
+    data = study(data=table).base.data
+    clean, noisy = (jax.jit(study(data=table | {"label_noise": x}).base.data.draw)(data_key) for x in (0.0, 0.3))
+    train_key, test_key = jax.random.split(data_key)
+    assert same(clean.train, data.generate(train_key, 120))
+    assert same(clean.test, data.generate(test_key, 120))
+    assert same(clean.test, noisy.test)
+    flipped = []
+    for before, after in ((clean.train, noisy.train), (clean.validation, noisy.validation)):
+        assert same(before.replace(labels=after.labels), after)
+        flipped.append(np.asarray(before.labels != after.labels))
+        assert abs(flipped[-1].mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 120)
+    assert not np.array_equal(*flipped)
+    bags = [np.asarray(corpus.bags.index) for corpus in (clean.train, clean.validation, clean.test)]
+    assert not any(np.array_equal(bags[i], bags[i - 1]) for i in range(3))
+
+
+def test_without_validation_sequences_there_is_no_validation_corpus(study):
+    data = study(data={"kind": "xor", "vocab_size": 16, "length": 5, "sequences": 24, "pairs": 2}).base.data
+    drawn = jax.eval_shape(data.draw, jax.random.key(0))
+    assert drawn.validation is None
+    assert drawn.test is None
+    assert not data.held_out
+
+
+def test_a_split_does_not_depend_on_the_others(study, tables):
+    key = seed.keys(0)[0]
+    alone = study(data=tables()["data"] | {"test_sequences": 0}).base.data.draw(key)
+    every = study(data=tables()["data"] | {"validation_sequences": 10}).base.data.draw(key)
+    assert same(alone.train, every.train)
+    assert same(every.test, study().base.data.draw(key).test)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_statistics_are_those_of_the_importance_of_tokens(ragged, classes):
+    corpus = ragged(classes)
+    found = token_statistics(corpus)
+    columns = (corpus.vocab_size, 1 if classes == 2 else classes)
+    assert found.alpha.shape == found.posterior_difference.shape == columns
+    np.testing.assert_array_equal(found.count, ja.data.token_counts(corpus))
+    alpha = np.asarray(ja.data.average_signed_frequency(corpus)).reshape(columns)
+    np.testing.assert_array_equal(found.alpha, alpha)
+    difference = np.asarray(ja.data.posterior_difference(corpus)).reshape(columns)
+    np.testing.assert_array_equal(found.posterior_difference, difference)

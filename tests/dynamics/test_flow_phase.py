@@ -1,0 +1,64 @@
+"""The exact flow as a phase: rows of its path are steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.data.splits import Splits, token_statistics
+from jaxattn.dynamics import ExactFlow, exact_flow
+from jaxattn.dynamics.phase import Task
+
+
+@pytest.fixture
+def task(ragged, x64):
+    train = ragged(2)
+    return Task(ja.models.OneLayer(dim=6), ja.losses.Classification(), Splits(train, token_statistics(train)))
+
+
+@pytest.fixture
+def params(task):
+    return task.model.init(
+        jax.random.key(1), vocab_size=task.corpora.train.vocab_size, num_classes=2, dtype=jnp.float64
+    )
+
+
+@pytest.mark.parametrize("until", [{"until_norm": 30.0}, {"until_norm": 1e9, "until_arc_length": 7.0}])
+def test_rows_are_those_of_the_path(task, params, until):
+    phase = ExactFlow(name="flow", points=6, **until)
+    path = exact_flow(params, task.corpora.train, points=6, **until)
+    state = phase.init(task, params, jax.random.key(0))
+    assert phase.probe_steps(8) == list(range(6))
+    for row in range(6):
+        np.testing.assert_allclose(phase.query(state), path.p[row], rtol=1e-10)
+        np.testing.assert_array_equal(state.params.p, phase.query(state))
+        found = phase.metrics(state)
+        for name, expected in (
+            ("p_norm", path.norm),
+            ("arc_length", path.arc_length),
+            ("log_gradient_norm", path.log_gradient_norm),
+            ("log_time", path.log_time),
+        ):
+            np.testing.assert_allclose(found[name], expected[row], rtol=1e-9, err_msg=name)
+        # A Jacobian costs a gradient for each of the min(V, d) columns.
+        assert found["evaluations"] == path.steps[row] * (6 + 6)
+        state = phase.advance(task, state, 1)
+
+
+def test_the_query_keeps_its_precision_in_a_float32_study(task, params):
+    single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    phase = ExactFlow(name="flow", points=4, until_norm=30.0)
+    state = phase.advance(task, phase.init(task, single, jax.random.key(0)), 3)
+    assert state.params.p.dtype == jnp.float32
+    assert phase.query(state).dtype == jnp.float64
+    np.testing.assert_array_equal(state.params.p, phase.query(state).astype(jnp.float32))
+
+
+def test_a_flow_that_fails_says_at_which_row(task, params):
+    phase = ExactFlow(name="flow", points=4, until_norm=30.0)
+    broken = params.replace(p=params.p * jnp.nan)
+    state = phase.init(task, broken, jax.random.key(0))
+    assert int(state.failed_at) == 0
+    good = phase.init(task, params, jax.random.key(0))
+    assert int(phase.advance(task, good, 3).failed_at) == -1

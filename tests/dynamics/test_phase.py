@@ -1,0 +1,113 @@
+"""Phases as settings: when they are measured, and what advancing means."""
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.data.splits import Splits, token_statistics
+from jaxattn.dynamics import PHASES
+from jaxattn.dynamics.phase import Phase, Task, log_spaced
+from jaxattn.errors import InputError
+
+
+def test_probe_steps_are_log_spaced_with_both_ends():
+    steps = log_spaced(1000, 4)
+    assert steps[0] == 0
+    assert steps[-1] == 1000
+    assert {1, 10, 100} <= set(steps)
+    assert len(steps) == 14
+    assert log_spaced(1, 8) == [0, 1]
+    assert log_spaced(2, 8) == [0, 1, 2]
+
+
+@pytest.fixture
+def task(ragged, x64):
+    train = ragged(2)
+    return Task(ja.models.OneLayer(dim=6), ja.losses.Classification(), Splits(train, token_statistics(train)))
+
+
+@pytest.fixture
+def params(task):
+    return task.model.init(
+        jax.random.key(1), vocab_size=task.corpora.train.vocab_size, num_classes=2, dtype=jnp.float64
+    )
+
+
+KINDS = {
+    "one_step": {"step_size": 5.0},
+    "descent": {"train": ["E", "p"], "optimizer": "adam", "step_size": 0.1, "steps": 5, "batch_size": 4},
+    "log_descent": {"method": "log_time", "step_size": 0.1, "steps": 5},
+    "exact_flow": {"until_norm": 50.0, "points": 6},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_taken_in_parts_are_steps_taken_at_once(kind, task, params):
+    phase = msgspec.convert({"name": "it"} | KINDS[kind], PHASES[kind])
+    key = jax.random.key(2)
+    start = jax.jit(lambda params: phase.init(task, params, key))(params)
+    advance = jax.jit(lambda state, steps: phase.advance(task, state, steps))
+    whole = advance(start, phase.steps)
+    parts = start
+    for _ in range(phase.steps):
+        parts = advance(parts, 1)
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert int(whole.step) == phase.steps
+    assert int(whole.failed_at) == -1
+    assert phase.probe_steps(8)[-1] == phase.steps
+    moved = {name for name in ("E", "p", "v") if (getattr(whole.params, name) != getattr(params, name)).any()}
+    assert moved == set(phase.train)
+
+
+def test_a_phase_of_ones_own_needs_a_step_alone(task, params):
+    class Shrink(Phase, frozen=True, kw_only=True):
+        train: tuple[str, ...] = ("p",)
+        rate: float
+        steps: int = 3
+
+        def step(self, task, state):
+            return state.replace(params=state.params.replace(p=self.rate * state.params.p), step=state.step + 1)
+
+    phase = Shrink(name="own", rate=0.5)
+    state = phase.advance(task, phase.init(task, params, jax.random.key(0)), 3)
+    np.testing.assert_array_equal(state.params.p, params.p / 8)
+    np.testing.assert_array_equal(phase.query(state), params.p / 8)
+    assert phase.metrics(state) == {"evaluations": 3}
+    with pytest.raises(NotImplementedError, match="Bare.step"):
+        type("Bare", (Phase,), {"steps": 1}, frozen=True, kw_only=True)(name="b").step(task, state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"kind": "two_layer", "dim": 8}}, "follows p of model.kind = 'one_layer' only"),
+        ({"loss": "hinge"}, "flow of the logistic loss, without smoothing"),
+        ({"loss": {"kind": "classification", "smoothing": 0.1}}, "flow of the logistic loss, without smoothing"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["exact_flow", "log_descent"])
+def test_phases_of_the_theory_name_what_they_cannot_follow(study, kind, changes, message):
+    phase = {"name": "flow", "kind": kind} | (KINDS[kind] if kind == "log_descent" else {})
+    with pytest.raises(InputError, match=rf"phases\[0\]: .*{message}"):
+        study(phases=[phase], **changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("one_step", {"step_size": -1.0}),
+        ("one_step", {}),
+        ("descent", {"train": [], "optimizer": "sgd", "step_size": 0.1, "steps": 3}),
+        ("log_descent", {"method": "newton", "step_size": 0.1, "steps": 3}),
+        ("exact_flow", {"points": 2}),
+        ("exact_flow", {"rtol": 1.5}),
+        ("exact_flow", {"train": ["p"]}),
+    ],
+)
+def test_impossible_settings_are_refused(kind, settings):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"name": "it"} | settings, PHASES[kind])

@@ -1,0 +1,46 @@
+import json
+
+import jax
+import pytest
+
+from jaxattn.engine.manifest import differences
+
+
+def test_the_manifest_tells_where_the_numbers_come_from(small_run, study):
+    manifest = json.loads((small_run / "manifest.json").read_text())
+    assert manifest["status"] == "finished"
+    assert manifest["config"]["model"]["dim"] == 16
+    assert manifest["versions"]["jax"] == jax.__version__
+    assert manifest["widths"] == [2]
+    assert manifest["wall_time_s"] > 0
+    assert len(manifest["config_hash"]) == 16
+    assert manifest["config"] == study().config
+    assert manifest["config_hash"] == study().config_hash
+    assert manifest["cells"] == [{"cell": 0, "settings": {}, "config_hash": study().config_hash}]
+    (batch,) = manifest["batches"]
+    assert (batch["cells"], batch["seeds"]) == ([0], [0, 1])
+    assert manifest["labels"]["loss"] == "loss"
+    assert manifest["code"] == {}
+
+
+def test_a_run_may_be_continued_from_its_own_manifest(small_run, study):
+    """What a manifest holds makes the study again."""
+    config = json.loads((small_run / "manifest.json").read_text())["config"]
+    again = type(study()).of_tables(config)
+    assert again.config_hash == study().config_hash
+    assert differences(config, again.config) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ({"model": {"dim": 3}}, {"model": {"dim": 4}}, ["model.dim: 3 -> 4"]),
+        ({"phases": [{"name": "a", "steps": 3}]}, {"phases": [{"name": "a"}]}, ["phases.a.steps: 3 -> absent"]),
+        ({"seeds": 3, "description": "x"}, {"seeds": 4, "description": "y"}, []),
+        ({"data": {"path": "x"}}, {"data": {"path": "y"}}, []),
+        ({"axes": {"model.dim": [1]}}, {"axes": {"model.dim": [2]}}, ["axes.model.dim: [1] -> [2]"]),
+        ({"blocks": {"a": {"x": 1}}}, {"blocks": {"a": {"x": 2}}}, ["blocks.a.x: 1 -> 2"]),
+    ],
+)
+def test_differences_name_the_settings(old, new, expected):
+    assert differences(old, new) == expected

@@ -1,0 +1,55 @@
+"""How many lanes fit: predictions against XLA's own count."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxattn import Study
+from jaxattn.engine import memory
+from jaxattn.engine.groups import compile_groups
+from jaxattn.errors import InputError
+
+SWEEPS = Path(__file__).parents[2] / "sweeps"
+
+
+def first(study):
+    return compile_groups(study.cells)[0]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "margin_convergence"])
+def test_memory_of_sixteen_lanes_is_predicted_within_a_tenth(name):
+    """Against XLA's own count for a program of sixteen lanes, at the sizes of shipped sweeps."""
+    group = compile_groups(Study.read(SWEEPS / f"{name}.toml").cells)[-1]
+    assert abs(memory.predict(group).of(16) / memory.peak(group, 16) - 1) < 0.1
+
+
+@pytest.mark.parametrize("path", sorted(SWEEPS.glob("**/*.toml")), ids=lambda path: path.stem)
+def test_what_sizes_alone_allow_is_never_less_than_what_is_held(path):
+    for group in compile_groups(Study.read(path).cells):
+        if not group.setting.data.shared:
+            held, own = memory._sizes(group, 1)
+            assert held + own <= memory.at_most(group.setting)
+
+
+def test_memory_holds_at_least_the_parameters_and_grows_with_them(study):
+    small, large = (memory.predict(first(study(model={"kind": "one_layer", "dim": d}))) for d in (16, 64))
+    # E, p and v of a float32 model with V = 20, at least.
+    assert small.per_lane >= 4 * (20 * 16 + 2 * 16)
+    assert large.per_lane - small.per_lane >= 4 * 20 * 48
+
+
+def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error(study):
+    wanted = first(study())
+    needed = memory.predict(wanted)
+    assert memory.width(wanted, 50, memory.default_budget()) == 50
+    assert memory.width(wanted, 50, needed.of(7)) == 7
+    with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but \d MiB may be used"):
+        memory.width(wanted, 50, needed.of(1) // 4)
+
+
+def test_own_code_that_tells_no_sizes_is_traced(study):
+    wanted = first(study("own"))
+    assert memory.at_most(wanted.setting) == float("inf")
+    # E, W, p and v in float64.
+    assert memory._sizes(wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
+    assert memory.width(wanted, 50, memory.default_budget()) == 50

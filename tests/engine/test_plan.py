@@ -1,0 +1,37 @@
+import shutil
+
+import pytest
+
+from jaxattn.engine import memory
+from jaxattn.engine import plan as planning
+from jaxattn.engine.plan import plan
+
+
+def test_groups_say_what_runs_together(tmp_path, study):
+    axes = {"model.dim": [8, 16], "phases.embed.step_size": [1.0, 2.0, 3.0]}
+    (cells, table), whole = plan(study(axes=axes, seeds=5, chunk=4), tmp_path / "none", quick=True)
+    assert cells["group"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert cells["done"].tolist() == ["0 of 5"] * 6
+    assert table["vmapped"].tolist() == ["seed, phases.embed.step_size"] * 2
+    assert table[["cells", "lanes", "together", "batches"]].to_numpy().tolist() == [[3, 15, 3, 6]] * 2
+    assert whole.startswith("small: 6 cells in 2 groups, 12 batches, 0 of them done")
+
+
+def test_what_is_there_counts_as_done(two_batches, tmp_path, study):
+    folder = shutil.copytree(two_batches, tmp_path / "small")
+    (cells, _), whole = plan(study(chunk=1, seeds=3), folder)
+    assert cells["done"].tolist() == ["2 of 3"]
+    assert "3 batches, 2 of them done, about " in whole
+
+
+def test_quick_leaves_out_what_takes_compiling(tmp_path, monkeypatch, study):
+    def refuse(*arguments):
+        raise AssertionError("compiles")
+
+    monkeypatch.setattr(memory, "predict", refuse)
+    monkeypatch.setattr(planning, "estimate_runtime", refuse)
+    tables, whole = plan(study(), tmp_path, quick=True)
+    assert list(tables[1]) == ["group", "cells", "vmapped", "lanes", "together", "batches"]
+    assert "left" not in whole
+    with pytest.raises(AssertionError, match="compiles"):
+        plan(study(), tmp_path)

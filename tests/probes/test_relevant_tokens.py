@@ -1,0 +1,42 @@
+import jax.numpy as jnp
+import numpy as np
+
+import jaxattn as ja
+from jaxattn.models import OneLayer
+from jaxattn.models.one_layer import Params
+from jaxattn.probes import RelevantTokens
+
+
+def measured(show, sequences, scores, relevant, **settings):
+    """Measure a model whose scores are given: E = 1."""
+    corpus = ja.data.from_sequences(sequences, [1] * len(sequences), vocab_size=len(scores))
+    params = Params(jnp.eye(len(scores)), jnp.asarray(scores), jnp.ones(len(scores)))
+    return RelevantTokens(relevant=relevant, **settings).measure(
+        show(OneLayer(dim=len(scores)), params, corpus)
+    )
+
+
+def test_shares_of_sequences_by_hand(x64, show):
+    # Of tokens 0, 1 and 2, which are relevant, the last one scores low.
+    scores = [100.0, 95.0, 0.0, 98.0, 50.0]
+    sequences = [[0, 4], [0, 1, 1, 4], [0, 2, 4], [0, 3], [2, 4], [3, 4]]
+    found = measured(show, sequences, scores, 3)
+    # The last sequence has no relevant token; in the one before the other token is selected.
+    np.testing.assert_allclose(found["relevant_selected"], 4 / 5)
+    np.testing.assert_allclose(found["all_relevant_selected"], 3 / 5)
+    np.testing.assert_allclose(found["only_relevant_selected"], 2 / 5)
+
+
+def test_nats_tell_how_close_to_the_top_counts(x64, show):
+    scores = [100.0, 95.0, 0.0]
+    shares = [
+        float(measured(show, [[0, 1], [0, 2]], scores, 2, nats=nats)["all_relevant_selected"])
+        for nats in (4.9, 5.1)
+    ]
+    assert shares == [1 / 2, 1]
+
+
+def test_the_margin_is_the_smallest_lead_of_a_relevant_token(x64, show):
+    scores = [4.0, 3.0, 1.0, 0.0]
+    found = measured(show, [[0, 2], [0, 1, 3], [1, 2]], scores, 2)
+    np.testing.assert_allclose(found["relevant_margin"], 2 / np.linalg.norm(scores))

@@ -1,0 +1,178 @@
+"""The standard probes, each against its quantity written out for one seed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxattn as ja
+from jaxattn.data.splits import Splits, token_statistics
+from jaxattn.probes import Fit, Importance, MaxMarginDirection, OneStepError, Seen, Selected
+from jaxattn.probes.importance import token_columns
+
+ONE_STEP = ja.dynamics.OneStep(name="embed", step_size=20.0)
+QUERY = ja.dynamics.Descent(name="query", train=("p",), optimizer="sgd", step_size=0.1, steps=3)
+LOSS = ja.losses.Classification()
+
+
+@pytest.fixture
+def seen(corpus, draw, x64):
+    """Show the parameters of a model on a corpus of K classes, with a test corpus of other sequences."""
+
+    def look(model=None, classes=2, phase=QUERY, memory=None, test=True):
+        train = corpus(classes)
+        held_out = corpus(classes) if test else None
+        params = draw(model := model or ja.models.OneLayer(dim=5), train)
+        splits = Splits(train, token_statistics(train), held_out)
+        return Seen(params, model, LOSS, splits, phase, memory)
+
+    return look
+
+
+def attention(scores, corpus):
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    return jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1), ids, mask
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
+    shown = seen(classes=classes)
+    found = Fit().measure(shown)
+    params, train, test = shown.params, shown.corpora.train, shown.corpora.test
+    logits = ja.models.one_layer.logits(params, train)
+
+    def of_query(p):
+        return ja.losses.classification(ja.models.one_layer.logits(params.replace(p=p), train), train.labels).mean()
+
+    loss, gradient = jax.value_and_grad(of_query)(params.p)
+    np.testing.assert_allclose(found["loss"], loss, rtol=1e-12)
+    np.testing.assert_allclose(found["log_gradient_norm"], jnp.log(jnp.linalg.norm(gradient)), rtol=1e-10)
+    np.testing.assert_allclose(found["p_norm"], np.linalg.norm(params.p), rtol=1e-12)
+    chosen = np.where(logits > 0, 1, -1) if classes == 2 else np.argmax(logits, axis=1)
+    assert found["train_accuracy"] == np.mean(chosen == np.asarray(train.labels))
+    of_test = ja.losses.classification(ja.models.one_layer.logits(params, test), test.labels).mean()
+    np.testing.assert_allclose(found["test_loss"], of_test, rtol=1e-12)
+    assert "validation_loss" not in found
+    assert not {"test_loss", "test_accuracy"} & set(Fit().measure(seen(classes=classes, test=False)))
+
+
+def test_selected_is_attention_on_important_tokens(seen):
+    shown = seen()
+    found = Selected(important=0.3).measure(shown)
+    train, scores = shown.corpora.train, shown.scores_and_values[0]
+    important = np.abs(np.asarray(shown.corpora.tokens.posterior_difference[:, 0])) >= 0.3
+    q, ids, mask = attention(scores, train)
+    np.testing.assert_allclose(found["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-12)
+    chosen = ja.theory.selection_from_scores(scores, train)
+    assert found["important_selected"] == (chosen.important_counts(train, important) > 0).mean()
+    highest = np.where(mask, np.asarray(scores)[ids], -np.inf).max(1)
+    distinct = [
+        len({int(s) for s, there in zip(row, present, strict=True) if there and scores[s] == top})
+        for row, present, top in zip(ids, mask, highest, strict=True)
+    ]
+    assert found["selected_tokens"] == np.mean(distinct)
+
+
+@pytest.mark.parametrize("model", [ja.models.KeyQuery(dim=5, weights="normal"), ja.models.Mlp(dim=5)])
+def test_a_model_selects_by_its_own_scores(seen, model):
+    """With a key-query matrix the scores are not E·p, and what is selected follows the scores."""
+    shown = seen(model)
+    found = Selected(important=0.3).measure(shown)
+    train, scores = shown.corpora.train, model.scores_and_values(shown.params)[0]
+    chosen = ja.theory.selection_from_scores(scores, train)
+    by_query = ja.theory.selection_from_scores(shown.params.E @ shown.params.p, train)
+    assert bool((chosen.mask == by_query.mask).all()) == isinstance(model, ja.models.Mlp)
+    important = np.abs(np.asarray(shown.corpora.tokens.posterior_difference[:, 0])) >= 0.3
+    assert found["important_selected"] == (chosen.important_counts(train, important) > 0).mean()
+    q, ids, _ = attention(scores, train)
+    np.testing.assert_allclose(found["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-12)
+
+
+def test_models_without_attention_over_tokens_have_no_selection(seen):
+    assert Selected().measure(seen(ja.models.TwoLayer(dim=5))) == {}
+    assert Importance().measure(seen(Bare())) == {}
+
+
+class Bare:
+    """A model of logits alone."""
+
+    def init(self, key, *, vocab_size, num_classes, dtype):
+        return ja.models.OneLayer(dim=5).init(key, vocab_size=vocab_size, num_classes=num_classes, dtype=dtype)
+
+    def logits(self, params, corpus):
+        return ja.models.one_layer.logits(params, corpus)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
+    shown = seen(classes=classes)
+    probe = Importance(bins=4, min_count=2)
+    found = probe.measure(shown)
+    tokens, (scores, values) = shown.corpora.tokens, shown.scores_and_values
+    columns = tokens.posterior_difference.shape[1]
+    values = np.asarray(values).reshape(-1, columns)
+    count, difference = np.asarray(tokens.count), np.asarray(tokens.posterior_difference)
+    frequent, present = count >= 2, count > 0
+    np.testing.assert_allclose(
+        found["spearman_Ev_tokens"],
+        np.mean([stats.spearmanr(values[frequent, k], difference[frequent, k]).statistic for k in range(columns)]),
+        rtol=1e-10,
+    )
+    np.testing.assert_allclose(
+        found["correlation_Ev_alpha"],
+        np.mean([np.corrcoef(values[present, k], np.asarray(tokens.alpha)[present, k])[0, 1] for k in range(columns)]),
+        rtol=1e-10,
+    )
+    edges = np.linspace(-1, 14 / 15, 5)
+    means = []
+    for k in range(columns):
+        inside = (difference[:, k] >= -1) & (difference[:, k] <= 14 / 15)
+        sums, _ = np.histogram(difference[inside, k], edges, weights=np.asarray(scores)[inside])
+        with np.errstate(invalid="ignore"):
+            means.append(sums / np.histogram(difference[inside, k], edges)[0])
+    np.testing.assert_allclose(found["Ep_bin"], np.mean(means, axis=0), rtol=1e-10)
+    assert "Ev_bin" not in Importance(bins=0).measure(shown)
+
+
+def test_token_columns_are_scores_and_values_beside_the_statistics(seen):
+    shown = seen()
+    columns = token_columns(shown)
+    np.testing.assert_array_equal(columns["Ep"], shown.params.E @ shown.params.p)
+    np.testing.assert_array_equal(columns["Ev"][:, 0], shown.params.E @ shown.params.v)
+    np.testing.assert_array_equal(columns["alpha"], shown.corpora.tokens.alpha)
+
+
+def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen):
+    shown, probe = seen(phase=ONE_STEP), OneStepError()
+    corpus = shown.corpora.train
+    before = probe.remember(shown.params)
+    moved = ja.dynamics.one_step(shown.params, corpus, step_size=20.0)
+    found = probe.measure(Seen(moved, shown.model, LOSS, shown.corpora, ONE_STEP, before))
+    alpha = np.asarray(ja.data.average_signed_frequency(corpus))
+    expected = np.abs(np.asarray((moved.E - shown.params.E) @ moved.v) - 20.0 * alpha / 2).max() / 20.0
+    np.testing.assert_allclose(found["one_step_error"], expected, rtol=1e-10)
+    assert probe.applies(shown.model, LOSS, ONE_STEP)
+    for model, loss, phase in (
+        (ja.models.Mlp(dim=5), LOSS, ONE_STEP),
+        (shown.model, ja.losses.Hinge(), ONE_STEP),
+        (shown.model, LOSS, QUERY),
+        (shown.model, LOSS, ja.dynamics.OneStep(name="embed", step_size=20.0, train=("E", "p"))),
+    ):
+        assert not probe.applies(model, loss, phase)
+
+
+def test_what_several_probes_need_is_computed_once(seen):
+    shown = seen()
+    assert shown.loss_and_gradients is shown.loss_and_gradients
+    assert shown.logits(shown.corpora.train) is shown.logits(shown.corpora.train)
+    other = shown.with_memory(3)
+    assert (other.memory, shown.memory) == (3, None)
+    assert other.loss_and_gradients is shown.loss_and_gradients
+
+
+def test_the_max_margin_direction_is_for_phases_that_move_p_alone():
+    probe = MaxMarginDirection()
+    assert probe.applies(None, None, QUERY)
+    assert not probe.applies(None, None, ONE_STEP)
+    assert set(probe.metrics) <= set(probe.labels)

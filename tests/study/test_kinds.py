@@ -1,0 +1,225 @@
+"""One rule from tables to things and back, for built-in classes and the user's own."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+
+import jaxattn as ja
+from jaxattn.errors import InputError, UserCodeError
+from jaxattn.study import concepts
+from jaxattn.study.kinds import convert, describe, fields_of, nearest, read, values_of, with_values
+from jaxattn.study.namespace import Namespace
+
+SWEEPS = Path(__file__).parents[1] / "sweeps"
+CONCEPTS = {
+    "data": concepts.DATA,
+    "model": concepts.MODEL,
+    "loss": concepts.LOSS,
+    "start": concepts.START,
+    "phase": concepts.PHASE,
+    "probe": concepts.PROBE,
+    "figure": concepts.FIGURE,
+}
+
+
+@pytest.fixture
+def names():
+    return Namespace(SWEEPS)
+
+
+def make(concept, table, names):
+    return read(CONCEPTS[concept], table, concept, names).make(concept, names)
+
+
+OWN = {
+    "data": [{"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}, "mine.py:fixed"],
+    "model": [{"kind": "mine.py:Turned", "dim": 3, "sharpness": 2.0}],
+    "loss": [{"kind": "mine.py:softened", "softness": 0.25}, "mine.py:softened"],
+    "start": [{"kind": "mine.py:constant", "value": 3.0}],
+    "phase": [{"kind": "mine.py:Wander", "name": "a", "step_size": 0.5}],
+    "probe": ["mine.py:spread", {"kind": "mine.py:Travelled", "order": 1.0}],
+    "figure": [{"kind": "mine.py:last_losses", "metric": "p_norm"}],
+}
+OWN["data"] += [{"kind": "mine.py:Pairs", "vocab_size": 4, "sequences": 6, "swapped": 0.5}]
+BUILT_IN = {
+    "data": [{"kind": "assumption1", "vocab_size": 8, "relevant": 2, "length": 3, "sequences": 4}],
+    "model": [{"kind": "multi_head", "dim": 4, "heads": 2}],
+    "loss": [{"kind": "squared", "smoothing": 0.1}, "logistic", {"smoothing": 0.1}],
+    "start": ["zero", {"scale": 2.0}],
+    "phase": [
+        {"kind": "descent", "name": "a", "train": ["p"], "optimizer": "adamw", "step_size": 0.1, "steps": 3}
+        | {"weight_decay": 0.2, "b1": 0.8}
+    ],
+    "probe": [{"kind": "attention_entropy"}],
+}
+CASES = [(concept, table) for kinds in (OWN, BUILT_IN) for concept, every in kinds.items() for table in every]
+
+
+@pytest.mark.parametrize(("concept", "table"), CASES, ids=[f"{c}-{k}" for k, (c, _) in enumerate(CASES)])
+def test_a_thing_is_written_down_as_the_table_that_makes_it(concept, table, names):
+    """Table -> thing -> table -> thing: the same thing, with all settings."""
+    reading = read(CONCEPTS[concept], table, concept, names)
+    made = reading.make(concept, names)
+    written = reading.table(names)
+    again = read(CONCEPTS[concept], written, concept, names)
+    assert again.table(names) == written
+    assert values_of(again.make(concept, names)) == values_of(made)
+    described = describe(made, CONCEPTS[concept], names)
+    once_more = read(CONCEPTS[concept], described, concept, names)
+    assert values_of(once_more.make(concept, names)) == values_of(made)
+    given = {"kind": table} if isinstance(table, str) else table
+    flat = written | written.get("options", {})
+    assert {key: flat[key] for key in given if key in flat} == {key: x for key, x in given.items() if key in flat}
+
+
+def test_defaults_are_written_down(names):
+    reading = read(concepts.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
+    assert reading.table(names) == {"kind": "mine.py:Turned", "dim": 3, "sharpness": 1.0, "rotation": "drawn"}
+    reading = read(concepts.DATA, {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}, "data", names)
+    written = reading.table(names)
+    assert written["swapped"] == 0.0
+    assert (written["test_sequences"], written["label_noise"]) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("concept", "table", "message"),
+    [
+        # Settings of user code are checked as those of built-in classes are.
+        ("model", {"kind": "mine.py:Turned", "dim": "x"}, "model.dim: expected 'int', got 'str'"),
+        ("model", {"kind": "mine.py:Turned"}, "model: missing key 'dim'"),
+        ("model", {"kind": "mine.py:Turned", "dim": 3, "sharp": 1}, r"unknown key 'sharp'; did you mean 'sharpness'"),
+        (
+            "model",
+            {"kind": "mine.py:Turned", "dim": 3, "rotation": "draw"},
+            r"model.rotation: invalid enum value 'draw'; did you mean 'drawn'",
+        ),
+        (
+            "data",
+            {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6, "swapped": 2.0},
+            "data.swapped: expected 'float' <= 1.0",
+        ),
+        ("data", {"kind": "mine.py:Pairs", "vocab_size": 0, "sequences": 6}, "data.vocab_size: expected 'int' >= 1"),
+        (
+            "data",
+            {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6, "label_noise": 0.7},
+            "data.label_noise: expected 'float' <= 0.5",
+        ),
+        ("data", {"kind": "mine.py:pairs", "vocab_siz": 4}, r"data: unknown key 'vocab_siz'; did you mean"),
+        ("loss", {"kind": "mine.py:softened", "softnes": 1}, "unknown key 'softnes'; did you mean 'softness'"),
+        ("start", {"kind": "mine.py:constant", "value": "x"}, "start.value: expected 'float', got 'str'"),
+        ("phase", {"kind": "mine.py:Wander", "name": "a"}, "phase: missing key 'step_size'"),
+        ("phase", {"kind": "mine.py:Wander", "name": "a", "step_size": 1, "steps": 0}, "phase.steps: expected"),
+        ("probe", {"kind": "mine.py:spread", "scal": 1.0}, "unknown key 'scal'; did you mean 'scale'"),
+        ("figure", {"kind": "mine.py:last_losses", "metric": 3}, "figure.metric: expected 'str', got 'int'"),
+        # What it is, is checked too.
+        ("model", "mine.py:pairs", "model.kind: mine.py:pairs is a function; a model wants a frozen dataclass"),
+        ("phase", "mine.py:pairs", "phase.kind: mine.py:pairs is a function; a phase wants a class derived from"),
+        ("model", {"kind": "mine.py:WithoutLogits"}, "mine.py:WithoutLogits has no 'logits'; a model wants"),
+        ("model", {"kind": "mine.py:Unreadable", "dim": 3}, "Unreadable has no settings that can be read; decorate"),
+        ("model", {"kind": "mine.py:NOT_CALLABLE"}, "mine.py:NOT_CALLABLE is neither a class nor a function; a model"),
+        ("loss", {"kind": "mine.py:softend"}, r"loss.kind: .* has no 'softend'; did you mean mine.py:softened"),
+        ("loss", {"kind": "main.py:softened"}, r"loss.kind: main.py: there is no such file; did you mean mine.py"),
+        ("loss", {"kind": 3}, "loss.kind: expected a name, got 3"),
+        ("loss", 3, "loss: expected a table or a name, got 3"),
+        ("model", {"dim": 3}, "model: missing key 'kind'; known: one_layer, "),
+        ("figure", "nosuch", "figure.kind: unknown 'nosuch'"),
+    ],
+)
+def test_mistakes_are_one_line_with_place_and_remedy(concept, table, message, names):
+    with pytest.raises(InputError, match=message) as caught:
+        make(concept, table, names)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_that_raises_when_it_is_made_shows_its_own_lines(names):
+    with pytest.raises(UserCodeError, match="model: RaisesWhenMade raises when it is made") as caught:
+        make("model", {"kind": "mine.py:RaisesWhenMade", "dim": 3}, names)
+    assert 'raise KeyError("not like this")' in caught.value.trace
+    assert "kinds.py" not in caught.value.trace
+
+
+def test_what_python_gives_is_named_by_its_import_path():
+    names = Namespace()
+    path = f"{__name__}:Own"
+    assert describe(Own(dim=3), concepts.MODEL, names) == {"kind": path, "dim": 3, "share": 0.5}
+    assert names.load(path) is Own
+    assert describe(own_loss, concepts.LOSS, names) == f"{__name__}:own_loss"
+    assert describe(ja.models.OneLayer(dim=4), concepts.MODEL, names) == {"kind": "one_layer", "dim": 4}
+    assert describe("hinge", concepts.LOSS, names) == "hinge"
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    dim: int
+    share: Annotated[float, msgspec.Meta(le=1)] = 0.5
+
+    def init(self, key, *, vocab_size, num_classes, dtype):
+        raise NotImplementedError
+
+    def logits(self, params, corpus):
+        raise NotImplementedError
+
+
+def own_loss(logits, labels):
+    return logits * labels
+
+
+def test_settings_that_cannot_be_written_down_are_named():
+    @dataclasses.dataclass(frozen=True)
+    class Holding:
+        thing: object = None
+
+    with pytest.raises(InputError, match="a setting cannot be written down: .*use numbers, texts, lists, tables"):
+        describe(Holding(object()), concepts.MODEL, Namespace())
+
+
+def test_other_settings_may_be_traced_and_are_not_checked(names):
+    for concept, table, change in (
+        ("model", {"kind": "mine.py:Turned", "dim": 3}, {"sharpness": -5.0}),
+        ("model", {"kind": "one_layer", "dim": 3}, {"dim": -1}),
+        ("loss", {"kind": "mine.py:softened"}, {"softness": "anything"}),
+        ("data", {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}, {"label_noise": 9.0, "swapped": 7.0}),
+    ):
+        made = make(concept, table, names)
+        changed = with_values(made, change)
+        assert {key: values_of(changed)[key] for key in change} == change
+        assert values_of(made) != values_of(changed)
+        assert type(changed) is type(made)
+
+
+def test_fields_are_those_of_specs_dataclasses_and_keyword_only_arguments(names):
+    def listed(target):
+        return [field.name for field in fields_of(target)]
+
+    assert listed(ja.models.MultiHead) == list(ja.models.MultiHead.__struct_fields__)
+    assert listed(names.load("mine.py:Turned")) == ["dim", "sharpness", "rotation"]
+    assert listed(names.load("mine.py:pairs")) == ["vocab_size", "sequences", "swapped"]
+    assert listed(names.load("mine.py:softened")) == ["softness"]
+
+
+def test_annotations_that_name_nothing_are_one_line():
+    def loss(logits, labels, *, power: "Nowhere" = 1):
+        return logits
+
+    with pytest.raises(InputError, match=r"loss: an annotation of loss cannot be read: name 'Nowhere'"):
+        fields_of(loss, "loss")
+
+
+def test_mutable_defaults_are_not_shared():
+    @dataclasses.dataclass(frozen=True)
+    class Listed:
+        sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
+        kind_of: Literal["a", "b"] = "a"
+
+    one, other = convert(Listed, {}, ""), convert(Listed, {}, "")
+    one["sizes"].append(3)
+    assert other["sizes"] == [1, 2]
+
+
+def test_the_nearest_name_or_all_of_them():
+    assert nearest("dims", ["dim", "kind"]) == "; did you mean 'dim'?"
+    assert nearest("zzz", ["dim", "kind"]) == "; known: dim, kind"
+    assert nearest("zzz", []) == ""

@@ -1,0 +1,78 @@
+"""Functions of the user's own as what they stand for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.data.splits import Splits, token_statistics
+from jaxattn.errors import InputError
+from jaxattn.probes import Seen
+from jaxattn.study import own
+from jaxattn.study.kinds import Function
+
+
+def labels_only(key, *, sequences: int = 6):
+    raise NotImplementedError
+
+
+def hold(holder, target, **settings):
+    return holder(Function("mine.py:it", target, settings))
+
+
+def test_a_loss_returns_one_number_a_sequence():
+    loss = hold(own.OwnLoss, lambda logits, labels, *, power: (logits - labels) ** power, power=2)
+    np.testing.assert_array_equal(loss(jnp.array([1.0, 2.0]), jnp.array([1, -1])), [0, 9])
+    with pytest.raises(InputError, match=r"loss: mine.py:it returns \(\); return one number for each of the 2"):
+        hold(own.OwnLoss, lambda logits, labels: logits.mean())(jnp.ones(2), jnp.ones(2))
+
+
+SHOWN = Seen(3.0, None, None, Splits(4.0, None), None)
+
+
+def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
+    def product(params, corpus, *, scale=1.0):
+        return scale * params * corpus
+
+    assert hold(own.OwnProbe, product, scale=2.0).measure(SHOWN) == {"product": 24.0}
+    named = own.OwnProbe(Function("mine.py:product", product, {}), name="other")
+    assert named.measure(SHOWN) == {"other": 12.0}
+
+    def both(params, corpus):
+        return {"sum": params + corpus, "row": jnp.arange(3)}
+
+    found = hold(own.OwnProbe, both).measure(SHOWN)
+    assert found["sum"] == 7
+    np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
+    for wrong in (lambda params, corpus: jnp.ones((2, 2)), lambda params, corpus: {3: 1.0}):
+        with pytest.raises(InputError, match="probes.own: mine.py:it returns .*; return a number, or an array"):
+            hold(own.OwnProbe, wrong).measure(SHOWN)
+
+
+def test_what_a_data_function_takes_says_what_it_is(study):
+    assert own.data_holder(labels_only) is own.OwnGenerator
+    drawn, shared = study("own").base.data, study("own", data="mine.py:fixed").base.data
+    assert isinstance(drawn, own.OwnGenerator)
+    assert isinstance(shared, own.OwnCorpus)
+    assert (drawn.shared, shared.shared) == (False, True)
+
+
+def test_a_generator_draws_every_split_with_its_own_size(study):
+    data = study("own").base.data
+    splits = data.draw(jax.random.key(0))
+    assert (splits.train.num_sequences, splits.test.num_sequences, splits.validation) == (12, 8, None)
+    assert list(data.tokens) == [str(s) for s in range(10)]
+    np.testing.assert_array_equal(splits.tokens.count, token_statistics(splits.train).count)
+    validated = study("own", data=study("own").tree["data"] | {"validation_sequences": 4, "label_noise": 0.5})
+    assert validated.base.data.held_out
+    noisy = validated.base.data.draw(jax.random.key(0))
+    assert noisy.validation.num_sequences == 4
+    assert (noisy.train.labels != splits.train.labels).any()
+    np.testing.assert_array_equal(noisy.test.labels, splits.test.labels)
+
+
+def test_a_shared_corpus_is_made_once_with_its_settings(study):
+    loaded = study("own", data={"kind": "mine.py:fixed", "sequences": 6}).base.data.load()
+    assert loaded.shared
+    assert loaded.splits.train.num_sequences == 6
+    assert loaded.tokens == [str(s) for s in range(10)]

@@ -1,0 +1,65 @@
+"""Things of a setting that do not fit together are named."""
+
+import pytest
+
+from jaxattn.errors import InputError
+
+
+def descent(train, **changes):
+    phase = {"name": "all", "kind": "descent", "train": train, "optimizer": "adam", "step_size": 0.01}
+    return phase | {"steps": 6} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phases": [descent(["W1"])]}, "'W1' is not one of E, p, v"),
+        ({"model": {"kind": "mlp", "dim": 8}, "phases": [descent(["W1"])]}, "is not one of E, p, v, W, b"),
+        ({"phases": [descent(["p"], patience=3)]}, "no validation corpus; give data.validation_sequences"),
+        (
+            {"model": {"kind": "two_layer", "dim": 8}, "phases": [{"name": "flow", "kind": "exact_flow"}]},
+            "follows p of model.kind = 'one_layer' only",
+        ),
+        (
+            {"model": {"kind": "mlp", "dim": 8}, "probes": {"max_margin": True}},
+            "only model.kind = 'one_layer' has a max-margin direction",
+        ),
+        ({"model": {"kind": "two_layers", "dim": 8}}, "did you mean 'two_layer'"),
+        ({"phases": []}, "phases: expected 'array' of length >= 1"),
+        ({"probes": {"own": "spread"}}, "own: expected a list, got 'spread'"),
+        ({"model": {"kind": "one_layer", "dim": 4, "init": "zero"}}, "init: expected a table, got 'zero'"),
+    ],
+)
+def test_what_does_not_go_together_is_named(study, changes, message):
+    with pytest.raises(InputError, match=message) as caught:
+        study(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_max_margin_without_a_phase_that_moves_p_alone_is_refused(study, tables):
+    with pytest.raises(InputError, match=r"probes.max_margin: no phase moves p alone"):
+        study("flow", phases=tables("flow")["phases"][:1])
+
+
+def test_a_parameter_that_the_users_model_lacks_is_named_when_it_is_known(study, go_one, x64):
+    """A user's model need not list its parameters: then it is said when they are drawn."""
+    with pytest.raises(InputError, match=r"q: not a parameter of the model; it has E, W, p, v"):
+        go_one(study("own", phases=[descent(["q"])]))
+
+
+@pytest.fixture
+def go_one():
+    from jaxattn.study import seed
+
+    return lambda study: next(seed.run(study.base, 0))
+
+
+def test_tables_have_every_default_and_make_the_same_setting(study):
+    from jaxattn.study.setting import make
+
+    for name in ("small", "flow", "own"):
+        wanted = study(name)
+        again = make(wanted.cells[0].tables, wanted.names)
+        assert again.tables == wanted.cells[0].tables
+        assert again.setting.phases == wanted.base.phases
+        assert again.setting.model == wanted.base.model
