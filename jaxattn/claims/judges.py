@@ -152,7 +152,7 @@ def several(cells: Sequence[Measured]) -> list[Row]:
 
 
 def direction_elsewhere(cells: Sequence[Measured]) -> list[Row]:
-    """Judge the direction where no theory promises it, on the seeds that could be followed to the end, or on all.
+    """Judge the direction where no theory promises it, on seeds followed to the end, or on all.
 
     Those whose flow ends before are told in the certificate.
     """
@@ -177,9 +177,9 @@ def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row
     """Judge claim V: whether training v as well changes where p goes.
 
     p and v move by small normalised steps together. Then v is kept as it is, and gradient flow on p alone
-    goes on to its limit: the limit of the selection that joint training came to. How far the jointly trained p
-    itself is from the direction is judged too. It grows like log log t only, since v keeps growing and the
-    loss falls like 1/t, so no run shows its limit: that row is promised and stays undecided.
+    goes on to its limit: the limit of the selection that joint training came to. How far the jointly trained
+    p itself is from the direction is judged too. It grows like log log t only, since v keeps growing and
+    the loss falls like 1/t, so no run shows its limit: that row is promised and stays undecided.
 
     What can be seen is which way p moves. Sequences on which v's own margin is not tight lose their weight in
     the loss, and p turns to the max-margin direction of the other sequences, which is judged as well.

@@ -1,4 +1,4 @@
-"""The studies behind the scoreboard, as tables of a sweep file: what is drawn, what moves, what is measured."""
+"""The studies behind the scoreboard, as tables of a sweep file: what is drawn, moves and is measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

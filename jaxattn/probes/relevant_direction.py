@@ -1,4 +1,4 @@
-"""Probe of a whole phase: which way p moves while v moves too, if attention is to select the relevant tokens."""
+"""Probe of a whole phase: which way p moves while v moves too, where relevant tokens are selected."""
 
 from typing import Any, ClassVar
 

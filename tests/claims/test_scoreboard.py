@@ -102,9 +102,7 @@ def texts(tmp_path_factory):
 def test_texts_give_rows_of_their_own(plan, folder, texts):
     small = TextPlan(law_dims=(32, 64), law_seeds=3, dim=64, step_size=50.0, steps=20, rate=0.5)
     source = Csv(path=str(texts))
-    board = run(
-        seeds=SEEDS, only=["L4.1", "L4.2"], plan=plan, source=source, text_plan=small, folder=folder
-    )
+    board = run(seeds=SEEDS, only=["L4.1", "L4.2"], plan=plan, source=source, text_plan=small, folder=folder)
     rows = [row for row in board.rows if row.claim.setting.startswith("texts, V = 8, n = 40")]
     assert [(row.claim.name, row.seeds) for row in rows] == [("L4.1", 3)] * 2 + [("L4.2", 3)] * 2
     assert all(np.isfinite([row.value, row.low, row.high]).all() for row in rows)

@@ -34,12 +34,17 @@ def E():
 def test_sequences_where_the_head_is_tight(E, corpus):
     kept = where_head_is_tight(E, corpus, 4)
     ids, real = ja.models.reference.padded_sequences(kept)
-    assert [sorted(row[mask].tolist()) for row, mask in zip(ids, real, strict=True)] == [[1, 4], [0, 6], [1, 6]]
+    assert [sorted(row[mask].tolist()) for row, mask in zip(ids, real, strict=True)] == [
+        [1, 4],
+        [0, 6],
+        [1, 6],
+    ]
 
 
 @pytest.mark.usefixtures("x64")
 def test_p_and_its_movement_against_directions_of_a_general_solver(E, corpus):
     """Pairs 1 > 4, 1 > 6, 0 > 6 and 3 > 5, of which the last one is not tight."""
+
     def shortest(pairs):
         gaps = [{"type": "ineq", "fun": lambda p, a=a, b=b: p @ (E[a] - E[b]) - 1} for a, b in pairs]
         return minimize(lambda p: p @ p, np.ones(7), constraints=gaps, tol=1e-14).x

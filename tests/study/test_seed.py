@@ -18,9 +18,7 @@ def test_keys_depend_on_the_seed_alone_and_differ():
 
 
 def test_a_padded_vocabulary_has_rows_of_zeros_and_the_others_as_drawn(study, tables):
-    small, large = (
-        study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26)
-    )
+    small, large = (study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26))
     data_key, key = seed.keys(3)
     like = jax.eval_shape(large.data.draw, data_key), jax.eval_shape(small.data.draw, data_key)
     padded = jax.jit(lambda used: seed.start(large, like[0], key, [], used))(20)
@@ -77,7 +75,9 @@ def test_two_probes_of_one_name_are_refused(study, x64):
 def test_a_model_without_scores_and_values_has_no_token_table(study, x64):
     setting = study("own").base
     data_key, key = seed.keys(0)
-    corpora, params = jax.jit(lambda: (own := seed.draw(setting, data_key), seed.start(setting, own, key, [])))()
+    corpora, params = jax.jit(
+        lambda: (own := seed.draw(setting, data_key), seed.start(setting, own, key, []))
+    )()
     assert seed.columns(setting, 0, params, corpora)["Ev"].shape == (10, 1)
     bare = setting._replace(model=type("Bare", (), {"logits": setting.model.logits})())
     assert seed.columns(bare, 0, params, corpora) == {}
