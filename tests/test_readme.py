@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import jaxattn as ja
 from jaxattn import cli
+from jaxattn.api import Study
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -41,7 +41,7 @@ def test_the_study_of_the_notebook_runs_and_attention_gets_sharper(tmp_path, mon
 def test_the_sweep_file_of_the_readme_is_valid(tmp_path):
     (text,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
     (tmp_path / "my_study.toml").write_text(text, encoding="utf-8")
-    assert ja.Study.read(tmp_path / "my_study.toml").name == "my_study"
+    assert Study.read(tmp_path / "my_study.toml").name == "my_study"
 
 
 def test_every_path_that_the_readme_links_to_exists():
