@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import pandas as pd
 
 from jaxattn.errors import InputError, RunError, at
+from jaxattn.probes.settings import Probes
 from jaxattn.results.load import Results, load
 from jaxattn.study import concepts, toml
 from jaxattn.study.definition import Definition
-from jaxattn.study.kinds import convert, describe, values_of
+from jaxattn.study.kinds import convert, describe, plain, values_of
 from jaxattn.study.namespace import Namespace
 
 __all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
@@ -65,7 +65,7 @@ class Study(Definition):
             phases: what moves, one after the other; at least one.
             loss: the loss of a sequence, (logits, labels) -> (n,).
             init: starts of parameters by name, where they are not as the model draws them.
-            probes: what is measured, a `Probes`.
+            probes: what is measured, a `Probes`; or a list of probes beside the standard ones.
             figures: figures to draw: names, tables, or functions (results, *, settings).
             rest: seeds, dtype, axes, zip, halton, cells, exclude, blocks, description, chunk as in a sweep
                 file.
@@ -79,10 +79,10 @@ class Study(Definition):
             "data": describe(data, concepts.DATA, names),
             "model": describe(model, concepts.MODEL, names),
             "loss": describe(loss, concepts.LOSS, names),
-            "phases": [describe(phase, concepts.PHASE, names) for phase in phases],
+            "phases": [describe(phase, concepts.PHASE, names) for phase in _listed(phases, "phases")],
             "probes": _probes(probes, names),
-            "figures": [describe(figure, concepts.FIGURE, names) for figure in figures],
-            **msgspec.to_builtins(rest),
+            "figures": [describe(figure, concepts.FIGURE, names) for figure in _listed(figures, "figures")],
+            **plain(rest, names),
         }
         if init:
             own = {parameter: describe(x, concepts.START, names) for parameter, x in init.items()}
@@ -229,8 +229,15 @@ def run(
 
 
 def _probes(probes: Any, names: Namespace) -> Any:
-    if probes is None or isinstance(probes, dict):
-        return probes or {}
-    values = values_of(probes)
-    own = [describe(probe, concepts.PROBE, names) for probe in values.pop("own")]
-    return values | {"own": own}
+    given = {"own": probes} if isinstance(probes, list | tuple) else probes or {}
+    if not isinstance(given, dict | Probes):
+        raise InputError(f"probes: expected a Probes or a list, got {probes!r:.60}")
+    values = dict(given) if isinstance(given, dict) else values_of(given)
+    own = _listed(values.get("own", ()), "probes.own")
+    return values | {"own": [describe(probe, concepts.PROBE, names) for probe in own]}
+
+
+def _listed(things: Any, place: str) -> Sequence[Any]:
+    if not isinstance(things, list | tuple):
+        raise InputError(f"{place}: expected a list, got {things!r:.60}; put it in brackets")
+    return things

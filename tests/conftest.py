@@ -14,7 +14,6 @@ import pytest
 import jaxattn as ja
 from jaxattn.study.namespace import Namespace
 
-
 SWEEPS = Path(__file__).parent / "sweeps"
 
 

@@ -69,7 +69,12 @@ def own(mine, **changes):
         "name": "own",
         "seeds": 2,
         "dtype": "float64",
-        "data": {"kind": f"{SWEEPS / 'mine.py'}:pairs", "vocab_size": 10, "sequences": 12, "test_sequences": 8}
+        "data": {
+            "kind": f"{SWEEPS / 'mine.py'}:pairs",
+            "vocab_size": 10,
+            "sequences": 12,
+            "test_sequences": 8,
+        }
         | {"swapped": 0.25},
         "model": mine.Turned(dim=4, sharpness=2.0),
         "init": {"v": {"kind": f"{SWEEPS / 'mine.py'}:constant", "value": 0.25}},
@@ -140,7 +145,11 @@ def test_a_run_has_its_figures_and_is_read_back_without_the_code(ran):
 
 def test_what_is_written_is_read_back(mine, tmp_path):
     for number, wanted in enumerate(
-        (small(axes={"model.dim": [8, 16]}), small(seeds="3:9", init={"p": "zero"}, figures=["curves"]), own(mine))
+        (
+            small(axes={"model.dim": [8, 16]}),
+            small(seeds="3:9", init={"p": "zero"}, figures=["curves"]),
+            own(mine),
+        )
     ):
         path = wanted.write(tmp_path / f"{number}.toml")
         again = ja.Study.read(path)
@@ -162,7 +171,9 @@ def test_code_that_no_file_can_import_is_not_written(tmp_path):
             return ja.models.one_layer.logits(params, corpus)
 
     wanted = small(model=Local())
-    with pytest.raises(InputError, match=r"Local cannot be imported by a sweep file; move it to a file of its own"):
+    with pytest.raises(
+        InputError, match=r"Local cannot be imported by a sweep file; move it to a file of its own"
+    ):
         wanted.write(tmp_path / "x.toml")
 
 
@@ -173,7 +184,10 @@ def test_code_that_no_file_can_import_is_not_written(tmp_path):
         ({"phases": []}, "phases: expected 'array' of length >= 1"),
         ({"model": {"kind": "one_layer"}}, "model: missing key 'dim'"),
         ({"model": ja.models.OneLayer(dim=0)}, "model.dim: expected 'int' >= 1"),
-        ({"axes": {"model.dims": [3]}}, r"cell 0 \(model.dims = 3\): model: unknown key 'dims'; did you mean 'dim'"),
+        (
+            {"axes": {"model.dims": [3]}},
+            r"cell 0 \(model.dims = 3\): model: unknown key 'dims'; did you mean 'dim'",
+        ),
         ({"init": {"q": "zero"}}, "model.init: the model has no 'q'"),
         ({"figures": ["nosuch"]}, "nosuch"),
         ({"figures": [{"kind": "curves", "phase": "nosuch"}]}, "nosuch"),
@@ -198,7 +212,7 @@ def test_a_plan_says_what_will_be_done_and_what_is_there(tmp_path):
 
 def test_a_run_that_nothing_came_of_raises(mine, tmp_path):
     broken = small(loss={"kind": f"{SWEEPS / 'mine.py'}:broken"})
-    with pytest.raises(RunError, match="ZeroDivisionError in broken, line .* of .*mine.py"):
+    with pytest.raises(RunError, match=r"ZeroDivisionError in broken, line .* of .*mine.py"):
         broken.run(tmp_path / "run", quiet=True)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
 

@@ -12,15 +12,23 @@ EXAMPLES = re.findall(
 
 
 @pytest.mark.parametrize(("title", "code"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
-def test_an_example_runs_and_holds_what_it_asserts(title, code):
+def test_an_example_runs_and_holds_what_it_asserts(title, code, tmp_path, monkeypatch):
     assert "assert " in code
-    exec(compile(code, f"{PAGE.name}: {title}", "exec"), {})
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, f"{PAGE.name}: {title}", "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize(("title", "code"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
-def test_an_example_is_under_thirty_lines(title, code):
-    assert len([line for line in code.splitlines() if line.strip()]) < 30
+def test_an_example_is_at_most_thirty_lines(title, code):
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
 
 
 def test_there_is_an_example_of_each_kind():
-    assert [title for title, _ in EXAMPLES] == ["A model", "A corpus", "A dynamics", "A probe"]
+    kinds = ["model", "corpus", "loss and a start", "phase", "probe", "figure"]
+    assert [title for title, _ in EXAMPLES] == [*(f"A {kind}" for kind in kinds), "Without a study"]
+
+
+def test_every_path_that_the_page_links_to_exists():
+    links = re.findall(r"\]\(((?!http)[^)#]+)\)", PAGE.read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (PAGE.parent / link).exists()] == []

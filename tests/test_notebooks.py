@@ -14,12 +14,9 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-LONG = ("margin_convergence", "imdb_importance")
-
-
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LONG)) for path in NOTEBOOKS],
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "quickstart")) for path in NOTEBOOKS],
     ids=lambda path: path.stem,
 )
 def test_a_notebook_runs_in_a_fresh_kernel(path, monkeypatch, tmp_path):

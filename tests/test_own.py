@@ -328,3 +328,62 @@ def test_a_sweep_file_with_functions_of_a_file_beside_it(tmp_path):
     assert (first["p_norm"] == 0).all()
     # E v has a tenth of its size, and p = 0 averages it over eight tokens: the loss is e^0 nearly.
     np.testing.assert_allclose(first["loss"], 1, atol=0.02)
+
+
+def test_what_is_given_by_its_name_alone_can_be_swept_and_helpers_beside_a_file_are_found(tmp_path):
+    (tmp_path / "helper.py").write_text("SCALE = 2.0\n", encoding="utf-8")
+    code = "from helper import SCALE\n" + MINE.replace("power: float = 4.0", "power: float = SCALE")
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(FILE, encoding="utf-8")
+    study = ja.Study.read(tmp_path / "mine.toml", axes=["probes.own.0.power=[1.0, 2.0]"])
+    assert study.base.probes.own[0].function.settings == {"power": 2.0}
+    plan = study.plan(tmp_path / "out", quick=True)
+    assert plan.groups["vmapped"].tolist() == ["seed, probes.own.0.power"]
+
+
+def norm(params, corpus, *, power: float = 2.0):
+    return (jnp.abs(params.p) ** power).sum()
+
+
+SMALL = {
+    "name": "small",
+    "data": ja.data.Independent(vocab_size=20, relevant=6, length=5, sequences=40),
+    "model": ja.models.OneLayer(dim=4),
+    "phases": [ja.dynamics.OneStep(name="embed", step_size=1.0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "vmapped"),
+    [
+        ({"probes": [norm], "axes": {"probes.own.0.power": [1.0, 2.0]}}, ["seed, probes.own.0.power"]),
+        (
+            {"probes": {"own": [{"kind": norm, "name": "n"}]}, "axes": {"probes.own.n.power": np.ones(1)}},
+            ["seed"],
+        ),
+        ({"axes": {"loss": ["logistic", lambda logits, labels: -labels * logits]}}, ["seed", "seed"]),
+        ({"axes": {"model.dim": 2 ** np.arange(2, 4)}, "seeds": range(3, 6)}, ["seed", "seed"]),
+    ],
+)
+def test_python_may_give_functions_and_arrays_wherever_a_sweep_file_has_names_and_lists(
+    tmp_path, changes, vmapped
+):
+    assert ja.Study(**SMALL | changes).plan(tmp_path, quick=True).groups["vmapped"].tolist() == vmapped
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"probes": norm}, "probes: expected a Probes or a list, got <function norm"),
+        ({"probes": ja.Probes(own=norm)}, "probes.own: expected a list, got <function norm"),
+        (
+            {"probes": [lambda params, corpus: 1.0, lambda params, corpus: 2.0]},
+            "tests.test_own:<lambda>: two things",
+        ),
+        ({"model": norm}, "is a function; a model wants a frozen dataclass with init"),
+    ],
+)
+def test_what_python_gives_wrongly_is_one_line(changes, message):
+    with pytest.raises(InputError) as raised:
+        ja.Study(**SMALL | changes)
+    assert message.removeprefix("tests.test_own") in str(raised.value)

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from jaxattn import cli
+from jaxattn.api import Study
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
-    (cell,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    cell, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names: dict = {}
     exec(compile(cell, "README.md", "exec"), names)
     assert names["alpha"].shape == (64,)
@@ -24,12 +25,23 @@ def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
     assert 1 - names["cosine"] < 1e-5
 
 
-def test_the_sweep_file_of_the_readme_is_valid(tmp_path):
-    from jaxattn.study import sweepfile
+def test_the_study_of_the_notebook_runs_and_attention_gets_sharper(tmp_path, monkeypatch):
+    _, cell = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "__main__"}
+    exec(compile(cell, "README.md", "exec"), names)
+    entropy = names["entropy"].groupby("cell")["mean"]
+    assert (abs(entropy.first() - 2.08) < 0.02).all()  # log 8
+    assert (entropy.last() < 0.5).all()
+    assert names["sharper"] < -0.5
+    assert names["wider"]["n"].eq(10).all()
+    assert names["same"].records.equals(names["results"].records)
 
+
+def test_the_sweep_file_of_the_readme_is_valid(tmp_path):
     (text,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
     (tmp_path / "my_study.toml").write_text(text, encoding="utf-8")
-    assert sweepfile.load(tmp_path / "my_study.toml").name == "my_study"
+    assert Study.read(tmp_path / "my_study.toml").name == "my_study"
 
 
 def test_every_path_that_the_readme_links_to_exists():

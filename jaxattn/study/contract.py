@@ -255,5 +255,5 @@ def check_labels(splits: Splits) -> None:
             found = np.unique(np.asarray(corpus.labels))
             if wrong := sorted(set(found.tolist()) - set(allowed.tolist())):
                 raise InputError(
-                    f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed}"
+                    f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed.tolist()}"
                 )

@@ -117,7 +117,8 @@ class Definition:
     @property
     def config(self) -> dict[str, Any]:
         """All tables with all their settings, as JSON would hold them."""
-        return msgspec.json.decode(msgspec.json.encode(self._tables)) | self._base.tables
+        tables = msgspec.structs.replace(self._tables, figures=self.figures)
+        return msgspec.json.decode(msgspec.json.encode(tables)) | self._base.tables
 
     @property
     def config_hash(self) -> str:

@@ -86,7 +86,7 @@ class Reading(NamedTuple):
 
     def table(self, names: Namespace) -> Table:
         """Write the table down with all its settings."""
-        return {"kind": self.kind, **_plain(self.values | self.beside, names)}
+        return {"kind": self.kind, **plain(self.values | self.beside, names)}
 
     def make(self, place: str, names: Namespace) -> Any:
         """Make the thing; see `build`."""
@@ -136,19 +136,21 @@ def describe(thing: Any, concept: Concept, names: Namespace) -> Any:
     Raises:
         InputError: something that is neither a table nor a class nor a function with settings.
     """
-    if isinstance(thing, str | dict):
+    if isinstance(thing, str):
         return thing
+    if isinstance(thing, dict):
+        kind, rest = thing.get("kind"), {key: x for key, x in thing.items() if key != "kind"}
+        named = {} if kind is None else {"kind": describe(kind, concept, names) if callable(kind) else kind}
+        return named | plain(rest, names)
     target: Any = thing
     values: Table = {}
     if isinstance(function := getattr(thing, "function", None), Function):
-        return {"kind": function.kind, **_plain(values_of(thing), names)}
+        return {"kind": function.kind, **plain(values_of(thing), names)}
     if not (isinstance(thing, type) or inspect.isroutine(thing)):
         target, values = type(thing), values_of(thing)
     short = next((name for name, known in concept.known.items() if known is target), None)
-    kind = short or f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', '?')}"
-    if short is None:
-        names.given[kind] = target
-    return {"kind": kind, **_plain(values, names)} if values else kind
+    kind = short or _path(target, names)
+    return {"kind": kind, **plain(values, names)} if values else kind
 
 
 def convert(target: Any, values: Table, place: str) -> Table:
@@ -339,23 +341,33 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
     return tuple(x for part in parts for x in _literals(part))
 
 
-def _plain(values: Table, names: Namespace) -> Table:
+def plain(values: Table, names: Namespace) -> Table:
     """Write settings as JSON would hold them; code that Python gave has its import path."""
 
-    def name(x: Any) -> str:
+    def written(x: Any) -> Any:
+        if hasattr(x, "tolist") or isinstance(x, range):
+            return list(x) if isinstance(x, range) else x.tolist()
         if not callable(x):
             raise TypeError(f"{x!r:.60}")
-        names.given[path := f"{x.__module__}:{x.__qualname__}"] = x
-        return path
+        return _path(x, names)
 
     try:
         flat = {
-            key: x.name if isinstance(x, Named) else name(x) if inspect.isroutine(x) else x
+            key: x.name if isinstance(x, Named) else _path(x, names) if inspect.isroutine(x) else x
             for key, x in values.items()
             if x is not None
         }
-        return msgspec.json.decode(msgspec.json.encode(flat, enc_hook=name))
+        return msgspec.json.decode(msgspec.json.encode(flat, enc_hook=written))
     except TypeError as error:
         raise InputError(
             f"a setting cannot be written down: {error}; use numbers, texts, lists, tables"
         ) from None
+
+
+def _path(target: Any, names: Namespace) -> str:
+    """Write the import path of code that Python gave, and note what it means."""
+    path = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', type(target).__name__)}"
+    if names.given.get(path, target) != target:
+        raise InputError(f"{path}: two things of this study have that name; give each a name of its own")
+    names.given[path] = target
+    return path

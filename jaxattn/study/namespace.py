@@ -97,11 +97,15 @@ class Namespace:
         if spec is None or spec.loader is None:
             raise InputError(f"{place}: cannot be imported; give a Python file")
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        before = list(sys.path)
+        sys.path.append(str(path.parent))
         try:
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[name]
             raise UserCodeError(f"{place} raises while it is imported", frozenset({str(path)})) from error
+        finally:
+            sys.path[:] = before
         return module
 
     def _module(self, place: str) -> ModuleType:

@@ -13,8 +13,12 @@ def assign(tree: Any, key: str, value: Any) -> None:
     *parents, last = key.split(".")
     if parents and parents[0] in ("axes", "zip"):
         parents, last = [parents[0]], key.partition(".")[2]
-    for part in parents:
-        tree = _child(tree, part, key)
+    for number, part in enumerate(parents):
+        parent, tree = tree, _child(tree, part, key)
+        if isinstance(tree, str) and _is_thing(parents[: number + 1]):
+            # A name alone is a table of that kind.
+            tree = {"kind": tree}
+            parent[_position(parent, part, key) if isinstance(parent, list) else part] = tree
     if isinstance(tree, list):
         tree[_position(tree, last, key)] = value
     elif isinstance(tree, dict):
@@ -63,6 +67,12 @@ def parse(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _is_thing(path: list[str]) -> bool:
+    """Whether a table with a kind stands at a place."""
+    lists = (["phases"], ["probes", "own"], ["model", "init"])
+    return path in (["data"], ["model"], ["loss"]) or path[:-1] in lists
 
 
 def _child(tree: Any, part: str, key: str) -> Any:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxattn.data import text as text_module
-from jaxattn.data.readers import Csv, Folder, Jsonl, Parquet, TextSource, Tfds
+from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Parquet, Tfds
 from jaxattn.errors import InputError
 
 TRAIN = [
@@ -148,9 +148,9 @@ class TestEveryKind:
         assert alone.splits == ("train",)
 
     def test_settings_from_a_file(self, source):
-        fields = msgspec.to_builtins(source)
-        assert fields["kind"] == type(source).__name__.lower()
-        assert msgspec.convert(fields, TextSource) == source
+        kind, fields = type(source), msgspec.to_builtins(source)
+        assert READERS[kind.__name__.lower()] is kind
+        assert msgspec.convert(fields, kind) == source
         for wrong, says in (
             ({"spelling": 1}, "unknown field `spelling`"),
             ({"min_count": 0}, r"\$.min_count"),
@@ -158,12 +158,16 @@ class TestEveryKind:
             ({"max_length": 0}, r"\$.max_length"),
             ({"empty": "skip"}, r"\$.empty"),
             ({"labels": ["a"]}, r"\$.labels"),
-            ({"labels": ["a", "b", "a"]}, "'a' is named twice"),
-            ({"labels": [1, 2], "ignore_labels": [2]}, "2 is named twice"),
             ({"train": ""}, r"\$.train"),
         ):
             with pytest.raises(msgspec.ValidationError, match=says):
-                msgspec.convert(fields | wrong, TextSource)
+                msgspec.convert(fields | wrong, kind)
+        for wrong, says in (
+            ({"labels": ["a", "b", "a"]}, "'a' is named twice"),
+            ({"labels": [1, 2], "ignore_labels": [2]}, "2 is named twice"),
+        ):
+            with pytest.raises(InputError, match=says):
+                msgspec.convert(fields | wrong, kind).check()
 
 
 class TestTfds:
@@ -283,9 +287,9 @@ class TestTables:
 
     @tables
     def test_settings_that_contradict_each_other(self, kind):
-        assert "split_column" in message(lambda: kind(path="x", test_path="y", split_column="s"))
-        assert "split_column" in message(lambda: kind(path="x", train="one"))
-        assert "split_column" in message(lambda: kind(path="x", test_path="y", test="dev"))
+        assert "split_column" in message(lambda: kind(path="x", test_path="y", split_column="s").check())
+        assert "split_column" in message(lambda: kind(path="x", train="one").check())
+        assert "split_column" in message(lambda: kind(path="x", test_path="y", test="dev").check())
 
     @tables
     def test_a_missing_file(self, kind, tmp_path):

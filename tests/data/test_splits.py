@@ -22,7 +22,9 @@ def test_noise_is_in_training_and_validation_labels_and_without_it_corpora_are_a
     table = {"kind": kind, "vocab_size": 16, "length": 5, "relevant": 6} | sizes | own
     data_key = seed.keys(0)[0]
     data = study(data=table).base.data
-    clean, noisy = (jax.jit(study(data=table | {"label_noise": x}).base.data.draw)(data_key) for x in (0.0, 0.3))
+    clean, noisy = (
+        jax.jit(study(data=table | {"label_noise": x}).base.data.draw)(data_key) for x in (0.0, 0.3)
+    )
     train_key, test_key = jax.random.split(data_key)
     assert same(clean.train, data.generate(train_key, 120))
     assert same(clean.test, data.generate(test_key, 120))

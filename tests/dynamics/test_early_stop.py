@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics import descent, early_stop, loss, optimizer, run
 from jaxattn.attention import attend
+from jaxattn.dynamics import descent, early_stop, loss, optimizer, run
 
 SIZES = {"vocab_size": 60, "relevant": 10, "length": 6, "sequences": 40, "max_posterior_difference": 0.5}
 STEPS, EVERY = 60, 5
@@ -23,11 +23,12 @@ def by_hand(params, train, held_out, patience):
     """Write the rule out: the best parameters, and the step at which it gave up."""
     algorithm = descent(optimizer("adam", 0.02), train=("E", "p", "v"))
     state = algorithm.init(params)
+    take_step, loss_of = jax.jit(algorithm.step), jax.jit(loss)
     best, best_loss, waited = params, np.inf, 0
     for step in range(1, STEPS + 1):
-        state, _ = algorithm.step(state, train)
+        state, _ = take_step(state, train)
         if step % EVERY == 0 or step == STEPS:
-            found = float(loss(state.params, held_out))
+            found = float(loss_of(state.params, held_out))
             waited = 0 if found < best_loss else waited + 1
             if found < best_loss:
                 best, best_loss = state.params, found

@@ -69,6 +69,7 @@ def test_descent_with_small_steps_follows_the_path_on_its_clock():
     np.testing.assert_allclose(np.exp(path.log_time[-1]), rate * steps, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_diffrax_finds_the_same_path_to_where_every_sequence_has_settled():
     diffrax = pytest.importorskip("diffrax")
     params, corpus = problem(1)

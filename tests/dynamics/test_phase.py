@@ -70,14 +70,16 @@ def test_a_phase_of_ones_own_needs_a_step_alone(task, params):
         steps: int = 3
 
         def step(self, task, state):
-            return state.replace(params=state.params.replace(p=self.rate * state.params.p), step=state.step + 1)
+            return state.replace(
+                params=state.params.replace(p=self.rate * state.params.p), step=state.step + 1
+            )
 
     phase = Shrink(name="own", rate=0.5)
     state = phase.advance(task, phase.init(task, params, jax.random.key(0)), 3)
     np.testing.assert_array_equal(state.params.p, params.p / 8)
     np.testing.assert_array_equal(phase.query(state), params.p / 8)
     assert phase.metrics(state) == {"evaluations": 3}
-    with pytest.raises(NotImplementedError, match="Bare.step"):
+    with pytest.raises(NotImplementedError, match=r"Bare\.step"):
         type("Bare", (Phase,), {"steps": 1}, frozen=True, kw_only=True)(name="b").step(task, state)
 
 
@@ -86,7 +88,10 @@ def test_a_phase_of_ones_own_needs_a_step_alone(task, params):
     [
         ({"model": {"kind": "two_layer", "dim": 8}}, "follows p of model.kind = 'one_layer' only"),
         ({"loss": "hinge"}, "flow of the logistic loss, without smoothing"),
-        ({"loss": {"kind": "classification", "smoothing": 0.1}}, "flow of the logistic loss, without smoothing"),
+        (
+            {"loss": {"kind": "classification", "smoothing": 0.1}},
+            "flow of the logistic loss, without smoothing",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", ["exact_flow", "log_descent"])

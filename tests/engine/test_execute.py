@@ -11,6 +11,7 @@ import pytest
 import jaxattn as ja
 from jaxattn import losses, trees
 from jaxattn.engine import checkpoints, execute
+from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.program import seed_keys
 from jaxattn.models import MODELS
 from jaxattn.probes import MaxMarginDirection
@@ -121,13 +122,13 @@ def test_a_run_killed_while_saving_continues_to_bit_identical_tables(
 
 def poison(monkeypatch, change):
     """Let some lanes start with NaN."""
-    original = execute.start
+    original = execute.CompilationCache.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=change(params.p))
 
-    monkeypatch.setattr(execute, "start", poisoned)
+    monkeypatch.setattr(execute.CompilationCache, "start", poisoned)
 
 
 def test_nan_is_named_and_the_other_seeds_go_on(tmp_path, monkeypatch, go, study, read):
@@ -268,10 +269,16 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
     seen = 0
     for phase, step, found in of_seed.run(setting, seed):
         for name, value in found.items():
-            entries = {name: value} if value.ndim == 0 else {f"{name}_{k:02d}": x for k, x in enumerate(value)}
+            entries = (
+                {name: value} if value.ndim == 0 else {f"{name}_{k:02d}": x for k, x in enumerate(value)}
+            )
             for metric, x in entries.items():
                 np.testing.assert_allclose(
-                    mine[phase, step, metric], x, rtol=tolerance, atol=tolerance, err_msg=f"{phase} {step} {metric}"
+                    mine[phase, step, metric],
+                    x,
+                    rtol=tolerance,
+                    atol=tolerance,
+                    err_msg=f"{phase} {step} {metric}",
                 )
                 seen += 1
     late = {"best_test_accuracy", *AT_PROBES, *AT_END, "longest", "share_of_longest"}
@@ -279,14 +286,23 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
 
 
 PHASES = {
-    "log_descent": [{"name": "a", "kind": "log_descent", "method": "dual_acceleration", "step_size": 0.3, "steps": 3}],
-    "minibatches": [descent(["E", "p"], batch_size=7, steps=4), {"name": "b", "kind": "one_step", "step_size": 9.0}],
-    "early_stop": [descent(["p"], patience=1, check_every=1, steps=4, step_size=0.5, schedule="cosine", warmup=1)],
+    "log_descent": [
+        {"name": "a", "kind": "log_descent", "method": "dual_acceleration", "step_size": 0.3, "steps": 3}
+    ],
+    "minibatches": [
+        descent(["E", "p"], batch_size=7, steps=4),
+        {"name": "b", "kind": "one_step", "step_size": 9.0},
+    ],
+    "early_stop": [
+        descent(["p"], patience=1, check_every=1, steps=4, step_size=0.5, schedule="cosine", warmup=1)
+    ],
 }
 
 
 @pytest.mark.parametrize("case", PHASES)
-def test_the_pure_functions_of_a_seed_are_what_the_engine_records(case, tmp_path, x64, go, read, study, tables):
+def test_the_pure_functions_of_a_seed_are_what_the_engine_records(
+    case, tmp_path, x64, go, read, study, tables
+):
     data = tables()["data"] | {"validation_sequences": 20}
     probes = {"per_decade": 1, "min_count": 1, "bins": 3}
     wanted = study(seeds=[1, 4], dtype="float64", data=data, phases=PHASES[case], probes=probes)
@@ -421,3 +437,26 @@ def test_a_phase_that_stops_early_ends_with_the_best_validation_loss(tmp_path, g
         path = straight.loc[(seed, "all")]["validation_loss"].loc[1:]
         end = stopped.loc[(seed, "all", 40), "validation_loss"]
         assert path.min() * (1 - 1e-9) <= end < path.iloc[-1]
+
+
+def test_batches_of_a_group_draw_by_programs_that_are_traced_once(study, monkeypatch):
+    traced = []
+
+    def counted(name, function):
+        def call(*arguments):
+            traced.append(name)
+            return function(*arguments)
+
+        return call
+
+    for name in ("draw", "start"):
+        monkeypatch.setattr(of_seed, name, counted(name, getattr(of_seed, name)))
+    (group,) = compile_groups(study().cells)
+    cache = execute.CompilationCache(lambda *_: None)
+    for seeds in ([0, 1], [2, 3], [4, 5]):
+        data_keys, model_keys = seed_keys(seeds)
+        loaded = cache.load(group, data_keys, {})
+        params = cache.start(group, loaded, model_keys, {})
+        expected = group.setting.model.init(model_keys[1], vocab_size=20, num_classes=2, dtype=params.p.dtype)
+        np.testing.assert_allclose(params.p[1], expected.p, rtol=1e-6)
+    assert sorted(traced) == ["draw", "start"]

@@ -35,7 +35,11 @@ def test_a_run_may_be_continued_from_its_own_manifest(small_run, study):
     ("old", "new", "expected"),
     [
         ({"model": {"dim": 3}}, {"model": {"dim": 4}}, ["model.dim: 3 -> 4"]),
-        ({"phases": [{"name": "a", "steps": 3}]}, {"phases": [{"name": "a"}]}, ["phases.a.steps: 3 -> absent"]),
+        (
+            {"phases": [{"name": "a", "steps": 3}]},
+            {"phases": [{"name": "a"}]},
+            ["phases.a.steps: 3 -> absent"],
+        ),
         ({"seeds": 3, "description": "x"}, {"seeds": 4, "description": "y"}, []),
         ({"data": {"path": "x"}}, {"data": {"path": "y"}}, []),
         ({"axes": {"model.dim": [1]}}, {"axes": {"model.dim": [2]}}, ["axes.model.dim: [1] -> [2]"]),

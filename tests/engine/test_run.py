@@ -119,13 +119,13 @@ def test_retry_tries_again_from_the_start(tmp_path, monkeypatch, go, study):
 
 
 def test_nan_stops_a_sweep_that_is_to_stop(tmp_path, monkeypatch, go, study):
-    original = execute.start
+    original = execute.CompilationCache.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=params.p * jnp.nan)
 
-    monkeypatch.setattr(execute, "start", poisoned)
+    monkeypatch.setattr(execute.CompilationCache, "start", poisoned)
     with pytest.raises(RunError, match="not finite; stopped"):
         go(tmp_path, study(chunk=1), on_failure="stop")
     outcome, _ = go(tmp_path / "on", study(chunk=1))
@@ -184,7 +184,9 @@ def test_own_code_that_has_changed_is_refused_unless_it_is_accepted(tmp_path, ow
 
 def test_own_code_that_raises_fails_its_batch_with_its_own_traceback(tmp_path, own, monkeypatch, go):
     traces = []
-    monkeypatch.setattr("jaxattn.engine.progress.Reporter.trace", lambda self, error: traces.append(error.trace))
+    monkeypatch.setattr(
+        "jaxattn.engine.progress.Reporter.trace", lambda self, error: traces.append(error.trace)
+    )
     outcome, _ = go(tmp_path / "run", own("raise KeyError(labels.shape)"))
     (error,) = outcome.errors
     assert "KeyError in loss, line 6 of" in error["reason"]
@@ -204,7 +206,10 @@ def test_own_code_that_raises_fails_its_batch_with_its_own_traceback(tmp_path, o
             {"probes": {"bins": 0, "own": ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]}},
             r"probes: two probes measure 'loss'; give one of them another name",
         ),
-        ({"probes": {"bins": 0, "own": ["mine.py:pair_of_numbers"]}}, r"pair_of_numbers returns .* shape \(2, 1\)"),
+        (
+            {"probes": {"bins": 0, "own": ["mine.py:pair_of_numbers"]}},
+            r"pair_of_numbers returns .* shape \(2, 1\)",
+        ),
     ],
 )
 def test_own_code_that_returns_what_does_not_fit_is_one_line(tmp_path, go, study, change, message):

@@ -7,7 +7,10 @@ def test_the_time_grows_with_the_work(study, tables):
     phases = tables()["phases"]
     short, long = (
         estimate_runtime(
-            compile_groups(study(phases=[*phases[:1], phases[1] | {"steps": steps}]).cells)[0], [0, 1, 2, 3], lanes, 1
+            compile_groups(study(phases=[*phases[:1], phases[1] | {"steps": steps}]).cells)[0],
+            [0, 1, 2, 3],
+            lanes,
+            1,
         )
         for steps, lanes in ((20, 4), (200_000, 400))
     )

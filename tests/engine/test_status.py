@@ -33,13 +33,13 @@ def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
 
 
 def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):
-    original = execute.start
+    original = execute.CompilationCache.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=params.p.at[1].set(jnp.nan))
 
-    monkeypatch.setattr(execute, "start", poisoned)
+    monkeypatch.setattr(execute.CompilationCache, "start", poisoned)
     go(tmp_path / "small", study())
     table, whole = status(tmp_path / "small")
     assert table["state"].tolist() == ["finished"]

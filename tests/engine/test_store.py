@@ -156,7 +156,9 @@ def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
     assert len([path for path in batch.iterdir() if path.name.isdigit()]) == 1
 
 
-def test_a_folder_in_which_nothing_was_computed_takes_another_config(tmp_path, monkeypatch, go, study, tables):
+def test_a_folder_in_which_nothing_was_computed_takes_another_config(
+    tmp_path, monkeypatch, go, study, tables
+):
     data = tables()["data"]
 
     def stopped(*_):

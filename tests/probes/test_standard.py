@@ -43,7 +43,9 @@ def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
     logits = ja.models.one_layer.logits(params, train)
 
     def of_query(p):
-        return ja.losses.classification(ja.models.one_layer.logits(params.replace(p=p), train), train.labels).mean()
+        return ja.losses.classification(
+            ja.models.one_layer.logits(params.replace(p=p), train), train.labels
+        ).mean()
 
     loss, gradient = jax.value_and_grad(of_query)(params.p)
     np.testing.assert_allclose(found["loss"], loss, rtol=1e-12)
@@ -98,7 +100,9 @@ class Bare:
     """A model of logits alone."""
 
     def init(self, key, *, vocab_size, num_classes, dtype):
-        return ja.models.OneLayer(dim=5).init(key, vocab_size=vocab_size, num_classes=num_classes, dtype=dtype)
+        return ja.models.OneLayer(dim=5).init(
+            key, vocab_size=vocab_size, num_classes=num_classes, dtype=dtype
+        )
 
     def logits(self, params, corpus):
         return ja.models.one_layer.logits(params, corpus)
@@ -116,12 +120,19 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
     frequent, present = count >= 2, count > 0
     np.testing.assert_allclose(
         found["spearman_Ev_tokens"],
-        np.mean([stats.spearmanr(values[frequent, k], difference[frequent, k]).statistic for k in range(columns)]),
+        np.mean(
+            [stats.spearmanr(values[frequent, k], difference[frequent, k]).statistic for k in range(columns)]
+        ),
         rtol=1e-10,
     )
     np.testing.assert_allclose(
         found["correlation_Ev_alpha"],
-        np.mean([np.corrcoef(values[present, k], np.asarray(tokens.alpha)[present, k])[0, 1] for k in range(columns)]),
+        np.mean(
+            [
+                np.corrcoef(values[present, k], np.asarray(tokens.alpha)[present, k])[0, 1]
+                for k in range(columns)
+            ]
+        ),
         rtol=1e-10,
     )
     edges = np.linspace(-1, 14 / 15, 5)

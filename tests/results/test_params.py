@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.engine import checkpoints
+from jaxattn.engine.checkpoints import Position
 from jaxattn.errors import InputError
 from jaxattn.results import load
 from jaxattn.results.params import Parameters
-from jaxattn.engine import checkpoints
-from jaxattn.engine.checkpoints import Position
 
 DIM, PADDED = 4, 6
 SIZES = [3, 6]

@@ -50,9 +50,18 @@ def test_hash_does_not_depend_on_where_files_lie(tables):
     ("override", "message"),
     [
         ("data.vocabsize=3", r"data: unknown key 'vocabsize'; did you mean 'vocab_size'\?"),
-        ("phases.query.stepsize=3", r"phases\[1\]: stepsize: not an option of sgd; did you mean 'step_size'\?"),
-        ("phases.query.optimizr=adam", r"phases\[1\]: optimizr: not an option of sgd; did you mean 'optimizer'\?"),
-        ("phases.query.momentun=0.5", r"phases\[1\]: momentun: not an option of sgd; did you mean 'momentum'\?"),
+        (
+            "phases.query.stepsize=3",
+            r"phases\[1\]: stepsize: not an option of sgd; did you mean 'step_size'\?",
+        ),
+        (
+            "phases.query.optimizr=adam",
+            r"phases\[1\]: optimizr: not an option of sgd; did you mean 'optimizer'\?",
+        ),
+        (
+            "phases.query.momentun=0.5",
+            r"phases\[1\]: momentun: not an option of sgd; did you mean 'momentum'\?",
+        ),
         ("phases.embed.stepsize=3", r"phases\[0\]: unknown key 'stepsize'; did you mean 'step_size'\?"),
         ("modle.dim=3", r"unknown key 'modle'; did you mean 'model'\?"),
         ("probes.bin=3", r"probes: unknown key 'bin'; did you mean 'bins'\?"),

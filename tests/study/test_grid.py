@@ -103,7 +103,9 @@ def test_an_axis_may_be_over_kinds_and_over_settings_of_own_code(study):
     assert [cell.setting.loss.function.settings["softness"] for cell in cells] == [0.5, 0.5, 1.0, 1.0]
     cells = study(axes={"loss.kind": ["logistic", "mine.py:softened"]}).cells
     assert cells[1].tables["loss"] == {"kind": "mine.py:softened", "softness": 1.0}
-    with pytest.raises(InputError, match=r"cell 0 \(loss.softnes = 1.0\): loss: unknown key 'softnes'; did you"):
+    with pytest.raises(
+        InputError, match=r"cell 0 \(loss.softnes = 1.0\): loss: unknown key 'softnes'; did you"
+    ):
         study("own", axes={"loss.softnes": [1.0]})
 
 

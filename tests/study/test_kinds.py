@@ -72,7 +72,9 @@ def test_a_thing_is_written_down_as_the_table_that_makes_it(concept, table, name
     assert values_of(once_more.make(concept, names)) == values_of(made)
     given = {"kind": table} if isinstance(table, str) else table
     flat = written | written.get("options", {})
-    assert {key: flat[key] for key in given if key in flat} == {key: x for key, x in given.items() if key in flat}
+    assert {key: flat[key] for key in given if key in flat} == {
+        key: x for key, x in given.items() if key in flat
+    }
 
 
 def test_defaults_are_written_down(names):
@@ -90,7 +92,11 @@ def test_defaults_are_written_down(names):
         # Settings of user code are checked as those of built-in classes are.
         ("model", {"kind": "mine.py:Turned", "dim": "x"}, "model.dim: expected 'int', got 'str'"),
         ("model", {"kind": "mine.py:Turned"}, "model: missing key 'dim'"),
-        ("model", {"kind": "mine.py:Turned", "dim": 3, "sharp": 1}, r"unknown key 'sharp'; did you mean 'sharpness'"),
+        (
+            "model",
+            {"kind": "mine.py:Turned", "dim": 3, "sharp": 1},
+            r"unknown key 'sharp'; did you mean 'sharpness'",
+        ),
         (
             "model",
             {"kind": "mine.py:Turned", "dim": 3, "rotation": "draw"},
@@ -101,27 +107,63 @@ def test_defaults_are_written_down(names):
             {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6, "swapped": 2.0},
             "data.swapped: expected 'float' <= 1.0",
         ),
-        ("data", {"kind": "mine.py:Pairs", "vocab_size": 0, "sequences": 6}, "data.vocab_size: expected 'int' >= 1"),
+        (
+            "data",
+            {"kind": "mine.py:Pairs", "vocab_size": 0, "sequences": 6},
+            "data.vocab_size: expected 'int' >= 1",
+        ),
         (
             "data",
             {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6, "label_noise": 0.7},
             "data.label_noise: expected 'float' <= 0.5",
         ),
         ("data", {"kind": "mine.py:pairs", "vocab_siz": 4}, r"data: unknown key 'vocab_siz'; did you mean"),
-        ("loss", {"kind": "mine.py:softened", "softnes": 1}, "unknown key 'softnes'; did you mean 'softness'"),
+        (
+            "loss",
+            {"kind": "mine.py:softened", "softnes": 1},
+            "unknown key 'softnes'; did you mean 'softness'",
+        ),
         ("start", {"kind": "mine.py:constant", "value": "x"}, "start.value: expected 'float', got 'str'"),
         ("phase", {"kind": "mine.py:Wander", "name": "a"}, "phase: missing key 'step_size'"),
-        ("phase", {"kind": "mine.py:Wander", "name": "a", "step_size": 1, "steps": 0}, "phase.steps: expected"),
+        (
+            "phase",
+            {"kind": "mine.py:Wander", "name": "a", "step_size": 1, "steps": 0},
+            "phase.steps: expected",
+        ),
         ("probe", {"kind": "mine.py:spread", "scal": 1.0}, "unknown key 'scal'; did you mean 'scale'"),
         ("figure", {"kind": "mine.py:last_losses", "metric": 3}, "figure.metric: expected 'str', got 'int'"),
         # What it is, is checked too.
-        ("model", "mine.py:pairs", "model.kind: mine.py:pairs is a function; a model wants a frozen dataclass"),
-        ("phase", "mine.py:pairs", "phase.kind: mine.py:pairs is a function; a phase wants a class derived from"),
+        (
+            "model",
+            "mine.py:pairs",
+            "model.kind: mine.py:pairs is a function; a model wants a frozen dataclass",
+        ),
+        (
+            "phase",
+            "mine.py:pairs",
+            "phase.kind: mine.py:pairs is a function; a phase wants a class derived from",
+        ),
         ("model", {"kind": "mine.py:WithoutLogits"}, "mine.py:WithoutLogits has no 'logits'; a model wants"),
-        ("model", {"kind": "mine.py:Unreadable", "dim": 3}, "Unreadable has no settings that can be read; decorate"),
-        ("model", {"kind": "mine.py:NOT_CALLABLE"}, "mine.py:NOT_CALLABLE is neither a class nor a function; a model"),
-        ("loss", {"kind": "mine.py:softend"}, r"loss.kind: .* has no 'softend'; did you mean mine.py:softened"),
-        ("loss", {"kind": "main.py:softened"}, r"loss.kind: main.py: there is no such file; did you mean mine.py"),
+        (
+            "model",
+            {"kind": "mine.py:Unreadable", "dim": 3},
+            "Unreadable has no settings that can be read; decorate",
+        ),
+        (
+            "model",
+            {"kind": "mine.py:NOT_CALLABLE"},
+            "mine.py:NOT_CALLABLE is neither a class nor a function; a model",
+        ),
+        (
+            "loss",
+            {"kind": "mine.py:softend"},
+            r"loss.kind: .* has no 'softend'; did you mean mine.py:softened",
+        ),
+        (
+            "loss",
+            {"kind": "main.py:softened"},
+            r"loss.kind: main.py: there is no such file; did you mean mine.py",
+        ),
         ("loss", {"kind": 3}, "loss.kind: expected a name, got 3"),
         ("loss", 3, "loss: expected a table or a name, got 3"),
         ("model", {"dim": 3}, "model: missing key 'kind'; known: one_layer, "),
@@ -172,7 +214,9 @@ def test_settings_that_cannot_be_written_down_are_named():
     class Holding:
         thing: object = None
 
-    with pytest.raises(InputError, match="a setting cannot be written down: .*use numbers, texts, lists, tables"):
+    with pytest.raises(
+        InputError, match=r"a setting cannot be written down: .*use numbers, texts, lists, tables"
+    ):
         describe(Holding(object()), concepts.MODEL, Namespace())
 
 
@@ -181,7 +225,11 @@ def test_other_settings_may_be_traced_and_are_not_checked(names):
         ("model", {"kind": "mine.py:Turned", "dim": 3}, {"sharpness": -5.0}),
         ("model", {"kind": "one_layer", "dim": 3}, {"dim": -1}),
         ("loss", {"kind": "mine.py:softened"}, {"softness": "anything"}),
-        ("data", {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}, {"label_noise": 9.0, "swapped": 7.0}),
+        (
+            "data",
+            {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6},
+            {"label_noise": 9.0, "swapped": 7.0},
+        ),
     ):
         made = make(concept, table, names)
         changed = with_values(made, change)
@@ -201,7 +249,7 @@ def test_fields_are_those_of_specs_dataclasses_and_keyword_only_arguments(names)
 
 
 def test_annotations_that_name_nothing_are_one_line():
-    def loss(logits, labels, *, power: "Nowhere" = 1):  # noqa: F821
+    def loss(logits, labels, *, power: "Nowhere" = 1):
         return logits
 
     with pytest.raises(InputError, match=r"loss: an annotation of loss cannot be read: name 'Nowhere'"):

@@ -10,7 +10,9 @@ from jaxattn.study.namespace import Namespace
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "mine.py").write_text("import math\n\n\ndef double(x):\n    return 2 * x\n\n\nclass Outer:\n    inner = 3\n")
+    (tmp_path / "mine.py").write_text(
+        "import math\n\n\ndef double(x):\n    return 2 * x\n\n\nclass Outer:\n    inner = 3\n"
+    )
     return tmp_path
 
 
@@ -53,7 +55,10 @@ def test_what_python_gave_comes_first():
         ("mine.py:", "mine.py has no ''"),
         ("mien.py:double", r"mien.py: there is no such file; did you mean mine.py\?"),
         ("other/lab.py:double", r"other/lab.py: there is no such file; paths start from /"),
-        ("nowhere.to_be.found:X", "there is no such module; install it, or name a file, for example mine.py:Name"),
+        (
+            "nowhere.to_be.found:X",
+            "there is no such module; install it, or name a file, for example mine.py:Name",
+        ),
         ("math:sinn", r"math has no 'sinn'; did you mean math:sin"),
     ],
 )

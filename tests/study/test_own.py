@@ -23,7 +23,9 @@ def hold(holder, target, **settings):
 def test_a_loss_returns_one_number_a_sequence():
     loss = hold(own.OwnLoss, lambda logits, labels, *, power: (logits - labels) ** power, power=2)
     np.testing.assert_array_equal(loss(jnp.array([1.0, 2.0]), jnp.array([1, -1])), [0, 9])
-    with pytest.raises(InputError, match=r"loss: mine.py:it returns \(\); return one number for each of the 2"):
+    with pytest.raises(
+        InputError, match=r"loss: mine.py:it returns \(\); return one number for each of the 2"
+    ):
         hold(own.OwnLoss, lambda logits, labels: logits.mean())(jnp.ones(2), jnp.ones(2))
 
 
@@ -45,7 +47,9 @@ def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
     assert found["sum"] == 7
     np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
     for wrong in (lambda params, corpus: jnp.ones((2, 2)), lambda params, corpus: {3: 1.0}):
-        with pytest.raises(InputError, match="probes.own: mine.py:it returns .*; return a number, or an array"):
+        with pytest.raises(
+            InputError, match=r"probes.own: mine.py:it returns .*; return a number, or an array"
+        ):
             hold(own.OwnProbe, wrong).measure(SHOWN)
 
 

@@ -18,13 +18,11 @@ def test_keys_depend_on_the_seed_alone_and_differ():
 
 
 def test_a_padded_vocabulary_has_rows_of_zeros_and_the_others_as_drawn(study, tables):
-    small, large = (
-        study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26)
-    )
+    small, large = (study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26))
     data_key, key = seed.keys(3)
-    corpora = seed.draw(large, data_key, jnp.int32(20))
-    padded = seed.start(large, corpora, key, [], jnp.int32(20))
-    own = seed.start(small, seed.draw(small, data_key), key, [])
+    like = jax.eval_shape(large.data.draw, data_key), jax.eval_shape(small.data.draw, data_key)
+    padded = jax.jit(lambda used: seed.start(large, like[0], key, [], used))(20)
+    own = jax.jit(lambda: seed.start(small, like[1], key, []))()
     np.testing.assert_array_equal(padded.E[:20], own.E)
     np.testing.assert_array_equal(padded.E[20:], 0)
     np.testing.assert_array_equal(padded.p, own.p)
@@ -33,15 +31,16 @@ def test_a_padded_vocabulary_has_rows_of_zeros_and_the_others_as_drawn(study, ta
 def test_one_seed_step_by_step(study, x64):
     setting = study(dtype="float64").base
     data_key, key = seed.keys(0)
-    corpora = seed.draw(setting, data_key)
-    params = seed.start(setting, corpora, key, setting.data.tokens)
+    corpora = jax.jit(lambda: seed.draw(setting, data_key))()
+    params = jax.jit(lambda: seed.start(setting, corpora, key, setting.data.tokens))()
     assert params.E.dtype == jnp.float64
     carried = seed.begin(setting, 0, params, corpora, key)
-    before = seed.merged(setting, seed.measure(setting, 0, carried, corpora), 0)
+    measure = jax.jit(lambda carried: seed.measure(setting, 0, carried, corpora))
+    before = seed.merged(setting, measure(carried), 0)
     assert "one_step_error" not in before
-    after = seed.advance(setting, 0, carried, corpora, 1)
-    found = seed.merged(setting, seed.measure(setting, 0, after, corpora), 1)
-    moved = ja.dynamics.one_step(params, corpora.train, step_size=50.0)
+    after = jax.jit(lambda carried: seed.advance(setting, 0, carried, corpora, 1))(carried)
+    found = seed.merged(setting, measure(after), 1)
+    moved = jax.jit(lambda: ja.dynamics.one_step(params, corpora.train, step_size=50.0))()
     np.testing.assert_allclose(after.state.params.E, moved.E, rtol=1e-12)
     change = (moved.E - params.E) @ params.v
     np.testing.assert_allclose(
@@ -52,7 +51,7 @@ def test_one_seed_step_by_step(study, x64):
 
 
 def test_the_phases_of_a_run_follow_each_other(study):
-    found = list(seed.run(study(seeds=1).base, 2))
+    found = list(seed.run(study(probes={"per_decade": 1, "bins": 0}).base, 2))
     assert [(phase, step) for phase, step, _ in found][:2] == [("embed", 0), ("embed", 1)]
     assert [step for phase, step, _ in found if phase == "query"][-1] == 20
     # A phase begins where the one before ended.
@@ -60,14 +59,14 @@ def test_the_phases_of_a_run_follow_each_other(study):
     np.testing.assert_allclose(ends["query", 0]["loss"], ends["embed", 1]["loss"], rtol=1e-6)
 
 
-def test_a_shared_corpus_is_that_of_every_seed(study):
+def test_a_shared_corpus_is_that_of_every_seed(study, x64):
     wanted = study("own", data="mine.py:fixed", phases=study("own").tree["phases"][1:])
     first, second = (next(seed.run(wanted.base, s))[2] for s in (0, 1))
     assert first["loss"] != second["loss"]
     assert "test_loss" not in first
 
 
-def test_two_probes_of_one_name_are_refused(study):
+def test_two_probes_of_one_name_are_refused(study, x64):
     own = ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]
     with pytest.raises(InputError, match="probes: two probes measure 'loss'; give one of them another name"):
         next(seed.run(study("own", probes={"bins": 0, "own": own}).base, 0))
@@ -76,8 +75,9 @@ def test_two_probes_of_one_name_are_refused(study):
 def test_a_model_without_scores_and_values_has_no_token_table(study, x64):
     setting = study("own").base
     data_key, key = seed.keys(0)
-    corpora = seed.draw(setting, data_key)
-    params = seed.start(setting, corpora, key, [])
+    corpora, params = jax.jit(
+        lambda: (own := seed.draw(setting, data_key), seed.start(setting, own, key, []))
+    )()
     assert seed.columns(setting, 0, params, corpora)["Ev"].shape == (10, 1)
     bare = setting._replace(model=type("Bare", (), {"logits": setting.model.logits})())
     assert seed.columns(bare, 0, params, corpora) == {}

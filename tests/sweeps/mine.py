@@ -1,7 +1,7 @@
 """Code as users write it, for studies that name it by import path."""
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,7 @@ class Travelled:
     """How far the query is from where the phase began."""
 
     order: ja.Static[float] = 2.0
-    labels = {"travelled": "way of p"}
+    labels: ClassVar = {"travelled": "way of p"}
 
     def remember(self, params):
         return params.p
