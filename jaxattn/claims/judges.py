@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxattn.claims.limit import Limit, certificate, round_up
-from jaxattn.claims.measured import Measured
+from jaxattn.claims.measured import Measured, round_up
 from jaxattn.claims.rows import Claim, Row, around, mean, share
 from jaxattn.results.fits import powers
 from jaxattn.results.numbers import brief
@@ -22,8 +21,11 @@ FITTED = (1e3, 5e5)
 GROWS = (0.5, 2.0)
 POWER = around(-0.5, 0.05)
 
+_GROWS = "‖p‖ grows without bound, like log t"
+_DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
 
-def one_step_law(cells: Sequence[Measured], *, constant: bool = True) -> list[Row]:
+
+def one_step_law(cells: Sequence[Measured]) -> list[Row]:
     """Judge the power of d in the error of the one-step law: L4.1, and MC for more than two classes.
 
     The error of values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0 (for K classes also the largest over
@@ -32,24 +34,25 @@ def one_step_law(cells: Sequence[Measured], *, constant: bool = True) -> list[Ro
     the size of a single normal variable: the interval is wide.
 
     Args:
-        cells: one for each d, two or more.
-        constant: whether to tell the constant error · √d at the largest d as well.
+        cells: one for each d, two or more. At the largest one the constant error · √d is told as well, but
+            for texts.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
     """
     dims = [cell["model.dim"] for cell in cells]
-    name = "MC" if cells[0].classes > 2 else "L4.1"
-    where = f"{cells[0].data_words}, d = {', '.join(map(str, dims))}"
+    texts = bool(cells[0].texts)
+    name = "MC" if not texts and cells[0]["data.num_classes"] > 2 else "L4.1"
+    where = f"{cells[0].data}, d = {', '.join(map(str, dims))}"
     measured = {"values E·v": "one_step_error", "embeddings E": "embedding_error"}
     rows = []
     for of, metric in measured.items():
         claim = Claim(name, f"the error of the one-step law in the {of} falls like d^(-1/2)", where)
-        errors = np.stack([cell.last("step", metric) for cell in cells], axis=1)
+        errors = np.stack([cell.last(metric, "step") for cell in cells], axis=1)
         rows.append(mean(claim, f"power of d in the error of {of}", powers(dims, errors), POWER))
-    if constant:
+    if not texts:
         claim = Claim(name, "the constant of the one-step law", where, promised=False)
-        largest = cells[-1].last("step", "one_step_error") * np.sqrt(dims[-1])
+        largest = cells[-1].last("one_step_error", "step") * np.sqrt(dims[-1])
         rows.append(mean(claim, f"error of values · √d at d = {dims[-1]}", largest))
     return rows
 
@@ -66,18 +69,18 @@ def unbounded(cells: Sequence[Measured]) -> list[Row]:
         Lemma 4.2 of arXiv 2505.17282.
     """
     (cell,) = cells
-    limit = Limit(cell)
-    claim = Claim("L4.2", "‖p‖ grows without bound, like log t", cell.words)
+    claim = Claim("L4.2", _GROWS, cell.setting)
     low, high = GROWS
-    rate, text = limit.growth, limit.certificate
+    log_time, margin, text = cell.last("log_time"), cell.last("max_margin"), cell.certificate()
+    rate = margin * np.exp(log_time + cell.last("log_gradient_norm"))
     satisfied = (rate >= low) & (rate <= high)
     measured = "margin · t ‖∂L/∂p‖ at the end"
     rows = [
-        share(claim, f"{measured} between {low:g} and {high:g}", satisfied, certificate=limit.ends),
+        share(claim, f"{measured} between {low:g} and {high:g}", satisfied, certificate=cell.ends),
         mean(claim, measured, rate, around(1.0, 0.1), certificate=text),
     ]
-    if limit.reached.all():
-        ratio = limit.last("max_margin") * limit.norm / limit.last("log_time")
+    if cell.reached.all():
+        ratio = margin * cell.last("p_norm") / log_time
         rows.append(
             mean(claim, "margin · ‖p‖ / log t at the end", ratio, around(1.0, 0.01), certificate=text)
         )
@@ -91,15 +94,14 @@ def converges(cells: Sequence[Measured]) -> list[Row]:
         Theorem 4.3 of arXiv 2505.17282; 1 - cos ~ ‖p‖^(-2) is derived from it in this project.
     """
     (cell,) = cells
-    limit = Limit(cell)
-    claim = Claim("T4.3", _DIRECTION, cell.words)
-    norm, along = (cell.path("limit", name) for name in ("p_norm", "one_minus_cosine"))
+    claim = Claim("T4.3", _DIRECTION, cell.setting)
+    norm, along = cell.path("p_norm"), cell.path("one_minus_cosine")
     low, high = FITTED
     power = powers(norm, np.where((norm >= low) & (norm <= high), along, np.nan))
     measured = f"power of ‖p‖ in 1 - cos, ‖p‖ from {brief(low)} to {brief(high)}"
     return [
-        limit.is_close(claim, CLOSE),
-        mean(claim, measured, power, around(-2.0, 0.1), certificate=limit.certificate),
+        _is_close(cell, claim, CLOSE),
+        mean(claim, measured, power, around(-2.0, 0.1), certificate=cell.certificate()),
     ]
 
 
@@ -116,8 +118,8 @@ def selects(cells: Sequence[Measured], *, promised: bool = True) -> list[Row]:
     rows = []
     for cell in cells:
         statement = "every important token is selected once t is large"
-        claim = Claim("L4.4/4.5", statement, cell.words, promised)
-        held = cell.last("limit", "relevant_selected")
+        claim = Claim("L4.4/4.5", statement, cell.setting, promised)
+        held = cell.last("relevant_selected")
         # Without Assumption 1 a sequence may hold several relevant tokens, or none.
         only_one = cell["data.kind"] == "assumption1"
         which = "the important token" if only_one else "a relevant token, where there is one,"
@@ -139,36 +141,35 @@ def several(cells: Sequence[Measured]) -> list[Row]:
     """
     rows = []
     for cell in cells:
-        one = Claim("MR", "at least one relevant token is selected in every sequence", cell.words)
-        every = Claim("MR", "all relevant tokens are selected", cell.words, promised=False)
-        own = Claim("MR", "p is max-margin for its own selection", cell.words, promised=False)
-        held, all_held = (cell.last("limit", f"{x}relevant_selected") for x in ("", "all_"))
+        one = Claim("MR", "at least one relevant token is selected in every sequence", cell.setting)
+        every = Claim("MR", "all relevant tokens are selected", cell.setting, promised=False)
+        own = Claim("MR", "p is max-margin for its own selection", cell.setting, promised=False)
+        held, all_held = (cell.last(f"{x}relevant_selected") for x in ("", "all_"))
         rows += [
             share(one, "a relevant token selected in every sequence", held == 1),
             share(every, "all relevant tokens selected in some sequence", all_held > 0),
-            Limit(cell).is_close(own, CLOSE_ELSEWHERE),
+            _is_close(cell, own, CLOSE_ELSEWHERE),
         ]
     return rows
 
 
 def direction_elsewhere(cells: Sequence[Measured]) -> list[Row]:
-    """Judge the direction where no theory promises it, on seeds followed to the end, or on all.
+    """Judge the direction where no theory promises it, on the seeds that could be followed to the end.
 
-    Those whose flow ends before are told in the certificate.
+    Those whose flow ends before are told in the certificate; if all do, all are judged.
     """
     rows = []
     for cell in cells:
-        claim = Claim("T4.3", _DIRECTION, cell.words, promised=False)
-        limit = Limit(cell)
-        away, there = limit.last("certified_distance"), limit.reached
+        claim = Claim("T4.3", _DIRECTION, cell.setting, promised=False)
+        away, there = cell.last("certified_distance"), cell.reached
         if not there.any():
-            text = f"{limit.ends}; {limit.certificate}"
+            text = f"{cell.ends}; {cell.certificate()}"
             rows.append(mean(claim, "1 - cos where the flow ends", away, certificate=text))
             continue
-        text = f"1 - cos ≤ {round_up(np.max(away[there]))}, {limit.certificate}"
+        text = f"1 - cos ≤ {round_up(np.max(away[there]))}, {cell.certificate()}"
         if not there.all():
-            text += f"; {limit.ends}, 1 - cos ≤ {round_up(np.max(away[~there]))} there"
-        measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)}, seeds that come to ‖p‖ = {brief(limit.until_norm)}"
+            text += f"; {cell.ends}, 1 - cos ≤ {round_up(np.max(away[~there]))} there"
+        measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)}, seeds that come to ‖p‖ = {brief(cell.until_norm)}"
         rows.append(share(claim, measured, away[there] <= CLOSE_ELSEWHERE, certificate=text))
     return rows
 
@@ -178,8 +179,8 @@ def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row
 
     p and v move by small normalised steps together. Then v is kept as it is, and gradient flow on p alone
     goes on to its limit: the limit of the selection that joint training came to. How far the jointly trained
-    p itself is from the direction is judged too. It grows like log log t only, since v keeps growing and
-    the loss falls like 1/t, so no run shows its limit: that row is promised and stays undecided.
+    p itself is from the direction is judged too. It grows like log log t only, since v keeps growing and the
+    loss falls like 1/t, so no run shows its limit: that row is promised and stays undecided.
 
     What can be seen is which way p moves. Sequences on which v's own margin is not tight lose their weight in
     the loss, and p turns to the max-margin direction of the other sequences, which is judged as well.
@@ -194,30 +195,29 @@ def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row
         Public review thread of arXiv 2505.17282.
     """
     (before,), (cell,) = alone, together
-    limit = Limit(cell)
-    same = (before.last("limit", "only_relevant_selected") == 1) & (limit.last("only_relevant_selected") == 1)
-    settled = same & (cell.last("end", "relevant_margin") > 0)
-    half, end = (cell.last(phase, "relevant_one_minus_cosine") for phase in ("half", "end"))
-    norm = float(np.median(cell.last("end", "p_norm")))
+    same = (before.last("only_relevant_selected") == 1) & (cell.last("only_relevant_selected") == 1)
+    settled = same & (cell.last("relevant_margin", "end") > 0)
+    half, end = (cell.last("relevant_one_minus_cosine", phase) for phase in ("half", "end"))
+    norm = float(np.median(cell.last("p_norm", "end")))
     steps = cell["phases.half.steps"] + cell["phases.end.steps"]
-    where = f"{cell.words}; {steps} joint steps of {cell['phases.end.step_size']:g}"
+    where = f"{cell.setting}; {steps} joint steps of {cell['phases.end.step_size']:g}"
     statement = "training v as well does not change the limit direction of p"
     claim, finite = Claim("V", statement, where), Claim("V", statement, where, promised=False)
     turning = Claim("V", "which way p moves in the second half of the joint steps", where, promised=False)
-    away = limit.last("certified_distance")
+    away = cell.last("certified_distance")
     close = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)} to p_mm of p alone, flow of p after the joint steps"
-    bound = f"1 - cos ≤ {round_up(np.max(away))}, {Limit(before).certificate}"
+    bound = f"1 - cos ≤ {round_up(np.max(away))}, {before.certificate()}"
     nearer = "jointly trained p nearer to p_mm at the end than at half the steps"
-    tight = certificate(*(cell.last("end", f"tight_{x}") for x in _FACTS))
+    tight = cell.certificate("tight_", "end")
     where_tight = "1 - cos of the movement to p_mm of the sequences where v's margin is tight"
     told = f"settled within the joint steps in {settled.sum()} of {len(settled)}"
     return [
         share(claim, "same selection as p alone", same, certificate=told),
-        share(claim, close, limit.reached & same & (away <= CLOSE_ELSEWHERE), certificate=bound),
+        share(claim, close, cell.reached & same & (away <= CLOSE_ELSEWHERE), certificate=bound),
         mean(claim, f"1 - cos to p_mm of the jointly trained p, ‖p‖ = {norm:.0f}", end),
         share(finite, nearer, end < half),
-        mean(turning, "1 - cos of the movement to p_mm", cell.last("end", "movement")),
-        mean(turning, where_tight, cell.last("end", "tight_movement"), certificate=tight),
+        mean(turning, "1 - cos of the movement to p_mm", cell.last("movement", "end")),
+        mean(turning, where_tight, cell.last("tight_movement", "end"), certificate=tight),
     ]
 
 
@@ -232,15 +232,19 @@ def grows_on_texts(cells: Sequence[Measured]) -> list[Row]:
     """
     (cell,) = cells
     steps, rate = cell["phases.descent.steps"], cell["phases.descent.step_size"]
-    time, norm = steps * rate, cell.last("descent", "p_norm")
+    time, norm = steps * rate, cell.last("p_norm", "descent")
     # p · dp/dt / ‖p‖, and dp/dt = -∂L/∂p.
-    speed = cell.last("descent", "cos_p_descent") * np.exp(cell.last("descent", "log_gradient_norm"))
-    claim = Claim("L4.2", "‖p‖ grows without bound, like log t", f"{cell.words}; {steps} steps of {rate:g}")
+    speed = cell.last("cos_p_descent", "descent") * np.exp(cell.last("log_gradient_norm", "descent"))
+    claim = Claim("L4.2", _GROWS, f"{cell.setting}; {steps} steps of {rate:g}")
     return [
         mean(claim, f"‖p‖ at t = {time:g}, from 1 at the start", norm, between=(0.0, math.inf)),
         mean(claim, f"d‖p‖/d log t at t = {time:g}", time * speed),
     ]
 
 
-_DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
-_FACTS = ("feasible", "duality_gap", "primal_residual")
+def _is_close(cell: Measured, claim: Claim, close: float) -> Row:
+    """Make the row that p comes so close to its max-margin direction."""
+    away = cell.last("certified_distance")
+    text = f"1 - cos ≤ {round_up(np.max(away))}, {cell.certificate()}"
+    measured = f"1 - cos ≤ {brief(close)} at ‖p‖ = {brief(cell.until_norm)}"
+    return share(claim, measured, cell.reached & (away <= close), certificate=text)

@@ -1,85 +1,107 @@
-"""What a study measured in one cell, as arrays over seeds, and the cell's setting in words."""
+"""What a study measured in one cell, as arrays over seeds, and its setting and certificates in words."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from jaxattn.results.numbers import brief
 from jaxattn.results.run import Run
-
-Floats = np.ndarray
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One cell of a run.
+    """One cell of a run; its phase `limit`, if it has one, is an exact flow on p.
 
     Attributes:
         run: the run.
         cell: the cell's number.
-        data: name and sizes of the data, where its settings do not tell them: those of texts.
+        seeds: how many of the run's seeds count, the first ones.
+        texts: name and sizes of texts, empty for synthetic data.
     """
 
     run: Run
     cell: int
-    data: str = ""
-    _paths: Mapping[tuple[str, str], Floats] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Sort the records."""
-        own = self.run.records[self.run.records["cell"] == self.cell].sort_values(
-            ["seed", "step"], kind="stable"
-        )
-        seeds = own["seed"].nunique()
-        grouped = own.groupby(["phase", "metric"], observed=True, sort=False)["value"]
-        paths = {name: values.to_numpy().reshape(seeds, -1) for name, values in grouped}
-        object.__setattr__(self, "_paths", paths)
+    seeds: int
+    texts: str = ""
 
     def __getitem__(self, key: str) -> Any:
         """Look up a key of the cell's config."""
         return self.run.lookup(self.cell, key)
 
-    def path(self, phase: str, metric: str) -> Floats:
+    def path(self, metric: str, phase: str = "limit") -> np.ndarray:
         """Look up a metric at every step it was measured at, (S, k) float64."""
         return self._paths[phase, metric]
 
-    def last(self, phase: str, metric: str) -> Floats:
+    def last(self, metric: str, phase: str = "limit") -> np.ndarray:
         """Look up a metric at the end of a phase, (S,) float64."""
-        return self.path(phase, metric)[:, -1]
+        return self.path(metric, phase)[:, -1]
+
+    @cached_property
+    def _paths(self) -> dict[tuple[str, str], np.ndarray]:
+        records = self.run.records
+        own = records[(records["cell"] == self.cell) & (records["seed"] < self.seeds)]
+        grouped = own.sort_values(["seed", "step"], kind="stable").groupby(["phase", "metric"], sort=False)
+        return {name: x.to_numpy().reshape(own["seed"].nunique(), -1) for name, x in grouped["value"]}
 
     @property
-    def classes(self) -> int:
-        """K."""
-        return 2 if self.data else self["data.num_classes"]
-
-    @property
-    def data_words(self) -> str:
+    def data(self) -> str:
         """The data and their sizes."""
-        if self.data:
-            return self.data
-        kind = self["data.kind"]
+        if self.texts:
+            return self.texts
+        kind, classes = self["data.kind"], self["data.num_classes"]
         if kind == "multi_relevant":
             kind = f"{self['data.relevant_per_sequence']} relevant tokens per sequence"
-        classes = f", K = {self.classes}" if self.classes > 2 else ""
-        sizes = (f"{letter} = {self[f'data.{key}']}" for letter, key in _LETTERS)
-        return f"{kind}, {', '.join(sizes)}{classes}"
+        letters = {"V": "vocab_size", "n": "sequences", "T": "length"}
+        sizes = [f"{letter} = {self[f'data.{key}']}" for letter, key in letters.items()]
+        return ", ".join([kind, *sizes, *([f"K = {classes}"] if classes > 2 else [])])
 
     @property
-    def words(self) -> str:
-        """The setting for reading."""
-        return f"{self.data_words}, d = {self['model.dim']}, η0 = {self['phases.step.step_size']:g}"
+    def setting(self) -> str:
+        """The data, d and η0."""
+        return f"{self.data}, d = {self['model.dim']}, η0 = {self['phases.step.step_size']:g}"
+
+    @property
+    def until_norm(self) -> float:
+        """‖p‖ that the flow is followed to."""
+        return self["phases.limit.until_norm"]
+
+    @property
+    def reached(self) -> np.ndarray:
+        """Whether the flow came to that ‖p‖, (S,) bool."""
+        return self.last("p_norm") >= self.until_norm
+
+    @property
+    def ends(self) -> str:
+        """Say where the flows end."""
+        there, norm = self.reached, self.last("p_norm")
+        texts = []
+        if there.any():
+            texts.append(f"‖p‖ = {brief(float(f'{norm[there].min():.2e}'))} in {there.sum()} of {len(norm)}")
+        if not there.all():
+            low, high = (f"{end(norm[~there]):.0f}" for end in (np.min, np.max))
+            span = low if low == high else f"{low} to {high}"
+            texts.append(f"{(~there).sum()} of {len(norm)} end at ‖p‖ = {span}")
+        return ", ".join(texts)
+
+    def certificate(self, prefix: str = "", phase: str = "limit") -> str:
+        """Write the worst certificate of all seeds: duality gap, primal residual, how many are certified."""
+        names = ("feasible", "duality_gap", "primal_residual")
+        feasible, *bounds = (self.last(prefix + name, phase) for name in names)
+        certified = feasible == 1
+        total = f"{certified.sum()} of {len(certified)} certified"
+        if not certified.any():
+            return total
+        gap, primal = (round_up(x[certified].max()) for x in bounds)
+        return f"gap ≤ {gap}, primal ≤ {primal}, {total}"
 
 
-_LETTERS = (("V", "vocab_size"), ("n", "sequences"), ("T", "length"))
-
-
-def of_seeds(run: Any, seeds: int) -> Any:
-    """Keep the first seeds of a run, which may hold more."""
-    records: pd.DataFrame = run.records
-    return (
-        run
-        if records["seed"].max() < seeds
-        else type(run)(run.directory, run.manifest, records[records["seed"] < seeds], run.tokens)
-    )
+def round_up(x: float) -> str:
+    """Write a bound with one digit, never smaller than it is."""
+    if x == 0 or not np.isfinite(x):
+        return f"{x:g}"
+    digit, _, exponent = f"{x:.0e}".partition("e")
+    if float(f"{digit}e{exponent}") < x:
+        digit, _, exponent = f"{(int(digit) + 1) * 10.0 ** int(exponent):.0e}".partition("e")
+    return f"{digit}e{int(exponent)}"

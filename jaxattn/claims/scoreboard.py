@@ -13,7 +13,7 @@ import pandas as pd
 
 from jaxattn.api import Study
 from jaxattn.claims import judges, studies
-from jaxattn.claims.measured import Measured, of_seeds
+from jaxattn.claims.measured import Measured
 from jaxattn.claims.rows import FAILS, Row
 from jaxattn.claims.rows import __doc__ as meaning
 from jaxattn.claims.studies import Plan, TextPlan
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 VERDICTS = (
     Verdict("L4.1", ("law-independent",), judges.one_step_law),
     Verdict("L4.1", ("law-assumption1",), judges.one_step_law),
-    Verdict("L4.1", ("law-texts",), partial(judges.one_step_law, constant=False)),
+    Verdict("L4.1", ("law-texts",), judges.one_step_law),
     Verdict("MC", ("law-classes",), judges.one_step_law),
     Verdict("L4.2", ("base",), judges.unbounded),
     Verdict("L4.2", ("independent",), judges.unbounded),
@@ -212,9 +212,8 @@ def _run(
             raise RunError(f"{folder / name}: {outcome.errors[0]['reason']}")
         # The records are all that is judged, and trained embeddings of texts are large.
         shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
-        read = of_seeds(load(folder / name), len(study.seeds))
-        data = texts if study.base.data.shared else ""
-        cells[name] = [Measured(read, cell.number, data) for cell in study.cells]
+        read, words = load(folder / name), texts if study.base.data.shared else ""
+        cells[name] = [Measured(read, cell.number, len(study.seeds), words) for cell in study.cells]
     return cells
 
 

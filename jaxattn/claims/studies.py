@@ -1,4 +1,4 @@
-"""The studies behind the scoreboard, as tables of a sweep file: what is drawn, moves and is measured."""
+"""The studies behind the scoreboard, as tables of a sweep file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,6 +101,7 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
 
     step = {"name": "step", "kind": "one_step", "step_size": plan.step_size}
     limit = {"name": "limit", "kind": "exact_flow", "until_norm": plan.until_norm}
+    measured = {"tokens": False, "per_decade": 0, "own": _probes(plan.base["relevant"])}
     half = plan.joint_steps // 2
     small = [{"phases.step.step_size": x} for x in plan.step_sizes]
     small = [{"model.dim": plan.dim, **x} for x in small]
@@ -109,7 +110,7 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
         "law-independent": law("independent"),
         "law-assumption1": law("assumption1"),
         "law-classes": law("independent", num_classes=plan.law_classes),
-        "base": flow("assumption1"),
+        "base": flow("assumption1") | {"probes": measured | {"per_decade": 8}},
         "independent": flow("independent"),
         "several": flow("multi_relevant", relevant_per_sequence=plan.several[0])
         | {"axes": {"data.relevant_per_sequence": list(plan.several)}},
@@ -117,7 +118,6 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
         "joint": flow("assumption1")
         | {"phases": [step, joint("half", plan.joint_steps - half), joint("end", half), limit]},
     }
-    measured = {"tokens": False, "own": _probes(plan.base["relevant"])}
     return {
         name: Study.of_tables({"name": name, "seeds": seeds, "dtype": "float64", "probes": measured, **own})
         for name, own in tables.items()
@@ -150,7 +150,7 @@ def on_texts(source: Source, plan: TextPlan, seeds: int) -> dict[str, Study]:
                     "steps": plan.steps,
                 },
             ],
-            "probes": {"tokens": False, "per_decade": 1, "own": ["alignments"]},
+            "probes": {"tokens": False, "per_decade": 0, "own": ["alignments"]},
         },
     }
     return {name: Study.of_tables({"name": name, **texts, **own}, names) for name, own in tables.items()}

@@ -137,7 +137,7 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
     measured = jax.jit(lift(measure, (0, axis, 0)))
     return Program(
         phase=phase,
-        probe_steps=phase.probe_steps(setting.probes.per_decade),
+        probe_steps=setting.probes.steps(phase),
         begin=in_its_precision(lift(begin, (0, axis, 0, 0), per_core=few)),
         advance=in_its_precision(lift(advance, (0, axis, 0, None), per_core=few), donate_argnums=0),
         measure=lambda carried, *own: measured(

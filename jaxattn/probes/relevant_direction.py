@@ -1,4 +1,4 @@
-"""Probe of a whole phase: which way p moves while v moves too, where relevant tokens are selected."""
+"""Probe of a whole phase: which way p moves while v moves too, where tokens 0 .. r - 1 are relevant."""
 
 from typing import Any, ClassVar
 

@@ -8,14 +8,14 @@ from jaxattn.probes.importance import Importance
 from jaxattn.probes.max_margin import MaxMarginDirection
 from jaxattn.probes.one_step_law import OneStepError
 from jaxattn.probes.selection import Selected
-from jaxattn.spec import Count, PositiveInt, Share, Spec
+from jaxattn.spec import Count, Share, Spec
 
 
 class Probes(Spec, frozen=True, kw_only=True):
     """What is measured on the way, at log-spaced steps.
 
     Attributes:
-        per_decade: probe steps in every factor of ten of the steps.
+        per_decade: probe steps in every factor of ten of the steps; 0 for both ends of a phase alone.
         bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
         low: lower end of the first bin.
         high: upper end of the last bin.
@@ -27,7 +27,7 @@ class Probes(Spec, frozen=True, kw_only=True):
         own: further probes, built in or the user's.
     """
 
-    per_decade: PositiveInt = 8
+    per_decade: Count = 8
     bins: Count = 20
     low: float = -1.0
     high: float = 14 / 15
@@ -41,6 +41,10 @@ class Probes(Spec, frozen=True, kw_only=True):
         """Raise InputError if the bins have no width."""
         if self.low >= self.high:
             raise InputError(f"probes.low: {self.low} is not below probes.high = {self.high}")
+
+    def steps(self, phase: Any) -> list[int]:
+        """List the steps of a phase to measure at, 0 and the last among them."""
+        return phase.probe_steps(self.per_decade) if self.per_decade else sorted({0, phase.steps})
 
     @property
     def at_steps(self) -> tuple[Any, ...]:

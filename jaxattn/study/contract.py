@@ -140,7 +140,7 @@ class _Rehearsal:
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
         double = setting.dtype == "float64" or phase.dtype == "float64"
         with jax.enable_x64(double), self.at(place, concepts.PHASE):
-            phase.probe_steps(setting.probes.per_decade)
+            setting.probes.steps(phase)
             carried = seed.begin(setting, index, params, corpora, key)
             state = carried.state
             missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]

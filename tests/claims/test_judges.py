@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.claims import judges
-from jaxattn.claims.limit import Limit, round_up
-from jaxattn.claims.measured import Measured
+from jaxattn.claims.measured import Measured, round_up
 from jaxattn.claims.rows import FAILS, HOLDS
 from jaxattn.results.run import Run
 
@@ -38,7 +37,7 @@ def cell():
             for step, value in enumerate(np.atleast_1d(values))
         ]
         manifest = {"cells": [{"cell": 0, "settings": BASE | settings}]}
-        return Measured(Run(Path(), manifest, pd.DataFrame(rows), pd.DataFrame()), 0)
+        return Measured(Run(Path(), manifest, pd.DataFrame(rows), pd.DataFrame()), 0, SEEDS)
 
     return make
 
@@ -75,7 +74,7 @@ def test_what_the_theory_promises_holds(cell, limit):
     np.testing.assert_allclose(power.value, -2, rtol=1e-9)
     assert close.certificate == "1 - cos ≤ 8e-12, gap ≤ 3e-15, primal ≤ 2e-16, 40 of 40 certified"
     assert verdicts(judges.selects(cells)) == [HOLDS]
-    assert cells[0].words == "assumption1, V = 50, n = 200, T = 8, d = 2048, η0 = 200"
+    assert cells[0].setting == "assumption1, V = 50, n = 200, T = 8, d = 2048, η0 = 200"
 
 
 def test_a_wrong_direction_fails(cell, limit):
@@ -102,7 +101,7 @@ def test_growth_tells_infinity_from_a_finite_stationary_point(cell, limit):
 def test_a_flow_that_ends_before_is_told_and_fails(cell, limit):
     short = cell(limit, **{"phases.limit.until_norm": 2e6})
     assert judges.converges([short])[0].verdict == FAILS
-    assert Limit(short).ends == "40 of 40 end at ‖p‖ = 1000000"
+    assert short.ends == "40 of 40 end at ‖p‖ = 1000000"
     assert len(judges.unbounded([short])) == 2
     (row,) = judges.direction_elsewhere([short])
     assert row.measured == "1 - cos where the flow ends"

@@ -158,6 +158,7 @@ from jaxattn import Study
 from jaxattn.engine import groups, memory, program
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run
+COLLECTIVES = "all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"
 assert len(jax.local_devices()) == 4
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 for number in range(1, len(sys.argv), 2):
