@@ -18,7 +18,7 @@ from jaxattn.engine.checkpoints import Position
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import Program, drawing, program, seed_keys, starting
 from jaxattn.engine.store import Store
-from jaxattn.study.contract import check_labels
+from jaxattn.study.contract import check_corpora
 from jaxattn.study.grid import Cell
 from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import Carried, merged
@@ -74,11 +74,11 @@ class CompilationCache:
         if not data.shared:
             draw = self._keep(group, "draw", lambda: drawing(group.setting))
             loaded = Loaded(draw(keys, numbers), False, data.tokens)
-            check_labels(loaded.splits)
+            check_corpora(loaded.splits)
             return loaded
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
-            check_labels(self._text[1].splits)
+            check_corpora(self._text[1].splits)
         return self._text[1]
 
     def start(self, group: CompileGroup, loaded: Loaded, keys: jax.Array, numbers: Hyperparameters) -> Any:

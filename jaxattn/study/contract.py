@@ -242,18 +242,22 @@ def _name(thing: Any) -> str:
     return getattr(getattr(thing, "function", None), "kind", type(thing).__name__)
 
 
-def check_labels(splits: Splits) -> None:
-    """Check the labels of corpora.
+def check_corpora(splits: Splits) -> None:
+    """Check the labels and tokens of corpora, of one seed or of many.
 
     Raises:
-        InputError: one that is not -1 or +1, or 0 .. K-1 for K > 2 classes.
+        InputError: a label that is not -1 or +1, or 0 .. K-1 for K > 2 classes; a token that is not 0 .. V-1.
     """
     for name in ("train", "test", "validation"):
-        if (corpus := getattr(splits, name)) is not None:
-            classes = corpus.num_classes
-            allowed = class_labels(np.arange(classes), classes)
-            found = np.unique(np.asarray(corpus.labels))
-            if wrong := sorted(set(found.tolist()) - set(allowed.tolist())):
-                raise InputError(
-                    f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed.tolist()}"
-                )
+        if (corpus := getattr(splits, name)) is None:
+            continue
+        classes, vocab_size = corpus.num_classes, corpus.vocab_size
+        allowed = class_labels(np.arange(classes), classes).tolist()
+        if wrong := sorted(set(np.unique(np.asarray(corpus.labels)).tolist()) - set(allowed)):
+            raise InputError(f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed}")
+        # What lies beyond the vocabulary is missing where sequences are listed by token.
+        held = np.asarray(corpus.occurrences.count).sum() == np.asarray(corpus.lengths).sum()
+        if not held or np.asarray(corpus.bags.index).max() >= vocab_size:
+            raise InputError(
+                f"data: a {name} sequence holds a token that is not one of 0 to {vocab_size - 1}"
+            )

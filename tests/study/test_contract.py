@@ -456,10 +456,10 @@ class Stays(ja.Phase, frozen=True, kw_only=True):
     def step(self, task, state):
         return state.replace(step=state.step + 1)
 
-def needle(key, *, vocab_size: int, length: int, sequences: int, zero: int = -1):
+def needle(key, *, vocab_size: int, length: int, sequences: int, zero: int = -1, add: int = 0):
     label = jax.random.bernoulli(key, 0.5, (sequences,)).astype(jnp.int32)
     tokens = jax.random.randint(key, (sequences, length), 2, vocab_size).at[:, 0].set(label)
-    return ja.data.from_draws(tokens, jnp.where(label, 1, zero), vocab_size=vocab_size, num_classes=2)
+    return ja.data.from_draws(tokens + add, jnp.where(label, 1, zero), vocab_size=vocab_size, num_classes=2)
 
 def fragile(params, corpus, *, limit: int = 0):
     return jax.pure_callback(lambda p: 1 / limit * p.sum(), jnp.zeros(()), params.p, vmap_method="sequential")
@@ -538,11 +538,20 @@ def test_a_probe_that_measures_nan_stops_nothing_and_shows_as_a_dash(sweep, tmp_
     assert found.aggregate(metrics=["undefined"])["n"].tolist() == [0, 0, 0, 0]
 
 
-def test_labels_that_no_class_has_are_found_before_anything_is_learned(sweep, tmp_path):
-    data = RUN["data"] | {"zero": 0}
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"zero": 0}, "data: a train label is 0; labels of 2 classes are [-1, 1]"),
+        ({"add": 5}, "data: a train sequence holds a token that is not one of 0 to 11"),
+        ({"add": -1}, "data: a train sequence holds a token that is not one of 0 to 11"),
+    ],
+)
+def test_labels_and_tokens_that_there_are_not_are_found_before_anything_is_learned(
+    sweep, tmp_path, changes, line
+):
     with pytest.raises(InputError) as raised:
-        Study.read(sweep(data=data)).run(tmp_path / "out", quiet=True)
-    assert str(raised.value) == "data: a train label is 0; labels of 2 classes are [-1, 1]"
+        Study.read(sweep(data=RUN["data"] | changes)).run(tmp_path / "out", quiet=True)
+    assert str(raised.value) == line
 
 
 def test_results_are_read_without_the_code_that_made_them(sweep, tmp_path, monkeypatch, capsys):
