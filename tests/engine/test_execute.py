@@ -18,7 +18,7 @@ from jaxattn.probes import MaxMarginDirection
 from jaxattn.study import seed as of_seed
 
 AT_PROBES = ["one_minus_cosine", "margin_ratio"]
-AT_END = ["feasible", "max_margin", "duality_gap", "primal_residual", "support_pairs"]
+AT_END = ["feasible", "max_margin", "duality_gap", "primal_residual", "support_pairs", "certified_distance"]
 
 
 def wide(read, directory, phase="query"):
