@@ -228,18 +228,17 @@ class _Running:
         lanes = len(self.batch.lanes)
         measured = {name: np.asarray(x)[:lanes] for name, x in found.items()}
         self.records.append(tables.rows(measured, self.batch, made.phase.name, step))
-        losses = measured.get("loss", np.zeros(0))
+        losses = measured["loss"]
         finite = losses[np.isfinite(losses)]
-        failed = self.failures + self._new_failures(number, carried)
+        self.failures += self._new_failures(number, carried, losses, step)
         entry = tables.log_entry(
-            measured, made.phase.name, step, made.probe_steps[-1], self._share(number, step), failed
+            measured, made.phase.name, step, made.probe_steps[-1], self._share(number, step), self.failures
         )
         self.callbacks.log(entry, tables.seed_series(measured, self.batch))
         return float(np.median(finite)) if finite.size else math.nan
 
     def _end(self, number: int, carried: Carried, history: dict[str, np.ndarray]) -> None:
         made = self.programs[number]
-        self.failures += self._new_failures(number, carried)
         self.params = carried.state.params
         moved = made.phase.train if self.kept or number else _names(self.params)
         self.kept[made.phase.name] = {name: get(self.params, name) for name in moved}
@@ -268,21 +267,25 @@ class _Running:
         now = time.monotonic()
         self.due = now + max(self.clock.checkpoint_s, (now - begin) / self.clock.checkpoint_share)
 
-    def _new_failures(self, number: int, carried: Carried) -> list[dict[str, Any]]:
+    def _new_failures(
+        self, number: int, carried: Carried, losses: np.ndarray, step: int
+    ) -> list[dict[str, Any]]:
+        """List lanes that failed by their own account, or whose loss at a probe step is not finite."""
         phase = self.phases[number]
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}
         lanes = self.batch.lanes
         failed_at = np.asarray(carried.state.failed_at)[: len(lanes)]
+        failed_at = np.where((failed_at < 0) & ~np.isfinite(losses), step, failed_at)
         return [
             {
                 "cell": cell.number,
                 "seed": seed,
                 "phase": phase.name,
-                "step": int(step),
+                "step": int(at),
                 "reason": phase.failure,
             }
-            for (cell, seed), step in zip(lanes, failed_at, strict=True)
-            if step >= 0 and (cell.number, seed) not in before
+            for (cell, seed), at in zip(lanes, failed_at, strict=True)
+            if at >= 0 and (cell.number, seed) not in before
         ]
 
 

@@ -28,6 +28,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 # Words of the figures that the user's own functions drew, for whoever draws the report without them.
 OWN = "figures/own.json"
+AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
 
 
 def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
@@ -142,14 +143,10 @@ def draw_all(
                 drawn = draw(results, spec)
             elif kind in own:
                 drawn = _guarded(results, own[kind], spec)
+            elif number in before:
+                drawn = _as_drawn(before[number])
             else:
-                shown = "shown as the run drew it" if number in before else "left out"
-                problems.append(
-                    f"{place} was not drawn again but {shown}: reading results executes no code that a "
-                    "folder names"
-                )
-                found += [before[number]] if number in before else []
-                continue
+                raise InputError("the run did not, and reading results executes no code that a folder names")
         except InputError as error:
             problems.append(f"{place} could not be drawn: {error}")
             continue
@@ -157,6 +154,11 @@ def draw_all(
         name = f"{drawn.name}-{same + 1}" if same else drawn.name
         found.append(replace(drawn, name=name, number=number))
     return found, problems
+
+
+def _as_drawn(picture: Picture) -> Picture:
+    """Say of a figure that it was not drawn again."""
+    return replace(picture, caption=picture.caption.removesuffix(AS_DRAWN) + AS_DRAWN)
 
 
 def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> list[dict[str, Any]]:
