@@ -156,12 +156,19 @@ def claims(
     """
     from jaxattn.claims import scoreboard
     from jaxattn.data.readers import Tfds
+    from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
 
     keep_compiled()
     source = Tfds(dataset="imdb_reviews", data_dir=str(data_dir), min_count=45) if data_dir else None
     with Reporter(quiet) as reporter:
-        board = scoreboard.run(seeds=seeds, only=only, source=source, folder=out / "runs", reporter=reporter)
+        try:
+            board = scoreboard.run(
+                seeds=seeds, only=only, source=source, folder=out / "runs", reporter=reporter
+            )
+        except Interrupted:
+            print("stopped; nothing is lost, continue with the same command", file=sys.stderr)
+            return 130
     table = board.table()
     for promised, title in (
         (True, "What the theory promises"),

@@ -29,3 +29,11 @@ def test_a_seed_means_the_same_parameters_as_in_the_full_space():
     short, full = (kind(dim=100).init(jax.random.key(3), **sizes) for kind in (OneLayerInSpan, OneLayer))
     assert short.E.shape == (6, 8)
     np.testing.assert_allclose(products(short), products(full), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_larger_vocabulary_leaves_the_inner_products_of_a_smaller_one_unchanged():
+    model, sizes = OneLayerInSpan(dim=100), {"num_classes": 2, "dtype": jnp.float64}
+    small, large = (model.init(jax.random.key(3), vocab_size=size, **sizes) for size in (6, 9))
+    large = large.replace(E=large.E[:6])
+    np.testing.assert_allclose(products(small), products(large), rtol=1e-12, atol=1e-14)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxattn import models, trees
+from jaxattn.attention import attend
 
 # Settings, what the module's functions are given for them, and the parameters.
 SETTINGS = {
@@ -24,7 +25,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classes):
     model, starts, forms, parameters = SETTINGS[name]
@@ -43,7 +44,7 @@ def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classe
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_models_say_of_themselves_what_is_so(ragged, name):
     """Attention over tokens does not depend on the values; parameters in token_rows have a row per token."""
     model = SETTINGS[name][0]
