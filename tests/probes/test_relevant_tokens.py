@@ -40,3 +40,23 @@ def test_the_margin_is_the_smallest_lead_of_a_relevant_token(x64, show):
     scores = [4.0, 3.0, 1.0, 0.0]
     found = measured(show, [[0, 2], [0, 1, 3], [1, 2]], scores, 2)
     np.testing.assert_allclose(found["relevant_margin"], 2 / np.linalg.norm(scores))
+
+
+def test_shares_equal_a_loop_over_sequences(x64, show, rng):
+    sequences = [rng.integers(0, 9, rng.integers(1, 7)).tolist() for _ in range(60)]
+    scores = rng.normal(scale=20, size=9).tolist()
+    found = measured(show, sequences, scores, 4)
+    held, every, only, some = 0, 0, 0, 0
+    for sequence in map(set, sequences):
+        top = max(scores[s] for s in sequence)
+        chosen = {s for s in sequence if scores[s] >= top - 10}
+        relevant = {s for s in sequence if s < 4}
+        held += bool(relevant)
+        some += bool(chosen & relevant)
+        every += bool(relevant) and relevant <= chosen
+        only += bool(relevant) and relevant == chosen
+    assert 0 < only < every < some < held < len(sequences)
+    np.testing.assert_allclose(
+        [found[f"{which}relevant_selected"] for which in ("", "all_", "only_")],
+        np.array([some, every, only]) / held,
+    )
