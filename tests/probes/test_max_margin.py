@@ -1,6 +1,7 @@
 """The history of p against the max-margin direction it should end in."""
 
 import numpy as np
+
 from jaxattn.probes.max_margin import certified_distance
 
 
