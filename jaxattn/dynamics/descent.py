@@ -133,6 +133,8 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     def check(self, *context: Any) -> None:
         """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""
+        if not isinstance(self.optimizer, str) and not callable(self.optimizer):
+            raise InputError(f"optimizer: expected a name, got {self.optimizer!r:.60}")
         beside = set(self.__struct_fields__) - {self.takes_further}
         check_options(_factory(self.optimizer), self.options, beside)
         if context and self.patience and not context[0].data.held_out:

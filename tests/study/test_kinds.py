@@ -147,7 +147,7 @@ def test_defaults_are_written_down(names):
         (
             "model",
             {"kind": "mine.py:Unreadable", "dim": 3},
-            "Unreadable has no settings that can be read; decorate",
+            "Unreadable tells no settings; decorate it with @dataclass",
         ),
         (
             "model",
