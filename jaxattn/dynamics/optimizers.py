@@ -81,15 +81,16 @@ def optimizer(
 
 
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
-    """Check the name of an optimiser and the names of its options, before anything runs.
+    """Check the name of an optimiser and its options, before anything runs.
 
     Args:
         name: as for `optimizer`.
-        options: names of the options.
+        options: names of the options, or the options themselves, to check that texts are no numbers.
         beside: what else may be meant by an unknown option, besides another option.
 
     Raises:
-        InputError: an unknown name or option, with the nearest right one, or an option that is missing.
+        InputError: an unknown name or option, with the nearest right one, an option that is missing or no
+            number.
     """
     factory = _factory(name)
     called = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
@@ -102,6 +103,14 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
             raise InputError(f"{option}: of {called}, it is given as step_size")
         if option not in allowed and not takes_any:
             raise InputError(f"{option}: not an option of {called}; {_nearest(option, {*allowed, *beside})}")
+        value = options[option] if isinstance(options, Mapping) else None
+        like = known.get(_own_name(option, known))
+        if (
+            isinstance(value, str | list | dict)
+            and like is not None
+            and isinstance(like.default, float | int)
+        ):
+            raise InputError(f"{option}: {called} wants a number, got {value!r:.60}")
     given = {_own_name(option, known) for option in options}
     missing = [x.name for x in known.values() if x.default is x.empty and x.name not in given]
     if missing:

@@ -70,6 +70,8 @@ def test_hash_does_not_depend_on_where_files_lie(tables):
         ("phases.1.kind=decent", r"phases\[1\].kind: unknown 'decent'; did you mean 'descent'\?"),
         ("loss.kind=hing", r"loss.kind: unknown 'hing'; did you mean 'hinge'\?"),
         ("phases.1.optimizer=adamm", r"phases\[1\]: optimizer: 'adamm' is not known; did you mean 'adam'"),
+        ("phases.1.momentum=big", r"phases\[1\]: momentum: sgd wants a number, got 'big'"),
+        ("phases.1.momentum=[1]", r"phases\[1\]: momentum: sgd wants a number, got \[1\]"),
         ("phases.1.optimizer=[]", r"phases\[1\]: optimizer: expected a name, got \[\]"),
         ("phases.1.optimizer={a = 1}", r"phases\[1\]: optimizer: expected a name, got"),
         ("dtype=float16", r"dtype: invalid enum value 'float16'; did you mean 'float"),
