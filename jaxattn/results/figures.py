@@ -138,6 +138,7 @@ def draw_all(
     for number, spec in enumerate(specs):
         kind = str(spec.get("kind"))
         place = f"figures[{number}] ({kind})"
+        drawn: Drawn | Picture
         try:
             if ":" not in kind:
                 drawn = draw(results, spec)
