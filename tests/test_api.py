@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -171,9 +170,7 @@ def test_code_that_no_file_can_import_is_not_written(tmp_path):
             return ja.models.one_layer.logits(params, corpus)
 
     wanted = small(model=Local())
-    with pytest.raises(
-        InputError, match=r"Local cannot be imported by a sweep file; move it to a file of its own"
-    ):
+    with pytest.raises(InputError, match=r"Local: no sweep file can import it; move it to a file"):
         wanted.write(tmp_path / "x.toml")
 
 
@@ -214,7 +211,8 @@ def test_a_run_that_nothing_came_of_raises(mine, tmp_path):
     broken = small(loss={"kind": f"{SWEEPS / 'mine.py'}:broken"})
     with pytest.raises(RunError, match=r"ZeroDivisionError in broken, line .* of .*mine.py"):
         broken.run(tmp_path / "run", quiet=True)
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
+    # It is found on shapes, before a folder is begun.
+    assert not (tmp_path / "run" / "manifest.json").exists()
 
 
 def test_load_is_what_run_returns(ran):

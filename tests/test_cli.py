@@ -172,7 +172,7 @@ def test_diagnose_says_what_does_not_fit(monkeypatch, capsys, tmp_path, trained)
         (["--set", "model.dim=3"], "expected data.KEY=VALUE"),
         (["--query", tmp_path / "none.npy"], "there is no such file"),
         (["--corpus", tmp_path / "none.toml"], "no [data] table"),
-        (words, "a synthetic corpus has no words"),
+        (words, "this corpus has no words"),
         ([*other, *words], "'a' is token 0 and token 2"),
         (other, "30 rows for a corpus over V = 2"),
     ):

@@ -12,7 +12,7 @@ import pytest
 from jaxattn import Study
 from jaxattn.engine import execute, run
 from jaxattn.engine.status import status
-from jaxattn.errors import InputError, RunError
+from jaxattn.errors import InputError, RunError, UserCodeError
 from jaxattn.study.namespace import Namespace
 
 
@@ -182,33 +182,28 @@ def test_own_code_that_has_changed_is_refused_unless_it_is_accepted(tmp_path, ow
     assert go(tmp_path / "run", changed)[0].already_finished
 
 
-def test_own_code_that_raises_fails_its_batch_with_its_own_traceback(tmp_path, own, monkeypatch, go):
-    traces = []
-    monkeypatch.setattr(
-        "jaxattn.engine.progress.Reporter.trace", lambda self, error: traces.append(error.trace)
-    )
-    outcome, _ = go(tmp_path / "run", own("raise KeyError(labels.shape)"))
-    (error,) = outcome.errors
-    assert "KeyError in loss, line 6 of" in error["reason"]
-    assert "mine.py" in error["reason"]
-    assert "\n" not in error["reason"]
-    assert "raise KeyError(labels.shape)" in traces[0]
-    assert "jaxattn/engine" not in traces[0]
-    with pytest.raises(RunError, match="KeyError in loss"):
-        go(tmp_path / "stop", own("raise KeyError(labels.shape)"), on_failure="stop")
+def test_own_code_that_raises_in_all_cells_is_told_with_its_own_traceback(tmp_path, own, go):
+    with pytest.raises(UserCodeError, match=r"KeyError in loss, line 6 of .*mine\.py") as caught:
+        go(tmp_path / "run", own("raise KeyError(labels.shape)"))
+    assert "\n" not in str(caught.value)
+    assert "raise KeyError(labels.shape)" in caught.value.trace
+    assert "jaxattn/engine" not in caught.value.trace
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss": "mine.py:of_wrong_shape"}, r"loss: mine.py:of_wrong_shape returns \(\); return one number"),
+        (
+            {"loss": "mine.py:of_wrong_shape"},
+            r"mine.py:of_wrong_shape returns float\d+\[\]; return \(12,\) floats",
+        ),
         (
             {"probes": {"bins": 0, "own": ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]}},
-            r"probes: two probes measure 'loss'; give one of them another name",
+            r"'loss' is measured already, by a standard probe; give it another name",
         ),
         (
             {"probes": {"bins": 0, "own": ["mine.py:pair_of_numbers"]}},
-            r"pair_of_numbers returns .* shape \(2, 1\)",
+            r"pair_of_numbers returns .*2, 1",
         ),
     ],
 )

@@ -243,11 +243,11 @@ def test_curves_of_an_unknown_metric(results):
 )
 def test_wrong_figures_are_found_before_a_run(spec, message):
     with pytest.raises(InputError, match=message):
-        check([spec], phases=["embed", "joint"], axes=["model.dim"])
+        check({0: spec}, phases=["embed", "joint"], axes=["model.dim"])
 
 
 def test_right_figures_pass():
-    check([SCALING, {"kind": "importance", "phase": None}], phases=["embed"], axes=["model.dim"])
+    check({0: SCALING, 1: {"kind": "importance", "phase": None}}, phases=["embed"], axes=["model.dim"])
 
 
 def test_default_figures(results):
