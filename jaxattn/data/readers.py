@@ -88,8 +88,7 @@ class Source(Spec, frozen=True, kw_only=True):
     def load(self, progress: text.Progress = text.silent) -> Loaded:
         """Read the texts, or take them from the cache; see `text.load`."""
         read = text.load(self, progress=progress)
-        statistics = jax.jit(token_statistics)(read.train)
-        splits = Splits(read.train, statistics, read.test, read.validation)
+        splits = Splits(read.train, jax.jit(token_statistics)(read.train), read.test, read.validation)
         return Loaded(splits, True, read.vocabulary.tokens)
 
     @property
@@ -239,8 +238,7 @@ class _Table(_Fields, frozen=True, kw_only=True):
         """Open a split."""
         files = self.files()
         path = files["test_path" if split == "test" and self.test_path else "path"]
-        total = None if self.split_column else self._total(path)
-        return Rows(total, self._rows(path, getattr(self, split)))
+        return Rows(None if self.split_column else self._total(path), self._rows(path, getattr(self, split)))
 
     def _total(self, path: str) -> int | None:
         """Count the rows of a file if that can be done without reading it."""
@@ -375,13 +373,7 @@ class Folder(Source, frozen=True, kw_only=True):
         return texts
 
 
-READERS: dict[str, type[Source]] = {
-    "tfds": Tfds,
-    "parquet": Parquet,
-    "csv": Csv,
-    "jsonl": Jsonl,
-    "folder": Folder,
-}
+READERS = {"tfds": Tfds, "parquet": Parquet, "csv": Csv, "jsonl": Jsonl, "folder": Folder}
 
 
 def _read_text(path: str) -> str:
