@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ import jaxattn as ja
 from jaxattn.data.generators import Independent
 from jaxattn.dynamics import Descent, OneStep
 from jaxattn.errors import InputError, RunError
+from jaxattn.study import seed
 
 SWEEPS = Path(__file__).parent / "sweeps"
 
@@ -220,3 +222,24 @@ def test_load_is_what_run_returns(ran):
     pd.testing.assert_frame_equal(again.records, ran.records)
     assert again.manifest == ran.manifest
     np.testing.assert_array_equal(again.params(seed=0).p, ran.params(seed=0).p)
+
+
+def test_parameters_of_a_run_in_its_span_are_those_of_the_full_space(study, tables, tmp_path):
+    data = tables()["data"] | {"vocab_size": 10}
+    sizes = {"dtype": "float64", "data": data, "model": {"kind": "one_layer", "dim": 64}}
+    own = study(**sizes, phases=tables()["phases"][:1])
+    found = own.run(tmp_path, quiet=True).params(seed=1)
+    assert own.base.model.in_span() == own.base.model
+    with jax.enable_x64(True):
+        full = own.base._replace(model=ja.models.OneLayer(dim=64))
+
+        @jax.jit
+        def loop():
+            data_key, key = seed.keys(1)
+            corpora = seed.draw(full, data_key)
+            params = seed.start(full, corpora, key, [])
+            return ja.dynamics.one_step(params, corpora.train, step_size=50.0)
+
+        moved = loop()
+        for name in ("E", "p", "v"):
+            np.testing.assert_allclose(getattr(found, name), getattr(moved, name), rtol=1e-10, atol=1e-11)

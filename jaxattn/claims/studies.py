@@ -125,7 +125,7 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
         "beyond": flow("assumption1") | {"cells": beyond},
         "joint": flow("assumption1", joint("half", plan.joint_steps - half), joint("end", half)),
     }
-    common = {"seeds": seeds, "dtype": "float64", "model": {"kind": "one_layer_in_span", "dim": plan.dim}}
+    common = {"seeds": seeds, "dtype": "float64", "model": {"kind": "one_layer", "dim": plan.dim}}
     return {name: Study.of_tables({"name": name, **common, **own}) for name, own in tables.items()}
 
 

@@ -17,7 +17,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm, Info, State
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.gradients import Logits, loss, loss_and_gradients
-from jaxattn.dynamics.optimizers import ScheduleName, check_options, optimizer, schedule
+from jaxattn.dynamics.optimizers import ROTATION_INVARIANT, ScheduleName, check_options, optimizer, schedule
 from jaxattn.dynamics.phase import Phase, Task
 from jaxattn.errors import InputError
 from jaxattn.losses import PerSequence
@@ -124,6 +124,11 @@ class Descent(Phase, frozen=True, kw_only=True):
     patience: Count = 0
     check_every: PositiveInt = 10
     options: dict[str, Any] = {}  # noqa: RUF012  msgspec copies it
+
+    @property
+    def rotation_invariant(self) -> bool:  # type: ignore[override]
+        """Whether the optimiser knows gradients by their inner products only, unlike Adam."""
+        return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
 
     def located(self, names: Any) -> "Descent":
         """Return it with the optimiser imported, if it is code of the user's."""

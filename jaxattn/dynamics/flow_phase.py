@@ -38,6 +38,7 @@ class ExactFlow(Phase, frozen=True, kw_only=True):
     dtype: ClassVar[str] = "float64"
     # One seed's arrays fit a core's cache, and a slow seed holds up no other.
     seeds_per_core: ClassVar[int] = 1
+    rotation_invariant: ClassVar[bool] = True
     train: ClassVar[tuple[str, ...]] = ("p",)
 
     until_norm: Static[Positive] = 1e6

@@ -154,6 +154,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
 class LogDescent(Phase, frozen=True, kw_only=True):
     """A first-order method on p whose gradient is formed in the log domain."""
 
+    rotation_invariant: ClassVar[bool] = True
     train: ClassVar[tuple[str, ...]] = ("p",)
 
     method: Method

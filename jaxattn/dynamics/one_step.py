@@ -56,6 +56,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
     """One full-batch gradient step of size `step_size` on the parameters in `train`; none at all for 0."""
 
     one_step: ClassVar[bool] = True
+    rotation_invariant: ClassVar[bool] = True
     steps: ClassVar[int] = 1
 
     step_size: NotNegative

@@ -165,4 +165,6 @@ def _polyak(step_size: float | Array, *, loss_floor: float | Array = 0.0) -> opt
 
 
 _OWN: dict[Any, Factory] = {"sgd": _sgd, "normalized": _normalized, "polyak": _polyak, "adam": optax.adam}
+# Their steps are combinations of gradients whose factors depend on inner products alone.
+ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
 _SHARED = ("momentum", "loss_floor", "epsilon")

@@ -5,8 +5,8 @@ from jaxattn.models import (
     mlp,
     multi_head,
     one_layer,
-    one_layer_in_span,
     reference,
+    span,
     two_layer,
     two_layer_weights,
 )
@@ -14,13 +14,11 @@ from jaxattn.models.key_query import KeyQuery
 from jaxattn.models.mlp import Mlp
 from jaxattn.models.multi_head import MultiHead
 from jaxattn.models.one_layer import OneLayer
-from jaxattn.models.one_layer_in_span import OneLayerInSpan
 from jaxattn.models.two_layer import TwoLayer
 from jaxattn.models.two_layer_weights import TwoLayerWeights
 
 MODELS = {
     "one_layer": OneLayer,
-    "one_layer_in_span": OneLayerInSpan,
     "mlp": Mlp,
     "two_layer": TwoLayer,
     "two_layer_weights": TwoLayerWeights,
@@ -34,15 +32,14 @@ __all__ = [
     "Mlp",
     "MultiHead",
     "OneLayer",
-    "OneLayerInSpan",
     "TwoLayer",
     "TwoLayerWeights",
     "key_query",
     "mlp",
     "multi_head",
     "one_layer",
-    "one_layer_in_span",
     "reference",
+    "span",
     "two_layer",
     "two_layer_weights",
 ]

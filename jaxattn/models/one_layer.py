@@ -11,8 +11,10 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.data.corpus import Corpus
+from jaxattn.models import span
 from jaxattn.models.initial import embeddings_query_head
-from jaxattn.spec import PositiveInt, Spec
+from jaxattn.models.span import Dim, infinite_by_name
+from jaxattn.spec import Spec
 from jaxattn.trees import Leaf
 
 
@@ -33,14 +35,14 @@ class Params:
 
 @partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype"))
 def init(
-    key: Array, *, vocab_size: int, dim: int, num_classes: int = 2, dtype: DTypeLike = jnp.float32
+    key: Array, *, vocab_size: int, dim: Dim, num_classes: int = 2, dtype: DTypeLike = jnp.float32
 ) -> Params:
     """Draw initial parameters: E_s, p ~ N(0, I/d) and v uniform on the unit sphere.
 
     Args:
         key: PRNG key.
         vocab_size: V. A larger V leaves the rows of a smaller one unchanged.
-        dim: d.
+        dim: d; at "inf" in coordinates of the span, see `span.start`.
         num_classes: K; two classes share one head.
         dtype: of all parameters.
 
@@ -53,8 +55,10 @@ def init(
     Source:
         Section on the model in arXiv 2505.17282; the direction of v is not published and drawn here.
     """
-    E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
-    return Params(E=E, p=p, v=v)
+    sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+    if dim == "inf":
+        return Params(*span.start(key, dim=dim, **sizes))
+    return Params(*embeddings_query_head(key, dim=int(dim), **sizes))
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
@@ -82,11 +86,14 @@ def logits(params: Params, corpus: Corpus) -> Array:
 class OneLayer(Spec, frozen=True, kw_only=True):
     """The one-layer attention classifier; `dim` is d."""
 
-    dim: PositiveInt
+    dim: Dim
     attends_to_tokens: ClassVar[bool] = True
     is_one_layer: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
+
+    def __post_init__(self) -> None:
+        infinite_by_name(self)
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
@@ -98,8 +105,27 @@ class OneLayer(Spec, frozen=True, kw_only=True):
 
     def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:
         """Bound how many numbers the parameters are, without looking at them."""
-        return (vocab_size + 1 + num_classes) * self.dim
+        coordinates = span.coordinates(vocab_size, num_classes) if self.dim == "inf" else self.dim
+        return (vocab_size + 1 + num_classes) * coordinates
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
         return scores_and_values(params)
+
+    def in_span(self) -> "OneLayerInSpan":
+        """Return the same model in coordinates of the span of its parameters, see `models.span`."""
+        return OneLayerInSpan(dim=self.dim)
+
+
+class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
+    """`OneLayer` in coordinates of the span of E, p and v, where these are fewer than d."""
+
+    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+        """Draw the parameters, see `span.start`."""
+        sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+        return Params(*span.start(key, dim=self.dim, **sizes))
+
+    def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:
+        """Bound how many numbers the parameters are, without looking at them."""
+        shortest = span.dimensions(self.dim, vocab_size, num_classes)
+        return (vocab_size + 1 + num_classes) * shortest

@@ -8,8 +8,10 @@ from jaxtyping import Array
 from jaxattn.attention.gram import gram_matrix
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
+from jaxattn.models import span
 from jaxattn.models.one_layer import Params, init, scores_and_values
-from jaxattn.spec import PositiveInt, Spec
+from jaxattn.models.span import Dim, infinite_by_name
+from jaxattn.spec import Spec
 
 # The parameters, their start and what the paper plots of them, E p and E v, are the one-layer model's.
 __all__ = ["Params", "TwoLayer", "init", "logits", "scores_and_values"]
@@ -41,11 +43,14 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
 class TwoLayer(Spec, frozen=True, kw_only=True):
     """Self-attention without parameters before the read-out, with a residual connection or without."""
 
-    dim: PositiveInt
+    dim: Dim
     residual: bool = False
     attends_to_tokens: ClassVar[bool] = False
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
+
+    def __post_init__(self) -> None:
+        infinite_by_name(self)
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
@@ -58,3 +63,16 @@ class TwoLayer(Spec, frozen=True, kw_only=True):
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
         return scores_and_values(params)
+
+    def in_span(self) -> "TwoLayerInSpan":
+        """Return the same model in coordinates of the span of its parameters, see `models.span`."""
+        return TwoLayerInSpan(dim=self.dim, residual=self.residual)
+
+
+class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
+    """`TwoLayer` in coordinates of the span of E, p and v, where these are fewer than d."""
+
+    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+        """Draw the parameters, see `span.start`."""
+        sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+        return Params(*span.start(key, dim=self.dim, **sizes))

@@ -24,6 +24,7 @@ class Alignments(Spec, frozen=True, kw_only=True):
     has a cosine of 1 with -∂L/∂θ.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {}
 
     def measure(self, seen: Any) -> dict[str, Array]:

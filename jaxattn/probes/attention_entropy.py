@@ -37,6 +37,7 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array,
 class AttentionEntropy(Spec, frozen=True, kw_only=True):
     """The mean entropy of attention over sequences, and its exponential, a number of tokens."""
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "attention_entropy": "attention entropy",
         "attended_tokens": "attended tokens",

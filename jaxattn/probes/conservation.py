@@ -19,6 +19,7 @@ from jaxattn.spec import Spec
 class Conservation(Spec, frozen=True, kw_only=True):
     """The drift ‖Q - Q_0‖ / ‖Q_0‖ since the start of a phase that trains all of E, p and v."""
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {"conservation_drift": r"$\Vert Q-Q_0\Vert\,/\,\Vert Q_0\Vert$"}
 
     def remember(self, params: Any) -> Float[Array, "m d"] | Float[Array, "d d"]:

@@ -15,6 +15,7 @@ from jaxattn.trees import get, names
 class Fit(Spec, frozen=True, kw_only=True):
     """Loss and accuracy on every corpus, log of the gradient's norm, and ‖p‖."""
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "loss": "loss",
         "accuracy": "accuracy",

@@ -23,6 +23,7 @@ class Importance(Spec, frozen=True, kw_only=True):
         min_count: correlations over tokens are over those with at least so many occurrences.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "spearman_Ev_bins": r"Spearman of $E_s^\top v$, bins",
         "spearman_Ep_bins": r"Spearman of $E_s^\top p$, bins",

@@ -43,6 +43,7 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
             up to rounding.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
         "margin_ratio": "margin of $p$ / largest margin",

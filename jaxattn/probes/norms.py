@@ -12,6 +12,7 @@ from jaxattn.spec import Spec
 class Norms(Spec, frozen=True, kw_only=True):
     """The Euclidean norm of every parameter, Frobenius' for matrices: norm_E, norm_p, ..."""
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {}
 
     def measure(self, seen: Any) -> dict[str, Array]:

@@ -15,6 +15,7 @@ class OneStepError(Spec, frozen=True, kw_only=True):
     Only where the law is: after one step on E alone in the one-layer model with the logistic loss.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {"one_step_error": r"one-step error per unit $\eta_0$"}
     from_step: ClassVar[int] = 1
 

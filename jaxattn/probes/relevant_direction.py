@@ -26,6 +26,7 @@ class RelevantDirection(Spec, frozen=True, kw_only=True):
         relevant: tokens 0 .. relevant - 1 are the relevant ones, odd ones positive.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "relevant_one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$, relevant tokens",
         "movement": r"$1-\cos(\Delta p,\,p_\mathrm{mm})$, relevant tokens",

@@ -18,6 +18,7 @@ class RelevantTokens(Spec, frozen=True, kw_only=True):
         nats: a token counts as selected if its score is so close to the top one of its sequence.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "relevant_selected": "sequences that select a relevant token",
         "all_relevant_selected": "sequences that select all relevant tokens",

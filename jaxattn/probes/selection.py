@@ -19,6 +19,7 @@ class Selected(Spec, frozen=True, kw_only=True):
         important: tokens with |posterior difference| of at least this count as important.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "important_mass": "attention on important tokens",
         "important_selected": "sequences that select an important token",

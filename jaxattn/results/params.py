@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.errors import InputError
-from jaxattn.models import MODELS
+from jaxattn.models import MODELS, span
 from jaxattn.results.run import Run
+from jaxattn.study.seed import keys
 
 Arrays = dict[str, np.ndarray]
 
@@ -74,21 +75,23 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
             was run; `Parameters` for a model of somebody's own.
 
     Returns:
-        A frozen pytree of JAX arrays in the run's precision. A vocabulary that was padded to that of other
-        cells is cut to the cell's own.
+        A frozen pytree of JAX arrays in the run's precision: the vectors of R^d, also of a run in coordinates
+        of their span, whose seed tells the way back; at d = ∞ these coordinates. A vocabulary that was padded
+        to that of other cells is cut to the cell's own.
 
     Raises:
         InputError: an unknown cell, seed or phase, no checkpoint, a damaged one, another model.
     """
     results.settings(cell)
-    batch, lane = _lane(results, cell, seed)
+    batch, lane, seed = _lane(results, cell, seed)
     arrays = {name: x[lane] for name, x in _after(_restore(results, cell, batch), phase).items()}
     try:
         vocab_size = int(results.lookup(cell, "data.vocab_size"))
     except InputError:
         vocab_size = None  # a text tells its own, and no other cell pads it
-    arrays = _without_padding(arrays, vocab_size)
-    model = model or results.models.get(cell) or _built_in(results, cell)
+    with jax.enable_x64(True):
+        arrays = _without_padding(_in_full(results, cell, seed, arrays), vocab_size)
+    model = model or _built_in(results, cell) or results.models.get(cell)
     # Outside, float64 would be cut to float32 without a word.
     with jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -103,8 +106,8 @@ def _built_in(results: Run, cell: int) -> Any:
     return target(**{name: results.lookup(cell, f"model.{name}") for name in target.__struct_fields__})
 
 
-def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int]:
-    """Find the batch that ran a seed of a cell, and where in it."""
+def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
+    """Find the batch that ran a seed of a cell, where in it, and which seed it is."""
     batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
     if not batches:
         raise InputError(
@@ -115,7 +118,7 @@ def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int]:
     for batch in batches:
         if seed in batch["seeds"]:
             lane = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
-            return batch["name"], lane
+            return batch["name"], lane, seed
     raise InputError(f"seed {seed}: {results.directory} has {_numbers(seeds)} of cell {cell}")
 
 
@@ -173,6 +176,17 @@ def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
     for name in order[:last]:
         arrays |= state[name]
     return arrays
+
+
+def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
+    """Bring parameters from the span of their start to R^d."""
+    model = _built_in(results, cell)
+    if not hasattr(model, "in_span") or model.dim in ("inf", arrays["E"].shape[1]):
+        return arrays
+    E, v = arrays["E"], arrays["v"]
+    sizes = {"vocab_size": len(E), "num_classes": 2 if v.ndim == 1 else v.shape[1], "dtype": E.dtype}
+    basis = np.asarray(span.basis(keys(seed)[1], dim=model.dim, **sizes))
+    return {name: x @ basis.T if name in model.token_rows else basis @ x for name, x in arrays.items()}
 
 
 def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:

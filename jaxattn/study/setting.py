@@ -82,7 +82,7 @@ def make(tree: Mapping[str, Any], names: Namespace) -> Made:
         dtype=tables["dtype"],
     )
     check(setting)
-    return Made(setting, tables)
+    return Made(in_span(setting), tables)
 
 
 def check(setting: Setting) -> None:
@@ -109,6 +109,28 @@ def check(setting: Setting) -> None:
             raise InputError("probes.max_margin: only model.kind = 'one_layer' has a max-margin direction")
         if all(tuple(phase.train) != ("p",) for phase in setting.phases):
             raise InputError("probes.max_margin: no phase moves p alone; add one, or leave it out")
+
+
+def in_span(setting: Setting) -> Setting:
+    """Put a model into coordinates of the span of its parameters if nothing in the setting sees the axes of R^d.
+
+    Raises:
+        InputError: d is infinite, and something does; names it.
+    """
+    things: dict[str, Any] = {
+        **{f"model.init.{name}": start for name, start in setting.starts.items()},
+        **{f"phases.{phase.name}": phase for phase in setting.phases},
+        **{f"probes.own[{k}]": probe for k, probe in enumerate(setting.probes.own)},
+    }
+    seeing = [place for place, thing in things.items() if not getattr(thing, "rotation_invariant", False)]
+    if not seeing and hasattr(setting.model, "in_span"):
+        return setting._replace(model=setting.model.in_span())
+    if getattr(setting.model, "dim", None) == "inf":
+        raise InputError(
+            f"model.dim: 'inf', but {seeing[0]} needs the axes of R^d (rotation_invariant is not true); give "
+            "a finite dim"
+        )
+    return setting
 
 
 def _ask(thing: Any, place: str, *context: Any) -> None:

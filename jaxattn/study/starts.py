@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import msgspec
@@ -17,6 +17,8 @@ from jaxattn.spec import Spec
 class Zero(Spec, frozen=True, kw_only=True):
     """θ_0 = 0."""
 
+    rotation_invariant: ClassVar[bool] = True
+
     def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
         """Make the start of one parameter."""
         return jnp.zeros_like(drawn)
@@ -24,6 +26,8 @@ class Zero(Spec, frozen=True, kw_only=True):
 
 class Scaled(Spec, frozen=True, kw_only=True):
     """θ_0 = scale · what the model draws."""
+
+    rotation_invariant: ClassVar[bool] = True
 
     scale: float
 

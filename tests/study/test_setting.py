@@ -3,6 +3,7 @@
 import pytest
 
 from jaxattn.errors import InputError
+from jaxattn.models.one_layer import OneLayerInSpan
 
 
 def descent(train, **changes):
@@ -45,6 +46,39 @@ def test_a_parameter_that_the_users_model_lacks_is_named_when_it_is_known(study,
     """A user's model need not list its parameters: then it is said when they are drawn."""
     with pytest.raises(InputError, match=r"q: not a parameter of the model; it has E, W, p, v"):
         go_one(study("own", phases=[descent(["q"])]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"phases": [descent(["p"])]}, "phases.all"),
+        ({"phases": [descent(["p"], optimizer="sgd")], "probes": {"own": ["sharpness"]}}, r"probes.own\[0\]"),
+        ({"phases": [descent(["p"], optimizer="sgd")], "probes": {"own": ["norms"]}}, None),
+        ({"phases": [descent(["E", "p"], optimizer="sgd", batch_size=5)]}, None),
+    ],
+)
+def test_a_setting_that_sees_the_axes_of_its_space_keeps_them(study, changes, place):
+    def model(dim, **more):
+        return {"kind": "one_layer", "dim": dim} | more
+
+    made = study(model=model(64), **changes).base.model
+    assert isinstance(made, OneLayerInSpan) == (place is None)
+    if place is None:
+        assert study(model=model("inf", init={"p": "zero"}), **changes).base.model.dim == "inf"
+        return
+    with pytest.raises(InputError, match=f"model.dim: 'inf', but {place} needs the axes"):
+        study(model=model("inf"), **changes)
+
+
+def test_rows_from_a_file_have_axes(study):
+    model = {"kind": "one_layer", "dim": "inf", "init": {"E": {"file": "glove.npy"}}}
+    with pytest.raises(InputError, match="'inf', but model.init.E needs the axes"):
+        study(model=model, phases=[descent(["p"], optimizer="sgd")])
+
+
+def test_a_model_without_a_span_has_finitely_many_dimensions(study):
+    with pytest.raises(InputError, match="dim"):
+        study(model={"kind": "mlp", "dim": "inf"}, phases=[descent(["p"], optimizer="sgd")])
 
 
 @pytest.fixture

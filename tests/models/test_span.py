@@ -1,0 +1,149 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import jaxattn as ja
+from jaxattn.dynamics import optimizers
+from jaxattn.models import one_layer, span, two_layer
+from jaxattn.models.initial import embeddings_query_head
+from jaxattn.models.span import Rows
+
+SIZES = {"vocab_size": 8, "num_classes": 2, "dtype": jnp.float64}
+KEY = jax.random.key(3)
+
+
+def products(rows):
+    vectors = np.concatenate([np.asarray(rows.p)[None], np.atleast_2d(np.asarray(rows.v).T), rows.E])
+    return vectors @ vectors.T
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("dim", [5, 14, 40])
+@pytest.mark.usefixtures("x64")
+def test_a_start_has_the_inner_products_of_the_full_space_in_the_fewest_coordinates(dim, classes):
+    sizes = SIZES | {"num_classes": classes}
+    short, full = span.start(KEY, dim=dim, **sizes), Rows(*embeddings_query_head(KEY, dim=dim, **sizes))
+    np.testing.assert_allclose(products(short), products(full), rtol=1e-12, atol=1e-13)
+    assert short.E.shape == (8, span.dimensions(dim, 8, classes))
+    assert short.v.ndim == full.v.ndim
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_basis_of_a_seed_brings_its_vectors_back():
+    short, full = span.start(KEY, dim=40, **SIZES), Rows(*embeddings_query_head(KEY, dim=40, **SIZES))
+    Q = span.basis(KEY, dim=40, **SIZES)
+    for back, wanted in ((short.E @ Q.T, full.E), (Q @ short.p, full.p), (Q @ short.v, full.v)):
+        np.testing.assert_allclose(back, wanted, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dim", [40, span.LARGE, "inf"])
+@pytest.mark.usefixtures("x64")
+def test_a_larger_vocabulary_leaves_the_inner_products_of_a_smaller_one_unchanged(dim):
+    small, large = (span.start(KEY, dim=dim, **SIZES | {"vocab_size": size}) for size in (6, 9))
+    np.testing.assert_allclose(products(large)[:8, :8], products(small), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_start_drawn_in_its_span_has_the_law_of_the_full_space():
+    dim, vocab, classes = 12, 4, 3
+    m = span.coordinates(vocab, classes)
+    sizes = {"vocab_size": vocab, "num_classes": classes, "dtype": jnp.float64}
+
+    def short(key):
+        return span._apart(span._bartlett(key, m, dim, classes, jnp.float64), classes)
+
+    def full(key):
+        return Rows(*embeddings_query_head(key, dim=dim, **sizes))
+
+    def gram(draw, first):
+        keys = jax.vmap(jax.random.key)(jnp.arange(first, first + 1000))
+        return np.stack([products(Rows(*rows)) for rows in zip(*jax.jit(jax.vmap(draw))(keys), strict=True)])
+
+    ours, theirs = gram(short, 0), gram(full, 1000)
+    heads = list(range(1, m - vocab))
+    np.testing.assert_allclose(ours[:, heads, heads], 1, rtol=1e-12)
+    for i in range(m):
+        for j in range(i + 1):
+            if i != j or i not in heads:
+                # 33 comparisons: one in 300 such tests would fail by chance alone.
+                assert stats.ks_2samp(ours[:, i, j], theirs[:, i, j]).pvalue > 1e-4, (i, j)
+
+
+@pytest.mark.usefixtures("x64")
+def test_infinitely_many_dimensions_are_the_limit_of_many():
+    sizes = SIZES | {"num_classes": 3}
+    limit = products(span.start(KEY, dim="inf", **sizes))
+    np.testing.assert_array_equal(limit, np.eye(12))
+    # An inner product is normal with variance 1/d, and there are 78: none lies five deviations out.
+    np.testing.assert_allclose(products(span.start(KEY, dim=10**8, **sizes)), limit, atol=5 * 2**0.5 * 1e-4)
+
+
+def moved(params, corpus, optimizer, steps, **settings):
+    algorithm = ja.dynamics.descent(optimizer, train=("E", "p", "v"), **settings)
+    start = (params, jax.random.key(0)) if "batch_size" in settings else (params,)
+    state = algorithm.init(*start)
+    return jax.jit(lambda s: jax.lax.fori_loop(0, steps, lambda _, x: algorithm.step(x, corpus)[0], s))(
+        state
+    ).params
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "settings"),
+    [
+        *((name, 2, {}) for name in optimizers.ROTATION_INVARIANT),
+        ("sgd", 3, {"batch_size": 10}),
+        ("sgd", 2, {"logits": two_layer.logits}),
+    ],
+)
+@pytest.mark.usefixtures("x64")
+def test_training_in_the_span_is_training_in_the_full_space(name, classes, settings):
+    corpus = ja.data.independent(
+        jax.random.key(1), vocab_size=8, length=5, sequences=30, num_classes=classes, relevant=6
+    )
+    sizes = SIZES | {"num_classes": classes}
+    full = one_layer.init(KEY, dim=40, **sizes)
+    short = one_layer.Params(*span.start(KEY, dim=40, **sizes))
+    made = optimizers.optimizer(name, 0.5)
+    ours, theirs = (moved(params, corpus, made, 20, **settings) for params in (short, full))
+    assert np.abs(products(theirs) - products(full)).max() > 0.01
+    np.testing.assert_allclose(products(ours), products(theirs), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.usefixtures("x64")
+def test_training_at_infinite_d_follows_the_recurrences_of_its_gram_matrix():
+    corpus = ja.data.independent(jax.random.key(1), vocab_size=8, length=5, sequences=30, relevant=4)
+    params = one_layer.init(KEY, dim="inf", **SIZES)
+    after = moved(params, corpus, optax.sgd(0.5), 30)
+
+    def loss(a, gamma):
+        return ja.losses.classification(ja.attention.attend(corpus, a, gamma), corpus.labels).mean()
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    K, a, gamma, pp, pv, vv = np.eye(8), np.zeros(8), np.zeros(8), 1.0, 0.0, 1.0
+    for _ in range(30):
+        g, h = (np.asarray(x) for x in gradient(a, gamma))
+        eta, Kg, Kh = 0.5, K @ g, K @ h
+        K, a, gamma, pp, pv, vv = (
+            K
+            - eta * (np.outer(g, a) + np.outer(a, g) + np.outer(h, gamma) + np.outer(gamma, h))
+            + eta**2 * (pp * np.outer(g, g) + pv * (np.outer(g, h) + np.outer(h, g)) + vv * np.outer(h, h)),
+            a - eta * (pp * g + pv * h) - eta * Kg + eta**2 * (g * (a @ g) + h * (gamma @ g)),
+            gamma - eta * (pv * g + vv * h) - eta * Kh + eta**2 * (g * (a @ h) + h * (gamma @ h)),
+            pp - 2 * eta * a @ g + eta**2 * g @ Kg,
+            pv - eta * (a @ h + gamma @ g) + eta**2 * g @ Kh,
+            vv - 2 * eta * gamma @ h + eta**2 * h @ Kh,
+        )
+    np.testing.assert_allclose(after.E @ after.E.T, K, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(after.E @ after.p, a, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(after.E @ after.v, gamma, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(
+        [after.p @ after.p, after.p @ after.v, after.v @ after.v], [pp, pv, vv], rtol=1e-12
+    )
+
+
+def test_infinity_is_a_number_in_python_and_a_word_in_tables():
+    assert ja.models.OneLayer(dim=float("inf")) == ja.models.OneLayer(dim="inf")
+    assert ja.models.TwoLayer(dim=float("inf")).dim == "inf"
