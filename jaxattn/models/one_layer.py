@@ -1,7 +1,7 @@
 """The one-layer softmax attention classifier with a `<cls>` query and trained embeddings."""
 
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def init(
     Source:
         Section on the model in arXiv 2505.17282; the direction of v is not published and drawn here.
     """
-    sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+    sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
     if dim == "inf":
         return Params(*span.start(key, dim=dim, **sizes))
     return Params(*embeddings_query_head(key, dim=int(dim), **sizes))
@@ -122,7 +122,7 @@ class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
         """Draw the parameters, see `span.start`."""
-        sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+        sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
         return Params(*span.start(key, dim=self.dim, **sizes))
 
     def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:

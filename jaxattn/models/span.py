@@ -73,7 +73,7 @@ def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTy
         return _apart(jnp.eye(m, dtype=dtype), num_classes)
     if dim >= max(LARGE, m + 1):
         return _apart(_bartlett(key, m, dim, num_classes, dtype), num_classes)
-    sizes = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
+    sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     drawn = Rows(*embeddings_query_head(key, **sizes))
     return in_span(drawn) if m < dim else drawn
 
@@ -98,7 +98,7 @@ def basis(
         num_classes: K.
         dtype: of the result.
     """
-    sizes = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
+    sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     return jnp.linalg.qr(_together(Rows(*embeddings_query_head(key, **sizes))).T)[0]
 
 

@@ -1,6 +1,6 @@
 """Two attention layers: a first one without parameters, H = Softmax(E_X E_Xᵀ) E_X, then the read-out of H."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jax.typing import DTypeLike
 from jaxtyping import Array
@@ -74,5 +74,5 @@ class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
         """Draw the parameters, see `span.start`."""
-        sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+        sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
         return Params(*span.start(key, dim=self.dim, **sizes))

@@ -112,7 +112,7 @@ def check(setting: Setting) -> None:
 
 
 def in_span(setting: Setting) -> Setting:
-    """Put a model into coordinates of the span of its parameters if nothing in the setting sees the axes of R^d.
+    """Put a model into coordinates of its span if nothing in the setting sees the axes of R^d.
 
     Raises:
         InputError: d is infinite, and something does; names it.

@@ -72,7 +72,7 @@ def test_a_setting_that_sees_the_axes_of_its_space_keeps_them(study, changes, pl
 
 def test_rows_from_a_file_have_axes(study):
     model = {"kind": "one_layer", "dim": "inf", "init": {"E": {"file": "glove.npy"}}}
-    with pytest.raises(InputError, match="'inf', but model.init.E needs the axes"):
+    with pytest.raises(InputError, match=r"'inf', but model.init.E needs the axes"):
         study(model=model, phases=[descent(["p"], optimizer="sgd")])
 
 
