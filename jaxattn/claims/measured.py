@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxattn.results.numbers import brief
+from jaxattn.results.numbers import brief, setting
 from jaxattn.results.run import Run
 
 
@@ -60,7 +60,7 @@ class Measured:
     @property
     def setting(self) -> str:
         """The data, d and η0."""
-        return f"{self.data}, d = {self['model.dim']}, η0 = {self['phases.step.step_size']:g}"
+        return f"{self.data}, d = {setting(self['model.dim'])}, η0 = {self['phases.step.step_size']:g}"
 
     @property
     def until_norm(self) -> float:

@@ -27,8 +27,8 @@ class Plan:
         law_dims: d at which its error is measured.
         law_classes: K of the multi-class law.
         several: numbers r of relevant tokens per sequence.
-        step_sizes: η0 that are not large enough (0 is no step at all), and one that d is too small for.
-        dims: d that are not large enough.
+        step_sizes: η0 that are not large enough (0 is no step at all), and ones that d is too small for.
+        dims: d that are not large enough, and ∞, where E, p and v begin orthonormal.
         until_norm: ‖p‖ that the flow is followed to.
         joint_steps: steps that p and v are trained together, an even number.
         joint_step: length of a normalised step of (p, v): a tenth of a score at most, as embeddings are about
@@ -46,8 +46,8 @@ class Plan:
     law_dims: tuple[int, ...] = (64, 256, 1024, 4096)
     law_classes: int = 4
     several: tuple[int, ...] = (2, 3)
-    step_sizes: tuple[float, ...] = (0.0, 5.0, 20.0, 50.0, 1000.0)
-    dims: tuple[int, ...] = (8, 16, 64, 256)
+    step_sizes: tuple[float, ...] = (0.0, 5.0, 20.0, 50.0, 1000.0, 3000.0)
+    dims: tuple[int | str, ...] = (8, 16, 64, 256, "inf")
     until_norm: float = 1e6
     joint_steps: int = 1000
     joint_step: float = 0.1

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import axis_label, file_name, minus, seed_words
-from jaxattn.results.numbers import format_number, setting
+from jaxattn.results.numbers import format_number, in_order, setting
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, last_steps
 from jaxattn.results.style import WIDTH, style
@@ -48,7 +48,8 @@ def diagram(
     phase = recorded[-1] if phase is None else phase
     table = aggregate(last_steps(records[records["phase"] == phase]))
     table = table.merge(results.cells, on="cell")
-    fields = table.pivot_table(index=y_axis, columns=x_axis, values="mean", aggfunc="mean", sort=True)
+    fields = table.pivot_table(index=y_axis, columns=x_axis, values="mean", aggfunc="mean", sort=False)
+    fields = fields.loc[sorted(fields.index, key=in_order), sorted(fields.columns, key=in_order)]
     values = fields.to_numpy(float)
     if not np.isfinite(values).any():
         raise InputError(f"diagram: {metric} has no finite value at the end of phase {phase!r}")

@@ -17,7 +17,17 @@ def format_number(value: float) -> str:
 
 def setting(value: object) -> str:
     """Write an axis value for reading."""
+    if value == "inf":
+        return "∞"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def in_order(value: object) -> tuple[float, str]:
+    """Sort axis values with this key: numbers by size, "inf" last of them, words after that."""
+    try:
+        return float(value), ""  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return math.inf, str(value)
 
 
 def brief(x: float) -> str:

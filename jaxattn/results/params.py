@@ -184,7 +184,8 @@ def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
     if not hasattr(model, "in_span") or model.dim in ("inf", arrays["E"].shape[1]):
         return arrays
     E, v = arrays["E"], arrays["v"]
-    sizes: dict[str, Any] = {"vocab_size": len(E), "num_classes": 2 if v.ndim == 1 else v.shape[1], "dtype": E.dtype}
+    classes = 2 if v.ndim == 1 else v.shape[1]
+    sizes: dict[str, Any] = {"vocab_size": len(E), "num_classes": classes, "dtype": E.dtype}
     basis = np.asarray(span.basis(keys(seed)[1], dim=model.dim, **sizes))
     return {name: x @ basis.T if name in model.token_rows else basis @ x for name, x in arrays.items()}
 

@@ -1,0 +1,78 @@
+"""One step of descent at several d, side by side in one process: in coordinates of the span d costs nothing.
+
+    python benchmarks/step_by_dim.py [--steps 2000] [--repeats 15]
+
+Prints microseconds a step (median over repeats that take turns) and their ratio to d = V + 2, for p alone
+and for E, p and v together; `axes` is the same loop over (V, d) arrays, which Adam and whatever else sees the
+axes of R^d needs.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+
+import jaxattn as ja
+from jaxattn.study import seed
+
+SIZES = (
+    {"vocab_size": 200, "length": 16, "sequences": 512},
+    {"vocab_size": 50, "length": 8, "sequences": 200},
+)
+DIMS = (2048, 4096)
+
+
+def looped(sizes, dim, train, in_span):
+    """Compile a descent of some steps: a function of their number."""
+    study = ja.Study(
+        name="step",
+        data=ja.data.Independent(relevant=20, **sizes),
+        model=ja.models.OneLayer(dim=dim),
+        phases=[ja.dynamics.Descent(name="all", train=train, optimizer="sgd", step_size=0.1, steps=10)],
+    )
+    setting = study.base if in_span else study.base._replace(model=ja.models.OneLayer(dim=dim))
+    data_key, key = seed.keys(0)
+    corpora = jax.jit(lambda: seed.draw(setting, data_key))()
+    params = jax.jit(lambda: seed.start(setting, corpora, key, ()))()
+    begun = seed.begin(setting, 0, params, corpora, key)
+    advance = jax.jit(lambda carried, steps: seed.advance(setting, 0, carried, corpora, steps))
+
+    def run(steps):
+        began = time.perf_counter()
+        jax.block_until_ready(advance(begun, jnp.int32(steps)))
+        return 1e6 * (time.perf_counter() - began) / steps
+
+    run(1)
+    return run
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=15)
+    given = parser.parse_args()
+    rows = []
+    for sizes in SIZES:
+        for train in (["p"], ["E", "p", "v"]):
+            least = sizes["vocab_size"] + 2
+            runs = {("span", dim): looped(sizes, dim, train, True) for dim in (least, *DIMS)}
+            runs |= {("axes", dim): looped(sizes, dim, train, False) for dim in DIMS}
+            times = {name: [] for name in runs}
+            for _ in range(given.repeats):
+                for name, run in runs.items():
+                    times[name].append(run(given.steps))
+            medians = {name: statistics.median(x) for name, x in times.items()}
+            for (form, dim), median in medians.items():
+                ratio = round(median / medians["span", least], 2)
+                row = sizes | {"train": ", ".join(train), "form": form, "dim": dim}
+                rows.append(row | {"us": round(median, 1), "ratio": ratio})
+                print(row, f"{median:.1f} us, {ratio:.2f} x", flush=True)
+    print(json.dumps({"jax": jax.__version__, "processor": platform.machine(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
