@@ -14,6 +14,7 @@ from jaxattn.data.text import silent
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import load, program, seed_keys, start
+from jaxattn.study.seed import keys
 from jaxattn.errors import InputError
 from jaxattn.study.setting import Setting
 
@@ -173,11 +174,11 @@ def _params(group: CompileGroup, loaded: Loaded, lanes: int) -> Any:
 
 
 def _keys(lanes: int) -> Any:
-    return jax.eval_shape(lambda: seed_keys(list(range(lanes)))[0])
+    return jax.eval_shape(lambda: jax.vmap(keys)(jnp.zeros(lanes, jnp.uint32)))[0]
 
 
 def _numbers(group: CompileGroup, lanes: int) -> Any:
-    return jax.eval_shape(lambda: group.hyperparameters([group.cells[0]] * lanes))
+    return {path: jax.ShapeDtypeStruct((lanes,), dtype) for path, dtype in group.dtypes().items()}
 
 
 def _size(tree: Any) -> int:

@@ -42,7 +42,7 @@ def plan(
     cells, rows, seconds = [], [], 0.0
     for number, group in groups.items():
         own = [batch for batch in cut if batch.group.number == number]
-        width = max(len(batch.lanes) for batch in own)
+        width = max(batch.width for batch in own)
         for cell in group.cells:
             holding = [batch for batch in own if cell in batch.cells]
             done = sum(len(batch.seeds) for batch in holding if folder.is_marked(batch.name))
@@ -55,12 +55,12 @@ def plan(
             "group": number,
             "cells": len(group.cells),
             "vmapped": ", ".join(["seed", *(group.key(path) for path in group.varying)]),
-            "lanes": sum(len(batch.lanes) for batch in own),
+            "lanes": sum(batch.width for batch in own),
             "together": width,
             "batches": len(own),
         }
         if not quick:
-            lanes = sum(len(batch.lanes) for batch in left)
+            lanes = sum(batch.width for batch in left)
             time = estimate_runtime(group, list(left[0].seeds), lanes, len(left)) if left else 0.0
             needed = memory.predict(group).of(width)
             row |= {"memory": f"{needed / 2**20:,.0f} MiB", "time": duration(time)}

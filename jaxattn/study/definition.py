@@ -12,7 +12,7 @@ from jaxattn.study import grid
 from jaxattn.study.grid import Cell
 from jaxattn.study.kinds import explain
 from jaxattn.study.namespace import Namespace
-from jaxattn.study.setting import Made, Setting, make
+from jaxattn.study.setting import Maker, Setting
 
 MOST_SEEDS = 1_000_000
 
@@ -61,7 +61,8 @@ class Definition:
         self.tree = dict(tree)
         self.names = names or Namespace()
         self._tables = _tables(self.tree)
-        self._base: Made = make(self.tree, self.names)
+        self._maker = Maker(self.names)
+        self._base = self._maker.make(self.tree)
         # Whatever is impossible is said now.
         _ = self.seeds, self.cells
 
@@ -107,7 +108,7 @@ class Definition:
     @cached_property
     def cells(self) -> list[Cell]:
         """The cells of the grid, in order."""
-        return grid.cells(self.tree, _tables, self.names)
+        return grid.cells(self.tree, _tables, self._maker.make)
 
     @property
     def base(self) -> Setting:
@@ -129,7 +130,9 @@ class Definition:
     def own_kinds(self) -> list[str]:
         """Import paths of the code that the study names, in any cell."""
         every = [self.config, *(cell.tables for cell in self.cells)]
-        return sorted({path for tree in every for path in _paths(tree)})
+        # Cells share the tables in which they do not differ.
+        parts = {id(part): part for tree in every for x in tree.values() for part in _tables_in(x)}
+        return sorted({path for part in parts.values() for path in _paths(part)})
 
 
 def _tables(tree: Mapping[str, Any]) -> Tables:
@@ -140,6 +143,10 @@ def _tables(tree: Mapping[str, Any]) -> Tables:
 
 
 _CHOICES = {"dtype": ["float32", "float64"]}
+
+
+def _tables_in(x: Any) -> Sequence[Any]:
+    return [x] if isinstance(x, dict) else x if isinstance(x, list) else ()
 
 
 def _paths(tree: Any) -> Sequence[str]:

@@ -1,6 +1,5 @@
 """From a study to its cells: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
 
-import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -10,14 +9,14 @@ import msgspec
 
 from jaxattn.errors import InputError, at
 from jaxattn.spec import Count, PositiveInt
-from jaxattn.study.namespace import Namespace
-from jaxattn.study.setting import Made, Setting, make
+from jaxattn.study.setting import Made, Setting
 from jaxattn.study.tree import assign, merge
 
 # What makes cells out of a study. A block may have its own; a cell has none left.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings that do not change any number of a run: they may change between a run and its continuation.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
+_OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
 Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
 
@@ -58,7 +57,9 @@ class Cell(NamedTuple):
 
 
 def cells(
-    tree: Mapping[str, Any], tables_of: Callable[[Mapping[str, Any]], Any], names: Namespace
+    tree: Mapping[str, Any],
+    tables_of: Callable[[Mapping[str, Any]], Any],
+    make: Callable[[Mapping[str, Any]], Made],
 ) -> list[Cell]:
     """List the cells of a study, block after block.
 
@@ -68,7 +69,7 @@ def cells(
     Args:
         tree: the tables of the study.
         tables_of: checks the tables of a block or cell; what it returns has the grid's tables.
-        names: where import paths point.
+        make: makes the setting of a cell's tables.
 
     Raises:
         InputError: a block or an axis over an unknown key, a value that makes a cell impossible, a grid
@@ -82,7 +83,7 @@ def cells(
                     raise InputError(f"{key} cannot differ between blocks")
             own = merge({key: x for key, x in tree.items() if key != "blocks"}, block)
             for settings in points(tables_of(own)):
-                result.append(_cell(len(result), own, name, settings, tables_of, names))
+                result.append(_cell(len(result), own, name, settings, tables_of, make))
     return result
 
 
@@ -172,18 +173,18 @@ def _cell(
     block: str,
     settings: dict[str, Any],
     tables_of: Callable[[Mapping[str, Any]], Any],
-    names: Namespace,
+    make: Callable[[Mapping[str, Any]], Made],
 ) -> Cell:
-    own = {key: value for key, value in copy.deepcopy(dict(tree)).items() if key not in GRID}
+    own: Any = {key: value for key, value in tree.items() if key not in _OF_ALL_CELLS}
     named = {"block": block} if block else {}
     place = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
     with at(f"axes: cell {number} ({place})" if settings else ""):
         for key, value in settings.items():
             if key.partition(".")[0] in PRESENTATION:
                 raise InputError(f"{key} cannot be an axis")
-            assign(own, key, value)
+            own = assign(own, key, value)
         tables_of(own)
-        made = make(own, names)
+        made = make(own)
         return Cell(number, named | settings, *made, config_hash(made))
 
 

@@ -353,7 +353,11 @@ def plain(values: Table, names: Namespace) -> Table:
 
     try:
         flat = {
-            key: x.name if isinstance(x, Named) else _path(x, names) if inspect.isroutine(x) else x
+            key: x.name
+            if isinstance(x, Named)
+            else _path(x, names)
+            if callable(x) and inspect.isroutine(x)
+            else x
             for key, x in values.items()
             if x is not None
         }

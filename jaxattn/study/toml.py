@@ -53,7 +53,7 @@ def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[s
                 example = "--set model.dim=512" if option == "--set" else "--axis model.dim=[64,512]"
                 raise InputError(f"{option} {text}: expected key=value, for example {example}")
             with at(f"{option} {text}"):
-                assign(tree, ("axes." if option == "--axis" else "") + key.strip(), parse(value))
+                tree |= assign(tree, ("axes." if option == "--axis" else "") + key.strip(), parse(value))
 
 
 def write(tree: dict[str, Any], path: str | Path) -> Path:

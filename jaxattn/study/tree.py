@@ -8,23 +8,13 @@ from typing import Any
 from jaxattn.errors import InputError
 
 
-def assign(tree: Any, key: str, value: Any) -> None:
-    """Set `tree[a][b]... = value` for a dotted key; lists are indexed by number or by an entry's name."""
-    *parents, last = key.split(".")
-    if parents and parents[0] in ("axes", "zip"):
-        parents, last = [parents[0]], key.partition(".")[2]
-    for number, part in enumerate(parents):
-        parent, tree = tree, _child(tree, part, key)
-        if isinstance(tree, str) and _is_thing(parents[: number + 1]):
-            # A name alone is a table of that kind.
-            tree = {"kind": tree}
-            parent[_position(parent, part, key) if isinstance(parent, list) else part] = tree
-    if isinstance(tree, list):
-        tree[_position(tree, last, key)] = value
-    elif isinstance(tree, dict):
-        tree[last] = value
-    else:
-        raise InputError(f"{key}: {parents[-1]!r} holds a plain value, not a table")
+def assign(tree: Any, key: str, value: Any) -> Any:
+    """Return a tree with `tree[a][b]... = value` for a dotted key; what is not on the way is shared.
+
+    Lists are indexed by number or by an entry's name.
+    """
+    head, dot, rest = key.partition(".")
+    return _assigned(tree, [], [head, rest] if dot and head in ("axes", "zip") else key.split("."), value)
 
 
 def merge(tree: Any, changes: dict[str, Any]) -> Any:
@@ -75,12 +65,25 @@ def _is_thing(path: list[str]) -> bool:
     return path in (["data"], ["model"], ["loss"]) or path[:-1] in lists
 
 
-def _child(tree: Any, part: str, key: str) -> Any:
-    if isinstance(tree, list):
-        return tree[_position(tree, part, key)]
-    if not isinstance(tree, dict):
-        raise InputError(f"{key}: there is no table {part!r} to set a key in")
-    return tree.setdefault(part, {})
+def _assigned(tree: Any, before: list[str], parts: list[str], value: Any) -> Any:
+    part, *rest = parts
+    key = ".".join([*before, *parts])
+    if isinstance(tree, str) and _is_thing(before):
+        # A name alone is a table of that kind.
+        tree = {"kind": tree}
+    if not isinstance(tree, dict | list):
+        raise InputError(
+            f"{key}: there is no table {part!r} to set a key in"
+            if rest
+            else f"{key}: {before[-1]!r} holds a plain value, not a table"
+        )
+    place: Any = _position(tree, part, key) if isinstance(tree, list) else part
+    changed = copy.copy(tree)
+    if rest:
+        inner = changed.get(place, {}) if isinstance(changed, dict) else changed[place]
+        value = _assigned(inner, [*before, part], rest, value)
+    changed[place] = value
+    return changed
 
 
 def _position(entries: list, part: str, key: str) -> int:

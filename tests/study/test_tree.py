@@ -6,11 +6,12 @@ from jaxattn.study.tree import assign, flatten, merge, parse
 
 def test_dotted_keys_reach_into_tables_and_lists_by_name_or_number():
     tree = {"phases": [{"name": "embed"}, {"name": "query", "steps": 3}], "model": {"dim": 4}}
-    assign(tree, "phases.query.steps", 5)
-    assign(tree, "phases.0.step_size", 1.0)
-    assign(tree, "model.init.p.scale", 2.0)
-    assign(tree, "axes.model.dim", [1, 2])
-    assert tree == {
+    made = assign(tree, "phases.query.steps", 5)
+    made = assign(made, "phases.0.step_size", 1.0)
+    made = assign(made, "model.init.p.scale", 2.0)
+    made = assign(made, "axes.model.dim", [1, 2])
+    assert tree == {"phases": [{"name": "embed"}, {"name": "query", "steps": 3}], "model": {"dim": 4}}
+    assert made == {
         "phases": [{"name": "embed", "step_size": 1.0}, {"name": "query", "steps": 5}],
         "model": {"dim": 4, "init": {"p": {"scale": 2.0}}},
         "axes": {"model.dim": [1, 2]},
