@@ -9,6 +9,7 @@ from jax import Array
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.interactions import check_negation, check_xor, negation, xor
 from jaxattn.data.ragged import WIDTH
+from jaxattn.data.sizes import check_tokens
 from jaxattn.data.splits import Splits, draw_splits
 from jaxattn.data.synthetic import (
     assumption1,
@@ -114,6 +115,7 @@ class Generator(Spec, frozen=True, kw_only=True):
     def check(self, *context: object) -> None:
         """Raise InputError if no corpus of some split has these sizes."""
         for sequences in {self.sequences, self.test_sequences, self.validation_sequences} - {0}:
+            check_tokens(sequences, self.length)
             self.check_sizes(sequences)
 
     def check_sizes(self, sequences: int) -> None:

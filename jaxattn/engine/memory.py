@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ from jaxattn.data.text import silent
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import load, program, seed_keys, start
-from jaxattn.study.seed import keys
 from jaxattn.errors import InputError
+from jaxattn.study.seed import keys
 from jaxattn.study.setting import Setting
 
 # What state and corpora grow to while a program works on them: gradients, moments, temporaries.
@@ -45,7 +46,9 @@ class Memory(NamedTuple):
         return max(0, each) * self.devices
 
 
-def width(group: CompileGroup, seeds: int, budget: int) -> int:
+def width(
+    group: CompileGroup, seeds: int, budget: int, tell: Callable[[CompileGroup], None] = lambda group: None
+) -> int:
     """Choose how many lanes of a group run together.
 
     Shapes are traced to find out only if sizes alone leave a doubt that all lanes fit, and programs are
@@ -55,6 +58,7 @@ def width(group: CompileGroup, seeds: int, budget: int) -> int:
         group: cells that share a program.
         seeds: how many seeds of each are wanted.
         budget: bytes that may be used on every device.
+        tell: called before programs are compiled, which takes seconds.
 
     Returns:
         The number of lanes; at most all of them.
@@ -69,10 +73,14 @@ def width(group: CompileGroup, seeds: int, budget: int) -> int:
     held, own = _sizes(group, math.ceil(lanes / used) * used)
     if held + CERTAIN * own * math.ceil(lanes / used) <= budget:
         return lanes
-    memory = predict(group)
-    if (fitting := memory.fits(budget)) == 0:
+    fitting = 0
+    if (needed := held + own) <= budget:
+        tell(group)
+        memory = predict(group)
+        fitting, needed = memory.fits(budget), memory.of(1)
+    if fitting == 0:
         raise InputError(
-            f"cell {group.cells[0].number}: one seed needs {memory.of(1) / 2**20:,.0f} MiB, but "
+            f"cell {group.cells[0].number}: one seed needs {needed / 2**20:,.0f} MiB, but "
             f"{budget / 2**20:,.0f} MiB may be used; make it smaller (model.dim, the data), or raise "
             "--max-memory"
         )

@@ -18,7 +18,7 @@ import pandas as pd
 
 from jaxattn.engine import checkpoints
 from jaxattn.engine.checkpoints import Position
-from jaxattn.engine.manifest import differences
+from jaxattn.engine.manifest import FORMAT, differences
 from jaxattn.errors import InputError, RunError
 
 TABLES = ("records", "tokens")
@@ -73,20 +73,8 @@ class Store:
             RunError: it cannot be written.
         """
         if self.manifest_path.exists():
-            known = self.read_manifest()
-            if known.get("format") != manifest["format"]:
-                raise InputError(
-                    f"{self.directory}: written by another version of jaxattn; choose another folder "
-                    "with --out"
-                )
-            changed = differences(known["config"], manifest["config"])
-            if changed and not self.batches():
-                known = manifest  # nothing was computed yet, for example since the config did not fit
-            elif changed:
-                raise InputError(
-                    f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
-                    "choose another folder with --out, or delete this one"
-                )
+            # Without a batch nothing was computed yet, for example since the config did not fit.
+            known = self.begun(manifest["config"]) or manifest
             _check_code(
                 self.directory, known.get("code", {}), manifest["code"], accept_code or not self.batches()
             )
@@ -98,6 +86,26 @@ class Store:
             raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
         self.write_manifest(manifest)
         return manifest
+
+    def begun(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        """Read the manifest of what was begun here, None if nothing was.
+
+        Raises:
+            InputError: it is of another config than this one, or of another version.
+        """
+        if not self.manifest_path.exists() or not self.batches():
+            return None
+        known = self.read_manifest()
+        if known.get("format") != FORMAT:
+            raise InputError(
+                f"{self.directory}: written by another version of jaxattn; choose another folder with --out"
+            )
+        if changed := differences(known["config"], config):
+            raise InputError(
+                f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
+                "choose another folder with --out, or delete this one"
+            )
+        return known
 
     def is_locked(self) -> bool:
         """Tell whether a process works in this folder."""

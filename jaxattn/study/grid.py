@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -16,6 +17,8 @@ from jaxattn.study.tree import assign, merge
 GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings that do not change any number of a run: they may change between a run and its continuation.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
+# As many are made and checked in seconds.
+MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
 Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
@@ -83,12 +86,15 @@ def cells(
                     raise InputError(f"{key} cannot differ between blocks")
             own = merge({key: x for key, x in tree.items() if key != "blocks"}, block)
             for settings in points(tables_of(own)):
+                if len(result) == MOST_CELLS:
+                    raise InputError(f"more than {MOST_CELLS:,} cells over all blocks; sweep fewer")
                 result.append(_cell(len(result), own, name, settings, tables_of, make))
     return result
 
 
 def points(grid: Any) -> list[dict[str, Any]]:
     """List the settings of the cells of one block, from its tables."""
+    _check_size(grid)
     factors: tuple[Any, ...] = (
         grid.cells or ({},),
         zipped(grid.zip),
@@ -105,6 +111,17 @@ def points(grid: Any) -> list[dict[str, Any]]:
             settings |= part
         result.append(settings)
     return list(_kept(result, grid.exclude))
+
+
+def _check_size(grid: Any) -> None:
+    """Raise InputError if there are too many cells, counted without making them."""
+    lengths = [len(grid.cells), *(len(values) for values in grid.axes.values())]
+    lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
+    if (size := math.prod(length or 1 for length in lengths)) > MOST_CELLS:
+        raise InputError(
+            f"axes: {size:,} cells are more than {MOST_CELLS:,}; give fewer values, or points of [halton] "
+            "instead of a product"
+        )
 
 
 def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
