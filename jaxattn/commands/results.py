@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxattn.console import print_table, print_written
+from jaxattn.console import print_summary, print_table, print_written
 from jaxattn.errors import InputError
 from jaxattn.options import (
     Folder,
@@ -62,11 +62,11 @@ def aggregate(
         loaded = combine.paired(loaded, key, first.strip(), second.strip())
     if by:
         loaded = combine.group(loaded, by)
-    summary = statistics.summary_table(loaded, seed=seed, resamples=resamples)
-    print_table("Last step of each phase", summary)
+    options = {"seed": seed, "resamples": resamples}
+    print_summary(loaded, **options)
     if out is not None:
-        whole = out.suffix in (".csv", ".parquet")
-        tables.write(statistics.aggregate(loaded, seed=seed, resamples=resamples) if whole else summary, out)
+        lay_out = statistics.aggregate if out.suffix in (".csv", ".parquet") else statistics.summary_table
+        tables.write(lay_out(loaded, **options), out)
         print(out)
     return 0
 

@@ -106,7 +106,7 @@ def _show(outcome: Any, report: Any, folders: list[Path]) -> int:
         print(f"jaxattn: failed: {error['batch']}: {error['reason']}", file=sys.stderr)
     if len(outcome.errors) == outcome.batches:
         return 1
-    print_summary(*folders)
+    print_summary(_together(folders))
     if report is None:
         print(outcome.directory / "report.html")
     else:
@@ -115,6 +115,12 @@ def _show(outcome: Any, report: Any, folders: list[Path]) -> int:
         where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
         print(f"jaxattn: failed: {where}", file=sys.stderr)
     return 1 if outcome.failures or outcome.errors else 0
+
+
+def _together(folders: list[Path]) -> Any:
+    from jaxattn.results import combine, load
+
+    return combine.combine([load(folder) for folder in folders])
 
 
 def plan(
@@ -193,7 +199,7 @@ def launch(
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
         raise RunError(f"launch: jobs {', '.join(failed)} failed; their logs are in {directory / 'jobs'}")
-    print_summary(*folders)
+    print_summary(_together(folders))
     return 0
 
 

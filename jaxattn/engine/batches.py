@@ -63,8 +63,8 @@ def cut(
         batches += sorted([*held, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
         if len(batches) > MOST_BATCHES:
             raise InputError(
-                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds, {width:,} together, are more than "
-                f"{MOST_BATCHES:,} batches; let more run together (chunk, --max-memory), or sweep less"
+                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds, {width:,} together, are more "
+                f"than {MOST_BATCHES:,} batches; let more run together (chunk, --max-memory), or sweep less"
             )
     return batches
 

@@ -52,6 +52,9 @@ class Store:
                     f"{self.directory}: {holder} is running there; wait for it, or choose another folder "
                     "with --out"
                 ) from None
+            except OSError as error:
+                reason = f"this file system has no locks ({error.strerror})"
+                self.note(f"{self.directory}: {reason}; start no second run there")
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()

@@ -13,6 +13,7 @@ from jaxattn.study.grid import Cell
 from jaxattn.study.kinds import explain
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.setting import Maker, Setting
+from jaxattn.study.tree import check_values
 
 MOST_SEEDS = 1_000_000
 
@@ -59,6 +60,7 @@ class Definition:
     def __init__(self, tree: Mapping[str, Any], names: Namespace | None = None):
         """Check the tables; InputError names the key and a near right one."""
         self.tree = dict(tree)
+        check_values(self.tree)
         self.names = names or Namespace()
         self._tables = _tables(self.tree)
         self._maker = Maker(self.names)
@@ -139,10 +141,15 @@ def _tables(tree: Mapping[str, Any]) -> Tables:
     try:
         return msgspec.convert(dict(tree), Tables)
     except msgspec.ValidationError as error:
-        raise InputError(explain(str(error), "", list(Tables.__struct_fields__), _CHOICES)) from None
+        keys = list(Tables.__struct_fields__)
+        raise InputError(explain(str(error), "", keys, _CHOICES, _PATTERNS)) from None
 
 
 _CHOICES = {"dtype": ["float32", "float64"]}
+_PATTERNS = {
+    "name": "expected letters, digits, '.', '_' and '-', a letter or digit first",
+    "seeds": "expected a number, a range such as '0:20', or a list",
+}
 
 
 def _tables_in(x: Any) -> Sequence[Any]:

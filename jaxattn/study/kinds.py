@@ -18,6 +18,7 @@ import msgspec
 from jaxattn.errors import InputError, UserCodeError, at
 from jaxattn.spec import Named
 from jaxattn.study.namespace import Namespace
+from jaxattn.study.tree import check_values
 
 Table = dict[str, Any]
 
@@ -174,13 +175,21 @@ def convert(target: Any, values: Table, place: str) -> Table:
         raise InputError(explain(str(error), place, known, choices)) from None
 
 
-def explain(message: str, place: str, keys: list[str], choices: Mapping[str, list[str]]) -> str:
-    """Put msgspec's message key first and add the nearest right key or value."""
+def explain(
+    message: str,
+    place: str,
+    keys: list[str],
+    choices: Mapping[str, list[str]],
+    patterns: Mapping[str, str] = {},
+) -> str:
+    """Put msgspec's message key first, a pattern in words, and add the nearest right key or value."""
     text, _, inner = message.partition(" - at `$")
     inner = inner.rstrip("`").lstrip(".")
     text = text.replace("Object contains unknown field", "unknown key").replace("`", "'")
     text = text.replace("Object missing required field", "missing key")
     text = text[:1].lower() + text[1:]
+    if "matching regex" in text:
+        text = patterns.get(inner, text)
     if unknown := re.fullmatch(r"unknown key '(.*)'", text):
         text += nearest(unknown[1], keys)
     elif value := re.fullmatch(r"invalid (?:value|enum value) '(.*)'", text):
@@ -351,6 +360,7 @@ def plain(values: Table, names: Namespace) -> Table:
             raise TypeError(f"{x!r:.60}")
         return _path(x, names)
 
+    check_values(values)
     try:
         flat = {
             key: x.name

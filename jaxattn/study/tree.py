@@ -1,11 +1,14 @@
 """Trees of plain values, as TOML and JSON hold them: dotted keys, merging, flattening."""
 
 import copy
+import math
 import tomllib
 from collections.abc import Collection
 from typing import Any
 
 from jaxattn.errors import InputError
+
+DEEPEST = 50
 
 
 def assign(tree: Any, key: str, value: Any) -> Any:
@@ -14,7 +17,23 @@ def assign(tree: Any, key: str, value: Any) -> Any:
     Lists are indexed by number or by an entry's name.
     """
     head, dot, rest = key.partition(".")
+    if key.count(".") > DEEPEST:
+        raise InputError(f"{key:.60}...: nested more than {DEEPEST} times; no setting lies so deep")
     return _assigned(tree, [], [head, rest] if dot and head in ("axes", "zip") else key.split("."), value)
+
+
+def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
+    """Raise InputError, naming the place, for a number that is not finite, or tables too deep."""
+    if isinstance(tree, float) and not math.isfinite(tree):
+        raise InputError(f"{place}: {tree} is not allowed here; give a finite number")
+    if depth > DEEPEST:
+        raise InputError(f"{place:.60}...: nested more than {DEEPEST} times; no setting lies so deep")
+    if isinstance(tree, dict):
+        for key, x in tree.items():
+            check_values(x, f"{place}.{key}" if place else str(key), depth + 1)
+    elif isinstance(tree, list | tuple):
+        for number, x in enumerate(tree):
+            check_values(x, f"{place}[{number}]", depth + 1)
 
 
 def merge(tree: Any, changes: dict[str, Any]) -> Any:
@@ -55,7 +74,7 @@ def parse(text: str) -> Any:
     """Read a TOML value; what is none is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 
