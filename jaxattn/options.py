@@ -76,9 +76,10 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
     found: list[Path] = []
     missing: list[Path] = []
     for directory in directories:
-        begun = {path.parent for path in directory.glob("shard-*-of-*/manifest.json")}
+        is_run = (directory / "manifest.json").exists()
+        begun = set() if is_run else {path.parent for path in directory.glob("shard-*-of-*/manifest.json")}
         counts = {int(n[1]) for path in begun if (n := re.fullmatch(r"shard-\d+-of-(\d+)", path.name))}
-        if not counts or (directory / "manifest.json").exists():
+        if not counts:
             found.append(directory)
         for folder in (directory / f"shard-{k}-of-{n}" for n in sorted(counts) for k in range(1, n + 1)):
             (found if folder in begun else missing).append(folder)
