@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _pieces(frame: "pd.DataFrame", keys: int) -> Iterator[dict[Any, int]]:
     yield piece
 
 
-def _column_width(name: Any, values: Sequence[Any]) -> int:
+def _column_width(name: Any, values: "pd.Series") -> int:
     cells = max((len(_written(x)) for x in values[:ROWS]), default=0)
     return max(min(cells, LONG), *map(len, _parts(name)))
 

@@ -137,7 +137,7 @@ def lane_widths(
     Raises:
         InputError: a cell that does not fit in memory, or a folder of another config.
     """
-    known = folder.begun(study.config)
+    known = folder.begun(study.config, {cell.number: cell.config_hash for cell in study.cells})
     if known and max_memory is None and len(known["widths"]) == len(groups):
         return known["widths"]
     budget = max_memory or memory.default_budget()

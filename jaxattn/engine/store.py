@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,7 +77,8 @@ class Store:
         """
         if self.manifest_path.exists():
             # Without a batch nothing was computed yet, for example since the config did not fit.
-            known = self.begun(manifest["config"]) or manifest
+            hashes = {cell["cell"]: cell["config_hash"] for cell in manifest["cells"]}
+            known = self.begun(manifest["config"], hashes) or manifest
             _check_code(
                 self.directory, known.get("code", {}), manifest["code"], accept_code or not self.batches()
             )
@@ -90,8 +91,12 @@ class Store:
         self.write_manifest(manifest)
         return manifest
 
-    def begun(self, config: dict[str, Any]) -> dict[str, Any] | None:
+    def begun(self, config: dict[str, Any], hashes: Mapping[int, str]) -> dict[str, Any] | None:
         """Read the manifest of what was begun here, None if nothing was.
+
+        Args:
+            config: what is to be continued.
+            hashes: the hashes of its cells, by their numbers.
 
         Raises:
             InputError: it is of another config than this one, or of another version.
@@ -103,9 +108,13 @@ class Store:
             raise InputError(
                 f"{self.directory}: written by another version of jaxattn; choose another folder with --out"
             )
-        if changed := differences(known["config"], config):
+        changed = differences(known["config"], config)
+        if not changed:
+            of_cells = ((cell["cell"], cell["config_hash"]) for cell in known["cells"])
+            changed = [f"cell {number}" for number, was in of_cells if hashes.get(number, was) != was]
+        if changed:
             raise InputError(
-                f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
+                f"{self.directory}: holds results of another config ({'; '.join(changed):.500}); "
                 "choose another folder with --out, or delete this one"
             )
         return known

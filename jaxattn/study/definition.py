@@ -110,7 +110,7 @@ class Definition:
     @cached_property
     def cells(self) -> list[Cell]:
         """The cells of the grid, in order."""
-        return grid.cells(self.tree, _tables, self._maker.make)
+        return grid.cells(self.tree, _tables, self._maker.make, self.names)
 
     @property
     def base(self) -> Setting:

@@ -10,8 +10,9 @@ import msgspec
 
 from jaxattn.errors import InputError, at
 from jaxattn.spec import Count, PositiveInt
-from jaxattn.study.setting import Made, Setting
-from jaxattn.study.tree import assign, merge
+from jaxattn.study.namespace import Namespace
+from jaxattn.study.setting import Made, Setting, merged
+from jaxattn.study.tree import assign
 
 # What makes cells out of a study. A block may have its own; a cell has none left.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
@@ -63,6 +64,7 @@ def cells(
     tree: Mapping[str, Any],
     tables_of: Callable[[Mapping[str, Any]], Any],
     make: Callable[[Mapping[str, Any]], Made],
+    names: Namespace,
 ) -> list[Cell]:
     """List the cells of a study, block after block.
 
@@ -73,6 +75,7 @@ def cells(
         tree: the tables of the study.
         tables_of: checks the tables of a block or cell; what it returns has the grid's tables.
         make: makes the setting of a cell's tables.
+        names: where import paths point.
 
     Raises:
         InputError: a block or an axis over an unknown key, a value that makes a cell impossible, a grid
@@ -84,7 +87,7 @@ def cells(
             for key in block:
                 if key in PRESENTATION and key not in GRID:
                     raise InputError(f"{key} cannot differ between blocks")
-            own = merge({key: x for key, x in tree.items() if key != "blocks"}, block)
+            own = merged({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
                 if len(result) == MOST_CELLS:
                     raise InputError(f"more than {MOST_CELLS:,} cells over all blocks; sweep fewer")

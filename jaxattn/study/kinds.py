@@ -219,6 +219,15 @@ def fields_of(target: Any, place: str = "") -> list[Field]:
         raise InputError(f"{place}: {error}") from None
 
 
+def keys_of(concept: Concept, kind: str, names: Namespace) -> set[str]:
+    """Name the settings of a kind, none of one that is not known."""
+    target = concept.known.get(kind) or (names.load(kind) if ":" in kind else None)
+    if target is None:
+        return set()
+    of_function = () if isinstance(target, type) or not concept.adapt else concept.adapt(target)._fields[1:]
+    return {*(field.name for field in fields_of(target, kind)), *of_function}
+
+
 def values_of(thing: Any) -> Table:
     """Read the settings of a thing: a Spec, a dataclass, or a function with its settings."""
     if isinstance(function := getattr(thing, "function", None), Function):

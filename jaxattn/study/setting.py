@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 from jaxattn.errors import InputError, at
 from jaxattn.probes.settings import Probes
 from jaxattn.study import concepts
-from jaxattn.study.kinds import Concept, convert, read
+from jaxattn.study.kinds import Concept, convert, keys_of, read
 from jaxattn.study.namespace import Namespace
+from jaxattn.study.tree import Path, merge, place_of_thing
 
 
 class Setting(NamedTuple):
@@ -37,6 +38,28 @@ class Made(NamedTuple):
 
     setting: Setting
     tables: dict[str, Any]
+
+
+_CONCEPTS = {
+    "data": concepts.DATA,
+    "model": concepts.MODEL,
+    "loss": concepts.LOSS,
+    "phases": concepts.PHASE,
+    "probes.own": concepts.PROBE,
+    "model.init": concepts.START,
+}
+
+
+def merged(tree: Any, changes: dict[str, Any], names: Namespace) -> Any:
+    """Merge changes into tables; one that is given another kind keeps what the new kind has too."""
+
+    def keys(path: Path, kind: Any) -> set[str]:
+        place = place_of_thing(path)
+        if place is None or not isinstance(kind, str):
+            return set()
+        return keys_of(_CONCEPTS[place], kind, names) | ({"init"} if place == "model" else set())
+
+    return merge(tree, changes, keys)
 
 
 class Maker:

@@ -12,7 +12,8 @@ import tomli_w
 from jaxattn.errors import InputError, RunError, at
 from jaxattn.study.definition import Definition
 from jaxattn.study.namespace import Namespace
-from jaxattn.study.tree import assign, check_values, flatten, merge, parse
+from jaxattn.study.setting import merged
+from jaxattn.study.tree import assign, check_values, flatten, parse
 
 # Bytes of a sweep file, and files that extend each other.
 LARGEST = 16 * 2**20
@@ -99,7 +100,7 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     if (path.parent / base).resolve() in here:
         raise InputError(f"{path}: extends: {base} extends this file in turn; break the circle")
     with at(str(path)):
-        return merge(tables(path.parent / base, here), tree)
+        return merged(tables(path.parent / base, here), tree, Namespace((before or here)[0].parent))
 
 
 def _text(path: Path) -> str:
@@ -107,7 +108,7 @@ def _text(path: Path) -> str:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path}: not a file; write the sweep to one")
+            raise InputError(f"{path}: cannot be read (not a file); write the sweep to one")
         if status.st_size > LARGEST:
             size = f"{status.st_size / 2**20:,.0f} MiB, more than {LARGEST / 2**20:.0f} MiB"
             raise InputError(f"{path}: too large for a sweep file ({size})")
