@@ -47,6 +47,23 @@ def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error(study)
         memory.width(wanted, 50, needed.of(1) // 4)
 
 
+@pytest.mark.parametrize("sizes", [{"vocab_size": 10**9}, {"sequences": 10**8}])
+def test_what_cannot_fit_is_said_before_anything_is_compiled(study, tables, monkeypatch, sizes):
+    monkeypatch.setattr(memory, "predict", None)
+    wanted = first(study(data=tables()["data"] | sizes))
+    with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but [\d,]+ MiB may be used"):
+        memory.width(wanted, 5, 2**32)
+
+
+def test_what_takes_long_is_told_before(study):
+    wanted, told = first(study()), []
+    needed = memory.predict(wanted).of(7)
+    memory.width(wanted, 50, needed, told.append)
+    assert told == [wanted]
+    memory.width(wanted, 50, memory.default_budget(), told.append)
+    assert told == [wanted]
+
+
 def test_own_code_that_tells_no_sizes_is_traced(study):
     wanted = first(study("own"))
     assert memory.at_most(wanted.setting) == float("inf")
