@@ -144,12 +144,14 @@ def plan(
         quick: Leave out memory and time, for which every group is compiled and tried.
     """
     from jaxattn.engine.devices import use_all_cores
+    from jaxattn.engine.memory import check_address_space
     from jaxattn.engine.progress import Reporter
 
     study = load_sweep(sweep, overrides, axes, seeds)
     keep_compiled()
     use_all_cores()
     with Reporter(quiet) as reporter:
+        check_address_space(reporter.note)
         cells, groups, sentence = study.plan(
             out, max_memory=read_size(max_memory), quick=quick, progress=reporter.update
         )

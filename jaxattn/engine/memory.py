@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from jaxattn.study.setting import Setting
 
 # What state and corpora grow to while a program works on them: gradients, moments, temporaries.
 CERTAIN = 12
+# Bytes of address space in which small studies were seen to compile; with three quarters some aborted.
+ADDRESS_SPACE = 4 * 2**30
 
 
 class Memory(NamedTuple):
@@ -137,9 +140,39 @@ def default_budget() -> int:
     if limit := (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"):
         return int(0.8 * limit)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    contained = Path("/sys/fs/cgroup/memory.max")
-    allowed = contained.read_text().strip() if contained.is_file() else "max"
-    return min(physical, int(allowed) if allowed.isdecimal() else physical) // 4
+    return min([physical, address_space() or physical, *_of_control_groups()]) // 4
+
+
+def address_space() -> int | None:
+    """Bytes of address space that this process may have (`ulimit -v`), None if there is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def check_address_space(note: Callable[[str], None]) -> None:
+    """Say that address space is short before XLA finds out, which ends the process whatever catches it.
+
+    Raises:
+        InputError: no program can be compiled in so little.
+    """
+    if (limit := address_space()) is None or limit >= ADDRESS_SPACE:
+        return
+    words = f"address space is limited to {limit / 2**30:.1f} GiB (ulimit -v)"
+    remedy = f"allow {ADDRESS_SPACE / 2**30:.0f} GiB or more"
+    if limit < ADDRESS_SPACE // 2:
+        raise InputError(f"{words}, too little to compile programs; {remedy}")
+    note(f"{words}: if programs need more, XLA ends the process without a message; {remedy}")
+
+
+def _of_control_groups(
+    root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")
+) -> list[int]:
+    """Limits of the control groups that this process is in, of containers and of batch systems."""
+    own = process.read_text().partition("0::")[2].partition("\n")[0] if process.is_file() else ""
+    group = root / own.strip("/")
+    folders = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    texts = [path.read_text().strip() for folder in folders if (path := folder / "memory.max").is_file()]
+    return [int(text) for text in texts if text.isdecimal()]
 
 
 def abstract(group: CompileGroup, lanes: int) -> Loaded:

@@ -81,6 +81,7 @@ def run(
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
     started = time.monotonic()
+    memory.check_address_space(reporter.note)
     folder = Store(directory, reporter.note)
     with (
         folder.locked(),

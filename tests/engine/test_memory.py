@@ -70,3 +70,37 @@ def test_own_code_that_tells_no_sizes_is_traced(study):
     # E, W, p and v in float64.
     assert memory._sizes(wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
     assert memory.width(wanted, 50, memory.default_budget()) == 50
+
+
+def test_address_space_is_judged_before_a_program_needs_it(monkeypatch):
+    notes = []
+    for gib, said in ((None, 0), (4, 0), (3, 1)):
+        limit = memory.resource.RLIM_INFINITY if gib is None else gib * 2**30
+        monkeypatch.setattr(memory.resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
+        notes.clear()
+        memory.check_address_space(notes.append)
+        assert len(notes) == said
+    assert notes[0].startswith("address space is limited to 3.0 GiB (ulimit -v)")
+    assert memory.default_budget() <= 3 * 2**30 // 4
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (2**30, 2**30))
+    with pytest.raises(
+        InputError, match=r"limited to 1.0 GiB \(ulimit -v\), too little .*; allow 4 GiB or more"
+    ):
+        memory.check_address_space(notes.append)
+
+
+def test_limits_of_all_control_groups_count(tmp_path):
+    job = tmp_path / "cgroup" / "batch" / "job"
+    job.mkdir(parents=True)
+    for folder, limit in (
+        (job, "1000\n"),
+        (job.parent, "max\n"),
+        (job.parent.parent, "3000\n"),
+        (tmp_path, "7\n"),
+    ):
+        (folder / "memory.max").write_text(limit)
+    (tmp_path / "process").write_text("1:name=systemd:/elsewhere\n0::/batch/job\n")
+    assert memory._of_control_groups(tmp_path / "cgroup", tmp_path / "process") == [1000, 3000]
+    (tmp_path / "process").write_text("0::/\n")
+    assert memory._of_control_groups(tmp_path / "cgroup", tmp_path / "process") == [3000]
+    assert memory._of_control_groups(tmp_path / "cgroup", tmp_path / "nosuch") == [3000]
