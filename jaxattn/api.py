@@ -119,13 +119,11 @@ class Study(Definition):
                 raise InputError(f"{name}: no sweep file can import it; move it to a file, such as mine.py")
         return toml.write(self.tree, path)
 
-    def plan(
-        self, directory: str | Path | None = None, *, max_memory: int | None = None, quick: bool = False
-    ) -> Plan:
+    def plan(self, directory: str | Path | None = None, **options: Any) -> Plan:
         """Tell what the study will do, and what of it is done already in a folder; see `engine.plan`."""
         from jaxattn.engine.plan import plan
 
-        (cells, groups), sentence = plan(self, self.folder(directory), max_memory, quick=quick)
+        (cells, groups), sentence = plan(self, self.folder(directory), **options)
         return Plan(cells, groups, sentence)
 
     def run(self, directory: str | Path | None = None, *, quiet: bool = False, **options: Any) -> Results:

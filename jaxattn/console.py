@@ -1,11 +1,17 @@
 """What commands print."""
 
+import re
+import shutil
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Rows of a table, and characters of a cell, that are read rather than searched.
+ROWS = 1000
+LONG = 40
 
 
 def complain(error: Exception, status: int) -> int:
@@ -24,26 +30,92 @@ def print_written(written: Any) -> None:
         print(f"jaxattn: {problem}", file=sys.stderr)
 
 
-def print_summary(*directories: Path) -> None:
-    """Print the last step of each phase, over all of some results folders."""
-    from jaxattn.results import combine, load, statistics
+def print_summary(results: Any, **options: Any) -> None:
+    """Print the last step of each phase: metrics below each other if that fits, else cells.
 
-    loaded = combine.combine([load(directory) for directory in directories])
-    print_table("Last step of each phase", statistics.summary_table(loaded))
+    Args:
+        results: a run.
+        options: as `statistics.summary_rows`.
+    """
+    from jaxattn.results import statistics
+
+    title, keys = "Last step of each phase", [*results.axes, "phase"]
+    rows = statistics.summary_rows(results, **options)
+    turned = statistics.turned(rows, keys)
+    if len(turned) > len(rows) and len(list(_pieces(turned, 1))) == 1:
+        print_table(title, turned)
+    else:
+        print_table(title, rows, keys=len(keys))
 
 
-def print_table(title: str, frame: "pd.DataFrame") -> None:
-    """Print a table to stdout."""
+def print_table(title: str, frame: "pd.DataFrame", keys: int = 1) -> None:
+    """Print a table to stdout; its columns go on below, beside the first `keys`, where it is too wide."""
     # The help of a command needs none of these.
     import pandas as pd
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for name in frame.columns:
-        table.add_column(str(name), justify="right" if pd.api.types.is_numeric_dtype(frame[name]) else "left")
-    for row in frame.itertuples(index=False):
-        table.add_row(*(f"{x:.4g}" if isinstance(x, float) else str(x) for x in row))
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    console.print(table)
+    # Names that users give are no markup.
+    console = Console(width=_width(), highlight=False)
+    for number, columns in enumerate(_pieces(frame, keys)):
+        table = Table(
+            title=None if number else Text(_plain(title), "table.title"),
+            box=box.SIMPLE_HEAD,
+            title_justify="left",
+        )
+        for name, width in columns.items():
+            is_number = pd.api.types.is_numeric_dtype(frame[name])
+            head = Text(_heading(name, width), "table.header")
+            table.add_column(head, justify="right" if is_number else "left", overflow="fold")
+        for row in frame[list(columns)].head(ROWS).itertuples(index=False):
+            table.add_row(*(Text(_written(x)) for x in row))
+        console.print(table)
+    if len(frame) > ROWS:
+        print(f"... and {len(frame) - ROWS:,} rows more")
+
+
+def _pieces(frame: "pd.DataFrame", keys: int) -> Iterator[dict[Any, int]]:
+    """Divide columns over tables that are as wide as what they are printed on; tell the width of each."""
+    widths = {name: _column_width(name, frame[name]) for name in frame.columns}
+    first = dict(list(widths.items())[:keys])
+    piece = dict(first)
+    for name, width in list(widths.items())[keys:]:
+        if len(piece) > len(first) and sum(piece.values()) + width + 3 * len(piece) + 4 > _width():
+            yield piece
+            piece = dict(first)
+        piece[name] = width
+    yield piece
+
+
+def _column_width(name: Any, values: "pd.Series") -> int:
+    cells = max((len(_written(x)) for x in values[:ROWS]), default=0)
+    return max(min(cells, LONG), *map(len, _parts(name)))
+
+
+def _heading(name: Any, width: int) -> str:
+    """Break a heading at its dots and underscores."""
+    lines = [""]
+    for part in _parts(name):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _parts(name: Any) -> list[str]:
+    return re.findall(r"[^\s._]*[\s._]*", _plain(str(name)))[:-1] or [""]
+
+
+def _written(x: Any) -> str:
+    return _plain(f"{x:.4g}" if isinstance(x, float) else str(x))
+
+
+def _plain(text: str) -> str:
+    """Write out what a terminal would obey."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((200, 50)).columns

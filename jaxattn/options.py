@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML).")]
 Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder.")]
+Folders = Annotated[
+    Positional[tuple[Path, ...]],
+    arg(
+        metavar="DIR [DIR ...]",
+        help="Results folders, finished or not: different sweeps or seeds, shards, or folders of shards.",
+    ),
+]
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
     arg(
@@ -60,6 +67,23 @@ def read_pair(text: str) -> tuple[str, str]:
     if not separator or not key.strip():
         raise InputError(f"{text}: expected KEY=VALUE, for example model.dim=512")
     return key.strip(), value.strip()
+
+
+def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
+    """List results folders, for a folder of shards those of the shards; and shards that have not begun."""
+    if not directories:
+        raise InputError("give at least one results folder, for example results/quickstart")
+    found: list[Path] = []
+    missing: list[Path] = []
+    for directory in directories:
+        is_run = (directory / "manifest.json").exists()
+        begun = set() if is_run else {path.parent for path in directory.glob("shard-*-of-*/manifest.json")}
+        counts = {int(n[1]) for path in begun if (n := re.fullmatch(r"shard-\d+-of-(\d+)", path.name))}
+        if not counts:
+            found.append(directory)
+        for folder in (directory / f"shard-{k}-of-{n}" for n in sorted(counts) for k in range(1, n + 1)):
+            (found if folder in begun else missing).append(folder)
+    return found, missing
 
 
 def compiled_folder() -> Path:

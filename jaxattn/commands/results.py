@@ -5,21 +5,23 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import UseAppendAction, arg
 
-from jaxattn.console import print_table, print_written
+from jaxattn.console import print_summary, print_table, print_written
 from jaxattn.errors import InputError
 from jaxattn.options import (
     Folder,
+    Folders,
     Quiet,
     Set,
     keep_compiled,
+    read_folders,
     read_pair,
 )
 
 
 def aggregate(
-    directories: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR [DIR ...]")],
+    directories: Folders,
     /,
     where: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="KEY=VALUE")] = (),
     metrics: Annotated[tuple[str, ...], arg(metavar="METRIC ...")] = (),
@@ -35,7 +37,6 @@ def aggregate(
     Example: jaxattn aggregate results/shard1 results/shard2 --metrics loss --by model.dim --out loss.tex
 
     Args:
-        directories: Results folders: shards, more seeds, or different sweeps.
         where: Keep cells whose config has this value; may be given several times.
         metrics: Keep these metrics only.
         phases: Keep these phases only.
@@ -48,10 +49,9 @@ def aggregate(
     """
     from jaxattn.results import combine, load, statistics, tables
 
-    if not directories:
-        raise InputError("aggregate: give at least one results folder")
-    loaded = combine.combine([load(directory) for directory in directories])
-    if not loaded.finished:
+    folders, missing = read_folders(directories)
+    loaded = combine.combine([load(folder) for folder in folders])
+    if not loaded.finished or missing:
         print("jaxattn: not finished: these are the numbers so far", file=sys.stderr)
     loaded = combine.choose(loaded, where=dict(map(read_pair, where)), metrics=metrics, phases=phases)
     if pair is not None:
@@ -62,11 +62,11 @@ def aggregate(
         loaded = combine.paired(loaded, key, first.strip(), second.strip())
     if by:
         loaded = combine.group(loaded, by)
-    summary = statistics.summary_table(loaded, seed=seed, resamples=resamples)
-    print_table("Last step of each phase", summary)
+    options = {"seed": seed, "resamples": resamples}
+    print_summary(loaded, **options)
     if out is not None:
-        whole = out.suffix in (".csv", ".parquet")
-        tables.write(statistics.aggregate(loaded, seed=seed, resamples=resamples) if whole else summary, out)
+        lay_out = statistics.aggregate if out.suffix in (".csv", ".parquet") else statistics.summary_table
+        tables.write(lay_out(loaded, **options), out)
         print(out)
     return 0
 

@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import UseAppendAction, arg
 
 from jaxattn.console import print_summary, print_table, print_written
 from jaxattn.errors import InputError, RunError
 from jaxattn.options import (
     Axis,
+    Folders,
     MaxMemory,
     Out,
     Quiet,
@@ -19,6 +20,7 @@ from jaxattn.options import (
     Sweep,
     keep_compiled,
     load_sweep,
+    read_folders,
     read_pair,
     read_shard,
     read_size,
@@ -106,7 +108,7 @@ def _show(outcome: Any, report: Any, folders: list[Path]) -> int:
         print(f"jaxattn: failed: {error['batch']}: {error['reason']}", file=sys.stderr)
     if len(outcome.errors) == outcome.batches:
         return 1
-    print_summary(*folders)
+    print_summary(_together(folders))
     if report is None:
         print(outcome.directory / "report.html")
     else:
@@ -115,6 +117,12 @@ def _show(outcome: Any, report: Any, folders: list[Path]) -> int:
         where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
         print(f"jaxattn: failed: {where}", file=sys.stderr)
     return 1 if outcome.failures or outcome.errors else 0
+
+
+def _together(folders: list[Path]) -> Any:
+    from jaxattn.results import combine, load
+
+    return combine.combine([load(folder) for folder in folders])
 
 
 def plan(
@@ -126,6 +134,7 @@ def plan(
     seeds: Seeds = None,
     max_memory: MaxMemory = None,
     quick: bool = False,
+    quiet: Quiet = False,
 ) -> int:
     """Show what a sweep file would run: cells, groups that share programs, memory, what is done already.
 
@@ -135,11 +144,17 @@ def plan(
         quick: Leave out memory and time, for which every group is compiled and tried.
     """
     from jaxattn.engine.devices import use_all_cores
+    from jaxattn.engine.memory import check_address_space
+    from jaxattn.engine.progress import Reporter
 
     study = load_sweep(sweep, overrides, axes, seeds)
     keep_compiled()
     use_all_cores()
-    cells, groups, sentence = study.plan(out, max_memory=read_size(max_memory), quick=quick)
+    with Reporter(quiet) as reporter:
+        check_address_space(reporter.note)
+        cells, groups, sentence = study.plan(
+            out, max_memory=read_size(max_memory), quick=quick, progress=reporter.update
+        )
     print_table("Cells", cells)
     print_table("Compile groups: each is one compiled program for each phase", groups)
     print(sentence)
@@ -188,27 +203,28 @@ def launch(
     for job, folder in zip(submitted, folders, strict=True):
         print(f"job {job.job_id}: {folder}")
     if not wait:
-        print(f"watch with: jaxattn status {folders[0]}; then: jaxattn aggregate {directory}/shard-*")
+        print(f"watch with: jaxattn status {directory}; then: jaxattn aggregate {directory}")
         return 0
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
         raise RunError(f"launch: jobs {', '.join(failed)} failed; their logs are in {directory / 'jobs'}")
-    print_summary(*folders)
+    print_summary(_together(folders))
     return 0
 
 
-def status(directory: Annotated[Positional[Path], arg(metavar="DIR")], /) -> int:
+def status(directories: Folders, /) -> int:
     """Show how far a run is, cell by cell, also while it is running in another terminal.
 
     Example: jaxattn status results/quickstart
-
-    Args:
-        directory: Results folder, finished or not.
     """
     from jaxattn.engine.status import status as look
 
-    table, whole = look(directory)
-    print_table(whole, table)
+    folders, missing = read_folders(directories)
+    for folder in folders:
+        table, whole = look(folder)
+        print_table(f"{folder}: {whole}" if len(folders) > 1 else whole, table)
+    for folder in missing:
+        print(f"{folder}: not begun")
     return 0
 
 

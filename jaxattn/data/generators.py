@@ -1,7 +1,7 @@
 """Synthetic corpora as settings: each class names its settings, checks them and draws the corpora."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from jax import Array
@@ -9,6 +9,7 @@ from jax import Array
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.interactions import check_negation, check_xor, negation, xor
 from jaxattn.data.ragged import WIDTH
+from jaxattn.data.sizes import check_tokens
 from jaxattn.data.splits import Splits, draw_splits
 from jaxattn.data.synthetic import (
     assumption1,
@@ -22,6 +23,23 @@ from jaxattn.spec import Count, HalfShare, PositiveInt, Share, Spec
 
 # What a study makes of any generator, not the generator itself.
 _OF_THE_STUDY = ("test_sequences", "validation_sequences", "label_noise")
+
+
+class Numbered(Sequence[str]):
+    """The numbers 0 to V - 1 as names of tokens, written when they are asked for."""
+
+    def __init__(self, vocab_size: int):
+        """Name V tokens."""
+        self._numbers = range(vocab_size)
+
+    def __len__(self) -> int:
+        """Tell V."""
+        return len(self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Write one number, or some."""
+        found = self._numbers[place]
+        return [str(s) for s in found] if isinstance(place, slice) else str(found)
 
 
 class Generator(Spec, frozen=True, kw_only=True):
@@ -60,7 +78,7 @@ class Generator(Spec, frozen=True, kw_only=True):
     @property
     def tokens(self) -> Sequence[str]:
         """Names of the V tokens: their numbers."""
-        return [str(s) for s in range(self.vocab_size)]
+        return Numbered(self.vocab_size)
 
     def generate(self, key: Array, sequences: int, used: Array | None = None) -> Corpus:
         """Draw one corpus with clean labels; pure, for jit and vmap.
@@ -97,6 +115,7 @@ class Generator(Spec, frozen=True, kw_only=True):
     def check(self, *context: object) -> None:
         """Raise InputError if no corpus of some split has these sizes."""
         for sequences in {self.sequences, self.test_sequences, self.validation_sequences} - {0}:
+            check_tokens(sequences, self.length)
             self.check_sizes(sequences)
 
     def check_sizes(self, sequences: int) -> None:

@@ -1,12 +1,22 @@
 """Checks of sizes that the generators of synthetic corpora share."""
 
 from jaxattn.errors import InputError
+from jaxattn.spec import MOST
 
 
 def check_multiple(name: str, value: int, of: int, unit: str) -> None:
     """Raise InputError unless a size is a positive multiple of `of`, which `unit` puts into words."""
     if value < of or value % of:
         raise InputError(f"{name}: {value} is not a positive multiple of {unit}")
+
+
+def check_tokens(sequences: int, length: int) -> None:
+    """Raise InputError if a corpus has more tokens than a 32-bit integer counts."""
+    if sequences * length > MOST:
+        raise InputError(
+            f"length: {sequences:,} sequences of {length:,} are {sequences * length:,} tokens, more than "
+            f"{MOST:,}; give fewer or shorter ones"
+        )
 
 
 def check_room(vocab_size: int, length: int, special: int, held: int) -> None:

@@ -1,6 +1,7 @@
 """The optimisers of the field by name, as optax transformations."""
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -93,8 +94,10 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
             number.
     """
     factory = _factory(name)
+    # A grid asks for the same few optimisers in every cell.
+    signature = _signature if inspect.isfunction(factory) else inspect.signature
     called = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
-    first, *others = inspect.signature(factory).parameters.values()
+    first, *others = signature(factory).parameters.values()
     known = {x.name: x for x in others if x.kind is not x.VAR_KEYWORD}
     allowed = {*known, *(_SHARED if name in _OWN else ()), *(("epsilon",) if "eps" in known else ())}
     takes_any = len(known) < len(others)
@@ -117,9 +120,15 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
         raise InputError(f"{missing[0]}: {called} needs it; add this option")
 
 
+_signature = functools.cache(inspect.signature)
+
+
 def _factory(name: str | Factory) -> Factory:
-    if not isinstance(name, str):
-        return name
+    return _named(name) if isinstance(name, str) else name
+
+
+@functools.cache
+def _named(name: str) -> Factory:
     if name in _OWN:
         return _OWN[name]
     # Functions that draw noise need a key for every seed, which only a function of the user's own can give.

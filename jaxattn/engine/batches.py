@@ -1,5 +1,7 @@
 """What runs together: lanes of a compile group, cut into batches that fit in memory, and shards of them."""
 
+import bisect
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -8,6 +10,9 @@ from typing import NamedTuple
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.errors import InputError
 from jaxattn.study.grid import Cell
+
+# Each has files of its own.
+MOST_BATCHES = 100_000
 
 
 class Batch(NamedTuple):
@@ -22,6 +27,11 @@ class Batch(NamedTuple):
         """A name that is unique within the study, and tells cells and seeds."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
+
+    @property
+    def width(self) -> int:
+        """How many lanes it has."""
+        return len(self.cells) * len(self.seeds)
 
     @property
     def lanes(self) -> list[tuple[Cell, int]]:
@@ -43,28 +53,51 @@ def cut(
 
     Returns:
         The batches, group after group, cells and seeds in ascending order.
+
+    Raises:
+        InputError: more batches than a folder can hold.
     """
-    batches = []
-    held = [_parse_name(name) for name in known]
-    for group, width in zip(groups, widths, strict=True):
-        numbers = {cell.number for cell in group.cells}
-        own = [
-            Batch(group, tuple(cell for cell in group.cells if first <= cell.number <= last), several)
-            for first, last, several in held
-            if first in numbers
-        ]
-        there: dict[int, set[int]] = {number: set() for number in numbers}
-        for batch in own:
-            for cell in batch.cells:
-                there[cell.number].update(batch.seeds)
-        for missing, some in itertools.groupby(
-            group.cells, key=lambda cell: tuple(sorted(set(seeds) - there[cell.number]))
-        ):
-            together = tuple(some)
-            for run in _runs(missing):
-                own += [Batch(group, *part) for part in _rectangles(together, run, width)]
-        batches += sorted(own, key=lambda batch: (batch.cells[0].number, batch.seeds.start))
+    batches: list[Batch] = []
+    for group, width, held in zip(groups, widths, _held(groups, known), strict=True):
+        new = itertools.islice(_cut_new(group, held, seeds, width), MOST_BATCHES + 1)
+        batches += sorted([*held, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
+        if len(batches) > MOST_BATCHES:
+            raise InputError(
+                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds, {width:,} together, are more "
+                f"than {MOST_BATCHES:,} batches; let more run together (chunk, --max-memory), or sweep less"
+            )
     return batches
+
+
+def _held(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
+    """Find the batches of every group that a folder holds, by their names."""
+    place = {
+        cell.number: (k, index) for k, group in enumerate(groups) for index, cell in enumerate(group.cells)
+    }
+    held: list[list[Batch]] = [[] for _ in groups]
+    for first, last, seeds in map(_parse_name, known):
+        if first in place:
+            k, index = place[first]
+            end = bisect.bisect(groups[k].cells, last, key=lambda cell: cell.number)
+            held[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
+    return held
+
+
+def _cut_new(group: CompileGroup, held: Sequence[Batch], seeds: Sequence[int], width: int) -> Iterator[Batch]:
+    """Cut those lanes of a group that none of its batches has."""
+    there: dict[int, tuple[range, ...]] = {}
+    for batch in held:
+        for cell in batch.cells:
+            there[cell.number] = (*there.get(cell.number, ()), batch.seeds)
+
+    @functools.cache
+    def missing(ranges: tuple[range, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(seeds).difference(*ranges)))
+
+    for wanted, some in itertools.groupby(group.cells, lambda cell: missing(there.get(cell.number, ()))):
+        together = tuple(some)
+        for run in _runs(wanted):
+            yield from (Batch(group, *part) for part in _rectangles(together, run, width))
 
 
 def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:

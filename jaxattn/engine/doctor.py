@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxattn.data import cache
+from jaxattn.engine import memory
 from jaxattn.engine.manifest import PACKAGES
+from jaxattn.errors import InputError
 
 # Float32 scatter-add is hundreds of times slower than it should be on GPUs with these.
 SLOW_SCATTER = ((0, 10, 2), (0, 11, 0))
@@ -39,6 +41,7 @@ def examine(compiled: Path) -> list[Finding]:
     checks: dict[str, Callable[[], tuple[str, str]]] = {
         "python": lambda: ("ok", platform.python_version()),
         "packages": _packages,
+        "address space": _address_space,
         "devices": _devices,
         "float64": _float64,
         "GPU scatter": _scatter,
@@ -51,6 +54,9 @@ def examine(compiled: Path) -> list[Finding]:
     for name, check in checks.items():
         try:
             findings.append(Finding(name, *check()))
+        except InputError as error:
+            # Whatever starts a device would end this process.
+            return [*findings, Finding(name, "broken", str(error))]
         except Exception as error:  # whatever is wrong with the machine is what is asked for
             findings.append(Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
     return findings
@@ -65,6 +71,13 @@ def scatter_is_slow(platform_name: str, jaxlib: str) -> bool:
 
 def _packages() -> tuple[str, str]:
     return "ok", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+
+
+def _address_space() -> tuple[str, str]:
+    notes: list[str] = []
+    memory.check_address_space(notes.append)
+    limit = memory.address_space()
+    return ("note", notes[0]) if notes else ("ok", f"{limit / 2**30:.1f} GiB" if limit else "no limit")
 
 
 def _devices() -> tuple[str, str]:

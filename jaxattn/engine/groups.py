@@ -1,7 +1,7 @@
 """Compile groups: cells that differ in numbers only, and run side by side as lanes of one program."""
 
-import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -32,21 +32,27 @@ class CompileGroup(NamedTuple):
             largest vocabulary, to which the others are padded.
         cells: the cells, in the order of the study.
         varying: which numbers differ between the cells.
+        numbers: all numbers that lanes may have for themselves, by the number of the cell.
     """
 
     number: int
     setting: Setting
     cells: tuple[Cell, ...]
     varying: tuple[Path, ...]
+    numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
         """Collect the numbers of some lanes, given the cell of each; arrays (L,)."""
-        own = [hyperparameters(cell.setting) for cell in cells]
-        dtypes = {int: jnp.int32, float: jnp.dtype(self.setting.dtype)}
         return {
-            path: jnp.asarray([lane[path] for lane in own], dtypes[type(own[0][path])])
-            for path in self.varying
+            path: jnp.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
+            for path, dtype in self.dtypes().items()
         }
+
+    def dtypes(self) -> dict[Path, Any]:
+        """Tell the dtypes of those numbers."""
+        first = self.numbers[self.cells[0].number]
+        known = {int: jnp.dtype("int32"), float: jnp.dtype(self.setting.dtype)}
+        return {path: known[type(first[path])] for path in self.varying}
 
     def key(self, path: Path) -> str:
         """Write the path of a number as a sweep file does."""
@@ -56,9 +62,14 @@ class CompileGroup(NamedTuple):
 def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
     """Collect cells into groups, in the order of their first cells."""
     members: dict[bytes, list[Cell]] = {}
+    numbers = {}
     for cell in cells:
-        members.setdefault(_shape(cell), []).append(cell)
-    return [_group(number, tuple(own)) for number, own in enumerate(members.values())]
+        numbers[cell.number] = hyperparameters(cell.setting)
+        members.setdefault(_shape(cell, numbers[cell.number]), []).append(cell)
+    return [
+        _group(number, tuple(own), {cell.number: numbers[cell.number] for cell in own})
+        for number, own in enumerate(members.values())
+    ]
 
 
 def rehearse_groups(
@@ -82,9 +93,8 @@ def rehearse_groups(
     raised: dict[int, UserCodeError] = {}
     files = study.names.files(study.own_kinds)
     for group in groups if study.own_kinds else ():
-        own = hyperparameters(group.setting)
         try:
-            rehearse(group.setting, {path: own[path] for path in group.varying}, files, progress)
+            rehearse(group.setting, group.dtypes(), files, progress)
         except UserCodeError as error:
             raised[group.number] = error
             if not keep_going or len(raised) == len(groups):
@@ -92,23 +102,29 @@ def rehearse_groups(
     return frozenset(raised)
 
 
-def _shape(cell: Cell) -> bytes:
+def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
     """Write down what decides the programs of a cell: its tables without numbers a lane may have."""
-    kept = copy.deepcopy(cell.tables)
-    for head, *rest in hyperparameters(cell.setting):
-        *parents, last = (*IN_TABLES.get(head, (head,)), *rest)
-        table: Any = kept
-        for part in parents:
-            table = table[part]
-        del table[last]
+    kept: Any = cell.tables
+    for head, *rest in numbers:
+        kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))
     return msgspec.json.encode(kept, order="deterministic")
 
 
-def _group(number: int, cells: tuple[Cell, ...]) -> CompileGroup:
-    each = [hyperparameters(cell.setting) for cell in cells]
-    varying = tuple(path for path in each[0] if len({own[path] for own in each}) > 1)
+def _without(tree: Any, path: Path) -> Any:
+    """Leave out what stands at a path."""
+    first, *rest = path
+    if not rest:
+        return {key: x for key, x in tree.items() if key != first}
+    changed = copy(tree)
+    changed[first] = _without(tree[first], tuple(rest))
+    return changed
+
+
+def _group(number: int, cells: tuple[Cell, ...], numbers: Mapping[int, Hyperparameters]) -> CompileGroup:
+    each = numbers.values()
     setting = cells[0].setting
+    varying = tuple(path for path in numbers[cells[0].number] if len({own[path] for own in each}) > 1)
     if VOCAB_SIZE in varying:
         largest = max(own[VOCAB_SIZE] for own in each)
         setting = setting._replace(data=with_values(setting.data, {"vocab_size": largest}))
-    return CompileGroup(number, setting, cells, varying)
+    return CompileGroup(number, setting, cells, varying, numbers)

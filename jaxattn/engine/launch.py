@@ -47,6 +47,8 @@ def submit(
     Raises:
         InputError: submitit is not installed, no such queue here, or an option it does not know.
     """
+    if "timeout_min" in options:
+        raise InputError(f"--option timeout_min={options['timeout_min']}: give the time limit as --minutes")
     try:
         import submitit
     except ImportError:
@@ -55,10 +57,11 @@ def submit(
         ) from None
     try:
         queue = submitit.AutoExecutor(folder=str(folder), cluster=executor)
-        queue.update_parameters(timeout_min=minutes, name="jaxattn", **options)
+        queue.update_parameters(**{"name": "jaxattn", "timeout_min": minutes} | options)
         with queue.batch():
             jobs = [queue.submit(Shard(command)) for command in commands]
     except (RuntimeError, NameError, ValueError, TypeError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"launch: {executor} does not take the jobs: {reason}") from None
+        here = "; --executor local runs them on this machine" if executor != "local" else ""
+        raise InputError(f"launch: {executor} does not take the jobs: {reason}{here}") from None
     return jobs

@@ -2,6 +2,8 @@
 
 import math
 import os
+import resource
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +17,13 @@ from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import load, program, seed_keys, start
 from jaxattn.errors import InputError
+from jaxattn.study.seed import keys
 from jaxattn.study.setting import Setting
 
 # What state and corpora grow to while a program works on them: gradients, moments, temporaries.
 CERTAIN = 12
+# Bytes of address space in which small studies were seen to compile; with three quarters some aborted.
+ADDRESS_SPACE = 4 * 2**30
 
 
 class Memory(NamedTuple):
@@ -44,7 +49,9 @@ class Memory(NamedTuple):
         return max(0, each) * self.devices
 
 
-def width(group: CompileGroup, seeds: int, budget: int) -> int:
+def width(
+    group: CompileGroup, seeds: int, budget: int, tell: Callable[[CompileGroup], None] = lambda group: None
+) -> int:
     """Choose how many lanes of a group run together.
 
     Shapes are traced to find out only if sizes alone leave a doubt that all lanes fit, and programs are
@@ -54,6 +61,7 @@ def width(group: CompileGroup, seeds: int, budget: int) -> int:
         group: cells that share a program.
         seeds: how many seeds of each are wanted.
         budget: bytes that may be used on every device.
+        tell: called before programs are compiled, which takes seconds.
 
     Returns:
         The number of lanes; at most all of them.
@@ -68,10 +76,14 @@ def width(group: CompileGroup, seeds: int, budget: int) -> int:
     held, own = _sizes(group, math.ceil(lanes / used) * used)
     if held + CERTAIN * own * math.ceil(lanes / used) <= budget:
         return lanes
-    memory = predict(group)
-    if (fitting := memory.fits(budget)) == 0:
+    fitting = 0
+    if (needed := held + own) <= budget:
+        tell(group)
+        memory = predict(group)
+        fitting, needed = memory.fits(budget), memory.of(1)
+    if fitting == 0:
         raise InputError(
-            f"cell {group.cells[0].number}: one seed needs {memory.of(1) / 2**20:,.0f} MiB, but "
+            f"cell {group.cells[0].number}: one seed needs {needed / 2**20:,.0f} MiB, but "
             f"{budget / 2**20:,.0f} MiB may be used; make it smaller (model.dim, the data), or raise "
             "--max-memory"
         )
@@ -128,9 +140,39 @@ def default_budget() -> int:
     if limit := (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"):
         return int(0.8 * limit)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    contained = Path("/sys/fs/cgroup/memory.max")
-    allowed = contained.read_text().strip() if contained.is_file() else "max"
-    return min(physical, int(allowed) if allowed.isdecimal() else physical) // 4
+    return min([physical, address_space() or physical, *_of_control_groups()]) // 4
+
+
+def address_space() -> int | None:
+    """Bytes of address space that this process may have (`ulimit -v`), None if there is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def check_address_space(note: Callable[[str], None]) -> None:
+    """Say that address space is short before XLA finds out, which ends the process whatever catches it.
+
+    Raises:
+        InputError: no program can be compiled in so little.
+    """
+    if (limit := address_space()) is None or limit >= ADDRESS_SPACE:
+        return
+    words = f"address space is limited to {limit / 2**30:.1f} GiB (ulimit -v)"
+    remedy = f"allow {ADDRESS_SPACE / 2**30:.0f} GiB or more"
+    if limit < ADDRESS_SPACE // 2:
+        raise InputError(f"{words}, too little to compile programs; {remedy}")
+    note(f"{words}: if programs need more, XLA ends the process without a message; {remedy}")
+
+
+def _of_control_groups(
+    root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")
+) -> list[int]:
+    """Limits of the control groups that this process is in, of containers and of batch systems."""
+    own = process.read_text().partition("0::")[2].partition("\n")[0] if process.is_file() else ""
+    group = root / own.strip("/")
+    folders = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    texts = [path.read_text().strip() for folder in folders if (path := folder / "memory.max").is_file()]
+    return [int(text) for text in texts if text.isdecimal()]
 
 
 def abstract(group: CompileGroup, lanes: int) -> Loaded:
@@ -173,11 +215,11 @@ def _params(group: CompileGroup, loaded: Loaded, lanes: int) -> Any:
 
 
 def _keys(lanes: int) -> Any:
-    return jax.eval_shape(lambda: seed_keys(list(range(lanes)))[0])
+    return jax.eval_shape(lambda: jax.vmap(keys)(jnp.zeros(lanes, jnp.uint32)))[0]
 
 
 def _numbers(group: CompileGroup, lanes: int) -> Any:
-    return jax.eval_shape(lambda: group.hyperparameters([group.cells[0]] * lanes))
+    return {path: jax.ShapeDtypeStruct((lanes,), dtype) for path, dtype in group.dtypes().items()}
 
 
 def _size(tree: Any) -> int:

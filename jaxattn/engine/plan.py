@@ -1,12 +1,15 @@
 """What a sweep will do, before it is run: cells, groups of one shape, units, memory, what is done."""
 
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from jaxattn.data.text import silent
 from jaxattn.engine import batches, memory
-from jaxattn.engine.groups import compile_groups, rehearse_groups
+from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.engine.run import lane_widths
 from jaxattn.engine.runtime import estimate_runtime
 from jaxattn.engine.store import Store
@@ -14,7 +17,12 @@ from jaxattn.study.definition import Definition
 
 
 def plan(
-    study: Definition, directory: Path, max_memory: int | None = None, *, quick: bool = False
+    study: Definition,
+    directory: Path,
+    max_memory: int | None = None,
+    *,
+    quick: bool = False,
+    progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[pd.DataFrame], str]:
     """Lay out a study.
 
@@ -23,6 +31,7 @@ def plan(
         directory: the results folder it would run in.
         max_memory: bytes that may be used on a device; chosen for the device by default.
         quick: leave out memory and time, for which every group is compiled and tried.
+        progress: told which group that is, and the share of groups done.
 
     Returns:
         A table of the cells: settings, group, seeds, and how many of them are done. A table of the groups,
@@ -31,48 +40,56 @@ def plan(
         long what is left will take. And a sentence on the whole.
 
     Raises:
-        InputError: a cell whose sizes do not fit, or that does not fit in memory.
+        InputError: a cell whose sizes do not fit, or that does not fit in memory; a folder of another config.
     """
     folder = Store(directory)
-    found = compile_groups(study.cells)
-    rehearse_groups(study, found, silent)
-    widths = lane_widths(study, found, folder, max_memory)
-    cut = batches.cut(found, study.seeds, folder.batches(), widths)
-    groups = {group.number: group for group in found}
-    cells, rows, seconds = [], [], 0.0
-    for number, group in groups.items():
-        own = [batch for batch in cut if batch.group.number == number]
-        width = max(len(batch.lanes) for batch in own)
-        for cell in group.cells:
-            holding = [batch for batch in own if cell in batch.cells]
-            done = sum(len(batch.seeds) for batch in holding if folder.is_marked(batch.name))
-            seeds = sum(len(batch.seeds) for batch in holding)
-            cells.append(
-                {"cell": cell.number, **cell.settings, "group": number, "done": f"{done} of {seeds}"}
-            )
-        left = [batch for batch in own if not folder.is_marked(batch.name)]
+    groups = compile_groups(study.cells)
+    rehearse_groups(study, groups, silent)
+    widths = lane_widths(study, groups, folder, max_memory, progress=progress)
+    cut = batches.cut(groups, study.seeds, folder.batches(), widths)
+    marked = {batch.name for batch in cut if folder.is_marked(batch.name)}
+    rows, seconds = [], 0.0
+    for number, of_group in itertools.groupby(cut, key=lambda batch: batch.group.number):
+        group, own = groups[number], list(of_group)
         row = {
             "group": number,
             "cells": len(group.cells),
             "vmapped": ", ".join(["seed", *(group.key(path) for path in group.varying)]),
-            "lanes": sum(len(batch.lanes) for batch in own),
-            "together": width,
+            "lanes": sum(batch.width for batch in own),
+            "together": max(batch.width for batch in own),
             "batches": len(own),
         }
         if not quick:
-            lanes = sum(len(batch.lanes) for batch in left)
+            progress(f"trying compile group {number + 1} of {len(groups)}", number / len(groups))
+            left = [batch for batch in own if batch.name not in marked]
+            lanes = sum(batch.width for batch in left)
             time = estimate_runtime(group, list(left[0].seeds), lanes, len(left)) if left else 0.0
-            needed = memory.predict(group).of(width)
+            needed = memory.predict(group).of(row["together"])
             row |= {"memory": f"{needed / 2**20:,.0f} MiB", "time": duration(time)}
             seconds += time
         rows.append(row)
-    done = sum(folder.is_marked(batch.name) for batch in cut)
-    whole = (
-        f"{study.name}: {len(cells)} cells in {len(rows)} groups, {len(cut)} batches, {done} of them done"
-        + ("" if quick else f", about {duration(seconds)} left")
-    )
-    tables = [pd.DataFrame(cells).sort_values("cell", ignore_index=True), pd.DataFrame(rows)]
-    return tables, whole
+    cells = _cells(groups, cut, marked)
+    counts = f"{len(cells)} cells in {len(rows)} groups, {len(cut)} batches, {len(marked)} of them done"
+    left_over = "" if quick else f", about {duration(seconds)} left"
+    return [cells, pd.DataFrame(rows)], f"{study.name}: {counts}{left_over}"
+
+
+def _cells(
+    groups: Sequence[CompileGroup], cut: Sequence[batches.Batch], marked: Collection[str]
+) -> pd.DataFrame:
+    """Lay out the cells, and how many seeds of each are done."""
+    wanted, done = Counter[int](), Counter[int]()
+    for batch in cut:
+        for cell in batch.cells:
+            wanted[cell.number] += len(batch.seeds)
+            done[cell.number] += len(batch.seeds) if batch.name in marked else 0
+    rows = [
+        {"cell": n, **cell.settings, "group": group.number, "done": f"{done[n]} of {wanted[n]}"}
+        for group in groups
+        for cell in group.cells
+        for n in [cell.number]
+    ]
+    return pd.DataFrame(rows).sort_values("cell", ignore_index=True)
 
 
 def duration(seconds: float) -> str:

@@ -27,10 +27,10 @@ class Reporter:
         """Open the bar on a terminal."""
         if self.console.is_terminal and not self.quiet and sys.stderr.isatty():
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=30),
                 TextColumn("{task.percentage:5.1f} %"),
-                TextColumn("{task.fields[state]}"),
+                TextColumn("{task.fields[state]}", markup=False),
                 TimeElapsedColumn(),
                 TextColumn("ETA"),
                 TimeRemainingColumn(elapsed_when_finished=True),

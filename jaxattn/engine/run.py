@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -81,6 +81,7 @@ def run(
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
     started = time.monotonic()
+    memory.check_address_space(reporter.note)
     folder = Store(directory, reporter.note)
     with (
         folder.locked(),
@@ -90,7 +91,7 @@ def run(
     ):
         groups = compile_groups(study.cells)
         raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
-        widths = lane_widths(study, groups, folder, max_memory, shard[1], raising)
+        widths = lane_widths(study, groups, folder, max_memory, shard[1], raising, reporter.update)
         own = batches.share(batches.cut(groups, study.seeds, folder.batches(), widths), shard)
         described = manifest.describe(study, command, shard=shard, widths=widths, batches=own)
         now = folder.open(described, accept_code) | {"widths": widths, "batches": described["batches"]}
@@ -128,23 +129,27 @@ def lane_widths(
     max_memory: int | None,
     shards: int = 1,
     raising: frozenset[int] = frozenset(),
+    progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> list[int]:
     """Choose how many lanes of every group run together; what a folder was begun with, it keeps.
 
-    Groups in `raising` fail however many it is.
+    Groups in `raising` fail however many it is. `progress` is told what takes long.
 
     Raises:
-        InputError: a cell that does not fit in memory.
+        InputError: a cell that does not fit in memory, or a folder of another config.
     """
-    if folder.manifest_path.exists() and max_memory is None and folder.batches():
-        known = folder.read_manifest()["widths"]
-        if len(known) == len(groups):
-            return known
+    known = folder.begun(study.config, {cell.number: cell.config_hash for cell in study.cells})
+    if known and max_memory is None and len(known["widths"]) == len(groups):
+        return known["widths"]
     budget = max_memory or memory.default_budget()
     seeds = len(study.seeds)
+
+    def tell(group: CompileGroup) -> None:
+        progress(f"memory of compile group {group.number + 1} of {len(groups)}", 0.0)
+
     fitting = [
         study.chunk
-        or (len(group.cells) * seeds if group.number in raising else memory.width(group, seeds, budget))
+        or (len(group.cells) * seeds if group.number in raising else memory.width(group, seeds, budget, tell))
         for group in groups
     ]
     # Every shard gets something to do.

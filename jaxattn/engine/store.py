@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ import pandas as pd
 
 from jaxattn.engine import checkpoints
 from jaxattn.engine.checkpoints import Position
-from jaxattn.engine.manifest import differences
+from jaxattn.engine.manifest import FORMAT, differences
 from jaxattn.errors import InputError, RunError
 
 TABLES = ("records", "tokens")
@@ -52,6 +52,9 @@ class Store:
                     f"{self.directory}: {holder} is running there; wait for it, or choose another folder "
                     "with --out"
                 ) from None
+            except OSError as error:
+                reason = f"this file system has no locks ({error.strerror})"
+                self.note(f"{self.directory}: {reason}; start no second run there")
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
@@ -73,20 +76,9 @@ class Store:
             RunError: it cannot be written.
         """
         if self.manifest_path.exists():
-            known = self.read_manifest()
-            if known.get("format") != manifest["format"]:
-                raise InputError(
-                    f"{self.directory}: written by another version of jaxattn; choose another folder "
-                    "with --out"
-                )
-            changed = differences(known["config"], manifest["config"])
-            if changed and not self.batches():
-                known = manifest  # nothing was computed yet, for example since the config did not fit
-            elif changed:
-                raise InputError(
-                    f"{self.directory}: holds results of another config ({'; '.join(changed)}); "
-                    "choose another folder with --out, or delete this one"
-                )
+            # Without a batch nothing was computed yet, for example since the config did not fit.
+            hashes = {cell["cell"]: cell["config_hash"] for cell in manifest["cells"]}
+            known = self.begun(manifest["config"], hashes) or manifest
             _check_code(
                 self.directory, known.get("code", {}), manifest["code"], accept_code or not self.batches()
             )
@@ -98,6 +90,34 @@ class Store:
             raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
         self.write_manifest(manifest)
         return manifest
+
+    def begun(self, config: dict[str, Any], hashes: Mapping[int, str]) -> dict[str, Any] | None:
+        """Read the manifest of what was begun here, None if nothing was.
+
+        Args:
+            config: what is to be continued.
+            hashes: the hashes of its cells, by their numbers.
+
+        Raises:
+            InputError: it is of another config than this one, or of another version.
+        """
+        if not self.manifest_path.exists() or not self.batches():
+            return None
+        known = self.read_manifest()
+        if known.get("format") != FORMAT:
+            raise InputError(
+                f"{self.directory}: written by another version of jaxattn; choose another folder with --out"
+            )
+        changed = differences(known["config"], config)
+        if not changed:
+            of_cells = ((cell["cell"], cell["config_hash"]) for cell in known["cells"])
+            changed = [f"cell {number}" for number, was in of_cells if hashes.get(number, was) != was]
+        if changed:
+            raise InputError(
+                f"{self.directory}: holds results of another config ({'; '.join(changed):.500}); "
+                "choose another folder with --out, or delete this one"
+            )
+        return known
 
     def is_locked(self) -> bool:
         """Tell whether a process works in this folder."""

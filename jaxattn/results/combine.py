@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from jaxattn.errors import InputError
+from jaxattn.results.numbers import setting
 from jaxattn.results.run import Run
 
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -76,7 +77,7 @@ def choose(
 
     Args:
         results: what to choose from.
-        where: values that keys of a cell's config must have.
+        where: values that keys of a cell's config must have, or as tables print them.
         metrics: names; all if empty.
         phases: names; all if empty.
 
@@ -94,11 +95,11 @@ def choose(
             raise InputError(f"{name} {missing[0]!r}: the run recorded {', '.join(sorted(map(str, known)))}")
         if wanted:
             records = records[records[name].isin(list(wanted))]
-    kept = [
-        cell
-        for cell in results.manifest["cells"]
-        if all(_equal(results.lookup(cell["cell"], k), x) for k, x in (where or {}).items())
-    ]
+    kept = list(results.manifest["cells"])
+    for key, wanted in (where or {}).items():
+        values = [results.lookup(cell["cell"], key) for cell in kept]
+        meant = _meant(key, values, wanted)
+        kept = [cell for cell, value in zip(kept, values, strict=True) if value in meant]
     numbers = [cell["cell"] for cell in kept]
     records = records[records["cell"].isin(numbers)]
     if records.empty:
@@ -135,7 +136,7 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     Args:
         results: what to compare.
         key: a swept key.
-        first: the value that is subtracted.
+        first: the value that is subtracted, or as tables print it.
         second: the value it is subtracted from.
 
     Returns:
@@ -147,15 +148,17 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     """
     if key not in results.axes:
         raise InputError(f"{key}: not swept; swept is {', '.join(results.axes) or 'nothing'}")
+    values = [cell["settings"].get(key) for cell in results.manifest["cells"]]
+    sides = [(sign, _meant(key, values, wanted)) for sign, wanted in ((-1.0, first), (1.0, second))]
     rest, side = {}, {}
-    for cell in results.manifest["cells"]:
-        settings = dict(cell["settings"])
-        value = settings.pop(key, None)
-        for sign, wanted in ((-1.0, first), (1.0, second)):
-            if _equal(value, wanted):
-                rest[cell["cell"]], side[cell["cell"]] = settings, sign
+    for cell, value in zip(results.manifest["cells"], values, strict=True):
+        for sign, meant in sides:
+            if value in meant:
+                rest[cell["cell"]] = {name: x for name, x in cell["settings"].items() if name != key}
+                side[cell["cell"]] = sign
     if set(side.values()) != {-1.0, 1.0}:
-        raise InputError(f"{key}: no cells with both {first!r} and {second!r}")
+        known = ", ".join(dict.fromkeys(setting(value) for value in values if value is not None))
+        raise InputError(f"{key}: no cells with both {first!r} and {second!r}; its values are {known:.200}")
 
     def difference(records: pd.DataFrame) -> pd.DataFrame:
         keys = ["cell", "seed", "phase", "step", "metric"]
@@ -196,5 +199,23 @@ def _regroup(
     return replace(results, manifest=manifest, records=records, tokens=results.tokens.iloc[:0])
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return one == other or str(one) == str(other)
+def _meant(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
+    """Find what is meant among some values: the same text or number, else the one that is printed so."""
+    if exact := [value for value in values if _equal(value, wanted)]:
+        return exact
+    printed = dict.fromkeys(x for x in values if isinstance(x, float) and setting(x) == str(wanted))
+    if len(printed) > 1:
+        listed = ", ".join(map(repr, list(printed)[:5]))
+        raise InputError(f"{key}: {wanted} is printed for {listed}; give all digits of one")
+    return list(printed)
+
+
+def _equal(value: Any, wanted: Any) -> bool:
+    if value == wanted or str(value) == str(wanted):
+        return True
+    if isinstance(value, bool):
+        return str(value).lower() == wanted
+    try:
+        return isinstance(value, int | float) and value == float(wanted)
+    except (TypeError, ValueError):
+        return False

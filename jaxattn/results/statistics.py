@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -79,7 +80,14 @@ def last_steps(records: pd.DataFrame) -> pd.DataFrame:
     return records[records["step"] == last]
 
 
-def summary_table(
+def summary_table(results: Run, **options: Any) -> pd.DataFrame:
+    """Lay out `summary_rows` for reading: turned round if there are more metrics than rows."""
+    rows = summary_rows(results, **options)
+    by_metric = turned(rows, [*results.axes, "phase"])
+    return by_metric if len(by_metric) > len(rows) else rows
+
+
+def summary_rows(
     results: Run,
     *,
     metrics: Sequence[str] | None = None,
@@ -88,7 +96,7 @@ def summary_table(
     resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
-    """Lay out the last step of each phase for reading.
+    """Lay out the last step of each phase, cell by cell.
 
     Args:
         results: a results folder.
@@ -100,7 +108,7 @@ def summary_table(
 
     Returns:
         Text such as "0.873 [0.871, 0.875]", with "(n=3)" where fewer seeds than planned are finite. One row
-        per cell and phase and a column per metric; turned round if there are more metrics than rows.
+        per cell and phase: the values of the axes, the phase, and a column per metric.
     """
     records = last_steps(results.records)
     chosen = metrics or [name for name in records["metric"].unique() if not re.search(r"_bin_\d+$", name)]
@@ -117,16 +125,19 @@ def summary_table(
     wide = table.assign(text=text).pivot(index=["cell", "phase"], columns="metric", values="text").fillna("")
     order = table[["cell", *keys]].drop_duplicates(["cell", "phase"])
     wide = wide.reindex(index=pd.MultiIndex.from_frame(order[["cell", "phase"]]), columns=list(chosen))
-    if len(wide.columns) > len(wide):
-        phases = [] if order["phase"].nunique() == 1 and results.axes else ["phase"]
-        names = [
-            ", ".join([*(f"{axis} = {setting(row[axis])}" for axis in results.axes), *row[phases]])
-            for _, row in order.iterrows()
-        ]
-        wide = wide.set_axis(pd.Index(names), axis=0).T
-        return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
     heads = order[keys].map(setting).reset_index(drop=True)
     return pd.concat([heads, wide.reset_index(drop=True).rename_axis(columns=None)], axis=1)
+
+
+def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Turn `summary_rows` round: one row per metric, a column per cell and phase, named after the `keys`."""
+    *axes, phase = keys
+    phases = [] if rows[phase].nunique() == 1 and axes else [phase]
+    names = [
+        ", ".join([*(f"{axis} = {row[axis]}" for axis in axes), *row[phases]]) for _, row in rows.iterrows()
+    ]
+    wide = rows.drop(columns=list(keys)).set_axis(pd.Index(names), axis=0).T
+    return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
 
 
 def bootstrap_mean(

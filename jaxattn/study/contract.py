@@ -25,7 +25,7 @@ _ADDED = ("best_test_accuracy",)
 
 def rehearse(
     setting: Setting,
-    varying: Mapping[Path, float | int],
+    varying: Mapping[Path, Any],
     files: frozenset[str],
     progress: Callable[[str, int, int | None], None] = lambda *_: None,
 ) -> None:
@@ -33,7 +33,7 @@ def rehearse(
 
     Args:
         setting: what the cells of a program have in common.
-        varying: numbers that the lanes of the program have for themselves, which are traced.
+        varying: dtypes of the numbers that the lanes of the program have for themselves, which are traced.
         files: the source files of the user's code.
         progress: told how far the reading of texts is.
 
@@ -42,11 +42,10 @@ def rehearse(
             programs are made; names the place and the remedy.
         UserCodeError: code of the user's raised; its cause is what it raised.
     """
-    dtypes = {int: "int32", float: setting.dtype}
     with jax.enable_x64(setting.dtype == "float64"), jax.default_matmul_precision("highest"):
         shared = setting.data.load(progress) if setting.data.shared else None
         rehearsal = _Rehearsal(setting, shared, files)
-        numbers = {path: jax.ShapeDtypeStruct((), dtypes[type(x)]) for path, x in varying.items()}
+        numbers = {path: jax.ShapeDtypeStruct((), dtype) for path, dtype in varying.items()}
         try:
             rehearsal.run(numbers)
         except RunError as error:

@@ -12,7 +12,8 @@ from jaxattn.study import grid
 from jaxattn.study.grid import Cell
 from jaxattn.study.kinds import explain
 from jaxattn.study.namespace import Namespace
-from jaxattn.study.setting import Made, Setting, make
+from jaxattn.study.setting import Maker, Setting
+from jaxattn.study.tree import check_values
 
 MOST_SEEDS = 1_000_000
 
@@ -59,9 +60,11 @@ class Definition:
     def __init__(self, tree: Mapping[str, Any], names: Namespace | None = None):
         """Check the tables; InputError names the key and a near right one."""
         self.tree = dict(tree)
+        check_values(self.tree)
         self.names = names or Namespace()
         self._tables = _tables(self.tree)
-        self._base: Made = make(self.tree, self.names)
+        self._maker = Maker(self.names)
+        self._base = self._maker.make(self.tree)
         # Whatever is impossible is said now.
         _ = self.seeds, self.cells
 
@@ -107,7 +110,7 @@ class Definition:
     @cached_property
     def cells(self) -> list[Cell]:
         """The cells of the grid, in order."""
-        return grid.cells(self.tree, _tables, self.names)
+        return grid.cells(self.tree, _tables, self._maker.make, self.names)
 
     @property
     def base(self) -> Setting:
@@ -129,17 +132,28 @@ class Definition:
     def own_kinds(self) -> list[str]:
         """Import paths of the code that the study names, in any cell."""
         every = [self.config, *(cell.tables for cell in self.cells)]
-        return sorted({path for tree in every for path in _paths(tree)})
+        # Cells share the tables in which they do not differ.
+        parts = {id(part): part for tree in every for x in tree.values() for part in _tables_in(x)}
+        return sorted({path for part in parts.values() for path in _paths(part)})
 
 
 def _tables(tree: Mapping[str, Any]) -> Tables:
     try:
         return msgspec.convert(dict(tree), Tables)
     except msgspec.ValidationError as error:
-        raise InputError(explain(str(error), "", list(Tables.__struct_fields__), _CHOICES)) from None
+        keys = list(Tables.__struct_fields__)
+        raise InputError(explain(str(error), "", keys, _CHOICES, _PATTERNS)) from None
 
 
 _CHOICES = {"dtype": ["float32", "float64"]}
+_PATTERNS = {
+    "name": "expected letters, digits, '.', '_' and '-', a letter or digit first",
+    "seeds": "expected a number, a range such as '0:20', or a list",
+}
+
+
+def _tables_in(x: Any) -> Sequence[Any]:
+    return [x] if isinstance(x, dict) else x if isinstance(x, list) else ()
 
 
 def _paths(tree: Any) -> Sequence[str]:

@@ -1,8 +1,8 @@
 """From a study to its cells: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
 
-import copy
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -11,13 +11,16 @@ import msgspec
 from jaxattn.errors import InputError, at
 from jaxattn.spec import Count, PositiveInt
 from jaxattn.study.namespace import Namespace
-from jaxattn.study.setting import Made, Setting, make
-from jaxattn.study.tree import assign, merge
+from jaxattn.study.setting import Made, Setting, merged
+from jaxattn.study.tree import assign
 
 # What makes cells out of a study. A block may have its own; a cell has none left.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings that do not change any number of a run: they may change between a run and its continuation.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
+# As many are made and checked in seconds.
+MOST_CELLS = 100_000
+_OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
 Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
 
@@ -58,7 +61,10 @@ class Cell(NamedTuple):
 
 
 def cells(
-    tree: Mapping[str, Any], tables_of: Callable[[Mapping[str, Any]], Any], names: Namespace
+    tree: Mapping[str, Any],
+    tables_of: Callable[[Mapping[str, Any]], Any],
+    make: Callable[[Mapping[str, Any]], Made],
+    names: Namespace,
 ) -> list[Cell]:
     """List the cells of a study, block after block.
 
@@ -68,6 +74,7 @@ def cells(
     Args:
         tree: the tables of the study.
         tables_of: checks the tables of a block or cell; what it returns has the grid's tables.
+        make: makes the setting of a cell's tables.
         names: where import paths point.
 
     Raises:
@@ -80,14 +87,17 @@ def cells(
             for key in block:
                 if key in PRESENTATION and key not in GRID:
                     raise InputError(f"{key} cannot differ between blocks")
-            own = merge({key: x for key, x in tree.items() if key != "blocks"}, block)
+            own = merged({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
-                result.append(_cell(len(result), own, name, settings, tables_of, names))
+                if len(result) == MOST_CELLS:
+                    raise InputError(f"more than {MOST_CELLS:,} cells over all blocks; sweep fewer")
+                result.append(_cell(len(result), own, name, settings, tables_of, make))
     return result
 
 
 def points(grid: Any) -> list[dict[str, Any]]:
     """List the settings of the cells of one block, from its tables."""
+    _check_size(grid)
     factors: tuple[Any, ...] = (
         grid.cells or ({},),
         zipped(grid.zip),
@@ -104,6 +114,17 @@ def points(grid: Any) -> list[dict[str, Any]]:
             settings |= part
         result.append(settings)
     return list(_kept(result, grid.exclude))
+
+
+def _check_size(grid: Any) -> None:
+    """Raise InputError if there are too many cells, counted without making them."""
+    lengths = [len(grid.cells), *(len(values) for values in grid.axes.values())]
+    lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
+    if (size := math.prod(length or 1 for length in lengths)) > MOST_CELLS:
+        raise InputError(
+            f"axes: {size:,} cells are more than {MOST_CELLS:,}; give fewer values, or points of [halton] "
+            "instead of a product"
+        )
 
 
 def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
@@ -172,18 +193,18 @@ def _cell(
     block: str,
     settings: dict[str, Any],
     tables_of: Callable[[Mapping[str, Any]], Any],
-    names: Namespace,
+    make: Callable[[Mapping[str, Any]], Made],
 ) -> Cell:
-    own = {key: value for key, value in copy.deepcopy(dict(tree)).items() if key not in GRID}
+    own: Any = {key: value for key, value in tree.items() if key not in _OF_ALL_CELLS}
     named = {"block": block} if block else {}
     place = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
     with at(f"axes: cell {number} ({place})" if settings else ""):
         for key, value in settings.items():
             if key.partition(".")[0] in PRESENTATION:
                 raise InputError(f"{key} cannot be an axis")
-            assign(own, key, value)
+            own = assign(own, key, value)
         tables_of(own)
-        made = make(own, names)
+        made = make(own)
         return Cell(number, named | settings, *made, config_hash(made))
 
 

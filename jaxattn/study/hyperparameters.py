@@ -4,6 +4,7 @@ These are the floats of data, model, loss, starts, phases and of the user's prob
 `Static`; and the size of a synthetic vocabulary, by padding.
 """
 
+import functools
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -69,7 +70,7 @@ def used_tokens(numbers: Hyperparameters) -> Array | None:
 
 
 def _numbers(thing: Any) -> Iterator[tuple[Path, float]]:
-    static = {field.name for field in fields_of(target_of(thing)) if _is_static(field.type)}
+    static = _static(target_of(thing))
     for name, value in values_of(thing).items():
         if name in static:
             continue
@@ -77,6 +78,12 @@ def _numbers(thing: Any) -> Iterator[tuple[Path, float]]:
             yield (name,), value
         elif isinstance(value, dict):
             yield from (((name, key), x) for key, x in value.items() if isinstance(x, float))
+
+
+@functools.cache
+def _static(target: Any) -> frozenset[str]:
+    """Name the settings that no lane may have for itself."""
+    return frozenset(field.name for field in fields_of(target) if _is_static(field.type))
 
 
 def _is_static(annotation: Any) -> bool:

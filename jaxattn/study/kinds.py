@@ -18,6 +18,7 @@ import msgspec
 from jaxattn.errors import InputError, UserCodeError, at
 from jaxattn.spec import Named
 from jaxattn.study.namespace import Namespace
+from jaxattn.study.tree import check_values
 
 Table = dict[str, Any]
 
@@ -174,13 +175,21 @@ def convert(target: Any, values: Table, place: str) -> Table:
         raise InputError(explain(str(error), place, known, choices)) from None
 
 
-def explain(message: str, place: str, keys: list[str], choices: Mapping[str, list[str]]) -> str:
-    """Put msgspec's message key first and add the nearest right key or value."""
+def explain(
+    message: str,
+    place: str,
+    keys: list[str],
+    choices: Mapping[str, list[str]],
+    patterns: Mapping[str, str] = {},
+) -> str:
+    """Put msgspec's message key first, a pattern in words, and add the nearest right key or value."""
     text, _, inner = message.partition(" - at `$")
     inner = inner.rstrip("`").lstrip(".")
     text = text.replace("Object contains unknown field", "unknown key").replace("`", "'")
     text = text.replace("Object missing required field", "missing key")
     text = text[:1].lower() + text[1:]
+    if "matching regex" in text:
+        text = patterns.get(inner, text)
     if unknown := re.fullmatch(r"unknown key '(.*)'", text):
         text += nearest(unknown[1], keys)
     elif value := re.fullmatch(r"invalid (?:value|enum value) '(.*)'", text):
@@ -208,6 +217,15 @@ def fields_of(target: Any, place: str = "") -> list[Field]:
         raise InputError(f"{place}: an annotation of {target.__name__} cannot be read: {error}") from None
     except TypeError as error:
         raise InputError(f"{place}: {error}") from None
+
+
+def keys_of(concept: Concept, kind: str, names: Namespace) -> set[str]:
+    """Name the settings of a kind, none of one that is not known."""
+    target = concept.known.get(kind) or (names.load(kind) if ":" in kind else None)
+    if target is None:
+        return set()
+    of_function = () if isinstance(target, type) or not concept.adapt else concept.adapt(target)._fields[1:]
+    return {*(field.name for field in fields_of(target, kind)), *of_function}
 
 
 def values_of(thing: Any) -> Table:
@@ -351,9 +369,14 @@ def plain(values: Table, names: Namespace) -> Table:
             raise TypeError(f"{x!r:.60}")
         return _path(x, names)
 
+    check_values(values)
     try:
         flat = {
-            key: x.name if isinstance(x, Named) else _path(x, names) if inspect.isroutine(x) else x
+            key: x.name
+            if isinstance(x, Named)
+            else _path(x, names)
+            if callable(x) and inspect.isroutine(x)
+            else x
             for key, x in values.items()
             if x is not None
         }

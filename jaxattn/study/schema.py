@@ -8,45 +8,105 @@ import msgspec
 from jaxattn.probes.settings import Probes
 from jaxattn.study import concepts
 from jaxattn.study.definition import Tables
+from jaxattn.study.grid import GRID, PRESENTATION
 from jaxattn.study.kinds import Concept, fields_of
 
+Schema = dict[str, Any]
+PARTS = {"data": concepts.DATA, "model": concepts.MODEL, "loss": concepts.LOSS}
+# Keys with dots are tables in tables, down to what stands there.
+AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "boolean"]}}
+VALUE = {"type": ["number", "string", "boolean", "array"]}
 
-def schema() -> dict[str, Any]:
-    """Make the schema: built-in kinds with their settings; a kind with a colon is the user's own."""
-    made = msgspec.json.schema(Tables) | {"title": "jaxattn sweep file"}
+
+def schema() -> Schema:
+    """Make the schema: built-in kinds with their settings; a kind with a colon is the user's own.
+
+    A file that extends another one, and a block, may hold any part of the tables.
+    """
+    made = msgspec.json.schema(Tables)
     definitions = made["$defs"]
-    properties = definitions["Tables"]["properties"]
-    parts = {"data": concepts.DATA, "model": concepts.MODEL, "loss": concepts.LOSS, "phases": concepts.PHASE}
-    for name, concept in parts.items():
-        choice = _choice(concept, definitions)
-        if name == "phases":
-            properties[name]["items"] = choice
-        else:
-            properties[name] = choice | {key: x for key, x in properties[name].items() if key == "default"}
-    properties["probes"] = _table(Probes, {}, definitions)
-    properties["probes"]["properties"]["own"] = {
-        "type": "array",
-        "items": _choice(concepts.PROBE, definitions),
+    definitions |= {
+        "axes": _nested("axes", AXIS),
+        "row": _nested("row", VALUE),
+        "ranges": _nested("ranges", {"$ref": "#/$defs/Range"}),
     }
-    return made
+    definitions["Halton"]["properties"]["axes"] = {"$ref": "#/$defs/ranges", "minProperties": 1}
+    whole = definitions["Tables"]
+    whole["properties"] |= {key: {"$ref": "#/$defs/axes"} for key in ("axes", "zip")}
+    whole["properties"] |= {key: _listed({"$ref": "#/$defs/row"}) for key in ("cells", "exclude")}
+    changes = whole | {"properties": dict(whole["properties"]), "required": ["extends"]}
+    for table, part in ((whole, _choice), (changes, _change)):
+        properties = table["properties"]
+        for name, concept in PARTS.items():
+            default = {key: x for key, x in properties[name].items() if key == "default"}
+            properties[name] = part(concept, definitions) | default
+        properties["phases"] = _listed(_choice(concepts.PHASE, definitions)) | {"minItems": 1}
+        properties["probes"] = _table(Probes, {}, definitions)
+        own = _listed(_choice(concepts.PROBE, definitions))
+        properties["probes"]["properties"] |= {"own": own}
+    for properties, key, concept in (
+        (changes["properties"], "phases", concepts.PHASE),
+        (changes["properties"]["probes"]["properties"], "own", concepts.PROBE),
+    ):
+        by_name = {"type": "object", "additionalProperties": _change(concept, definitions)}
+        properties[key] = {"anyOf": [properties[key], by_name]}
+    inside = {key: x for key, x in changes["properties"].items() if key not in PRESENTATION or key in GRID}
+    block = {"type": "object", "properties": inside, "additionalProperties": False}
+    for table in (whole, changes):
+        table["properties"]["blocks"] = {"type": "object", "additionalProperties": {"$ref": "#/$defs/Block"}}
+    changes["properties"]["extends"] = {"type": "string"}
+    definitions |= {"Changes": changes | {"title": "Changes"}, "Block": block}
+    return {
+        "title": "jaxattn sweep file",
+        "anyOf": [{"$ref": "#/$defs/Tables"}, {"$ref": "#/$defs/Changes"}],
+        "$defs": definitions,
+    }
 
 
-def _choice(concept: Concept, definitions: dict[str, Any]) -> dict[str, Any]:
+def _nested(name: str, leaf: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": {"anyOf": [leaf, {"$ref": f"#/$defs/{name}"}]}}
+
+
+def _listed(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _choice(concept: Concept, definitions: Schema) -> Schema:
     own = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
-    names = {"type": "string", "anyOf": [{"enum": list(concept.known)}, {"pattern": ":"}]}
-    built_in = [
+    return {"anyOf": [*_built_in(concept, definitions), own, _name(concept)]}
+
+
+def _change(concept: Concept, definitions: Schema) -> Schema:
+    """Describe a part of a table, of whatever kind: the settings of all of them."""
+    settings: dict[str, list[Schema]] = {}
+    for table in _built_in(concept, definitions):
+        for key, x in table["properties"].items():
+            if x not in settings.setdefault(key, []):
+                settings[key].append(x)
+    properties = {key: {"anyOf": every} for key, every in settings.items()}
+    properties["kind"] = _name(concept)
+    return {"anyOf": [{"type": "object", "properties": properties}, _name(concept)]}
+
+
+def _name(concept: Concept) -> Schema:
+    return {"type": "string", "anyOf": [{"enum": list(concept.known)}, {"pattern": ":"}]}
+
+
+def _built_in(concept: Concept, definitions: Schema) -> list[Schema]:
+    tables = [
         _table(target, {"kind": {"const": kind}}, definitions) for kind, target in concept.known.items()
     ]
-    if concept is concepts.MODEL:
-        for table in built_in:
-            table["properties"]["init"] = {
-                "type": "object",
-                "additionalProperties": _choice(concepts.START, definitions),
-            }
-    return {"anyOf": [*built_in, own, names]}
+    for kind, table in zip(concept.known, tables, strict=True):
+        settings = [key for key in table["required"] if key != "kind"]
+        if concept.default(dict.fromkeys(settings)) == kind:
+            table["required"] = settings
+    for table in tables if concept is concepts.MODEL else ():
+        start = _choice(concepts.START, definitions)
+        table["properties"]["init"] = {"type": "object", "additionalProperties": start}
+    return tables
 
 
-def _table(target: Any, first: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def _table(target: Any, first: Schema, definitions: Schema) -> Schema:
     fields = fields_of(target)
     further = getattr(target, "takes_further", None)
     (*schemas,), components = msgspec.json.schema_components([field.type for field in fields])

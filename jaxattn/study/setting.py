@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 from jaxattn.errors import InputError, at
 from jaxattn.probes.settings import Probes
 from jaxattn.study import concepts
-from jaxattn.study.kinds import Concept, convert, read
+from jaxattn.study.kinds import Concept, convert, keys_of, read
 from jaxattn.study.namespace import Namespace
+from jaxattn.study.tree import Path, merge, place_of_thing
 
 
 class Setting(NamedTuple):
@@ -39,57 +40,109 @@ class Made(NamedTuple):
     tables: dict[str, Any]
 
 
-def make(tree: Mapping[str, Any], names: Namespace) -> Made:
-    """Make the things that the tables of a study name, and check that they fit together.
-
-    Args:
-        tree: the tables data, model, loss, phases and probes, and dtype.
-        names: where import paths point.
-
-    Returns:
-        The setting, and its tables.
-
-    Raises:
-        InputError: names the place in the tables and the remedy.
-        UserCodeError: code of the user's raised.
-    """
-    model_table, starts = _without(tree["model"], "init", dict)
-    probes_table, own = _without(tree.get("probes", {}), "own", list | tuple)
-    tables: dict[str, Any] = {"dtype": tree.get("dtype", "float32")}
-
-    def thing(concept: Concept, table: Any, place: str) -> tuple[Any, Any]:
-        reading = read(concept, table, place, names)
-        return reading.make(place, names), reading.table(names)
-
-    data, tables["data"] = thing(concepts.DATA, tree["data"], "data")
-    model, tables["model"] = thing(concepts.MODEL, model_table, "model")
-    loss, tables["loss"] = thing(concepts.LOSS, tree.get("loss", "classification"), "loss")
-    begun = {name: thing(concepts.START, t, f"model.init.{name}") for name, t in (starts or {}).items()}
-    phases = [thing(concepts.PHASE, t, f"phases[{k}]") for k, t in enumerate(tree["phases"])]
-    further = [thing(concepts.PROBE, t, f"probes.own[{k}]") for k, t in enumerate(own or ())]
-    standard = convert(Probes, probes_table, "probes")
-    tables["phases"] = [table for _, table in phases]
-    tables["probes"] = standard | {"own": [table for _, table in further]}
-    if begun:
-        tables["model"] |= {"init": {name: table for name, (_, table) in begun.items()}}
-    setting = Setting(
-        data=data,
-        model=model,
-        loss=loss,
-        starts={name: start for name, (start, _) in begun.items()},
-        phases=tuple(phase for phase, _ in phases),
-        probes=Probes(**standard | {"own": tuple(probe for probe, _ in further)}),
-        dtype=tables["dtype"],
-    )
-    check(setting)
-    return Made(in_span(setting), tables)
+_CONCEPTS = {
+    "data": concepts.DATA,
+    "model": concepts.MODEL,
+    "loss": concepts.LOSS,
+    "phases": concepts.PHASE,
+    "probes.own": concepts.PROBE,
+    "model.init": concepts.START,
+}
 
 
-def check(setting: Setting) -> None:
-    """Raise InputError if the things of a setting do not fit themselves or each other."""
-    _ask(setting.data, "data")
-    _ask(setting.model, "model")
-    _ask(setting.probes, "probes")
+def merged(tree: Any, changes: dict[str, Any], names: Namespace) -> Any:
+    """Merge changes into tables; one that is given another kind keeps what the new kind has too."""
+
+    def keys(path: Path, kind: Any) -> set[str]:
+        place = place_of_thing(path)
+        if place is None or not isinstance(kind, str):
+            return set()
+        return keys_of(_CONCEPTS[place], kind, names) | ({"init"} if place == "model" else set())
+
+    return merge(tree, changes, keys)
+
+
+class Maker:
+    """Makes settings of tables; those of one maker share the things that are written alike."""
+
+    def __init__(self, names: Namespace):
+        """Make things that import paths may name."""
+        self._names = names
+        # Things and their full tables, by where they stand and what is written there.
+        self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
+
+    def make(self, tree: Mapping[str, Any]) -> Made:
+        """Make the things that the tables of a study name, and check that they fit together.
+
+        Args:
+            tree: the tables data, model, loss, phases and probes, and dtype.
+
+        Returns:
+            The setting, and its tables.
+
+        Raises:
+            InputError: names the place in the tables and the remedy.
+            UserCodeError: code of the user's raised.
+        """
+        dtype = tree.get("dtype", "float32")
+        model_table, starts = _without(tree["model"], "init", dict)
+        data, data_table = self._thing(concepts.DATA, tree["data"], "data")
+        model, model_table = self._thing(concepts.MODEL, model_table, "model")
+        loss, loss_table = self._thing(concepts.LOSS, tree.get("loss", "classification"), "loss")
+        begun = {
+            name: self._thing(concepts.START, table, f"model.init.{name}")
+            for name, table in (starts or {}).items()
+        }
+        phases = [
+            self._thing(concepts.PHASE, table, f"phases[{k}]") for k, table in enumerate(tree["phases"])
+        ]
+        probes, probes_table = self._probes(tree.get("probes", {}))
+        if begun:
+            model_table = model_table | {"init": {name: table for name, (_, table) in begun.items()}}
+        setting = Setting(
+            data=data,
+            model=model,
+            loss=loss,
+            starts={name: start for name, (start, _) in begun.items()},
+            phases=tuple(phase for phase, _ in phases),
+            probes=probes,
+            dtype=dtype,
+        )
+        _check(setting)
+        tables = {
+            "dtype": dtype,
+            "data": data_table,
+            "model": model_table,
+            "loss": loss_table,
+            "phases": [table for _, table in phases],
+            "probes": probes_table,
+        }
+        return Made(in_span(setting), tables)
+
+    def _thing(self, concept: Concept, table: Any, place: str) -> tuple[Any, Any]:
+        key = place, repr(table)
+        if key not in self._known:
+            reading = read(concept, table, place, self._names)
+            thing = reading.make(place, self._names)
+            if concept in (concepts.DATA, concepts.MODEL):
+                _ask(thing, place)
+            self._known[key] = thing, reading.table(self._names)
+        return self._known[key]
+
+    def _probes(self, table: Any) -> tuple[Probes, Any]:
+        key = "probes", repr(table)
+        if key not in self._known:
+            standard_table, own = _without(table, "own", list | tuple)
+            standard = convert(Probes, standard_table, "probes")
+            further = [self._thing(concepts.PROBE, t, f"probes.own[{k}]") for k, t in enumerate(own or ())]
+            probes = Probes(**standard | {"own": tuple(probe for probe, _ in further)})
+            _ask(probes, "probes")
+            self._known[key] = probes, standard | {"own": [table for _, table in further]}
+        return self._known[key]
+
+
+def _check(setting: Setting) -> None:
+    """Raise InputError if the things of a setting do not fit each other."""
     names = [phase.name for phase in setting.phases]
     # A model of the user's own need not say what it has; its parameters tell before it runs.
     known: tuple[str, ...] = getattr(setting.model, "parameters", ())

@@ -1,6 +1,7 @@
 """Sweep files: one way to write a study down."""
 
 import difflib
+import stat
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,12 @@ import tomli_w
 from jaxattn.errors import InputError, RunError, at
 from jaxattn.study.definition import Definition
 from jaxattn.study.namespace import Namespace
-from jaxattn.study.tree import assign, flatten, merge, parse
+from jaxattn.study.setting import merged
+from jaxattn.study.tree import assign, check_values, flatten, parse
+
+# Bytes of a sweep file, and files that extend each other.
+LARGEST = 16 * 2**20
+LONGEST = 20
 
 D = TypeVar("D", bound=Definition)
 
@@ -53,7 +59,7 @@ def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[s
                 example = "--set model.dim=512" if option == "--set" else "--axis model.dim=[64,512]"
                 raise InputError(f"{option} {text}: expected key=value, for example {example}")
             with at(f"{option} {text}"):
-                assign(tree, ("axes." if option == "--axis" else "") + key.strip(), parse(value))
+                tree |= assign(tree, ("axes." if option == "--axis" else "") + key.strip(), parse(value))
 
 
 def write(tree: dict[str, Any], path: str | Path) -> Path:
@@ -72,14 +78,13 @@ def write(tree: dict[str, Any], path: str | Path) -> Path:
 
 def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a file and those that it extends, unchecked; keys of the grid with dots, as they are looked up."""
+    text = _text(path)
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such sweep file{_nearby(path)}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        tree = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
+    with at(str(path)):
+        check_values(tree)
     blocks = tree.get("blocks")
     for table in (tree, *(blocks.values() if isinstance(blocks, dict) else ())):
         if isinstance(table, dict):
@@ -90,10 +95,30 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     here = (*before, path.resolve())
     if not isinstance(base, str):
         raise InputError(f"{path}: extends: expected a path, got {base!r}")
+    if len(here) > LONGEST:
+        raise InputError(f"{path}: extends: more than {LONGEST} files one after the other; merge some")
     if (path.parent / base).resolve() in here:
         raise InputError(f"{path}: extends: {base} extends this file in turn; break the circle")
     with at(str(path)):
-        return merge(tables(path.parent / base, here), tree)
+        return merged(tables(path.parent / base, here), tree, Namespace((before or here)[0].parent))
+
+
+def _text(path: Path) -> str:
+    """Read a file that is one: devices and pipes have no end."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: cannot be read (not a file); write the sweep to one")
+        if status.st_size > LARGEST:
+            size = f"{status.st_size / 2**20:,.0f} MiB, more than {LARGEST / 2**20:.0f} MiB"
+            raise InputError(f"{path}: too large for a sweep file ({size})")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such sweep file{_nearby(path)}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
 
 
 def flatten_grid(table: dict[str, Any]) -> None:

@@ -1,53 +1,67 @@
 """Trees of plain values, as TOML and JSON hold them: dotted keys, merging, flattening."""
 
 import copy
+import math
 import tomllib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from jaxattn.errors import InputError
 
-
-def assign(tree: Any, key: str, value: Any) -> None:
-    """Set `tree[a][b]... = value` for a dotted key; lists are indexed by number or by an entry's name."""
-    *parents, last = key.split(".")
-    if parents and parents[0] in ("axes", "zip"):
-        parents, last = [parents[0]], key.partition(".")[2]
-    for number, part in enumerate(parents):
-        parent, tree = tree, _child(tree, part, key)
-        if isinstance(tree, str) and _is_thing(parents[: number + 1]):
-            # A name alone is a table of that kind.
-            tree = {"kind": tree}
-            parent[_position(parent, part, key) if isinstance(parent, list) else part] = tree
-    if isinstance(tree, list):
-        tree[_position(tree, last, key)] = value
-    elif isinstance(tree, dict):
-        tree[last] = value
-    else:
-        raise InputError(f"{key}: {parents[-1]!r} holds a plain value, not a table")
+DEEPEST = 50
+Path = tuple[str, ...]
+Keys = Callable[[Path, Any], Iterable[str]]
 
 
-def merge(tree: Any, changes: dict[str, Any]) -> Any:
+def assign(tree: Any, key: str, value: Any) -> Any:
+    """Return a tree with `tree[a][b]... = value` for a dotted key; what is not on the way is shared.
+
+    Lists are indexed by number or by an entry's name.
+    """
+    head, dot, rest = key.partition(".")
+    if key.count(".") > DEEPEST:
+        raise InputError(f"{key:.60}...: nested more than {DEEPEST} times; no setting lies so deep")
+    return _assigned(tree, (), [head, rest] if dot and head in ("axes", "zip") else key.split("."), value)
+
+
+def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
+    """Raise InputError, naming the place, for a number that is not finite, or tables too deep."""
+    if isinstance(tree, float) and not math.isfinite(tree):
+        raise InputError(f"{place}: {tree} is not allowed here; give a finite number")
+    if depth > DEEPEST:
+        raise InputError(f"{place:.60}...: nested more than {DEEPEST} times; no setting lies so deep")
+    if isinstance(tree, dict):
+        for key, x in tree.items():
+            check_values(x, f"{place}.{key}" if place else str(key), depth + 1)
+    elif isinstance(tree, list | tuple):
+        for number, x in enumerate(tree):
+            check_values(x, f"{place}[{number}]", depth + 1)
+
+
+def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: (), path: Path = ()) -> Any:
     """Return a tree with changes in it: tables merge, entries of lists are found by name or number.
 
-    A table that is given another `kind` is replaced, since it has other keys; it keeps its name.
+    Args:
+        tree: tables, or a list of them.
+        changes: what is new.
+        keys: tells which keys of a table at some path are kept, beside its name, if it is given another kind.
+        path: where the tree stands.
     """
     merged = copy.copy(tree)
     for key, value in changes.items():
-        if isinstance(merged, list):
-            number = _position(merged, key, key)
-            merged[number] = _changed(merged[number], value)
-        else:
-            merged[key] = _changed(merged.get(key), value)
+        place: Any = _position(merged, key, key) if isinstance(merged, list) else key
+        old = merged[place] if isinstance(merged, list) else merged.get(place)
+        merged[place] = _changed(old, value, keys, (*path, key))
     return merged
 
 
-def _changed(old: Any, new: Any) -> Any:
+def _changed(old: Any, new: Any, keys: Keys, path: Path) -> Any:
     if not (isinstance(new, dict) and isinstance(old, dict | list)):
         return new
     if isinstance(old, dict) and new.get("kind", old.get("kind")) != old.get("kind"):
-        return {key: old[key] for key in ("name",) if key in old} | new
-    return merge(old, new)
+        kept = {"name", *keys(path, new["kind"])} - {"kind"}
+        old = {key: x for key, x in old.items() if key in kept}
+    return merge(old, new, keys, path)
 
 
 def flatten(table: dict[str, Any], leaves: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
@@ -65,22 +79,37 @@ def parse(text: str) -> Any:
     """Read a TOML value; what is none is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
-def _is_thing(path: list[str]) -> bool:
-    """Whether a table with a kind stands at a place."""
-    lists = (["phases"], ["probes", "own"], ["model", "init"])
-    return path in (["data"], ["model"], ["loss"]) or path[:-1] in lists
+def place_of_thing(path: Path) -> str | None:
+    """Tell what stands at a path where a table with a kind may: "data", ..., "phases", "model.init"."""
+    path = path[2:] if path[:1] == ("blocks",) else path
+    place = ".".join(path if len(path) == 1 else path[:-1])
+    known = ("data", "model", "loss") if len(path) == 1 else ("phases", "probes.own", "model.init")
+    return place if place in known else None
 
 
-def _child(tree: Any, part: str, key: str) -> Any:
-    if isinstance(tree, list):
-        return tree[_position(tree, part, key)]
-    if not isinstance(tree, dict):
-        raise InputError(f"{key}: there is no table {part!r} to set a key in")
-    return tree.setdefault(part, {})
+def _assigned(tree: Any, before: Path, parts: Sequence[str], value: Any) -> Any:
+    part, *rest = parts
+    key = ".".join([*before, *parts])
+    if isinstance(tree, str) and place_of_thing(before):
+        # A name alone is a table of that kind.
+        tree = {"kind": tree}
+    if not isinstance(tree, dict | list):
+        raise InputError(
+            f"{key}: there is no table {part!r} to set a key in"
+            if rest
+            else f"{key}: {before[-1]!r} holds a plain value, not a table"
+        )
+    place: Any = _position(tree, part, key) if isinstance(tree, list) else part
+    changed = copy.copy(tree)
+    if rest:
+        inner = changed.get(place, {}) if isinstance(changed, dict) else changed[place]
+        value = _assigned(inner, (*before, part), rest, value)
+    changed[place] = value
+    return changed
 
 
 def _position(entries: list, part: str, key: str) -> int:

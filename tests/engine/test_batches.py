@@ -41,6 +41,21 @@ def test_lanes_are_every_seed_of_every_cell_once(study):
         assert len({batch.name for batch in cut(wanted)}) == len(cut(wanted))
 
 
+def test_what_a_folder_holds_of_several_cells_is_kept(study):
+    wanted = study(seeds=4, axes={"phases.query.step_size": [0.1, 0.2, 0.3, 0.4]}, chunk=4)
+    known = ["cells-00001-00002-seeds-00001-00002", "cells-00009-00009-seeds-00000-00003"]
+    lanes = [(cell.number, seed) for batch in cut(wanted, known) for cell, seed in batch.lanes]
+    assert sorted(lanes) == [(cell, seed) for cell in range(4) for seed in range(4)]
+    assert known[0] in [batch.name for batch in cut(wanted, known)]
+
+
+def test_more_batches_than_a_folder_can_hold_are_refused(study):
+    with pytest.raises(
+        InputError, match=r"chunk: 1 cells × 1,000,000 seeds, 1 together, are more than 100,000"
+    ):
+        cut(study(seeds=1_000_000, chunk=1))
+
+
 def test_shares_write_side_by_side_and_make_up_the_whole(tmp_path, go, study):
     wanted = study(axes={"model.dim": [8, 16]}, chunk=1)
     go(tmp_path / "whole", wanted)

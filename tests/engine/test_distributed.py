@@ -84,8 +84,13 @@ def test_a_job_that_is_preempted_is_sent_again():
 
 
 def test_a_queue_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(InputError, match="launch: slurm does not take the jobs"):
+    with pytest.raises(InputError, match=r"slurm does not take the jobs: .*; --executor local runs them"):
         launch.submit([["doctor"]], tmp_path, "slurm", 5, {})
+
+
+def test_the_time_limit_is_given_in_one_place(tmp_path):
+    with pytest.raises(InputError, match="--option timeout_min=5: give the time limit as --minutes"):
+        launch.submit([["doctor"]], tmp_path, "local", 5, {"timeout_min": 5})
 
 
 def events(path):

@@ -20,6 +20,13 @@ def test_a_check_that_fails_is_a_finding(tmp_path, monkeypatch):
     assert findings["devices"] == ("devices", "broken", "RuntimeError: no device")
 
 
+def test_no_device_is_started_where_that_would_end_the_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.memory, "address_space", lambda: 2**30)
+    findings = doctor.examine(tmp_path)
+    assert [finding.name for finding in findings] == ["python", "packages", "address space"]
+    assert findings[-1].state == "broken"
+
+
 @pytest.mark.parametrize(
     ("platform", "jaxlib", "slow"),
     [("gpu", "0.10.2", True), ("gpu", "0.11.0", True), ("gpu", "0.11.1", False), ("cpu", "0.10.2", False)],

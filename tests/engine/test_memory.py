@@ -47,9 +47,60 @@ def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error(study)
         memory.width(wanted, 50, needed.of(1) // 4)
 
 
+@pytest.mark.parametrize("sizes", [{"vocab_size": 10**9}, {"sequences": 10**8}])
+def test_what_cannot_fit_is_said_before_anything_is_compiled(study, tables, monkeypatch, sizes):
+    monkeypatch.setattr(memory, "predict", None)
+    wanted = first(study(data=tables()["data"] | sizes))
+    with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but [\d,]+ MiB may be used"):
+        memory.width(wanted, 5, 2**32)
+
+
+def test_what_takes_long_is_told_before(study):
+    wanted, told = first(study()), []
+    needed = memory.predict(wanted).of(7)
+    memory.width(wanted, 50, needed, told.append)
+    assert told == [wanted]
+    memory.width(wanted, 50, memory.default_budget(), told.append)
+    assert told == [wanted]
+
+
 def test_own_code_that_tells_no_sizes_is_traced(study):
     wanted = first(study("own"))
     assert memory.at_most(wanted.setting) == float("inf")
     # E, W, p and v in float64.
     assert memory._sizes(wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
     assert memory.width(wanted, 50, memory.default_budget()) == 50
+
+
+def test_address_space_is_judged_before_a_program_needs_it(monkeypatch):
+    notes = []
+    for gib, said in ((None, 0), (4, 0), (3, 1)):
+        limit = memory.resource.RLIM_INFINITY if gib is None else gib * 2**30
+        monkeypatch.setattr(memory.resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
+        notes.clear()
+        memory.check_address_space(notes.append)
+        assert len(notes) == said
+    assert notes[0].startswith("address space is limited to 3.0 GiB (ulimit -v)")
+    assert memory.default_budget() <= 3 * 2**30 // 4
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (2**30, 2**30))
+    with pytest.raises(
+        InputError, match=r"limited to 1.0 GiB \(ulimit -v\), too little .*; allow 4 GiB or more"
+    ):
+        memory.check_address_space(notes.append)
+
+
+def test_limits_of_all_control_groups_count(tmp_path):
+    job = tmp_path / "cgroup" / "batch" / "job"
+    job.mkdir(parents=True)
+    for folder, limit in (
+        (job, "1000\n"),
+        (job.parent, "max\n"),
+        (job.parent.parent, "3000\n"),
+        (tmp_path, "7\n"),
+    ):
+        (folder / "memory.max").write_text(limit)
+    (tmp_path / "process").write_text("1:name=systemd:/elsewhere\n0::/batch/job\n")
+    assert memory._of_control_groups(tmp_path / "cgroup", tmp_path / "process") == [1000, 3000]
+    (tmp_path / "process").write_text("0::/\n")
+    assert memory._of_control_groups(tmp_path / "cgroup", tmp_path / "process") == [3000]
+    assert memory._of_control_groups(tmp_path / "cgroup", tmp_path / "nosuch") == [3000]

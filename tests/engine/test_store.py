@@ -1,5 +1,6 @@
 """What a results folder survives: kills at any moment, damage, a second launcher."""
 
+import errno
 import json
 import os
 import random
@@ -191,3 +192,18 @@ def test_a_second_launcher_stops_with_a_clear_line(tmp_path, go, study):
         pass
     assert not go(tmp_path / "small", study())[0].failures
     assert json.loads((tmp_path / "small" / "manifest.json").read_text())["status"] == "finished"
+
+
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(store.fcntl, "flock", no_locks)
+    notes = []
+    folder = store.Store(tmp_path / "small", notes.append)
+    with folder.locked():
+        folder.log({"x": 1})
+    assert notes == [
+        f"{tmp_path / 'small'}: this file system has no locks (No locks available); start no second run there"
+    ]
+    assert not folder.is_locked()

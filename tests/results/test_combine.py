@@ -7,7 +7,7 @@ import pytest
 
 from jaxattn.errors import InputError, RunError
 from jaxattn.results import aggregate, load
-from jaxattn.results.combine import choose, combine, group, paired
+from jaxattn.results.combine import _equal, choose, combine, group, paired
 from jaxattn.results.tables import latex, markdown, write
 
 METRICS = ("loss", "accuracy")
@@ -82,6 +82,41 @@ def test_choosing_keeps_cells_metrics_and_phases(tmp_path):
         choose(results, metrics=["los"])
     with pytest.raises(InputError, match="nothing is left"):
         choose(results, where={"model.dim": 17})
+
+
+def test_values_are_meant_as_they_are_printed(tmp_path):
+    third = 1 / 3
+    results = folder(tmp_path / "a", range(2), dims=(8, 16), rates=(150.0, third))
+    for text, value in (("150", 150.0), ("1.5e2", 150.0), ("0.333333", third), (repr(third), third)):
+        chosen = choose(results, where={"phases.query.step_size": text})
+        assert set(chosen.cells["phases.query.step_size"]) == {value}
+    table = aggregate(paired(results, "phases.query.step_size", "0.333333", "150"))
+    rows = table[(table["metric"] == "loss") & (table["step"] == 1)]
+    np.testing.assert_allclose(rows["mean"], 10 * (150 - third))
+    with pytest.raises(InputError, match=r"no cells with both '7' and '150'; its values are 150, 0.333333"):
+        paired(results, "phases.query.step_size", "7", "150")
+    close = folder(tmp_path / "b", range(2), dims=(8,), rates=(third, third + 1e-9))
+    with pytest.raises(
+        InputError, match=r"step_size: 0.333333 is printed for 0.3333333333333333, 0.33333333"
+    ):
+        choose(close, where={"phases.query.step_size": "0.333333"})
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "same"),
+    [
+        (True, "true", True),
+        (False, "false", True),
+        (1.0, True, True),
+        ("150.0", "150", False),
+        (150, "150.0", True),
+        (150, "150.1", False),
+        ("adam", "adam", True),
+        (None, "0", False),
+    ],
+)
+def test_numbers_are_compared_as_numbers(value, wanted, same):
+    assert _equal(value, wanted) == same
 
 
 def test_grouping_pools_cells_and_their_seeds(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import qmc
 
 from jaxattn.errors import InputError
+from jaxattn.study import kinds, setting
 from jaxattn.study.definition import Definition
 
 
@@ -54,6 +55,48 @@ def test_exclusions_drop_the_cells_that_match_all_of_their_keys(settings, tables
         {"model.dim": 16, "phases.query.steps": 5},
     ]
     assert [cell.number for cell in Definition(tables(axes=axes, exclude=exclude)).cells] == [0, 1]
+
+
+def test_cells_share_what_is_written_alike(tables, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        setting, "read", lambda *arguments: made.append(arguments[1]) or kinds.read(*arguments)
+    )
+    axes = {"phases.embed.step_size": [1.0, 2.0, 3.0], "phases.query.step_size": [0.1, 0.2, 0.3]}
+    cells = Definition(tables(axes=axes)).cells
+    # Data, model, loss and two phases of the study itself; then three and two phases that it does not have.
+    assert len(made) == 5 + 3 + 2
+    assert len({id(cell.setting.data) for cell in cells}) == 1
+    assert cells[7].setting.phases[0] is cells[8].setting.phases[0]
+    for cell in cells:
+        assert [phase.step_size for phase in cell.setting.phases] == list(cell.settings.values())
+
+
+@pytest.mark.parametrize(
+    ("grid", "cells"),
+    [
+        ({"axes": {f"phases.query.{k}": list(range(1000)) for k in "abcd"}}, "1,000,000,000,000"),
+        ({"halton": {"points": 10**6, "axes": {"model.dim": {"low": 1, "high": 9}}}}, "1,000,000"),
+        (
+            {
+                "cells": [{"model.dim": k} for k in range(400)],
+                "zip": {"phases.query.steps": list(range(300))},
+            },
+            "120,000",
+        ),
+    ],
+)
+def test_grids_are_counted_before_they_are_made(settings, monkeypatch, grid, cells):
+    monkeypatch.setattr("jaxattn.study.grid.itertools", None)
+    with pytest.raises(InputError, match=f"axes: {cells} cells are more than 100,000"):
+        settings(**grid)
+
+
+def test_cells_of_all_blocks_are_counted(tables, monkeypatch):
+    monkeypatch.setattr("jaxattn.study.grid.MOST_CELLS", 5)
+    blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
+    with pytest.raises(InputError, match=r"blocks.c: more than 5 cells over all blocks"):
+        Definition(tables(blocks=blocks))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +167,27 @@ def test_blocks_are_variants_of_the_file(tables):
     assert cells[5].setting.phases[1].name == "query"
     assert cells[3].setting.phases[1].until_norm == 1e3
     assert Definition(tables("flow")).cells[0].settings == {}
+
+
+def test_a_block_of_another_kind_keeps_what_that_kind_has_too(study):
+    blocks = {
+        "mlp": {"model": {"kind": "mlp"}},
+        "polyak": {"phases": {"query": {"kind": "log_descent", "method": "polyak"}}},
+        "own": {"data": {"kind": "mine.py:pairs"}},
+    }
+    start = {"kind": "one_layer", "dim": 4, "init": {"E": {"kind": "zero"}}}
+    mlp, polyak, own = study(model=start, blocks=blocks).cells
+    assert mlp.tables["model"] == {"kind": "mlp", "dim": 4, "init": {"E": {"kind": "zero"}}}
+    assert polyak.tables["phases"][1] == {
+        "kind": "log_descent",
+        "name": "query",
+        "method": "polyak",
+        "step_size": 0.1,
+        "steps": 20,
+    }
+    assert own.tables["data"]["vocab_size"] == 20
+    assert own.tables["data"]["test_sequences"] == 20
+    assert "relevant" not in own.tables["data"]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,19 @@ import json
 import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from jaxattn.dynamics import PHASES
 from jaxattn.models import MODELS
 from jaxattn.study.schema import schema
+from jaxattn.study.tree import merge
 
-SHIPPED = sorted((Path(__file__).parents[2] / "sweeps").glob("**/*.toml"))
+ROOT = Path(__file__).parents[2]
+SHIPPED = [
+    *sorted((ROOT / "sweeps").glob("**/*.toml")),
+    *sorted((ROOT / "jaxattn/paper/sweeps").glob("*.toml")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +24,59 @@ def made():
     return json.loads(json.dumps(schema()))
 
 
-def test_the_schema_describes_the_shipped_files(made):
-    fields = made["$defs"]["Tables"]["properties"]
-    assert {"name", "data", "phases", "axes", "halton", "blocks"} <= set(fields)
-    for path in SHIPPED:
-        assert set(tomllib.loads(path.read_text())) <= {*fields, "extends"}
+@pytest.fixture(scope="module")
+def validator(made):
+    kind = jsonschema.validators.validator_for(made, default=jsonschema.Draft202012Validator)
+    kind.check_schema(made)
+    return kind(made)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_files_are_valid(validator, path):
+    validator.validate(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_valid"),
+    [
+        ("", True),
+        ("axes.model.dim = [8, 16]", True),
+        ('axes."model.dim" = [8]', True),
+        ("axes.model.dim = []", False),
+        ("axes.model.dim = 8", False),
+        ("zip.phases.query.step_size = [0.1]", True),
+        ("halton.points = 3\nhalton.axes.model.dim = {low = 1, high = 8, integer = true}", True),
+        ("halton.points = 3\nhalton.axes.model.dim = {low = 1, hihg = 8}", False),
+        ("exclude = [{model.dim = [8, 16]}]", True),
+        ("model.init.E.scale = 0.5", True),
+        ("model.dims = 8", False),
+        ("data.vocab_size = -3", False),
+        ("seed = 3", False),
+        ("blocks.wide.model.dim = 64", True),
+        ('blocks.other.phases.query = {kind = "log_descent", method = "polyak"}', True),
+        ("blocks.other.seeds = 3", False),
+        ("blocks.other.model.dim = 'wide'", False),
+    ],
+)
+def test_a_file_with_a_line_more_is_valid_or_not(validator, tables, line, is_valid):
+    assert validator.is_valid(merge(tables(), tomllib.loads(line))) == is_valid
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        ("", False),
+        ('extends = "a.toml"', True),
+        ('extends = "a.toml"\nphases.query.steps = 3\nmodel = "mlp"', True),
+        ('extends = "a.toml"\nmodel.rotation = "of a model of the user"', True),
+        ('extends = "a.toml"\nmodel.kind = "mpl"', False),
+        ('extends = "a.toml"\nmodel.dim = "wide"', False),
+        ('extends = "a.toml"\nseed = 3', False),
+        ("extends = 3", False),
+    ],
+)
+def test_a_file_that_extends_another_holds_any_part(validator, text, is_valid):
+    assert validator.is_valid(tomllib.loads(text)) == is_valid
 
 
 def choices(made, part):
@@ -44,7 +98,7 @@ def test_every_kind_has_its_settings_with_defaults(made):
     assert not flow["additionalProperties"]
     # Options of an optimiser are whatever optax takes.
     assert phases["descent"]["additionalProperties"]
-    assert models["one_layer"]["properties"]["dim"] == {"type": "integer", "minimum": 1}
+    assert models["one_layer"]["properties"]["dim"] == {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
     assert "scaled" in json.dumps(models["one_layer"]["properties"]["init"])
 
 

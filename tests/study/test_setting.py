@@ -89,11 +89,11 @@ def go_one():
 
 
 def test_tables_have_every_default_and_make_the_same_setting(study):
-    from jaxattn.study.setting import make
+    from jaxattn.study.setting import Maker
 
     for name in ("small", "flow", "own"):
         wanted = study(name)
-        again = make(wanted.cells[0].tables, wanted.names)
+        again = Maker(wanted.names).make(wanted.cells[0].tables)
         assert again.tables == wanted.cells[0].tables
         assert again.setting.phases == wanted.base.phases
         assert again.setting.model == wanted.base.model

@@ -107,6 +107,52 @@ def test_extending_in_circles_or_from_nowhere_is_named(tmp_path):
         toml.read(one)
 
 
+def test_only_files_of_some_size_are_read(tmp_path):
+    child, base = tmp_path / "child.toml", tmp_path / "base.toml"
+    child.write_text('extends = "base.toml"')
+    os.mkfifo(base)
+    with pytest.raises(InputError, match=r"base.toml: cannot be read \(not a file\); write the sweep to one"):
+        toml.read(child)
+    base.unlink()
+    with open(base, "wb") as file:
+        file.truncate(3 * 2**30)
+    with pytest.raises(InputError, match=r"too large for a sweep file \(3,072 MiB, more than 16 MiB\)"):
+        toml.read(child)
+    with pytest.raises(InputError, match=r"/dev/zero: cannot be read"):
+        toml.read("/dev/zero")
+
+
+def test_a_long_row_of_files_is_refused(tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"')
+    with pytest.raises(InputError, match="more than 20 files one after the other"):
+        toml.read(tmp_path / "0.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "phases.query.step_size=inf",
+            r"phases\[1\].step_size: inf is not allowed here; give a finite number",
+        ),
+        ("axes.phases.query.step_size=[nan]", r"axes.phases.query.step_size\[0\]: nan is not allowed here"),
+        ("seeds=abc", "seeds: expected a number, a range such as '0:20', or a list$"),
+        ("name='a b'", "name: expected letters, digits, .* a letter or digit first$"),
+        ("seeds=[2147483648]", r"seeds\[0\]: expected 'int' <= 2147483647"),
+        ("data.vocab_size=2147483648", "data.vocab_size: expected 'int' <= 2147483647"),
+        (
+            "data.length=2000000000",
+            "length: [23]0 sequences of 2,000,000,000 are [46]0,000,000,000 tokens, more",
+        ),
+        (f"data.vocab_size={'9' * 5000}", "data.vocab_size: expected 'int', got 'str'"),
+    ],
+)
+def test_numbers_out_of_bounds_and_texts_out_of_form_are_named(file, override, message):
+    with pytest.raises(InputError, match=message):
+        toml.read(file, [override])
+
+
 def test_axes_may_be_added_on_the_command_line(file):
     file.write_text(SMALL)
     study = toml.read(file, ["model.dim=9"], ["phases.query.steps=[1, 2]", "data.length=[3]"])

@@ -1,16 +1,19 @@
+import functools
+
 import pytest
 
 from jaxattn.errors import InputError
-from jaxattn.study.tree import assign, flatten, merge, parse
+from jaxattn.study.tree import assign, check_values, flatten, merge, parse, place_of_thing
 
 
 def test_dotted_keys_reach_into_tables_and_lists_by_name_or_number():
     tree = {"phases": [{"name": "embed"}, {"name": "query", "steps": 3}], "model": {"dim": 4}}
-    assign(tree, "phases.query.steps", 5)
-    assign(tree, "phases.0.step_size", 1.0)
-    assign(tree, "model.init.p.scale", 2.0)
-    assign(tree, "axes.model.dim", [1, 2])
-    assert tree == {
+    made = assign(tree, "phases.query.steps", 5)
+    made = assign(made, "phases.0.step_size", 1.0)
+    made = assign(made, "model.init.p.scale", 2.0)
+    made = assign(made, "axes.model.dim", [1, 2])
+    assert tree == {"phases": [{"name": "embed"}, {"name": "query", "steps": 3}], "model": {"dim": 4}}
+    assert made == {
         "phases": [{"name": "embed", "step_size": 1.0}, {"name": "query", "steps": 5}],
         "model": {"dim": 4, "init": {"p": {"scale": 2.0}}},
         "axes": {"model.dim": [1, 2]},
@@ -42,6 +45,40 @@ def test_tables_merge_and_another_kind_replaces():
     assert base["data"]["length"] == 3
     assert base["phases"][0]["kind"] == "x"
     assert merge(base, {"data": {"kind": "b"}})["data"] == {"kind": "b"}
+
+
+def test_what_another_kind_has_too_is_kept():
+    asked = []
+
+    def keys(path, kind):
+        asked.append((place_of_thing(path), kind))
+        return {"length", "dim"}
+
+    base = {"data": {"kind": "a", "length": 3, "width": 2}, "model": {"kind": "m", "dim": 4}}
+    changes = {"data": {"kind": "b", "depth": 1}, "model": {"dim": 5}}
+    merged = merge(base, changes, keys)
+    assert merged == {"data": {"kind": "b", "length": 3, "depth": 1}, "model": {"kind": "m", "dim": 5}}
+    assert asked == [("data", "b")]
+    blocks = {"blocks": {"x": {"probes": {"own": [{"kind": "a", "length": 3, "width": 1}]}}}}
+    changed = merge(blocks, {"blocks": {"x": {"probes": {"own": {"0": {"kind": "b"}}}}}}, keys)
+    assert changed["blocks"]["x"]["probes"]["own"] == [{"kind": "b", "length": 3}]
+    assert asked[1:] == [("probes.own", "b")]
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a": {"b": [1.0, float("inf")]}}, r"a.b\[1\]: inf is not allowed here; give a finite number"),
+        ({"a": float("nan")}, "a: nan is not allowed here"),
+        (functools.reduce(lambda tree, k: {"x": tree}, range(60), 1), r"x.x.x.*: nested more than 50 times"),
+    ],
+)
+def test_numbers_are_finite_and_tables_not_too_deep(tree, message):
+    with pytest.raises(InputError, match=message):
+        check_values(tree)
+    check_values({"a": [1e308, -5, "inf", True]})
+    with pytest.raises(InputError, match="nested more than 50 times"):
+        assign({}, ".".join("x" * 60), 1)
 
 
 def test_flattening_keeps_tables_that_are_values():

@@ -1,0 +1,74 @@
+"""Printed tables: nothing is cut, nothing is markup."""
+
+import pandas as pd
+import pytest
+
+from jaxattn import console
+from jaxattn.results.run import Run
+
+METRICS = ["loss", "spearman_Ep_tokens", "spearman_Ep_bins", "best_test_accuracy", "important_mass"]
+
+
+@pytest.fixture
+def lines(monkeypatch, capsys):
+    def printed(show, *arguments, width=80, **options):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show(*arguments, **options)
+        return capsys.readouterr().out.splitlines()
+
+    return printed
+
+
+@pytest.mark.parametrize("name", ["[/nope]", "[red]x[/red]", "a[b]c", ":smile:"])
+def test_names_are_no_markup(lines, name):
+    frame = pd.DataFrame({name: ["one"], "phase": [name]})
+    text = "\n".join(lines(console.print_table, f"title {name}", frame))
+    assert text.count(name) == 3
+
+
+def test_control_characters_are_written_out(lines):
+    (row,) = (
+        line for line in lines(console.print_table, "t", pd.DataFrame({"x": ["a\n\x1b[31mb"]})) if "a" in line
+    )
+    assert row.strip() == r"a\n\x1b[31mb"
+
+
+def run_of(directory, cells, seeds=2):
+    settings = [
+        {"phases.embed.step_size": 1.0, "phases.query.step_size": 0.1 * (1 + k)} for k in range(cells)
+    ]
+    rows = [
+        (cell, seed, phase, 3, metric, 0.1234 * (seed + 1) * (cell + 1))
+        for cell in range(cells)
+        for seed in range(seeds)
+        for phase in ("embed", "query")
+        for metric in METRICS
+    ]
+    records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
+    named = [{"cell": k, "settings": s if cells > 1 else {}} for k, s in enumerate(settings)]
+    return Run(
+        directory, {"name": "x", "cells": named, "seeds": list(range(seeds))}, records, records.iloc[:0]
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("cells", [1, 6, 40])
+def test_a_summary_fits_the_terminal_and_nothing_is_cut(lines, tmp_path, cells, width):
+    found = lines(console.print_summary, run_of(tmp_path, cells), width=width, resamples=20)
+    assert max(map(len, found)) <= width
+    assert "…" not in "".join(found)
+    values = [line for line in found if "[" in line]
+    # Every value has a line of its own in one of the tables.
+    assert sum(line.count("[") for line in values) == cells * 2 * len(METRICS)
+    heads = "".join("".join(line.split()) for line in found if "[" not in line)
+    for metric in METRICS:
+        assert metric in "".join(found) or all(part in heads for part in metric.split("_"))
+    if cells > 1:
+        assert all(line.split()[0] == "1" for line in values)
+
+
+def test_long_tables_end(lines, monkeypatch):
+    monkeypatch.setattr(console, "ROWS", 10)
+    found = lines(console.print_table, "t", pd.DataFrame({"x": range(25)}))
+    assert found[-1] == "... and 15 rows more"
+    assert [line.strip() for line in found if line.strip().isdecimal()] == [str(k) for k in range(10)]
