@@ -7,8 +7,10 @@ import msgspec
 
 T = TypeVar("T")
 
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+# Steps and sizes are 32-bit numbers in compiled programs.
+_MOST = 2**31 - 1
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -10,6 +10,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.data.ragged import ragged
+from jaxattn.data.sizes import check_positions
 from jaxattn.errors import InputError
 from jaxattn.trees import Leaf
 
@@ -78,7 +79,11 @@ def from_bags(
 
     Returns:
         The corpus, without any check of its entries.
+
+    Raises:
+        InputError: too large for 32-bit numbers.
     """
+    check_positions("corpus", max(len(count), vocab_size))
     xp = count.__array_namespace__()
     sequences = len(labels)
     # NumPy sorts 16-bit keys by radix, ten times faster than wider ones.
@@ -97,10 +102,11 @@ def from_bags(
     slot: Any
     if isinstance(count, np.ndarray):
         lengths = np.bincount(sequence, weights=count, minlength=sequences)
+        check_positions("the longest sequence", int(lengths.max()))
         slot = np.zeros(len(count) + 1, np.int32)
         slot[in_bags.ravel()] = np.arange(in_bags.size)
     else:
-        lengths = jax.ops.segment_sum(count, sequence, sequences)
+        lengths = jax.ops.segment_sum(count.astype(jnp.int32), sequence, sequences)
         slot = (
             jnp.zeros(len(count) + 1, jnp.int32)
             .at[in_bags.ravel()]
@@ -248,7 +254,7 @@ def from_draws(tokens: Array, labels: Array, *, vocab_size: int, num_classes: in
     start = jnp.where(first, position, length)
     following = jnp.concatenate([start[:, 1:], jnp.full((sequences, 1), length, start.dtype)], axis=1)
     next_start = jax.lax.cummin(following, axis=1, reverse=True)
-    count = jnp.where(first, next_start - position, 0)
+    count = jnp.where(first, next_start - position, 0).astype(np.min_scalar_type(length))
     return from_bags(
         jnp.repeat(jnp.arange(sequences), length),
         ordered.ravel(),

@@ -182,7 +182,7 @@ def load(
     corpora: dict[str, Corpus] = {}
     for split in splits:
         progress("laying out", len(corpora), len(splits))
-        distinct, counts, sizes, classes = (arrays[f"{split}_{part}"].astype(np.int32) for part in _PARTS)
+        distinct, counts, sizes, classes = (arrays[f"{split}_{part}"].astype(np.int64) for part in _PARTS)
         num_classes = len(source.labels)
         labels = class_labels(classes, num_classes)
         corpora[split] = from_counted(
