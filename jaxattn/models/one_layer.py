@@ -84,9 +84,14 @@ class OneLayer(Spec, frozen=True, kw_only=True):
 
     dim: PositiveInt
     attends_to_tokens: ClassVar[bool] = True
-    is_one_layer: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
+
+    @property
+    def is_one_layer(self) -> bool:
+        """Whether scores are E·p and values E·v, as theory takes them: not where a subclass has its own."""
+        own = type(self)
+        return own.logits is OneLayer.logits and own.scores_and_values is OneLayer.scores_and_values
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
