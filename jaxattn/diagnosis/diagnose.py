@@ -24,6 +24,8 @@ from jaxattn.results.intervals import percentile, resamples
 from jaxattn.theory import selection
 
 BLOCK = 1_000_000
+# Squares of products of larger entries overflow.
+LARGEST = 1e70
 PAIRS = (
     "E·v against α",
     "E·v against posterior difference",
@@ -195,9 +197,11 @@ def _checked(embedding: Any, query: Any, head: Any, corpus: Corpus) -> tuple[Flo
             f"head {v.shape}: expected {wanted} for an embedding {E.shape} and {classes} classes"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):
-        if not np.isfinite(x).all():
-            where = np.unravel_index(np.argmin(np.isfinite(x)), x.shape)
-            raise InputError(f"{name}: NaN or inf at {tuple(map(int, where))}; save a finite checkpoint")
+        usable = np.abs(x) < LARGEST
+        if not usable.all():
+            where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
+            what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"
+            raise InputError(f"{name}: {what} at {where}; save a checkpoint that has not diverged")
     return E, p, v
 
 

@@ -163,6 +163,7 @@ def test_tokens_that_never_occur_are_left_out(alpha):
             r"embedding: NaN.*\(7, 0\)",
         ),
         (lambda E, p, v: (E, p, v * np.inf), r"head: NaN or inf at \(0,\)"),
+        (lambda E, p, v: (E, p * 1e200, v), r"query: 1e\+200 at \(0,\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
