@@ -11,7 +11,7 @@ from jax import Array
 
 from jaxattn.data.ragged import ragged
 from jaxattn.data.sizes import check_positions
-from jaxattn.errors import InputError
+from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
 
 
@@ -143,12 +143,12 @@ def from_sequences(
         The corpus, on the default device.
 
     Raises:
-        InputError: an empty corpus or sequence, a token id or label out of range, lengths that differ.
+        InputError: an empty corpus or sequence, a token id that is no whole number, a token id or label out
+            of range, lengths that differ.
     """
-    if len(sequences) != len(labels):
-        raise InputError(f"labels: {len(labels)} labels for {len(sequences)} sequences; give one for each")
     lengths = np.array([len(tokens) for tokens in sequences], np.int64)
-    tokens = np.fromiter((t for tokens in sequences for t in tokens), np.int64, int(lengths.sum()))
+    # Empty, a list has no type of its own.
+    tokens = np.array([t for tokens in sequences for t in tokens] or np.zeros(0, int))
     return from_flat(tokens, lengths, labels, vocab_size=vocab_size, num_classes=num_classes)
 
 
@@ -169,14 +169,21 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
         InputError: as `from_sequences`.
     """
     tokens, lengths, labels = np.asarray(tokens), np.asarray(lengths), np.asarray(labels)
+    for name, x in (("token ids", tokens), ("lengths", lengths), ("labels", labels)):
+        if x.ndim != 1 or (x.dtype.kind not in "iu" and name != "labels"):
+            raise InputError(f"{name}: {shown(x)}; give a list of whole numbers")
+    if len(labels) != len(lengths):
+        raise InputError(f"labels: {len(labels)} labels for {len(lengths)} sequences; give one for each")
     if vocab_size < 1:
         raise InputError(f"vocab_size: {vocab_size}; a vocabulary holds at least one token")
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
     if len(lengths) == 0:
         raise InputError("sequences: the corpus is empty; give at least one sequence")
-    if (lengths == 0).any():
+    if (lengths < 1).any():
         raise InputError(f"sequence {int(np.argmin(lengths))}: it holds no token; remove it from the corpus")
+    if lengths.sum() != len(tokens):
+        raise InputError(f"lengths: {lengths.sum()} in all for {len(tokens)} tokens; give those of sequences")
     allowed = class_labels(np.arange(num_classes), num_classes)
     if not np.isin(labels, allowed).all():
         where = int(np.argmin(np.isin(labels, allowed)))

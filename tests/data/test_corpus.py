@@ -1,3 +1,4 @@
+import inspect
 from functools import partial
 
 import jax
@@ -9,6 +10,10 @@ import jaxattn as ja
 from jaxattn.data.corpus import from_counted, from_draws
 from jaxattn.errors import InputError
 from jaxattn.models.reference import padded_sequences
+
+
+# As it is without the checks of types that the tests put around it.
+from_sequences = inspect.unwrap(ja.data.from_sequences)
 
 
 def counts(corpus):
@@ -76,13 +81,34 @@ def test_padded_sequences_give_the_tokens_back(rng):
         ([[0], [1]], [1, 0], {}, r"label 0 of sequence 1: expected one of \[-1, 1\]"),
         ([[0], [1]], [0, 3], {"num_classes": 3}, r"label 3 of sequence 1: expected one of \[0, 1, 2\]"),
         ([[0]], [1, 1], {}, "2 labels for 1 sequences"),
+        ([[0], [1]], [1], {}, "1 labels for 2 sequences"),
+        ([[0, 1.7]], [1], {}, r"token ids: float64\[2\]; give a list of whole numbers"),
+        ([[0], ["1"]], [1, 1], {}, "token ids: <U"),
+        ([[0], [2**70]], [1, 1], {}, "token ids: object"),
+        ([[0], [1]], [[1], [1]], {}, r"labels: int64\[2, 1\]"),
+        ([[0], [1]], [1, "a"], {}, "label 1 of sequence 0"),
         ([[0]], [1], {"num_classes": 1}, "needs at least 2"),
         ([[0]], [1], {"vocab_size": 0}, "at least one token"),
     ],
 )
 def test_bad_input_is_named(sequences, labels, sizes, message):
     with pytest.raises(InputError, match=message):
-        ja.data.from_sequences(sequences, labels, **{"vocab_size": 3} | sizes)
+        from_sequences(sequences, labels, **{"vocab_size": 3} | sizes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "labels", "message"),
+    [
+        ([0, 1], [1, 1], [1], "1 labels for 2 sequences"),
+        ([0], [1, 1], [1, 1], "2 in all for 1 tokens"),
+        ([0, 1], [3, -1], [1, 1], "sequence 1: it holds no token"),
+        ([0, 1], [1.0, 1.0], [1, 1], "lengths: float64"),
+        ([[0, 1]], [1, 1], [1, 1], r"token ids: int64\[1, 2\]"),
+    ],
+)
+def test_flat_arrays_that_do_not_fit_are_named(tokens, lengths, labels, message):
+    with pytest.raises(InputError, match=message):
+        ja.data.from_flat(tokens, lengths, labels, vocab_size=3)
 
 
 def test_occurrence_to_bag_leads_from_every_occurrence_to_its_place_in_the_bags(rng):
