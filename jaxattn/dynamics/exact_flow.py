@@ -45,8 +45,8 @@ _REASONS = {
     Stop.DIRECTION: "direction: p/‖p‖ turns no faster than until_direction",
     Stop.STEP_BUDGET: "step_budget: max_steps were taken or tried",
     Stop.STATIONARY: "stationary: the gradient is exactly zero",
-    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding; either p is a finite stationary "
-    "point, or it goes on to grow where the forces are too weak beside the others for float64 to tell",
+    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding; either p is a finite "
+    "stationary point, or it goes on to grow where forces are too weak beside the others for float64 to tell",
     Stop.FAILED: "failed: NaN, or a step too short to represent",
 }
 

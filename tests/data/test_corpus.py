@@ -11,7 +11,6 @@ from jaxattn.data.corpus import from_counted, from_draws
 from jaxattn.errors import InputError
 from jaxattn.models.reference import padded_sequences
 
-
 # As it is without the checks of types that the tests put around it.
 from_sequences = inspect.unwrap(ja.data.from_sequences)
 

@@ -327,11 +327,12 @@ def test_a_seed_that_is_not_finite_fails_alone(name, value):
     assert path.status.tolist() == [Stop.NORM, Stop.FAILED, Stop.NORM]
     assert [reason.partition(":")[0] for reason in path.reason] == path.stop.tolist()
 
+    np.testing.assert_array_equal(path.p[0], healthy.p[0])
+    np.testing.assert_array_equal(path.p[2], healthy.p[2])
+
 
 def test_every_end_has_its_words():
     assert [reason.partition(": ")[0] for reason in _REASONS.values()] == [x.name.lower() for x in Stop]
-    np.testing.assert_array_equal(path.p[0], healthy.p[0])
-    np.testing.assert_array_equal(path.p[2], healthy.p[2])
 
 
 def test_no_gradient_at_all():
