@@ -28,6 +28,7 @@ class Corpus:
         lengths: (n,) int32; tokens per sequence, T(X).
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
+        class_names: K names, of the class of label -1 first for two classes; None if they have none (static).
     """
 
     bags: Leaf
@@ -37,6 +38,7 @@ class Corpus:
     lengths: Leaf
     vocab_size: int = struct.field(pytree_node=False)
     num_classes: int = struct.field(pytree_node=False, default=2)
+    class_names: tuple[str, ...] | None = struct.field(pytree_node=False, default=None)
 
     @property
     def num_sequences(self) -> int:
@@ -64,6 +66,7 @@ def from_bags(
     num_classes: int,
     longest_bag: int,
     most_occurrences: int,
+    class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
     """Lay out (sequence, token, count) entries in both directions. NumPy or traced JAX arrays.
 
@@ -76,6 +79,7 @@ def from_bags(
         num_classes: K.
         longest_bag: upper bound on the distinct tokens of one sequence.
         most_occurrences: upper bound on the sequences that hold one token.
+        class_names: see `Corpus`.
 
     Returns:
         The corpus, without any check of its entries.
@@ -121,6 +125,7 @@ def from_bags(
         lengths=lengths.astype(np.int32),
         vocab_size=vocab_size,
         num_classes=num_classes,
+        class_names=class_names,
     )
 
 
@@ -227,6 +232,7 @@ def from_counted(
     *,
     vocab_size: int,
     num_classes: int,
+    class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
     """Lay out what `count_tokens` returned, with labels as in `Corpus`, on the default device; unchecked."""
     corpus = from_bags(
@@ -238,6 +244,7 @@ def from_counted(
         num_classes=num_classes,
         longest_bag=int(sizes.max()),
         most_occurrences=int(np.bincount(distinct).max()),
+        class_names=class_names,
     )
     return jax.tree.map(jnp.asarray, corpus)
 
