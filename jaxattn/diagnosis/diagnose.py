@@ -48,12 +48,16 @@ class Diagnosis:
             sequences in which the token has the highest score. One row per token that occurs, for K > 2
             classes also per class.
         facts: sizes and settings, by name.
+        over: which tokens the correlations are over, in words.
+        class_names: names of the classes, the negative one first for two; empty if they have none.
     """
 
     quantities: pd.DataFrame
     verdicts: tuple[str, ...]
     tokens: pd.DataFrame
     facts: dict[str, Any]
+    over: str
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,7 @@ def diagnose(
         ]
     )
     healthy = _one_step_values(ground, dim, seed)
+    occur, used = int((ground.count > 0).sum()), int(ground.used.sum())
     quantities = _table(point, np.concatenate([spread, hits]), null, healthy)
     return Diagnosis(
         quantities,
@@ -161,13 +166,15 @@ def diagnose(
             "dimension (d)": dim,
             "classes": corpus.num_classes,
             "sequences": corpus.num_sequences,
-            "tokens that occur": int((ground.count > 0).sum()),
-            f"tokens with at least {min_count} occurrences": int(ground.used.sum()),
+            "tokens that occur": occur,
+            f"tokens with at least {min_count} occurrences": used,
             f"important tokens (|posterior difference| of at least {important:g})": int(
                 ground.important.sum()
             ),
             "random models": draws,
         },
+        f"{used:,} of {occur:,} tokens: those that occur at least {min_count} times (min_count)",
+        corpus.class_names or (),
     )
 
 

@@ -85,9 +85,9 @@ def importance(
         file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
         "Token importance",
         f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs} after phase "
-        f"{tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} equal bins of "
-        f"[{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the bin.{inside} "
-        f"Over the bins, {'; '.join(facts)}.",
+        f"{tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} "
+        f"equal bins of [{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the "
+        f"bin.{inside} Over the bins, {'; '.join(facts)}.",
         figure,
     )
 

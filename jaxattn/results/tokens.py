@@ -90,9 +90,7 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
             dict.fromkeys(("token", "count", "alpha", "posterior_difference"), "first")
             | {"Ep": "mean", "Ev": "mean"}
         )
-    return Tokens(
-        tokens.reset_index(drop=True), phase, cell, seeds, averaged, results.class_names(cell)
-    )
+    return Tokens(tokens.reset_index(drop=True), phase, cell, seeds, averaged, results.class_names(cell))
 
 
 def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:

@@ -37,9 +37,7 @@ def top_tokens(
         palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
         shade = [palette[k] for k in best["class"]]
         legend = {
-            f"class {shown(tokens.name(k))}": palette[k]
-            for k in tokens.classes
-            if (best["class"] == k).any()
+            f"class {shown(tokens.name(k))}": palette[k] for k in tokens.classes if (best["class"] == k).any()
         }
     else:
         positive, negative = (
