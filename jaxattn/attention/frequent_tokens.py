@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 from jaxattn.attention.pair_tiles import add_rows, row_blocks, sequence_rows, variadic_sum
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, ragged, take
+from jaxattn.data.sizes import check_positions
 
 # With more frequent tokens the products grow as fast as the pairs that are left shrink, for IMDB.
 NUM_FREQUENT = 256
@@ -62,8 +63,12 @@ def most_frequent(corpus: Corpus, size: int, dtype: DTypeLike) -> FrequentTokens
 
     Returns:
         The frequent tokens.
+
+    Raises:
+        InputError: more sequences than 32-bit numbers can say with their counts of the frequent tokens.
     """
     bags = corpus.bags
+    check_positions("counts of frequent tokens", bags.num_segments * size)
     (holders,) = corpus.occurrences.sum((corpus.occurrences.count > 0).astype(jnp.int32))
     tokens = jax.lax.top_k(holders, size)[1].astype(jnp.int32)
     slots = jnp.full(corpus.vocab_size, size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))

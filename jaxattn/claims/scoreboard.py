@@ -17,7 +17,7 @@ from jaxattn.claims.measured import Measured
 from jaxattn.claims.rows import FAILS, Row
 from jaxattn.claims.rows import __doc__ as meaning
 from jaxattn.claims.studies import Plan, TextPlan
-from jaxattn.data.readers import Source
+from jaxattn.data.source import Source
 from jaxattn.engine import devices
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run as execute

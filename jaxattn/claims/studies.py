@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxattn.api import Study
-from jaxattn.data.readers import Source
+from jaxattn.data.source import Source
 from jaxattn.study import concepts
 from jaxattn.study.kinds import describe
 from jaxattn.study.namespace import Namespace

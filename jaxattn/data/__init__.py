@@ -22,7 +22,8 @@ from jaxattn.data.importance import (
 )
 from jaxattn.data.interactions import negation, xor
 from jaxattn.data.noise import flip_labels
-from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Parquet, Source, Tfds
+from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Lines, Parquet, Tfds
+from jaxattn.data.source import Source
 from jaxattn.data.splits import Loaded, Splits, TokenStatistics, token_statistics
 from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
 
@@ -36,6 +37,7 @@ __all__ = [
     "Generator",
     "Independent",
     "Jsonl",
+    "Lines",
     "Loaded",
     "MultiRelevant",
     "Negation",

@@ -10,7 +10,8 @@ from flax import struct
 from jax import Array
 
 from jaxattn.data.ragged import ragged
-from jaxattn.errors import InputError
+from jaxattn.data.sizes import check_positions
+from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
 
 
@@ -27,6 +28,7 @@ class Corpus:
         lengths: (n,) int32; tokens per sequence, T(X).
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
+        class_names: K names, of the class of label -1 first for two classes; None if they have none (static).
     """
 
     bags: Leaf
@@ -36,6 +38,7 @@ class Corpus:
     lengths: Leaf
     vocab_size: int = struct.field(pytree_node=False)
     num_classes: int = struct.field(pytree_node=False, default=2)
+    class_names: tuple[str, ...] | None = struct.field(pytree_node=False, default=None)
 
     @property
     def num_sequences(self) -> int:
@@ -63,6 +66,7 @@ def from_bags(
     num_classes: int,
     longest_bag: int,
     most_occurrences: int,
+    class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
     """Lay out (sequence, token, count) entries in both directions. NumPy or traced JAX arrays.
 
@@ -75,10 +79,15 @@ def from_bags(
         num_classes: K.
         longest_bag: upper bound on the distinct tokens of one sequence.
         most_occurrences: upper bound on the sequences that hold one token.
+        class_names: see `Corpus`.
 
     Returns:
         The corpus, without any check of its entries.
+
+    Raises:
+        InputError: too large for 32-bit numbers.
     """
+    check_positions("corpus", max(len(count), vocab_size))
     xp = count.__array_namespace__()
     sequences = len(labels)
     # NumPy sorts 16-bit keys by radix, ten times faster than wider ones.
@@ -97,10 +106,11 @@ def from_bags(
     slot: Any
     if isinstance(count, np.ndarray):
         lengths = np.bincount(sequence, weights=count, minlength=sequences)
+        check_positions("the longest sequence", int(lengths.max()))
         slot = np.zeros(len(count) + 1, np.int32)
         slot[in_bags.ravel()] = np.arange(in_bags.size)
     else:
-        lengths = jax.ops.segment_sum(count, sequence, sequences)
+        lengths = jax.ops.segment_sum(count.astype(jnp.int32), sequence, sequences)
         slot = (
             jnp.zeros(len(count) + 1, jnp.int32)
             .at[in_bags.ravel()]
@@ -115,6 +125,7 @@ def from_bags(
         lengths=lengths.astype(np.int32),
         vocab_size=vocab_size,
         num_classes=num_classes,
+        class_names=class_names,
     )
 
 
@@ -137,12 +148,12 @@ def from_sequences(
         The corpus, on the default device.
 
     Raises:
-        InputError: an empty corpus or sequence, a token id or label out of range, lengths that differ.
+        InputError: an empty corpus or sequence, a token id that is no whole number, a token id or label out
+            of range, lengths that differ.
     """
-    if len(sequences) != len(labels):
-        raise InputError(f"labels: {len(labels)} labels for {len(sequences)} sequences; give one for each")
     lengths = np.array([len(tokens) for tokens in sequences], np.int64)
-    tokens = np.fromiter((t for tokens in sequences for t in tokens), np.int64, int(lengths.sum()))
+    # Empty, a list has no type of its own.
+    tokens = np.array([t for tokens in sequences for t in tokens] or np.zeros(0, int))
     return from_flat(tokens, lengths, labels, vocab_size=vocab_size, num_classes=num_classes)
 
 
@@ -163,14 +174,21 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
         InputError: as `from_sequences`.
     """
     tokens, lengths, labels = np.asarray(tokens), np.asarray(lengths), np.asarray(labels)
+    for name, x in (("token ids", tokens), ("lengths", lengths), ("labels", labels)):
+        if x.ndim != 1 or (x.dtype.kind not in "iu" and name != "labels"):
+            raise InputError(f"{name}: {shown(x)}; give a list of whole numbers")
+    if len(labels) != len(lengths):
+        raise InputError(f"labels: {len(labels)} labels for {len(lengths)} sequences; give one for each")
     if vocab_size < 1:
         raise InputError(f"vocab_size: {vocab_size}; a vocabulary holds at least one token")
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
     if len(lengths) == 0:
         raise InputError("sequences: the corpus is empty; give at least one sequence")
-    if (lengths == 0).any():
+    if (lengths < 1).any():
         raise InputError(f"sequence {int(np.argmin(lengths))}: it holds no token; remove it from the corpus")
+    if lengths.sum() != len(tokens):
+        raise InputError(f"lengths: {lengths.sum()} in all for {len(tokens)} tokens; give those of sequences")
     allowed = class_labels(np.arange(num_classes), num_classes)
     if not np.isin(labels, allowed).all():
         where = int(np.argmin(np.isin(labels, allowed)))
@@ -214,6 +232,7 @@ def from_counted(
     *,
     vocab_size: int,
     num_classes: int,
+    class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
     """Lay out what `count_tokens` returned, with labels as in `Corpus`, on the default device; unchecked."""
     corpus = from_bags(
@@ -225,6 +244,7 @@ def from_counted(
         num_classes=num_classes,
         longest_bag=int(sizes.max()),
         most_occurrences=int(np.bincount(distinct).max()),
+        class_names=class_names,
     )
     return jax.tree.map(jnp.asarray, corpus)
 
@@ -248,7 +268,7 @@ def from_draws(tokens: Array, labels: Array, *, vocab_size: int, num_classes: in
     start = jnp.where(first, position, length)
     following = jnp.concatenate([start[:, 1:], jnp.full((sequences, 1), length, start.dtype)], axis=1)
     next_start = jax.lax.cummin(following, axis=1, reverse=True)
-    count = jnp.where(first, next_start - position, 0)
+    count = jnp.where(first, next_start - position, 0).astype(np.min_scalar_type(length))
     return from_bags(
         jnp.repeat(jnp.arange(sequences), length),
         ordered.ravel(),

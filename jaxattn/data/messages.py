@@ -23,14 +23,15 @@ def first_line(error: Exception) -> str:
 
 
 @contextmanager
-def reading(where: str) -> Iterator[None]:
-    """Turn what libraries raise over unreadable data into one line."""
+def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
+    """Turn what libraries raise over unreadable data into one line, with a remedy for another encoding."""
     try:
         yield
     except InputError:
         raise
     except UnicodeDecodeError as error:
-        raise InputError(f"data: {where} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+        encoding = error.encoding.upper()
+        raise InputError(f"data: {where} is not {encoding} text ({error.reason}); {remedy}") from error
     except _UNREADABLE as error:
         raise InputError(
             f"data: cannot read {where}: {first_line(error)}; is it whole, and what it should be?"

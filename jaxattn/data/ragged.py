@@ -17,6 +17,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from jaxattn.data.sizes import check_positions
 from jaxattn.trees import Leaf
 
 WIDTH = 32
@@ -38,7 +39,7 @@ class Ragged:
 
     Attributes:
         index: (R, W) unsigned; what each entry points at, 0 where count is 0.
-        count: (R, W) unsigned; multiplicity of each entry, 0 marks padding.
+        count: (R, W) int; multiplicity of each entry, 0 marks padding.
         owner: (R,) int32; the segment a row belongs to, `num_segments` for an unused row.
         tree: (R_k, W) int32 each; the rows of the level below that make up a row of this level, the
             number of rows below marking padding. Empty when every segment is one row.
@@ -174,7 +175,7 @@ def ragged(
     Args:
         segment: (N,) int, sorted; `segments` or more marks an entry to leave out.
         index: (N,) int, each in [0, indices).
-        count: (N,) int, multiplicities.
+        count: (N,) int, multiplicities; those of a traced array keep its type, others get the smallest one.
         segments: number of segments S.
         indices: number of things an index can point at.
         longest: an upper bound on the entries of one segment.
@@ -183,10 +184,15 @@ def ragged(
     Returns:
         The layout; R = ceil(N / W) + S rows at most, S rows if `longest` ≤ W. And (R, W) which of the N
         entries went where, N for padding.
+
+    Raises:
+        InputError: more entries, padding included, than positions can be 32-bit numbers.
     """
     xp = segment.__array_namespace__()
     width = max(1, min(width, longest))
+    check_positions("corpus", max(segments, indices, len(segment)))
     entry, owner, present = _rows(xp, segment, segments, width, longest)
+    check_positions("corpus", entry.size)
     clipped = xp.minimum(entry, max(len(segment) - 1, 0))
     tree = []
     rows, longest_rows, below = owner, math.ceil(longest / width), entry.shape[0]
@@ -197,7 +203,9 @@ def ragged(
         longest, longest_rows, below = longest_rows, math.ceil(longest_rows / width), level.shape[0]
     layout = Ragged(
         index=xp.where(present, index[clipped], 0).astype(np.min_scalar_type(max(indices - 1, 0))),
-        count=xp.where(present, count[clipped], 0).astype(_count_dtype(count)),
+        count=xp.where(present, count[clipped], 0).astype(
+            np.min_scalar_type(int(count.max(initial=0))) if xp is np else count.dtype
+        ),
         owner=owner.astype(np.int32),
         tree=tuple(tree),
         num_segments=segments,
@@ -209,7 +217,7 @@ def ragged(
 def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
     if not isinstance(count, np.ndarray) or len(count) < LARGE:
         return None
-    start = np.searchsorted(segment, np.arange(segments + 1)).astype(np.int32)
+    start = np.searchsorted(segment, np.arange(segments + 1))
     entries, index = count[: start[-1]].astype(np.float32), index[: start[-1]].astype(np.int32)
     factors = []
     # The kernel adds up a row entry by entry: over the 25,000 sequences that hold a frequent token, float32
@@ -217,18 +225,13 @@ def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
     width = RUN
     while (sizes := np.diff(start)).max(initial=0) > width:
         rows = -(-sizes // width)
-        ends = np.cumsum(rows, dtype=np.int32)
-        number = np.arange(ends[-1], dtype=np.int32)
+        ends = np.cumsum(rows)
+        number = np.arange(ends[-1])
         cut = np.repeat(start[:-1] - width * (ends - rows), rows) + width * number
         factors.append((entries, index, np.append(cut, start[-1]).astype(np.int32)))
-        entries, index, start = np.ones(len(number), np.float32), number, np.append(np.int32(0), ends)
+        entries, index, start = np.ones(len(number), np.float32), number.astype(np.int32), np.append(0, ends)
         width = FAN
-    return (*factors, (entries, index, start))
-
-
-def _count_dtype(count: Any) -> np.dtype:
-    largest = count.max(initial=0) if isinstance(count, np.ndarray) else np.iinfo(np.uint16).max
-    return np.min_scalar_type(int(largest))
+    return (*factors, (entries, index, start.astype(np.int32)))
 
 
 def _rows(xp: Any, segment: Any, segments: int, width: int, longest: int) -> tuple[Any, Any, Any]:

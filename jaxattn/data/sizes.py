@@ -1,7 +1,18 @@
-"""Checks of sizes that the generators of synthetic corpora share."""
+"""Checks of sizes: what fits into a sequence, and into 32-bit numbers."""
 
 from jaxattn.errors import InputError
 from jaxattn.spec import MOST
+
+MOST_POSITIONS = 2**31 - 1
+
+
+def check_positions(name: str, number: int) -> None:
+    """Raise InputError if an array has more places than 32-bit numbers can say."""
+    if number > MOST_POSITIONS:
+        raise InputError(
+            f"{name}: {number:,} entries, and positions are 32-bit numbers of at most {MOST_POSITIONS:,}; "
+            "take fewer or shorter sequences, or a smaller vocabulary"
+        )
 
 
 def check_multiple(name: str, value: int, of: int, unit: str) -> None:

@@ -159,7 +159,8 @@ def load(
 
     Raises:
         InputError: impossible settings, files that are missing or cannot be read, a label outside the set,
-            a text without a known word (unless `source.empty` is "drop"), a token given twice.
+            one of the set that no training text has, a text without a known word (unless `source.empty` is
+            "drop"), a token given twice.
     """
     source = _checked(source)
     given = None if tokens is None else _distinct(tokens)
@@ -182,12 +183,17 @@ def load(
     corpora: dict[str, Corpus] = {}
     for split in splits:
         progress("laying out", len(corpora), len(splits))
-        distinct, counts, sizes, classes = (arrays[f"{split}_{part}"].astype(np.int32) for part in _PARTS)
-        num_classes = len(source.labels)
-        labels = class_labels(classes, num_classes)
+        distinct, counts, sizes, classes = (arrays[f"{split}_{part}"].astype(np.int64) for part in _PARTS)
         corpora[split] = from_counted(
-            distinct, counts, sizes, labels, vocab_size=len(vocabulary), num_classes=num_classes
+            distinct,
+            counts,
+            sizes,
+            class_labels(classes, len(source.labels)),
+            vocab_size=len(vocabulary),
+            num_classes=len(source.labels),
+            class_names=tuple(map(str, source.labels)),
         )
+        _tell_missing(source, split, classes, note)
     progress("laying out", len(corpora), len(splits))
     return TextCorpora(corpora["train"], corpora.get("test"), vocabulary, corpora.get("validation"))
 
@@ -200,6 +206,15 @@ def _checked(source: Any) -> Any:
         raise InputError(f"data: {error}") from error
     checked.check()
     return checked
+
+
+def _tell_missing(source: Any, split: str, classes: np.ndarray, note: cache.Note) -> None:
+    """Say which listed label no row has; to train on such a class is an error."""
+    for number in np.setdiff1d(np.arange(len(source.labels)), classes):
+        said = f"data.labels: no row of the {split} split has the label {source.labels[number]!r}"
+        if split == "train":
+            raise InputError(f"{said}; take it out")
+        note(said)
 
 
 def _settings(source: Any) -> bytes:

@@ -7,7 +7,7 @@ import jax
 
 from jaxattn.data import text
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.readers import Source
+from jaxattn.data.source import Source
 from jaxattn.data.text import Progress, silent
 from jaxattn.engine.program import load, seed_keys
 from jaxattn.errors import InputError, at

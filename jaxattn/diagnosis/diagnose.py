@@ -24,6 +24,8 @@ from jaxattn.results.intervals import percentile, resamples
 from jaxattn.theory import selection
 
 BLOCK = 1_000_000
+# Squares of products of larger entries overflow.
+LARGEST = 1e70
 PAIRS = (
     "E·v against α",
     "E·v against posterior difference",
@@ -46,12 +48,16 @@ class Diagnosis:
             sequences in which the token has the highest score. One row per token that occurs, for K > 2
             classes also per class.
         facts: sizes and settings, by name.
+        over: which tokens the correlations are over, in words.
+        class_names: names of the classes, the negative one first for two; empty if they have none.
     """
 
     quantities: pd.DataFrame
     verdicts: tuple[str, ...]
     tokens: pd.DataFrame
     facts: dict[str, Any]
+    over: str
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,7 @@ def diagnose(
         ]
     )
     healthy = _one_step_values(ground, dim, seed)
+    occur, used = int((ground.count > 0).sum()), int(ground.used.sum())
     quantities = _table(point, np.concatenate([spread, hits]), null, healthy)
     return Diagnosis(
         quantities,
@@ -159,13 +166,15 @@ def diagnose(
             "dimension (d)": dim,
             "classes": corpus.num_classes,
             "sequences": corpus.num_sequences,
-            "tokens that occur": int((ground.count > 0).sum()),
-            f"tokens with at least {min_count} occurrences": int(ground.used.sum()),
+            "tokens that occur": occur,
+            f"tokens with at least {min_count} occurrences": used,
             f"important tokens (|posterior difference| of at least {important:g})": int(
                 ground.important.sum()
             ),
             "random models": draws,
         },
+        f"{used:,} of {occur:,} tokens: those that occur at least {min_count} times (min_count)",
+        corpus.class_names or (),
     )
 
 
@@ -195,9 +204,11 @@ def _checked(embedding: Any, query: Any, head: Any, corpus: Corpus) -> tuple[Flo
             f"head {v.shape}: expected {wanted} for an embedding {E.shape} and {classes} classes"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):
-        if not np.isfinite(x).all():
-            where = np.unravel_index(np.argmin(np.isfinite(x)), x.shape)
-            raise InputError(f"{name}: NaN or inf at {tuple(map(int, where))}; save a finite checkpoint")
+        usable = np.abs(x) < LARGEST
+        if not usable.all():
+            where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
+            what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"
+            raise InputError(f"{name}: {what} at {where}; save a checkpoint that has not diverged")
     return E, p, v
 
 

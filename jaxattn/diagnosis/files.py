@@ -14,6 +14,7 @@ from jaxattn.results.importance import importance
 from jaxattn.results.numbers import format_number, interval
 from jaxattn.results.read import TOKEN_COLUMNS
 from jaxattn.results.run import Run
+from jaxattn.results.tokens import with_classes
 
 NOTE = (
     "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v on the sphere, on this corpus. One "
@@ -40,15 +41,15 @@ def tables(diagnosis: Diagnosis, number: int = 15) -> list[tuple[str, pd.DataFra
             "verdict": found["verdict"],
         }
     )
-    every = diagnosis.tokens
-    top = every.loc[every.groupby("id", sort=False)["alpha"].idxmax()] if _several(diagnosis) else every
-    top = top.sort_values(["Ep", "id"], ascending=[False, True]).head(number)
-    chosen = every.drop_duplicates("id").sort_values(["selected", "id"], ascending=[False, True])
+    # Of every token the row of the class that it speaks for most.
+    tokens = diagnosis.tokens.sort_values("alpha", ascending=False, kind="stable").drop_duplicates("id")
+    top = tokens.sort_values(["Ep", "id"], ascending=[False, True])
+    chosen = tokens[tokens["selected"] > 0].sort_values(["selected", "id"], ascending=[False, True])
     return [
         ("Sizes", facts),
-        ("Correlations with importance", quantities),
-        ("Tokens with the largest E·p", _for_reading(top)),
-        ("Tokens that most sequences select", _for_reading(chosen[chosen["selected"] > 0].head(number))),
+        (f"Correlations with importance over {diagnosis.over}", quantities),
+        ("Tokens with the largest E·p", _for_reading(top.head(number), diagnosis)),
+        ("Tokens that most sequences select", _for_reading(chosen.head(number), diagnosis)),
     ]
 
 
@@ -59,7 +60,10 @@ def figure(diagnosis: Diagnosis) -> Drawn:
     results = Run(
         Path(),
         {
-            "config": {"probes": {"bins": BINS, "low": -1.0, "high": 1.0}},
+            "config": {
+                "probes": {"bins": BINS, "low": -1.0, "high": 1.0},
+                "data": {"labels": list(diagnosis.class_names)},
+            },
             "cells": [{"cell": 0, "settings": {}}],
             "seeds": [0],
         },
@@ -94,7 +98,8 @@ def write(diagnosis: Diagnosis, directory: Path, number: int = 15) -> list[Path]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         paths[0].write_text(_joined(page), encoding="utf-8")
-        diagnosis.tokens.to_csv(paths[1], index=False)
+        named = dict(enumerate(diagnosis.class_names))
+        diagnosis.tokens.replace({"class": named}).to_csv(paths[1], index=False)
         paths[2].write_bytes(drawn.png())
     except OSError as error:
         raise RunError(f"{directory}: cannot be written: {error.strerror or error}") from None
@@ -110,13 +115,10 @@ def _joined(parts: list[str]) -> str:
     return text + "\n"
 
 
-def _several(diagnosis: Diagnosis) -> bool:
-    return diagnosis.tokens["class"].nunique() > 1
-
-
-def _for_reading(tokens: pd.DataFrame) -> pd.DataFrame:
-    named = tokens.rename(columns={"posterior_difference": "posterior difference", "Ep": "E·p", "Ev": "E·v"})
-    alone = named["class"].nunique() < 2
+def _for_reading(tokens: pd.DataFrame, diagnosis: Diagnosis) -> pd.DataFrame:
+    named = with_classes(tokens, diagnosis.class_names)
+    named = named.rename(columns={"posterior_difference": "posterior difference", "Ep": "E·p", "Ev": "E·v"})
+    alone = diagnosis.tokens["class"].nunique() < 2 and not diagnosis.class_names
     return named.drop(columns=["id", *(["class"] if alone else [])]).reset_index(drop=True)
 
 

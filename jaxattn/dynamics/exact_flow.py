@@ -26,14 +26,7 @@ from jaxattn.trees import Leaf
 
 
 class Stop(enum.IntEnum):
-    """Why a path ends.
-
-    NORM, ARC_LENGTH, DIRECTION, STEP_BUDGET: an end that was asked for.
-    STATIONARY: the gradient is exactly zero.
-    BALANCED: the forces of the sequences cancel up to rounding. Either p is a finite stationary point, or
-        p goes on to grow in directions whose forces are too weak beside the others for float64 to tell.
-    FAILED: NaN, or a step too short to represent.
-    """
+    """Why a path ends; `Path.reason` says it in words."""
 
     RUNNING = 0
     NORM = 1
@@ -43,6 +36,19 @@ class Stop(enum.IntEnum):
     STATIONARY = 5
     BALANCED = 6
     FAILED = 7
+
+
+_REASONS = {
+    Stop.RUNNING: "running: it has not ended",
+    Stop.NORM: "norm: ‖p‖ is until_norm",
+    Stop.ARC_LENGTH: "arc_length: the path is as long as until_arc_length",
+    Stop.DIRECTION: "direction: p/‖p‖ turns no faster than until_direction",
+    Stop.STEP_BUDGET: "step_budget: max_steps were taken or tried",
+    Stop.STATIONARY: "stationary: the gradient is exactly zero",
+    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding; either p is a finite "
+    "stationary point, or it goes on to grow where forces are too weak beside the others for float64 to tell",
+    Stop.FAILED: "failed: NaN, or a step too short to represent",
+}
 
 
 @struct.dataclass
@@ -79,6 +85,13 @@ class Path:
         """The name of `status`: a string, or an array of strings for several seeds."""
         names = np.array([stop.name.lower() for stop in Stop])[np.asarray(self.status)]
         return str(names) if names.ndim == 0 else names
+
+    @property
+    def reason(self) -> str | list[str]:
+        """Why the path ended, in words; a list for several seeds."""
+        if np.ndim(self.status) == 0:
+            return _REASONS[Stop(int(self.status))]
+        return [_REASONS[Stop(int(status))] for status in self.status]
 
 
 def exact_flow(

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import optax
 from jax import Array
 
@@ -56,7 +58,7 @@ def optimizer(
     """Make an optimiser.
 
     Args:
-        name: sgd, θ - η g; normalized, θ - η g/‖g‖ (over all trained parameters); polyak,
+        name: sgd, θ - η g; normalized, θ - η g/‖g‖ (over all trained parameters; θ where g = 0); polyak,
             θ - min(η, (L - loss_floor)/‖g‖²) g; any optimiser of optax that takes a learning rate (adam,
             adamw, lion, ...); or a function (step_size, **options) that makes a transformation.
         step_size: η, a number or a schedule; a number for polyak.
@@ -165,8 +167,14 @@ def _sgd(
 def _normalized(
     step_size: optax.ScalarOrSchedule, *, momentum: float | Array = 0.0, nesterov: bool = False
 ) -> optax.GradientTransformation:
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        # A gradient of exactly zero has no direction: the parameters stay.
+        moves = jnp.stack([(g != 0).any() for g in jax.tree.leaves(gradients)]).any()
+        norm = jnp.where(moves, optax.tree.norm(gradients), 1)
+        return jax.tree.map(lambda g: g / norm, gradients), state
+
     scaled = _sgd(step_size, momentum=momentum, nesterov=nesterov)
-    return optax.chain(optax.normalize_by_update_norm(eps=0.0), scaled)
+    return optax.chain(optax.GradientTransformation(lambda _: optax.EmptyState(), update), scaled)
 
 
 def _polyak(step_size: float | Array, *, loss_floor: float | Array = 0.0) -> optax.GradientTransformation:

@@ -44,7 +44,7 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
                     "posterior difference": tokens.posterior_difference[ids, k].astype(float),
                 }
             )
-            of_class = f" of class {k}" if classes > 1 else ""
+            of_class = f" of class {(held.train.class_names or range(classes))[k]}" if classes > 1 else ""
             tables.append((f"Tokens with the {side} average signed frequency{of_class}", listed))
     return tables
 
@@ -52,8 +52,8 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
 def _sizes(name: str, split: Corpus) -> dict[str, object]:
     labels = class_labels(np.arange(split.num_classes), split.num_classes)
     shares = {
-        f"label {label:+d}" if label < 0 else f"label {label}": np.mean(np.asarray(split.labels) == label)
-        for label in labels
+        f"label {name}": np.mean(np.asarray(split.labels) == label)
+        for name, label in zip(split.class_names or labels, labels, strict=True)
     }
     return {
         "split": name,

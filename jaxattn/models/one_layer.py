@@ -88,12 +88,17 @@ class OneLayer(Spec, frozen=True, kw_only=True):
 
     dim: Dim
     attends_to_tokens: ClassVar[bool] = True
-    is_one_layer: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
 
     def __post_init__(self) -> None:
         infinite_by_name(self)
+
+    @property
+    def is_one_layer(self) -> bool:
+        """Whether scores are E·p and values E·v, as theory takes them: not where a subclass has its own."""
+        own = type(self)
+        return own.logits is OneLayer.logits and own.scores_and_values is OneLayer.scores_and_values
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
@@ -112,9 +117,10 @@ class OneLayer(Spec, frozen=True, kw_only=True):
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
         return scores_and_values(params)
 
-    def in_span(self) -> "OneLayerInSpan":
+    def in_span(self) -> "OneLayer":
         """Return the same model in coordinates of the span of its parameters, see `models.span`."""
-        return OneLayerInSpan(dim=self.dim)
+        # What a subclass computes may see the axes of R^d.
+        return OneLayerInSpan(dim=self.dim) if type(self) is OneLayer else self
 
 
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):

@@ -64,9 +64,10 @@ class TwoLayer(Spec, frozen=True, kw_only=True):
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
         return scores_and_values(params)
 
-    def in_span(self) -> "TwoLayerInSpan":
+    def in_span(self) -> "TwoLayer":
         """Return the same model in coordinates of the span of its parameters, see `models.span`."""
-        return TwoLayerInSpan(dim=self.dim, residual=self.residual)
+        # What a subclass computes may see the axes of R^d.
+        return TwoLayerInSpan(dim=self.dim, residual=self.residual) if type(self) is TwoLayer else self
 
 
 class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):

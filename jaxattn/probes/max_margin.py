@@ -60,8 +60,8 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
     nats: Static[NotNegative] | None = None
 
     def applies(self, model: Any, loss: Any, phase: Any) -> bool:
-        """Tell whether a phase moves p alone."""
-        return tuple(phase.train) == ("p",)
+        """Tell whether a phase moves p alone, and scores are E·p."""
+        return getattr(model, "is_one_layer", False) and tuple(phase.train) == ("p",)
 
     def observe(self, phase: Any, state: Any) -> Any:
         """Look up p of one seed, (d,)."""

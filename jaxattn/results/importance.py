@@ -13,13 +13,14 @@ from jaxattn.errors import InputError
 from jaxattn.results.binning import BINS, HIGH, LOW, bin_means
 from jaxattn.results.correlations import spearman
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import VALUES, file_name, minus
+from jaxattn.results.labels import VALUES, file_name, minus, shown
 from jaxattn.results.numbers import format_number
 from jaxattn.results.run import Run
 from jaxattn.results.style import BLUE, GREY, INK, RED, WIDTH, style
 from jaxattn.results.tokens import Tokens, at_end
 
 MOST_POINTS = 100_000
+MOST_CLASSES = 6
 
 
 def importance(
@@ -27,7 +28,7 @@ def importance(
     *,
     phase: str | None = None,
     cell: int = 0,
-    label: int | None = None,
+    label: int | str | None = None,
 ) -> Drawn:
     """Draw E·v and E·p of every token against its posterior difference, with means over the run's bins.
 
@@ -35,7 +36,8 @@ def importance(
         results: a results folder.
         phase: the phase at whose end tokens are taken; the last one if None.
         cell: which cell.
-        label: which class of K > 2; by default all, one row of panels each.
+        label: which class of K > 2, by its number or name; by default all, or six of them where there are
+            more, one row of panels each.
 
     Returns:
         The figure.
@@ -50,7 +52,7 @@ def importance(
     bins: dict[str, Any] = {"bins": BINS, "low": LOW, "high": HIGH}
     chosen = results.manifest["config"].get("probes", {})
     bins |= {key: value for key, value in chosen.items() if key in bins and chosen.get("bins")}
-    labels = _labels(tokens, label)
+    labels = _labels(tokens, label, MOST_CLASSES)
     several = len(tokens.classes) > 1
     scores = "E·W2 p" if _kind(results, cell) == "two_layer_weights" else "E·p"
     names = VALUES | ({"Ep": r"$E_s^\top W_2\, p$"} if scores != "E·p" else {})
@@ -66,22 +68,26 @@ def importance(
                 means = bin_means(x, y, **bins)
                 _scatter(ax, x, y, colour)
                 _bins(ax, means, colour)
-                name = names[quantity].replace("v$", f"v_{{{k}}}$") if several else names[quantity]
-                ax.set_title(name + (f"   (class {k})" if several and quantity == "Ep" else ""))
+                head = "k" if tokens.names else k
+                name = names[quantity].replace("v$", f"v_{{{head}}}$") if several else names[quantity]
+                of_class = f"   (class {shown(tokens.name(k))})" if several else ""
+                ax.set_title(name + (of_class if quantity == "Ep" else ""))
                 fact = _fact(means, quantity).replace("E·p", scores)
-                facts.append(fact + (f" for class {k}" if several else ""))
+                facts.append(fact + (f" for class {tokens.name(k)}" if several else ""))
             outside = max(outside, int(len(x) - means["n"].sum()))
         for ax in grid[-1]:
             ax.set_xlabel("posterior difference of token $s$" + (" for the class" if several else ""))
     count = tokens.table["id"].nunique()
     inside = "" if not outside else f" {outside} points outside that range are drawn but are in no bin."
+    if label is None and len(labels) < len(tokens.classes):
+        inside += f" {len(labels)} of {len(tokens.classes)} classes are shown; option label draws another."
     return Drawn(
         file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
         "Token importance",
-        f"E·v and {scores} of {count:,} tokens against their posterior difference after phase {tokens.phase}"
-        f"{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} equal bins of "
-        f"[{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the bin.{inside} "
-        f"Over the bins, {'; '.join(facts)}.",
+        f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs} after phase "
+        f"{tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} "
+        f"equal bins of [{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the "
+        f"bin.{inside} Over the bins, {'; '.join(facts)}.",
         figure,
     )
 
@@ -91,7 +97,7 @@ def one_step_law(
     *,
     phase: str | None = None,
     cell: int = 0,
-    label: int | None = None,
+    label: int | str | None = None,
     step_size: float | None = None,
 ) -> Drawn:
     """Draw E·v after one step on E against α, with the line η0 α_s / 2 of the law (K classes: η0 α_{s,k}).
@@ -100,7 +106,7 @@ def one_step_law(
         results: a results folder.
         phase: the one-step phase; by default the first phase of kind "one_step".
         cell: which cell.
-        label: which class of K > 2; by default all in one panel.
+        label: which class of K > 2, by its number or name; by default all in one panel.
         step_size: η0; by default that of the phase, or of the cell where it is swept.
 
     Returns:
@@ -148,7 +154,7 @@ def one_step_law(
         file_name("one_step_law", *_cell_part(results, cell), *_class_part(label)),
         "One-step law",
         f"E·v of {table['id'].nunique():,} tokens after phase {phase}{results.cell_words(cell)} against "
-        f"their average signed frequency α, {tokens.over_seeds}; the line is {formula} with "
+        f"their average signed frequency α{tokens.signs}, {tokens.over_seeds}; the line is {formula} with "
         f"η₀ = {format_number(eta)}. Correlation {correlation:.4f}; largest distance to the line "
         f"{format_number(distance)}, or {format_number(distance / eta)} per unit of η₀, of which E·v before "
         "the step is part.",
@@ -156,10 +162,18 @@ def one_step_law(
     )
 
 
-def _labels(tokens: Tokens, label: int | None) -> list[int]:
-    if label is not None and label not in tokens.classes:
-        raise InputError(f"label {label}: tokens hold the classes {', '.join(map(str, tokens.classes))}")
-    return tokens.classes if label is None else [label]
+def _labels(tokens: Tokens, label: int | str | None, most: int | None = None) -> list[int]:
+    """List the classes to draw; of more than `most`, some that are evenly spread."""
+    every = tokens.classes
+    if label is None:
+        spread = np.linspace(0, len(every) - 1, min(len(every), most or len(every))).round().astype(int)
+        return [every[index] for index in spread]
+    found = [k for k in every if label in ((tokens.name(k),) if isinstance(label, str) else (k,))]
+    if not found:
+        known = [f"{k} ({tokens.name(k)})" if tokens.names else str(k) for k in every]
+        more = ", ..." if len(every) > 20 else ""
+        raise InputError(f"label {label!r}: tokens hold the classes {', '.join(known[:20])}{more}")
+    return found
 
 
 def _step_size(results: Run, phase: str, cell: int) -> float:
@@ -229,7 +243,7 @@ def _fact(means: pd.DataFrame, quantity: str) -> str:
     return f"Spearman of E·v is {rank:.3f}"
 
 
-def _class_part(label: int | None) -> list[str]:
+def _class_part(label: int | str | None) -> list[str]:
     return [] if label is None else [f"class{label}"]
 
 

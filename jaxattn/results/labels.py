@@ -75,6 +75,11 @@ def seed_words(counts: Iterable[int]) -> str:
     return "1 seed" if many == 1 else f"{many} seeds"
 
 
+def shown(name: str, longest: int = 24) -> str:
+    """Write a name that users gave, which is no formula, in a figure."""
+    return (name if len(name) <= longest else name[: longest - 1] + "…").replace("$", r"\$")
+
+
 def minus(text: str) -> str:
     """Write minus signs as the axes do."""
     return text.replace("-", "\N{MINUS SIGN}")

@@ -103,9 +103,12 @@ class Results(Run):
         differences = combine.paired(chosen, key, first, second)
         return statistics.aggregate(differences, seed=seed, resamples=resamples, confidence=confidence)
 
-    def top_tokens(self, *, phase: str | None = None, cell: int = 0, number: int = 20) -> pd.DataFrame:
-        """List the tokens with the largest E·p after a phase, the last one if None, largest first."""
-        return tokens.top(tokens.at_end(self, phase=phase, cell=cell), count=number)
+    def top_tokens(
+        self, *, phase: str | None = None, cell: int = 0, number: int = 20, min_count: int = 1
+    ) -> pd.DataFrame:
+        """List the tokens with the largest E·p after a phase, the last one if None; see `tokens.top`."""
+        ends = tokens.at_end(self, phase=phase, cell=cell)
+        return tokens.with_classes(tokens.top(ends, count=number, min_count=min_count), ends.names)
 
     def figure(self, kind: str | Callable[..., Any], **options: Any) -> Drawn:
         """Draw a figure.

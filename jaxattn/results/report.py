@@ -19,7 +19,7 @@ from jaxattn.results.load import load
 from jaxattn.results.numbers import format_number, setting
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, last_steps, summary_table
-from jaxattn.results.tokens import at_end, named, top
+from jaxattn.results.tokens import at_end, named, top, with_classes
 
 TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
@@ -148,9 +148,9 @@ def _tops(results: Run) -> list[dict[str, Any]]:
     for phase in results.tokens["phase"].unique() if named(results) else []:
         with suppress(InputError):
             tokens = at_end(results, phase=phase, cell=int(results.manifest["cells"][0]["cell"]))
-            best = top(tokens, count=TOP)
+            best = with_classes(top(tokens, count=TOP), tokens.names)
             shown = pd.DataFrame({"token": best["token"].astype(str)})
-            if len(tokens.classes) > 1:
+            if len(tokens.classes) > 1 or tokens.names:
                 shown["class"] = best["class"].astype(str)
             for name, column in (("E·p", "Ep"), ("E·v", "Ev"), ("α", "alpha")):
                 shown[name] = best[column].map(format_number)

@@ -86,6 +86,14 @@ class Run:
                 raise InputError(f"{key}: no such key in the config of {self.directory}; swept is {swept}")
         return value
 
+    def class_names(self, cell: int) -> tuple[str, ...]:
+        """Names of the classes of a cell's corpus, as far as its config tells; the negative class first."""
+        try:
+            labels = self.lookup(cell, "data.labels")
+        except InputError:
+            return ()
+        return tuple(map(str, labels)) if isinstance(labels, list | tuple) else ()
+
     def label(self, metric: str) -> str:
         """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
         return metric_label(metric, self.manifest.get("labels", METRICS))

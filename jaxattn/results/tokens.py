@@ -1,5 +1,6 @@
 """Tokens at the end of a phase: one row each over all seeds, and the tokens on top."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ class Tokens:
         cell: the cell.
         seeds: how many seeds are in the table.
         averaged: whether Ep and Ev are means over seeds that share a corpus; else every seed has rows.
+        names: names of all classes, the negative one first for two; empty if they have none.
     """
 
     table: pd.DataFrame
@@ -26,11 +28,23 @@ class Tokens:
     cell: int
     seeds: int
     averaged: bool
+    names: tuple[str, ...] = ()
 
     @property
     def classes(self) -> list[int]:
         """The classes that have rows; two classes have the rows of class 1 alone."""
         return sorted(int(label) for label in self.table["class"].unique())
+
+    def name(self, label: int) -> str:
+        """Name a class, by its number if it has no name."""
+        return self.names[label] if label < len(self.names) else str(label)
+
+    @property
+    def signs(self) -> str:
+        """Which of two classes is positive, in words; nothing for classes without names."""
+        if len(self.classes) > 1 or not self.names:
+            return ""
+        return f" (positive: class {self.name(1)}, negative: class {self.name(0)})"
 
     @property
     def over_seeds(self) -> str:
@@ -76,26 +90,49 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
             dict.fromkeys(("token", "count", "alpha", "posterior_difference"), "first")
             | {"Ep": "mean", "Ev": "mean"}
         )
-    return Tokens(tokens.reset_index(drop=True), phase, cell, seeds, averaged)
+    return Tokens(tokens.reset_index(drop=True), phase, cell, seeds, averaged, results.class_names(cell))
 
 
-def top(tokens: Tokens, *, count: int = 20) -> pd.DataFrame:
+def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
     """List the tokens with the largest E·p, largest first.
 
     Args:
         tokens: the tokens of one cell and phase. Where seeds have corpora of their own, a token is
             another one in every seed, and the first seed is listed.
         count: how many.
+        min_count: leave out tokens that occur less often.
 
     Returns:
         Rows of the table, one per token: for K > 2 classes that of the class with the largest alpha.
+
+    Raises:
+        InputError: no token occurs so often.
     """
-    table = tokens.table
+    table = tokens.table[tokens.table["count"] >= min_count]
+    if table.empty:
+        most = tokens.table["count"].max()
+        raise InputError(f"min_count: {min_count}, and no token occurs more than {most} times; lower it")
     if tokens.seeds > 1 and not tokens.averaged:
         table = table[table["seed"] == table["seed"].min()]
     if len(tokens.classes) > 1:
-        table = table.loc[table.groupby("id")["alpha"].idxmax()]
+        table = table.sort_values("alpha", ascending=False, kind="stable").drop_duplicates("id")
     return table.sort_values(["Ep", "id"], ascending=[False, True]).head(count).reset_index(drop=True)
+
+
+def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Name the class that every token speaks for.
+
+    Args:
+        best: one row per token, for K > 2 classes that of the class with the largest alpha.
+        names: names of all classes, the negative one first for two; empty if they have none.
+
+    Returns:
+        The table with names in the column "class"; of two classes by the sign of alpha, "–" for 0.
+    """
+    if len(names) == 2:
+        sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
+        return best.assign(**{"class": np.array([names[0], "–", names[1]], object)[sign + 1]})
+    return best.assign(**{"class": best["class"].map(dict(enumerate(names)))}) if names else best
 
 
 def named(results: Run) -> bool:

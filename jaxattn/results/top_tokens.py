@@ -5,16 +5,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import VALUES, file_name, minus
+from jaxattn.results.labels import VALUES, file_name, minus, shown
 from jaxattn.results.numbers import format_number
 from jaxattn.results.run import Run
-from jaxattn.results.style import BLUE, GREY, INK, RED, SOFT, WIDTH, colours, style
+from jaxattn.results.style import BLUE, GREY, INK, RED, SOFT, WIDTH, colours, legend_below, style
 from jaxattn.results.tokens import at_end, top
 
-LONGEST_NAME = 24
 
-
-def top_tokens(results: Run, *, phase: str | None = None, cell: int = 0, number: int = 20) -> Drawn:
+def top_tokens(
+    results: Run, *, phase: str | None = None, cell: int = 0, number: int = 20, min_count: int = 1
+) -> Drawn:
     """Draw the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by their class).
 
     Args:
@@ -22,6 +22,7 @@ def top_tokens(results: Run, *, phase: str | None = None, cell: int = 0, number:
         phase: the phase at whose end tokens are taken; the last one if None.
         cell: which cell.
         number: how many tokens.
+        min_count: leave out tokens that occur less often.
 
     Returns:
         The figure.
@@ -30,18 +31,25 @@ def top_tokens(results: Run, *, phase: str | None = None, cell: int = 0, number:
         InputError: an unknown phase or cell, or no tokens.
     """
     tokens = at_end(results, phase=phase, cell=cell)
-    best = top(tokens, count=number)
+    best = top(tokens, count=number, min_count=min_count)
     several = len(tokens.classes) > 1
     if several:
         palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
         shade = [palette[k] for k in best["class"]]
-        legend = {f"class {k}": palette[k] for k in tokens.classes if (best["class"] == k).any()}
+        legend = {
+            f"class {shown(tokens.name(k))}": palette[k] for k in tokens.classes if (best["class"] == k).any()
+        }
     else:
-        signs = {1: ("positive token", BLUE), -1: ("negative token", RED), 0: ("irrelevant token", GREY)}
+        positive, negative = (
+            [f"class {shown(tokens.name(k))}" for k in (1, 0)]
+            if tokens.names
+            else ["positive token", "negative token"]
+        )
+        signs = {1: (positive, BLUE), -1: (negative, RED), 0: ("irrelevant token", GREY)}
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
         shade = [signs[k][1] for k in sign]
         legend = {name: colour for k, (name, colour) in signs.items() if (sign == k).any()}
-    names = [_short(str(token)) for token in best["token"]]
+    names = [shown(str(token)) for token in best["token"]]
     columns = {
         VALUES["Ep"]: [format_number(value) for value in best["Ep"]],
         VALUES["Ev"]: [format_number(value) for value in best["Ev"]],
@@ -54,9 +62,6 @@ def top_tokens(results: Run, *, phase: str | None = None, cell: int = 0, number:
         y = np.arange(len(best))
         ax.barh(y, best["Ep"], height=0.72, color=shade)
         ax.set_yticks(y, names)
-        for tick in ax.get_yticklabels():
-            # A dollar sign in a token is no formula.
-            tick.set_parse_math(False)
         ax.set_ylim(len(best) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.grid(visible=False, axis="y")
@@ -70,20 +75,17 @@ def top_tokens(results: Run, *, phase: str | None = None, cell: int = 0, number:
             for row, text in enumerate(cells):
                 texts.text(column + 0.9, row, minus(text), color=SOFT, **look)
         handles = [Patch(color=colour, label=name) for name, colour in legend.items()]
-        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), handlelength=0.9)
+        legend_below(figure, handles)
     whose = "class with the largest α" if several else "sign of α"
     first = " of the first seed" if tokens.seeds > 1 and not tokens.averaged else ""
     number_of_seeds = "one seed" if first else tokens.over_seeds
+    often = f" of those that occur at least {min_count} times" if min_count > 1 else ""
     return Drawn(
         file_name(
             "top_tokens", tokens.phase, *([f"cell{cell}"] if len(results.manifest["cells"]) > 1 else [])
         ),
         "Tokens that attention prefers",
-        f"The {len(best)} tokens{first} with the largest E·p after phase {tokens.phase}"
+        f"The {len(best)} tokens{first} with the largest E·p{often} after phase {tokens.phase}"
         f"{results.cell_words(cell)}, {number_of_seeds}; colour: {whose}.",
         figure,
     )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

@@ -151,3 +151,23 @@ def test_vmapped_equals_looped_whatever_the_spread_of_each_member(x64, large, mo
     for member, params in enumerate(batch):
         for mine, theirs in zip(jax.tree.leaves(vmapped), jax.tree.leaves(gradient(params)), strict=True):
             np.testing.assert_allclose(mine[member], theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_rare_token_may_occur_any_number_of_times_in_a_sequence(x64, rng, monkeypatch):
+    monkeypatch.setattr(layout, "LARGE", 1)
+    bags = [{0: 1, 1: 2, 2: 1}, {0: 3, 1: 1, 2: 1}, {0: 1, 1: 1, 5: 70_000}, {1: 5, 2: 9, 4: 2}]
+    sequences = [np.repeat(list(bag), list(bag.values())).tolist() for bag in bags]
+    corpus = ja.data.from_sequences(sequences, [1, -1, 1, -1], vocab_size=6)
+    params = two_layer.Params(E=rng.normal(size=(6, 3)), p=rng.normal(size=3), v=rng.normal(size=3))
+    scores, values = params.E @ params.p, params.E @ params.v
+    assert 5 not in frequent_tokens.most_frequent(corpus, 3, jnp.float64).tokens
+
+    def textbook(bag):
+        tokens, count = np.array(list(bag)), np.array(list(bag.values()))
+        weight = count * np.exp(params.E[tokens] @ params.E[tokens].T)
+        weight /= weight.sum(axis=1, keepdims=True)
+        attention = count * np.exp(weight @ scores[tokens])
+        return attention @ (weight @ values[tokens]) / attention.sum()
+
+    logits = two_layer.logits(jax.tree.map(jnp.asarray, params), corpus, residual=False)
+    np.testing.assert_allclose(logits, [textbook(bag) for bag in bags], rtol=1e-12)

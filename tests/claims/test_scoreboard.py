@@ -128,5 +128,7 @@ def test_wrong_input_is_named_with_a_remedy(plan, texts, tmp_path):
         run(only=["V"], plan=plan, source=Csv(path=str(texts)))
     with pytest.raises(InputError, match=r"nowhere\.csv"):
         run(only=["L4.1"], plan=plan, source=Csv(path=str(tmp_path / "nowhere.csv")))
+    three = tmp_path / "three.csv"
+    three.write_text(texts.read_text() + "so so,2\n")
     with pytest.raises(InputError, match="3 classes; give texts with two labels"):
-        run(only=["L4.1"], plan=plan, source=Csv(path=str(texts), labels=(0, 1, 2)))
+        run(only=["L4.1"], plan=plan, source=Csv(path=str(three), labels=(0, 1, 2)))

@@ -1,6 +1,7 @@
 """Arrays read back are those written, and files that are not what they should be say so in one line."""
 
 import json
+import re
 import struct
 
 import jax.numpy as jnp
@@ -76,7 +77,62 @@ def test_damaged_files(tmp_path):
     for content in (b"", b"\xff" * 40, struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 2) + b"{x"):
         path.write_bytes(content)
         assert "m.safetensors" in message(f"{path}:E")
-    whole = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    for entry in (3, {}, whole | {"data_offsets": 1}, whole | {"data_offsets": [0, 4]}, whole):
-        write_safetensors(path, {}, {"E": entry})
-        assert "m.safetensors" in message(f"{path}:E")
+
+
+FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (3, "says no dtype, shape and data_offsets of 'E'"),
+        ({}, "says no dtype"),
+        (FLOATS | {"data_offsets": 1}, "says no dtype"),
+        (FLOATS | {"data_offsets": [-8, 0]}, r"data_offsets of 'E' are \[-8, 0\]"),
+        (FLOATS | {"data_offsets": [None, None]}, r"data_offsets of 'E' are \[None, None\]"),
+        (FLOATS | {"data_offsets": [0, True]}, "data_offsets"),
+        (FLOATS | {"data_offsets": [16, 8]}, "0 bytes for 8"),
+        (FLOATS | {"data_offsets": [8, 12]}, "4 bytes for 8 of a float32 array"),
+        (FLOATS | {"data_offsets": [16, 24]}, "0 bytes for 8"),
+        (FLOATS | {"data_offsets": [10**30, 10**30 + 8]}, "0 bytes for 8"),
+        (FLOATS | {"shape": [-2]}, r"its shape is \[-2\]"),
+        (FLOATS | {"shape": [-1, -2]}, r"its shape is \[-1, -2\]"),
+        (FLOATS | {"shape": None}, "its shape is None"),
+        (FLOATS | {"shape": [2.0]}, r"its shape is \[2.0\]"),
+        (FLOATS | {"shape": [2**40, 2**40]}, "8 bytes for"),
+        (FLOATS | {"dtype": ["F32"]}, "expected one of F64"),
+    ],
+)
+def test_a_header_that_cannot_be_so(tmp_path, entry, said):
+    path = write_safetensors(tmp_path / "m.safetensors", {"x": np.ones(4, np.float32)})
+    size = struct.unpack("<Q", path.read_bytes()[:8])[0]
+    header = json.dumps({"E": entry}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + path.read_bytes()[8 + size :])
+    assert re.search(said, message(f"{path}:E"))
+
+
+def test_a_name_that_is_there_twice(tmp_path):
+    header = b'{"E": %b, "E": %b}' % ((json.dumps(FLOATS | {"data_offsets": [0, 8]}).encode(),) * 2)
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    assert "its header names something twice" in message(f"{tmp_path / 'm.safetensors'}:E")
+
+
+@pytest.mark.parametrize(
+    ("said", "instead", "why"),
+    [
+        ("(4, 6)", "(4, 5)", "192 bytes for 160 of a float64 array"),
+        ("(4, 6)", "(-4, -6)", r"its shape is \(-4, -6\)"),
+        ("(4, 6)", f"({2**40}, {2**40})", "192 bytes for"),
+        ("'<f8'", "'|O'", "holds object"),
+        ("'<f8'", "'<i8'", "holds int64"),
+        ("'<f8'", "nothing", "cannot be read"),
+        ("{", "[" * 5000, "cannot be read"),
+    ],
+)
+def test_a_npy_header_that_cannot_be_so(tmp_path, said, instead, why):
+    np.save(tmp_path / "E.npy", np.ones((4, 6)))
+    _, header, numbers = re.split(rb"(\{.*\n)", (tmp_path / "E.npy").read_bytes(), maxsplit=1)
+    header = header.replace(said.encode(), instead.encode())
+    start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header))
+    (tmp_path / "E.npy").write_bytes(start + header + numbers)
+    assert re.search(why, message(tmp_path / "E.npy"))

@@ -1,12 +1,18 @@
+import inspect
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.corpus import from_draws
+from jaxattn.data.corpus import from_counted, from_draws
 from jaxattn.errors import InputError
 from jaxattn.models.reference import padded_sequences
+
+# As it is without the checks of types that the tests put around it.
+from_sequences = inspect.unwrap(ja.data.from_sequences)
 
 
 def counts(corpus):
@@ -74,13 +80,34 @@ def test_padded_sequences_give_the_tokens_back(rng):
         ([[0], [1]], [1, 0], {}, r"label 0 of sequence 1: expected one of \[-1, 1\]"),
         ([[0], [1]], [0, 3], {"num_classes": 3}, r"label 3 of sequence 1: expected one of \[0, 1, 2\]"),
         ([[0]], [1, 1], {}, "2 labels for 1 sequences"),
+        ([[0], [1]], [1], {}, "1 labels for 2 sequences"),
+        ([[0, 1.7]], [1], {}, r"token ids: float64\[2\]; give a list of whole numbers"),
+        ([[0], ["1"]], [1, 1], {}, "token ids: <U"),
+        ([[0], [2**70]], [1, 1], {}, "token ids: object"),
+        ([[0], [1]], [[1], [1]], {}, r"labels: int64\[2, 1\]"),
+        ([[0], [1]], [1, "a"], {}, "label 1 of sequence 0"),
         ([[0]], [1], {"num_classes": 1}, "needs at least 2"),
         ([[0]], [1], {"vocab_size": 0}, "at least one token"),
     ],
 )
 def test_bad_input_is_named(sequences, labels, sizes, message):
     with pytest.raises(InputError, match=message):
-        ja.data.from_sequences(sequences, labels, **{"vocab_size": 3} | sizes)
+        from_sequences(sequences, labels, **{"vocab_size": 3} | sizes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "labels", "message"),
+    [
+        ([0, 1], [1, 1], [1], "1 labels for 2 sequences"),
+        ([0], [1, 1], [1, 1], "2 in all for 1 tokens"),
+        ([0, 1], [3, -1], [1, 1], "sequence 1: it holds no token"),
+        ([0, 1], [1.0, 1.0], [1, 1], "lengths: float64"),
+        ([[0, 1]], [1, 1], [1, 1], r"token ids: int64\[1, 2\]"),
+    ],
+)
+def test_flat_arrays_that_do_not_fit_are_named(tokens, lengths, labels, message):
+    with pytest.raises(InputError, match=message):
+        ja.data.from_flat(tokens, lengths, labels, vocab_size=3)
 
 
 def test_occurrence_to_bag_leads_from_every_occurrence_to_its_place_in_the_bags(rng):
@@ -98,3 +125,32 @@ def test_occurrence_to_bag_leads_from_every_occurrence_to_its_place_in_the_bags(
         sequence = np.broadcast_to(bags.owner[:, None], bags.count.shape).ravel()[place]
         np.testing.assert_array_equal(sequence, occurrences.index[there])
         np.testing.assert_array_equal(np.asarray(corpus.occurrence_to_bag)[~there], 0)
+
+
+@pytest.mark.parametrize("length", [256, 65_537])
+def test_a_token_may_fill_a_sequence_of_any_length(x64, length):
+    tokens = np.zeros((3, length), np.int32)
+    tokens[1:, :2] = [[1, 2], [3, 3]]
+    scores, values = np.array([0.1, 5.0, -1.0, 9.0]), np.array([1.0, -2.0, 3.0, 4.0])
+    corpus = from_draws(jnp.asarray(tokens), jnp.array([1, -1, 1]), vocab_size=4, num_classes=2)
+    weight = np.exp(scores[tokens])
+    expected = (weight * values[tokens]).sum(axis=1) / weight.sum(axis=1)
+    found = ja.attention.attend(corpus, jnp.asarray(scores), jnp.asarray(values))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_array_equal(ja.data.token_counts(corpus), np.bincount(tokens.ravel(), minlength=4))
+    np.testing.assert_array_equal(corpus.lengths, length)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "length", "vocab_size"), [(2**16, 2**16, 5), (2**26, 32, 5), (64, 1, 2**26), (1, 1, 2**31)]
+)
+def test_what_32_bit_positions_cannot_say_is_refused(sequences, length, vocab_size):
+    tokens, labels = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((sequences, length), (sequences,)))
+    with pytest.raises(InputError, match="32-bit numbers of at most 2,147,483,647; take fewer"):
+        jax.eval_shape(partial(from_draws, vocab_size=vocab_size, num_classes=2), tokens, labels)
+
+
+def test_a_sequence_longer_than_32_bit_numbers_is_refused():
+    one = np.array([1])
+    with pytest.raises(InputError, match="the longest sequence: 2,147,483,648"):
+        from_counted(one, one * 2**31, one, one, vocab_size=2, num_classes=2)

@@ -31,6 +31,12 @@ def generator(study):
     return make
 
 
+@pytest.mark.parametrize("size", ["vocab_size", "length", "sequences", "test_sequences"])
+def test_sizes_are_32_bit_numbers(generator, size):
+    with pytest.raises(InputError, match=rf"data.{size}: expected 'int' <= 2147483647"):
+        generator("independent", **{size: 2**31})
+
+
 def same(left, right):
     return all(
         np.array_equal(a, b) for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxattn.data import text as text_module
-from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Parquet, Tfds
+from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Lines, Parquet, Tfds
 from jaxattn.errors import InputError
 
 TRAIN = [
@@ -41,6 +41,11 @@ def write_csv(path, rows, columns=("text", "label"), delimiter=",", encoding="ut
 def write_jsonl(path, rows, columns=("text", "label"), encoding="utf-8"):
     lines = [json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows]
     path.write_bytes(("\n".join(lines) + "\n").encode(encoding))
+    return str(path)
+
+
+def write_lines(path, rows, encoding="utf-8", separator=" "):
+    path.write_bytes("".join(f"{label}{separator}{text}\n" for text, label in rows).encode(encoding))
     return str(path)
 
 
@@ -109,11 +114,15 @@ def make(kind, path, prepared):
             for split, data in (("train", TRAIN), ("test", TEST))
         }
         return Folder(path=write_folder(path / "reviews", **named))
+    if kind is Lines:
+        # One line holds one text.
+        split = [[(" ".join(text.splitlines()), y) for text, y in data] for data in (TRAIN, TEST)]
+        return Lines(path=write_lines(path / "train", split[0]), test_path=write_lines(path / "b", split[1]))
     write = WRITERS[kind]
     return kind(path=write(path / "train", TRAIN), test_path=write(path / "test", TEST))
 
 
-@pytest.mark.parametrize("kind", [Tfds, Parquet, Csv, Jsonl, Folder])
+@pytest.mark.parametrize("kind", [Tfds, Parquet, Csv, Jsonl, Lines, Folder])
 class TestEveryKind:
     @pytest.fixture
     def source(self, kind, tmp_path, prepared):
@@ -125,6 +134,8 @@ class TestEveryKind:
         read = [(text, number[label]) for text, label in rows(source, split)]
         if isinstance(source, Folder):
             written = sorted(written, key=lambda row: row[1])
+        if isinstance(source, Lines):
+            written = [(" ".join(text.splitlines()), y) for text, y in written]
         assert read == written
         assert source.read(split).total in (len(written), None)
         assert source.splits == ("train", "test")
@@ -165,6 +176,7 @@ class TestEveryKind:
         for wrong, says in (
             ({"labels": ["a", "b", "a"]}, "'a' is named twice"),
             ({"labels": [1, 2], "ignore_labels": [2]}, "2 is named twice"),
+            ({"labels": [1, "1"]}, "'1' is named twice"),
         ):
             with pytest.raises(InputError, match=says):
                 msgspec.convert(fields | wrong, kind).check()
@@ -341,6 +353,32 @@ class TestTables:
         said = message(lambda: rows(kind(path=path)))
         assert f"{'row 1' if kind is Parquet else 'line 2'} of {path} holds None, not a text" in said
 
+    @tables
+    def test_a_field_that_is_there_twice(self, kind, tmp_path):
+        path = str(tmp_path / "x")
+        for name in ("text", "label"):
+            names = ["text", "label", name]
+            if kind is Parquet:
+                pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, names=names), path)
+            elif kind is Csv:
+                (tmp_path / "x").write_text(",".join(names) + "\na,1,b\n")
+            else:
+                (tmp_path / "x").write_text("{" + ", ".join(f'"{name}": "a"' for name in names) + "}\n")
+            said = message(lambda: rows(kind(path=path)))
+            assert said.startswith(f"data.{name}: ")
+            assert f"has 2 fields {name!r}; it has text, label, {name}" in said
+
+    @tables
+    def test_several_texts_follow_each_other(self, kind, tmp_path):
+        written = [("a title", 1, "its body"), ("b", 0, "")]
+        path = WRITERS[kind](tmp_path / "x", written, columns=("title", "label", "body"))
+        assert rows(kind(path=path, text=("body", "title"))) == [("its body\na title", 1), ("\nb", 0)]
+        assert rows(kind(path=path, text=("title",))) == [("a title", 1), ("b", 0)]
+        said = message(lambda: rows(kind(path=path, text=("title", "summary"))))
+        assert "has no field 'summary'; it has title, label, body" in said
+        settings = {"path": path, "text": ["title", "body"]}
+        assert msgspec.convert(settings, kind).text == ("title", "body")
+
 
 class TestParquet:
     def test_places_of_more_rows_than_are_read_at_once(self, tmp_path):
@@ -387,6 +425,28 @@ class TestCsv:
             ("line 4", "", 0),
         ]
 
+    def test_no_header_line(self, tmp_path):
+        """As in the files of AG News: class, title, description."""
+        path = tmp_path / "x"
+        path.write_text('"3","Wall St.","Short-sellers, again"\n"4","New chip","It is ""fast"""\n')
+        columns = ("label", "title", "description")
+        source = Csv(path=str(path), columns=columns, text=("title", "description"), labels=(3, 4))
+        assert list(source.read("train").rows) == [
+            ("line 1", "Wall St.\nShort-sellers, again", 3),
+            ("line 2", 'New chip\nIt is "fast"', 4),
+        ]
+        said = message(lambda: rows(Csv(path=str(path))))
+        assert said == (
+            f"data.text: {path} has no field 'text'; it has 3, Wall St., Short-sellers, again; if that is a "
+            'row, name the fields, such as data.columns = ["label", "text"]'
+        )
+        said = message(lambda: rows(Csv(path=str(path), columns=("label", "text"))))
+        assert f"line 1 of {path}: 3 fields where there are names for 2" in said
+
+    def test_lines_of_another_kind(self, tmp_path):
+        path = write_lines(tmp_path / "x", [("good film", 1)])
+        assert 'set data.kind = "lines", else data.delimiter' in message(lambda: rows(Csv(path=path)))
+
     def test_a_very_long_text(self, tmp_path):
         long = [("word " * 100_000, 1)]
         assert rows(Csv(path=write_csv(tmp_path / "x", long))) == long
@@ -425,6 +485,59 @@ class TestJsonl:
         path.write_text('{"text": "a", "label": 0}\n{"body": "a", "label": 0}\n')
         said = message(lambda: rows(Jsonl(path=str(path))))
         assert said == f"data.text: line 2 of {path} has no field 'text'; it has body, label"
+
+
+class TestLines:
+    def test_separators_and_blank_lines(self, tmp_path):
+        path = tmp_path / "x"
+        path.write_text("__label__2  Stuning even\t so\n\n__label__1 x\u2028y\n")
+        source = Lines(path=str(path), labels=("__label__1", "__label__2"))
+        assert list(source.read("train").rows) == [
+            ("line 1", "Stuning even\t so", "__label__2"),
+            ("line 3", "x\u2028y", "__label__1"),
+        ]
+        path.write_text("0\t a b\n1\tc\td\n")
+        assert rows(Lines(path=str(path), separator="\t")) == [(" a b", 0), ("c\td", 1)]
+
+    def test_a_line_that_is_no_label_and_text(self, tmp_path):
+        path = tmp_path / "x"
+        path.write_text("1\ta\n0 b\n")
+        said = message(lambda: rows(Lines(path=str(path), separator="\t")))
+        assert said.startswith(f"data: line 2 of {path} is '0 b', not a label and a text; data.separator")
+
+    def test_splits_are_files(self, tmp_path):
+        with pytest.raises(InputError, match="train, test"):
+            Lines(path="x", train="dev").check()
+
+
+class TestEncoding:
+    ROWS = (("été", 1), ("naïf", 0))
+
+    def write(self, kind, folder):
+        if kind is Folder:
+            named = [(text.encode("latin-1"), ("neg", "pos")[y]) for text, y in self.ROWS]
+            return Folder(path=write_folder(folder, train=named), test="")
+        write = {Lines: write_lines, **WRITERS}[kind]
+        return kind(path=write(folder / "x", self.ROWS, encoding="latin-1"))
+
+    @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines, Folder])
+    def test_another_encoding(self, kind, tmp_path):
+        source = self.write(kind, tmp_path)
+        said = message(lambda: rows(source))
+        assert "is not UTF-8 text" in said
+        assert 'save it as UTF-8, or name its encoding, such as data.encoding = "latin-1"' in said
+        latin = msgspec.structs.replace(source, encoding="latin-1")
+        assert sorted(text for text, _ in rows(latin)) == ["na\u00eff", "\u00e9t\u00e9"]
+        ascii = msgspec.structs.replace(source, encoding="ascii")
+        assert "is not ASCII text" in message(lambda: rows(ascii))
+
+    @pytest.mark.parametrize("encoding", ["klingon", "base64", "\0", ""])
+    def test_no_encoding(self, encoding):
+        source = Csv(path="x", encoding=encoding)
+        if encoding:
+            assert "encoding:" in message(source.check)
+        else:
+            source.check()
 
 
 class TestFolder:

@@ -184,6 +184,7 @@ def test_corpora_equal_those_from_token_ids(tmp_path, settings, vocab):
     source = Jsonl(path=write(tmp_path / "a.jsonl", rows), labels=(-1, 1), max_length=300)
     train, _, vocabulary, _ = load(source, **settings)
     expected = from_flat(*encode(texts, vocabulary), labels, vocab_size=vocab)
+    expected = expected.replace(class_names=("-1", "1"))
     assert same(TextCorpora(train, None, vocabulary), TextCorpora(expected, None, vocabulary))
     assert [x.dtype for x in jax.tree.leaves(train)] == [x.dtype for x in jax.tree.leaves(expected)]
 
@@ -347,6 +348,27 @@ def test_validation_rows_keep_their_labels(settings, tmp_path):
 def test_a_validation_share_of_less_than_a_row(source, settings):
     said = message(changed(source, validation=0.1), **settings)
     assert said.startswith("data.validation: 0.1 of 4 training rows")
+
+
+def test_a_listed_label_that_never_occurs_is_said(tmp_path, settings):
+    path, test = write(tmp_path / "c.jsonl", ROWS), write(tmp_path / "d.jsonl", TEST[:1])
+    three, told = Jsonl(path=path, labels=(0, 1, "neutral")), set()
+    for _ in range(2):
+        said = message(three, **settings)
+        assert said == "data.labels: no row of the train split has the label 'neutral'; take it out"
+        told.clear()
+        load(Jsonl(path=path, test_path=test), progress=lambda *report: told.add(report), **settings)
+        assert ("data.labels: no row of the test split has the label 0", 0, 0) in told
+
+
+def test_classes_keep_their_names(tmp_path, settings):
+    path = write(tmp_path / "c.jsonl", [("good", "pos"), ("bad", "neg"), ("so so", 3)])
+    for labels, ignored in ((("neg", "pos", 3), ()), (("pos", "neg"), (3,))):
+        source = Jsonl(path=path, labels=labels, ignore_labels=ignored)
+        for _ in range(2):
+            train = load(source, **settings).train
+            assert train.class_names == tuple(map(str, labels))
+            assert train.labels.tolist()[:2] == ([1, 0] if len(labels) == 3 else [-1, 1])
 
 
 def test_progress_is_told_to_the_end(tmp_path, settings):

@@ -117,8 +117,41 @@ def test_several_classes():
     assert len(found.tokens) == 3 * found.facts["tokens that occur"]
     preferred = dict(tables(found, 7))["Tokens with the largest E·p"]
     assert len(preferred) == len(set(preferred["token"])) == 7
+    for title in ("Tokens with the largest E·p", "Tokens that most sequences select"):
+        for shown in dict(tables(found, 7))[title].itertuples():
+            label, s = shown[3], int(shown.token)
+            # The class whose share of the token's occurrences is the largest, and the numbers of that class.
+            assert label == np.argmax(alpha[s])
+            by_class = np.asarray(ja.data.class_counts(many))[s]
+            assert by_class[label] == by_class.max()
+            np.testing.assert_allclose(shown[4], alpha[s, label], rtol=1e-6)
+            np.testing.assert_allclose(shown[7], E[s] @ v[:, label], rtol=1e-6)
     assert "E·v_{2}" in figure(found).caption or "class 2" in figure(found).caption
     pd.testing.assert_frame_equal(diagnose(E, p, v.T, many, **FAST).quantities, found.quantities)
+
+
+def test_classes_are_called_by_their_names(corpus, alpha, tmp_path):
+    E, p, v = planted(np.abs(alpha), alpha)
+    named = diagnose(E, p, v, corpus.replace(class_names=("bad", "fine")), **FAST)
+    for title in ("Tokens with the largest E·p", "Tokens that most sequences select"):
+        shown = dict(tables(named, 9))[title]
+        assert shown["class"].tolist() == ["fine" if x > 0 else "bad" for x in shown["alpha"]]
+        assert "class" not in dict(tables(diagnose(E, p, v, corpus, **FAST), 9))[title]
+    assert "(positive: class fine, negative: class bad)" in figure(named).caption
+    paths = write(named, tmp_path, 3)
+    assert set(pd.read_csv(paths[1])["class"]) == {"fine"}
+
+
+def test_it_says_which_tokens_the_correlations_are_over(corpus, alpha):
+    found = diagnose(*planted(alpha, alpha), corpus, **(FAST | {"min_count": 90}))
+    count = np.asarray(ja.data.token_counts(corpus))
+    used, occur = (count >= 90).sum(), (count > 0).sum()
+    assert 3 <= used < occur
+    (title, _) = tables(found)[1]
+    assert title == (
+        f"Correlations with importance over {used} of {occur} tokens: those that occur at least 90 times "
+        "(min_count)"
+    )
 
 
 def test_heads_and_queries_as_layers_store_them(corpus, alpha):
@@ -163,6 +196,7 @@ def test_tokens_that_never_occur_are_left_out(alpha):
             r"embedding: NaN.*\(7, 0\)",
         ),
         (lambda E, p, v: (E, p, v * np.inf), r"head: NaN or inf at \(0,\)"),
+        (lambda E, p, v: (E, p * 1e200, v), r"query: 1e\+200 at \(0,\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")

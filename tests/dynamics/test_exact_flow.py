@@ -8,7 +8,7 @@ from scipy.integrate import cumulative_trapezoid
 
 import jaxattn as ja
 from jaxattn.dynamics.direction import direction
-from jaxattn.dynamics.exact_flow import Stop, _flow
+from jaxattn.dynamics.exact_flow import _REASONS, Stop, _flow
 from jaxattn.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -311,6 +311,7 @@ def test_labels_that_contradict_each_other_end_at_a_stationary_point():
     v = jnp.linalg.lstsq(E, jnp.array([1.0, -2.0, 3.0, -1.0]))[0]
     path = flow(ja.models.one_layer.Params(E=E, p=p, v=v), corpus)
     assert path.stop == "balanced"
+    assert path.reason.startswith("balanced: the forces of the sequences cancel")
     assert path.norm[-1] < 10
     f = ja.models.one_layer.logits(ja.models.one_layer.Params(E=E, p=path.p[-1], v=v), corpus)
     np.testing.assert_allclose(f, 0, atol=1e-8)
@@ -324,8 +325,14 @@ def test_a_seed_that_is_not_finite_fails_alone(name, value):
     array = getattr(params, name)
     path = flow(params.replace(**{name: array.at[(1,) + (0,) * (array.ndim - 1)].set(value)}), corpora)
     assert path.status.tolist() == [Stop.NORM, Stop.FAILED, Stop.NORM]
+    assert [reason.partition(":")[0] for reason in path.reason] == path.stop.tolist()
+
     np.testing.assert_array_equal(path.p[0], healthy.p[0])
     np.testing.assert_array_equal(path.p[2], healthy.p[2])
+
+
+def test_every_end_has_its_words():
+    assert [reason.partition(": ")[0] for reason in _REASONS.values()] == [x.name.lower() for x in Stop]
 
 
 def test_no_gradient_at_all():

@@ -123,3 +123,20 @@ def test_unknown_names_and_options_are_named_with_the_nearest(name, options, mes
     with pytest.raises(InputError, match=re.escape(message)) as caught:
         check_options(name, options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["normalized", "polyak", "sgd", "adam"])
+def test_parameters_stay_where_the_gradient_is_exactly_zero(name):
+    made = optax.with_extra_args_support(optimizer(name, 0.1))
+    theta = {"p": jnp.array([1.0, -2.0]), "v": jnp.array(3.0)}
+    still = jax.tree.map(jnp.zeros_like, theta)
+    updates, _ = made.update(still, made.init(theta), theta, value=jnp.array(0.7))
+    assert all((x == 0).all() for x in jax.tree.leaves(updates))
+
+
+def test_a_normalized_step_has_the_length_of_the_step_size_if_anything_moves():
+    made = optimizer("normalized", 0.1)
+    gradients = {"p": jnp.array([3e-5, 0.0]), "v": jnp.array(-4e-5)}
+    updates, _ = made.update(gradients, made.init(gradients))
+    np.testing.assert_allclose(updates["p"], [-0.06, 0], rtol=1e-6)
+    np.testing.assert_allclose(updates["v"], 0.08, rtol=1e-6)

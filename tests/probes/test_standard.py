@@ -182,8 +182,15 @@ def test_what_several_probes_need_is_computed_once(seen):
     assert other.loss_and_gradients is shown.loss_and_gradients
 
 
-def test_the_max_margin_direction_is_for_phases_that_move_p_alone():
-    probe = MaxMarginDirection()
-    assert probe.applies(None, None, QUERY)
-    assert not probe.applies(None, None, ONE_STEP)
+def test_the_max_margin_direction_is_for_phases_that_move_p_alone_where_scores_are_its():
+    probe, model = MaxMarginDirection(), ja.models.OneLayer(dim=5)
+    assert probe.applies(model, None, QUERY)
+    assert not probe.applies(model, None, ONE_STEP)
+    assert not probe.applies(ja.models.KeyQuery(dim=5), None, QUERY)
+
+    class Forked(ja.models.OneLayer, frozen=True, kw_only=True):
+        def scores_and_values(self, params):
+            return -params.E @ params.p, params.E @ params.v
+
+    assert not probe.applies(Forked(dim=5), None, QUERY)
     assert set(probe.metrics) <= set(probe.labels)

@@ -110,6 +110,43 @@ def test_importance_of_classes_has_a_row_each(results):
         importance(results["classes"], label=3)
 
 
+def with_labels(run, labels):
+    config = run.manifest["config"] | {"data": {"labels": labels}}
+    return dataclasses.replace(run, manifest=run.manifest | {"config": config})
+
+
+def test_importance_of_many_classes_shows_some_of_them_and_says_so(results, monkeypatch):
+    monkeypatch.setattr("jaxattn.results.importance.MOST_CLASSES", 2)
+    drawn = importance(results["classes"])
+    assert len(drawn.figure.axes) == 4
+    assert "2 of 3 classes are shown; option label draws another" in drawn.caption
+    assert "for class 0" in drawn.caption
+    assert "for class 2" in drawn.caption
+    assert "shown" not in importance(results["classes"], label=1).caption
+
+
+def test_figures_name_classes_by_their_labels(results):
+    run = with_labels(results["classes"], ["1", "co$t$", "5"])
+    titles = [ax.get_title("left") for ax in importance(run).figure.axes]
+    assert titles[3].endswith(r"(class co\$t\$)")
+    assert importance(run, label="5").caption == importance(run, label=2).caption
+    assert "for class 5" in importance(run, label="5").caption
+    with pytest.raises(InputError, match=r"label '0': .* classes 0 \(1\), 1 \(co\$t\$\), 2 \(5\)"):
+        importance(run, label="0")
+    (legend,) = top_tokens(run).figure.legends
+    assert "class 5" in [text.get_text() for text in legend.get_texts()]
+    two = with_labels(results["text"], ["bad", "fine"])
+    assert "posterior difference (positive: class fine, negative: class bad)" in importance(two).caption
+    (legend,) = top_tokens(two).figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == {"class fine", "class bad"}
+    assert style.png(top_tokens(two).figure)
+
+
+def test_top_tokens_that_occur_often(results):
+    drawn = top_tokens(results["text"], min_count=500)
+    assert "the largest E·p of those that occur at least 500 times" in drawn.caption
+
+
 @pytest.mark.parametrize(("name", "slope"), [("text", 200 / 2), ("classes", 200)])
 def test_one_step_law_line(results, name, slope):
     drawn = one_step_law(results[name])

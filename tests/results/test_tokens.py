@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxattn.errors import InputError
-from jaxattn.results.tokens import at_end, named, top
+from jaxattn.results.tokens import at_end, named, top, with_classes
 
 
 def test_seeds_of_one_corpus_are_averaged(results):
@@ -63,6 +63,36 @@ def test_top_tokens_of_several_classes_are_listed_once(results):
 def test_top_tokens_of_own_corpora_are_those_of_the_first_seed(results):
     best = top(at_end(results["dims"]), count=10)
     assert set(best["seed"]) == {0}
+
+
+def test_top_tokens_may_have_to_occur_often(results):
+    tokens = at_end(results["text"], phase="joint")
+    best = top(tokens, count=5, min_count=500)
+    often = tokens.table[tokens.table["count"] >= 500]
+    assert best["Ep"].tolist() == sorted(often["Ep"], reverse=True)[:5]
+    assert best["count"].min() >= 500 > top(tokens, count=5)["count"].min()
+    most = int(tokens.table["count"].max())
+    with pytest.raises(InputError, match=f"min_count: {most + 1}, and no token occurs more than {most} "):
+        top(tokens, min_count=most + 1)
+    assert results["text"].top_tokens(number=5, min_count=500)["count"].min() >= 500
+
+
+def with_labels(run, labels):
+    config = run.manifest["config"]
+    data = dict(config.get("data", {})) | {"labels": labels}
+    return dataclasses.replace(run, manifest=dict(run.manifest) | {"config": dict(config) | {"data": data}})
+
+
+def test_a_token_speaks_for_a_class_by_its_name(results):
+    two = with_labels(results["text"], ["bad", "fine"]).top_tokens(number=30)
+    plain = results["text"].top_tokens(number=30)
+    assert two["class"].tolist() == ["fine" if x > 0 else "bad" for x in plain["alpha"]]
+    assert set(plain["class"]) == {1}
+    balanced = with_classes(plain.assign(alpha=0.0), ("bad", "fine"))
+    assert set(balanced["class"]) == {"–"}
+    three = with_labels(results["classes"], [1, 2, 5]).top_tokens(number=30)
+    rows = results["classes"].top_tokens(number=30)
+    assert three["class"].tolist() == [("1", "2", "5")[k] for k in rows["class"]]
 
 
 def test_only_text_has_names(results):

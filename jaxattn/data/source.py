@@ -1,0 +1,141 @@
+"""What every kind of source of labelled texts has: settings of its splits, classes and vocabulary."""
+
+import codecs
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import jax
+import msgspec
+
+from jaxattn.data import text
+from jaxattn.data.messages import reading
+from jaxattn.data.splits import Loaded, Splits, token_statistics
+from jaxattn.errors import InputError
+from jaxattn.spec import PositiveInt, Spec
+
+Label = int | str
+Row = tuple[str, str, Any]
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Rows(NamedTuple):
+    """The rows of one split, to be read once.
+
+    Attributes:
+        total: how many there are; None if only reading can tell.
+        rows: (place, text, raw label) of each; the place, such as "row 3", names it in messages.
+    """
+
+    total: int | None
+    rows: Iterator[Row]
+
+
+class Source(Spec, frozen=True, kw_only=True):
+    """What all kinds of source share: splits, classes and vocabulary.
+
+    Attributes:
+        train: name of the training split.
+        test: name of the test split; "" or None if there is none.
+        labels: raw label of each class, in the order of the classes: -1, +1 for two, 0 .. K-1 for more.
+        ignore_labels: raw labels whose rows are left out.
+        balance: in each split, keep only as many rows of every class as the smallest class has; which ones
+            is always the same.
+        validation: share of the training rows of every class that is held out as a validation split, after
+            balancing; which rows is always the same.
+        min_count: words that occur less often in the training split are unknown.
+        max_vocab: the most words a vocabulary may hold, the most frequent ones; None for all.
+        max_length: the most known words kept of a text, the first ones; None for all.
+        empty: what to do with a text without a known word: "error", or "drop" to leave it out, after
+            balancing and holding out.
+        shared: True, all seeds have the same corpora.
+        locations: the settings that say where files lie, and nothing about what is in them.
+    """
+
+    shared: ClassVar[bool] = True
+    pads_vocabulary: ClassVar[bool] = False
+    locations: ClassVar[frozenset[str]] = frozenset({"path", "test_path", "data_dir"})
+
+    train: Name = "train"
+    test: str | None = "test"
+    labels: Annotated[tuple[Label, ...], msgspec.Meta(min_length=2)] = (0, 1)
+    ignore_labels: tuple[Label, ...] = ()
+    balance: bool = False
+    validation: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    min_count: PositiveInt = 1
+    max_vocab: PositiveInt | None = None
+    max_length: PositiveInt | None = None
+    empty: Literal["error", "drop"] = "error"
+
+    def check(self, *context: object) -> None:
+        """Raise InputError if a label is named twice, or an encoding is none."""
+        # In a file of texts, 1 and "1" look the same.
+        values = (*self.labels, *self.ignore_labels)
+        for number, value in enumerate(values):
+            if str(value) in map(str, values[:number]):
+                raise InputError(f"labels, ignore_labels: {value!r} is named twice; name each label once")
+        codec(getattr(self, "encoding", None))
+
+    @property
+    def held_out(self) -> bool:
+        """Whether there is a validation corpus."""
+        return self.validation > 0
+
+    def load(self, progress: text.Progress = text.silent) -> Loaded:
+        """Read the texts, or take them from the cache; see `text.load`."""
+        read = text.load(self, progress=progress)
+        splits = Splits(read.train, jax.jit(token_statistics)(read.train), read.test, read.validation)
+        return Loaded(splits, True, read.vocabulary.tokens)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits there are: "train", and "test" if it has a name."""
+        return ("train", "test") if self.test else ("train",)
+
+    def files(self) -> dict[str, str]:
+        """List the files that the rows depend on.
+
+        Returns:
+            Paths by name, in an order and with names that stay when the files are moved elsewhere.
+
+        Raises:
+            InputError: there are none.
+        """
+        raise NotImplementedError
+
+    def read(self, split: str) -> Rows:
+        """Open a split.
+
+        Args:
+            split: one of `splits`.
+
+        Returns:
+            Its rows in the order of the files.
+
+        Raises:
+            InputError: something is missing or unreadable; perhaps not before the rows are read.
+        """
+        raise NotImplementedError
+
+
+def codec(encoding: str | None) -> str:
+    """Return Python's name of an encoding: UTF-8 with or without a byte order mark if it is None.
+
+    Raises:
+        InputError: Python does not know it.
+    """
+    try:
+        " ".encode(encoding or "utf-8")
+        name = codecs.lookup(encoding or "utf-8").name
+    except (LookupError, ValueError):
+        raise InputError(f'encoding: {encoding!r:.40} is not known; name one such as "latin-1"') from None
+    return "utf-8-sig" if name == "utf-8" else name
+
+
+def as_text(value: Any, where: str) -> str:
+    """Read the text of a row, which may be bytes in UTF-8, or raise InputError with its place."""
+    if isinstance(value, bytes):
+        with reading(where):
+            return value.decode("utf-8-sig")
+    if not isinstance(value, str):
+        raise InputError(f"data.text: {where} holds {value!r:.40}, not a text; name the field with the text")
+    return value
