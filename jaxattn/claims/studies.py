@@ -112,7 +112,7 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
         return _descent(name, ["p", "v"], optimizer="normalized", step_size=plan.joint_step, steps=steps)
 
     half = plan.joint_steps // 2
-    beyond = [{"model.dim": plan.dim, "phases.step.step_size": x} for x in plan.step_sizes]
+    beyond: list[Table] = [{"model.dim": plan.dim, "phases.step.step_size": x} for x in plan.step_sizes]
     beyond += [{"model.dim": x, "phases.step.step_size": plan.step_size} for x in plan.dims]
     several = {"axes": {"data.relevant_per_sequence": list(plan.several)}}
     tables = {

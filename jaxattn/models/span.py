@@ -11,7 +11,7 @@ Source:
 """
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxattn.models.initial import embeddings_query_head
+from jaxattn.spec import PositiveInt
 
 # d of a model; at "inf" the rows of E, p and v begin as orthonormal vectors.
-Dim = Annotated[int, msgspec.Meta(ge=1)] | Literal["inf"]
+Dim = PositiveInt | Literal["inf"]
 # From here on a start is drawn in its span at once: (V, d) numbers would cost more than all else of a study.
 LARGE = 16_384
 

@@ -171,7 +171,7 @@ def convert(target: Any, values: Table, place: str) -> Table:
         return msgspec.structs.asdict(msgspec.convert(rest, _struct(target)))
     except msgspec.ValidationError as error:
         known = [field.name for field in fields if field.name != takes]
-        choices = {field.name: [str(x) for x in _literals(field.type)] for field in fields}
+        choices = {field.name: _literals(field.type) for field in fields}
         raise InputError(explain(str(error), place, known, choices)) from None
 
 
@@ -351,12 +351,14 @@ def _instance(target: Any, values: Table, place: str) -> Any:
         raise UserCodeError(f"{place}: {target.__name__} raises when it is made", files) from error
 
 
-def _literals(annotation: Any) -> tuple[Any, ...]:
-    """List what a Literal allows, also inside a union or Annotated."""
+def _literals(annotation: Any) -> list[str]:
+    """List what a Literal allows, also inside a union or Annotated, and whether a number would do."""
     if typing.get_origin(annotation) is typing.Literal:
-        return typing.get_args(annotation)
+        return [str(x) for x in typing.get_args(annotation)]
+    if annotation in (int, float):
+        return ["a number"]
     parts = typing.get_args(annotation) if not isinstance(annotation, type) else ()
-    return tuple(x for part in parts for x in _literals(part))
+    return [x for part in parts for x in _literals(part)]
 
 
 def plain(values: Table, names: Namespace) -> Table:

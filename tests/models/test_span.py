@@ -144,6 +144,15 @@ def test_training_at_infinite_d_follows_the_recurrences_of_its_gram_matrix():
     )
 
 
+def test_a_model_derived_from_a_built_in_one_stays_what_it_is():
+    class Halved(ja.models.OneLayer, frozen=True, kw_only=True):
+        def logits(self, params, corpus):
+            return super().logits(params, corpus) / 2
+
+    assert Halved(dim=64).in_span() == Halved(dim=64)
+    assert type(ja.models.TwoLayer(dim=64, residual=True).in_span()).__name__ == "TwoLayerInSpan"
+
+
 def test_infinity_is_a_number_in_python_and_a_word_in_tables():
     assert ja.models.OneLayer(dim=float("inf")) == ja.models.OneLayer(dim="inf")
     assert ja.models.TwoLayer(dim=float("inf")).dim == "inf"

@@ -98,7 +98,9 @@ def test_every_kind_has_its_settings_with_defaults(made):
     assert not flow["additionalProperties"]
     # Options of an optimiser are whatever optax takes.
     assert phases["descent"]["additionalProperties"]
-    assert models["one_layer"]["properties"]["dim"] == {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+    dim = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+    assert models["mlp"]["properties"]["dim"] == dim
+    assert models["one_layer"]["properties"]["dim"] == {"anyOf": [dim, {"enum": ["inf"]}]}
     assert "scaled" in json.dumps(models["one_layer"]["properties"]["init"])
 
 
