@@ -26,10 +26,12 @@ def print_written(written: Any) -> None:
 
 def print_summary(*directories: Path) -> None:
     """Print the last step of each phase, over all of some results folders."""
-    from jaxattn.results import combine, load, statistics
+    from jaxattn.results import combine, empty, load, statistics
 
     loaded = combine.combine([load(directory) for directory in directories])
     print_table("Last step of each phase", statistics.summary_table(loaded))
+    for line in empty.explain_empty(loaded):
+        print(line)
 
 
 def print_table(title: str, frame: "pd.DataFrame") -> None:

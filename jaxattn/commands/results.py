@@ -46,7 +46,7 @@ def aggregate(
         out: Write every (cell, phase, step, metric) to this CSV or Parquet file, or the printed table to
             this LaTeX or Markdown file.
     """
-    from jaxattn.results import combine, load, statistics, tables
+    from jaxattn.results import combine, empty, load, statistics, tables
 
     if not directories:
         raise InputError("aggregate: give at least one results folder")
@@ -64,6 +64,8 @@ def aggregate(
         loaded = combine.group(loaded, by)
     summary = statistics.summary_table(loaded, seed=seed, resamples=resamples)
     print_table("Last step of each phase", summary)
+    for line in empty.explain_empty(loaded):
+        print(line)
     if out is not None:
         whole = out.suffix in (".csv", ".parquet")
         tables.write(statistics.aggregate(loaded, seed=seed, resamples=resamples) if whole else summary, out)
