@@ -37,7 +37,7 @@ def print_summary(results: Any, **options: Any) -> None:
         results: a run.
         options: as `statistics.summary_rows`.
     """
-    from jaxattn.results import statistics
+    from jaxattn.results import empty, statistics
 
     title, keys = "Last step of each phase", [*results.axes, "phase"]
     rows = statistics.summary_rows(results, **options)
@@ -46,6 +46,8 @@ def print_summary(results: Any, **options: Any) -> None:
         print_table(title, turned)
     else:
         print_table(title, rows, keys=len(keys))
+    for line in empty.explain_empty(results):
+        print(line)
 
 
 def print_table(title: str, frame: "pd.DataFrame", keys: int = 1) -> None:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from jaxattn.data.splits import Loaded
 from jaxattn.engine.batches import Batch
+from jaxattn.probes.fit import BEST
 
 
 def rows(measured: dict[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
@@ -32,13 +33,25 @@ def rows(measured: dict[str, np.ndarray], batch: Batch, phase: str, step: int) -
 
 
 def with_best(records: pd.DataFrame) -> pd.DataFrame:
-    """Add the best test accuracy so far within the phase, at every step."""
+    """Add `BEST` at every step of a phase: the test accuracy at its first step with the best accuracy so far
+    on the test set, or on validation data where there are any.
+    """
     if records.empty:
         return records
-    accuracy = records[records["metric"] == "test_accuracy"]
-    best = accuracy.groupby(["cell", "seed", "phase"])["value"].cummax()
-    added = accuracy.assign(metric="best_test_accuracy", value=best)
-    return pd.concat([records, added], ignore_index=True)
+    keys = ["cell", "seed", "phase"]
+    test = records[records["metric"] == "test_accuracy"].reset_index(drop=True)
+    added = []
+    for name, by in BEST.items():
+        split = records.loc[records["metric"] == by, [*keys, "step", "value"]]
+        if split.empty:
+            continue
+        both = test.merge(split, on=[*keys, "step"], suffixes=("", "_by"))
+        groups = both.groupby(keys)["value_by"]
+        best_before = groups.cummax().groupby([both[key] for key in keys]).shift()
+        better = best_before.isna() | (both["value_by"] > best_before)
+        chosen = both["value"].where(better).groupby([both[key] for key in keys]).ffill()
+        added.append(both[test.columns].assign(metric=name, value=chosen))
+    return pd.concat([records, *added], ignore_index=True)
 
 
 def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:

@@ -296,7 +296,7 @@ ITEMS: tuple[Item, ...] = (
         "all sizes; labels are flipped in the training data only",
         "our numbers alone: attention on tokens whose posterior difference without noise is ≥ 0.5, and "
         "accuracy on clean test data",
-        measures.cells("test_accuracy", "best_test_accuracy", "important_mass", "spearman_Ev_tokens"),
+        measures.cells("test_accuracy", "test_accuracy_best_on_test", "important_mass", "spearman_Ev_tokens"),
     ),
     Item(
         "topics",

@@ -11,6 +11,12 @@ from jaxattn.probes.seen import Seen
 from jaxattn.spec import Spec
 from jaxattn.trees import get, names
 
+# What the engine adds to them: test accuracies, by the accuracy whose best value so far chooses the step.
+BEST = {
+    "test_accuracy_best_on_test": "test_accuracy",
+    "test_accuracy_best_on_validation": "validation_accuracy",
+}
+
 
 class Fit(Spec, frozen=True, kw_only=True):
     """Loss and accuracy on every corpus, log of the gradient's norm, and ‖p‖."""
@@ -21,7 +27,8 @@ class Fit(Spec, frozen=True, kw_only=True):
         "accuracy": "accuracy",
         "train_accuracy": "training accuracy",
         "test_accuracy": "test accuracy",
-        "best_test_accuracy": "best test accuracy so far",
+        "test_accuracy_best_on_test": "best test accuracy so far, chosen on the test set",
+        "test_accuracy_best_on_validation": "test accuracy where the validation accuracy was best so far",
         "test_loss": "test loss",
         "p_norm": r"$\Vert p\Vert$",
         "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",

@@ -1,5 +1,6 @@
 """Probe: what E·v and E·p know of the importance of tokens, as in the paper's figures."""
 
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -14,7 +15,10 @@ from jaxattn.spec import Count, Spec
 class Importance(Spec, frozen=True, kw_only=True):
     """Bin means and rank correlations of E·v and E·p over the posterior difference, and E·v against α.
 
-    For K > 2 classes E·v_k is held against class k, and the results are averaged over classes.
+    E·p of a model that has learned is U-shaped: close to 1 is its correlation with the size of the posterior
+    difference (`absolute`), and close to 0 that with the difference itself (`signed`). For K > 2 classes
+    E·v_k is held against class k, and the results are averaged over classes; the size is the largest over
+    classes.
 
     Attributes:
         bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
@@ -26,9 +30,11 @@ class Importance(Spec, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "spearman_Ev_bins": r"Spearman of $E_s^\top v$, bins",
-        "spearman_Ep_bins": r"Spearman of $E_s^\top p$, bins",
         "spearman_Ev_tokens": r"Spearman of $E_s^\top v$, tokens",
-        "spearman_Ep_tokens": r"Spearman of $E_s^\top p$, tokens",
+        "spearman_Ep_signed_bins": r"Spearman of $E_s^\top p$ and posterior difference, bins",
+        "spearman_Ep_signed_tokens": r"Spearman of $E_s^\top p$ and posterior difference, tokens",
+        "spearman_Ep_absolute_bins": r"Spearman of $E_s^\top p$ and |posterior difference|, bins",
+        "spearman_Ep_absolute_tokens": r"Spearman of $E_s^\top p$ and |posterior difference|, tokens",
         "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
     }
 
@@ -43,19 +49,26 @@ class Importance(Spec, frozen=True, kw_only=True):
             return {}
         tokens, (scores, values) = seen.corpora.tokens, seen.columns
         difference, found = tokens.posterior_difference, {}
-        frequent = tokens.count >= self.min_count
+        size = jnp.abs(difference).max(axis=1, keepdims=True)
+        frequent = tokens.count >= max(self.min_count, 1)
         numbers = jnp.arange(self.bins, dtype=scores.dtype)
-        for name, columns in (("Ev", values), ("Ep", scores)):
+        signed, absolute = (self.low, self.high), (0.0, max(-self.low, self.high))
+        for name, columns, against, ends in (
+            ("Ev", values, difference, signed),
+            ("Ep_signed", scores, difference, signed),
+            ("Ep_absolute", scores[:, :1], size, absolute),
+        ):
             if self.bins:
-                means = jax.vmap(
-                    lambda x, y: bin_means(x, y, self.bins, self.low, self.high), in_axes=1, out_axes=1
-                )(columns, difference)
-                found[f"{name}_bin"] = means.mean(axis=1)
+                means = jax.vmap(partial(bin_means, bins=self.bins, low=ends[0], high=ends[1]), 1, 1)(
+                    columns, against
+                )
+                if ends is signed:
+                    found[f"{name[:2]}_bin"] = means.mean(axis=1)
                 found[f"spearman_{name}_bins"] = over_classes(
                     lambda x, use: spearman(x, numbers, use), means, jnp.isfinite(means)
                 )
             found[f"spearman_{name}_tokens"] = over_classes(
-                lambda x, y: spearman(x, y, frequent), columns, difference
+                lambda x, y: spearman(x, y, frequent), columns, against
             )
         present = tokens.count > 0
         found["correlation_Ev_alpha"] = over_classes(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from jaxattn.errors import InputError
+from jaxattn.results.labels import unknown_metric
 from jaxattn.results.numbers import setting
 from jaxattn.results.run import Run
 
@@ -91,6 +92,8 @@ def choose(
     for name, wanted in (("metric", metrics), ("phase", phases)):
         known = records[name].unique()
         missing = [x for x in wanted if x not in known]
+        if missing and name == "metric":
+            raise unknown_metric(missing[0], known)
         if missing:
             raise InputError(f"{name} {missing[0]!r}: the run recorded {', '.join(sorted(map(str, known)))}")
         if wanted:

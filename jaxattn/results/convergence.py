@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.fits import PowerLaw, power_law
-from jaxattn.results.labels import file_name, minus, seed_words, settings_label
+from jaxattn.results.labels import file_name, minus, seed_words, settings_label, unknown_metric
 from jaxattn.results.run import Run
 from jaxattn.results.scaling import GUIDE, fitted, sentence
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
@@ -116,8 +116,7 @@ def collect(
     source = "margin_ratio" if y == "margin_shortfall" else y
     for metric in (x, source):
         if not (records["metric"] == metric).any():
-            recorded = ", ".join(sorted(records["metric"].unique()))
-            raise InputError(f"metric {metric!r}: the run recorded {recorded}")
+            raise unknown_metric(metric, records["metric"])
     both = [set(records.loc[records["metric"] == metric, "phase"].unique()) for metric in (x, source)]
     phases = [name for name in results.phases if name in both[0] & both[1]]
     if not phases or phase not in (None, *phases):

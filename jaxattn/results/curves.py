@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import file_name, seed_words, settings_label
+from jaxattn.results.labels import file_name, seed_words, settings_label, unknown_metric
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
@@ -111,7 +111,7 @@ def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, l
         metrics = [name for name in every if name in recorded]
     missing = [name for name in metrics if name not in recorded]
     if missing or not metrics:
-        raise InputError(f"metric {(missing or ['?'])[0]!r}: the run recorded {', '.join(sorted(recorded))}")
+        raise unknown_metric((missing or ["?"])[0], recorded)
     panels: dict[str, list[str]] = {}
     for name in metrics:
         panels.setdefault(name.removeprefix("train_").removeprefix("test_"), []).append(name)

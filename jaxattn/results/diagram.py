@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import axis_label, file_name, minus, seed_words
+from jaxattn.results.labels import axis_label, file_name, minus, seed_words, unknown_metric
 from jaxattn.results.numbers import format_number, in_order, setting
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, last_steps
@@ -42,9 +42,11 @@ def diagram(
         if axis not in results.axes:
             raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
     records = results.records[results.records["metric"] == metric]
+    if records.empty:
+        raise unknown_metric(metric, results.records["metric"])
     recorded = [str(name) for name in records["phase"].unique()]
-    if not recorded or phase not in (None, *recorded):
-        raise InputError(f"{metric} in phase {phase!r}: recorded in {', '.join(recorded) or 'no phase'}")
+    if phase not in (None, *recorded):
+        raise InputError(f"{metric} in phase {phase!r}: recorded in {', '.join(recorded)}")
     phase = recorded[-1] if phase is None else phase
     table = aggregate(last_steps(records[records["phase"] == phase]))
     table = table.merge(results.cells, on="cell")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from jaxattn.errors import InputError
 from jaxattn.results.numbers import setting
 
 METRICS = MappingProxyType(
@@ -13,6 +14,8 @@ METRICS = MappingProxyType(
         "accuracy": "accuracy",
         "train_accuracy": "training accuracy",
         "test_accuracy": "test accuracy",
+        "test_accuracy_best_on_test": "best test accuracy so far, chosen on the test set",
+        "test_accuracy_best_on_validation": "test accuracy where the validation accuracy was best so far",
         "test_loss": "test loss",
         "p_norm": r"$\Vert p\Vert$",
         "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
@@ -26,6 +29,18 @@ METRICS = MappingProxyType(
         "arc_length": "length of the path",
         "log_time": r"$\log\,t$",
         "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
+        "spearman_Ep_signed_bins": r"Spearman of $E_s^\top p$ and posterior difference, bins",
+        "spearman_Ep_signed_tokens": r"Spearman of $E_s^\top p$ and posterior difference, tokens",
+        "spearman_Ep_absolute_bins": r"Spearman of $E_s^\top p$ and |posterior difference|, bins",
+        "spearman_Ep_absolute_tokens": r"Spearman of $E_s^\top p$ and |posterior difference|, tokens",
+    }
+)
+# What metrics of older results are called now.
+RENAMED = MappingProxyType(
+    {
+        "best_test_accuracy": "test_accuracy_best_on_test",
+        "spearman_Ep_bins": "spearman_Ep_signed_bins",
+        "spearman_Ep_tokens": "spearman_Ep_signed_tokens",
     }
 )
 AXES = MappingProxyType(
@@ -44,10 +59,16 @@ def metric_label(metric: str, labels: Mapping[str, str] = METRICS) -> str:
     for known in (labels, METRICS):
         if metric in known:
             return str(known[metric])
-    found = re.fullmatch(r"spearman_(Ev|Ep)_(\w+)", metric)
-    if found:
-        return f"Spearman of {VALUES[found[1]]}, {found[2]}"
+    if found := re.fullmatch(r"spearman_Ev_(\w+)", metric):
+        return f"Spearman of {VALUES['Ev']}, {found[1]}"
     return metric.replace("_", " ")
+
+
+def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
+    """Say in one line what a run recorded, or what a metric is called now."""
+    if new := RENAMED.get(metric):
+        return InputError(f"metric {metric!r}: it is called {new!r} now")
+    return InputError(f"metric {metric!r}: the run recorded {', '.join(sorted(map(str, set(recorded))))}")
 
 
 def axis_label(axis: str) -> str:

@@ -14,6 +14,7 @@ import pandas as pd
 from jaxattn.errors import InputError, RunError
 from jaxattn.results import page, style
 from jaxattn.results.drawn import Drawn, Picture
+from jaxattn.results.empty import explain_empty
 from jaxattn.results.figures import OWN, draw_all, words_of_own
 from jaxattn.results.load import load
 from jaxattn.results.numbers import format_number, setting
@@ -111,6 +112,7 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         facts=_facts(results.manifest),
         cells=_table(results.cells.map(setting)) if results.axes else None,
         summary=_table(summary_table(results)),
+        empty=explain_empty(results),
         figures=shown,
         tops=_tops(results),
         config=json.dumps(results.manifest["config"], indent=2, ensure_ascii=False),

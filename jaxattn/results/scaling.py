@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.fits import PowerLaw, power_law
-from jaxattn.results.labels import axis_label, file_name, minus, seed_words, settings_label
+from jaxattn.results.labels import (
+    axis_label,
+    file_name,
+    minus,
+    seed_words,
+    settings_label,
+    unknown_metric,
+)
 from jaxattn.results.numbers import setting
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, last_steps
@@ -166,9 +173,7 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
         raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
     records = results.records[results.records["metric"] == metric]
     if records.empty:
-        raise InputError(
-            f"metric {metric!r}: the run recorded {', '.join(sorted(results.records['metric'].unique()))}"
-        )
+        raise unknown_metric(metric, results.records["metric"])
     recorded = [str(name) for name in records["phase"].unique()]
     phase = recorded[-1] if phase is None else phase
     if phase not in recorded:

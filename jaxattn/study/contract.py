@@ -14,13 +14,11 @@ from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics.phase import Phase, Task
 from jaxattn.errors import InputError, RunError, at, in_user_code, shown
+from jaxattn.probes.fit import BEST
 from jaxattn.study import concepts, seed
 from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
 from jaxattn.study.kinds import Concept
 from jaxattn.study.setting import Setting
-
-# What the engine adds to the measurements of probes.
-_ADDED = ("best_test_accuracy",)
 
 
 def rehearse(
@@ -162,7 +160,7 @@ class _Rehearsal:
     ) -> None:
         every, own = setting.probes.at_steps, setting.probes.own
         seen = seed.look(setting, index, carried.state.params, corpora)
-        owner |= dict.fromkeys(_ADDED, "the study")
+        owner |= dict.fromkeys(BEST, "the study")
 
         def place(probe: Any) -> str:
             found = [k for k, x in enumerate(own) if x is probe]

@@ -15,6 +15,7 @@ from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.program import seed_keys
 from jaxattn.models import MODELS
 from jaxattn.probes import MaxMarginDirection
+from jaxattn.probes.fit import BEST
 from jaxattn.study import seed as of_seed
 
 AT_PROBES = ["one_minus_cosine", "margin_ratio"]
@@ -70,12 +71,12 @@ def test_numbers_equal_the_phases_written_out_seed_by_seed(small_run, read, stud
         np.testing.assert_allclose(value["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-4)
 
 
-def test_best_test_accuracy_is_the_running_maximum_of_each_seed_and_phase(small_run, read):
+def test_the_test_accuracy_best_on_test_is_the_running_maximum_of_each_seed_and_phase(small_run, read):
     records, _ = read(small_run)
     table = records.pivot(index=["seed", "phase", "step"], columns="metric", values="value")
     for _, curve in table.groupby(["seed", "phase"]):
         expected = np.maximum.accumulate(curve["test_accuracy"].to_numpy())
-        np.testing.assert_array_equal(curve["best_test_accuracy"], expected)
+        np.testing.assert_array_equal(curve["test_accuracy_best_on_test"], expected)
 
 
 @pytest.mark.parametrize("calls", [1, 3, 5, 8])
@@ -281,7 +282,7 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
                     err_msg=f"{phase} {step} {metric}",
                 )
                 seen += 1
-    late = {"best_test_accuracy", *AT_PROBES, *AT_END, "longest", "share_of_longest"}
+    late = {*BEST, *AT_PROBES, *AT_END, "longest", "share_of_longest"}
     assert seen == (~mine.index.get_level_values("metric").isin(late)).sum()
 
 

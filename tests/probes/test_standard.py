@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.data.splits import Splits, token_statistics
+from jaxattn.data.splits import Splits, TokenStatistics, token_statistics
 from jaxattn.probes import Fit, Importance, MaxMarginDirection, OneStepError, Seen, Selected
 from jaxattn.probes.importance import token_columns
 
@@ -125,6 +125,12 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
         ),
         rtol=1e-10,
     )
+    for name, against in (
+        ("signed", difference[frequent]),
+        ("absolute", np.abs(difference[frequent]).max(axis=1, keepdims=True)),
+    ):
+        expected = [stats.spearmanr(np.asarray(scores)[frequent], x).statistic for x in against.T]
+        np.testing.assert_allclose(found[f"spearman_Ep_{name}_tokens"], np.mean(expected), rtol=1e-10)
     np.testing.assert_allclose(
         found["correlation_Ev_alpha"],
         np.mean(
@@ -143,7 +149,47 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
         with np.errstate(invalid="ignore"):
             means.append(sums / np.histogram(difference[inside, k], edges)[0])
     np.testing.assert_allclose(found["Ep_bin"], np.mean(means, axis=0), rtol=1e-10)
+    full = [np.isfinite(x) for x in means]
+    by_class = [
+        stats.spearmanr(np.arange(4)[use], x[use]).statistic for x, use in zip(means, full, strict=True)
+    ]
+    np.testing.assert_allclose(found["spearman_Ep_signed_bins"], np.mean(by_class), rtol=1e-10)
+    size = np.abs(difference).max(axis=1)[present]
+    sums, _ = np.histogram(size, 4, range=(0, 1), weights=np.asarray(scores)[present])
+    numbers, _ = np.histogram(size, 4, range=(0, 1))
+    full = numbers > 0
+    expected = stats.spearmanr(np.arange(4)[full], sums[full] / numbers[full]).statistic
+    np.testing.assert_allclose(found["spearman_Ep_absolute_bins"], expected, rtol=1e-10)
     assert "Ev_bin" not in Importance(bins=0).measure(shown)
+
+
+class Given(Bare):
+    """A model with scores and values of its own choice."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def scores_and_values(self, params):
+        return self.scores, self.scores
+
+
+def test_a_u_is_seen_by_the_absolute_posterior_difference_alone(x64):
+    vocab_size = 40
+    difference = (jnp.arange(vocab_size)[:, None] - 19.5) / 20
+    statistics = TokenStatistics(jnp.full(vocab_size, 60.0), difference, difference)
+    shown = Seen(None, Given(difference[:, 0] ** 2), LOSS, Splits(None, statistics), QUERY)
+    found = Importance(low=-1.0, high=1.0).measure(shown)
+    for over in ("bins", "tokens"):
+        np.testing.assert_allclose(found[f"spearman_Ep_absolute_{over}"], 1, rtol=1e-12)
+        np.testing.assert_allclose(found[f"spearman_Ep_signed_{over}"], 0, atol=1e-12)
+
+
+def test_tokens_that_never_occur_are_in_no_correlation(seen):
+    """The corpus holds no token 11, whose posterior difference is NaN."""
+    shown = seen()
+    none, one = (Importance(bins=0, min_count=least).measure(shown) for least in (0, 1))
+    assert np.isfinite(none["spearman_Ep_absolute_tokens"])
+    assert none["spearman_Ev_tokens"] == one["spearman_Ev_tokens"]
 
 
 def test_token_columns_are_scores_and_values_beside_the_statistics(seen):

@@ -128,5 +128,5 @@ def test_a_diagram_of_values_over_decades_is_coloured_by_their_logarithm(tmp_pat
 def test_a_diagram_of_an_unknown_axis_or_metric(results):
     with pytest.raises(InputError, match=r"axis 'model.dim': the run sweeps block"):
         diagram(results, x_axis="model.dim", y_axis="block")
-    with pytest.raises(InputError, match=r"important_selected in phase None: recorded in no phase"):
+    with pytest.raises(InputError, match=r"metric 'important_selected': the run recorded "):
         diagram(results, x_axis="block", y_axis="block")

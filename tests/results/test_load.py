@@ -35,6 +35,27 @@ def test_axis_values_are_joined_to_their_cells(results):
     assert results["text"].with_axes(results["text"].records) is results["text"].records
 
 
+def test_metrics_of_older_results_have_the_names_of_today(folder):
+    """And whoever asks for an old name is told the new one, wherever a metric is asked for."""
+    records = pd.read_parquet(folder / "records.parquet")
+    old = {"test_accuracy": "best_test_accuracy", "p_norm": "spearman_Ep_tokens"}
+    records.assign(metric=records["metric"].replace(old)).to_parquet(folder / "records.parquet", index=False)
+    run, before = load(folder), set(records["metric"])
+    new = {"test_accuracy_best_on_test", "spearman_Ep_signed_tokens"}
+    assert set(run.records["metric"]) == before - set(old) | new
+    assert "posterior difference" in run.label("spearman_Ep_signed_tokens")
+    assert len(run.aggregate(metrics=sorted(new)))
+    said = "metric 'best_test_accuracy': it is called 'test_accuracy_best_on_test' now"
+    for ask in (
+        lambda: run.choose(metrics=["best_test_accuracy"]),
+        lambda: run.figure("curves", metrics=["best_test_accuracy"]),
+        lambda: run.figure("convergence", x="best_test_accuracy"),
+    ):
+        with pytest.raises(InputError) as caught:
+            ask()
+        assert str(caught.value) == said
+
+
 def test_phases_come_in_the_order_they_ran(results):
     assert results["one_seed"].phases == ["embed", "joint", "late"]
 
