@@ -42,7 +42,8 @@ def run(
     accept_code: bool = False,
     profile: bool = False,
     log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb")] = (),
-    distributed: Annotated[str | None, arg(metavar="auto|HOST:PORT,N,I")] = None,
+    distributed: Annotated[str | None, arg(metavar="auto|N,I")] = None,
+    distributed_timeout: Annotated[float, arg(metavar="SECONDS")] = 300.0,
     quiet: Quiet = False,
 ) -> int:
     """Run a sweep file, or continue it where it was stopped; then print a table and draw the report.
@@ -55,10 +56,14 @@ def run(
         accept_code: Continue although code of yours has changed since the run began.
         profile: Write a JAX trace of the run to DIR/profile, for TensorBoard or Perfetto.
         log: Write measurements for TensorBoard or Weights & Biases (offline) too.
-        distributed: This is one of N processes, on as many hosts as you like; each runs its share. The
-            cluster tells with auto, else give where process 0 listens, N, and which one this is from 0.
+        distributed: This is one of N processes, on as many hosts as share the results folder; each runs its
+            share and waits for the others. The cluster tells with auto, else give N, and which one this is
+            from 0.
+        distributed_timeout: How long another process may be away, killed or not started, before this one
+            stops waiting for it.
     """
     from jaxattn.api import run as run_study
+    from jaxattn.engine.distributed import read_process, shard_folder, wait
     from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
 
@@ -66,12 +71,9 @@ def run(
     keep_compiled()
     which, memory = read_shard(shard), read_size(max_memory)
     if distributed is not None:
-        from jaxattn.engine.distributed import join
-
-        which = join(distributed)
-    directory = study.folder(out)
-    if which != (1, 1):
-        directory /= f"shard-{which[0]}-of-{which[1]}"
+        which = read_process(distributed)
+    whole = study.folder(out)
+    directory = shard_folder(whole, which)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter:
         try:
@@ -92,14 +94,11 @@ def run(
             return 130
         if outcome.already_finished:
             reporter.note(f"{directory}: already finished, nothing to run")
-    if distributed is not None:
-        from jaxattn.engine.distributed import wait
-
-        wait()
-    every = distributed is not None and which[0] == 1
-    return _show(
-        outcome, report, sorted(directory.parent.glob(f"shard-*-of-{which[1]}")) if every else [directory]
-    )
+        folders = [directory]
+        if distributed is not None:
+            every = wait(study, whole, which[1], distributed_timeout, reporter.note)
+            folders = every if which[0] == 1 else folders
+    return _show(outcome, report, folders)
 
 
 def _show(outcome: Any, report: Any, folders: list[Path]) -> int:
@@ -186,6 +185,7 @@ def launch(
         wait: Wait until all jobs have ended, then print their common table.
     """
     from jaxattn.engine import launch as jobs
+    from jaxattn.engine.distributed import shard_folder
     from jaxattn.study.tree import parse
 
     directory = load_sweep(sweep, overrides, axes, seeds).folder(out)
@@ -198,8 +198,7 @@ def launch(
     commands = [[*words, "--shard", f"{number}/{shards}"] for number in range(1, shards + 1)]
     given = {key: parse(value) for key, value in map(read_pair, options)}
     submitted = jobs.submit(commands, directory / "jobs", executor, minutes, given)
-    folders = [directory / f"shard-{number}-of-{shards}" for number in range(1, shards + 1)]
-    folders = [directory] if shards == 1 else folders
+    folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
     for job, folder in zip(submitted, folders, strict=True):
         print(f"job {job.job_id}: {folder}")
     if not wait:

@@ -1,45 +1,128 @@
-"""Many hosts: each is a shard of the sweep, told apart by jax.distributed."""
+"""Many processes, on as many hosts as share a folder: each runs a shard, and at the end waits for the others.
+
+Lanes never talk to each other, so neither do the processes: they meet in the results folder alone. One that
+is killed takes no other with it, and continues when it is started again, while the others run on.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import jax
 
-from jaxattn.errors import InputError
+from jaxattn.engine.store import Store
+from jaxattn.errors import InputError, RunError
+from jaxattn.study.definition import Definition
+
+LOOK_S = 0.5
 
 
-def join(text: str) -> tuple[int, int]:
-    """Join the other processes and tell which shard this one is.
+def read_process(text: str) -> tuple[int, int]:
+    """Tell which shard this process is.
 
     Args:
-        text: "auto" where the cluster tells (Slurm, Open MPI, Kubernetes, TPU pods), else
-            "HOST:PORT,N,I": where process 0 listens, how many processes there are, and which one this is.
+        text: "auto" where the cluster tells (Slurm, Open MPI, Kubernetes, TPU pods), else "N,I": how many
+            processes there are, and which one this is from 0. An address in front, "HOST:PORT,N,I", is not
+            needed.
 
     Returns:
-        I + 1 and N, as for a shard. Lanes never talk to each other, so neither do the processes but at the
-        end; each runs its units on its own devices.
+        I + 1 and N, as for a shard.
 
     Raises:
-        InputError: text that says neither, or processes that cannot be joined.
+        InputError: text that says neither, or no cluster that tells.
     """
-    arguments: dict[str, str | int] = {}
-    if text != "auto":
-        address, *counts = text.split(",")
-        if len(counts) != 2 or not all(x.strip().isdecimal() for x in counts) or ":" not in address:
+    if text == "auto":
+        process, processes = _of_cluster()
+    else:
+        *address, count, which = ["", *text.split(",")]
+        if len(address) > 2 or not (count.strip().isdecimal() and which.strip().isdecimal()):
             raise InputError(
-                f"--distributed {text}: expected auto or HOST:PORT,N,I, for example localhost:9876,2,0"
+                f"--distributed {text}: expected auto, or N,I: how many processes there are, and which one "
+                "this is from 0, for example 2,0"
             )
-        processes, process = map(int, counts)
-        if process >= processes:
-            raise InputError(f"--distributed {text}: processes are numbered 0 to {processes - 1}")
-        arguments = {"coordinator_address": address, "num_processes": processes, "process_id": process}
+        process, processes = int(which), int(count)
+    if process >= processes:
+        raise InputError(f"--distributed {text}: processes are numbered 0 to {processes - 1}")
+    return process + 1, processes
+
+
+def wait(
+    study: Definition, directory: Path, shards: int, limit: float, note: Callable[[str], None]
+) -> list[Path]:
+    """Wait until all shards of a folder are finished, as long as the slowest needs.
+
+    Args:
+        study: what they run.
+        directory: the folder of their folders.
+        shards: how many there are.
+        limit: seconds for which a shard may be away: not finished, and no process at work in its folder.
+        note: told what is waited for.
+
+    Returns:
+        The folders of the shards.
+
+    Raises:
+        InputError: a shard of another config.
+        RunError: a shard was away for too long, or the shards do not fit together.
+    """
+    folders = [Store(shard_folder(directory, (number, shards))) for number in range(1, shards + 1)]
+    config, seeds = study.config, set(study.seeds)
+    hashes = {cell.number: cell.config_hash for cell in study.cells}
+    at_work = dict.fromkeys(folders, time.monotonic())
+    traces: dict[Store, list[int]] = {}
+    widths = set()
+    while at_work:
+        for folder in list(at_work):
+            before, traces[folder] = traces.get(folder), _traces(folder.directory)
+            known = None if folder.is_locked() else folder.begun(config, hashes)
+            if known and known["status"] == "finished" and seeds <= set(known["seeds"]):
+                widths.add(tuple(known["widths"]))
+                del at_work[folder]
+            elif folder.is_locked() or traces[folder] != before:
+                at_work[folder] = time.monotonic()
+            elif time.monotonic() - at_work[folder] > limit:
+                raise RunError(
+                    f"{folder.directory}: not finished, and no process has worked there for {limit:.0f} s; "
+                    "run the same command again (where hosts share no folder: --shard I/N on each)"
+                )
+            if folder in at_work and before is None:
+                note(f"{folder.directory}: waiting for it to be finished")
+        if at_work:
+            time.sleep(LOOK_S)
+    if len(widths) > 1:
+        raise RunError(
+            f"{directory}: its shards are cut differently, for hosts with other memory; choose another "
+            "folder and give all processes the same --max-memory"
+        )
+    return [folder.directory for folder in folders]
+
+
+def shard_folder(directory: Path, shard: tuple[int, int]) -> Path:
+    """Name the folder of a shard; a study in one piece needs none of its own."""
+    return directory if shard == (1, 1) else directory / f"shard-{shard[0]}-of-{shard[1]}"
+
+
+def _traces(directory: Path) -> list[int]:
+    """When something was last written where a run writes; all that tells of it where there are no locks."""
+    paths = [directory / name for name in (".", "metrics.jsonl", "manifest.json", "parts", "checkpoints")]
+    return [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
+
+
+def _of_cluster() -> tuple[int, int]:
+    """Ask the cluster for the number of this process, and how many there are; take its own GPUs of a host."""
     try:
-        jax.distributed.initialize(**arguments)  # type: ignore[arg-type]
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"--distributed {text}: cannot join the other processes: {reason}") from None
-    return jax.process_index() + 1, jax.process_count()
+        # What jax.distributed does itself, without its service: that ends all processes if one is killed.
+        from jax._src.clusters import ClusterEnv
 
-
-def wait() -> None:
-    """Wait until every process has come here."""
-    from jax.experimental import multihost_utils
-
-    multihost_utils.sync_global_devices("jaxattn")
+        found = ClusterEnv.auto_detect_unset_distributed_params("", None, None, None, None, None)
+        _, processes, process, devices = found
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise InputError(f"--distributed auto: the cluster does not tell ({reason}); give N,I") from None
+    if processes is None or process is None:
+        raise InputError("--distributed auto: no cluster that tells how many processes there are; give N,I")
+    if devices is not None:
+        visible = ",".join(map(str, devices))
+        for platform in ("cuda", "rocm"):
+            jax.config.update(f"jax_{platform}_visible_devices", visible)
+    return process, processes

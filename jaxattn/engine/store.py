@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ class Store:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         with os.fdopen(handle, "r+", encoding="utf-8") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file)
             except BlockingIOError:
                 holder = file.read().strip() or "another process"
                 raise RunError(
@@ -378,6 +379,18 @@ class Store:
                 f"{path}: cannot be written: {reason}; what is already there is kept, "
                 "mend this and run the same command again to continue"
             ) from None
+
+
+def _lock(file: Any, tries: int = 5) -> None:
+    """Lock a file; whoever only looks whether it is locked holds it for a moment."""
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.05)
 
 
 def _check_code(directory: Path, known: dict[str, Any], now: dict[str, Any], accepted: bool) -> None:

@@ -1,10 +1,12 @@
 """Processes of their own: hosts that share a sweep, jobs of a queue, dashboards."""
 
 import os
-import socket
+import shutil
 import struct
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import jax
@@ -12,7 +14,8 @@ import pandas as pd
 import pytest
 
 from jaxattn.engine import distributed, launch, loggers
-from jaxattn.errors import InputError
+from jaxattn.engine.store import Store
+from jaxattn.errors import InputError, RunError
 from jaxattn.results.combine import combine
 from jaxattn.results.load import load
 
@@ -37,36 +40,155 @@ def finish(process):
     return out
 
 
-def test_two_processes_share_a_sweep_and_print_one_table(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    words = ["run", SMALL, "--quiet", "--seeds", "4", "--set", "phases.query.steps=3", "--out"]
-    both = [
-        start(*words, tmp_path / "two", "--distributed", f"localhost:{port},2,{number}") for number in (0, 1)
-    ]
-    first, second = map(finish, both)
-    finish(start(*words, tmp_path / "one", "--set", "chunk=2"))
-    shards = combine([load(tmp_path / "two" / f"shard-{number}-of-2") for number in (1, 2)])
-    one, other = (
-        x.records.sort_values(KEYS).reset_index(drop=True) for x in (shards, load(tmp_path / "one"))
-    )
-    pd.testing.assert_frame_equal(one, other, check_exact=True)
+STUDY = ["run", SMALL, "--seeds", "4", "--set", "phases.query.steps=3"]
+
+
+def start_both(folder, *options):
+    return [start(*STUDY, *options, "--out", folder, "--distributed", f"2,{number}") for number in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run of two processes: its folder, and what both printed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return folder, [finish(process) for process in start_both(folder, "--quiet")]
+
+
+def records(folder):
+    shards = combine([load(folder / f"shard-{number}-of-2") for number in (1, 2)])
+    return shards.records.sort_values(KEYS).reset_index(drop=True)
+
+
+def test_two_processes_share_a_sweep_and_print_one_table(undisturbed, tmp_path):
+    folder, (first, second) = undisturbed
+    finish(start(*STUDY, "--quiet", "--out", tmp_path, "--set", "chunk=2"))
+    one = load(tmp_path).records.sort_values(KEYS).reset_index(drop=True)
+    pd.testing.assert_frame_equal(records(folder), one, check_exact=True)
     assert "(n=2)" not in first
     assert "(n=2)" in second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_that_is_killed_takes_no_other_with_it_and_continues(undisturbed, tmp_path, killed):
+    both = start_both(tmp_path, "--distributed-timeout", "2")
+    shard = tmp_path / f"shard-{killed + 1}-of-2"
+    while not (shard / "metrics.jsonl").exists() and both[killed].poll() is None:
+        time.sleep(0.01)
+    both[killed].kill()
+    both[killed].communicate()
+    _, error = both[1 - killed].communicate(timeout=600)
+    if not (shard / "records.parquet").exists():
+        assert both[1 - killed].returncode == 1
+        last = error.splitlines()[-1]
+        assert last.startswith(
+            f"jaxattn: {shard}: not finished, and no process has worked there for 2 s; run the"
+        )
+        assert "Traceback" not in error
+    for process in start_both(tmp_path, "--quiet"):
+        finish(process)
+    pd.testing.assert_frame_equal(records(tmp_path), records(undisturbed[0]), check_exact=True)
+
+
+@pytest.fixture(scope="module")
+def shards(go, study, tmp_path_factory):
+    """Two finished shards of a study."""
+    folder = tmp_path_factory.mktemp("shards")
+    for number in (1, 2):
+        go(folder / f"shard-{number}-of-2", study(), shard=(number, 2))
+    return folder
+
+
+@pytest.fixture
+def wait(monkeypatch, study):
+    monkeypatch.setattr(distributed, "LOOK_S", 0.01)
+    notes = []
+
+    def until(folder, limit=0.1, **changes):
+        return distributed.wait(study(**changes), folder, 2, limit, notes.append), notes
+
+    return until
+
+
+def test_nobody_waits_for_what_is_finished(shards, wait):
+    assert wait(shards) == ([shards / "shard-1-of-2", shards / "shard-2-of-2"], [])
+
+
+def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, tmp_path):
+    folder = shutil.copytree(shards, tmp_path / "copy")
+    shard = folder / "shard-2-of-2"
+    store = Store(shard)
+    finished = store.read_manifest()
+    store.write_manifest(finished | {"status": "running"})
+    begin = time.monotonic()
+    with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked there for 0 s"):
+        wait(folder)
+    assert time.monotonic() - begin < 3
+
+    locked = threading.Event()
+
+    def work():
+        with store.locked():
+            locked.set()
+            time.sleep(0.5)
+            store.write_manifest(finished)
+
+    working = threading.Thread(target=work)
+    working.start()
+    locked.wait()
+    found, notes = wait(folder)
+    working.join()
+    assert found[1] == shard
+    assert notes[-1] == f"{shard}: waiting for it to be finished"
+
+
+def test_shards_of_fewer_seeds_and_of_another_config_do_not_count(shards, wait):
+    with pytest.raises(RunError, match="shard-1-of-2: not finished"):
+        wait(shards, seeds=3)
+    with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
+        wait(shards, model={"kind": "one_layer", "dim": 8})
+
+
+def test_shards_that_are_cut_differently_are_refused(shards, wait, monkeypatch):
+    begun = Store.begun
+
+    def other_width(self, *arguments):
+        return begun(self, *arguments) | {"widths": [int(self.directory.name[6])]}
+
+    monkeypatch.setattr(Store, "begun", other_width)
+    with pytest.raises(RunError, match="its shards are cut differently, for hosts with other memory"):
+        wait(shards)
+
+
+@pytest.mark.parametrize(("text", "shard"), [("2,0", (1, 2)), ("host:9876,3,2", (3, 3)), ("1,0", (1, 1))])
+def test_processes_are_shards(text, shard):
+    assert distributed.read_process(text) == shard
+
+
+def test_the_cluster_tells_which_process_this_is(monkeypatch):
+    for name, value in {"JOB_ID": 7, "STEP_NODELIST": "n1", "NTASKS": 4, "PROCID": 2, "LOCALID": 0}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    updated = {}
+    monkeypatch.setattr(distributed.jax.config, "update", updated.__setitem__)
+    assert distributed.read_process("auto") == (3, 4)
+    assert updated == {"jax_cuda_visible_devices": "0", "jax_rocm_visible_devices": "0"}
+    monkeypatch.delenv("SLURM_PROCID")
+    with pytest.raises(InputError, match="--distributed auto: no cluster that tells"):
+        distributed.read_process("auto")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("localhost", "expected auto or HOST:PORT,N,I"),
-        ("localhost:1,2", "expected auto or HOST:PORT,N,I"),
+        ("localhost", "expected auto, or N,I"),
+        ("localhost:1,2", "expected auto, or N,I"),
+        ("a,b,2,0", "expected auto, or N,I"),
         ("localhost:1,2,2", "processes are numbered 0 to 1"),
     ],
 )
 def test_mistakes_in_distributed_are_named(text, message):
     with pytest.raises(InputError, match=message):
-        distributed.join(text)
+        distributed.read_process(text)
 
 
 def test_a_queue_runs_the_shards(tmp_path):
