@@ -53,6 +53,8 @@ def aggregate(
     loaded = combine.combine([load(directory) for directory in directories])
     if not loaded.finished:
         print("jaxattn: not finished: these are the numbers so far", file=sys.stderr)
+    if loaded.made_by:
+        print(f"jaxattn: {loaded.made_by}", file=sys.stderr)
     loaded = combine.choose(loaded, where=dict(map(read_pair, where)), metrics=metrics, phases=phases)
     if pair is not None:
         key, values = read_pair(pair)
@@ -80,6 +82,8 @@ def report(directory: Folder, /) -> int:
 
     written = pages.write(directory)
     print_written(written)
+    if written.made_by:
+        print(f"jaxattn: {written.made_by}", file=sys.stderr)
     return 1 if written.problems else 0
 
 

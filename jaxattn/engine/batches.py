@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.errors import InputError
+from jaxattn.storage.marks import spans
 from jaxattn.study.grid import Cell
 
 
@@ -45,13 +46,13 @@ def cut(
         The batches, group after group, cells and seeds in ascending order.
     """
     batches = []
-    held = [_parse_name(name) for name in known]
+    held = [spans(name) for name in known]
     for group, width in zip(groups, widths, strict=True):
         numbers = {cell.number for cell in group.cells}
         own = [
-            Batch(group, tuple(cell for cell in group.cells if first <= cell.number <= last), several)
-            for first, last, several in held
-            if first in numbers
+            Batch(group, tuple(cell for cell in group.cells if cell.number in between), several)
+            for between, several in held
+            if between.start in numbers
         ]
         there: dict[int, set[int]] = {number: set() for number in numbers}
         for batch in own:
@@ -108,8 +109,3 @@ def _runs(seeds: Sequence[int]) -> Iterator[range]:
     for first, last in itertools.pairwise([0, *breaks, len(seeds)]):
         if first < last:
             yield range(seeds[first], seeds[last - 1] + 1)
-
-
-def _parse_name(batch: str) -> tuple[int, int, range]:
-    _, first, last, _, start, end = batch.split("-")  # as in Batch.name
-    return int(first), int(last), range(int(start), int(end) + 1)

@@ -5,9 +5,10 @@ from pathlib import Path
 import pandas as pd
 
 from jaxattn.data.text import silent
-from jaxattn.engine import batches, memory
+from jaxattn.engine import memory
 from jaxattn.engine.groups import compile_groups, rehearse_groups
-from jaxattn.engine.run import lane_widths
+from jaxattn.engine.manifest import describe
+from jaxattn.engine.run import cut_batches
 from jaxattn.engine.runtime import estimate_runtime
 from jaxattn.engine.store import Store
 from jaxattn.study.definition import Definition
@@ -31,13 +32,13 @@ def plan(
         long what is left will take. And a sentence on the whole.
 
     Raises:
-        InputError: a cell whose sizes do not fit, or that does not fit in memory.
+        InputError: a cell whose sizes do not fit, or that does not fit in memory; a folder of another config.
     """
     folder = Store(directory)
     found = compile_groups(study.cells)
     rehearse_groups(study, found, silent)
-    widths = lane_widths(study, found, folder, max_memory)
-    cut = batches.cut(found, study.seeds, folder.batches(), widths)
+    known = folder.join(describe(study, "jaxattn plan"), accept_code=True)
+    _, cut = cut_batches(study, found, folder, known, max_memory)
     groups = {group.number: group for group in found}
     cells, rows, seconds = [], [], 0.0
     for number, group in groups.items():

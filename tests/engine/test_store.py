@@ -16,6 +16,7 @@ import pytest
 from jaxattn.engine import run, store
 from jaxattn.engine.execute import Interrupted
 from jaxattn.errors import InputError, RunError
+from jaxattn.storage import marks
 
 SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
 # Saves after every step, so that most kills hit a checkpoint that is being written.
@@ -72,33 +73,49 @@ def test_a_run_killed_at_random_moments_ends_with_bit_identical_tables(tmp_path,
     assert_same(tmp_path / "killed", tmp_path / "straight")
 
 
+def flip(path):
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+FIRST, SECOND = (f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in (0, 1))
+
+
 @pytest.mark.parametrize("table", ["records", "tokens"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
 def test_a_damaged_part_is_named_set_aside_and_computed_again(
     copy, two_batches, go, study, assert_same, table, damage
 ):
-    path = copy / "parts" / f"cells-00000-00000-seeds-00001-00001.{table}.parquet"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(content[:-20] if damage == "truncated" else content)
-    other = copy / "parts" / f"cells-00000-00000-seeds-00000-00000.{table}.parquet"
+    (path,) = (copy / "parts").glob(f"{SECOND}.{table}.*.parquet")
+    if damage == "flipped":
+        flip(path)
+    elif damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        path.unlink()
+    (other,) = (copy / "parts").glob(f"{FIRST}.{table}.*.parquet")
     before = other.stat().st_mtime_ns
     outcome, lines = go(copy, study(chunk=1))
     assert not outcome.already_finished
-    assert any("cells-00000-00000-seeds-00001-00001" in line and table in line for line in lines)
-    assert path.with_name(path.name + ".damaged").exists() == (damage != "missing")
+    (line,) = [line for line in lines if SECOND in line]
+    assert line.startswith(f"{path}: ")
+    aside = copy / "damaged" / SECOND
+    assert f"set aside in {aside}, computing {SECOND} anew" in line
+    assert (aside / path.name).exists() == (damage != "missing")
     assert other.stat().st_mtime_ns == before
     assert_same(copy, two_batches)
 
 
 def test_a_damaged_mark_or_merged_table_is_mended(copy, two_batches, go, study, assert_same):
-    (copy / "parts" / "cells-00000-00000-seeds-00000-00000.json").write_text("{")
+    (copy / "parts" / f"{FIRST}.json").write_text("{")
     assert not go(copy, study(chunk=1))[0].already_finished
     assert_same(copy, two_batches)
-    (copy / "records.parquet").write_bytes(b"PAR1")
-    assert not go(copy, study(chunk=1))[0].already_finished
+    flip(copy / "records.parquet")
+    outcome, lines = go(copy, study(chunk=1))
+    assert not outcome.already_finished
+    assert any("records.parquet: damaged" in line for line in lines)
     assert_same(copy, two_batches)
     assert go(copy, study(chunk=1))[0].already_finished
 
@@ -109,27 +126,22 @@ def stopped(tmp_path_factory, stop, study):
     return stop(tmp_path_factory.mktemp("stopped") / "small", study(), 5)
 
 
-@pytest.mark.parametrize("victim", ["state", "flipped", "position", "table"])
+@pytest.mark.parametrize("victim", ["checkpoint", "mark", "records", "tokens"])
 def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
     stopped, small_run, tmp_path, go, study, assert_same, victim
 ):
     folder = shutil.copytree(stopped, tmp_path / "small")
-    (batch,) = (folder / "checkpoints").iterdir()
-    if victim == "table":
-        (folder / "parts" / f"{batch.name}.records.partial.parquet").write_bytes(b"PAR1")
-    elif victim == "flipped":
-        files = [path for path in batch.glob("*/state/**/*") if path.is_file()]
-        largest = max(files, key=lambda path: path.stat().st_size)
-        content = bytearray(largest.read_bytes())
-        content[len(content) // 2] ^= 1
-        largest.write_bytes(content)
+    (batch,) = store.Store(folder).batches()
+    if victim == "checkpoint":
+        files = [path for path in (folder / "checkpoints" / batch).rglob("*") if path.is_file()]
+        damaged = max(files, key=lambda path: path.stat().st_size)
+    elif victim == "mark":
+        damaged = marks.path(folder, batch)
     else:
-        files = [path for path in batch.glob(f"*/{victim}/**/*") if path.is_file()]
-        assert files
-        for path in files:
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        (damaged,) = (folder / "parts").glob(f"{batch}.{victim}.*.parquet")
+    flip(damaged)
     _, lines = go(folder, study())
-    assert any(batch.name in line and "set aside" in line for line in lines)
+    assert any(line.startswith(f"{damaged}: damaged") and "set aside" in line for line in lines)
     assert list((folder / "damaged").iterdir())
     assert_same(folder, small_run)
 
@@ -137,12 +149,15 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
 def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
     tmp_path, monkeypatch, go, study, every_step, small_run, assert_same
 ):
-    def killed(self, batch):
-        raise KeyboardInterrupt
+    write = marks.write
+
+    def killed(directory, batch, mark):
+        if mark.finished:
+            raise KeyboardInterrupt
+        write(directory, batch, mark)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.Store, "_mark", killed)
-        patch.setattr(store.Store, "is_finished", lambda self, batch: False)
+        patch.setattr(marks, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             go(tmp_path / "small", study(), clock=every_step)
     restored = []
@@ -153,7 +168,8 @@ def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
     assert not any("anew" in line for line in lines)
     assert_same(tmp_path / "small", small_run)
     (batch,) = (tmp_path / "small" / "checkpoints").iterdir()
-    assert len([path for path in batch.iterdir() if path.name.isdigit()]) == 1
+    assert len(list(batch.iterdir())) == 1
+    assert len(list((tmp_path / "small" / "parts").iterdir())) == 3
 
 
 def test_a_folder_in_which_nothing_was_computed_takes_another_config(
