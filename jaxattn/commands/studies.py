@@ -197,18 +197,34 @@ def launch(
     return 0
 
 
-def status(directory: Annotated[Positional[Path], arg(metavar="DIR")], /) -> int:
+def status(directory: Annotated[Positional[Path], arg(metavar="DIR")], /, verify: bool = False) -> int:
     """Show how far a run is, cell by cell, also while it is running in another terminal.
 
     Example: jaxattn status results/quickstart
 
     Args:
         directory: Results folder, finished or not.
+        verify: Compare every file with its checksum first; exit with 1 and name what is damaged.
     """
     from jaxattn.engine.status import status as look
+    from jaxattn.storage import manifest, origin
 
+    if verify:
+        from jaxattn.engine.progress import Reporter
+        from jaxattn.results import verify as files
+
+        with Reporter() as reporter:
+            damaged = files.verify(directory, reporter.update)
+        for line in damaged:
+            print(f"jaxattn: {line}", file=sys.stderr)
+        if damaged:
+            return 1
     table, whole = look(directory)
     print_table(whole, table)
+    if verify:
+        print("whatever has a checksum is what was written")
+    if made_by := origin.differs(origin.makers(manifest.read(directory))):
+        print(f"jaxattn: {made_by}", file=sys.stderr)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Running a study: every compile group, seeds together, with checkpoints on the way."""
 
 import math
+import os
 import signal
 import threading
 import time
@@ -119,7 +120,7 @@ def run(
                     stack.callback(close)
                 checkpoints.prepare()
                 files = study.names.files(study.own_kinds)
-                with _stopping() as stop:
+                with _stopping(reporter.quiet) as stop:
                     queue = _Queue(folder, reporter, stop, on_failure, write, clock, files)
                     queue.run(todo, len(own), errors)
             now |= folder.merge([batch.name for batch in own if folder.is_marked(batch.name)])
@@ -266,7 +267,7 @@ class _Queue(NamedTuple):
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def _stopping(quiet: bool) -> Iterator[threading.Event]:
     """Turn the first SIGINT or SIGTERM into a request to stop; a second one stops as it does elsewhere."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -276,6 +277,8 @@ def _stopping() -> Iterator[threading.Event]:
     def ask(number: int, frame: Any) -> None:
         stop.set()
         restore()
+        if not quiet:
+            os.write(2, b"stopping as soon as a step is done; once more stops at once\n")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -3,7 +3,6 @@
 import difflib
 import importlib
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -189,7 +188,7 @@ def _drawn_before(results: Run) -> dict[int, Picture]:
     """The user's own figures as the run drew them, by number; a folder may hold anything there."""
     found = {}
     try:
-        drawn = files.unsealed(json.loads(files.read(results.directory / DRAWN)))
+        drawn = files.read_sealed(results.directory / DRAWN)
         for entry in drawn["own"]:
             name, title, caption = (str(entry[key]) for key in ("name", "title", "caption"))
             path, number = f"figures/{file_name(name)}.png", int(entry["index"])

@@ -90,6 +90,15 @@ def unsealed(content: Any) -> dict[str, Any]:
     return rest
 
 
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read a file that holds what `sealed` has written; raise as `read`."""
+    text = read(path)
+    try:
+        return unsealed(json.loads(text))
+    except ValueError as error:
+        raise Damaged(f"{path}: damaged ({error})") from None
+
+
 def _seal(content: Mapping[str, Any]) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return digest(canonical.encode())

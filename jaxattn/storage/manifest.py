@@ -115,16 +115,16 @@ def find(directory: Path) -> dict[str, Any] | None:
     """
     path = directory / NAME
     try:
-        content = json.loads(files.read(path))
-        if not _is_old(content):
-            content = files.unsealed(content)
+        text = files.read(path)
     except Damaged as error:
         if not path.exists() and not marks.batches(directory):
             return None
         raise Damaged(f"{error}; {REBUILD}") from None
+    try:
+        content = json.loads(text)
+        if not _is_old(content):
+            content = files.unsealed(content)
     except ValueError as error:
-        if isinstance(error, InputError):
-            raise
         raise Damaged(f"{path}: damaged ({error}); {REBUILD}") from None
     return _checked(path, content)
 

@@ -5,7 +5,6 @@ no mark names is what a killed run left.
 """
 
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -102,12 +101,14 @@ def read(directory: Path, batch: str) -> Mark | None:
     """
     place = path(directory, batch)
     try:
-        return msgspec.convert(files.unsealed(json.loads(files.read(place))), Mark)
+        content = files.read_sealed(place)
     except Damaged:
         if place.exists():
             raise
         return None
-    except (ValueError, msgspec.ValidationError) as error:
+    try:
+        return msgspec.convert(content, Mark)
+    except msgspec.ValidationError as error:
         raise Damaged(f"{place}: damaged ({error})") from None
 
 

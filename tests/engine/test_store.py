@@ -1,76 +1,27 @@
-"""What a results folder survives: kills at any moment, damage, a second launcher."""
+"""What a results folder survives: damage of any file, a full disk, its deletion, a second launcher."""
 
+import errno
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
-import jax
 import pytest
 
-from jaxattn.engine import run, store
+from jaxattn.engine import execute, run, store
 from jaxattn.engine.execute import Interrupted
+from jaxattn.engine.plan import plan
 from jaxattn.errors import InputError, RunError
-from jaxattn.storage import marks
-
-SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
-# Saves after every step, so that most kills hit a checkpoint that is being written.
-CHILD = """
-import sys
-from pathlib import Path
-from jaxattn import Study
-from jaxattn.engine.execute import Clock
-from jaxattn.engine.progress import Reporter
-from jaxattn.engine.run import run
-class Telling(Reporter):
-    def update(self, *_):
-        print("step", flush=True)
-study = Study.read(sys.argv[1], ["chunk=1", "phases.query.steps=60", "probes.per_decade=2"])
-with Telling(quiet=True) as reporter:
-    run(study, Path(sys.argv[2]), command="test", reporter=reporter, clock=Clock(0.0, 0.0, float("inf")))
-"""
+from jaxattn.results import load
+from jaxattn.storage import files, manifest, marks
 
 
 @pytest.fixture
 def copy(two_batches, tmp_path):
     return shutil.copytree(two_batches, tmp_path / "small", copy_function=shutil.copy2)
-
-
-def start(directory, cache):
-    environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-    command = [sys.executable, "-c", CHILD, str(SMALL), str(directory)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-
-
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_killed_at_random_moments_ends_with_bit_identical_tables(tmp_path, assert_same, kills):
-    cache = jax.config.jax_compilation_cache_dir
-    with start(tmp_path / "straight", cache) as process:
-        process.communicate()
-    assert process.returncode == 0
-    moments = random.Random(0)
-    killed = 0
-    for _ in range(kills):
-        with start(tmp_path / "killed", cache) as process:
-            for _ in range(moments.randint(1, 4)):
-                process.stdout.readline()
-            time.sleep(moments.uniform(0, 0.15))
-            process.send_signal(signal.SIGKILL)
-        killed += process.returncode == -signal.SIGKILL
-    assert killed >= kills // 2
-    with start(tmp_path / "killed", cache) as process:
-        process.communicate()
-    assert process.returncode == 0
-    assert_same(tmp_path / "killed", tmp_path / "straight")
 
 
 def flip(path):
@@ -188,6 +139,135 @@ def test_a_folder_in_which_nothing_was_computed_takes_another_config(
     assert not go(tmp_path / "small", study())[0].already_finished
     with pytest.raises(InputError, match="holds results of another config"):
         go(tmp_path / "small", study(data=data | {"relevant": 6}))
+
+
+def test_a_manifest_that_is_lost_is_made_anew_from_the_batches(copy, two_batches, go, study, assert_same):
+    path = copy / "manifest.json"
+    before = manifest.read(two_batches)
+    parts = {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
+    for damage in (flip, Path.unlink):
+        damage(path)
+        outcome, (line,) = go(copy, study())
+        assert line.startswith(f"{path}: ")
+        assert line.endswith("; making it anew from what is there")
+        assert outcome.batches == 2
+        again = manifest.read(copy)
+        kept = ("cells", "seeds", "batches", "widths", "config_hash", "failures", "sha256", "status")
+        assert {key: again[key] for key in kept} == {key: before[key] for key in kept}
+        assert_same(copy, two_batches)
+    assert parts == {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
+
+
+def test_a_lost_manifest_does_not_make_another_config_welcome(copy, go, study, tables):
+    data = tables()["data"]
+    (copy / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
+        go(copy, study(data=data | {"relevant": 4}))
+    with pytest.raises(InputError, match="holds results of another config"):
+        plan(study(data=data | {"relevant": 4}), copy, quick=True)
+    with pytest.raises(InputError, match=r"manifest\.json: missing; run the same sweep again into this"):
+        load(copy)
+
+
+def test_batches_of_another_folder_are_refused(copy, go, study):
+    for path in (copy / "parts").glob("*.json"):
+        mark = json.loads(path.read_bytes())
+        mark["origin"]["cells"] = {"0": "0123456789abcdef"}
+        path.write_bytes(files.sealed({key: x for key, x in mark.items() if key != files.SEAL}))
+    with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
+        go(copy, study(chunk=1))
+
+
+def test_a_folder_of_an_earlier_version_is_not_continued(copy, go, study):
+    manifest.write(copy, manifest.read(copy) | {"format": 4})
+    with pytest.raises(
+        InputError, match="an earlier version of jaxattn; continue it with that one, or choose"
+    ):
+        go(copy, study(chunk=1))
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path, go, study, tables, monkeypatch):
+    wanted = study(data=tables()["data"])
+    folder = tmp_path / "a" / "b" / "c"
+    for stage in ("rehearse_groups", "execute"):
+        with monkeypatch.context() as patch:
+
+            def fail(*_, **__):
+                raise InputError("data: nothing there")
+
+            patch.setattr(run, stage, fail)
+            with pytest.raises(InputError, match="nothing there"):
+                go(folder, wanted)
+        assert list(tmp_path.iterdir()) == []
+        # Somebody's own empty folder stays, and stays empty.
+        folder.parent.mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(run, stage, fail)
+            with pytest.raises(InputError, match="nothing there"):
+                go(folder.parent, wanted)
+        assert list(folder.parent.iterdir()) == []
+        shutil.rmtree(tmp_path / "a")
+
+
+def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, monkeypatch):
+    folder = tmp_path / "parent" / "run"
+    load_corpora = execute.CompilationCache.load
+
+    def delete(*given):
+        shutil.rmtree(tmp_path / "parent")
+        return load_corpora(*given)
+
+    monkeypatch.setattr(execute.CompilationCache, "load", delete)
+    with pytest.raises(RunError, match=f"{folder}: is gone; run the same command again"):
+        go(folder, study())
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(0, "holds as many files as it can"), (7, r"the disk is full \(3 MiB left\)")]
+)
+def test_a_disk_without_inodes_is_not_called_full(tmp_path, monkeypatch, free, said):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    state = os.statvfs(tmp_path)
+    sizes = {"f_bavail": 3, "f_frsize": 2**20, "f_files": 9, "f_favail": free}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**sizes))
+    monkeypatch.setattr(os, "fsync", full)
+    assert state.f_frsize
+    with pytest.raises(RunError, match=f"manifest.json: cannot be written: .*{said}"):
+        store.Store(tmp_path).write_manifest({})
+
+
+@pytest.mark.parametrize("victim", ["manifest.json", "records.parquet", "parts/mark", "parts/table"])
+def test_what_cannot_be_read_is_not_taken_for_damaged(copy, go, study, monkeypatch, victim):
+    """No permission, or too few file handles: one line, and nothing is set aside or computed again."""
+    name = victim.replace("parts/mark", f"{FIRST}.json").replace("parts/table", f"{FIRST}.records")
+    original = open
+
+    def refuse(path, *options, **named):
+        if name in str(path):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return original(path, *options, **named)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(InputError, match=f"{name}.*: cannot be read: Too many open files; mend this"):
+        go(copy, study(chunk=1))
+    assert not (copy / "damaged").exists()
+
+
+@pytest.mark.parametrize("victim", ["records.parquet", f"parts/{FIRST}.json", "metrics.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_one_line(copy, go, study, victim):
+    (copy / victim).unlink()
+    (copy / victim).mkdir()
+    named = rf"{copy / victim}: (cannot be written: Is a directory|a folder is in its place)"
+    with pytest.raises((InputError, RunError), match=named):
+        if victim == "records.parquet":
+            load(copy)
+        elif victim == "metrics.jsonl":
+            go(copy, study(chunk=1, seeds=3))
+        else:
+            status(copy)
 
 
 def test_a_second_launcher_stops_with_a_clear_line(tmp_path, go, study):
