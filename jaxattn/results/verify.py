@@ -32,12 +32,13 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
         again = f"mend it with: {manifest.command(known)}"
     except Damaged as error:
         found.append(str(error))
-    batches = marks.batches(directory) if known["format"] == manifest.FORMAT else []
+    current = known["format"] == manifest.FORMAT
+    batches = marks.batches(directory) if current else []
     for number, batch in enumerate(batches):
         progress(batch, number / len(batches))
         found += _batch(directory.resolve(), batch, known, again)
     if known["status"] == "finished":
-        planned = [batch["name"] for batch in known["batches"]] if batches else []
+        planned = [batch["name"] for batch in known["batches"]] if current else []
         missing = [marks.path(directory, name) for name in planned if name not in batches]
         found += [f"{path}: missing; {again}" for path in missing]
         tables = {f"{name}.parquet": sha256 for name, sha256 in known["sha256"].items()}

@@ -63,7 +63,7 @@ class Phase(msgspec.Struct):
 class Config(msgspec.Struct):
     """The tables of the study that are read back by more than their names."""
 
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[Phase, ...]
     probes: dict[str, Any] = {}
     figures: tuple[dict[str, Any], ...] = ()
 

@@ -14,6 +14,7 @@ import pytest
 from jaxattn.engine import execute, run, store
 from jaxattn.engine.execute import Interrupted
 from jaxattn.engine.plan import plan
+from jaxattn.engine.status import status
 from jaxattn.errors import InputError, RunError
 from jaxattn.results import load
 from jaxattn.storage import files, manifest, marks
@@ -261,13 +262,9 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(copy, go, study, victim):
     (copy / victim).unlink()
     (copy / victim).mkdir()
     named = rf"{copy / victim}: (cannot be written: Is a directory|a folder is in its place)"
+    asked = {"records.parquet": load, "metrics.jsonl": lambda path: go(path, study(chunk=1, seeds=3))}
     with pytest.raises((InputError, RunError), match=named):
-        if victim == "records.parquet":
-            load(copy)
-        elif victim == "metrics.jsonl":
-            go(copy, study(chunk=1, seeds=3))
-        else:
-            status(copy)
+        asked.get(victim, status)(copy)
 
 
 def test_a_second_launcher_stops_with_a_clear_line(tmp_path, go, study):
