@@ -30,6 +30,13 @@ def print_summary(*directories: Path) -> None:
 
     loaded = combine.combine([load(directory) for directory in directories])
     print_table("Last step of each phase", statistics.summary_table(loaded))
+    print_made_by(loaded.made_by)
+
+
+def print_made_by(made_by: str) -> None:
+    """Say which other source made what was shown, if another one did."""
+    if made_by:
+        print(f"jaxattn: {made_by}", file=sys.stderr)
 
 
 def print_table(title: str, frame: "pd.DataFrame") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxattn.console import print_table, print_written
+from jaxattn.console import print_made_by, print_table, print_written
 from jaxattn.errors import InputError
 from jaxattn.options import (
     Folder,
@@ -53,8 +53,7 @@ def aggregate(
     loaded = combine.combine([load(directory) for directory in directories])
     if not loaded.finished:
         print("jaxattn: not finished: these are the numbers so far", file=sys.stderr)
-    if loaded.made_by:
-        print(f"jaxattn: {loaded.made_by}", file=sys.stderr)
+    print_made_by(loaded.made_by)
     loaded = combine.choose(loaded, where=dict(map(read_pair, where)), metrics=metrics, phases=phases)
     if pair is not None:
         key, values = read_pair(pair)
@@ -82,8 +81,7 @@ def report(directory: Folder, /) -> int:
 
     written = pages.write(directory)
     print_written(written)
-    if written.made_by:
-        print(f"jaxattn: {written.made_by}", file=sys.stderr)
+    print_made_by(written.made_by)
     return 1 if written.problems else 0
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxattn.console import print_summary, print_table, print_written
+from jaxattn.console import print_made_by, print_summary, print_table, print_written
 from jaxattn.errors import InputError, RunError
 from jaxattn.options import (
     Axis,
@@ -223,8 +223,7 @@ def status(directory: Annotated[Positional[Path], arg(metavar="DIR")], /, verify
     print_table(whole, table)
     if verify:
         print("whatever has a checksum is what was written")
-    if made_by := origin.differs(origin.makers(manifest.read(directory))):
-        print(f"jaxattn: {made_by}", file=sys.stderr)
+    print_made_by(origin.differs(origin.makers(manifest.read(directory))))
     return 0
 
 

@@ -37,7 +37,7 @@ def plan(
     folder = Store(directory)
     found = compile_groups(study.cells)
     rehearse_groups(study, found, silent)
-    known = folder.join(describe(study, "jaxattn plan"), accept_code=True)
+    known = folder.join(describe(study, "jaxattn run SWEEP"), accept_code=True)
     _, cut = cut_batches(study, found, folder, known, max_memory)
     groups = {group.number: group for group in found}
     cells, rows, seconds = [], [], 0.0

@@ -81,10 +81,11 @@ def run(
 
     Raises:
         InputError: data that cannot be used, a cell that does not fit, or a folder of another config.
-        RunError: a folder that cannot be written, or a failure that is to stop the run.
+        RunError: a folder that cannot be written, too few file handles, or a failure that is to stop the run.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
     started = time.monotonic()
+    checkpoints.check_handles()
     folder = Store(directory, reporter.warn)
     with (
         folder.locked(),

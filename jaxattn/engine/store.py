@@ -104,7 +104,10 @@ class Store:
         try:
             known = manifest.find(self.directory)
         except Damaged as error:
-            self.warn(f"{str(error).partition(';')[0]}; making it anew from what is there")
+            reason = str(error).removesuffix(f"; {manifest.REBUILD}")
+            if not begun:
+                raise InputError(f"{reason}; delete it, or choose another folder with --out") from None
+            self.warn(f"{reason}; making it anew from what is there")
         if known is not None and known["format"] != manifest.FORMAT:
             raise InputError(
                 f"{self.directory}: written by an earlier version of jaxattn; continue it with that one, or "

@@ -2,15 +2,18 @@
 
 import errno
 import importlib
+import os
+import resource
 import threading
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxattn.errors import InputError
+from jaxattn.errors import InputError, RunError
 from jaxattn.storage import files
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.marks import Checkpoint
@@ -18,11 +21,20 @@ from jaxattn.storage.marks import Checkpoint
 # What orbax and tensorstore need to read the arrays is in files smaller than this, and arrays are summed.
 SMALL = 2**20
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO)
+HANDLES = 64
 
 
 def prepare() -> None:
     """Import orbax on the side, which takes as long as many a small program, while programs compile."""
     threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",)).start()
+
+
+def check_handles() -> None:
+    """Raise RunError if too few files may be open, of which orbax takes no notice until it fails."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError):
+        if allowed != resource.RLIM_INFINITY and allowed - len(os.listdir("/dev/fd")) < HANDLES:
+            raise RunError(f"only {allowed} files may be open at a time; allow more with: ulimit -n 1024")
 
 
 def save(folder: Path, arrays: Any) -> Checkpoint:
@@ -33,6 +45,7 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
     """
     import orbax.checkpoint as ocp
 
+    check_handles()
     # Orbax copies NumPy arrays first; but what lies on devices it takes to be spread over all processes.
     held = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
@@ -55,6 +68,7 @@ def restore(folder: Path, known: Checkpoint, like: Any = None) -> Any:
     """
     import orbax.checkpoint as ocp
 
+    check_handles()
     _check_files(folder, known)
     try:
         with _checkpointer() as checkpointer:

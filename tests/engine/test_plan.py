@@ -5,6 +5,7 @@ import pytest
 from jaxattn.engine import memory
 from jaxattn.engine import plan as planning
 from jaxattn.engine.plan import plan
+from jaxattn.errors import InputError
 
 
 def test_groups_say_what_runs_together(tmp_path, study):
@@ -22,6 +23,16 @@ def test_what_is_there_counts_as_done(two_batches, tmp_path, study):
     (cells, _), whole = plan(study(chunk=1, seeds=3), folder)
     assert cells["done"].tolist() == ["2 of 3"]
     assert "3 batches, 2 of them done, about " in whole
+
+
+def test_a_folder_of_another_config_is_refused_as_a_run_refuses_it(two_batches, study, go):
+    other = study(chunk=1, model={"kind": "one_layer", "dim": 8})
+    said, refused = [], r"holds results of another config \(model.dim: 16 -> 8\)"
+    for ask in (lambda: plan(other, two_batches, quick=True), lambda: go(two_batches, other)):
+        with pytest.raises(InputError, match=refused) as caught:
+            ask()
+        said.append(str(caught.value))
+    assert said[0] == said[1]
 
 
 def test_quick_leaves_out_what_takes_compiling(tmp_path, monkeypatch, study):

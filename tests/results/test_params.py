@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import json
+import os
+import resource
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.errors import InputError, RunError
 from jaxattn.results import load
 from jaxattn.results.params import Parameters
 from jaxattn.storage import checkpoints, marks
@@ -149,6 +151,14 @@ def test_damage_of_any_file_is_found(folder, capfd, damage):
         path.write_bytes(content)
     assert capfd.readouterr() == ("", "")
     assert results.params().E.shape == (3, DIM)
+
+
+def test_too_few_file_handles_are_one_line(folder, monkeypatch, capfd):
+    used = len(os.listdir("/dev/fd"))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (used + 20, used + 20))
+    with pytest.raises(RunError, match=rf"only {used + 20} files may be open .* ulimit -n 1024"):
+        load(folder).params()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_arrays_in_large_files_are_summed(tmp_path, monkeypatch):

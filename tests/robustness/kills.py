@@ -24,7 +24,7 @@ from jaxattn.engine.run import run
 class Telling(Reporter):
     def update(self, *_):
         print("step", flush=True)
-study = Study.read(sys.argv[1], ["chunk=1", "phases.query.steps=20", "probes.per_decade=2"])
+study = Study.read(sys.argv[1], ["seeds=7", "chunk=3", "phases.query.steps=20", "probes.per_decade=2"])
 with Telling(quiet=True) as reporter:
     print("begun", flush=True)
     run(study, Path(sys.argv[2]), command="test", reporter=reporter, clock=Clock(0.0, 0.0, float("inf")))
