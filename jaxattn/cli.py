@@ -1,19 +1,26 @@
 """The command line: parse, call, print."""
 
 import os
+import signal
 import sys
+from contextlib import suppress
 from typing import Any
-
-import tyro
-
-from jaxattn.commands import results, studies
-from jaxattn.console import complain, print_table
-from jaxattn.errors import InputError, RunError
-from jaxattn.options import compiled_folder
 
 
 def main() -> None:
-    """Run the command line and exit with its status: 0 done, 1 failed while running, 2 wrong input."""
+    """Run the command line and exit with its status: 0 done, 1 failed while running, 2 wrong input.
+
+    SIGINT is status 130 and one line, from the first import on.
+    """
+    with suppress(ValueError):  # not the main thread
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _stop)
+    import tyro
+
+    from jaxattn.commands import results, studies
+    from jaxattn.console import complain
+    from jaxattn.errors import InputError, RunError
+
     commands: dict[str, Any] = {
         "run": studies.run,
         "plan": studies.plan,
@@ -45,9 +52,16 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    except KeyboardInterrupt:
-        code = 130
     sys.exit(code)
+
+
+def _stop(number: int, frame: Any) -> None:
+    """End at once: what counts on disk is whole at any moment, and imports take no exception well."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    shown = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
+    os.write(2, f"{shown}stopped; nothing is lost, continue with the same command\n".encode())
+    os._exit(130)
 
 
 def doctor() -> int:
@@ -57,7 +71,9 @@ def doctor() -> int:
     """
     import pandas as pd
 
+    from jaxattn.console import print_table
     from jaxattn.engine.doctor import examine
+    from jaxattn.options import compiled_folder
 
     findings = examine(compiled_folder())
     print_table("Doctor", pd.DataFrame(findings))

@@ -48,6 +48,13 @@ def print_summary(results: Any, **options: Any) -> None:
         print_table(title, rows, keys=len(keys))
     for line in empty.explain_empty(results):
         print(line)
+    print_made_by(results.made_by)
+
+
+def print_made_by(made_by: str) -> None:
+    """Say which other source made what was shown, if another one did."""
+    if made_by:
+        print(f"jaxattn: {made_by}", file=sys.stderr)
 
 
 def print_table(title: str, frame: "pd.DataFrame", keys: int = 1) -> None:

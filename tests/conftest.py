@@ -1,6 +1,7 @@
 """Settings of all tests: shapes of the public API are checked, and warnings are errors (pyproject.toml)."""
 
 import os
+import signal
 import tomllib
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def compiled_once(tmp_path_factory):
 def own_cache(tmp_path_factory, monkeypatch):
     """Keep the text cache of the user out of the tests."""
     monkeypatch.setenv("JAXATTN_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def own_interrupts():
+    """Give the handler of SIGINT back that commands replace for as long as their process lives."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -128,6 +128,29 @@ def test_unknown_commands_and_flags_are_status_2():
         assert "Traceback" not in done.stderr
 
 
+INTERRUPTED = """
+import importlib.abc, os, signal, sys
+moment = sys.argv.pop(1)
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == moment:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from jaxattn.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("moment", ["tyro", "jaxlib", "jaxattn.engine.run"])
+def test_an_interrupt_before_anything_runs_is_one_line(tmp_path, moment):
+    words = ["run", SWEEPS / "quickstart.toml", "--out", tmp_path / "run"]
+    command = [sys.executable, "-c", INTERRUPTED, moment, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "stopped; nothing is lost, continue with the same command\n"
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture
 def trained(tmp_path):
     """A sweep file's corpus, and a model of 30 tokens whose E·v is α."""

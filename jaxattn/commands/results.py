@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from jaxattn.console import print_summary, print_table, print_written
+from jaxattn.console import print_made_by, print_summary, print_table, print_written
 from jaxattn.errors import InputError
 from jaxattn.options import (
     Folder,
@@ -53,6 +53,7 @@ def aggregate(
     loaded = combine.combine([load(folder) for folder in folders])
     if not loaded.finished or missing:
         print("jaxattn: not finished: these are the numbers so far", file=sys.stderr)
+    print_made_by(loaded.made_by)
     loaded = combine.choose(loaded, where=dict(map(read_pair, where)), metrics=metrics, phases=phases)
     if pair is not None:
         key, values = read_pair(pair)
@@ -80,6 +81,7 @@ def report(directory: Folder, /) -> int:
 
     written = pages.write(directory)
     print_written(written)
+    print_made_by(written.made_by)
     return 1 if written.problems else 0
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from jaxattn.console import print_summary, print_table, print_written
+from jaxattn.console import print_made_by, print_summary, print_table, print_written
 from jaxattn.errors import InputError, RunError
 from jaxattn.options import (
     Axis,
@@ -211,20 +211,41 @@ def launch(
     return 0
 
 
-def status(directories: Folders, /) -> int:
+def status(directories: Folders, /, verify: bool = False) -> int:
     """Show how far a run is, cell by cell, also while it is running in another terminal.
 
     Example: jaxattn status results/quickstart
+
+    Args:
+        verify: Compare every file with its checksum first; exit with 1 and name what is damaged.
     """
     from jaxattn.engine.status import status as look
+    from jaxattn.storage import manifest, origin
 
     folders, missing = read_folders(directories)
+    if verify and _damage(folders):
+        return 1
     for folder in folders:
         table, whole = look(folder)
         print_table(f"{folder}: {whole}" if len(folders) > 1 else whole, table)
+        print_made_by(origin.differs(origin.makers(manifest.read(folder))))
     for folder in missing:
         print(f"{folder}: not begun")
+    if verify:
+        print("whatever has a checksum is what was written")
     return 0
+
+
+def _damage(folders: list[Path]) -> bool:
+    """Name every damaged file of some results folders, and tell whether there is one."""
+    from jaxattn.engine.progress import Reporter
+    from jaxattn.results import verify
+
+    with Reporter() as reporter:
+        damaged = [line for folder in folders for line in verify.verify(folder, reporter.update)]
+    for line in damaged:
+        print(f"jaxattn: {line}", file=sys.stderr)
+    return bool(damaged)
 
 
 def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:

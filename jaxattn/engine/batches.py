@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.errors import InputError
+from jaxattn.storage.marks import spans
 from jaxattn.study.grid import Cell
 
 # Each has files of its own.
@@ -75,10 +76,10 @@ def _held(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Bat
         cell.number: (k, index) for k, group in enumerate(groups) for index, cell in enumerate(group.cells)
     }
     held: list[list[Batch]] = [[] for _ in groups]
-    for first, last, seeds in map(_parse_name, known):
-        if first in place:
-            k, index = place[first]
-            end = bisect.bisect(groups[k].cells, last, key=lambda cell: cell.number)
+    for between, seeds in map(spans, known):
+        if between.start in place:
+            k, index = place[between.start]
+            end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
             held[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
     return held
 
@@ -141,8 +142,3 @@ def _runs(seeds: Sequence[int]) -> Iterator[range]:
     for first, last in itertools.pairwise([0, *breaks, len(seeds)]):
         if first < last:
             yield range(seeds[first], seeds[last - 1] + 1)
-
-
-def _parse_name(batch: str) -> tuple[int, int, range]:
-    _, first, last, _, start, end = batch.split("-")  # as in Batch.name
-    return int(first), int(last), range(int(start), int(end) + 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from jaxattn.engine import lock
 from jaxattn.engine.store import Store
 from jaxattn.errors import InputError, RunError
 from jaxattn.study.definition import Definition
@@ -66,19 +67,19 @@ def wait(
         RunError: a shard was away for too long, or the shards do not fit together.
     """
     folders = [Store(shard_folder(directory, (number, shards))) for number in range(1, shards + 1)]
-    config, seeds = study.config, set(study.seeds)
-    hashes = {cell.number: cell.config_hash for cell in study.cells}
+    cells = [{"cell": cell.number, "config_hash": cell.config_hash} for cell in study.cells]
+    described, seeds = {"config": study.config, "cells": cells}, set(study.seeds)
     at_work = dict.fromkeys(folders, time.monotonic())
     traces: dict[Store, list[int]] = {}
     widths = set()
     while at_work:
         for folder in list(at_work):
             before, traces[folder] = traces.get(folder), _traces(folder.directory)
-            known = None if folder.is_locked() else folder.begun(config, hashes)
+            known = None if lock.is_locked(folder.directory) else folder.begun(described)
             if known and known["status"] == "finished" and seeds <= set(known["seeds"]):
                 widths.add(tuple(known["widths"]))
                 del at_work[folder]
-            elif folder.is_locked() or traces[folder] != before:
+            elif lock.is_locked(folder.directory) or traces[folder] != before:
                 at_work[folder] = time.monotonic()
             elif time.monotonic() - at_work[folder] > limit:
                 raise RunError(

@@ -14,7 +14,6 @@ import pandas as pd
 from jaxattn.data.splits import Loaded
 from jaxattn.engine import devices, tables
 from jaxattn.engine.batches import Batch
-from jaxattn.engine.checkpoints import Position
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import Program, drawing, program, seed_keys, starting
 from jaxattn.engine.store import Store
@@ -24,6 +23,8 @@ from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import Carried, merged
 from jaxattn.trees import get
 from jaxattn.trees import names as _names
+
+Tables = Callable[[], dict[str, pd.DataFrame]]
 
 
 class Interrupted(Exception):
@@ -140,22 +141,21 @@ class _Running:
         self.loaded = cache.load(batch.group, data_keys, self.numbers)
         self.params = cache.start(batch.group, self.loaded, self.keys, self.numbers)
         self.programs = cache.programs(batch.group, self.loaded)
-        self.position, *earlier = folder.resume(batch.name)
+        self.mark, earlier = folder.resume(batch.name)
         # Joined when they are written; joined at every step, tables of many seeds are copied again and again.
-        late = {name for made in self.programs for probe, _ in made.observe for name in probe.metrics}
-        self.records, self.tokens = ([_until(table, self.position, self.phases, late)] for table in earlier)
-        self.failures = list(self.position.failures) if self.position else []
+        self.records, self.tokens = [earlier["records"]], [earlier["tokens"]]
+        self.failures = list(self.mark.failures) if self.mark else []
         # Parameters after the phases before, as far as they moved in them.
         self.kept: dict[str, dict[str, Any]] = {}
         self.due = time.monotonic() + clock.checkpoint_s
 
     def is_done(self, number: int) -> bool:
-        return self.position is not None and number < self.position.phase
+        return self.mark is not None and number < self.mark.phase
 
     def phase(self, number: int) -> bool:
         """Run a phase, or what is left of it; tell whether its checkpoint could be read."""
         made = self.programs[number]
-        resumes = self.position is not None and number == self.position.phase
+        resumes = self.mark is not None and number == self.mark.phase
         restored = self._restore(number) if resumes else self._begin(made)
         if restored is None:
             return False
@@ -177,7 +177,7 @@ class _Running:
             if done == step:
                 loss = self._measure(number, carried, history, step)
             if self.callbacks.stop.is_set():
-                self._save(carried, history, number, done)
+                self._save_so_far(carried, history, number, done)
                 raise Interrupted
         self._end(number, carried, history)
         return True
@@ -185,10 +185,11 @@ class _Running:
     def finish(self) -> list[dict[str, Any]]:
         """Write the tables and the parameters."""
 
-        def both() -> tuple[pd.DataFrame, pd.DataFrame]:
-            return _by_cell(tables.with_best(_joined(self.records))), _by_cell(_joined(self.tokens))
+        def whole() -> dict[str, pd.DataFrame]:
+            records = _by_cell(tables.with_best(_joined(self.records)))
+            return {"records": records, "tokens": _by_cell(_joined(self.tokens))}
 
-        self.folder.finish_batch(self.batch.name, self.kept, both, self.failures)
+        self._save(self.kept, whole, len(self.phases), 0, finished=True)
         return self.failures
 
     def _begin(self, made: Program) -> tuple[Carried, dict[str, np.ndarray], int]:
@@ -210,13 +211,15 @@ class _Running:
         names = {phase.name: list(phase.train) for phase in self.phases[:number]}
         kept = _kept_like(self.params, names)
         target = {"carried": like, "kept": kept}
-        restored = self.folder.restore(self.batch.name, target, self._histories(made, like))
-        if restored is None or self.position is None:
+        if self.mark is None:
             return None
-        shared = self.loaded.shared
-        self.kept = restored[0]["kept"]
-        carried = devices.put(restored[0]["carried"], shared)
-        return carried, restored[1], self.position.step
+        wanted = {"state": target, "history": self._histories(made, like)}
+        restored = self.folder.restore(self.batch.name, self.mark, wanted)
+        if restored is None:
+            return None
+        self.kept = restored["state"]["kept"]
+        carried = devices.put(restored["state"]["carried"], self.loaded.shared)
+        return carried, restored["history"], self.mark.step
 
     def _measure(self, number: int, carried: Carried, history: dict[str, np.ndarray], step: int) -> float:
         """Measure, record and log; return the median loss."""
@@ -254,16 +257,26 @@ class _Running:
     def _share(self, number: int, done: int) -> float:
         return (number + done / self.programs[number].probe_steps[-1]) / len(self.phases)
 
-    def _save(self, carried: Carried, history: Any, number: int, done: int) -> None:
-        position = Position(number, done, self.failures)
-        state = {"carried": carried, "kept": self.kept}
+    def _save(self, arrays: Any, tables: Tables, phase: int, step: int, finished: bool = False) -> None:
         self.folder.save(
-            self.batch.name, state, history, position, _joined(self.records), _joined(self.tokens)
+            self.batch.name,
+            arrays,
+            tables,
+            cells={str(cell.number): cell.config_hash for cell in self.batch.cells},
+            phase=phase,
+            step=step,
+            failures=self.failures,
+            finished=finished,
         )
+
+    def _save_so_far(self, carried: Carried, history: Any, number: int, done: int) -> None:
+        arrays = {"state": {"carried": carried, "kept": self.kept}, "history": history}
+        so_far = {"records": _joined(self.records), "tokens": _joined(self.tokens)}
+        self._save(arrays, lambda: so_far, number, done)
 
     def _save_timed(self, carried: Carried, history: Any, number: int, done: int) -> None:
         begin = time.monotonic()
-        self._save(carried, history, number, done)
+        self._save_so_far(carried, history, number, done)
         now = time.monotonic()
         self.due = now + max(self.clock.checkpoint_s, (now - begin) / self.clock.checkpoint_share)
 
@@ -305,21 +318,6 @@ class _StepTimer:
         # The first call compiles; it only says that steps are not slower than that.
         self.per_step = (time.perf_counter() - begin) / int(steps)
         return carried
-
-
-def _until(
-    table: pd.DataFrame, position: Position | None, phases: tuple[Any, ...], late: set[str]
-) -> pd.DataFrame:
-    """Keep what lies before a checkpoint: a stop between tables and checkpoint leaves newer rows."""
-    if position is None or table.empty:
-        return table
-    earlier = [phase.name for phase in phases[: position.phase]]
-    kept = table["phase"].isin(earlier)
-    if "step" in table and position.phase < len(phases):
-        current = (table["phase"] == phases[position.phase].name) & (table["step"] <= position.step)
-        # What is known only at the end of a phase will be found again.
-        kept |= current & ~table["metric"].isin(late)
-    return table[kept]
 
 
 def _kept_like(params: Any, moved: dict[str, list[str]]) -> dict[str, dict[str, Any]]:

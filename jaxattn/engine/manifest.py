@@ -1,37 +1,32 @@
 """What a run says of itself: config, versions, source, device; and how two configs differ."""
 
-import subprocess
 import time
 from collections.abc import Iterable
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxattn.engine.batches import Batch
+from jaxattn.storage import origin
+from jaxattn.storage.manifest import FORMAT
 from jaxattn.study.definition import Definition
 from jaxattn.study.grid import GRID, PRESENTATION
 
-FORMAT = 4
 PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
 # Keys of any [data] table that say where files lie, and nothing about what is in them.
 LOCATIONS = ("data.path", "data.test_path", "data.data_dir")
 
 
-def describe(
-    study: Definition, command: str, *, shard: tuple[int, int], widths: list[int], batches: list[Batch]
-) -> dict[str, Any]:
+def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -> dict[str, Any]:
     """Describe a run: config and hash, command, versions, source commit, device, time of start.
 
     Args:
         study: what is run.
         command: the command line.
         shard: I and N, if it is the I-th of N shares.
-        widths: lanes that run together, for every compile group.
-        batches: what runs in this folder.
     """
     device = jax.devices()[0]
+    source = origin.installed()
     cells = [
         {"cell": cell.number, "settings": cell.settings, "config_hash": cell.config_hash}
         for cell in study.cells
@@ -47,12 +42,14 @@ def describe(
         "cells": cells,
         "seeds": list(study.seeds),
         "shard": list(shard),
-        "widths": widths,
-        "batches": listed(batches),
+        "widths": [],
+        "batches": [],
+        "elsewhere": [],
         "labels": labels(study),
         "code": {name: study.names.source_hash(name) for name in study.own_kinds},
-        "versions": {name: _version(name) for name in PACKAGES},
-        "git_commit": _git_commit(),
+        "versions": {name: origin.version(name) for name in PACKAGES},
+        "git_commit": source["commit"],
+        "made_by": [source],
         "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
         "dtype": study.dtype,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -103,19 +100,3 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     else:
         return {prefix[:-1]: tree}
     return {key: x for name, entry in entries for key, x in _flat(entry, f"{prefix}{name}.").items()}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    source = Path(__file__).parent
-    command = ["git", "-C", str(source), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

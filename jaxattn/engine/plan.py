@@ -10,7 +10,8 @@ import pandas as pd
 from jaxattn.data.text import silent
 from jaxattn.engine import batches, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
-from jaxattn.engine.run import lane_widths
+from jaxattn.engine.manifest import describe
+from jaxattn.engine.run import cut_batches
 from jaxattn.engine.runtime import estimate_runtime
 from jaxattn.engine.store import Store
 from jaxattn.study.definition import Definition
@@ -45,8 +46,8 @@ def plan(
     folder = Store(directory)
     groups = compile_groups(study.cells)
     rehearse_groups(study, groups, silent)
-    widths = lane_widths(study, groups, folder, max_memory, progress=progress)
-    cut = batches.cut(groups, study.seeds, folder.batches(), widths)
+    known = folder.join(describe(study, "jaxattn run SWEEP"), accept_code=True)
+    _, cut = cut_batches(study, groups, folder, known, max_memory, progress=progress)
     marked = {batch.name for batch in cut if folder.is_marked(batch.name)}
     rows, seconds = [], 0.0
     for number, of_group in itertools.groupby(cut, key=lambda batch: batch.group.number):

@@ -14,9 +14,9 @@ class Reporter:
     """Tells how far a run is. Everything goes to stderr, so that stdout holds results only."""
 
     def __init__(self, quiet: bool = False):
-        """Report to stderr; nothing but errors if quiet."""
+        """Report to stderr; nothing but errors and damage if quiet."""
         self.quiet = quiet
-        self.console = Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False)
+        self.console = Console(stderr=True, soft_wrap=True, highlight=False)
         self._bar: Progress | None = None
         self._task: Any = None
         self._line = None if quiet else _notebook_line()
@@ -72,7 +72,12 @@ class Reporter:
             self.note(f"{description}: {amount}")
 
     def note(self, line: str) -> None:
-        """Print one line."""
+        """Print one line, nothing if quiet."""
+        if not self.quiet:
+            self.warn(line)
+
+    def warn(self, line: str) -> None:
+        """Print one line, also if quiet."""
         self.console.print(line, markup=False)
 
     def _show(self, line: str) -> bool:

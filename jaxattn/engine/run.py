@@ -1,23 +1,27 @@
 """Running a study: every compile group, seeds together, with checkpoints on the way."""
 
 import math
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxattn.engine import batches, checkpoints, loggers, manifest, memory
+from jaxattn.engine import batches, loggers, manifest, memory
 from jaxattn.engine.batches import Batch
-from jaxattn.engine.execute import Callbacks, Clock, CompilationCache, execute
+from jaxattn.engine.execute import Callbacks, Clock, CompilationCache, Interrupted, execute
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.store import Store
 from jaxattn.errors import RunError, in_user_code
+from jaxattn.storage import checkpoints
+from jaxattn.storage.manifest import find
+from jaxattn.storage.marks import spans
 from jaxattn.study.definition import Definition
 
 OnFailure = Literal["stop", "continue", "retry"]
@@ -77,26 +81,35 @@ def run(
 
     Raises:
         InputError: data that cannot be used, a cell that does not fit, or a folder of another config.
-        RunError: a folder that cannot be written, or a failure that is to stop the run.
+        RunError: a folder that cannot be written, too few file handles, or a failure that is to stop the run.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
     started = time.monotonic()
     memory.check_address_space(reporter.note)
-    folder = Store(directory, reporter.note)
+    checkpoints.check_handles()
+    folder = Store(directory, reporter.warn)
     with (
         folder.locked(),
         jax.enable_x64(study.dtype == "float64"),
         jax.default_matmul_precision("highest"),
-        _stopping() as stop,
     ):
         groups = compile_groups(study.cells)
         raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
-        widths = lane_widths(study, groups, folder, max_memory, shard[1], raising, reporter.update)
-        own = batches.share(batches.cut(groups, study.seeds, folder.batches(), widths), shard)
-        described = manifest.describe(study, command, shard=shard, widths=widths, batches=own)
-        now = folder.open(described, accept_code) | {"widths": widths, "batches": described["batches"]}
+        known = folder.join(manifest.describe(study, command, shard), accept_code)
+        widths, every = cut_batches(
+            study, groups, folder, known, max_memory, shard[1], raising, reporter.update
+        )
+        own = batches.share(every, shard)
+        elsewhere = {batch.name for batch in every} - {batch.name for batch in own}
+        now = known | {
+            "widths": widths,
+            "batches": manifest.listed(own),
+            "elsewhere": sorted(elsewhere),
+        }
         todo = [batch for batch in own if not folder.is_finished(batch.name)]
         if not todo and now["status"] == "finished" and folder.is_merged(now):
+            if now != find(folder.directory):
+                folder.write_manifest(now)
             return Outcome(folder.directory, now["failures"], [], len(own), True)
         folder.write_manifest(now | {"status": "running"})
         errors: list[dict[str, Any]] = []
@@ -111,8 +124,9 @@ def run(
                     stack.callback(close)
                 checkpoints.prepare()
                 files = study.names.files(study.own_kinds)
-                queue = _Queue(folder, reporter, stop, on_failure, write, clock, files)
-                queue.run(todo, len(own), errors)
+                with _stopping(reporter.quiet) as stop:
+                    queue = _Queue(folder, reporter, stop, on_failure, write, clock, files)
+                    queue.run(todo, len(own), errors)
             now |= folder.merge([batch.name for batch in own if folder.is_marked(batch.name)])
             now["status"] = "failed" if errors else "finished"
         finally:
@@ -122,26 +136,60 @@ def run(
     return Outcome(folder.directory, now["failures"], errors, len(own), False)
 
 
-def lane_widths(
+def cut_batches(
     study: Definition,
     groups: Sequence[CompileGroup],
     folder: Store,
+    known: Mapping[str, Any],
     max_memory: int | None,
     shards: int = 1,
     raising: frozenset[int] = frozenset(),
     progress: Callable[[str, float], None] = lambda description, share: None,
-) -> list[int]:
-    """Choose how many lanes of every group run together; what a folder was begun with, it keeps.
+) -> tuple[list[int], list[Batch]]:
+    """Cut a study into batches; what a folder was begun with, it keeps, so that the numbers stay the same.
 
-    Groups in `raising` fail however many it is. `progress` is told what takes long.
+    Args:
+        study: what to run.
+        groups: its compile groups.
+        folder: where it runs.
+        known: its manifest, as `Store.join` tells it.
+        max_memory: bytes that may be used on a device; what is not begun is cut anew if it is given.
+        shards: how many shares there are to be; every one gets something to do.
+        raising: groups that fail however many lanes run together.
+        progress: told what takes long.
+
+    Returns:
+        How many lanes of every group run together, and the batches of all shares.
 
     Raises:
         InputError: a cell that does not fit in memory, or a folder of another config.
     """
-    known = folder.begun(study.config, {cell.number: cell.config_hash for cell in study.cells})
-    if known and max_memory is None and len(known["widths"]) == len(groups):
-        return known["widths"]
-    budget = max_memory or memory.default_budget()
+    begun = folder.batches()
+    planned = {batch["name"] for batch in known["batches"]} | set(known["elsewhere"])
+    kept = known["widths"] if begun and max_memory is None else []
+    if begun and not planned:
+        # The manifest was lost; the largest batch of a group tells.
+        held = batches.cut(groups, (), begun, [1] * len(groups))
+        kept = [max((len(b.lanes) for b in held if b.group is group), default=0) for group in groups]
+    if len(kept) != len(groups) or not all(kept):
+        kept = _widths(study, groups, max_memory or memory.default_budget(), shards, raising, progress)
+    asked = set(study.seeds)
+    still = {name for name in planned if max_memory is None and asked.issuperset(spans(name)[1])}
+    whole = batches.cut(groups, study.seeds, [], kept)
+    if {*begun, *still} <= {batch.name for batch in whole}:
+        return kept, whole
+    return kept, batches.cut(groups, study.seeds, sorted({*begun, *still}), kept)
+
+
+def _widths(
+    study: Definition,
+    groups: Sequence[CompileGroup],
+    budget: int,
+    shards: int,
+    raising: frozenset[int],
+    progress: Callable[[str, float], None],
+) -> list[int]:
+    """Choose how many lanes of every group run together."""
     seeds = len(study.seeds)
 
     def tell(group: CompileGroup) -> None:
@@ -152,7 +200,6 @@ def lane_widths(
         or (len(group.cells) * seeds if group.number in raising else memory.width(group, seeds, budget, tell))
         for group in groups
     ]
-    # Every shard gets something to do.
     return [min(width, -(-len(g.cells) * seeds // shards)) for g, width in zip(groups, fitting, strict=True)]
 
 
@@ -168,7 +215,11 @@ class _Queue(NamedTuple):
     files: frozenset[str]
 
     def run(self, todo: list[Batch], whole: int, errors: list[dict[str, Any]]) -> None:
-        """Run what is to do of `whole` batches; note in `errors` those that could not be run."""
+        """Run what is to do of `whole` batches; note in `errors` those that could not be run.
+
+        Raises:
+            Interrupted: it was asked to stop.
+        """
         cache = CompilationCache(self.reporter.loading)
         started = time.time()
         for number, batch in enumerate(todo, start=whole - len(todo)):
@@ -189,6 +240,8 @@ class _Queue(NamedTuple):
                     f"{batch.name}: {error or failed[0]['reason']}; stopped, what is done is kept; "
                     "go on with --on-failure continue"
                 )
+            if self.stop.is_set():
+                raise Interrupted
 
     def _callbacks(self, batch: Batch, number: int, whole: int, started: float) -> Callbacks:
         def report(place: str, share: float, loss: float) -> None:
@@ -229,8 +282,8 @@ class _Queue(NamedTuple):
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Turn the first SIGINT or SIGTERM into a request to stop; a second SIGINT kills as usual."""
+def _stopping(quiet: bool) -> Iterator[threading.Event]:
+    """Turn the first SIGINT or SIGTERM into a request to stop; a second one stops as it does elsewhere."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -238,11 +291,17 @@ def _stopping() -> Iterator[threading.Event]:
 
     def ask(number: int, frame: Any) -> None:
         stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        restore()
+        if not quiet:
+            os.write(2, b"stopping as soon as a step is done; once more stops at once\n")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
     try:
         yield stop
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()

@@ -6,8 +6,9 @@ from typing import Any
 
 import pandas as pd
 
+from jaxattn.engine.lock import is_locked
 from jaxattn.engine.store import Store
-from jaxattn.errors import InputError
+from jaxattn.storage.manifest import FORMAT, mending, read
 
 
 def status(directory: Path) -> tuple[pd.DataFrame, str]:
@@ -21,22 +22,26 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
         sentence on the whole, with the time left if it is running.
 
     Raises:
-        InputError: not a results folder.
+        InputError: not a results folder, or one that is damaged.
     """
-    folder = Store(directory)
-    if not folder.manifest_path.is_file():
-        raise InputError(f"{directory}: no manifest.json, so not a results folder; give one of `jaxattn run`")
-    manifest = folder.read_manifest()
+    manifest = read(directory)
+    with mending(manifest):
+        return _status(Store(directory), manifest)
+
+
+def _status(folder: Store, manifest: dict[str, Any]) -> tuple[pd.DataFrame, str]:
     lines = folder.read_log()
     latest = {line["batch"]: line for line in lines}
     failed = {(entry["cell"], entry["seed"]) for line in lines for entry in line["failures"]}
     failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
-    running = folder.is_locked()
+    running = is_locked(folder.directory)
     rows, shares = [], []
-    broken = {number for entry in manifest.get("errors", []) for number in entry["cells"]}
+    broken = {number for entry in manifest["errors"] for number in entry["cells"]}
     settings = {entry["cell"]: entry["settings"] for entry in manifest["cells"]}
-    for number, own in sorted(_by_cell(manifest["batches"]).items()):
-        done = [folder.is_marked(name) for name in own]
+    # Of runs of earlier versions only the whole is known.
+    known = _by_cell(manifest["batches"]) if manifest["format"] == FORMAT else {}
+    for number, own in sorted((known or {cell: [""] for cell in settings}).items()):
+        done = [folder.is_marked(name) if name else manifest["status"] == "finished" for name in own]
         begun = [latest[name] for name in own if name in latest]
         now = begun[-1] if begun else None
         parts = [

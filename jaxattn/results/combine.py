@@ -11,6 +11,7 @@ from jaxattn.errors import InputError
 from jaxattn.results.labels import unknown_metric
 from jaxattn.results.numbers import setting
 from jaxattn.results.run import Run
+from jaxattn.storage import origin
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -62,6 +63,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "failures": failures,
         "status": "finished" if all(folder.finished for folder in folders) else "running",
         "batches": [],
+        "made_by": [maker for folder in folders for maker in origin.makers(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
     return replace(folders[0], manifest=manifest, records=joined["records"], tokens=joined["tokens"])

@@ -3,7 +3,6 @@
 import difflib
 import importlib
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn, Picture
 from jaxattn.results.labels import file_name
 from jaxattn.results.run import Run
+from jaxattn.storage import files
 
 # Where each kind is drawn. Its settings are the keyword arguments there, and nowhere else.
 KINDS: Mapping[str, str] = MappingProxyType(
@@ -26,8 +26,9 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "top_tokens": "jaxattn.results.top_tokens:top_tokens",
     }
 )
-# Words of the figures that the user's own functions drew, for whoever draws the report without them.
-OWN = "figures/own.json"
+# Checksums of all files of the report; and words of the figures that the user's own functions drew, for
+# whoever draws it without them.
+DRAWN = "figures/drawn.json"
 AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
 
 
@@ -163,7 +164,7 @@ def _as_drawn(picture: Picture) -> Picture:
 
 
 def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> list[dict[str, Any]]:
-    """Collect what `OWN` holds: number, name, title and caption of every figure of the user's own kinds."""
+    """Collect what `DRAWN` holds: number, name, title and caption of every figure of the user's own kinds."""
     specs = results.manifest["config"].get("figures") or []
     return [
         {"index": each.number, "name": each.name, "title": each.title, "caption": each.caption}
@@ -187,14 +188,13 @@ def _drawn_before(results: Run) -> dict[int, Picture]:
     """The user's own figures as the run drew them, by number; a folder may hold anything there."""
     found = {}
     try:
-        entries = json.loads((results.directory / OWN).read_text(encoding="utf-8"))
-        for entry in entries:
+        drawn = files.read_sealed(results.directory / DRAWN)
+        for entry in drawn["own"]:
             name, title, caption = (str(entry[key]) for key in ("name", "title", "caption"))
-            content = (results.directory / "figures" / f"{file_name(name)}.png").read_bytes()
-            if content.startswith(b"\x89PNG"):
-                number = int(entry["index"])
-                found[number] = Picture(file_name(name), title, caption, content, number)
-    except (OSError, ValueError, KeyError, TypeError):
+            path, number = f"figures/{file_name(name)}.png", int(entry["index"])
+            content = files.read(results.directory / path, drawn["sha256"][path])
+            found[number] = Picture(file_name(name), title, caption, content, number)
+    except (ValueError, KeyError, TypeError):
         return found
     return found
 

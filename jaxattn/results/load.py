@@ -162,6 +162,7 @@ class Results(Run):
             "phases": ", ".join(self.phases),
             "swept": ", ".join(self.axes),
             "failed seeds": str(failed) if failed else "",
+            "source": self.made_by,
         }
         words = "; ".join(f"{name}: {fact}".removeprefix(": ") for name, fact in facts.items() if fact)
         table = self.summary().to_html(index=False, border=0, max_rows=SHOWN_ROWS)

@@ -1,6 +1,5 @@
 """Trained parameters, read from the checkpoints that finished batches leave."""
 
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +10,9 @@ import numpy as np
 from jaxattn.errors import InputError
 from jaxattn.models import MODELS, span
 from jaxattn.results.run import Run
+from jaxattn.storage import checkpoints, marks
+from jaxattn.storage.files import Damaged
+from jaxattn.storage.manifest import FORMAT, mending
 from jaxattn.study.seed import keys
 
 Arrays = dict[str, np.ndarray]
@@ -123,38 +125,22 @@ def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
-    """Read the last checkpoint of a batch: by phase the parameters that moved in it, of all lanes."""
-    import orbax.checkpoint as ocp  # slow to import
-
-    folder = (results.directory / "checkpoints" / batch).resolve()
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such checkpoint; run again: {results.command}")
-    options = ocp.CheckpointManagerOptions(create=False, enable_async_checkpointing=False)
-    handlers = {"state": ocp.PyTreeCheckpointHandler(), "position": ocp.JsonCheckpointHandler()}
-    # Damage can surface as almost any exception of orbax, tensorstore and JSON readers.
-    try:
-        with ocp.CheckpointManager(folder, options=options, item_handlers=handlers) as manager:
-            step = manager.latest_step()
-            position = manager.restore(step, args=ocp.args.Composite(position=ocp.args.JsonRestore()))
-            finished = "step" not in position["position"]
-            tree = manager.item_metadata(step)["state"].tree
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-            wanted = ocp.args.PyTreeRestore(restore_args=as_numpy)
-            state = manager.restore(step, args=ocp.args.Composite(state=wanted))["state"] if finished else {}
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
+    """Read the checkpoint of a finished batch: by phase the parameters that moved in it, of all lanes."""
+    directory = results.directory.resolve()
+    if results.manifest["format"] < FORMAT:
         raise InputError(
-            f"{folder}: damaged ({reason}); delete it and run again: {results.command}"
-        ) from None
-    if not finished:
-        raise InputError(f"{folder}: its batch is not finished; continue it with: {results.command}")
-    sums = [
-        zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data) for x in jax.tree.leaves(state)
-    ]
-    if sums != position["position"]["crc32"]:
-        raise InputError(
-            f"{folder}: damaged (its checksums differ); delete it and run again: {results.command}"
+            f"{directory}: its parameters are of an earlier version of jaxattn; run it again elsewhere"
         )
+    with mending(results.manifest):
+        mark = marks.read(directory, batch)
+    if mark is None or not mark.finished:
+        raise InputError(f"{directory}: {batch} is not finished; continue it with: {results.command}")
+    folder = marks.checkpoint_path(directory, batch, mark.checkpoint.number)
+    try:
+        state = checkpoints.restore(folder, mark.checkpoint)
+    except Damaged as error:
+        mark_path = marks.path(directory, batch)
+        raise InputError(f"{error}; delete {mark_path} and run again: {results.command}") from None
     return {name: state[name] for name in _in_order(results, cell, list(state))}
 
 

@@ -1,16 +1,15 @@
-"""The files of a results folder: the manifest, the tables of a finished run, the parts of one on its way."""
+"""The tables of a results folder: merged ones of a finished run, the parts of one on its way."""
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import pyarrow as pa
 
 from jaxattn.errors import InputError
-from jaxattn.results.run import command
+from jaxattn.storage import manifest, marks
+from jaxattn.storage.manifest import command, mending
+from jaxattn.storage.marks import Mark
 
 RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
 TOKEN_COLUMNS = (
@@ -49,99 +48,64 @@ def read(directory: Path) -> Folder:
 
     Raises:
         InputError: no such folder, not a results folder, one in which nothing was measured yet, a damaged
-            file.
+            file, with the command that mends it.
     """
-    if not directory.is_dir():
-        raise InputError(f"{directory}: no such folder; give the folder that `jaxattn run` wrote")
-    if not (directory / "manifest.json").is_file():
-        raise InputError(
-            f"{directory}: no manifest.json, so not a results folder; give one that `jaxattn run` wrote"
-        )
-    manifest = _manifest(directory / "manifest.json")
-    if manifest.get("status") == "finished" and (directory / "records.parquet").is_file():
-        tables = {name: [directory / f"{name}.parquet"] for name in COLUMNS}
-    else:
-        tables = _parts(directory)
-        if not tables["records"]:
-            raise InputError(f"{directory}: the run is not finished; continue it with: {command(manifest)}")
-        status = "stopped" if manifest.get("status") == "finished" else manifest.get("status", "stopped")
-        manifest |= {"status": status, "failures": _failures(directory)}
-    records, tokens = (
-        _joined([path for path in paths if path.is_file()], COLUMNS[name], manifest)
-        for name, paths in tables.items()
-    )
+    known = manifest.read(directory)
+    with mending(known):
+        tables = _merged(directory, known)
+        if tables is None:
+            if known["format"] < manifest.FORMAT:
+                raise InputError(
+                    f"{directory}: without its tables, and of an earlier version of jaxattn; "
+                    f"run it again into another folder: {command(known)}"
+                )
+            found = _parts(directory)
+            tables = {name: [read[name] for _, read in found] for name in COLUMNS}
+            failures = [failure for mark, _ in found for failure in mark.failures]
+            status = "stopped" if known["status"] == "finished" else known["status"]
+            known |= {"status": status, "failures": failures}
+    records, tokens = (_joined(tables[name], name, known) for name in COLUMNS)
     if records.empty:
-        raise InputError(f"{directory}: the run is not finished; continue it with: {command(manifest)}")
-    return Folder(manifest, _without_failures(records, manifest), tokens)
+        raise InputError(f"{directory}: the run is not finished; continue it with: {command(known)}")
+    return Folder(known, _without_failures(records, known), tokens)
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: cannot be read ({_first_line(error)}); run the sweep again to rewrite it"
-        ) from None
-    needed = ("name", "command", "config", "cells", "seeds")
-    missing = [key for key in needed if key not in manifest] if isinstance(manifest, dict) else list(needed)
-    if missing:
-        raise InputError(f"{path}: no {missing[0]!r}, so not the manifest of a run; give another folder")
-    return manifest
-
-
-def _parts(directory: Path) -> dict[str, list[Path]]:
-    """The tables of every batch: whole if it has its mark, else as they were last saved."""
-    parts = directory / "parts"
-    whole = {path.stem for path in parts.glob("cells-*.json")}
-    partial = {path.name.partition(".")[0] for path in parts.glob("cells-*.records.partial.parquet")} - whole
-    return {
-        table: [
-            parts / f"{batch}.{table}{'' if batch in whole else '.partial'}.parquet"
-            for batch in sorted(whole | partial)
-        ]
-        for table in COLUMNS
+def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.DataFrame]] | None:
+    """Read the tables of a finished run; None if they are not there."""
+    if known["status"] != "finished":
+        return None
+    # Runs of the first versions said nothing of their tables, and need not have both.
+    wanted = known["sha256"] or {
+        name: None for name in COLUMNS if name == "records" or (directory / f"{name}.parquet").exists()
     }
+    paths = {name: directory / f"{name}.parquet" for name in wanted}
+    if not paths or not all(path.exists() for path in paths.values()):
+        return None
+    return {name: [marks.read_table(paths[name], wanted[name])] if name in paths else [] for name in COLUMNS}
 
 
-def _failures(directory: Path) -> list[dict[str, Any]]:
-    """The failures of every batch: by its mark, else by its last line in metrics.jsonl."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    with suppress(OSError):
-        for line in (directory / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-            # The last line may be half written.
-            with suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
-                found[entry["batch"]] = list(entry["failures"])
-    for path in (directory / "parts").glob("cells-*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            found[path.stem] = list(json.loads(path.read_text(encoding="utf-8"))["failures"])
-    return [failure for batch in sorted(found) for failure in found[batch]]
+def _parts(directory: Path) -> list[tuple[Mark, dict[str, pd.DataFrame]]]:
+    """Read the tables of every batch, as they were last saved."""
+    found = (marks.read_with_tables(directory, batch) for batch in marks.batches(directory))
+    return [batch for batch in found if batch is not None]
 
 
-def _joined(paths: list[Path], columns: tuple[str, ...], manifest: Mapping[str, Any]) -> pd.DataFrame:
-    tables = [table for table in (_table(path, columns, manifest) for path in paths) if len(table)]
+def _joined(tables: list[pd.DataFrame], name: str, known: Mapping[str, Any]) -> pd.DataFrame:
+    columns = COLUMNS[name]
+    # A batch that was saved before its first measurement has tables without columns.
+    tables = [table for table in tables if len(table)]
+    for table in tables:
+        if missing := [column for column in columns if column not in table]:
+            raise InputError(f"{name}.parquet: no column {missing[0]!r}; repeat: {command(known)}")
     if not tables:
         return pd.DataFrame(columns=list(columns))
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
 
 
-def _table(path: Path, columns: tuple[str, ...], manifest: Mapping[str, Any]) -> pd.DataFrame:
-    remedy = f"delete it and repeat: {command(manifest)}"
-    try:
-        table = pd.read_parquet(path)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise InputError(f"{path}: damaged ({_first_line(error)}); {remedy}") from None
-    missing = [column for column in columns if column not in table]
-    # A batch that was saved before its first measurement has tables without columns.
-    if missing and len(table.columns):
-        raise InputError(f"{path}: no column {missing[0]!r}; {remedy}")
-    return table
-
-
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
     # NaN logits still have an accuracy, that of guessing one class: it must not enter a mean.
     phases = list(records["phase"].unique())
-    for failure in manifest.get("failures", []):
+    for failure in manifest["failures"]:
         if failure["phase"] not in phases:
             continue
         failed = phases.index(failure["phase"])
@@ -150,7 +114,3 @@ def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.
         seed = (records["cell"] == failure["cell"]) & (records["seed"] == failure["seed"])
         records = records.assign(value=records["value"].mask(seed & after))
     return records
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")

@@ -1,7 +1,6 @@
 """The report of a run: figures, a summary table and one self-contained page."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ from jaxattn.errors import InputError, RunError
 from jaxattn.results import page, style
 from jaxattn.results.drawn import Drawn, Picture
 from jaxattn.results.empty import explain_empty
-from jaxattn.results.figures import OWN, draw_all, words_of_own
+from jaxattn.results.figures import DRAWN, draw_all, words_of_own
 from jaxattn.results.load import load
 from jaxattn.results.numbers import format_number, setting
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, last_steps, summary_table
 from jaxattn.results.tokens import at_end, named, top, with_classes
+from jaxattn.storage import files
 
 TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
@@ -36,12 +36,14 @@ class Report:
         summary: summary.csv, the last step of each phase.
         figures: every figure as PNG and as PDF.
         problems: a line for every figure that could not be drawn.
+        made_by: who made the run, if it was another source than the installed one.
     """
 
     page: Path
     summary: Path
     figures: tuple[Path, ...]
     problems: tuple[str, ...]
+    made_by: str
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -70,20 +72,18 @@ def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = Mapping
     table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
     images = [each.png() for each in drawn]
     html = render(results, drawn, images, problems)
-    paths = []
+    content = {"report.html": html.encode(), "summary.csv": table.encode()}
     for each, image in zip(drawn, images, strict=True):
-        # A picture lies there already.
+        content[f"figures/{each.name}.png"] = image
         if isinstance(each, Drawn):
-            stem = results.directory / "figures" / each.name
-            paths += [_write(Path(f"{stem}.png"), image), _write(Path(f"{stem}.pdf"), style.pdf(each.figure))]
-    if words := words_of_own(results, drawn):
-        _write(results.directory / OWN, json.dumps(words, indent=2, ensure_ascii=False).encode())
-    return Report(
-        page=_write(results.directory / "report.html", html.encode()),
-        summary=_write(results.directory / "summary.csv", table.encode()),
-        figures=tuple(paths),
-        problems=tuple(problems),
+            content[f"figures/{each.name}.pdf"] = style.pdf(each.figure)
+    sums = {name: files.digest(written) for name, written in content.items()}
+    page, summary, *figures = (_write(results.directory / name, x) for name, x in content.items())
+    _write(
+        results.directory / DRAWN,
+        files.sealed({"sha256": sums, "own": words_of_own(results, drawn)}, indent=2),
     )
+    return Report(page, summary, tuple(figures), tuple(problems), results.made_by)
 
 
 def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: list[str]) -> str:
@@ -109,7 +109,7 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         command=results.command,
         failures=results.manifest.get("failures", []),
         problems=problems,
-        facts=_facts(results.manifest),
+        facts=_facts(results.manifest) | ({"source": results.made_by} if results.made_by else {}),
         cells=_table(results.cells.map(setting)) if results.axes else None,
         summary=_table(summary_table(results)),
         empty=explain_empty(results),
@@ -174,14 +174,11 @@ def _duration(seconds: float) -> str:
 
 def _write(path: Path, content: bytes) -> Path:
     """Write a file as a whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        os.replace(partial, path)
+        if path.parent.name == "figures":
+            path.parent.mkdir(exist_ok=True)
+        files.write(path, content)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         reason = error.strerror or str(error)
         raise RunError(
             f"{path}: cannot be written ({reason}); free space there or make it writable"

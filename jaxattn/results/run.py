@@ -1,6 +1,5 @@
 """A run, read back: what was run, what was measured, where every token ended."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,8 @@ import pandas as pd
 from jaxattn.errors import InputError
 from jaxattn.results.labels import METRICS, metric_label
 from jaxattn.results.numbers import setting
+from jaxattn.storage import origin
+from jaxattn.storage.manifest import command
 
 FAILURES = ("cell", "seed", "phase", "step", "reason")
 
@@ -118,6 +119,11 @@ class Run:
         """The command that made, or continues, the run."""
         return command(self.manifest)
 
+    @property
+    def made_by(self) -> str:
+        """Who made the run if it was another source than the installed one, in one line; else nothing."""
+        return origin.differs(origin.makers(self.manifest))
+
     def _entry(self, cell: int) -> Mapping[str, Any]:
         found = [entry for entry in self.manifest["cells"] if entry["cell"] == cell]
         if not found:
@@ -125,9 +131,3 @@ class Run:
                 f"cell {cell}: {self.directory} holds cells 0 to {len(self.manifest['cells']) - 1}"
             )
         return found[0]
-
-
-def command(manifest: Mapping[str, Any]) -> str:
-    """Return the command that made, or continues, a run."""
-    given = manifest["command"]
-    return given if isinstance(given, str) else shlex.join(given)

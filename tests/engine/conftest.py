@@ -25,6 +25,9 @@ class Lines(Reporter):
     def note(self, line):
         self.lines.append(line)
 
+    def warn(self, line):
+        self.lines.append(line)
+
     def update(self, description, fraction, state=""):
         self.calls += 1
         if self.calls == self.stop_after:

@@ -4,11 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.engine import batches
+from jaxattn.engine import batches, manifest
 from jaxattn.engine.groups import compile_groups
+from jaxattn.engine.run import cut_batches
+from jaxattn.engine.store import Store
 from jaxattn.errors import InputError
 from jaxattn.results import load
 from jaxattn.results.combine import combine
+from jaxattn.storage import marks
 
 KEYS = ["cell", "seed", "phase", "step", "metric"]
 
@@ -54,6 +57,42 @@ def test_more_batches_than_a_folder_can_hold_are_refused(study):
         InputError, match=r"chunk: 1 cells × 1,000,000 seeds, 1 together, are more than 100,000"
     ):
         cut(study(seeds=1_000_000, chunk=1))
+
+
+def begun(directory, *names):
+    """A folder in which batches were begun."""
+    (directory / "parts").mkdir(parents=True)
+    nothing = {}, marks.Checkpoint(1, {}, {}), marks.Origin({}, {}, {})
+    for name in names:
+        marks.write(directory, name, marks.Mark(False, 0, 0, [], *nothing))
+    return Store(directory)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_what_is_left_is_cut_as_it_was_planned(tmp_path, study, first):
+    """Ten seeds, four at a time: whichever batch was begun, the others stay the same."""
+    wanted = study(seeds=10)
+    groups = compile_groups(wanted.cells)
+    every = batches.cut(groups, wanted.seeds, [], [4])
+    assert [len(batch.seeds) for batch in every] == [4, 4, 2]
+    folder = begun(tmp_path / "run", every[first].name)
+    described = manifest.describe(wanted, "test")
+    own, others = every[first::2], every[1 - first :: 2] if first < 2 else every[:2]
+    known = described | {
+        "widths": [4],
+        "batches": manifest.listed(own),
+        "elsewhere": [batch.name for batch in others],
+    }
+    assert cut_batches(wanted, groups, folder, known, None) == ([4], every)
+    if first < 2:
+        # Without a manifest, the width of what was begun tells.
+        assert cut_batches(wanted, groups, folder, described, None) == ([4], every)
+    fewer = study(seeds=6 if first < 2 else "6:10")
+    _, some = cut_batches(fewer, compile_groups(fewer.cells), folder, known, None)
+    assert every[first].name in {batch.name for batch in some}
+    assert {seed for batch in some for seed in batch.seeds} == {*every[first].seeds, *fewer.seeds}
+    _, anew = cut_batches(wanted, groups, folder, known, 10**9)
+    assert len(anew) == 2 + (first == 1)
 
 
 def test_shares_write_side_by_side_and_make_up_the_whole(tmp_path, go, study):

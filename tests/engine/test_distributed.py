@@ -18,6 +18,7 @@ from jaxattn.engine.store import Store
 from jaxattn.errors import InputError, RunError
 from jaxattn.results.combine import combine
 from jaxattn.results.load import load
+from jaxattn.storage import manifest
 
 SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
 KEYS = ["cell", "seed", "phase", "step", "metric"]
@@ -118,7 +119,7 @@ def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, tmp_path
     folder = shutil.copytree(shards, tmp_path / "copy")
     shard = folder / "shard-2-of-2"
     store = Store(shard)
-    finished = store.read_manifest()
+    finished = manifest.read(shard)
     store.write_manifest(finished | {"status": "running"})
     begin = time.monotonic()
     with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked there for 0 s"):

@@ -10,12 +10,13 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import losses, trees
-from jaxattn.engine import checkpoints, execute
+from jaxattn.engine import execute
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.program import seed_keys
 from jaxattn.models import MODELS
 from jaxattn.probes import MaxMarginDirection
 from jaxattn.probes.fit import BEST
+from jaxattn.storage import checkpoints
 from jaxattn.study import seed as of_seed
 
 AT_PROBES = ["one_minus_cosine", "margin_ratio"]
@@ -102,7 +103,7 @@ def test_a_stopped_flow_continues_to_bit_identical_tables(
 def test_a_run_killed_while_saving_continues_to_bit_identical_tables(
     small_run, tmp_path, monkeypatch, go, study, every_step, assert_same
 ):
-    """Tables are written before the checkpoint: die in between, when the tables are ahead of it."""
+    """Tables and arrays are written before the mark that names them: die in between."""
     saves = 0
     save = checkpoints.save
 

@@ -1,7 +1,9 @@
 """A run as a whole: continued, refused, failed, topped up."""
 
 import json
+import os
 import shutil
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import pytest
 
 from jaxattn import Study
 from jaxattn.engine import execute, run
+from jaxattn.engine.execute import Interrupted
+from jaxattn.engine.progress import Reporter
 from jaxattn.engine.status import status
 from jaxattn.errors import InputError, RunError, UserCodeError
 from jaxattn.study.namespace import Namespace
@@ -98,6 +102,36 @@ def test_a_batch_that_the_machine_fails_is_listed_and_the_next_run_mends_it(
     assert set(read(tmp_path)[0]["seed"]) == {1}
     assert not go(tmp_path, study(chunk=1))[0].errors
     assert status(tmp_path)[0]["state"].tolist() == ["finished"]
+
+
+def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
+    folder = shutil.copytree(two_batches, tmp_path / "small")
+    (folder / "records.parquet").write_bytes(b"PAR1")
+    with Reporter(quiet=True) as reporter:
+        reporter.note("hidden")
+        run.run(study(chunk=1), folder, command="test", reporter=reporter)
+    line = f"{folder}/records.parquet: damaged (its checksum differs); making it anew from its parts\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_stop_after_the_last_batch_leaves_the_rest_to_the_next_run(tmp_path, monkeypatch, go, study):
+    execute_batch = run.execute
+
+    def then_stop(*given):
+        found = execute_batch(*given)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "execute", then_stop)
+        with pytest.raises(Interrupted):
+            go(tmp_path / "small", study())
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert not (tmp_path / "small" / "records.parquet").exists()
+    monkeypatch.setattr(run, "execute", None)
+    assert not go(tmp_path / "small", study())[0].already_finished
+    assert (tmp_path / "small" / "records.parquet").exists()
 
 
 def test_stop_stops_and_keeps_what_is_done(tmp_path, monkeypatch, go, study):

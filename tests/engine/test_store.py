@@ -1,39 +1,23 @@
-"""What a results folder survives: kills at any moment, damage, a second launcher."""
+"""What a results folder survives: damage of any file, a full disk, its deletion, a second launcher."""
 
 import errno
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
-import jax
 import pytest
 
-from jaxattn.engine import run, store
+from jaxattn.engine import execute, run, store
 from jaxattn.engine.execute import Interrupted
+from jaxattn.engine.plan import plan
+from jaxattn.engine.status import status
 from jaxattn.errors import InputError, RunError
-
-SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
-# Saves after every step, so that most kills hit a checkpoint that is being written.
-CHILD = """
-import sys
-from pathlib import Path
-from jaxattn import Study
-from jaxattn.engine.execute import Clock
-from jaxattn.engine.progress import Reporter
-from jaxattn.engine.run import run
-class Telling(Reporter):
-    def update(self, *_):
-        print("step", flush=True)
-study = Study.read(sys.argv[1], ["chunk=1", "phases.query.steps=60", "probes.per_decade=2"])
-with Telling(quiet=True) as reporter:
-    run(study, Path(sys.argv[2]), command="test", reporter=reporter, clock=Clock(0.0, 0.0, float("inf")))
-"""
+from jaxattn.results import load
+from jaxattn.storage import files, manifest, marks
 
 
 @pytest.fixture
@@ -41,36 +25,14 @@ def copy(two_batches, tmp_path):
     return shutil.copytree(two_batches, tmp_path / "small", copy_function=shutil.copy2)
 
 
-def start(directory, cache):
-    environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-    command = [sys.executable, "-c", CHILD, str(SMALL), str(directory)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+def flip(path):
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_killed_at_random_moments_ends_with_bit_identical_tables(tmp_path, assert_same, kills):
-    cache = jax.config.jax_compilation_cache_dir
-    with start(tmp_path / "straight", cache) as process:
-        process.communicate()
-    assert process.returncode == 0
-    moments = random.Random(0)
-    killed = 0
-    for _ in range(kills):
-        with start(tmp_path / "killed", cache) as process:
-            for _ in range(moments.randint(1, 4)):
-                process.stdout.readline()
-            time.sleep(moments.uniform(0, 0.15))
-            process.send_signal(signal.SIGKILL)
-        killed += process.returncode == -signal.SIGKILL
-    assert killed >= kills // 2
-    with start(tmp_path / "killed", cache) as process:
-        process.communicate()
-    assert process.returncode == 0
-    assert_same(tmp_path / "killed", tmp_path / "straight")
+FIRST, SECOND = (f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in (0, 1))
 
 
 @pytest.mark.parametrize("table", ["records", "tokens"])
@@ -78,28 +40,34 @@ def test_a_run_killed_at_random_moments_ends_with_bit_identical_tables(tmp_path,
 def test_a_damaged_part_is_named_set_aside_and_computed_again(
     copy, two_batches, go, study, assert_same, table, damage
 ):
-    path = copy / "parts" / f"cells-00000-00000-seeds-00001-00001.{table}.parquet"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(content[:-20] if damage == "truncated" else content)
-    other = copy / "parts" / f"cells-00000-00000-seeds-00000-00000.{table}.parquet"
+    (path,) = (copy / "parts").glob(f"{SECOND}.{table}.*.parquet")
+    if damage == "flipped":
+        flip(path)
+    elif damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        path.unlink()
+    (other,) = (copy / "parts").glob(f"{FIRST}.{table}.*.parquet")
     before = other.stat().st_mtime_ns
     outcome, lines = go(copy, study(chunk=1))
     assert not outcome.already_finished
-    assert any("cells-00000-00000-seeds-00001-00001" in line and table in line for line in lines)
-    assert path.with_name(path.name + ".damaged").exists() == (damage != "missing")
+    (line,) = [line for line in lines if SECOND in line]
+    assert line.startswith(f"{path}: ")
+    aside = copy / "damaged" / SECOND
+    assert f"set aside in {aside}, computing {SECOND} anew" in line
+    assert (aside / path.name).exists() == (damage != "missing")
     assert other.stat().st_mtime_ns == before
     assert_same(copy, two_batches)
 
 
 def test_a_damaged_mark_or_merged_table_is_mended(copy, two_batches, go, study, assert_same):
-    (copy / "parts" / "cells-00000-00000-seeds-00000-00000.json").write_text("{")
+    (copy / "parts" / f"{FIRST}.json").write_text("{")
     assert not go(copy, study(chunk=1))[0].already_finished
     assert_same(copy, two_batches)
-    (copy / "records.parquet").write_bytes(b"PAR1")
-    assert not go(copy, study(chunk=1))[0].already_finished
+    flip(copy / "records.parquet")
+    outcome, lines = go(copy, study(chunk=1))
+    assert not outcome.already_finished
+    assert any("records.parquet: damaged" in line for line in lines)
     assert_same(copy, two_batches)
     assert go(copy, study(chunk=1))[0].already_finished
 
@@ -110,27 +78,22 @@ def stopped(tmp_path_factory, stop, study):
     return stop(tmp_path_factory.mktemp("stopped") / "small", study(), 5)
 
 
-@pytest.mark.parametrize("victim", ["state", "flipped", "position", "table"])
+@pytest.mark.parametrize("victim", ["checkpoint", "mark", "records", "tokens"])
 def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
     stopped, small_run, tmp_path, go, study, assert_same, victim
 ):
     folder = shutil.copytree(stopped, tmp_path / "small")
-    (batch,) = (folder / "checkpoints").iterdir()
-    if victim == "table":
-        (folder / "parts" / f"{batch.name}.records.partial.parquet").write_bytes(b"PAR1")
-    elif victim == "flipped":
-        files = [path for path in batch.glob("*/state/**/*") if path.is_file()]
-        largest = max(files, key=lambda path: path.stat().st_size)
-        content = bytearray(largest.read_bytes())
-        content[len(content) // 2] ^= 1
-        largest.write_bytes(content)
+    (batch,) = store.Store(folder).batches()
+    if victim == "checkpoint":
+        files = [path for path in (folder / "checkpoints" / batch).rglob("*") if path.is_file()]
+        damaged = max(files, key=lambda path: path.stat().st_size)
+    elif victim == "mark":
+        damaged = marks.path(folder, batch)
     else:
-        files = [path for path in batch.glob(f"*/{victim}/**/*") if path.is_file()]
-        assert files
-        for path in files:
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        (damaged,) = (folder / "parts").glob(f"{batch}.{victim}.*.parquet")
+    flip(damaged)
     _, lines = go(folder, study())
-    assert any(batch.name in line and "set aside" in line for line in lines)
+    assert any(line.startswith(f"{damaged}: damaged") and "set aside" in line for line in lines)
     assert list((folder / "damaged").iterdir())
     assert_same(folder, small_run)
 
@@ -138,12 +101,15 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
 def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
     tmp_path, monkeypatch, go, study, every_step, small_run, assert_same
 ):
-    def killed(self, batch):
-        raise KeyboardInterrupt
+    write = marks.write
+
+    def killed(directory, batch, mark):
+        if mark.finished:
+            raise KeyboardInterrupt
+        write(directory, batch, mark)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.Store, "_mark", killed)
-        patch.setattr(store.Store, "is_finished", lambda self, batch: False)
+        patch.setattr(marks, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             go(tmp_path / "small", study(), clock=every_step)
     restored = []
@@ -154,7 +120,8 @@ def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
     assert not any("anew" in line for line in lines)
     assert_same(tmp_path / "small", small_run)
     (batch,) = (tmp_path / "small" / "checkpoints").iterdir()
-    assert len([path for path in batch.iterdir() if path.name.isdigit()]) == 1
+    assert len(list(batch.iterdir())) == 1
+    assert len(list((tmp_path / "small" / "parts").iterdir())) == 3
 
 
 def test_a_folder_in_which_nothing_was_computed_takes_another_config(
@@ -173,6 +140,131 @@ def test_a_folder_in_which_nothing_was_computed_takes_another_config(
     assert not go(tmp_path / "small", study())[0].already_finished
     with pytest.raises(InputError, match="holds results of another config"):
         go(tmp_path / "small", study(data=data | {"relevant": 6}))
+
+
+def test_a_manifest_that_is_lost_is_made_anew_from_the_batches(copy, two_batches, go, study, assert_same):
+    path = copy / "manifest.json"
+    before = manifest.read(two_batches)
+    parts = {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
+    for damage in (flip, Path.unlink):
+        damage(path)
+        outcome, (line,) = go(copy, study())
+        assert line.startswith(f"{path}: ")
+        assert line.endswith("; making it anew from what is there")
+        assert outcome.batches == 2
+        again = manifest.read(copy)
+        kept = ("cells", "seeds", "batches", "widths", "config_hash", "failures", "sha256", "status")
+        assert {key: again[key] for key in kept} == {key: before[key] for key in kept}
+        assert_same(copy, two_batches)
+    assert parts == {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
+
+
+def test_a_lost_manifest_does_not_make_another_config_welcome(copy, go, study, tables):
+    data = tables()["data"]
+    (copy / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
+        go(copy, study(data=data | {"relevant": 4}))
+    with pytest.raises(InputError, match="holds results of another config"):
+        plan(study(data=data | {"relevant": 4}), copy, quick=True)
+    with pytest.raises(InputError, match=r"manifest\.json: missing; run the same sweep again into this"):
+        load(copy)
+
+
+def test_batches_of_another_folder_are_refused(copy, go, study):
+    for path in (copy / "parts").glob("*.json"):
+        mark = json.loads(path.read_bytes())
+        mark["origin"]["cells"] = {"0": "0123456789abcdef"}
+        path.write_bytes(files.sealed({key: x for key, x in mark.items() if key != files.SEAL}))
+    with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
+        go(copy, study(chunk=1))
+
+
+def test_a_folder_of_an_earlier_version_is_not_continued(copy, go, study):
+    manifest.write(copy, manifest.read(copy) | {"format": 4})
+    with pytest.raises(
+        InputError, match="an earlier version of jaxattn; continue it with that one, or choose"
+    ):
+        go(copy, study(chunk=1))
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path, go, study, tables, monkeypatch):
+    wanted = study(data=tables()["data"])
+    folder = tmp_path / "a" / "b" / "c"
+    for stage in ("rehearse_groups", "execute"):
+        with monkeypatch.context() as patch:
+
+            def fail(*_, **__):
+                raise InputError("data: nothing there")
+
+            patch.setattr(run, stage, fail)
+            with pytest.raises(InputError, match="nothing there"):
+                go(folder, wanted)
+        assert list(tmp_path.iterdir()) == []
+        # Somebody's own empty folder stays, and stays empty.
+        folder.parent.mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(run, stage, fail)
+            with pytest.raises(InputError, match="nothing there"):
+                go(folder.parent, wanted)
+        assert list(folder.parent.iterdir()) == []
+        shutil.rmtree(tmp_path / "a")
+
+
+def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, monkeypatch):
+    folder = tmp_path / "parent" / "run"
+    load_corpora = execute.CompilationCache.load
+
+    def delete(*given):
+        shutil.rmtree(tmp_path / "parent")
+        return load_corpora(*given)
+
+    monkeypatch.setattr(execute.CompilationCache, "load", delete)
+    with pytest.raises(RunError, match=f"{folder}: is gone; run the same command again"):
+        go(folder, study())
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(0, "holds as many files as it can"), (7, r"the disk is full \(3 MiB left\)")]
+)
+def test_a_disk_without_inodes_is_not_called_full(tmp_path, monkeypatch, free, said):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    state = os.statvfs(tmp_path)
+    sizes = {"f_bavail": 3, "f_frsize": 2**20, "f_files": 9, "f_favail": free}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**sizes))
+    monkeypatch.setattr(os, "fsync", full)
+    assert state.f_frsize
+    with pytest.raises(RunError, match=f"manifest.json: cannot be written: .*{said}"):
+        store.Store(tmp_path).write_manifest({})
+
+
+@pytest.mark.parametrize("victim", ["manifest.json", "records.parquet", "parts/mark", "parts/table"])
+def test_what_cannot_be_read_is_not_taken_for_damaged(copy, go, study, monkeypatch, victim):
+    """No permission, or too few file handles: one line, and nothing is set aside or computed again."""
+    name = victim.replace("parts/mark", f"{FIRST}.json").replace("parts/table", f"{FIRST}.records")
+    original = open
+
+    def refuse(path, *options, **named):
+        if name in str(path):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return original(path, *options, **named)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(InputError, match=f"{name}.*: cannot be read: Too many open files; mend this"):
+        go(copy, study(chunk=1))
+    assert not (copy / "damaged").exists()
+
+
+@pytest.mark.parametrize("victim", ["records.parquet", f"parts/{FIRST}.json", "metrics.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_one_line(copy, go, study, victim):
+    (copy / victim).unlink()
+    (copy / victim).mkdir()
+    named = rf"{copy / victim}: (cannot be written: Is a directory|a folder is in its place)"
+    asked = {"records.parquet": load, "metrics.jsonl": lambda path: go(path, study(chunk=1, seeds=3))}
+    with pytest.raises((InputError, RunError), match=named):
+        asked.get(victim, status)(copy)
 
 
 def test_a_second_launcher_stops_with_a_clear_line(tmp_path, go, study):

@@ -1,7 +1,6 @@
 """A results folder as a run would leave it, with planted laws: slope -1/2, E·v rising, E·p U-shaped."""
 
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,9 @@ import pandas as pd
 import pytest
 
 from jaxattn.results import load
+from jaxattn.storage.files import digest
+from jaxattn.storage.manifest import FORMAT
+from jaxattn.storage.manifest import write as write_manifest
 
 WORDS = [
     "great",
@@ -76,6 +78,7 @@ def write_results(
     ).to_parquet(directory / "records.parquet", index=False)
     pd.concat(tokens, ignore_index=True).to_parquet(directory / "tokens.parquet", index=False)
     content = {
+        "format": FORMAT,
         "name": "planted",
         "description": "Planted laws <b>and</b> a little noise.",
         "status": "finished",
@@ -111,7 +114,10 @@ def write_results(
     }
     if late:
         content["config"]["phases"].append(content["config"]["phases"][1] | {"name": "late"})
-    (directory / "manifest.json").write_text(json.dumps(content | manifest, indent=2), encoding="utf-8")
+    content["sha256"] = {
+        name: digest((directory / f"{name}.parquet").read_bytes()) for name in ("records", "tokens")
+    }
+    write_manifest(directory, content | manifest)
     return directory
 
 

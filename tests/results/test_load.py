@@ -12,6 +12,7 @@ import pytest
 import jaxattn.results
 from jaxattn.errors import InputError
 from jaxattn.results import load
+from jaxattn.storage import manifest
 
 
 @pytest.fixture
@@ -20,8 +21,7 @@ def folder(folders, tmp_path):
 
 
 def edit_manifest(folder, **changes):
-    manifest = json.loads((folder / "manifest.json").read_text()) | changes
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    manifest.write(folder, manifest.read(folder) | changes)
 
 
 def test_axis_values_are_joined_to_their_cells(results):
@@ -90,12 +90,17 @@ def test_unfinished_run_names_the_command_that_continues_it(folder):
         load(folder)
 
 
+@pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("table", ["records", "tokens"])
-def test_damaged_table_is_named_in_one_line(folder, table):
+def test_damaged_table_is_named_in_one_line(folder, table, old):
     path = folder / f"{table}.parquet"
-    path.write_bytes(path.read_bytes()[:200])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content[:200] if old else content)
+    if old:
+        edit_manifest(folder, sha256={})
     with pytest.raises(
-        InputError, match=rf"{table}\.parquet: damaged .*; delete it and repeat: jaxattn run"
+        InputError, match=rf"{table}\.parquet: damaged .*; mend it with: jaxattn run"
     ) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
@@ -103,6 +108,7 @@ def test_damaged_table_is_named_in_one_line(folder, table):
 
 def test_table_without_a_column_is_named(folder):
     pd.read_parquet(folder / "records.parquet").drop(columns="metric").to_parquet(folder / "records.parquet")
+    edit_manifest(folder, sha256={})
     with pytest.raises(InputError, match="no column 'metric'"):
         load(folder)
 
@@ -115,9 +121,22 @@ def test_damaged_manifest(folder, text):
     assert "\n" not in str(caught.value)
 
 
-def test_tokens_may_be_missing(folder):
+def test_tokens_may_be_missing_where_nothing_was_said_of_them(folder):
     (folder / "tokens.parquet").unlink()
+    edit_manifest(folder, sha256={})
     assert load(folder).tokens.empty
+
+
+def test_an_old_run_without_its_tables_is_told_to_run_elsewhere(folder):
+    """As committed: a manifest of the first format, and no tables."""
+    content = manifest.read(folder) | {"format": 1}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    assert load(folder).finished
+    (folder / "records.parquet").unlink()
+    with pytest.raises(
+        InputError, match="of an earlier version of jaxattn; run it again into another folder"
+    ):
+        load(folder)
 
 
 def test_unknown_cell(results):
@@ -138,7 +157,7 @@ def test_results_import_neither_jax_nor_what_is_above_them():
             package = ".".join(name.split(".")[:2])
             # Trained parameters alone are arrays of JAX, and of a model.
             of_params = ("jaxattn.models",) if path.name == "params.py" else ()
-            below = package in ("jaxattn.results", "jaxattn.errors", *of_params)
+            below = package in ("jaxattn.results", "jaxattn.storage", "jaxattn.errors", *of_params)
             assert name.split(".")[0] != "jax" or path.name == "params.py", f"{path.name} imports {name}"
             assert not name.startswith("jaxattn") or below, path.name
             assert name != "matplotlib.pyplot", path.name

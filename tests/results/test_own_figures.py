@@ -11,6 +11,7 @@ from jaxattn.errors import InputError
 from jaxattn.results import load, report
 from jaxattn.results.drawn import Drawn, Picture
 from jaxattn.results.figures import draw_all
+from jaxattn.storage.files import digest, sealed
 
 KIND = "lab.figures:losses"
 FIGURES = ({"kind": "top_tokens", "number": 5}, {"kind": KIND, "metric": "loss", "phase": None})
@@ -59,7 +60,7 @@ def test_short_names_draw_with_lists_too(results):
 def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path):
     first = report.write(folder, {KIND: losses})
     assert not first.problems
-    words = json.loads((folder / "figures" / "own.json").read_text())
+    words = json.loads((folder / "figures" / "drawn.json").read_text())["own"]
     assert words == [{"index": 1, "name": "losses", "title": "Losses", "caption": "Every seed's last loss."}]
     image = (folder / "figures" / "losses.png").read_bytes()
     page = (folder / "report.html").read_text()
@@ -72,7 +73,10 @@ def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path
     assert text.count("<img ") == page.count("<img ") == 2
     assert page[page.index("<figure>") : page.index("</figure>")] in text
     assert (again.page.parent / "figures" / "losses.png").read_bytes() == image
-    assert (again.page.parent / "figures" / "own.json").exists()
+    image = bytearray(image)
+    image[-20] ^= 1
+    (folder / "figures" / "losses.png").write_bytes(image)
+    assert "could not be drawn: the run did not" in report.write(folder).problems[0]
 
 
 def test_without_the_file_it_is_left_out(folder):
@@ -84,7 +88,7 @@ def test_without_the_file_it_is_left_out(folder):
 @pytest.mark.parametrize("text", ["{", "[3]", '[{"index": "x"}]', '{"index": 1}'])
 def test_strange_words_are_ignored(folder, text):
     (folder / "figures").mkdir()
-    (folder / "figures" / "own.json").write_text(text)
+    (folder / "figures" / "drawn.json").write_text(text)
     assert len(draw_all(load(folder))[0]) == 1
 
 
@@ -92,7 +96,8 @@ def test_names_lead_nowhere_else(folder):
     (folder / "figures").mkdir()
     (folder / "secret.png").write_bytes(b"\x89PNG secret")
     entry = {"index": 1, "name": "../secret", "title": "", "caption": ""}
-    (folder / "figures" / "own.json").write_text(json.dumps([entry]))
+    sums = {"figures/../secret.png": digest(b"\x89PNG secret")}
+    (folder / "figures" / "drawn.json").write_bytes(sealed({"own": [entry], "sha256": sums}))
     assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
 
 

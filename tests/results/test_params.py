@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import json
+import os
+import resource
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +12,11 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.engine import checkpoints
-from jaxattn.engine.checkpoints import Position
-from jaxattn.errors import InputError
+from jaxattn.errors import InputError, RunError
 from jaxattn.results import load
 from jaxattn.results.params import Parameters
+from jaxattn.storage import checkpoints, marks
+from jaxattn.storage import manifest as manifests
 
 DIM, PADDED = 4, 6
 SIZES = [3, 6]
@@ -35,7 +37,7 @@ def folder(write, tmp_path_factory):
     folder = write(
         tmp_path_factory.mktemp("run"), axes={"data.vocab_size": SIZES}, seeds=1, vocab_size=20, text=False
     )
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = manifests.read(folder)
     cells = [0, 1]
     manifest["batches"] = [
         {"name": BATCH, "cells": cells, "seeds": SEEDS},
@@ -43,15 +45,19 @@ def folder(write, tmp_path_factory):
         {"name": "gone", "cells": cells, "seeds": [8]},
     ]
     manifest["config"]["model"] = {"kind": "mine.py:OneLayer", "dim": DIM}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    manifests.write(folder, manifest)
     shapes = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
     state = {
         # Saved trees come back in the order of their names: "embed", "joint" are not in another one.
         "embed": {name: lanes(name, s, 0).reshape(5, *s) for name, s in shapes.items()},
         "joint": {name: lanes(name, shapes[name], 1).reshape(5, *shapes[name]) for name in "p"},
     }
-    checkpoints.save(folder / "checkpoints" / BATCH, state, None)
-    checkpoints.save(folder / "checkpoints" / BEGUN, state, Position(0, 3, []))
+    (folder / "parts").mkdir()
+    for batch in (BATCH, BEGUN):
+        (folder / "checkpoints" / batch).mkdir(parents=True)
+        checkpoint = checkpoints.save(marks.checkpoint_path(folder, batch, 3), state)
+        mark = marks.Mark(batch == BATCH, 0, 3, [], {}, checkpoint, marks.Origin({}, {}, {}))
+        marks.write(folder, batch, mark)
     return folder
 
 
@@ -108,8 +114,8 @@ def test_parameters_take_the_type_of_a_model(folder):
         ({"cell": 9}, "cell 9: .* holds cells 0 to 1"),
         ({"seed": 3}, "seed 3: .* has seeds 2, 5, 7, 8 of cell 0"),
         ({"phase": "late"}, "phase 'late': the checkpoint holds embed, joint"),
-        ({"seed": 7}, "its batch is not finished; continue it with: jaxattn run"),
-        ({"seed": 8}, "no such checkpoint; run again: jaxattn run"),
+        ({"seed": 7}, f"{BEGUN} is not finished; continue it with: jaxattn run"),
+        ({"seed": 8}, "gone is not finished; continue it with: jaxattn run"),
     ],
 )
 def test_what_is_not_there_is_named_in_one_line(folder, options, message):
@@ -125,17 +131,46 @@ def test_folders_put_together_have_no_checkpoints(folder):
         dataclasses.replace(results, manifest=manifest).params()
 
 
-def test_damage_is_found(write, folder, tmp_path):
-    import shutil
+@pytest.mark.parametrize("damage", ["flipped", "emptied", "missing"])
+def test_damage_of_any_file_is_found(folder, capfd, damage):
+    """Whatever orbax makes of it, or prints, is one line that names a file of the checkpoint."""
+    saved = marks.checkpoint_path(folder, BATCH, 3)
+    results = load(folder)
+    for path in (path for path in saved.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        changed = bytearray(content)
+        changed[len(content) // 2] ^= 1
+        path.write_bytes(changed if damage == "flipped" else b"")
+        if damage == "missing":
+            path.unlink()
+        with pytest.raises(
+            InputError, match=rf"{path.name}: .*; delete .*{BATCH}.json and run again"
+        ) as caught:
+            results.params()
+        assert "\n" not in str(caught.value)
+        path.write_bytes(content)
+    assert capfd.readouterr() == ("", "")
+    assert results.params().E.shape == (3, DIM)
 
-    copied = shutil.copytree(folder, tmp_path / "run")
-    position = next((copied / "checkpoints" / BATCH).glob("*/position/metadata"))
-    position.write_text(json.dumps({"crc32": [0, 0, 0, 0]}))
-    with pytest.raises(InputError, match="its checksums differ"):
-        load(copied).params()
-    shutil.rmtree(next((copied / "checkpoints" / BATCH).glob("*/state")))
-    with pytest.raises(InputError, match="damaged"):
-        load(copied).params()
+
+def test_too_few_file_handles_are_one_line(folder, monkeypatch, capfd):
+    used = len(os.listdir("/dev/fd"))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (used + 20, used + 20))
+    with pytest.raises(RunError, match=rf"only {used + 20} files may be open .* ulimit -n 1024"):
+        load(folder).params()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_arrays_in_large_files_are_summed(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "SMALL", 0)
+    known = checkpoints.save(tmp_path / "1", {"a": np.arange(1000.0), "b": {"c": jnp.ones(3)}})
+    assert {sha256 for _, sha256 in known.files.values()} == {None}
+    assert set(known.arrays) == {"a", "b/c"}
+    found = checkpoints.restore(tmp_path / "1", known)
+    np.testing.assert_array_equal(found["b"]["c"], 1)
+    other = marks.Checkpoint(1, known.arrays | {"a": known.arrays["a"] ^ 1}, known.files)
+    with pytest.raises(InputError, match="the checksums of its arrays differ"):
+        checkpoints.restore(tmp_path / "1", other, {"a": np.zeros(1000), "b": {"c": np.zeros(3, np.float32)}})
 
 
 def test_parameters_are_a_frozen_pytree():

@@ -1,13 +1,13 @@
 """Folders of runs that are not finished, as the parts of their batches."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from jaxattn.errors import InputError
 from jaxattn.results import load
+from jaxattn.storage import manifest, marks
+from jaxattn.storage.files import digest
 
 WHOLE, BEGUN, EMPTY = (f"cells-00000-00001-seeds-{k:05d}-{k:05d}" for k in range(3))
 
@@ -18,23 +18,32 @@ def running(write, tmp_path):
     folder = write(
         tmp_path / "run", axes={"model.dim": [8, 16]}, seeds=3, vocab_size=20, text=False, status="running"
     )
-    parts = folder / "parts"
-    parts.mkdir()
-    for name in ("records", "tokens"):
-        table = pd.read_parquet(folder / f"{name}.parquet")
+    (folder / "parts").mkdir()
+    tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in ("records", "tokens")}
+    for name in tables:
         (folder / f"{name}.parquet").unlink()
-        table[table["seed"] == 0].to_parquet(parts / f"{WHOLE}.{name}.parquet")
-        begun = table[(table["seed"] == 1) & ((table["phase"] == "embed") | (table.get("step", 99) < 50))]
-        begun.to_parquet(parts / f"{BEGUN}.{name}.partial.parquet")
-        pd.DataFrame().to_parquet(parts / f"{EMPTY}.{name}.partial.parquet")
+    begun = {
+        name: table[(table["seed"] == 1) & ((table["phase"] == "embed") | (table.get("step", 99) < 50))]
+        for name, table in tables.items()
+    }
     failed = {"cell": 0, "seed": 0, "phase": "joint", "step": 100, "reason": "loss is not finite"}
-    (parts / f"{WHOLE}.json").write_text(json.dumps({"failures": [failed], "sha256": {}}))
-    # Left over from a moment before the batch was finished.
-    pd.DataFrame({"cell": [7]}).to_parquet(parts / f"{WHOLE}.records.partial.parquet")
     late = failed | {"cell": 1, "seed": 1, "step": 10}
-    lines = [{"batch": BEGUN, "failures": []}, {"batch": BEGUN, "failures": [late]}]
-    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"batch": "cel')
+    save(folder, WHOLE, {name: table[table["seed"] == 0] for name, table in tables.items()}, [failed])
+    save(folder, BEGUN, begun, [late], finished=False)
+    save(folder, EMPTY, dict.fromkeys(tables, pd.DataFrame()), [], finished=False)
+    # Left over from a moment before the batch was finished.
+    pd.DataFrame({"cell": [7]}).to_parquet(folder / "parts" / f"{WHOLE}.records.0123456789abcdef.parquet")
     return folder
+
+
+def save(folder, batch, tables, failures, finished=True):
+    sums = {}
+    for name, table in tables.items():
+        content = table.to_parquet(None)
+        sums[name] = digest(content)
+        marks.table_path(folder, batch, name, sums[name]).write_bytes(content)
+    nothing = marks.Checkpoint(1, {}, {}), marks.Origin({}, {}, {})
+    marks.write(folder, batch, marks.Mark(finished, 1, 40, failures, sums, *nothing))
 
 
 def test_a_running_study_is_read_as_far_as_it_is(running):
@@ -50,7 +59,7 @@ def test_a_running_study_is_read_as_far_as_it_is(running):
     assert "running" in results._repr_html_()
 
 
-def test_failures_come_from_marks_and_from_the_log(running):
+def test_failures_come_from_marks(running):
     results = load(running)
     assert list(results.failures.columns) == ["cell", "seed", "phase", "step", "reason"]
     assert results.failures[["cell", "seed", "step"]].to_numpy().tolist() == [[0, 0, 100], [1, 1, 10]]
@@ -69,12 +78,31 @@ def test_a_run_without_a_measurement_names_the_command(running):
 
 
 def test_a_damaged_part_is_one_line(running):
-    (running / "parts" / f"{BEGUN}.records.partial.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=rf"{BEGUN}.records.partial.parquet: damaged"):
+    (path,) = (running / "parts").glob(f"{BEGUN}.records.*.parquet")
+    path.write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=rf"{path.name}: damaged .* mend it with: jaxattn run"):
+        load(running)
+    path.unlink()
+    with pytest.raises(InputError, match=rf"{path.name}: missing; mend it with: jaxattn run"):
         load(running)
 
 
+def test_a_damaged_mark_is_one_line(running):
+    path = running / "parts" / f"{WHOLE}.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(InputError, match=rf"{path.name}: damaged .* mend it with: jaxattn run"):
+        load(running)
+
+
+def test_a_run_that_goes_on_while_it_is_read_is_read_again(running, monkeypatch):
+    """The tables of a mark are gone when they are asked for, and another mark is there."""
+    read = marks.read
+    stale = marks.Mark(False, 0, 0, [], {"records": "f" * 64}, read(running, BEGUN).checkpoint, None)
+    seen = iter([stale])
+    monkeypatch.setattr(marks, "read", lambda folder, batch: next(seen, None) or read(folder, batch))
+    assert load(running).records["seed"].tolist().count(0) > 0
+
+
 def test_a_finished_run_without_its_table_is_read_from_its_parts(running):
-    manifest = json.loads((running / "manifest.json").read_text()) | {"status": "finished"}
-    (running / "manifest.json").write_text(json.dumps(manifest))
+    manifest.write(running, manifest.read(running) | {"status": "finished"})
     assert not load(running).finished

@@ -1,10 +1,10 @@
 import errno
+import os
 import re
 import shutil
 from html import unescape
 from html.parser import HTMLParser
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ from PIL import Image
 from jaxattn.errors import InputError, RunError
 from jaxattn.results import aggregate, load, report
 from jaxattn.results.statistics import last_steps
+from jaxattn.storage import manifest, origin
 
 FIGURES = (
     {"kind": "importance", "phase": "joint", "cell": 0},
@@ -67,7 +68,7 @@ def test_files(written):
         "figures/top_tokens_joint.pdf",
     ]
     assert all(path.stat().st_size > 1000 for path in written.paths)
-    assert not list(folder.rglob("*.partial"))
+    assert not list(folder.rglob(".*"))
     assert len(written.problems) == 1
     assert "axis 'model.dim': the run sweeps nothing" in written.problems[0]
 
@@ -148,16 +149,32 @@ def test_full_disk_keeps_the_old_report(folder, monkeypatch):
     (folder / "figures").mkdir()
     (folder / "figures" / "importance_joint.png").write_bytes(b"old")
 
-    def full(self, content):
-        with open(self, "wb") as file:
-            file.write(content[:10])
+    def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="No space left on device"):
         report.write(folder)
-    assert (folder / "figures" / "importance_joint.png").read_bytes() == b"old"
-    assert not list(folder.rglob("*.partial"))
+    assert [path.read_bytes() for path in (folder / "figures").iterdir()] == [b"old"]
+
+
+def test_a_folder_that_is_deleted_while_its_report_is_drawn_stays_away(folder, monkeypatch):
+    render = report.render
+    monkeypatch.setattr(report, "render", lambda *given: shutil.rmtree(folder) or render(*given))
+    with pytest.raises(RunError, match=r"report.html: cannot be written \(No such file"):
+        report.write(folder)
+    assert not folder.exists()
+
+
+def test_a_page_says_which_other_source_made_the_run(folder):
+    made = "made by jaxattn 0.1.0 at commit 000000000000; this is jaxattn"
+    written = report.write(folder)
+    assert written.made_by.startswith(made)
+    assert made in unescape(written.page.read_text(encoding="utf-8"))
+    manifest.write(folder, manifest.read(folder) | {"made_by": [origin.installed()]})
+    written = report.write(folder)
+    assert written.made_by == ""
+    assert made not in unescape(written.page.read_text(encoding="utf-8"))
 
 
 def test_unreadable_folder(tmp_path):
@@ -178,6 +195,7 @@ def test_text_of_tokens_is_escaped(folder):
     tokens = pd.read_parquet(folder / "tokens.parquet")
     tokens["token"] = "<script>alert(1)</script>"
     tokens.to_parquet(folder / "tokens.parquet", index=False)
+    manifest.write(folder, manifest.read(folder) | {"sha256": {}})
     html = report.write(folder).page.read_text(encoding="utf-8")
     assert "<script" not in html
     assert "<script>alert(1)</script>" in unescape(html)

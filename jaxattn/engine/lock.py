@@ -1,0 +1,67 @@
+"""The lock of a results folder: one process works there at a time, and a killed one keeps nothing."""
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxattn.errors import RunError
+
+NAME = ".lock"
+
+
+@contextmanager
+def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+    """Keep a folder to this process; `warn` is told where the file system has no locks.
+
+    Raises:
+        RunError: another process has it.
+        OSError: the lock cannot be written.
+    """
+    path = directory / NAME
+    while True:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:
+            _lock(file, directory, warn)
+            # Whoever had it before may have removed the folder's last files, and this one with them.
+            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                yield
+                return
+
+
+def is_locked(directory: Path) -> bool:
+    """Tell whether a process works in a folder."""
+    try:
+        with open(directory / NAME, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _lock(file: Any, directory: Path, warn: Callable[[str], None], tries: int = 5) -> None:
+    for left in reversed(range(tries)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            # Whoever only looks whether it is locked holds it for a moment.
+            if left:
+                time.sleep(0.05)
+                continue
+            holder = file.read().strip() or "another process"
+            raise RunError(
+                f"{directory}: {holder} is running there; wait for it, or choose another folder with --out"
+            ) from None
+        except OSError as error:
+            reason = f"this file system has no locks ({error.strerror})"
+            warn(f"{directory}: {reason}; start no second run there")
+            break
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()

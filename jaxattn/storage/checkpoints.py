@@ -1,0 +1,139 @@
+"""Checkpoints: trees of arrays in orbax's format, with checksums of their own."""
+
+import errno
+import importlib
+import os
+import resource
+import threading
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxattn.errors import InputError, RunError
+from jaxattn.storage import files
+from jaxattn.storage.files import Damaged
+from jaxattn.storage.marks import Checkpoint
+
+# What orbax and tensorstore need to read the arrays is in files smaller than this, and arrays are summed.
+SMALL = 2**20
+NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO)
+HANDLES = 64
+
+
+def prepare() -> None:
+    """Import orbax on the side, which takes as long as many a small program, while programs compile."""
+    threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",)).start()
+
+
+def check_handles() -> None:
+    """Raise RunError if too few files may be open, of which orbax takes no notice until it fails."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError):
+        if allowed != resource.RLIM_INFINITY and allowed - len(os.listdir("/dev/fd")) < HANDLES:
+            raise RunError(f"only {allowed} files may be open at a time; allow more with: ulimit -n 1024")
+
+
+def save(folder: Path, arrays: Any) -> Checkpoint:
+    """Write arrays to a folder, in place of what is there; its name is the checkpoint's number.
+
+    Raises:
+        OSError: the folder cannot be written; ValueError if the disk is full.
+    """
+    import orbax.checkpoint as ocp
+
+    check_handles()
+    # Orbax copies NumPy arrays first; but what lies on devices it takes to be spread over all processes.
+    held = arrays if jax.process_count() == 1 else jax.device_get(arrays)
+    with _checkpointer() as checkpointer:
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(held), force=True)
+    return Checkpoint(int(folder.name), _checksums(arrays), _listed(folder))
+
+
+def restore(folder: Path, known: Checkpoint, like: Any = None) -> Any:
+    """Read arrays.
+
+    Args:
+        folder: where they are.
+        known: what their mark says of them.
+        like: arrays, or their shapes and types; JAX's are put on the first device. If None, all are NumPy's,
+            in dictionaries by their names.
+
+    Raises:
+        Damaged: they are not what was saved.
+        InputError: they cannot be read.
+    """
+    import orbax.checkpoint as ocp
+
+    check_handles()
+    _check_files(folder, known)
+    try:
+        with _checkpointer() as checkpointer:
+            if like is None:
+                tree = checkpointer.metadata(folder).item_metadata.tree
+                each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            else:
+                each = ocp.checkpoint_utils.construct_restore_args(like)
+            arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
+    # Damage can surface as almost any exception of orbax and tensorstore; so can what is no damage.
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        if getattr(error, "errno", None) in NOT_DAMAGE or "Too many open files" in str(error):
+            raise InputError(f"{folder}: cannot be read: {reason}; mend this and repeat") from None
+        raise Damaged(f"{folder}: damaged ({reason})") from None
+    if _checksums(arrays) != known.arrays:
+        raise Damaged(f"{folder}: damaged (the checksums of its arrays differ)")
+    return arrays
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    # A process among many writes a folder of its own, and waits for no other.
+    here = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
+    )
+    processes = alone if jax.process_count() > 1 else ocp.options.MultiprocessingOptions()
+    # Parameters and moments hardly compress, and trying takes most of the time.
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=processes)
+    return ocp.Checkpointer(handler, multiprocessing_options=processes)
+
+
+def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
+    found: dict[str, tuple[int, str | None]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            size = path.stat().st_size
+            sha256 = files.digest(path.read_bytes()) if size <= SMALL else None
+            found[path.relative_to(folder).as_posix()] = size, sha256
+    return found
+
+
+def _check_files(folder: Path, known: Checkpoint) -> None:
+    """Compare sizes, and the small files, so that orbax is given nothing that it stumbles over."""
+    for name, (size, sha256) in known.files.items():
+        path = folder / name
+        if sha256 is not None:
+            files.check(path, sha256)
+        elif not path.is_file():
+            raise Damaged(f"{path}: missing")
+        elif path.stat().st_size != size:
+            raise Damaged(f"{path}: damaged (its size differs)")
+
+
+def _checksums(arrays: Any) -> dict[str, int]:
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): _checksum(x) for path, x in leaves}
+
+
+def _checksum(x: Any) -> int:
+    """Check the bytes as they lie in memory, device after device: copies would take longer than the sum."""
+    whole = not isinstance(x, jax.Array) or x.is_fully_replicated
+    total = 0
+    for part in [x] if whole else [shard.data for shard in x.addressable_shards]:
+        total = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, total)
+    return total

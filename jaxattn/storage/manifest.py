@@ -1,0 +1,177 @@
+"""The manifest of a results folder: what was run, and the command that mends or continues it."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from jaxattn.errors import InputError
+from jaxattn.spec import PositiveInt
+from jaxattn.storage import files, marks
+from jaxattn.storage.files import Damaged
+
+NAME = "manifest.json"
+# Since 5, manifests are sealed; older ones are read as they are, and not continued.
+FORMAT = 5
+REBUILD = "run the same sweep again into this folder to rebuild it from what is there"
+
+
+class Cell(msgspec.Struct):
+    """One cell: its number, the value of every axis, the hash of what determines its numbers."""
+
+    cell: int
+    settings: dict[str, int | float | str | bool]
+    config_hash: str | None = None
+
+
+class Batch(msgspec.Struct):
+    """Lanes that ran together."""
+
+    name: str
+    cells: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+    seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+
+
+class Failure(msgspec.Struct):
+    """One seed of one cell whose numbers failed, and from where on."""
+
+    cell: int
+    seed: int
+    phase: str
+    step: int
+    reason: str
+
+
+class Error(msgspec.Struct):
+    """A batch that could not be run."""
+
+    batch: str
+    cells: tuple[int, ...]
+    reason: str
+
+
+class Phase(msgspec.Struct):
+    """A phase of the config; all phases have a name."""
+
+    name: str
+
+
+class Config(msgspec.Struct):
+    """The tables of the study that are read back by more than their names."""
+
+    phases: tuple[Phase, ...]
+    probes: dict[str, Any] = {}
+    figures: tuple[dict[str, Any], ...] = ()
+
+
+class Manifest(msgspec.Struct):
+    """What every reader may count on; there is more that is only shown."""
+
+    name: str
+    command: str | tuple[str, ...]
+    config: Config
+    cells: Annotated[tuple[Cell, ...], msgspec.Meta(min_length=1)]
+    seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+    format: int = 1
+    status: str = "stopped"
+    description: str = ""
+    widths: tuple[PositiveInt, ...] = ()
+    batches: tuple[Batch, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    errors: tuple[Error, ...] = ()
+    sha256: dict[str, str] = {}
+    labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    code: dict[str, str] = {}
+    versions: dict[str, str | None] = {}
+    made_by: tuple[dict[str, str | None], ...] = ()
+    wall_time_s: float = 0.0
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """Read the manifest of a results folder; raise as `find`, and InputError if there is none."""
+    if (found := find(directory)) is not None:
+        return found
+    missing = "no manifest.json, so not a results folder" if directory.is_dir() else "no such folder"
+    raise InputError(f"{directory}: {missing}; give one that `jaxattn run` wrote")
+
+
+def find(directory: Path) -> dict[str, Any] | None:
+    """Read and check a manifest.
+
+    Args:
+        directory: a folder.
+
+    Returns:
+        The manifest, with all keys of `Manifest`; None if neither it nor a batch is there.
+
+    Raises:
+        Damaged: it is not what was written, or it is missing and batches are there.
+        InputError: it cannot be read, or is no manifest.
+    """
+    path = directory / NAME
+    try:
+        text = files.read(path)
+    except Damaged as error:
+        if not path.exists() and not marks.batches(directory):
+            return None
+        raise Damaged(f"{error}; {REBUILD}") from None
+    try:
+        content = json.loads(text)
+        if not _is_old(content):
+            content = files.unsealed(content)
+    except ValueError as error:
+        raise Damaged(f"{path}: damaged ({error}); {REBUILD}") from None
+    return _checked(path, content)
+
+
+def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    try:
+        checked = msgspec.convert(content, Manifest)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: {error}; give the manifest of a run") from None
+    if checked.format > FORMAT:
+        raise InputError(f"{path}: written by a newer version of jaxattn; read it with that one")
+    cells = {entry.cell for entry in checked.cells}
+    named = {entry.cell for entry in checked.failures}
+    named.update(cell for batch in checked.batches for cell in batch.cells)
+    named.update(cell for error in checked.errors for cell in error.cells)
+    if unknown := named - cells:
+        raise InputError(f"{path}: cell {min(unknown)} is not one of its cells; give the manifest of a run")
+    return msgspec.to_builtins(checked) | content
+
+
+def write(directory: Path, content: Mapping[str, Any]) -> None:
+    """Replace the manifest.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    files.write(directory / NAME, files.sealed(content, indent=2))
+
+
+def command(manifest: Mapping[str, Any]) -> str:
+    """Return the command that made, mends or continues a run."""
+    given = manifest["command"]
+    return given if isinstance(given, str) else shlex.join(given)
+
+
+@contextmanager
+def mending(manifest: Mapping[str, Any]) -> Iterator[None]:
+    """Name the command that mends what is found damaged."""
+    try:
+        yield
+    except Damaged as error:
+        raise InputError(f"{error}; mend it with: {command(manifest)}") from None
+
+
+def _is_old(content: Any) -> bool:
+    """Tell whether a manifest is from before there were seals."""
+    if not isinstance(content, dict) or files.SEAL in content:
+        return False
+    number = content.get("format", 1)
+    return isinstance(number, int) and number < FORMAT

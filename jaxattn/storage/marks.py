@@ -1,0 +1,157 @@
+"""The mark of a batch: how far it is, and checksums of the tables and the checkpoint that belong to it.
+
+Tables and checkpoints are written first, under names that no older mark uses; the mark makes them count. What
+no mark names is what a killed run left.
+"""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from jaxattn.storage import files
+from jaxattn.storage.files import Damaged
+
+TABLES = ("records", "tokens")
+NAME = re.compile(r"cells-(\d+)-(\d+)-seeds-(\d+)-(\d+)")
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A saved tree of arrays.
+
+    Attributes:
+        number: names its folder.
+        arrays: CRC-32 of every array, by its path in the tree.
+        files: size of every file, and the SHA-256 of a small one, by its path in the folder.
+    """
+
+    number: int
+    arrays: dict[str, int]
+    files: dict[str, tuple[int, str | None]]
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What made a batch: hashes of the configs of its cells by number, of the user's code, and the source."""
+
+    cells: dict[str, str]
+    code: dict[str, str]
+    made_by: dict[str, str | None]
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """How far a batch is.
+
+    Attributes:
+        finished: whether its tables are whole and its checkpoint holds the trained parameters.
+        phase: the phase it is in.
+        step: steps taken in that phase.
+        failures: the seeds that failed so far.
+        tables: SHA-256 of its tables so far.
+        checkpoint: what it continues from, or at its end the parameters.
+        origin: what made it.
+    """
+
+    finished: bool
+    phase: int
+    step: int
+    failures: list[dict[str, Any]]
+    tables: dict[str, str]
+    checkpoint: Checkpoint
+    origin: Origin
+
+
+def spans(batch: str) -> tuple[range, range]:
+    """Tell from its name which cells and which seeds a batch lies between."""
+    found = NAME.fullmatch(batch)
+    if found is None:
+        raise ValueError(f"{batch!r} is not the name of a batch")
+    cell, last_cell, seed, last_seed = map(int, found.groups())
+    return range(cell, last_cell + 1), range(seed, last_seed + 1)
+
+
+def path(directory: Path, batch: str) -> Path:
+    """Say where the mark of a batch is."""
+    return directory / "parts" / f"{batch}.json"
+
+
+def table_path(directory: Path, batch: str, table: str, sha256: str) -> Path:
+    """Say where a table of a batch is."""
+    return directory / "parts" / f"{batch}.{table}.{sha256[:16]}.parquet"
+
+
+def checkpoint_path(directory: Path, batch: str, number: int) -> Path:
+    """Say where a checkpoint of a batch is."""
+    return directory / "checkpoints" / batch / str(number)
+
+
+def batches(directory: Path) -> list[str]:
+    """Name the batches that have a mark."""
+    return sorted(x.stem for x in (directory / "parts").glob("*.json") if NAME.fullmatch(x.stem))
+
+
+def read(directory: Path, batch: str) -> Mark | None:
+    """Read the mark of a batch, None if it has none.
+
+    Raises:
+        Damaged: it is not what was written.
+        InputError: it cannot be read.
+    """
+    place = path(directory, batch)
+    try:
+        content = files.read_sealed(place)
+    except Damaged:
+        if place.exists():
+            raise
+        return None
+    try:
+        return msgspec.convert(content, Mark)
+    except msgspec.ValidationError as error:
+        raise Damaged(f"{place}: damaged ({error})") from None
+
+
+def write(directory: Path, batch: str, mark: Mark) -> None:
+    """Replace the mark of a batch.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    files.write(path(directory, batch), files.sealed(msgspec.to_builtins(mark)))
+
+
+def read_with_tables(directory: Path, batch: str) -> tuple[Mark, dict[str, pd.DataFrame]] | None:
+    """Read the mark of a batch and its tables, None if it has no mark.
+
+    Raises:
+        Damaged: one of them is not what was written.
+        InputError: one of them cannot be read.
+    """
+    while (mark := read(directory, batch)) is not None:
+        try:
+            return mark, {
+                name: read_table(table_path(directory, batch, name, sha256), sha256)
+                for name, sha256 in mark.tables.items()
+            }
+        except Damaged:
+            # A run that goes on has other tables a moment later.
+            if read(directory, batch) == mark:
+                raise
+    return None
+
+
+def read_table(place: Path, sha256: str | None) -> pd.DataFrame:
+    """Read a Parquet table.
+
+    Raises:
+        Damaged: it is missing, or not what was written.
+        InputError: it cannot be read.
+    """
+    content = files.read(place, sha256)
+    # Damage that no checksum shows can surface as almost any exception of pyarrow and pandas.
+    try:
+        return pd.read_parquet(io.BytesIO(content))
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise Damaged(f"{place}: damaged ({reason})") from None

@@ -1,0 +1,22 @@
+"""The attacks in small; `python tests/robustness` runs them in full."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SMALL = {"kills": 2, "damages": 20, "sweep_files": 50, "corpora": 20}
+MORE = {"kills": 20, "damages": 100, "sweep_files": 500, "corpora": 100}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [*SMALL.items(), *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE.items())],
+)
+def test_nothing_is_silently_wrong(monkeypatch, name, count):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not there yet")
+    outcomes = importlib.import_module(name).attack(count, seed=0)
+    assert sum(outcomes.values()) >= count
