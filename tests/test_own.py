@@ -29,8 +29,8 @@ from jaxattn.engine.execute import Clock
 from jaxattn.engine.store import Store
 
 save = Store.save
-def save_and_die(*arguments):
-    save(*arguments)
+def save_and_die(*arguments, **named):
+    save(*arguments, **named)
     os.kill(os.getpid(), signal.SIGKILL)
 
 Store.save = save_and_die

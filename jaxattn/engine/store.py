@@ -31,7 +31,7 @@ class Store:
         """Name the folder, nothing is written yet; `warn` is told of damage that was found and mended."""
         self.directory = Path(os.path.abspath(directory))
         self.warn = warn
-        self._code: dict[str, str] = {}
+        self._code: dict[str, str | None] = {}
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -85,8 +85,8 @@ class Manifest(msgspec.Struct):
     failures: tuple[Failure, ...] = ()
     errors: tuple[Error, ...] = ()
     sha256: dict[str, str] = {}
-    labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    code: dict[str, str] = {}
+    labels: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    code: dict[str, str | None] = {}
     versions: dict[str, str | None] = {}
     made_by: tuple[dict[str, str | None], ...] = ()
     wall_time_s: float = 0.0

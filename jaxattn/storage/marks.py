@@ -37,7 +37,7 @@ class Origin(msgspec.Struct, frozen=True):
     """What made a batch: hashes of the configs of its cells by number, of the user's code, and the source."""
 
     cells: dict[str, str]
-    code: dict[str, str]
+    code: dict[str, str | None]
     made_by: dict[str, str | None]
 
 

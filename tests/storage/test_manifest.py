@@ -21,6 +21,7 @@ WHOLE = {
     "widths": [2],
     "failures": [{"cell": 0, "seed": 1, "phase": "query", "step": 3, "reason": "NaN"}],
     "wall_time_s": 2,
+    "code": {"__main__:loss": None},
 }
 STRANGE = [
     *((key, wrong) for key in ("cells", "failures", "batches") for wrong in (None, 3, [3], [{}], {})),
