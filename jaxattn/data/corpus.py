@@ -181,6 +181,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
         raise InputError(f"labels: {len(labels)} labels for {len(lengths)} sequences; give one for each")
     if vocab_size < 1:
         raise InputError(f"vocab_size: {vocab_size}; a vocabulary holds at least one token")
+    check_positions("corpus", max(vocab_size, len(tokens)))
     if num_classes < 2:
         raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
     if len(lengths) == 0:

@@ -72,6 +72,7 @@ def figure(diagnosis: Diagnosis) -> Drawn:
     )
     drawn = importance(results)
     caption = drawn.caption.replace(" after phase model, one seed", "")
+    caption = caption.replace("; option label draws another", "")
     return replace(drawn, name="importance", caption=caption)
 
 

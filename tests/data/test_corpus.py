@@ -88,6 +88,7 @@ def test_padded_sequences_give_the_tokens_back(rng):
         ([[0], [1]], [1, "a"], {}, "label 1 of sequence 0"),
         ([[0]], [1], {"num_classes": 1}, "needs at least 2"),
         ([[0]], [1], {"vocab_size": 0}, "at least one token"),
+        ([[0]], [1], {"vocab_size": 10**30}, "32-bit numbers"),
     ],
 )
 def test_bad_input_is_named(sequences, labels, sizes, message):
