@@ -171,6 +171,9 @@ class Study(Definition):
             return
         from jaxattn.results import figures  # imports matplotlib
 
+        for number, figure in enumerate(self.figures):
+            if not isinstance(kind := figure.get("kind", ""), str):
+                raise InputError(f"figures[{number}].kind: expected a name, got {kind!r:.60}")
         phases = dict.fromkeys(phase.name for cell in self.cells for phase in cell.setting.phases)
         axes = dict.fromkeys(key for cell in self.cells for key in cell.settings)
         built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}

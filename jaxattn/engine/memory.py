@@ -67,13 +67,18 @@ def width(
         The number of lanes; at most all of them.
 
     Raises:
-        InputError: one lane alone does not fit; says how much it needs.
+        InputError: one lane alone does not fit, and how much it needs; or sizes that no array has.
     """
     lanes, used = len(group.cells) * seeds, devices.device_count(group.setting.data.shared)
     if CERTAIN * at_most(group.setting) * math.ceil(lanes / used) <= budget:
         return lanes
-    # Traced for the lanes that run if all fit, corpora need not be traced again when they do.
-    held, own = _sizes(group, math.ceil(lanes / used) * used)
+    try:
+        # Traced for the lanes that run if all fit, corpora need not be traced again when they do.
+        held, own = _sizes(group, math.ceil(lanes / used) * used)
+    except OverflowError as error:
+        raise InputError(
+            f"cell {group.cells[0].number}: its sizes are too large for programs ({error}); make them smaller"
+        ) from None
     if held + CERTAIN * own * math.ceil(lanes / used) <= budget:
         return lanes
     fitting = 0

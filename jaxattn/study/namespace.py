@@ -43,6 +43,8 @@ class Namespace:
         if name in self.given:
             return self.given[name]
         place, _, attribute = name.partition(":")
+        if not place.strip(".") or not attribute:
+            raise InputError(f"{name!r}: expected package.module:Name, or a file, for example mine.py:Name")
         found: Any = self._file(place) if place.endswith(".py") else self._module(place)
         for part in attribute.split("."):
             if not part or not hasattr(found, part):
@@ -54,7 +56,10 @@ class Namespace:
 
     def path(self, text: str) -> Path:
         """Find a file that the study names, relative to its folder."""
-        return self.folder / Path(text).expanduser()
+        try:
+            return self.folder / Path(text).expanduser()
+        except RuntimeError:  # ~ of nobody
+            return self.folder / text
 
     def source_hash(self, name: str) -> str | None:
         """Hash the source of what a name means: of the whole file, or of the thing itself in a notebook."""
@@ -83,9 +88,15 @@ class Namespace:
         return frozenset(found)
 
     def _file(self, place: str) -> ModuleType:
-        path = self.path(place).resolve()
-        if not path.is_file():
-            near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")], 1)
+        path = self.path(place)
+        try:
+            path = path.resolve()
+            is_file = path.is_file()
+            beside = [] if is_file else [other.name for other in path.parent.glob("*.py")]
+        except (OSError, ValueError):  # no path at all
+            is_file, beside = False, []
+        if not is_file:
+            near = difflib.get_close_matches(path.name, beside, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; paths start from {self.folder.resolve()}"
             raise InputError(f"{place}: there is no such file{hint}")
         # The same file is one module, however many names are taken from it.

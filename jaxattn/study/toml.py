@@ -92,15 +92,22 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = tree.pop("extends", None)
     if base is None:
         return tree
-    here = (*before, path.resolve())
+    here = (*before, _resolved(path))
     if not isinstance(base, str):
         raise InputError(f"{path}: extends: expected a path, got {base!r}")
     if len(here) > LONGEST:
         raise InputError(f"{path}: extends: more than {LONGEST} files one after the other; merge some")
-    if (path.parent / base).resolve() in here:
+    if _resolved(path.parent / base) in here:
         raise InputError(f"{path}: extends: {base} extends this file in turn; break the circle")
     with at(str(path)):
         return merged(tables(path.parent / base, here), tree, Namespace((before or here)[0].parent))
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, ValueError):
+        return path  # reading it will say why
 
 
 def _text(path: Path) -> str:
@@ -119,6 +126,8 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not valid TOML: {error}") from None
+    except ValueError as error:
+        raise InputError(f"{str(path)!r}: cannot be read ({error})") from None
 
 
 def flatten_grid(table: dict[str, Any]) -> None:
