@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxattn.engine import execute, run, store
+from jaxattn.engine import execute, lock, run, store
 from jaxattn.engine.execute import Interrupted
 from jaxattn.engine.plan import plan
 from jaxattn.engine.status import status
@@ -290,7 +290,7 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(store.fcntl, "flock", no_locks)
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
     notes = []
     folder = store.Store(tmp_path / "small", notes.append)
     with folder.locked():
@@ -298,4 +298,4 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
     assert notes == [
         f"{tmp_path / 'small'}: this file system has no locks (No locks available); start no second run there"
     ]
-    assert not folder.is_locked()
+    assert not lock.is_locked(folder.directory)
