@@ -68,12 +68,9 @@ def print_table(title: str, frame: "pd.DataFrame", keys: int = 1) -> None:
 
     # Names that users give are no markup.
     console = Console(width=_width(), highlight=False)
-    for number, columns in enumerate(_pieces(frame, keys)):
-        table = Table(
-            title=None if number else Text(_plain(title), "table.title"),
-            box=box.SIMPLE_HEAD,
-            title_justify="left",
-        )
+    print(_plain(title))
+    for columns in _pieces(frame, keys):
+        table = Table(box=box.SIMPLE_HEAD)
         for name, width in columns.items():
             is_number = pd.api.types.is_numeric_dtype(frame[name])
             head = Text(_heading(name, width), "table.header")
