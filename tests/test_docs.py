@@ -11,6 +11,7 @@ EXAMPLES = re.findall(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("title", "code"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
 def test_an_example_runs_and_holds_what_it_asserts(title, code, tmp_path, monkeypatch):
     assert "assert " in code

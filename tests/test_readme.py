@@ -51,6 +51,7 @@ def test_every_path_that_the_readme_links_to_exists():
     assert [link for link in links if not (root / link).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_model_of_the_readme_is_diagnosed(tmp_path, monkeypatch):
     (block,) = re.findall(r"```bash\n(python -c .*?)```", README, re.DOTALL)
     program, command = re.fullmatch(r"python -c '\n(.*)'\n(jaxattn diagnose .*)\n", block, re.DOTALL).groups()

@@ -95,6 +95,7 @@ def test_what_is_left_is_cut_as_it_was_planned(tmp_path, study, first):
     assert len(anew) == 2 + (first == 1)
 
 
+@pytest.mark.slow
 def test_shares_write_side_by_side_and_make_up_the_whole(tmp_path, go, study):
     wanted = study(axes={"model.dim": [8, 16]}, chunk=1)
     go(tmp_path / "whole", wanted)

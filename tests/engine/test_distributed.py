@@ -60,6 +60,7 @@ def records(folder):
     return shards.records.sort_values(KEYS).reset_index(drop=True)
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_sweep_and_print_one_table(undisturbed, tmp_path):
     folder, (first, second) = undisturbed
     finish(start(*STUDY, "--quiet", "--out", tmp_path, "--set", "chunk=2"))
@@ -192,6 +193,7 @@ def test_mistakes_in_distributed_are_named(text, message):
         distributed.read_process(text)
 
 
+@pytest.mark.slow
 def test_a_queue_runs_the_shards(tmp_path):
     words = ["--executor", "local", "--wait", "--seeds", "2", "--set", "chunk=1", "--out", tmp_path / "jobs"]
     out = finish(start("launch", SMALL, "--shards", "2", *words))
@@ -229,6 +231,7 @@ def events(path):
         position += length + 16
 
 
+@pytest.mark.slow
 def test_dashboards_get_what_the_log_has(tmp_path):
     finish(start("run", SMALL, "--quiet", "--out", tmp_path, "--profile", "--log", "tensorboard", "wandb"))
     (board,) = (tmp_path / "tensorboard").iterdir()

@@ -75,7 +75,7 @@ def test_numbers_of_own_code_are_lanes_unless_marked_static(study):
     assert [len(group.cells) for group in static] == [1, 1]
 
 
-@pytest.mark.parametrize("case", ["lanes", "flows"])
+@pytest.mark.parametrize("case", ["lanes", pytest.param("flows", marks=pytest.mark.slow)])
 def test_lanes_equal_cells_that_run_alone(case, request, tmp_path, go, read, study):
     """Seed by seed and cell by cell, without padding: every metric of every phase."""
     folder, wanted = request.getfixturevalue(case)
@@ -97,6 +97,7 @@ def test_lanes_equal_cells_that_run_alone(case, request, tmp_path, go, read, stu
             np.testing.assert_allclose(of_mine[column], alone_tokens[column], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_lanes_of_own_code_equal_cells_that_run_alone(tmp_path, go, read, study):
     """Every float of a user's model, data, loss, start, optimiser, phase and probe as a lane of its own."""
     zipped = {
@@ -189,6 +190,7 @@ for number in range(1, len(sys.argv), 2):
 """
 
 
+@pytest.mark.slow
 def test_lanes_on_four_devices_equal_lanes_on_one_without_collectives(lanes, flows, tmp_path, read):
     words = []
     for number, (_, wanted) in enumerate((lanes, flows)):
@@ -218,6 +220,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number"), [("topics", "min_purity"), ("xor", "label_noise"), ("negation", "negated")]
 )

@@ -16,6 +16,7 @@ def first(study):
     return compile_groups(study.cells)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "margin_convergence"])
 def test_memory_of_sixteen_lanes_is_predicted_within_a_tenth(name):
     """Against XLA's own count for a program of sixteen lanes, at the sizes of shipped sweeps."""

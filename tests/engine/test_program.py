@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxattn.data.text import silent
 from jaxattn.engine import program
@@ -14,6 +15,7 @@ def test_seed_keys_do_not_depend_on_the_other_seeds():
     np.testing.assert_array_equal(jax.random.key_data(together)[3], jax.random.key_data(alone)[0])
 
 
+@pytest.mark.slow
 def test_seeds_of_a_large_shared_corpus_agree_with_those_of_a_small_one(monkeypatch, study):
     setting = study().base
     data_keys, model_keys = program.seed_keys([0, 1, 2])
