@@ -17,9 +17,10 @@ from unittest import mock
 import tomli_w
 
 from jaxattn import Study
-from jaxattn.engine import batches, memory
+from jaxattn.engine import memory
 from jaxattn.engine.groups import compile_groups, rehearse_groups
-from jaxattn.engine.run import lane_widths
+from jaxattn.engine.manifest import describe
+from jaxattn.engine.run import cut_batches
 from jaxattn.engine.store import Store
 from jaxattn.errors import InputError, UserCodeError
 
@@ -155,8 +156,8 @@ def _plan(path: Path, folder: Path) -> str:
         # Texts are not read: whether they are there is no matter of the file.
         if not any(group.setting.data.shared for group in groups):
             rehearse_groups(study, groups, lambda *_: None)
-            widths = lane_widths(study, groups, Store(folder), None)
-            batches.cut(groups, study.seeds, [], widths)
+            store = Store(folder)
+            cut_batches(study, groups, store, store.join(describe(study, "attack")), None)
     except _WouldCompile:
         pass
     return "accepted"

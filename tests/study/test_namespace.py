@@ -52,7 +52,7 @@ def test_what_python_gave_comes_first():
     ("name", "message"),
     [
         ("mine.py:dobule", r"mine.py:dobule: mine.py has no 'dobule'; did you mean mine.py:double\?"),
-        ("mine.py:", "mine.py has no ''"),
+        ("mine.py:", r"'mine.py:': expected package.module:Name, or a file"),
         ("mien.py:double", r"mien.py: there is no such file; did you mean mine.py\?"),
         ("other/lab.py:double", r"other/lab.py: there is no such file; paths start from /"),
         (
