@@ -3,8 +3,11 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pandas as pd
 
 from jaxattn.data.text import silent
@@ -15,6 +18,7 @@ from jaxattn.engine.run import cut_batches
 from jaxattn.engine.runtime import estimate_runtime
 from jaxattn.engine.store import Store
 from jaxattn.study.definition import Definition
+from jaxattn.study.setting import Setting
 
 
 def plan(
@@ -36,7 +40,8 @@ def plan(
 
     Returns:
         A table of the cells: settings, group, seeds, and how many of them are done. A table of the groups,
-        each of which is one compiled program for every phase: its cells, which of their numbers are lanes of
+        each of which is one compiled program for every phase: its cells, how many coordinates its vectors
+        have (those of their span where these are fewer than d), which of their numbers are lanes of
         that program, lanes, lanes that run together, batches, the memory that a device needs, and about how
         long what is left will take. And a sentence on the whole.
 
@@ -55,6 +60,7 @@ def plan(
         row = {
             "group": number,
             "cells": len(group.cells),
+            "coordinates": _coordinates(group.setting),
             "vmapped": ", ".join(["seed", *(group.key(path) for path in group.varying)]),
             "lanes": sum(batch.width for batch in own),
             "together": max(batch.width for batch in own),
@@ -73,6 +79,17 @@ def plan(
     counts = f"{len(cells)} cells in {len(rows)} groups, {len(cut)} batches, {len(marked)} of them done"
     left_over = "" if quick else f", about {duration(seconds)} left"
     return [cells, pd.DataFrame(rows)], f"{study.name}: {counts}{left_over}"
+
+
+def _coordinates(setting: Setting) -> str:
+    """Say how long the vectors of embeddings are, where their number is known before texts are read."""
+    dim, vocab_size = getattr(setting.model, "dim", None), getattr(setting.data, "vocab_size", None)
+    if dim is None or vocab_size is None:
+        return "" if dim is None else str(dim)
+    classes = getattr(setting.data, "classes", 2)
+    sizes = {"vocab_size": vocab_size, "num_classes": classes, "dtype": jnp.dtype(setting.dtype)}
+    E = getattr(jax.eval_shape(partial(setting.model.init, **sizes), jax.random.key(0)), "E", None)
+    return str(dim) if E is None or E.shape[1] == dim else f"{E.shape[1]} for d = {dim}"
 
 
 def _cells(
