@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
+from jaxattn.data.generators import Numbered
 from jaxattn.data.splits import Loaded, Splits, draw_splits, token_statistics
 from jaxattn.probes.seen import Seen
 from jaxattn.spec import Count, HalfShare
@@ -77,7 +78,7 @@ class OwnGenerator(NamedTuple):
     def tokens(self) -> Sequence[str]:
         """Names of the V tokens: their numbers."""
         corpus = jax.eval_shape(lambda key: self.draw(key).train, jax.random.key(0))
-        return [str(s) for s in range(corpus.vocab_size)]
+        return Numbered(corpus.vocab_size)
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
         """Draw the corpora of one seed."""
