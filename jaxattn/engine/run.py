@@ -106,12 +106,13 @@ def run(
             "batches": manifest.listed(own),
             "elsewhere": sorted(elsewhere),
         }
-        todo = [batch for batch in own if not folder.is_finished(batch.name)]
+        todo = _unfinished(own, folder, reporter)
         if not todo and now["status"] == "finished" and folder.is_merged(now):
             if now != find(folder.directory):
                 folder.write_manifest(now)
             return Outcome(folder.directory, now["failures"], [], len(own), True)
-        folder.write_manifest(now | {"status": "running"})
+        now["status"] = "running"
+        folder.write_manifest(now)
         errors: list[dict[str, Any]] = []
         try:
             with ExitStack() as stack:
@@ -134,6 +135,17 @@ def run(
             now["wall_time_s"] = round(now["wall_time_s"] + time.monotonic() - started, 3)
             folder.write_manifest(now)
     return Outcome(folder.directory, now["failures"], errors, len(own), False)
+
+
+def _unfinished(own: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
+    """List the batches that are to be run; those that are not have whole tables."""
+    begin, todo = time.monotonic(), []
+    for number, batch in enumerate(own):
+        if time.monotonic() - begin > 2:
+            reporter.update(f"comparing {batch.name} with its checksums", number / len(own))
+        if not folder.is_finished(batch.name):
+            todo.append(batch)
+    return todo
 
 
 def cut_batches(

@@ -200,7 +200,8 @@ class Store:
         except Damaged as error:
             self.set_aside(batch, error)
             return False
-        self._drop_others(batch, mark)
+        if sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
+            self._drop_others(batch, mark)  # killed before it had
         return True
 
     def resume(self, batch: str) -> tuple[Mark | None, dict[str, pd.DataFrame]]:

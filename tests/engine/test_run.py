@@ -17,6 +17,7 @@ from jaxattn.engine.execute import Interrupted
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.status import status
 from jaxattn.errors import InputError, RunError, UserCodeError
+from jaxattn.results import load
 from jaxattn.study.namespace import Namespace
 
 
@@ -114,8 +115,10 @@ def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
     assert capsys.readouterr().err == line
 
 
-def test_a_stop_after_the_last_batch_leaves_the_rest_to_the_next_run(tmp_path, monkeypatch, go, study):
-    execute_batch = run.execute
+def test_a_finished_run_that_is_stopped_with_more_seeds_is_not_finished(
+    small_run, tmp_path, monkeypatch, go, study
+):
+    folder, execute_batch = shutil.copytree(small_run, tmp_path / "small"), run.execute
 
     def then_stop(*given):
         found = execute_batch(*given)
@@ -126,12 +129,15 @@ def test_a_stop_after_the_last_batch_leaves_the_rest_to_the_next_run(tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(run, "execute", then_stop)
         with pytest.raises(Interrupted):
-            go(tmp_path / "small", study())
+            go(folder, study(seeds=3))
     assert signal.getsignal(signal.SIGTERM) is handler
-    assert not (tmp_path / "small" / "records.parquet").exists()
+    found = load(folder)
+    assert not found.finished
+    assert set(found.records["seed"]) == {0, 1, 2}
     monkeypatch.setattr(run, "execute", None)
-    assert not go(tmp_path / "small", study())[0].already_finished
-    assert (tmp_path / "small" / "records.parquet").exists()
+    assert not go(folder, study(seeds=3))[0].already_finished
+    assert load(folder).finished
+    pd.testing.assert_frame_equal(load(folder).records, found.records)
 
 
 def test_stop_stops_and_keeps_what_is_done(tmp_path, monkeypatch, go, study):
