@@ -31,6 +31,15 @@ def test_a_start_has_the_inner_products_of_the_full_space_in_the_fewest_coordina
     assert short.v.ndim == full.v.ndim
 
 
+@pytest.mark.parametrize(("dim", "rtol"), [(11, 2e-6), (22, 2e-6), (200, 2e-6)])
+def test_a_start_in_float32_keeps_its_digits_however_near_to_square(dim, rtol):
+    """Ten rows: a product of them would lose half the digits where d is hardly larger."""
+    sizes = SIZES | {"dtype": jnp.float32}
+    short, full = span.start(KEY, dim=dim, **sizes), Rows(*embeddings_query_head(KEY, dim=dim, **sizes))
+    assert (jnp.diagonal(jnp.concatenate([short.p[None], short.v[None], short.E])) > 0).all()
+    np.testing.assert_allclose(products(short), products(full), rtol=rtol, atol=1e-6)
+
+
 @pytest.mark.usefixtures("x64")
 def test_the_basis_of_a_seed_brings_its_vectors_back():
     short, full = span.start(KEY, dim=40, **SIZES), Rows(*embeddings_query_head(KEY, dim=40, **SIZES))
