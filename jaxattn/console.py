@@ -68,30 +68,32 @@ def print_table(title: str, frame: "pd.DataFrame", keys: int = 1) -> None:
 
     # Names that users give are no markup.
     console = Console(width=_width(), highlight=False)
-    print(_plain(title))
-    for columns in _pieces(frame, keys):
+    console.print(Text(_plain(title), "table.title"), soft_wrap=True)
+    for places in _pieces(frame, keys):
+        piece = frame.iloc[:ROWS, places]
         table = Table(box=box.SIMPLE_HEAD)
-        for name, width in columns.items():
-            is_number = pd.api.types.is_numeric_dtype(frame[name])
-            head = Text(_heading(name, width), "table.header")
-            table.add_column(head, justify="right" if is_number else "left", overflow="fold")
-        for row in frame[list(columns)].head(ROWS).itertuples(index=False):
+        for name, values in piece.items():
+            head = Text(_heading(name, _column_width(name, values)), "table.header")
+            justify: Any = "right" if pd.api.types.is_numeric_dtype(values) else "left"
+            table.add_column(head, justify=justify, overflow="fold")
+        for row in piece.itertuples(index=False):
             table.add_row(*(Text(_written(x)) for x in row))
         console.print(table)
     if len(frame) > ROWS:
         print(f"... and {len(frame) - ROWS:,} rows more")
 
 
-def _pieces(frame: "pd.DataFrame", keys: int) -> Iterator[dict[Any, int]]:
-    """Divide columns over tables that are as wide as what they are printed on; tell the width of each."""
-    widths = {name: _column_width(name, frame[name]) for name in frame.columns}
-    first = dict(list(widths.items())[:keys])
-    piece = dict(first)
-    for name, width in list(widths.items())[keys:]:
-        if len(piece) > len(first) and sum(piece.values()) + width + 3 * len(piece) + 4 > _width():
+def _pieces(frame: "pd.DataFrame", keys: int) -> Iterator[list[int]]:
+    """Divide columns, by their places, over tables that are as wide as what they are printed on."""
+    widths = [_column_width(name, values) for name, values in frame.items()]
+    first = list(range(keys))
+    piece = list(first)
+    for place in range(keys, len(widths)):
+        together = sum(widths[k] for k in [*piece, place])
+        if len(piece) > keys and together + 3 * len(piece) + 4 > _width():
             yield piece
-            piece = dict(first)
-        piece[name] = width
+            piece = list(first)
+        piece.append(place)
     yield piece
 
 

@@ -57,9 +57,23 @@ def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
     status, out, _ = call(monkeypatch, capsys, "status", shards[0])
     assert status == 0
     assert "100 % done, finished" in out
+    status, out, _ = call(monkeypatch, capsys, "status", folder, shards[1])
+    assert [out.count(f"{shard}: quickstart: 100 % done") for shard in shards] == [1, 2]
+    (shards[0] / "manifest.json").rename(shards[0] / "elsewhere.json")
+    _, out, error = call(monkeypatch, capsys, "aggregate", folder, "--metrics", "loss")
+    assert "(n=1)" in out
+    assert "not finished: these are the numbers so far" in error
+    (shards[0] / "elsewhere.json").rename(shards[0] / "manifest.json")
     status, _, error = call(monkeypatch, capsys, "aggregate", *shards, "--pair", "model.dim=8,16")
     assert status == 2
     assert "model.dim: not swept" in error
+
+
+def test_a_quiet_plan_prints_its_tables_alone(monkeypatch, capsys, tmp_path):
+    words = ["plan", SWEEPS / "quickstart.toml", *SMALL, "--quick", "--out", tmp_path / "none"]
+    status, out, error = call(monkeypatch, capsys, *words)
+    assert (status, error) == (0, "")
+    assert "quickstart: 1 cells in 1 groups, 1 batches, 0 of them done" in out
 
 
 def test_schema_and_doctor_print_what_they_found(monkeypatch, capsys):
@@ -107,6 +121,16 @@ def test_help_shows_an_example(monkeypatch, capsys, command):
         (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
         (["status", "nosuch"], "nosuch"),
         (["aggregate"], "give at least one results folder"),
+        (["status"], "give at least one results folder"),
+        (
+            ["run", SWEEPS / "quickstart.toml", "--set", "seeds=abc"],
+            "seeds: expected a number, a range such as",
+        ),
+        (
+            ["run", SWEEPS / "quickstart.toml", "--set", "phases.query.step_size=inf"],
+            "inf is not allowed here",
+        ),
+        (["run", SWEEPS / "quickstart.toml", "--distributed", "two"], "expected auto, or N,I"),
         (["report", "nosuch"], "nosuch"),
         (["aggregate", "nosuch"], "nosuch"),
     ],

@@ -33,6 +33,11 @@ def test_control_characters_are_written_out(lines):
     assert row.strip() == r"a\n\x1b[31mb"
 
 
+def test_columns_of_one_name_are_all_printed(lines):
+    frame = pd.DataFrame([[1, 2, 3]], columns=["x", "x", "x"])
+    assert [line.split() for line in lines(console.print_table, "t", frame)][-2] == ["1", "2", "3"]
+
+
 def run_of(directory, cells, seeds=2):
     settings = [
         {"phases.embed.step_size": 1.0, "phases.query.step_size": 0.1 * (1 + k)} for k in range(cells)
