@@ -1,11 +1,16 @@
 """Correlations and bin means inside compiled programs; `results.correlations` has those of the host."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 
 def bin_means(
-    values: Float[Array, "V"], difference: Float[Array, "V"], bins: int, low: float, high: float
+    values: Float[Array, "V"],
+    difference: Float[Array, "V"],
+    bins: int,
+    low: float | Array,
+    high: float | Array,
 ) -> Float[Array, "bins"]:
     """Average values of tokens within equal bins of the posterior difference.
 
@@ -32,7 +37,9 @@ def spearman(x: Float[Array, "N"], y: Float[Array, "N"], use: Bool[Array, "N"]) 
     Returns:
         The coefficient; NaN if fewer than two entries are in use or one side is constant.
     """
-    return pearson(_ranks(x, use), _ranks(y, use), use)
+    # Together: sorting takes long to compile.
+    ranks = jax.vmap(_ranks, (0, None))(jnp.stack([x, y]), use)
+    return pearson(ranks[0], ranks[1], use)
 
 
 def pearson(x: Float[Array, "N"], y: Float[Array, "N"], use: Bool[Array, "N"]) -> Float[Array, ""]:

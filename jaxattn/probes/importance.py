@@ -11,6 +11,9 @@ from jaxattn.probes.correlations import bin_means, pearson, spearman
 from jaxattn.probes.seen import Seen, over_classes
 from jaxattn.spec import Count, Spec
 
+# What is held against the posterior difference, its sign kept, or its size.
+_PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
+
 
 class Importance(Spec, frozen=True, kw_only=True):
     """Bin means and rank correlations of E·v and E·p over the posterior difference, and E·v against α.
@@ -49,27 +52,31 @@ class Importance(Spec, frozen=True, kw_only=True):
             return {}
         tokens, (scores, values) = seen.corpora.tokens, seen.columns
         difference, found = tokens.posterior_difference, {}
-        size = jnp.abs(difference).max(axis=1, keepdims=True)
+        size = jnp.broadcast_to(jnp.abs(difference).max(axis=1, keepdims=True), difference.shape)
+        # Side by side: sorting takes most of the time that this takes to compile.
+        columns = jnp.concatenate([values, scores, scores], axis=1)
+        against = jnp.concatenate([difference, difference, size], axis=1)
         frequent = tokens.count >= max(self.min_count, 1)
-        numbers = jnp.arange(self.bins, dtype=scores.dtype)
-        signed, absolute = (self.low, self.high), (0.0, max(-self.low, self.high))
-        for name, columns, against, ends in (
-            ("Ev", values, difference, signed),
-            ("Ep_signed", scores, difference, signed),
-            ("Ep_absolute", scores[:, :1], size, absolute),
-        ):
-            if self.bins:
-                means = jax.vmap(partial(bin_means, bins=self.bins, low=ends[0], high=ends[1]), 1, 1)(
-                    columns, against
-                )
-                if ends is signed:
-                    found[f"{name[:2]}_bin"] = means.mean(axis=1)
-                found[f"spearman_{name}_bins"] = over_classes(
-                    lambda x, use: spearman(x, numbers, use), means, jnp.isfinite(means)
-                )
-            found[f"spearman_{name}_tokens"] = over_classes(
-                lambda x, y: spearman(x, y, frequent), columns, against
+
+        def note(of: str, every: Array) -> None:
+            for name, each in zip(_PAIRS, every.reshape(len(_PAIRS), -1), strict=True):
+                found[f"spearman_{name}_{of}"] = each.mean()
+
+        if self.bins:
+            ends = [(self.low, self.high)] * 2 + [(0.0, max(-self.low, self.high))]
+            parts = zip(*(jnp.split(x, len(_PAIRS), axis=1) for x in (columns, against)), ends, strict=True)
+            means = jnp.concatenate(
+                [
+                    jax.vmap(partial(bin_means, bins=self.bins, low=low, high=high), 1, 1)(x, y)
+                    for x, y, (low, high) in parts
+                ],
+                axis=1,
             )
+            numbers = jnp.arange(self.bins, dtype=scores.dtype)
+            for name, each in zip(("Ev", "Ep"), jnp.split(means, len(_PAIRS), axis=1), strict=False):
+                found[f"{name}_bin"] = each.mean(axis=1)
+            note("bins", jax.vmap(spearman, (1, None, 1))(means, numbers, jnp.isfinite(means)))
+        note("tokens", jax.vmap(spearman, (1, 1, None))(columns, against, frequent))
         present = tokens.count > 0
         found["correlation_Ev_alpha"] = over_classes(
             lambda x, y: pearson(x, y, present), values, tokens.alpha
