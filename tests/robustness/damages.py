@@ -29,6 +29,8 @@ from jaxattn.results.verify import verify
 SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
 SEEDS = (0, 1)
 SAVING = Clock(block_s=0.0, checkpoint_s=0.0, checkpoint_share=np.inf)
+# Nothing may take longer without a word.
+LONGEST_S = 5.0
 WITHOUT_CHECKSUM = (".lock", "metrics.jsonl")
 
 
@@ -60,7 +62,7 @@ class Words(Reporter):
             raise Interrupted
 
 
-def attack(count: int, seed: int, longest_s: float = 5.0) -> dict[str, int]:
+def attack(count: int, seed: int) -> dict[str, int]:
     """Flip one bit `count` times; read, verify, continue and mend the folder each time.
 
     Returns:
@@ -83,7 +85,7 @@ def attack(count: int, seed: int, longest_s: float = 5.0) -> dict[str, int]:
             bit = _flip(path, drawn)
             case = f"seed {seed}, damage {number}: bit {bit} of {path.relative_to(folder)}, {state}"
             try:
-                found = _suffer(folder, path, expected[state], expected["finished"], longest_s)
+                found = _suffer(folder, path, expected[state], expected["finished"])
             except Exception as error:
                 raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
             outcomes[f"{state}, {found}"] += 1
@@ -99,15 +101,15 @@ def _choose(folder: Path, drawn: random.Random) -> Path:
     return drawn.choice([path for path in files if path.relative_to(folder).parts[0] == kind])
 
 
-def _suffer(folder: Path, path: Path, before: Reading, after: Reading, longest_s: float) -> str:
+def _suffer(folder: Path, path: Path, before: Reading, after: Reading) -> str:
     """Do with a damaged folder what a user would do; say what came of it."""
     with _listening() as heard:
-        damaged = _timed(lambda: verify(folder), longest_s)
+        damaged = _timed(lambda: verify(folder))
         assert all(path.name in line for line in damaged), f"not named: {damaged}"
         assert damaged or path.name in WITHOUT_CHECKSUM, "not noticed"
-        _compare(folder, path, before, longest_s)
-        _run(folder, longest_s)
-        _compare(folder, path, after, longest_s)
+        _compare(folder, path, before)
+        _run(folder)
+        _compare(folder, path, after)
         result = "named, mended by the same command" if damaged else "of no consequence"
         for line in verify(folder):
             result = "named, mended by the command that is named"
@@ -115,17 +117,17 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading, longest_s
                 report.write(folder)
             else:
                 Path(line.partition("; delete ")[2].partition(" and mend it with: ")[0]).unlink()
-                _run(folder, longest_s)
+                _run(folder)
         assert verify(folder) == []
         _same(_read(folder), after)
     assert "Traceback" not in heard[0], heard[0]
     return result
 
 
-def _compare(folder: Path, path: Path, expected: Reading, longest_s: float) -> None:
+def _compare(folder: Path, path: Path, expected: Reading) -> None:
     """Read a folder: what it gives is right, or an error in one line that names the file."""
     try:
-        found = _timed(lambda: _read(folder), longest_s)
+        found = _timed(lambda: _read(folder))
     except InputError as error:
         line = str(error)
     else:
@@ -151,10 +153,10 @@ def _same(found: Reading, expected: Reading) -> None:
 
 def _make(finished: Path, half: Path) -> None:
     """Make a finished folder with its report, and one that was left in its second batch."""
-    _run(finished, np.inf)
+    _run(finished)
     report.write(finished)
     try:
-        _run(half, np.inf, steps=7)
+        _run(half, steps=7)
     except Interrupted:
         return
     raise AssertionError("the run was not stopped")
@@ -178,18 +180,18 @@ def _compiled_once() -> Iterator[None]:
         yield
 
 
-def _run(folder: Path, longest_s: float, steps: int = -1) -> None:
+def _run(folder: Path, steps: int = -1) -> None:
     with Words(steps) as words:
         engine.run(_study(), folder, command="the same command", reporter=words, clock=SAVING)
-    assert words.longest < longest_s, f"run said nothing for {words.longest:.1f} s"
+    assert words.longest < LONGEST_S, f"run said nothing for {words.longest:.1f} s"
 
 
-def _timed(function: Callable[[], Any], longest_s: float) -> Any:
+def _timed(function: Callable[[], Any]) -> Any:
     begin = time.monotonic()
     try:
         return function()
     finally:
-        assert time.monotonic() - begin < longest_s, f"nothing for {time.monotonic() - begin:.1f} s"
+        assert time.monotonic() - begin < LONGEST_S, f"nothing for {time.monotonic() - begin:.1f} s"
 
 
 def _flip(path: Path, drawn: random.Random) -> int:

@@ -18,5 +18,8 @@ def test_nothing_is_silently_wrong(monkeypatch, name, count):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not there yet")
-    outcomes = importlib.import_module(name).attack(count, seed=0)
+    module = importlib.import_module(name)
+    # Tests may share a machine with others, that keeps them waiting.
+    monkeypatch.setattr(module, "LONGEST_S", 60.0, raising=False)
+    outcomes = module.attack(count, seed=0)
     assert sum(outcomes.values()) >= count
