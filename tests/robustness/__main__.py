@@ -5,7 +5,7 @@ import importlib.util
 import sys
 import time
 
-FULL = {"kills": 200, "damages": 500, "sweep_files": 5000, "corpora": 500}
+FULL = {"kills": 200, "damages": 500, "sweep_files": 5000, "corpora": 500, "weights": 500}
 
 
 def main() -> None:
