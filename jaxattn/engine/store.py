@@ -139,10 +139,8 @@ class Store:
 
     def _check_same(self, changed: list[str], described: Mapping[str, Any], begun: list[str]) -> None:
         """Compare the config with that of the manifest, and with those that made the batches."""
-        hashes = {str(entry["cell"]): entry["config_hash"] for entry in described["cells"]}
         for mark in [] if changed else self._whole_marks(begun):
-            made = mark.origin.cells.items()
-            changed += [f"cell {cell}" for cell, config_hash in made if hashes.get(cell) != config_hash]
+            changed += [f"cell {cell}" for cell in marks.foreign(mark, described["cells"])]
         if changed:
             raise InputError(
                 f"{self.directory}: holds results of another config ({'; '.join(dict.fromkeys(changed))}); "

@@ -59,7 +59,7 @@ def read(directory: Path) -> Folder:
                     f"{directory}: without its tables, and of an earlier version of jaxattn; "
                     f"run it again into another folder: {command(known)}"
                 )
-            found = _parts(directory)
+            found = _parts(directory, known)
             tables = {name: [read[name] for _, read in found] for name in COLUMNS}
             failures = [failure for mark, _ in found for failure in mark.failures]
             status = "stopped" if known["status"] == "finished" else known["status"]
@@ -84,10 +84,18 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     return {name: [marks.read_table(paths[name], wanted[name])] if name in paths else [] for name in COLUMNS}
 
 
-def _parts(directory: Path) -> list[tuple[Mark, dict[str, pd.DataFrame]]]:
+def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[Mark, dict[str, pd.DataFrame]]]:
     """Read the tables of every batch, as they were last saved."""
-    found = (marks.read_with_tables(directory, batch) for batch in marks.batches(directory))
-    return [batch for batch in found if batch is not None]
+    found = []
+    for batch in marks.batches(directory):
+        if read := marks.read_with_tables(directory, batch):
+            if marks.foreign(read[0], known["cells"]):
+                raise InputError(
+                    f"{marks.path(directory, batch)}: of another config than the manifest says; "
+                    f"delete it and repeat: {command(known)}"
+                )
+            found.append(read)
+    return found
 
 
 def _joined(tables: list[pd.DataFrame], name: str, known: Mapping[str, Any]) -> pd.DataFrame:

@@ -62,11 +62,10 @@ def _batch(directory: Path, batch: str, known: Mapping[str, Any], again: str) ->
 
 def _of_mark(directory: Path, batch: str, mark: Mark, known: Mapping[str, Any], again: str) -> list[str]:
     place = marks.path(directory, batch)
-    hashes = {str(entry["cell"]): entry["config_hash"] for entry in known["cells"]}
+    other = marks.foreign(mark, known["cells"]) if known["cells"] else []
     found = [
-        f"{place}: cell {cell} was made by another config than the manifest says; {manifest.REBUILD}"
-        for cell, config_hash in mark.origin.cells.items()
-        if hashes and hashes.get(cell) != config_hash
+        f"{place}: cell {cell} is of another config than the manifest says; delete it and {again}"
+        for cell in other
     ]
     for table, sha256 in mark.tables.items():
         try:

@@ -6,6 +6,7 @@ no mark names is what a killed run left.
 
 import io
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,13 @@ def write(directory: Path, batch: str, mark: Mark) -> None:
         OSError: it cannot be written.
     """
     files.write(path(directory, batch), files.sealed(msgspec.to_builtins(mark)))
+
+
+def foreign(mark: Mark, cells: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Number the cells of a batch whose configs are not those of a manifest's cells."""
+    hashes = {str(entry["cell"]): entry.get("config_hash") for entry in cells}
+    made = mark.origin.cells.items()
+    return [cell for cell, config_hash in made if hashes.get(cell, "none") not in (None, config_hash)]
 
 
 def read_with_tables(directory: Path, batch: str) -> tuple[Mark, dict[str, pd.DataFrame]] | None:

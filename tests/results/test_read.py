@@ -1,5 +1,6 @@
 """Folders of runs that are not finished, as the parts of their batches."""
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -84,6 +85,15 @@ def test_a_damaged_part_is_one_line(running):
         load(running)
     path.unlink()
     with pytest.raises(InputError, match=rf"{path.name}: missing; mend it with: jaxattn run"):
+        load(running)
+
+
+def test_a_batch_of_another_config_is_one_line(running):
+    mark, known = marks.read(running, WHOLE), manifest.read(running)
+    cells = [cell | {"config_hash": "0" * 16} for cell in known["cells"]]
+    manifest.write(running, known | {"cells": cells})
+    marks.write(running, WHOLE, msgspec.structs.replace(mark, origin=marks.Origin({"0": "f" * 16}, {}, {})))
+    with pytest.raises(InputError, match=rf"{WHOLE}\.json: of another config than the manifest says"):
         load(running)
 
 

@@ -87,7 +87,7 @@ def test_a_batch_of_another_config_is_named(folder):
     cells = [{"cell": 0, "settings": {}, "config_hash": "f" * 16}]
     manifest.write(folder, manifest.read(folder) | {"cells": cells})
     (line,) = verify(folder)
-    assert line.startswith(f"{folder}/parts/{BATCH}.json: cell 0 was made by another config")
+    assert line.startswith(f"{folder}/parts/{BATCH}.json: cell 0 is of another config")
 
 
 def test_the_command_names_what_is_damaged_and_exits_with_1(folder, monkeypatch, capsys):
