@@ -65,6 +65,15 @@ def check(path: Path, sha256: str) -> None:
     _compare(path, found, sha256)
 
 
+def names(folder: Path) -> list[str]:
+    """List what is in a folder, nothing if there is none; InputError if it cannot be read."""
+    try:
+        with _reading(folder):
+            return sorted(os.listdir(folder))
+    except Damaged:
+        return []
+
+
 def digest(content: bytes) -> str:
     """Return the SHA-256 of some bytes."""
     return hashlib.sha256(content).hexdigest()

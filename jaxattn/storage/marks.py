@@ -90,7 +90,10 @@ def checkpoint_path(directory: Path, batch: str, number: int) -> Path:
 
 def batches(directory: Path) -> list[str]:
     """Name the batches that have a mark."""
-    return sorted(x.stem for x in (directory / "parts").glob("*.json") if NAME.fullmatch(x.stem))
+    names = (
+        name.removesuffix(".json") for name in files.names(directory / "parts") if name.endswith(".json")
+    )
+    return [name for name in names if NAME.fullmatch(name)]
 
 
 def read(directory: Path, batch: str) -> Mark | None:

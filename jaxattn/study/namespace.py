@@ -43,7 +43,7 @@ class Namespace:
         if name in self.given:
             return self.given[name]
         place, _, attribute = name.partition(":")
-        if not place.strip("."):
+        if not place.strip(".") or not attribute:
             raise InputError(f"{name!r}: expected package.module:Name, or a file, for example mine.py:Name")
         found: Any = self._file(place) if place.endswith(".py") else self._module(place)
         for part in attribute.split("."):

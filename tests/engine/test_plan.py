@@ -51,7 +51,7 @@ def test_quick_leaves_out_what_takes_compiling(tmp_path, monkeypatch, study):
     monkeypatch.setattr(memory, "predict", refuse)
     monkeypatch.setattr(planning, "estimate_runtime", refuse)
     tables, whole = plan(study(), tmp_path, quick=True)
-    assert list(tables[1]) == ["group", "cells", "vmapped", "lanes", "together", "batches"]
+    assert list(tables[1]) == ["group", "cells", "coordinates", "vmapped", "lanes", "together", "batches"]
     assert "left" not in whole
     with pytest.raises(AssertionError, match="compiles"):
         plan(study(), tmp_path)

@@ -63,6 +63,20 @@ def test_what_is_read_is_what_the_checksum_says(tmp_path):
             reading(path / "x", sha256)
 
 
+def test_names_of_a_folder(tmp_path, monkeypatch):
+    for name in ("b", "a"):
+        (tmp_path / name).write_text("")
+    assert files.names(tmp_path) == ["a", "b"]
+    assert files.names(tmp_path / "none") == files.names(tmp_path / "a") == []
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(InputError, match=f"{tmp_path}: cannot be read: Permission denied"):
+        files.names(tmp_path)
+
+
 def test_what_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
