@@ -59,9 +59,15 @@ class _Factor:
 
 
 def active_set(
-    rows: np.ndarray, better: np.ndarray, worse: np.ndarray, *, tolerance: float, max_steps: int
+    rows: np.ndarray,
+    better: np.ndarray,
+    worse: np.ndarray,
+    required: np.ndarray | float = 1.0,
+    *,
+    tolerance: float,
+    max_steps: int,
 ) -> Solution:
-    """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ 1 over all pairs, without forming their differences.
+    """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ b over all pairs, without forming their differences.
 
     It keeps p optimal for a few active pairs, scans all pairs through the scores L p, takes in a violated
     one, and lets go of active ones whose multiplier would turn negative. ‖p‖ only grows, so 1 / ‖p‖ bounds
@@ -74,6 +80,7 @@ def active_set(
         rows: (V, r) float64; embeddings, longest about 1.
         better: (m,) int; the selected token of each pair.
         worse: (m,) int; the unselected token of each pair.
+        required: b ≥ 0, not all zero; (m,) or one for all.
         tolerance: relative duality gap to stop at; rounding may stop it earlier.
         max_steps: most pairs to take in or let go.
 
@@ -83,7 +90,7 @@ def active_set(
     Source: Goldfarb and Idnani, A numerically stable dual method for solving strictly convex quadratic
         programs, Mathematical Programming 27 (1983), with partial pricing.
     """
-    factor = _Factor(rows.shape[1])
+    factor, required = _Factor(rows.shape[1]), np.broadcast_to(required, len(better))
     p, multipliers, steps = np.zeros(rows.shape[1]), np.zeros(0), 0
 
     def difference(pair):
@@ -98,13 +105,13 @@ def active_set(
 
     while steps < max_steps:
         scores = rows @ p
-        violation = 1 - (scores[better] - scores[worse])
+        violation = required - (scores[better] - scores[worse])
         slack = max(tolerance / 4, 1e-13 * float(np.linalg.norm(p)))
         if violation.max() <= slack:
             break
         pool = _most_violated(violation, worse, slack)
         differences = difference(pool)
-        violation = 1 - differences @ p
+        violation = required[pool] - differences @ p
         enough = max(violation.max() / 2, slack)
         while violation.max() > enough and steps < max_steps:
             chosen = int(violation.argmax())
@@ -117,7 +124,7 @@ def active_set(
                 ratio = multipliers[falling] / fall[falling]
                 partial = ratio.min(initial=np.inf)
                 independent = z @ z > max(_DEPENDENT**2 * (n @ n), COINCIDE**2)
-                full = (1 - n @ p) / (z @ z) if independent else np.inf
+                full = (required[pool[chosen]] - n @ p) / (z @ z) if independent else np.inf
                 step = min(partial, full)
                 if step == np.inf:
                     return Solution(spread_out(-fall, [(pool[chosen], 1.0)]), steps)
@@ -131,15 +138,15 @@ def active_set(
                 leaving = falling[ratio.argmin()]
                 factor.delete(leaving)
                 multipliers = np.delete(multipliers, leaving)
-            violation = 1 - differences @ p
+            violation = required[pool] - differences @ p
         # The factors hold the active pairs exactly; the running sums have gathered rounding.
-        p, multipliers = _restart(factor)
+        p, multipliers = _restart(factor, required)
     return Solution(spread_out(multipliers), steps)
 
 
-def _restart(factor: _Factor) -> tuple[np.ndarray, np.ndarray]:
-    """Solve the equality-constrained problem on the active pairs: Nᵀ p = 1, p = N λ."""
-    y = factor.solve(np.ones(len(factor.active)), transpose=True)
+def _restart(factor: _Factor, required: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Solve the equality-constrained problem on the active pairs: Nᵀ p = b, p = N λ."""
+    y = factor.solve(required[factor.active], transpose=True)
     return factor.q @ y, np.maximum(factor.solve(y), 0)
 
 

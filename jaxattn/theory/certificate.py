@@ -14,7 +14,7 @@ from jaxattn.trees import Leaf
 INFEASIBLE = 1e-11
 # Tokens whose embeddings differ by less than this share of the longest one are the same to a solver.
 COINCIDE = 1e-13
-# Ties must hold to this share of the margin for p to count as feasible.
+# Ties, and pairs of which no margin is required, must hold to this share of the margin for p to be feasible.
 _UNTIED = 1e-8
 
 
@@ -32,7 +32,7 @@ class Status(IntEnum):
 
 _REASONS = {
     Status.SOLVED: "solved to the tolerance",
-    Status.NOTHING: "every token of every sequence is selected: nothing to separate, p = 0",
+    Status.NOTHING: "no token has to be told from another: nothing to separate, p = 0",
     Status.LOOSE: "p separates the selection, but its duality gap is above the tolerance",
     Status.INFEASIBLE: "no direction separates the selection: the multipliers sum its differences to zero",
     Status.CIRCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a circle",
@@ -136,20 +136,20 @@ def certify(
     Returns:
         The answer.
     """
-    better, worse, ties, _ = constraints
-    if len(better) == 0:
+    better, worse, ties, _, required = constraints
+    if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties, solver=solver)
     support = np.flatnonzero(multipliers > 0)
     weight, pairs = multipliers[support], np.stack([better[support], worse[support]], axis=1)
-    total = weight.sum()
+    total = weight @ required[support]
     weight, tie_weight = weight / total, tie_multipliers / total
     w = _combine(E, pairs, weight) + _combine(E, ties, tie_weight)
-    length = np.linalg.norm(w)
+    length = float(np.linalg.norm(w))
     longest = np.sqrt(np.square(E).sum(axis=1).max())
 
     scores = E @ w
-    lowest = (scores[better] - scores[worse]).min()
-    untied = np.abs(scores[ties[:, 0]] - scores[ties[:, 1]]).max(initial=0.0)
+    lowest, sunk = reached(scores[better] - scores[worse], required)
+    untied = float(np.abs(scores[ties[:, 0]] - scores[ties[:, 1]]).max(initial=sunk))
     found: dict[str, Any] = {
         "pairs": pairs,
         "ties": ties,
@@ -169,7 +169,7 @@ def certify(
     p, weight, tie_weight = w / lowest, weight / lowest, tie_weight / lowest
     scores = E @ p
     summed = weight @ (E[pairs[:, 0]] - E[pairs[:, 1]]) + tie_weight @ (E[ties[:, 0]] - E[ties[:, 1]])
-    violation = 1 - (scores[better] - scores[worse]).min()
+    violation = float((required - (scores[better] - scores[worse])).max())
     margin = lowest / length
     gap = max(0.0, 1 - (margin / length) ** 2)
     return MaxMargin(
@@ -207,21 +207,35 @@ def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None, solver
     )
 
 
-def bounds(rows: np.ndarray, multipliers: np.ndarray) -> tuple[float, float]:
-    """Bound the largest margin of a unit direction from below and above.
+def bounds(
+    rows: np.ndarray, multipliers: np.ndarray, required: np.ndarray | float = 1.0
+) -> tuple[float, float]:
+    """Bound the largest margin of a unit direction, the largest m with A p ≥ m b, from below and above.
 
-    min(A w) / ‖w‖ ≤ margin ≤ ‖w‖ / Σ λ  with  w = Aᵀ λ.
+    min over b > 0 of (A w) / b / ‖w‖ ≤ margin ≤ ‖w‖ / λ·b  with  w = Aᵀ λ.
 
     Args:
         rows: (m, r); the differences A.
-        multipliers: (m,); λ ≥ 0, not all zero.
+        multipliers: (m,); λ ≥ 0, λ·b > 0.
+        required: b ≥ 0, (m,) or one for all.
 
     Returns:
-        The two bounds.
+        The two bounds; the lower one is negative if A w is where b = 0.
     """
+    required = np.broadcast_to(required, len(rows))
     w = rows.T @ multipliers
-    length = np.linalg.norm(w)
-    return (rows @ w).min() / max(length, np.finfo(float).tiny), length / multipliers.sum()
+    length = float(np.linalg.norm(w))
+    lowest, sunk = reached(rows @ w, required)
+    if sunk > _UNTIED * lowest:
+        lowest = -sunk
+    return lowest / max(length, np.finfo(float).tiny), length / float(multipliers @ required)
+
+
+def reached(differences: np.ndarray, required: np.ndarray) -> tuple[float, float]:
+    """Compute the largest m with A w ≥ m b where b > 0, and by how much A w ≥ 0 fails where b = 0."""
+    strict = required > 0
+    lowest = float((differences[strict] / required[strict]).min(initial=np.inf))
+    return lowest, -float(differences[~strict].min(initial=0.0))
 
 
 def _combine(E: np.ndarray, pairs: np.ndarray, weight: np.ndarray) -> np.ndarray:

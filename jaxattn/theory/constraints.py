@@ -10,7 +10,7 @@ from jaxattn.theory.selection import Selection
 
 
 class Constraints(NamedTuple):
-    """Constraints on scores a = E p: a[better] ≥ a[worse] + 1 and a[ties[:, 0]] = a[ties[:, 1]].
+    """Constraints on scores a = E p: a[better] ≥ a[worse] + required and a[ties[:, 0]] = a[ties[:, 1]].
 
     Tied tokens form classes with one score; `ties` compares each token with the smallest of its class.
     Two pairs that differ by tied tokens only are one constraint and appear once, so there are never
@@ -21,23 +21,27 @@ class Constraints(NamedTuple):
         worse: (m,) int32; the unselected token of each pair, from the same sequence.
         ties: (t, 2) int32; pairs of tied tokens.
         leader: (V,) int32; the smallest token of each token's tie class.
+        required: (m,) float64 ≥ 0; by how much, 1 in the max-margin problem.
     """
 
     better: np.ndarray
     worse: np.ndarray
     ties: np.ndarray
     leader: np.ndarray
+    required: np.ndarray
 
 
-def constraints(corpus: Corpus, selection: Selection) -> Constraints:
+def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | None = None) -> Constraints:
     """List the distinct constraints of a selection, on the host.
 
     Args:
         corpus: n sequences over V tokens.
         selection: selected tokens of each sequence, at least one.
+        required: (R, W) ≥ 0; by how much each unselected entry of the bags has to be outscored, 1 by default.
 
     Returns:
-        The constraints, sorted by class of the better token, then by class of the worse.
+        The constraints, the strongest where several are one, sorted by class of the better token, then by
+        class of the worse.
 
     Raises:
         InputError: the selection is for another corpus, or a sequence has no selected token.
@@ -61,17 +65,20 @@ def constraints(corpus: Corpus, selection: Selection) -> Constraints:
     leader = _leaders(first[sequence[chosen]], token[chosen], vocab)
     tied = np.flatnonzero(leader != np.arange(vocab)).astype(np.int32)
     key = leader[first[sequence[~chosen]]].astype(np.int64) * vocab + leader[token[~chosen]]
-    distinct = np.unique(key, return_index=True)[1]
+    height = np.ones(len(key)) if required is None else np.asarray(required, float)[present][~chosen]
+    order = np.argsort(-height, kind="stable")
+    distinct = order[np.unique(key[order], return_index=True)[1]]
     return Constraints(
         better=first[sequence[~chosen]][distinct],
         worse=token[~chosen][distinct],
         ties=np.stack([leader[tied], tied], axis=1),
         leader=leader,
+        required=height[distinct],
     )
 
 
 def circle(constraints: Constraints) -> np.ndarray:
-    """Find pairs that contradict each other whatever the embeddings: a > b > ... > a up to ties.
+    """Find pairs that contradict each other whatever the embeddings: a > b ≥ ... ≥ a up to ties.
 
     Args:
         constraints: the constraints.
@@ -90,7 +97,7 @@ def circle(constraints: Constraints) -> np.ndarray:
     pair = np.arange(1, len(tail) + 1)  # from 1, since a sparse matrix drops zeros
     graph = csr_array(coo_array((pair, (tail, head)), shape=(vocab, vocab)))
     component = connected_components(graph, directed=True, connection="strong")[1]
-    inside = np.flatnonzero(component[tail] == component[head])
+    inside = np.flatnonzero((component[tail] == component[head]) & (constraints.required > 0))
     if len(inside) == 0:
         return inside
     closing = inside[0]

@@ -38,6 +38,22 @@ class _Problem(NamedTuple):
     def differences(self) -> np.ndarray:
         return self.rows[self.constraints.better] - self.rows[self.constraints.worse]
 
+    def solve(self, solver: str, tolerance: float) -> MaxMargin:
+        """Find the shortest p and certify it; the solver is that of `max_margin`."""
+        better, worse, _, _, required = self.constraints
+        dim = self.rows.shape[1]
+        if solver == "auto":
+            solver = "exact" if len(better) * dim <= _SMALL else "cutting"
+        if solver == "exact":
+            solution = least_distance(self.differences, required)
+        elif solver == "interior":
+            (solution,) = interior_point([self.differences])
+            return _conclude_or_finish(self, solution, tolerance=tolerance)
+        else:
+            limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
+            solution = active_set(self.rows, better, worse, required, **limits)
+        return _conclude(self, solution, solver=solver, tolerance=tolerance)
+
 
 def max_margin(
     E: Float[Array | np.ndarray, "V d"],
@@ -78,25 +94,13 @@ def max_margin(
         raise InputError(f"solver: {solver!r}; give one of {', '.join(_SOLVERS)}")
     require_finite(E=E)
     problem = _prepare(E, corpus, selection)
-    if isinstance(problem, MaxMargin):
-        return problem
-    pairs, dim = len(problem.constraints.better), problem.rows.shape[1]
-    if solver == "auto":
-        solver = "exact" if pairs * dim <= _SMALL else "cutting"
-    if solver == "exact":
-        solution = least_distance(problem.differences)
-    elif solver == "interior":
-        (solution,) = interior_point([problem.differences])
-        return _conclude_or_finish(problem, solution, tolerance=tolerance)
-    else:
-        solution = active_set(
-            problem.rows,
-            problem.constraints.better,
-            problem.constraints.worse,
-            tolerance=tolerance,
-            max_steps=100 * dim + 1000,
-        )
-    return _conclude(problem, solution, solver=solver, tolerance=tolerance)
+    return problem if isinstance(problem, MaxMargin) else problem.solve(solver, tolerance)
+
+
+def shortest(E: np.ndarray, found: Constraints, *, tolerance: float) -> MaxMargin:
+    """Find the shortest p that meets constraints: `max_margin`, given its constraints."""
+    problem = _pose(E, found)
+    return problem if isinstance(problem, MaxMargin) else problem.solve("auto", tolerance)
 
 
 def max_margin_batch(
@@ -160,13 +164,16 @@ def _prepare_or_report(
 def _prepare(
     E: Any, corpus: Corpus, selection: Selection, rows: np.ndarray | None = None
 ) -> _Problem | MaxMargin:
-    """Set up a problem, or answer it at once if the embeddings do not matter."""
     E = np.asarray(E, np.float64)
     if E.ndim != 2 or len(E) != corpus.vocab_size:
         raise InputError(f"E: shape {E.shape} for V = {corpus.vocab_size} tokens; give (V, d)")
-    found = constraints(corpus, selection)
-    better, worse, ties, _ = found
-    if len(better) == 0:
+    return _pose(E, constraints(corpus, selection), rows)
+
+
+def _pose(E: np.ndarray, found: Constraints, rows: np.ndarray | None = None) -> _Problem | MaxMargin:
+    """Set up a problem, or answer it at once if the embeddings do not matter."""
+    better, worse, ties, _, required = found
+    if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties)
     around = circle(found)
     if len(around):
@@ -198,7 +205,7 @@ def _untie(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
 
 def _conclude(problem: _Problem, solution: Solution, *, solver: str, tolerance: float) -> MaxMargin:
     E, ties = problem.E, problem.constraints.ties
-    better, worse, _, _ = problem.constraints
+    better, worse, *_ = problem.constraints
     multipliers = np.maximum(solution.multipliers, 0)
     tie_multipliers = np.zeros(len(ties))
     if len(ties):

@@ -112,6 +112,11 @@ def test_bounds_enclose_the_margin_of_two_orthogonal_differences():
     lower, upper = bounds(rows, np.array([1.0, 1.0]))
     np.testing.assert_allclose([lower, upper], [9 / 5, 5 / 2])
     assert bounds(np.array([[1.0], [-1.0]]), np.ones(2)) == (0, 0)
+    # Required 2 of the first and nothing of the second, the margin is 3 / 2; sinking below 0 is none.
+    np.testing.assert_allclose(bounds(rows, np.array([1.0, 0.0]), np.array([2.0, 0.0])), 3 / 2, rtol=1e-14)
+    lower, upper = bounds(np.array([[3.0, -1.0], [0.0, 1.0]]), np.array([1.0, 0.0]), np.array([1.0, 0.0]))
+    assert lower < 0
+    np.testing.assert_allclose(upper, np.sqrt(10))
 
 
 def test_reasons_are_words_one_for_each_seed():

@@ -105,6 +105,23 @@ def test_repeated_sequences_and_tokens_add_nothing():
         np.testing.assert_array_equal(one, other)
 
 
+def test_of_pairs_that_are_one_the_strongest_counts():
+    """0 over 1 in both sequences, and 0 over 2, which ties with nothing."""
+    corpus = ja.data.from_sequences([[0, 1], [0, 1, 2]], [1, -1], vocab_size=3)
+    chosen = selection_of(np.array([True, False, False]), corpus)
+    for required in (np.array([[9, 0.2, 9], [9, 0.7, 0]]), np.array([[9, 0.7, 9], [9, 0.2, 0]])):
+        found = constraints(corpus, chosen, required)
+        assert list(zip(found.better, found.worse, found.required, strict=True)) == [(0, 1, 0.7), (0, 2, 0.0)]
+    np.testing.assert_array_equal(constraints(corpus, chosen).required, 1)
+
+
+def test_a_circle_in_which_nothing_is_required_is_none():
+    corpus = ja.data.from_sequences([[0, 1], [1, 0]], [1, 1], vocab_size=2)
+    first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1]]))
+    for required, size in ((np.zeros((2, 2)), 0), (np.array([[0, 0], [0.1, 0]]), 2)):
+        assert len(circle(constraints(corpus, first, required))) == size
+
+
 def test_bad_input():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     with pytest.raises(InputError, match="sequence 1 has no selected token"):

@@ -1,0 +1,174 @@
+"""Where p and v go together: the max-margin head, and the relaxed max-margin direction of the query."""
+
+from typing import Any
+
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.errors import InputError
+from jaxattn.theory.certificate import MaxMargin, Status, unsolved
+from jaxattn.theory.constraints import Constraints, constraints
+from jaxattn.theory.max_margin import shortest
+from jaxattn.theory.selection import Selection, require_finite
+from jaxattn.trees import Leaf
+
+# A selected token is on the margin of v if y E_s·v ≤ 1 + this: wider than rounding, closer than chance.
+_ON_MARGIN = 1e-8
+
+
+@struct.dataclass
+class RelaxedMaxMargin:
+    """The directions of p and v together, each with its certificate. NumPy arrays, float64.
+
+    Attributes:
+        query: the problem of p; its `pairs` are (s, s') with positive multiplier, required 1 or less.
+        head: the problem of v. Its `pairs` are (s, V) for a token s selected under y = 1 and (V, s) under
+            y = -1, V standing for a token with embedding 0; its multipliers are those of v = Σ λ y E_s.
+        support: (n,) bool; the sequences on which the margin of v is tight, y E_{s(X)}·v = 1.
+        clearance: (); smallest y E_{s(X)}·v - 1 of the other sequences, inf if there are none.
+    """
+
+    query: MaxMargin
+    head: MaxMargin
+    support: Leaf
+    clearance: Leaf
+
+    @property
+    def p(self) -> Leaf:
+        """The relaxed max-margin vector, (d,); NaN if there is none."""
+        return self.query.p
+
+    @property
+    def v(self) -> Leaf:
+        """The shortest v with y E_{s(X)}·v ≥ 1 for all X, (d,); NaN if there is none."""
+        return self.head.p
+
+    @property
+    def multipliers(self) -> Leaf:
+        """The multipliers of p, (k,), those of `query.pairs`."""
+        return self.query.multipliers
+
+    @property
+    def duality_gap(self) -> float:
+        """The larger one of the two relative duality gaps; 1 if not feasible."""
+        return float(max(self.query.duality_gap, self.head.duality_gap))
+
+    @property
+    def feasible(self) -> bool:
+        """Whether both problems have a solution."""
+        return bool(self.head.feasible and self.query.feasible)
+
+    @property
+    def reason(self) -> str:
+        """How the problems ended, in words."""
+        return f"v: {self.head.reason}" + (f"; p: {self.query.reason}" if self.head.feasible else "")
+
+
+def relaxed_max_margin(
+    E: Float[Array | np.ndarray, "V d"],
+    corpus: Corpus,
+    chosen: Selection,
+    *,
+    tied: float = 1.0,
+    tolerance: float = 1e-10,
+) -> RelaxedMaxMargin:
+    """Find where p and v tend to when they are trained together while sequences attend to chosen tokens.
+
+        v_mm    = argmin ‖v‖²  s.t.  y E_{s(X)}·v ≥ 1  for all X,
+        p_relax = argmin ‖p‖²  s.t.  p·(E_{s(X)} - E_s') ≥ 1  for X in the support of v_mm,
+                                     p·(E_{s(X)} - E_s') ≥ 0  for the other X.
+
+    Only sequences on which v_mm is tight keep pushing p; the others just keep their selection. If no such
+    sequence has another token, p_relax = 0. What cannot be separated is an answer, not an error: `feasible`
+    is False and `reason` says whether v or p is to blame.
+
+    Args:
+        E: (V, d) float; embeddings.
+        corpus: n sequences of two classes over V tokens.
+        chosen: the selected token s(X) of each sequence, exactly one.
+        tied: what is required of a pair, X in the support, if y E_s'·v_mm = 1 for its other token s' too.
+            The regularisation path and Assumption 1 know no such pairs. For gradient flow, where v tells
+            s(X) from s' by a bounded amount only, it is 1/2: see docs/joint_flow.md.
+        tolerance: largest relative duality gap of a solved problem.
+
+    Returns:
+        Both directions with their certificates.
+
+    Raises:
+        InputError: more than two classes, E holds NaN or inf, a sequence with no or several selected
+            tokens, shapes that do not fit, `tied` below 0.
+
+    Source:
+        Tarzanagh et al. 2023 (arXiv 2306.13596), the limit of the regularisation path of p and v.
+    """
+    if corpus.num_classes != 2:
+        raise InputError(f"corpus: {corpus.num_classes} classes; a max-margin head is defined for two")
+    if not tied >= 0:
+        raise InputError(f"tied: {tied}; give a number of 0 or more")
+    require_finite(E=E)
+    E = np.asarray(E, np.float64)
+    if E.ndim != 2 or len(E) != corpus.vocab_size:
+        raise InputError(f"E: shape {E.shape} for V = {corpus.vocab_size} tokens; give (V, d)")
+    token, labels = _tokens(corpus, chosen), np.asarray(corpus.labels)
+    head = max_margin_head(E, token, labels, tolerance=tolerance)
+    if not head.feasible:
+        query = unsolved(Status.INVALID, E.shape[1])
+        return RelaxedMaxMargin(query, head, np.zeros(len(token), bool), np.float64(np.nan))
+    values = E @ head.p
+    margins = labels * values[token]
+    support = margins <= 1 + _ON_MARGIN
+    bags = corpus.bags
+    owner = np.minimum(np.asarray(bags.owner), len(token) - 1)[:, None]
+    other = labels[owner] * values[np.asarray(bags.index)]
+    required = np.where(np.abs(other - 1) <= _ON_MARGIN, tied, 1.0) * support[owner]
+    found = constraints(corpus, chosen, required)
+    query = shortest(E, found, tolerance=tolerance)
+    clearance = np.min(margins[~support] - 1, initial=np.inf)
+    return RelaxedMaxMargin(query, head, support, clearance)
+
+
+def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tolerance: float) -> MaxMargin:
+    """Find the shortest v with y E_s·v ≥ 1 for given tokens and labels.
+
+    It is the max-margin problem of p beside one more token, whose embedding is 0.
+
+    Args:
+        E: (V, d) float64.
+        token: (n,) int; s.
+        labels: (n,) int; y = ±1.
+        tolerance: largest relative duality gap of a solved problem.
+
+    Returns:
+        The answer; pairs (s, V) for y = 1 and (V, s) for y = -1.
+    """
+    origin = len(E)
+    distinct = np.unique(np.stack([token, labels], axis=1), axis=0).astype(np.int32)
+    positive = distinct[:, 1] > 0
+    found = Constraints(
+        better=np.where(positive, distinct[:, 0], origin).astype(np.int32),
+        worse=np.where(positive, origin, distinct[:, 0]).astype(np.int32),
+        ties=np.zeros((0, 2), np.int32),
+        leader=np.arange(origin + 1, dtype=np.int32),
+        required=np.ones(len(distinct)),
+    )
+    return shortest(np.concatenate([E, np.zeros((1, E.shape[1]))]), found, tolerance=tolerance)
+
+
+def _tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
+    """Look up the selected token of every sequence, (n,)."""
+    bags, mask = corpus.bags, np.asarray(chosen.mask)
+    if mask.shape != bags.index.shape:
+        raise InputError(f"chosen: made for bags {mask.shape}, not {bags.index.shape}; make it anew")
+    picked = mask & (np.asarray(bags.count) > 0)
+    owner: Any = np.broadcast_to(np.asarray(bags.owner)[:, None], mask.shape)[picked]
+    count = np.bincount(owner, minlength=corpus.num_sequences)
+    if (count != 1).any():
+        where = int(np.argmax(count != 1))
+        raise InputError(
+            f"chosen: sequence {where} has {count[where]} selected tokens, but is one point to v; select one"
+        )
+    token = np.zeros(corpus.num_sequences, np.int64)
+    token[owner] = np.asarray(bags.index)[picked]
+    return token

@@ -1,0 +1,204 @@
+import importlib
+
+import clarabel
+import jax
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.theory import Selection, max_margin, relaxed_max_margin, selection_of
+from jaxattn.theory.certificate import Status
+
+
+def shortest(rows, required):
+    """min ‖x‖² s.t. A x ≥ b by an independent solver, or None if it finds none."""
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
+    rows, d = np.array(rows), len(rows[0])
+    cones = [clarabel.NonnegativeConeT(len(rows))]
+    problem = sp.csc_matrix(sp.eye(d)), np.zeros(d), sp.csc_matrix(-rows), -np.array(required), cones
+    solution = clarabel.DefaultSolver(*problem, settings).solve()
+    return np.array(solution.x) if str(solution.status) == "Solved" else None
+
+
+def by_loop(E, lists, labels, tied=1.0):
+    """Both programs written out sequence by sequence; every sequence selects its first token."""
+    v = shortest([y * E[s[0]] for s, y in zip(lists, labels, strict=True)], np.ones(len(lists)))
+    if v is None:
+        return None, None
+    rows, required = [], []
+    for (first, *others), y in zip(lists, labels, strict=True):
+        for other in others:
+            rows.append(E[first] - E[other])
+            between = tied if abs(y * E[other] @ v - 1) < 1e-7 else 1.0
+            required.append(between if y * E[first] @ v < 1 + 1e-7 else 0.0)
+    return v, shortest(rows, required) if any(required) else np.zeros(E.shape[1])
+
+
+def selecting_first(lists, labels, vocab):
+    corpus = ja.data.from_sequences(lists, labels, vocab_size=vocab)
+    first = np.array([s[0] for s in lists])
+    return corpus, Selection(np.asarray(corpus.bags.index) == first[:, None])
+
+
+def draw(rng, dim, sequences):
+    """Tokens 0 .. 4 carry labels, one a sequence, at several distances from the margin; 5 .. 11 do not."""
+    E = rng.normal(size=(12, dim)) / 3
+    sign = np.array([1, -1, 1, -1, 1])
+    E[:5, 0] += sign * np.array([1.0, 1.0, 1.5, 2.0, 2.5])
+    which = rng.integers(0, 5, sequences)
+    lists = [[int(k), *rng.choice(np.arange(5, 12), 3, replace=False).tolist()] for k in which]
+    return E, lists, sign[which].tolist()
+
+
+@pytest.mark.parametrize("dim", [8, 20], ids=["V > d", "V < d"])
+def test_both_programs_agree_with_an_independent_solver(rng, dim):
+    relaxed = 0
+    for _ in range(12):
+        E, lists, labels = draw(rng, dim, 14)
+        answer = relaxed_max_margin(E, *selecting_first(lists, labels, 12))
+        v, p = by_loop(E, lists, labels)
+        assert answer.feasible == (p is not None)
+        np.testing.assert_allclose(answer.v, v, rtol=0, atol=1e-7 * np.linalg.norm(v))
+        if p is None:
+            assert answer.query.status == Status.INFEASIBLE
+            continue
+        assert answer.duality_gap < 1e-11
+        assert answer.query.primal_residual < 1e-11
+        np.testing.assert_allclose(answer.p, p, rtol=0, atol=1e-7 * np.linalg.norm(p))
+        # p is the sum of its pairs, and v that of its tokens.
+        s, t = answer.query.pairs.T
+        np.testing.assert_allclose(answer.multipliers @ (E[s] - E[t]), answer.p, atol=1e-10)
+        margins = np.array(labels) * (E[[s[0] for s in lists]] @ answer.v)
+        np.testing.assert_array_equal(answer.support, margins < 1 + 1e-7)
+        if not answer.support.all():
+            np.testing.assert_allclose(answer.clearance, margins[~answer.support].min() - 1, rtol=1e-9)
+        full = max_margin(E, *selecting_first(lists, labels, 12))
+        relaxed += not full.feasible or np.linalg.norm(answer.p) < 0.99 * np.linalg.norm(full.p)
+    assert relaxed > 5
+
+
+def test_cutting_planes_find_what_the_exact_method_finds(rng, monkeypatch):
+    for _ in range(5):
+        E, lists, labels = draw(rng, 20, 14)
+        problem = selecting_first(lists, labels, 12)
+        exact = relaxed_max_margin(E, *problem)
+        with monkeypatch.context() as patch:
+            patch.setattr(importlib.import_module("jaxattn.theory.max_margin"), "_SMALL", 0)
+            other = relaxed_max_margin(E, *problem)
+        assert other.query.solver == other.head.solver == "cutting"
+        np.testing.assert_allclose(other.p, exact.p, atol=1e-9 * np.linalg.norm(exact.p))
+
+
+def test_two_directions_by_hand():
+    """v = (1, 0): token 0 is on its margin, token 1 is not.
+
+    So a_0 ≥ a_2 + 1 and a_1 ≥ a_3: in the second coordinate p alone has 1 at least, in the third p_1 ≥ 2 p_2.
+    """
+    E = np.array([[1.0, 0.0, 0.0], [3.0, 0.0, 1.0], [1.0, -1.0, 0.0], [3.0, 2.0, 0.0]])
+    problem = selecting_first([[0, 2], [1, 3]], [1, 1], 4)
+    answer = relaxed_max_margin(E, *problem)
+    np.testing.assert_allclose(answer.v, [1, 0, 0], atol=1e-15)
+    assert answer.support.tolist() == [True, False]
+    assert answer.clearance == 2
+    assert answer.head.pairs.tolist() == [[0, 4]]
+    np.testing.assert_allclose(answer.p, [0, 1, 2], atol=1e-14)
+    assert answer.query.pairs.tolist() == [[0, 2], [1, 3]]
+    np.testing.assert_allclose(answer.multipliers, [5, 2], rtol=1e-13)
+    np.testing.assert_allclose(answer.query.margin, 1 / np.sqrt(5))
+
+
+def test_all_sequences_in_the_support_is_the_max_margin_problem(rng):
+    E, lists, labels = draw(rng, 20, 8)
+    E[:5] = np.linalg.qr(E[:5].T)[0].T
+    problem = selecting_first(lists, labels, 12)
+    answer = relaxed_max_margin(E, *problem)
+    assert answer.support.all()
+    assert answer.clearance == np.inf
+    np.testing.assert_array_equal(answer.p, max_margin(E, *problem).p)
+
+
+def test_tokens_that_are_both_on_the_margin():
+    """Tokens 0 and 1 support v = (1, 0, 0); one sequence holds both."""
+    E = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [0.0, 0.0, -2.0]])
+    lists, labels = [[0, 1], [1, 2], [0, 2]], [1, 1, 1]
+    problem = selecting_first(lists, labels, 3)
+    for tied in (1.0, 0.5):
+        answer = relaxed_max_margin(E, *problem, tied=tied)
+        np.testing.assert_allclose(answer.p, by_loop(E, lists, labels, tied)[1], atol=1e-8)
+        assert answer.query.pairs.tolist()[0] == [0, 1]
+        np.testing.assert_allclose((E[0] - E[1]) @ answer.p, tied, rtol=1e-12)
+
+
+def test_no_pair_that_has_to_be_told_apart():
+    """Only the second sequence has another token, and v's margin is not tight on it."""
+    E = np.array([[1.0, 0.0], [4.0, 1.0], [0.0, 1.0]])
+    answer = relaxed_max_margin(E, *selecting_first([[0], [1, 2]], [1, 1], 3))
+    assert answer.feasible
+    assert answer.query.status == Status.NOTHING
+    np.testing.assert_array_equal(answer.p, 0)
+    assert answer.support.tolist() == [True, False]
+
+
+def test_pairs_in_a_circle_tie_if_nothing_is_required_and_contradict_if_something_is():
+    lists, labels = [[0, 1], [1, 0], [2, 3]], [1, 1, 1]
+    far = np.array([[3.0, 1.0, 0.0], [4.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.0, 1.0]])
+    answer = relaxed_max_margin(far, *selecting_first(lists, labels, 4))
+    assert answer.support.tolist() == [False, False, True]
+    np.testing.assert_allclose((far[0] - far[1]) @ answer.p, 0, atol=1e-12)
+    np.testing.assert_allclose(answer.p, by_loop(far, lists, labels)[1], atol=1e-7)
+    near = far / np.array([[3.0], [4.0], [1.0], [1.0]])
+    answer = relaxed_max_margin(near, *selecting_first(lists, labels, 4))
+    assert answer.query.status == Status.CIRCLE
+    assert not answer.feasible
+    assert answer.reason.startswith("v: solved")
+    assert "in a circle" in answer.reason
+
+
+def test_a_head_that_cannot_be_is_told():
+    """The same token under both labels; and points that nothing separates."""
+    E = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
+    for lists, labels, status in (
+        ([[0, 2], [0, 1]], [1, -1], Status.CIRCLE),
+        ([[0, 2], [1, 2]], [1, 1], Status.INFEASIBLE),
+    ):
+        answer = relaxed_max_margin(E, *selecting_first(lists, labels, 3))
+        assert answer.head.status == status
+        assert not answer.feasible
+        assert answer.duality_gap == 1
+        assert np.isnan(answer.p).all()
+        assert np.isnan(answer.v).all()
+        assert not answer.support.any()
+        assert answer.reason == f"v: {answer.head.reason}"
+
+
+def test_bad_input(rng):
+    E, lists, labels = draw(rng, 20, 5)
+    corpus, chosen = selecting_first(lists, labels, 12)
+    three = ja.data.from_sequences(lists, [0, 1, 2, 1, 0], vocab_size=12, num_classes=3)
+    with pytest.raises(InputError, match="3 classes"):
+        relaxed_max_margin(E, three, chosen)
+    with pytest.raises(InputError, match="sequence 0 has 4 selected"):
+        relaxed_max_margin(E, corpus, Selection(np.asarray(corpus.bags.count) > 0))
+    with pytest.raises(InputError, match="sequence 0 has 0 selected"):
+        relaxed_max_margin(E, corpus, selection_of(np.zeros(12, bool), corpus))
+    with pytest.raises(InputError, match="make it anew"):
+        relaxed_max_margin(E, corpus, Selection(np.ones((2, 2), bool)))
+    with pytest.raises(InputError, match="V = 12"):
+        relaxed_max_margin(E[:4], corpus, chosen)
+    with pytest.raises(InputError, match="E holds NaN"):
+        relaxed_max_margin(np.full_like(E, np.nan), corpus, chosen)
+    with pytest.raises(InputError, match="tied"):
+        relaxed_max_margin(E, corpus, chosen, tied=-1.0)
+
+
+def test_jax_arrays_are_taken_as_they_are(rng):
+    E, lists, labels = draw(rng, 20, 8)
+    corpus, chosen = selecting_first(lists, labels, 12)
+    E = E.astype(np.float32)
+    answer = relaxed_max_margin(jax.numpy.asarray(E), corpus, selection_of(np.arange(12) < 5, corpus))
+    assert answer.p.dtype == np.float64
+    np.testing.assert_array_equal(answer.p, relaxed_max_margin(E.astype(float), corpus, chosen).p)
