@@ -10,7 +10,7 @@ with F = -∂L/∂a. Neither needs a factorisation of E, and both are defined if
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.direction import Force, token_curvature, token_force
@@ -79,6 +79,35 @@ class Coordinates:
         """Compute ‖Bᵀ x + multiple · p_0‖."""
         square = x @ (self.metric(x) + 2 * multiple * self.offset) + multiple**2 * (self.start @ self.start)
         return jnp.sqrt(jnp.maximum(square, 0))
+
+    @property
+    def zero(self) -> Float[Array, "r"]:
+        """The start."""
+        return jnp.zeros_like(self.offset)
+
+    def error(
+        self, z: Float[Array, "r"], error: Float[Array, "r"], rtol: Float[Array, ""]
+    ) -> Float[Array, ""]:
+        """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖)."""
+        return self.norm(error) / (rtol * (self.norm(z, 1.0) + self.unit))
+
+    def ended(self, z: Float[Array, "r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
+        """Tell whether ‖p‖ is as large as that."""
+        return self.norm(z, 1.0) >= until_norm
+
+    def to_end(
+        self, z: Float[Array, "r"], velocity: Float[Array, "r"], until_norm: Float[Array, ""]
+    ) -> Float[Array, ""]:
+        """Compute how far straight on the sphere of that ‖p‖ is; `velocity` may be shorter than 1."""
+        norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
+        # An infinite radius would make NaN of the quotient below.
+        radius = jnp.minimum(until_norm, 1e150)
+        square = jnp.maximum((radius - norm) * (radius + norm), 0)
+        speed = jnp.square(self.norm(velocity))
+        root = jnp.sqrt(ahead**2 + speed * square)
+        distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / _positive(speed))
+        # The path bends, so this falls a little short or goes a little far: rather a little far.
+        return (1 + 1e-6) * distance
 
     def ahead(self, z: Float[Array, "r"], velocity: Float[Array, "r"]) -> Float[Array, ""]:
         """Compute p · dp/ds."""
