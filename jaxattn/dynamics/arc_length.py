@@ -206,7 +206,10 @@ def _step(flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, 
         steps=state.accepted + state.rejected + 1,
     )
     steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
-    error = jnp.maximum(flow.error(z, error, ends.rtol), flow.norm(error) * steepest / 0.01)
+    error = jnp.maximum(
+        flow.error(z, error, ends.rtol),
+        flow.norm(error) * jnp.maximum(steepest / 0.01, 10 / jnp.where(h > 0, h, 1)),
+    )
     error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
     # A path of unit speed that turns back within a step has run over a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0

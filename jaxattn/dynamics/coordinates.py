@@ -8,12 +8,15 @@ The path never leaves p_0 + span{E_s}, so r = min(V, d) numbers z carry it, p = 
 with F = -∂L/∂a. Neither needs a factorisation of E, and both are defined if rows of E coincide.
 """
 
+import math
+from typing import Any
+
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.direction import Force, token_curvature, token_force
+from jaxattn.dynamics.direction import Force, logistic, token_curvature, token_force
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
@@ -52,6 +55,8 @@ class Coordinates:
         lift: E Bᵀ, (V, r).
         offset: B p_0, (r,).
         unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
+        weigh: how sequences are weighed, see `token_force`.
+        steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
     """
 
     corpus: Corpus
@@ -62,6 +67,8 @@ class Coordinates:
     lift: Array
     offset: Array
     unit: Array
+    weigh: Any = logistic
+    steepest: Array | float = math.inf
 
     def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
         """Compute p = p_0 + Bᵀ z."""
@@ -105,7 +112,7 @@ class Coordinates:
         square = jnp.maximum((radius - norm) * (radius + norm), 0)
         speed = jnp.square(self.norm(velocity))
         root = jnp.sqrt(ahead**2 + speed * square)
-        distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / _positive(speed))
+        distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / positive(speed))
         # The path bends, so this falls a little short or goes a little far: rather a little far.
         return (1 + 1e-6) * distance
 
@@ -121,27 +128,27 @@ class Coordinates:
     def velocity(self, z: Float[Array, "r"]) -> Float[Array, "r"]:
         """Compute dz/ds."""
         pull, _ = self._pull(z)
-        return pull / _positive(self.norm(pull))
+        return pull / positive(self.norm(pull))
 
     def at(self, z: Float[Array, "r"]) -> Local:
         """Compute dz/ds, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the size of the gradient."""
         pull, force = self._pull(z)
         size = self.norm(pull)
-        velocity = pull / _positive(size)
+        velocity = pull / positive(size)
         curvature = token_curvature(self.corpus, force) @ self.lift
-        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / _positive(size)
+        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / positive(size)
         along = self.metric(velocity) @ curvature
         rounding = jnp.finfo(z.dtype).eps * (1 + self.norm(z, 1.0) / self.unit) * force.gross
         return Local(
             velocity=velocity,
             jacobian=curvature - jnp.outer(velocity, along),
             log_gradient_norm=force.log_scale + jnp.log(size),
-            log_slope=along @ velocity,
+            log_slope=jnp.clip(along @ velocity, -self.steepest, self.steepest),
             balanced=RESOLUTION * size * self.unit <= rounding,
         )
 
     def _pull(self, z: Array) -> tuple[Array, Force]:
-        force = token_force(self.corpus, self.scores + self.lift @ z, self.values)
+        force = token_force(self.corpus, self.scores + self.lift @ z, self.values, self.weigh)
         return force.force if self.basis is not None else force.force @ self.lift, force
 
 
@@ -163,5 +170,6 @@ def coordinates(
     )
 
 
-def _positive(x):
+def positive(x: Array) -> Array:
+    """Replace 0 by 1, to divide by."""
     return jnp.where(x == 0, 1, x)

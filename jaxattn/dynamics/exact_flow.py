@@ -103,10 +103,10 @@ def exact_flow(
     return over_seeds(_follow, of_seeds(params, corpus), ends, max_steps, points=points, width=width)
 
 
-def check_settings(rtol: float, points: int) -> None:
+def check_settings(rtol: float, points: int, least: int = 3) -> None:
     """Raise InputError unless a path can have so many points and so small an error."""
-    if points < 3:
-        raise InputError(f"points: {points}; a path has at least 3")
+    if points < least:
+        raise InputError(f"points: {points}; a path has at least {least}")
     if not 0 < rtol < 1:
         raise InputError(f"rtol: {rtol}; give a relative error between 0 and 1")
 
