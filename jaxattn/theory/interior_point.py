@@ -71,7 +71,9 @@ def nearest_point(
         _, ds, dl = direction(-product)
         step = jnp.minimum(1.0, longest(ds, dl))
         reached = (slack + step * ds) @ (multipliers + step * dl) / product.sum()
-        dz, ds, dl = direction(reached**3 * product.mean() - product - ds * dl)
+        # Where the predictor gets nowhere its corrector leads astray, and the steps may go round in a circle.
+        second = jnp.where(step > 0.3, ds * dl, 0.0)
+        dz, ds, dl = direction(reached**3 * product.mean() - product - second)
         step = jnp.minimum(1.0, 0.995 * longest(ds, dl))
         broken = ~jnp.isfinite(dz.sum() + dl.sum())
         step, dz, ds, dl = (jnp.where(broken, 0.0, x) for x in (step, dz, ds, dl))

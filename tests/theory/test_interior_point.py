@@ -49,6 +49,17 @@ def test_rows_that_repeat_share_their_multiplier(answers):
     np.testing.assert_allclose(often / often.sum(), once / once.sum(), atol=1e-8)
 
 
+@pytest.mark.parametrize("seed", [177, 295, 438])
+def test_a_corrector_that_leads_astray_does_not_go_round_in_a_circle(seed):
+    """Most rows far from the nearest point: with the whole corrector every predictor comes to a tenth."""
+    rows = np.random.default_rng(seed).normal(size=(6, 3)) / 3
+    rows[:, 0] += 1
+    rows = rows[[*range(6), *[5] * 18]] / np.linalg.norm(rows, axis=1).max()
+    ((multipliers, iterations),) = interior_point([rows])
+    assert iterations < 20
+    assert gap(rows, multipliers) < 1e-12
+
+
 def test_more_problems_than_run_side_by_side_have_each_their_own_answer(rng):
     """With two rows the answer is the point of a segment that is nearest to zero."""
     problems = [np.abs(rng.normal(size=(2, 2))) for _ in range(70)]
