@@ -72,8 +72,8 @@ class Flow(Protocol):
         """Compute the sine of the angle between the point and its velocity, ()."""
         ...
 
-    def error(self, z: Array, error: Array, rtol: Array) -> Array:
-        """Compute the size of an error at z relative to what is allowed, ()."""
+    def error(self, start: Array, end: Array, error: Array, rtol: Array) -> Array:
+        """Compute the size of the error of a step relative to what is allowed, ()."""
         ...
 
     def norm(self, x: Array) -> Array:
@@ -206,10 +206,7 @@ def _step(flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, 
         steps=state.accepted + state.rejected + 1,
     )
     steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
-    error = jnp.maximum(
-        flow.error(z, error, ends.rtol),
-        flow.norm(error) * jnp.maximum(steepest / 0.01, 10 / jnp.where(h > 0, h, 1)),
-    )
+    error = jnp.maximum(flow.error(here.z, z, error, ends.rtol), flow.norm(error) * steepest / 0.01)
     error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
     # A path of unit speed that turns back within a step has run over a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0

@@ -74,6 +74,17 @@ class Coordinates:
         """Compute p = p_0 + Bᵀ z."""
         return self.start + (z if self.basis is None else z @ self.basis)
 
+    @property
+    def embeddings(self) -> Float[Array, "V d"]:
+        """E."""
+        return self.lift if self.basis is None else self.basis
+
+    def moved(self, z: Float[Array, "r"]) -> "Coordinates":
+        """Start at another point."""
+        start, scores = self.p(z), self.scores + self.lift @ z
+        offset = start if self.basis is None else scores
+        return self.replace(start=start, scores=scores, offset=offset)  # type: ignore[attr-defined]
+
     def metric(self, x: Float[Array, "r"]) -> Float[Array, "r"]:
         """Compute B Bᵀ x."""
         return x if self.basis is None else self.lift @ x
@@ -93,10 +104,18 @@ class Coordinates:
         return jnp.zeros_like(self.offset)
 
     def error(
-        self, z: Float[Array, "r"], error: Float[Array, "r"], rtol: Float[Array, ""]
+        self,
+        start: Float[Array, "r"],
+        end: Float[Array, "r"],
+        error: Float[Array, "r"],
+        rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
-        """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖)."""
-        return self.norm(error) / (rtol * (self.norm(z, 1.0) + self.unit))
+        """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖), or to a tenth of the step if it is less.
+
+        A stage that has met a force no stage before it knew of is off by a whole step, however short.
+        """
+        tenth = 0.1 * (self.norm(end - start) + 1e-3 * rtol * self.unit)
+        return self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
 
     def ended(self, z: Float[Array, "r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
         """Tell whether ‖p‖ is as large as that."""

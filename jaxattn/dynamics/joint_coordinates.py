@@ -125,10 +125,14 @@ class JointCoordinates:
         return self.query.sine(z, u / positive(self.query.norm(u)))
 
     def error(
-        self, z: Float[Array, "2r"], error: Float[Array, "2r"], rtol: Float[Array, ""]
+        self,
+        start: Float[Array, "2r"],
+        end: Float[Array, "2r"],
+        error: Float[Array, "2r"],
+        rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
         """Compute the larger one of the relative errors of p and of v, see `Coordinates.error`."""
-        return jnp.maximum(*self._each(lambda part, z, error: part.error(z, error, rtol), z, error))
+        return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
 
     def ended(self, z: Float[Array, "2r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
         """Tell whether ‖p‖ is as large as that, or ‖v‖ as `far`."""
@@ -182,9 +186,11 @@ class JointCoordinates:
 
 
 def joint_coordinates(
-    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus, far: Float[Array, ""]
+    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus, far: float
 ) -> JointCoordinates:
-    """Set up the flow that starts at p and v."""
+    """Set up the flow that starts at p and v, and ends at ‖v‖ max ‖E_s‖ = far."""
     query = coordinates(E, p, v, corpus)
-    head = query.replace(start=v, scores=query.values, offset=v if query.basis is None else query.values)
-    return JointCoordinates(query, head, far)
+    head = query.replace(  # type: ignore[attr-defined]
+        start=v, scores=query.values, offset=v if query.basis is None else query.values
+    )
+    return JointCoordinates(query, head, far * query.unit)

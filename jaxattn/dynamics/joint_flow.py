@@ -10,23 +10,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import Array
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.arc_length import Ends, Stop, integrate, name
+from jaxattn.dynamics.arc_length import Ends, Row, Stop, integrate, name
+from jaxattn.dynamics.coordinates import Coordinates
 from jaxattn.dynamics.exact_flow import check_settings
-from jaxattn.dynamics.joint_coordinates import joint_coordinates
+from jaxattn.dynamics.joint_coordinates import JointCoordinates, joint_coordinates
 from jaxattn.dynamics.seeds import of_seeds, over_seeds
-from jaxattn.dynamics.slaved import slave, slaved_coordinates
+from jaxattn.dynamics.slaved import Meeting, meet
+from jaxattn.errors import InputError
 from jaxattn.theory.selection import Selection
 from jaxattn.trees import Leaf
 
 # ‖v‖ max ‖E_s‖ at which v is slaved: what is left out is about the inverse of it, and rounding of v
-# changes weights by 1e-10.
-FAR = 1e6
-# A wall stands where it would if it were vertical, up to the inverse of this share of its width.
-_STEEP = 32.0
+# changes weights by 1e-9.
+FAR = 1e7
 # Angle between the velocities of p in the two descriptions, where they meet.
-_MISMATCH = 1e-3
+_MISMATCH = 1e-2
 
 
 @struct.dataclass
@@ -96,63 +97,80 @@ def joint_flow(
         width: seeds integrated side by side; chosen for the backend by default.
 
     Returns:
-        The path. Status NORM is the end that was asked for. UNSETTLED: ‖v‖ grows, but p does not settle on one
-        token of every sequence on which v is tight. BALANCED: p and v rest, or v does, as where no v
-        separates the attended tokens, so that p has to be followed by `exact_flow`. A seed that fails says
-        so, keeps its last state and does not stop the others.
+        The path. Status NORM is the end that was asked for. UNSETTLED: ‖v‖ grows, but p does not settle on
+        one token of every sequence on which v is tight, and may rest at a mixture. BALANCED: p and v rest, or
+        v does, as where no v separates the attended tokens; p then goes on as `exact_flow` follows it. A seed
+        that fails says so, keeps its last state and does not stop the others.
 
     Raises:
-        InputError: more than two classes, shapes that do not fit, an end that is never reached.
+        InputError: more than two classes, shapes that do not fit, an infinite end.
 
     Source:
         Conjectured by this library from the regularisation path of arXiv 2306.13596; docs/joint_flow.md.
     """
     check_settings(rtol, points, least=5)
+    if not math.isfinite(until_norm):
+        raise InputError(f"until_norm: {until_norm}; give a finite one")
     settings = until_norm, rtol
     return over_seeds(_follow, of_seeds(params, corpus), settings, max_steps, points=points, width=width)
 
 
-def _follow(E, p, v, corpus, settings, max_steps, points):
-    """Follow the path of one seed."""
-    until_norm, rtol = settings
-    never, zero = jnp.asarray(math.inf), jnp.zeros(())
-    unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
-    far = FAR * unit
-    flow = joint_coordinates(E, p, v, corpus, far)
-    half = (points + 1) // 2
-    near = integrate(flow, Ends(until_norm, never, zero, rtol), until_norm + far, max_steps, half)
-    z_p, z_v = jnp.split(near.rows.z, 2, axis=-1)
-    met = slave(flow, near.rows.z[-1], E)
-    goes_on = (near.status == Stop.NORM) & ~flow.query.ended(z_p[-1], until_norm)
-    settled = met.mismatch <= _MISMATCH
-    status = jnp.where(goes_on & ~settled, Stop.UNSETTLED, near.status)
-    goes_on &= settled
+@struct.dataclass
+class _Rows:
+    """What is recorded of points, as in `JointPath`."""
 
-    # e^(-steepness · clearance) is to be far less than the weakest force on the way, e^(-p·(E_s - E_s')).
-    steep = jnp.maximum(FAR, _STEEP * until_norm / (unit * met.clearance))
-    weights = met.weights.replace(steepness=jnp.where(met.weights.steepness > 0, steep, 0))
-    slow = slaved_coordinates(E, flow.query.p(z_p[-1]), corpus, met.values, weights)
+    p: Array
+    v: Array
+    norm: Array
+    log_v_norm: Array
+    steps: Array
+
+
+def _follow(E, p, v, corpus, settings, max_steps, points):
+    """Follow the path of one seed: directly, and on with v slaved if it came there."""
+    until_norm, rtol = settings
+    ends = Ends(until_norm, jnp.asarray(math.inf), jnp.zeros(()), rtol)
+    flow = joint_coordinates(E, p, v, corpus, FAR)
+    half = (points + 1) // 2
+    near = integrate(flow, ends, until_norm + flow.far, max_steps, half)
+    met = meet(flow, near.rows.z[-1], until_norm)
+    arrived = (near.status == Stop.NORM) & ~met.flow.ended(met.flow.zero, until_norm)
+    goes_on = arrived & (met.mismatch <= _MISMATCH)
     # Whoever has ended is not sent further.
-    until = jnp.where(goes_on, until_norm, 0.0)
-    beyond = integrate(slow, Ends(until, never, zero, rtol), until_norm, max_steps, points - half + 1)
-    rows = jax.tree.map(lambda x: x[1:], beyond.rows)
-    head = jax.vmap(flow.head.p)(z_v)
-    head_norm = jax.vmap(partial(flow.head.norm, multiple=1.0))(z_v)
-    # r² = r_0² + 2 τ.
-    log_scale = jnp.logaddexp(2 * met.log_scale, math.log(2) + rows.log_time) / 2
-    direction = jnp.where(goes_on, met.coefficients @ E / jnp.exp(met.log_norm), head[-1] / head_norm[-1])
-    log_far_norm = jnp.where(goes_on, met.log_norm + log_scale, jnp.log(head_norm[-1]))
-    both = lambda x, y: jnp.concatenate([x, y])  # noqa: E731
-    norm = [jax.vmap(partial(of.norm, multiple=1.0))(x) for of, x in ((flow.query, z_p), (slow, rows.z))]
+    ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
+    far = integrate(met.flow, ends, until_norm, max_steps, points - half + 1)
+    first, second = _directly(flow, near.rows), _slaved(met, far.rows, near.rows.steps[-1])
+    rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, second)
     return JointPath(
-        p=both(flow.query.p(z_p), slow.p(rows.z)),
-        v=both(head / head_norm[:, None], jnp.broadcast_to(direction, (len(rows.z), len(direction)))),
-        norm=both(*norm),
-        log_v_norm=both(jnp.log(head_norm), log_far_norm),
-        steps=both(near.rows.steps, near.rows.steps[-1] + rows.steps),
-        status=jnp.where(goes_on, beyond.status, status),
-        accepted=near.accepted + beyond.accepted,
-        rejected=near.rejected + beyond.rejected,
-        selection=Selection(met.chosen),
-        mismatch=jnp.where(goes_on | (status == Stop.UNSETTLED), met.mismatch, jnp.nan),
+        **vars(rows),
+        status=jnp.where(goes_on, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
+        accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
+        rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),
+        selection=Selection(met.head.chosen),
+        mismatch=jnp.where(arrived, met.mismatch, jnp.nan),
     )
+
+
+def _directly(flow: JointCoordinates, rows: Row) -> _Rows:
+    """Look up points of the joint flow."""
+    z_p, z_v = jnp.split(rows.z, 2, axis=1)
+    v, v_norm = flow.head.p(z_v), _norms(flow.head, z_v)
+    return _Rows(flow.query.p(z_p), v / v_norm[:, None], _norms(flow.query, z_p), jnp.log(v_norm), rows.steps)
+
+
+def _slaved(met: Meeting, rows: Row, before: Array) -> _Rows:
+    """Look up points with v slaved, r² = r_0² + 2 τ; `before` are the steps up to there."""
+    log_scale = jnp.logaddexp(2 * met.log_scale, math.log(2) + rows.log_time) / 2
+    head = met.head
+    v = head.coefficients @ met.flow.embeddings / jnp.exp(head.log_norm)
+    return _Rows(
+        p=met.flow.p(rows.z),
+        v=jnp.broadcast_to(v, (len(rows.z), len(v))),
+        norm=_norms(met.flow, rows.z),
+        log_v_norm=head.log_norm + log_scale,
+        steps=before + rows.steps,
+    )
+
+
+def _norms(flow: Coordinates, z: Array) -> Array:
+    return jax.vmap(partial(flow.norm, multiple=1.0))(z)

@@ -1,33 +1,35 @@
 """The far end of the joint flow of p and v: v follows from p, and p moves as if v had settled.
 
-Once ‖v‖ is large, v = r v_mm + O(1), with v_mm the max-margin head of the tokens that sequences attend to.
-Its multipliers λ, Σ λ_s y E_s = v_mm, are the weights of the sequences on which it is tight, and p moves by
+Once ‖v‖ is large, v = r v_mm + O(1), with v_mm the max-margin head of the tokens s(X) that sequences X
+attend to. Its multipliers λ, Σ λ_s y E_s = v_mm, are the weights of the sequences on which it is tight, and
 
     dp/dτ = Σ_X w_X y Σ_i q_i (γ_i - f) E_i,   γ = E v_mm,   τ = r²/2,
 
-    w_X = λ_s / (number of sequences that attend to s)     if v_mm is tight on X, s = s(X),
-    w_X = e^(b_X - r (y f_X - 1))                          if it is not.
+    w_X = λ_s / (number of sequences with this s)     if v_mm is tight on X, s = s(X),
+    w_X = e^(b_X - r (y f_X - 1))                     if it is not.
 
-A sequence of the second kind weighs nothing until attention has moved to a mixture of its tokens that is tight
-as well, y f_X = 1, and then holds p there: a wall, the steeper the larger r. r itself grows beyond any number,
-and the wall is as good as vertical long before: a fixed steepness takes its place in w.
+A sequence of the second kind weighs nothing until its attention lies on a mixture of tokens that is tight
+too, y f_X = 1, and then holds p there: a wall, the steeper the larger r. See docs/joint_flow.md.
 """
 
 from typing import NamedTuple
 
-
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.coordinates import Coordinates, coordinates, positive
+from jaxattn.dynamics.coordinates import Coordinates, positive
 from jaxattn.dynamics.joint_coordinates import JointCoordinates, joint_force
 from jaxattn.theory.interior_point import nearest_point
 
 # Multipliers below this share of their sum are rounding.
 _NO_MULTIPLIER = 1e-9
+# Sequences closer to the margin of v_mm cannot be told from tight ones.
+_CLEAR = 1e-9
+# Up to the inverse of this, in units of its width, a wall stands where it would if it were vertical.
+_STEEP = 32.0
 
 
 @struct.dataclass
@@ -47,97 +49,123 @@ class Weights:
         return self.log_weight - self.steepness * (agreement - 1), self.steepness
 
 
-class Slaved(NamedTuple):
-    """What is known of v and of the sequences where the two descriptions of the flow meet.
+class Head(NamedTuple):
+    """The max-margin head of chosen tokens, NaN if no v separates them.
 
     Attributes:
-        chosen: (R, W) bool; the token s(X) of every sequence, an entry of its bag.
-        values: γ = E v_mm, (V,).
-        coefficients: (V,); v_mm = Eᵀ coefficients.
+        chosen: (R, W) bool; s(X), an entry of the bag of X.
+        token: (n,) int32; s(X).
+        coefficients: (V,); v_mm = Eᵀ coefficients, so that they are ±λ.
+        values: E v_mm, (V,).
         log_norm: log ‖v_mm‖, ().
-        log_scale: log r, ().
-        weights: of the sequences, with walls of steepness r.
-        clearance: y E_{s(X)}·v_mm - 1, 0 where v_mm is tight, (n,).
-        mismatch: sine of the angle between dp/dt of the two descriptions, ().
     """
 
     chosen: Array
-    values: Array
+    token: Array
     coefficients: Array
+    values: Array
     log_norm: Array
+
+
+class Meeting(NamedTuple):
+    """Where the joint flow goes over into that of p with v slaved.
+
+    Attributes:
+        head: v_mm.
+        log_scale: log r, ().
+        flow: p from here on; its walls are steep enough up to the norm that was asked for.
+        mismatch: sine of the angle between dp/dt here by either flow, with walls of steepness r, (); infinite
+            if v_mm is tight without a multiplier on a sequence, whose weight then is not known.
+    """
+
+    head: Head
     log_scale: Array
-    weights: Weights
-    clearance: Array
+    flow: Coordinates
     mismatch: Array
 
 
-def slave(flow: JointCoordinates, z: Float[Array, "2r"], E: Float[Array, "V d"]) -> Slaved:
-    """Find v_mm and the weights of the sequences at a point of the joint flow with ‖v‖ large.
+def meet(flow: JointCoordinates, z: Float[Array, "2r"], until_norm: Float[Array, ""]) -> Meeting:
+    """Slave v at a point of the joint flow where ‖v‖ is large.
 
     Args:
         flow: the joint flow.
         z: where.
-        E: the embeddings.
+        until_norm: ‖p‖ that is to be reached.
 
     Returns:
-        The head and the weights, NaN where no v separates the chosen tokens.
+        The flow of p alone from there.
     """
-    corpus = flow.query.corpus
+    corpus, unit = flow.query.corpus, flow.unit
     z_p, z_v = jnp.split(z, 2)
-    scores, values = flow.query.scores + flow.query.lift @ z_p, flow.head.scores + flow.head.lift @ z_v
-    norm = flow.head.norm(z_v, 1.0)
-    chosen, token = _choose(corpus, scores, values, jnp.log(norm / flow.unit))
-    coefficients, gamma = _head(E, corpus.labels, token)
-    log_norm = jnp.log(coefficients @ gamma) / 2
-    r = norm / jnp.exp(log_norm)
+    here, norm = flow.query.moved(z_p), flow.head.norm(z_v, 1.0)
+    values = flow.head.moved(z_v).scores
+    head = _head(here, values, spread=jnp.log(norm / unit))
+    r = norm / jnp.exp(head.log_norm)
 
-    multiplier = jnp.abs(coefficients)
-    tight = multiplier > _NO_MULTIPLIER * multiplier.sum()
-    sharing = jnp.zeros(len(E)).at[token].add(1.0)
-    share = (jnp.log(positive(multiplier)) - jnp.log(positive(sharing)))[token]
-    forces = joint_force(corpus, scores, values)
-    heavy, margin = tight[token], corpus.labels * gamma[token]
-    log_g = forces.of_scores.log_weight
-    # In units of log w; the mean is over sequences that differ by 1/r only.
-    log_g = log_g - jnp.where(heavy, log_g - share, 0).sum() / heavy.sum()
-    bags = corpus.bags
-    (f,) = bags.sum(forces.of_scores.attention * take(gamma, bags.index.astype(jnp.int32)))
-    start = log_g + r * (corpus.labels * f - 1)
-    weights = Weights(jnp.where(heavy, share, start), jnp.where(heavy, 0.0, r))
-    slow = slaved_coordinates(E, flow.query.p(z_p), corpus, gamma, weights)
-    u, v = flow.velocity(z)[: len(z_p)], slow.velocity(slow.zero)
-    return Slaved(
-        chosen=chosen,
-        values=gamma,
-        coefficients=coefficients,
-        log_norm=log_norm,
+    multiplier = jnp.abs(head.coefficients)
+    tight = (multiplier > _NO_MULTIPLIER * multiplier.sum())[head.token]
+    sharing = jnp.zeros(corpus.vocab_size).at[head.token].add(1.0)
+    share = (jnp.log(positive(multiplier)) - jnp.log(positive(sharing)))[head.token]
+    force = joint_force(corpus, here.scores, values).of_scores
+    # Both kinds in one unit; that of the tight ones differs from sequence to sequence by 1/r only.
+    log_weight = force.log_weight - jnp.where(tight, force.log_weight - share, 0).sum() / tight.sum()
+    (f,) = corpus.bags.sum(force.attention * take(head.values, corpus.bags.index.astype(jnp.int32)))
+    log_weight = jnp.where(tight, share, log_weight + r * (corpus.labels * f - 1))
+
+    clearance = jnp.where(tight, jnp.inf, corpus.labels * head.values[head.token] - 1)
+    # e^(-steepness · clearance) is to be far less than e^(-p·(E_s - E_s')), the weakest force on the way.
+    steep = jnp.maximum(r, _STEEP * until_norm / (unit * clearance))
+    as_steep_as_now, onwards = (
+        _slaved(here, head, Weights(log_weight, jnp.where(tight, 0, x))) for x in (r, steep)
+    )
+    u, v = flow.velocity(z)[: len(z_p)], as_steep_as_now.velocity(here.zero)
+    return Meeting(
+        head=head,
         log_scale=jnp.log(r),
-        weights=weights,
-        clearance=jnp.where(heavy, 0, margin - 1),
-        mismatch=slow.norm(v - u / positive(slow.norm(u))),
+        flow=onwards,
+        mismatch=jnp.where(clearance.min() > _CLEAR, here.norm(v - u / positive(here.norm(u))), jnp.inf),
     )
 
 
-def slaved_coordinates(
-    E: Float[Array, "V d"],
-    p: Float[Array, "d"],
-    corpus: Corpus,
-    values: Float[Array, "V"],
-    weights: Weights,
-) -> Coordinates:
-    """Set up the flow of p alone from p, in the clock τ, v being slaved."""
-    flow = coordinates(E, p, p, corpus)
+def _slaved(here: Coordinates, head: Head, weights: Weights) -> Coordinates:
     # `token_force` takes a mean over sequences.
-    weights = weights.replace(log_weight=weights.log_weight + jnp.log(corpus.num_sequences))
-    # Scores fall apart by 2 max ‖E_s‖ along p at most. Against a wall the force changes faster, but p does not go.
-    return flow.replace(values=values, weigh=weights, steepest=2 / flow.unit)
+    weigh = Weights(weights.log_weight + jnp.log(here.corpus.num_sequences), weights.steepness)
+    # Along p scores fall apart by 2 max ‖E_s‖ at most; forces change faster where there is a wall, which p does
+    # not go against.
+    steepest = 2 / here.unit
+    return here.replace(values=head.values, weigh=weigh, steepest=steepest)  # type: ignore[attr-defined]
 
 
-def _choose(corpus, scores, values, spread) -> tuple[Bool[Array, "R W"], Array]:
-    """Pick the token of every sequence that agrees most with its label, of those with attention left.
+def _head(here: Coordinates, values: Array, spread: Array) -> Head:
+    """Find the tokens that sequences attend to, and the max-margin head of them."""
+    labels, vocab = here.corpus.labels, here.corpus.vocab_size
+    chosen, token = _attended(here.corpus, here.scores, values, spread)
+    sign = jnp.zeros(vocab).at[token].add(1.0 * labels)
+    sharing = jnp.zeros(vocab).at[token].add(1.0)
+    used, unanimous = sharing > 0, jnp.abs(sign) == sharing
+    if here.basis is None:
+        rows = here.lift
+    else:
+        size, vectors = jnp.linalg.eigh(here.lift)
+        rows = vectors * jnp.sqrt(jnp.maximum(size, 0))
+    # A token that is not used leaves its place to one that is.
+    place = jnp.where(used, jnp.arange(vocab), token[0])
+    multipliers, _ = nearest_point((jnp.sign(sign)[:, None] * rows * here.unit)[place])
+    coefficients = jnp.zeros(vocab).at[place].add(multipliers) * jnp.sign(sign)
+    found = rows @ (coefficients @ rows)
+    lowest = jnp.where(used, jnp.sign(sign) * found, jnp.inf).min()
+    scale = jnp.where((unanimous | ~used).all() & (lowest > 0), lowest, jnp.nan)
+    coefficients, found = coefficients / scale, found / scale
+    return Head(chosen, token, coefficients, found, jnp.log(coefficients @ found) / 2)
 
-    Where v_mm is tight all tokens but one have lost theirs, by e^(-2 spread) and more; where it is not, several
-    may hold a wall, and the best of them is the one that would be selected without it.
+
+def _attended(
+    corpus: Corpus, scores: Array, values: Array, spread: Array
+) -> tuple[Bool[Array, "R W"], Int[Array, "n"]]:
+    """Pick of each sequence's tokens with attention left the one that agrees most with its label.
+
+    Where v_mm is tight all tokens but one have lost theirs, by e^(-2 spread) or so. Where it is not, several
+    may hold a wall; the best one of them is that which would be selected without it.
     """
     bags = corpus.bags
     index, present = bags.index.astype(jnp.int32), bags.count > 0
@@ -145,28 +173,6 @@ def _choose(corpus, scores, values, spread) -> tuple[Bool[Array, "R W"], Array]:
     attended = present & (score >= bags.spread(bags.max(score)) - spread)
     agreement = jnp.where(attended, bags.spread(corpus.labels) * take(values, index), -jnp.inf)
     best = attended & (agreement == bags.spread(bags.max(agreement)))
-    token = -bags.max(jnp.where(best, -index.astype(scores.dtype), -jnp.inf))
-    return best & (index == bags.spread(token)), token.astype(jnp.int32)
-
-
-def _head(E, labels, token):
-    """Find v_mm = Eᵀ β with y E_s·v_mm ≥ 1 for chosen tokens; return β and E v_mm, NaN if there is none."""
-    V = len(E)
-    gram = jnp.matmul(E, E.T, precision="highest")
-    if V <= E.shape[1]:
-        size, basis = jnp.linalg.eigh(gram)
-        rows = basis * jnp.sqrt(jnp.maximum(size, 0))
-    else:
-        rows = E
-    sign = jnp.zeros(V).at[token].add(labels)
-    sharing = jnp.zeros(V).at[token].add(1.0)
-    used, agree = sharing > 0, jnp.abs(sign) == sharing
-    # Of unused tokens a used one takes the place.
-    stand_in = jnp.where(used, jnp.arange(V), token[0])
-    signed = jnp.sign(sign)[:, None] * rows / jnp.sqrt(jnp.diag(gram).max())
-    multipliers, _ = nearest_point(signed[stand_in])
-    coefficients = jnp.zeros(V).at[stand_in].add(multipliers) * jnp.sign(sign)
-    values = gram @ coefficients
-    lowest = jnp.where(used, jnp.sign(sign) * values, jnp.inf).min()
-    scale = jnp.where(jnp.where(used, agree, True).all() & (lowest > 0), lowest, jnp.nan)
-    return coefficients / scale, values / scale
+    # Of several that agree as much, the first.
+    first = -bags.max(jnp.where(best, -index.astype(scores.dtype), -jnp.inf))
+    return best & (index == bags.spread(first)), first.astype(jnp.int32)
