@@ -241,7 +241,7 @@ def _status(flow: Flow, ends: Ends, first: Array, max_steps: Array, state: _Stat
         Stop.ARC_LENGTH: here.arc_length >= ends.arc_length,
         Stop.STATIONARY: jnp.isneginf(local.log_gradient_norm),
         Stop.BALANCED: local.balanced | (turns & short),
-        Stop.DIRECTION: (sine <= ends.direction) & (here.arc_length >= first),
+        Stop.DIRECTION: (ends.direction > 0) & (sine <= ends.direction) & (here.arc_length >= first),
         Stop.FAILED: short,
         Stop.STEP_BUDGET: state.accepted + state.rejected >= max_steps,
     }

@@ -16,7 +16,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.direction import Force, logistic, token_curvature, token_force
+from jaxattn.dynamics.direction import LOGISTIC, Force, token_curvature, token_force
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
@@ -67,7 +67,7 @@ class Coordinates:
     lift: Array
     offset: Array
     unit: Array
-    weigh: Any = logistic
+    weigh: Any = LOGISTIC
     steepest: Array | float = math.inf
 
     def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
@@ -114,7 +114,7 @@ class Coordinates:
 
         A stage that has met a force no stage before it knew of is off by a whole step, however short.
         """
-        tenth = 0.1 * (self.norm(end - start) + 1e-3 * rtol * self.unit)
+        tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
         return self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
 
     def ended(self, z: Float[Array, "r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:

@@ -48,16 +48,23 @@ class Force:
     slope: Array
 
 
-def logistic(agreement: Float[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
-    """Weigh sequences by the logistic loss: log g = log sigmoid(-m) and -∂ log g/∂m, for m = y f."""
-    return -jax.nn.softplus(agreement), jax.nn.sigmoid(agreement)
+@struct.dataclass
+class Logistic:
+    """The weight of sequences in the gradient of the logistic loss, g = sigmoid(-m) for m = y f."""
+
+    def __call__(self, agreement: Float[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
+        """Compute log g and -∂ log g/∂m."""
+        return -jax.nn.softplus(agreement), jax.nn.sigmoid(agreement)
+
+
+LOGISTIC = Logistic()
 
 
 def token_force(
     corpus: Corpus,
     scores: Float[Array, "V"],
     values: Float[Array, "V"],
-    weigh: Callable[[Array], tuple[Array, Array]] = logistic,
+    weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
     """Compute -∂L/∂a_s = (1/n) Σ_X y g q_s (γ_s - f), g = sigmoid(-y f), its exponent kept apart.
 

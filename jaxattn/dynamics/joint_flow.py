@@ -98,9 +98,9 @@ def joint_flow(
 
     Returns:
         The path. Status NORM is the end that was asked for. UNSETTLED: ‖v‖ grows, but p does not settle on
-        one token of every sequence on which v is tight, and may rest at a mixture. BALANCED: p and v rest, or
-        v does, as where no v separates the attended tokens; p then goes on as `exact_flow` follows it. A seed
-        that fails says so, keeps its last state and does not stop the others.
+        one token of every sequence on which v is tight. BALANCED: the forces cancel up to rounding, where p
+        rests at a mixture of tokens while v may go on growing, or where no v separates what is attended to.
+        A seed that fails says so, keeps its last state and does not stop the others.
 
     Raises:
         InputError: more than two classes, shapes that do not fit, an infinite end.

@@ -84,7 +84,7 @@ class Meeting(NamedTuple):
     mismatch: Array
 
 
-def meet(flow: JointCoordinates, z: Float[Array, "2r"], until_norm: Float[Array, ""]) -> Meeting:
+def meet(flow: JointCoordinates, z: Float[Array, "m"], until_norm: Float[Array, ""]) -> Meeting:
     """Slave v at a point of the joint flow where ‖v‖ is large.
 
     Args:
@@ -130,8 +130,7 @@ def meet(flow: JointCoordinates, z: Float[Array, "2r"], until_norm: Float[Array,
 def _slaved(here: Coordinates, head: Head, weights: Weights) -> Coordinates:
     # `token_force` takes a mean over sequences.
     weigh = Weights(weights.log_weight + jnp.log(here.corpus.num_sequences), weights.steepness)
-    # Along p scores fall apart by 2 max ‖E_s‖ at most; forces change faster where there is a wall, which p does
-    # not go against.
+    # Along p scores fall apart by 2 max ‖E_s‖ at most; forces that change faster are those against a wall.
     steepest = 2 / here.unit
     return here.replace(values=head.values, weigh=weigh, steepest=steepest)  # type: ignore[attr-defined]
 
