@@ -6,6 +6,7 @@ from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.exact_flow import Path, exact_flow
 from jaxattn.dynamics.flow_phase import ExactFlow
 from jaxattn.dynamics.gradients import loss, loss_and_gradients
+from jaxattn.dynamics.joint_flow import JointPath, joint_flow
 from jaxattn.dynamics.log_descent import LogDescent, log_descent, log_excess_loss
 from jaxattn.dynamics.one_step import OneStep, one_step
 from jaxattn.dynamics.optimizers import optimizer, schedule
@@ -24,6 +25,7 @@ __all__ = [
     "Descent",
     "ExactFlow",
     "Info",
+    "JointPath",
     "LogDescent",
     "OneStep",
     "Path",
@@ -33,6 +35,7 @@ __all__ = [
     "descent",
     "early_stop",
     "exact_flow",
+    "joint_flow",
     "log_descent",
     "log_excess_loss",
     "loss",

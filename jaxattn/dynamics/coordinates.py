@@ -8,12 +8,15 @@ The path never leaves p_0 + span{E_s}, so r = min(V, d) numbers z carry it, p = 
 with F = -∂L/∂a. Neither needs a factorisation of E, and both are defined if rows of E coincide.
 """
 
+import math
+from typing import Any
+
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.direction import Force, token_curvature, token_force
+from jaxattn.dynamics.direction import LOGISTIC, Force, token_curvature, token_force
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
@@ -52,6 +55,8 @@ class Coordinates:
         lift: E Bᵀ, (V, r).
         offset: B p_0, (r,).
         unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
+        weigh: how sequences are weighed, see `token_force`.
+        steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
     """
 
     corpus: Corpus
@@ -62,10 +67,23 @@ class Coordinates:
     lift: Array
     offset: Array
     unit: Array
+    weigh: Any = LOGISTIC
+    steepest: Array | float = math.inf
 
     def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
         """Compute p = p_0 + Bᵀ z."""
         return self.start + (z if self.basis is None else z @ self.basis)
+
+    @property
+    def embeddings(self) -> Float[Array, "V d"]:
+        """E."""
+        return self.lift if self.basis is None else self.basis
+
+    def moved(self, z: Float[Array, "r"]) -> "Coordinates":
+        """Start at another point."""
+        start, scores = self.p(z), self.scores + self.lift @ z
+        offset = start if self.basis is None else scores
+        return self.replace(start=start, scores=scores, offset=offset)  # type: ignore[attr-defined]
 
     def metric(self, x: Float[Array, "r"]) -> Float[Array, "r"]:
         """Compute B Bᵀ x."""
@@ -80,6 +98,43 @@ class Coordinates:
         square = x @ (self.metric(x) + 2 * multiple * self.offset) + multiple**2 * (self.start @ self.start)
         return jnp.sqrt(jnp.maximum(square, 0))
 
+    @property
+    def zero(self) -> Float[Array, "r"]:
+        """The start."""
+        return jnp.zeros_like(self.offset)
+
+    def error(
+        self,
+        start: Float[Array, "r"],
+        end: Float[Array, "r"],
+        error: Float[Array, "r"],
+        rtol: Float[Array, ""],
+    ) -> Float[Array, ""]:
+        """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖), or to a tenth of the step if it is less.
+
+        A stage that has met a force no stage before it knew of is off by a whole step, however short.
+        """
+        tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
+        return self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
+
+    def ended(self, z: Float[Array, "r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
+        """Tell whether ‖p‖ is as large as that."""
+        return self.norm(z, 1.0) >= until_norm
+
+    def to_end(
+        self, z: Float[Array, "r"], velocity: Float[Array, "r"], until_norm: Float[Array, ""]
+    ) -> Float[Array, ""]:
+        """Compute how far straight on the sphere of that ‖p‖ is; `velocity` may be shorter than 1."""
+        norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
+        # An infinite radius would make NaN of the quotient below.
+        radius = jnp.minimum(until_norm, 1e150)
+        square = jnp.maximum((radius - norm) * (radius + norm), 0)
+        speed = jnp.square(self.norm(velocity))
+        root = jnp.sqrt(ahead**2 + speed * square)
+        distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / positive(speed))
+        # The path bends, so this falls a little short or goes a little far: rather a little far.
+        return (1 + 1e-6) * distance
+
     def ahead(self, z: Float[Array, "r"], velocity: Float[Array, "r"]) -> Float[Array, ""]:
         """Compute p · dp/ds."""
         return velocity @ (self.metric(z) + self.offset)
@@ -92,27 +147,27 @@ class Coordinates:
     def velocity(self, z: Float[Array, "r"]) -> Float[Array, "r"]:
         """Compute dz/ds."""
         pull, _ = self._pull(z)
-        return pull / _positive(self.norm(pull))
+        return pull / positive(self.norm(pull))
 
     def at(self, z: Float[Array, "r"]) -> Local:
         """Compute dz/ds, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the size of the gradient."""
         pull, force = self._pull(z)
         size = self.norm(pull)
-        velocity = pull / _positive(size)
+        velocity = pull / positive(size)
         curvature = token_curvature(self.corpus, force) @ self.lift
-        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / _positive(size)
+        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / positive(size)
         along = self.metric(velocity) @ curvature
         rounding = jnp.finfo(z.dtype).eps * (1 + self.norm(z, 1.0) / self.unit) * force.gross
         return Local(
             velocity=velocity,
             jacobian=curvature - jnp.outer(velocity, along),
             log_gradient_norm=force.log_scale + jnp.log(size),
-            log_slope=along @ velocity,
+            log_slope=jnp.clip(along @ velocity, -self.steepest, self.steepest),
             balanced=RESOLUTION * size * self.unit <= rounding,
         )
 
     def _pull(self, z: Array) -> tuple[Array, Force]:
-        force = token_force(self.corpus, self.scores + self.lift @ z, self.values)
+        force = token_force(self.corpus, self.scores + self.lift @ z, self.values, self.weigh)
         return force.force if self.basis is not None else force.force @ self.lift, force
 
 
@@ -134,5 +189,6 @@ def coordinates(
     )
 
 
-def _positive(x):
+def positive(x: Array) -> Array:
+    """Replace 0 by 1, to divide by."""
     return jnp.where(x == 0, 1, x)

@@ -10,6 +10,7 @@ where m is the largest score, relative to the top, among the tokens with δ ≠ 
 all sequences is factored out next, so every number kept is of order one or kept as its logarithm.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,6 +33,9 @@ class Force:
         gross: (); what Σ_s |force_s| would be if no two sequences pulled against each other.
         pull: (R, W); w c of every entry of the bags, w = y g/n in units of exp(log_scale - m).
         turn: (R, W); q - k e^m c/2 of every entry, k = ∂ log g/∂f.
+        attention: (R, W); q of every entry, 0 where there is none.
+        log_weight: (n,); log g.
+        slope: (n,); k.
     """
 
     force: Array
@@ -39,12 +43,28 @@ class Force:
     gross: Array
     pull: Array
     turn: Array
+    attention: Array
+    log_weight: Array
+    slope: Array
+
+
+@struct.dataclass
+class Logistic:
+    """The weight of sequences in the gradient of the logistic loss, g = sigmoid(-m) for m = y f."""
+
+    def __call__(self, agreement: Float[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
+        """Compute log g and -∂ log g/∂m."""
+        return -jax.nn.softplus(agreement), jax.nn.sigmoid(agreement)
+
+
+LOGISTIC = Logistic()
 
 
 def token_force(
     corpus: Corpus,
     scores: Float[Array, "V"],
     values: Float[Array, "V"],
+    weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
     """Compute -∂L/∂a_s = (1/n) Σ_X y g q_s (γ_s - f), g = sigmoid(-y f), its exponent kept apart.
 
@@ -52,6 +72,7 @@ def token_force(
         corpus: n sequences of two classes over V tokens.
         scores: a = E p, (V,); any spread.
         values: γ = E v, (V,).
+        weigh: m = y f, (n,), to log g and -∂ log g/∂m, for another g.
 
     Returns:
         The force; each sequence's share has full relative precision.
@@ -77,21 +98,24 @@ def token_force(
     normaliser, moment = bags.sum(weight, below * scaled)
     mean = moment / normaliser
     agreement = labels * (top_value + jnp.exp(gap) * mean)
-    log_weight = jnp.where(idle, -jnp.inf, gap - jax.nn.softplus(agreement))
+    log_g, fall = weigh(agreement)
+    log_weight = jnp.where(idle, -jnp.inf, gap + log_g)
     largest = log_weight.max()
     share = labels * jnp.exp(log_weight - jnp.where(largest == -jnp.inf, 0, largest))
-    slope = -labels * jnp.exp(gap) * jax.nn.sigmoid(agreement)
+    slope = -labels * fall
     q = weight / bags.spread(normaliser)
     c = below * scaled / bags.spread(normaliser) - q * bags.spread(mean)
     pull = jnp.where(present, bags.spread(share) * c, 0)
-    gathered = jnp.where(corpus.occurrences.count > 0, take(pull.ravel(), corpus.occurrence_to_bag), 0)
-    force, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
+    force, gross = by_token(corpus, pull)
     return Force(
         force=force,
         log_scale=largest - jnp.log(corpus.num_sequences),
         gross=gross.sum(),
         pull=pull,
-        turn=q - bags.spread(slope) * c / 2,
+        turn=q - bags.spread(jnp.exp(gap) * slope) * c / 2,
+        attention=jnp.where(present, q, 0),
+        log_weight=jnp.where(normaliser > 0, log_g, -jnp.inf),
+        slope=slope,
     )
 
 
@@ -111,7 +135,7 @@ def token_curvature(corpus: Corpus, force: Force) -> Float[Array, "V V"]:
         Derived from the gradient on p of arXiv 2505.17282.
     """
     # Both cross terms and the square in one product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
-    product = _dense(corpus, force.pull).T @ _dense(corpus, force.turn)
+    product = dense(corpus, force.pull).T @ dense(corpus, force.turn)
     return jnp.diag(force.force) - product - product.T
 
 
@@ -137,7 +161,14 @@ def _force(corpus, scores, values):
     return whole.force, whole.log_scale
 
 
-def _dense(corpus, entries):
+def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, "V"], Float[Array, "V"]]:
+    """Sum the entries of all bags by token, and their sizes."""
+    gathered = jnp.where(corpus.occurrences.count > 0, take(entries.ravel(), corpus.occurrence_to_bag), 0)
+    total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
+    return total, gross
+
+
+def dense(corpus: Corpus, entries: Float[Array, "R W"]) -> Float[Array, "n V"]:
     """Write the entries of all bags into an (n, V) array: a scatter without collisions."""
     bags = corpus.bags
     column = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), corpus.vocab_size)

@@ -8,7 +8,8 @@ import msgspec
 from flax import struct
 from jax import Array
 
-from jaxattn.dynamics.exact_flow import Path, Stop, exact_flow
+from jaxattn.dynamics.arc_length import Stop
+from jaxattn.dynamics.exact_flow import Path, exact_flow
 from jaxattn.dynamics.phase import Phase, Task, require_one_layer
 from jaxattn.spec import NotNegative, Positive, PositiveInt, Static
 from jaxattn.trees import Leaf

@@ -7,8 +7,9 @@ import pytest
 from scipy.integrate import cumulative_trapezoid
 
 import jaxattn as ja
+from jaxattn.dynamics.arc_length import _REASONS, Stop
 from jaxattn.dynamics.direction import direction
-from jaxattn.dynamics.exact_flow import _REASONS, Stop, _flow
+from jaxattn.dynamics.seeds import _over_chunks
 from jaxattn.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -264,9 +265,9 @@ def test_ends():
 def test_changing_ends_and_tolerances_compiles_nothing():
     params, corpus = problem(0)
     flow(params, corpus)
-    programs = _flow._cache_size()
+    programs = _over_chunks._cache_size()
     flow(params, corpus, until_norm=10.0, until_arc_length=3.0, until_direction=1e-3, rtol=1e-3, max_steps=9)
-    assert _flow._cache_size() == programs
+    assert _over_chunks._cache_size() == programs
 
 
 def test_inside_jit_and_vmap():

@@ -1,0 +1,285 @@
+"""Integration of a flow by arc length, to the first of its ends."""
+
+import enum
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import Array
+
+from jaxattn.dynamics import rosenbrock
+from jaxattn.dynamics.coordinates import Local
+
+
+class Stop(enum.IntEnum):
+    """Why a path ends; `reason` says it in words."""
+
+    RUNNING = 0
+    NORM = 1
+    ARC_LENGTH = 2
+    DIRECTION = 3
+    STEP_BUDGET = 4
+    STATIONARY = 5
+    BALANCED = 6
+    FAILED = 7
+    UNSETTLED = 8
+
+
+_REASONS = {
+    Stop.RUNNING: "running: it has not ended",
+    Stop.NORM: "norm: ‖p‖ is until_norm",
+    Stop.ARC_LENGTH: "arc_length: the path is as long as until_arc_length",
+    Stop.DIRECTION: "direction: p/‖p‖ turns no faster than until_direction",
+    Stop.STEP_BUDGET: "step_budget: max_steps were taken or tried",
+    Stop.STATIONARY: "stationary: the gradient is exactly zero",
+    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding; either p is a finite "
+    "stationary point, or it goes on to grow where forces are too weak beside the others for float64 to tell",
+    Stop.FAILED: "failed: NaN, or a step too short to represent",
+    Stop.UNSETTLED: "unsettled: v has grown long, but does not follow from p the way it has to for the path "
+    "to go on",
+}
+
+
+def name(status: Any) -> Any:
+    """Name a `Stop`: a string, or an array of strings for several seeds."""
+    names = np.array([stop.name.lower() for stop in Stop])[np.asarray(status)]
+    return str(names) if names.ndim == 0 else names
+
+
+def reason(status: Any) -> str | list[str]:
+    """Say a `Stop` in words; a list for several seeds."""
+    if np.ndim(status) == 0:
+        return _REASONS[Stop(int(status))]
+    return [_REASONS[Stop(int(one))] for one in np.asarray(status)]
+
+
+@runtime_checkable
+class Flow(Protocol):
+    """A flow dz/ds = u(z) of unit speed, from z = 0.
+
+    Attributes:
+        zero: the start, zeros (r,).
+        unit: a length along which the flow may change by all of itself, ().
+    """
+
+    @property
+    def zero(self) -> Array: ...  # noqa: D102
+    @property
+    def unit(self) -> Array: ...  # noqa: D102
+
+    def velocity(self, z: Array) -> Array:
+        """Compute u, (r,)."""
+        ...
+
+    def at(self, z: Array) -> Local:
+        """Compute u, its Jacobian and the size of the gradient."""
+        ...
+
+    def inner(self, x: Array, y: Array) -> Array:
+        """Compute the inner product of two velocities, ()."""
+        ...
+
+    def sine(self, z: Array, velocity: Array) -> Array:
+        """Compute the sine of the angle between the point and its velocity, ()."""
+        ...
+
+    def error(self, start: Array, end: Array, error: Array, rtol: Array) -> Array:
+        """Compute the size of the error of a step relative to what is allowed, ()."""
+        ...
+
+    def norm(self, x: Array) -> Array:
+        """Compute the length of a difference of two points, ()."""
+        ...
+
+    def ended(self, z: Array, until_norm: Array) -> Array:
+        """Tell whether the point is as far out as asked for, () bool."""
+        ...
+
+    def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
+        """Compute how far straight on that is, ()."""
+        ...
+
+
+class Ends(NamedTuple):
+    """Where a path ends, as in `exact_flow`, and the error allowed."""
+
+    norm: Array
+    arc_length: Array
+    direction: Array
+    rtol: Array
+
+
+@struct.dataclass
+class Row:
+    """What is recorded of a point.
+
+    Attributes:
+        z: coordinates, (r,).
+        arc_length: s, ().
+        log_gradient_norm: log of the size of the gradient, ().
+        log_time: log t of the flow whose speed is that size, -inf at the start, ().
+        steps: steps tried so far, () int32.
+    """
+
+    z: Array
+    arc_length: Array
+    log_gradient_norm: Array
+    log_time: Array
+    steps: Array
+
+
+class Trajectory(NamedTuple):
+    """Rows with a leading axis k and how the path ended; see `exact_flow.Path`."""
+
+    rows: Row
+    status: Array
+    accepted: Array
+    rejected: Array
+
+
+@struct.dataclass
+class _State:
+    """What the loop carries: a point, the next step's length, the rows so far and how many, counts."""
+
+    here: Row
+    local: Local
+    h: Array
+    rows: Row
+    count: Array
+    status: Array
+    accepted: Array
+    rejected: Array
+
+
+def integrate(flow: Flow, ends: Ends, reach: Array, max_steps: Array, points: int) -> Trajectory:
+    """Follow one path to the first of its ends.
+
+    Args:
+        flow: the flow.
+        ends: where it ends.
+        reach: about how long the path is, ().
+        max_steps: most steps, tried or taken.
+        points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
+
+    Returns:
+        The path; rows that were not reached repeat the last state.
+    """
+    first = jnp.minimum(flow.unit, reach / 100)
+    # The last row is for wherever the path ends.
+    marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
+    state = jax.lax.while_loop(
+        lambda state: state.status == Stop.RUNNING,
+        partial(_step, flow, ends, first, max_steps, marks),
+        _begin(flow, jnp.minimum(flow.unit, reach), ends.rtol, points),
+    )
+    select = jax.vmap(jnp.where, in_axes=(0, 0, None))
+    reached = jnp.arange(points) < state.count
+    rows = jax.tree.map(lambda rows, last: select(reached, rows, last), state.rows, state.here)
+    return Trajectory(rows, state.status, state.accepted, state.rejected)
+
+
+def _begin(flow: Flow, unit: Array, rtol: Array, points: int) -> _State:
+    """Stand at the start: the first step has length 0, evaluates the flow and lands on the first mark."""
+    z = flow.zero
+    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    here = Row(
+        z=z,
+        arc_length=zero,
+        log_gradient_norm=jnp.asarray(jnp.nan),
+        log_time=-jnp.asarray(jnp.inf),
+        steps=count,
+    )
+    return _State(
+        here=here,
+        local=Local(z, jnp.outer(z, z), zero, zero, zero > 0),
+        h=unit * rtol ** (1 / rosenbrock.ORDER),
+        rows=jax.tree.map(lambda x: jnp.broadcast_to(x, (points, *x.shape)), here),
+        count=count,
+        status=count,
+        accepted=count - 1,
+        rejected=count,
+    )
+
+
+def _step(flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, state: _State) -> _State:
+    """Try a step, and take it if its error allows."""
+    here, local = state.here, state.local
+    mark = jnp.minimum(marks[state.count], ends.arc_length)
+    to_mark = mark - here.arc_length
+    h = jnp.minimum(state.h, jnp.minimum(to_mark, flow.to_end(here.z, local.velocity, ends.norm)))
+    z, error = rosenbrock.step(flow.velocity, here.z, local.velocity, local.jacobian, h)
+    arrived = flow.at(z)
+    there = Row(
+        z=z,
+        arc_length=jnp.where(h == to_mark, mark, here.arc_length + h),
+        log_gradient_norm=arrived.log_gradient_norm,
+        log_time=jnp.logaddexp(here.log_time, jnp.log(h) + _log_mean_time(h, local, arrived)),
+        steps=state.accepted + state.rejected + 1,
+    )
+    steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
+    error = jnp.maximum(flow.error(here.z, z, error, ends.rtol), flow.norm(error) * steepest / 0.01)
+    error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
+    # A path of unit speed that turns back within a step has run over a stationary point.
+    turns = flow.inner(local.velocity, arrived.velocity) < 0
+    ok = (error <= 1) & ~turns
+    h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / rosenbrock.ORDER), 0.2, 5.0))
+    # A step cut short to land somewhere says nothing against the length that was planned.
+    h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
+    here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
+    record = ok & (h == to_mark)
+    row = jnp.where(record, state.count, len(marks))
+    moved = _State(
+        here=here,
+        local=local,
+        h=h_next,
+        rows=jax.tree.map(lambda rows, x: rows.at[row].set(x, mode="drop"), state.rows, here),
+        count=state.count + record,
+        status=state.status,
+        accepted=state.accepted + ok,
+        rejected=state.rejected + ~ok,
+    )
+    status = _status(flow, ends, first, max_steps, moved, turns)
+    return moved.replace(status=status)  # type: ignore[attr-defined]
+
+
+def _status(flow: Flow, ends: Ends, first: Array, max_steps: Array, state: _State, turns: Array) -> Array:
+    """Tell whether the path ends here, and why."""
+    here, local, h = state.here, state.local, state.h
+    short = ~(h >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))
+    sine = flow.sine(here.z, local.velocity)
+    stops = {
+        Stop.NORM: flow.ended(here.z, ends.norm),
+        Stop.ARC_LENGTH: here.arc_length >= ends.arc_length,
+        Stop.STATIONARY: jnp.isneginf(local.log_gradient_norm),
+        Stop.BALANCED: local.balanced | (turns & short),
+        Stop.DIRECTION: (ends.direction > 0) & (sine <= ends.direction) & (here.arc_length >= first),
+        Stop.FAILED: short,
+        Stop.STEP_BUDGET: state.accepted + state.rejected >= max_steps,
+    }
+    return jnp.select(list(stops.values()), list(stops), Stop.RUNNING).astype(jnp.int32)
+
+
+def _log_mean_time(h, start, end):
+    """Compute log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
+
+    ∫ exp of a straight line is exact at any size; one extrapolation from the step's two halves makes
+    the rule of order 4 where ℓ bends.
+    """
+    # A gradient of exactly zero would take forever: a finite exponent keeps NaN out.
+    x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
+    bend = jnp.clip(h / 8 * (end.log_slope - start.log_slope), -1, 1)
+    middle = (x + y) / 2 + bend
+    whole = _log_mean_exp(x, y)
+    halves = jnp.logaddexp(_log_mean_exp(x, middle), _log_mean_exp(middle, y)) - jnp.log(2)
+    return halves + jnp.log1p((1 - jnp.minimum(jnp.exp(whole - halves), 2)) / 3)
+
+
+def _log_mean_exp(x, y):
+    """Compute log ∫₀¹ exp(x + (y - x) θ) dθ."""
+    drop = jnp.abs(x - y)
+    far = drop > 1e-4
+    safe = jnp.where(far, drop, 1)
+    return jnp.maximum(x, y) + jnp.where(far, jnp.log(-jnp.expm1(-safe) / safe), -drop / 2 + drop**2 / 24)

@@ -1,0 +1,204 @@
+"""Gradient flow on p and v together, E fixed, in coordinates of span(E), parametrised by arc length.
+
+With a = E p, γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move both in the span of the embeddings,
+
+    dp/dt = EᵀF,   F_s = (1/n) Σ_X y g q_s (γ_s - f),       dv/dt = EᵀG,   G_s = (1/n) Σ_X y g q_s,
+
+so that z = (z_p, z_v) has twice as many coordinates as `coordinates` has for p alone.
+"""
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.dynamics.coordinates import RESOLUTION, Coordinates, Local, coordinates, positive
+from jaxattn.dynamics.direction import Force, by_token, dense, token_curvature, token_force
+
+
+@struct.dataclass
+class Forces:
+    """F and G, both in units of exp(log_scale).
+
+    Attributes:
+        of_scores: F as `token_force` has it, in units of its own.
+        shift: log of those units over exp(log_scale), ().
+        head: G, (V,).
+        head_pull: (R, W); w q of every entry of the bags, w = y g/n.
+        log_scale: ().
+        gross: what Σ |F_s| + Σ |G_s| would be if no two sequences pulled against each other, ().
+    """
+
+    of_scores: Force
+    shift: Array
+    head: Array
+    head_pull: Array
+    log_scale: Array
+    gross: Array
+
+    @property
+    def scores(self) -> Float[Array, "V"]:
+        """F."""
+        return jnp.exp(self.shift) * self.of_scores.force
+
+
+def joint_force(corpus: Corpus, scores: Float[Array, "V"], values: Float[Array, "V"]) -> Forces:
+    """Compute F and G, the exponent of the heaviest sequence kept apart.
+
+    Args:
+        corpus: n sequences of two classes over V tokens.
+        scores: a = E p, (V,); any spread.
+        values: γ = E v, (V,).
+
+    Returns:
+        The forces; each sequence's share of either has full relative precision.
+    """
+    force = token_force(corpus, scores, values)
+    largest = force.log_weight.max()
+    share = corpus.labels * jnp.exp(force.log_weight - largest)
+    pull = corpus.bags.spread(share) * force.attention
+    head, gross = by_token(corpus, pull)
+    log_scale = largest - jnp.log(corpus.num_sequences)
+    shift = force.log_scale - log_scale
+    return Forces(
+        of_scores=force,
+        shift=shift,
+        head=head,
+        head_pull=pull,
+        log_scale=log_scale,
+        gross=gross.sum() + jnp.exp(shift) * force.gross,
+    )
+
+
+def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
+    """Compute ∂(F, G)/∂(a, γ) in units of the forces' exp(log_scale).
+
+        ∂F/∂γ = (∂G/∂a)ᵀ = Σ_X w (diag(q) - q qᵀ + k c qᵀ),   ∂G/∂γ = Σ_X w k q qᵀ,
+
+    and ∂F/∂a is `token_curvature`; c = q (γ - f), k = ∂ log g/∂f.
+    """
+    force = forces.of_scores
+    q, pull = dense(corpus, force.attention), dense(corpus, forces.head_pull)
+    leaning = dense(corpus, corpus.bags.spread(force.slope) * force.attention)
+    steering = jnp.exp(forces.shift) * dense(corpus, force.pull)
+    across = jnp.diag(forces.head) - pull.T @ q + steering.T @ leaning
+    own = jnp.exp(forces.shift) * token_curvature(corpus, force)
+    return jnp.stack([jnp.stack([own, across], axis=1), jnp.stack([across.T, pull.T @ leaning], axis=1)])
+
+
+@struct.dataclass
+class JointCoordinates:
+    """The flow on p and v for one corpus and one E, from one start; a `Flow` that ends where p or v does.
+
+    Attributes:
+        query: coordinates of p.
+        head: coordinates of v, which has the place of p in them.
+        far: ‖v‖ at which the path ends if ‖p‖ does not end it before, ().
+    """
+
+    query: Coordinates
+    head: Coordinates
+    far: Array
+
+    @property
+    def zero(self) -> Float[Array, "m"]:
+        """The start."""
+        return jnp.concatenate([self.query.zero, self.head.zero])
+
+    @property
+    def unit(self) -> Float[Array, ""]:
+        """1 / max ‖E_s‖."""
+        return self.query.unit
+
+    def inner(self, x: Float[Array, "m"], y: Float[Array, "m"]) -> Float[Array, ""]:
+        """Compute the inner product of two movements of (p, v)."""
+        (x_p, x_v), (y_p, y_v) = jnp.split(x, 2), jnp.split(y, 2)
+        return self.query.inner(x_p, y_p) + self.head.inner(x_v, y_v)
+
+    def norm(self, x: Float[Array, "m"]) -> Float[Array, ""]:
+        """Compute the length of a movement of (p, v)."""
+        return jnp.hypot(*self._each(lambda part, x: part.norm(x), x))
+
+    def sine(self, z: Float[Array, "m"], velocity: Float[Array, "m"]) -> Float[Array, ""]:
+        """Compute the sine of the angle between p and dp/ds."""
+        (z, _), (u, _) = jnp.split(z, 2), jnp.split(velocity, 2)
+        return self.query.sine(z, u / positive(self.query.norm(u)))
+
+    def error(
+        self,
+        start: Float[Array, "m"],
+        end: Float[Array, "m"],
+        error: Float[Array, "m"],
+        rtol: Float[Array, ""],
+    ) -> Float[Array, ""]:
+        """Compute the larger one of the relative errors of p and of v, see `Coordinates.error`."""
+        return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
+
+    def ended(self, z: Float[Array, "m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
+        """Tell whether ‖p‖ is as large as that, or ‖v‖ as `far`."""
+        z_p, z_v = jnp.split(z, 2)
+        return self.query.ended(z_p, until_norm) | self.head.ended(z_v, self.far)
+
+    def to_end(
+        self, z: Float[Array, "m"], velocity: Float[Array, "m"], until_norm: Float[Array, ""]
+    ) -> Float[Array, ""]:
+        """Compute how far straight on that is."""
+        (z_p, z_v), (u_p, u_v) = jnp.split(z, 2), jnp.split(velocity, 2)
+        return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
+
+    def velocity(self, z: Float[Array, "m"]) -> Float[Array, "m"]:
+        """Compute dz/ds."""
+        pull, _ = self._pull(z)
+        return pull / positive(self.norm(pull))
+
+    def at(self, z: Float[Array, "m"]) -> Local:
+        """Compute dz/ds, its Jacobian and the size of the gradient, as `Coordinates.at`."""
+        pull, forces = self._pull(z)
+        size = self.norm(pull)
+        velocity = pull / positive(size)
+        lift = self.query.lift
+        curvature = joint_curvature(self.query.corpus, forces) @ lift
+        if self.query.basis is None:
+            curvature = jnp.einsum("vr,ivjc->irjc", lift, curvature)
+        curvature = curvature.reshape(len(z), len(z)) / positive(size)
+        metric = jnp.concatenate(self._each(lambda part, x: part.metric(x), velocity))
+        along = metric @ curvature
+        reach = sum(self._each(lambda part, z: part.norm(z, 1.0), z))
+        rounding = jnp.finfo(z.dtype).eps * (1 + reach / self.unit) * forces.gross
+        return Local(
+            velocity=velocity,
+            jacobian=curvature - jnp.outer(velocity, along),
+            log_gradient_norm=forces.log_scale + jnp.log(size),
+            log_slope=along @ velocity,
+            balanced=(RESOLUTION * size * self.unit <= rounding) | self._rests(z, pull, forces),
+        )
+
+    def _rests(self, z: Array, pull: Array, forces: Forces) -> Array:
+        """Tell whether the forces on p alone cancel up to rounding while ‖v‖ is large and may go on to grow."""
+        (z_p, z_v), (on_p, _) = jnp.split(z, 2), jnp.split(pull, 2)
+        gross = jnp.exp(forces.shift) * forces.of_scores.gross
+        rounding = jnp.finfo(z.dtype).eps * (1 + self.query.norm(z_p, 1.0) / self.unit) * gross
+        far = self.head.norm(z_v, 1.0) > RESOLUTION * self.far
+        return far & (self.query.norm(on_p) * self.unit < rounding)
+
+    def _pull(self, z: Array) -> tuple[Array, Forces]:
+        scores, values = self._each(lambda part, z: part.scores + part.lift @ z, z)
+        forces = joint_force(self.query.corpus, scores, values)
+        both = jnp.stack([forces.scores, forces.head])
+        return (both if self.query.basis is not None else both @ self.query.lift).ravel(), forces
+
+    def _each(self, function, *of_both):
+        """Apply a function to the halves of p and to those of v."""
+        halves = zip(*(jnp.split(x, 2) for x in of_both), strict=True)
+        return tuple(function(part, *x) for part, x in zip((self.query, self.head), halves, strict=True))
+
+
+def joint_coordinates(
+    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus, far: float
+) -> JointCoordinates:
+    """Set up the flow that starts at p and v, and ends at ‖v‖ max ‖E_s‖ = far."""
+    query = coordinates(E, p, v, corpus)
+    head = query.replace(  # type: ignore[attr-defined]
+        start=v, scores=query.values, offset=v if query.basis is None else query.values
+    )
+    return JointCoordinates(query, head, far * query.unit)

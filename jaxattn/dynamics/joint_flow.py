@@ -1,0 +1,176 @@
+"""Gradient flow on p and v together, E fixed: directly while ‖v‖ is moderate, with v slaved beyond.
+
+On separable data ‖v‖ grows like exp(margin ‖p‖ / 2), see docs/joint_flow.md.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.dynamics.arc_length import Ends, Row, Stop, integrate, name
+from jaxattn.dynamics.coordinates import Coordinates
+from jaxattn.dynamics.exact_flow import check_settings
+from jaxattn.dynamics.joint_coordinates import JointCoordinates, joint_coordinates
+from jaxattn.dynamics.seeds import of_seeds, over_seeds
+from jaxattn.dynamics.slaved import Meeting, meet
+from jaxattn.errors import InputError
+from jaxattn.theory.selection import Selection
+from jaxattn.trees import Leaf
+
+# ‖v‖ max ‖E_s‖ at which v is slaved: what is left out is about the inverse of it, and rounding of v
+# changes weights by 1e-9.
+FAR = 1e7
+# Angle between the velocities of p in the two descriptions, where they meet.
+_MISMATCH = 1e-2
+
+
+@struct.dataclass
+class JointPath:
+    """Points along gradient flow on p and v, float64; with a leading seed axis B for B seeds.
+
+    Row 0 is the start, the last row is where the path stopped. In the first half the rows lie at log-spaced
+    arc lengths of (p, v), in the second at log-spaced arc lengths of p; rows that were not reached repeat the
+    last state.
+
+    Attributes:
+        p: (k, d).
+        v: (k, d); v/‖v‖.
+        norm: (k,); ‖p‖.
+        log_v_norm: (k,); log ‖v‖.
+        steps: (k,) int32; steps tried so far.
+        status: () int32; why the path ended, a `Stop`.
+        accepted: () int32; steps taken.
+        rejected: () int32; steps tried and thrown away.
+        selection: the token of every sequence that v_mm is the max-margin head of; what it says is defined
+            where the path has come to the second half.
+        mismatch: (); sine of the angle between dp/dt directly and with v slaved, where they meet; NaN before.
+    """
+
+    p: Leaf
+    v: Leaf
+    norm: Leaf
+    log_v_norm: Leaf
+    steps: Leaf
+    status: Leaf
+    accepted: Leaf
+    rejected: Leaf
+    selection: Selection
+    mismatch: Leaf
+
+    @property
+    def stop(self) -> Any:
+        """The name of `status`: a string, or an array of strings for several seeds."""
+        return name(self.status)
+
+
+def joint_flow(
+    params: Any,
+    corpus: Corpus,
+    *,
+    until_norm: float = 1e4,
+    max_steps: int = 10_000,
+    rtol: float = 1e-5,
+    points: int = 64,
+    width: int | None = None,
+) -> JointPath:
+    """Follow gradient flow on p and v together, E fixed, logistic loss.
+
+        dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v,
+
+    by arc length until ‖v‖ max ‖E_s‖ = 1e7, and from there with v slaved: v/‖v‖ the max-margin head of the
+    attended tokens, its multipliers as weights of the sequences, log ‖v‖ apart. Both describe p's velocity
+    where they meet; if they do not agree there, the path ends with status UNSETTLED.
+
+    Args:
+        params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
+        corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
+        until_norm: end at this ‖p‖, up to 1e4; scores have too few digits left beyond.
+        max_steps: end after this many steps, tried or taken, in either half.
+        rtol: error allowed per step, relative to ‖p‖ + 1/max ‖E_s‖.
+        points: number of rows k ≥ 5 of the path.
+        width: seeds integrated side by side; chosen for the backend by default.
+
+    Returns:
+        The path. Status NORM is the end that was asked for. UNSETTLED: ‖v‖ grows, but p does not settle on
+        one token of every sequence on which v is tight. BALANCED: the forces cancel up to rounding, where p
+        rests at a mixture of tokens while v may go on growing, or where no v separates what is attended to.
+        A seed that fails says so, keeps its last state and does not stop the others.
+
+    Raises:
+        InputError: more than two classes, shapes that do not fit, an infinite end.
+
+    Source:
+        Conjectured by this library from the regularisation path of arXiv 2306.13596; docs/joint_flow.md.
+    """
+    check_settings(rtol, points, least=5)
+    if not math.isfinite(until_norm):
+        raise InputError(f"until_norm: {until_norm}; give a finite one")
+    settings = until_norm, rtol
+    return over_seeds(_follow, of_seeds(params, corpus), settings, max_steps, points=points, width=width)
+
+
+@struct.dataclass
+class _Rows:
+    """What is recorded of points, as in `JointPath`."""
+
+    p: Array
+    v: Array
+    norm: Array
+    log_v_norm: Array
+    steps: Array
+
+
+def _follow(E, p, v, corpus, settings, max_steps, points):
+    """Follow the path of one seed: directly, and on with v slaved if it came there."""
+    until_norm, rtol = settings
+    ends = Ends(until_norm, jnp.asarray(math.inf), jnp.zeros(()), rtol)
+    flow = joint_coordinates(E, p, v, corpus, FAR)
+    half = (points + 1) // 2
+    near = integrate(flow, ends, until_norm + flow.far, max_steps, half)
+    met = meet(flow, near.rows.z[-1], until_norm)
+    arrived = (near.status == Stop.NORM) & ~met.flow.ended(met.flow.zero, until_norm)
+    goes_on = arrived & (met.mismatch <= _MISMATCH)
+    # Whoever has ended is not sent further.
+    ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
+    far = integrate(met.flow, ends, until_norm, max_steps, points - half + 1)
+    first, second = _directly(flow, near.rows), _slaved(met, far.rows, near.rows.steps[-1])
+    rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, second)
+    return JointPath(
+        **vars(rows),
+        status=jnp.where(goes_on, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
+        accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
+        rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),
+        selection=Selection(met.head.chosen),
+        mismatch=jnp.where(arrived, met.mismatch, jnp.nan),
+    )
+
+
+def _directly(flow: JointCoordinates, rows: Row) -> _Rows:
+    """Look up points of the joint flow."""
+    z_p, z_v = jnp.split(rows.z, 2, axis=1)
+    v, v_norm = flow.head.p(z_v), _norms(flow.head, z_v)
+    return _Rows(flow.query.p(z_p), v / v_norm[:, None], _norms(flow.query, z_p), jnp.log(v_norm), rows.steps)
+
+
+def _slaved(met: Meeting, rows: Row, before: Array) -> _Rows:
+    """Look up points with v slaved, r² = r_0² + 2 τ; `before` are the steps up to there."""
+    log_scale = jnp.logaddexp(2 * met.log_scale, math.log(2) + rows.log_time) / 2
+    head = met.head
+    v = head.coefficients @ met.flow.embeddings / jnp.exp(head.log_norm)
+    return _Rows(
+        p=met.flow.p(rows.z),
+        v=jnp.broadcast_to(v, (len(rows.z), len(v))),
+        norm=_norms(met.flow, rows.z),
+        log_v_norm=head.log_norm + log_scale,
+        steps=before + rows.steps,
+    )
+
+
+def _norms(flow: Coordinates, z: Array) -> Array:
+    return jax.vmap(partial(flow.norm, multiple=1.0))(z)

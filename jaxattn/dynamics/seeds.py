@@ -1,0 +1,104 @@
+"""Flows of many seeds: what they are given, checked, and integrated in chunks of seeds side by side."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.errors import InputError
+
+
+class Inputs(NamedTuple):
+    """E, p, v and a corpus, any of them with a leading axis of seeds.
+
+    Attributes:
+        arrays: the four.
+        batched: which of them have the axis.
+        seeds: how many seeds, None for a single path without the axis.
+    """
+
+    arrays: tuple[Any, ...]
+    batched: tuple[bool, ...]
+    seeds: int | None
+
+
+def of_seeds(params: Any, corpus: Corpus) -> Inputs:
+    """Check shapes, and tell which arrays have a leading axis of seeds.
+
+    Raises:
+        InputError: more than two classes, shapes that do not fit.
+    """
+    if corpus.num_classes != 2:
+        raise InputError(
+            f"corpus: {corpus.num_classes} classes; the flow is that of the logistic loss of two"
+        )
+    (*_, V, d), p, v = params.E.shape, params.p.shape, params.v.shape
+    if corpus.vocab_size != V or p[-1] != d or v[-1] != d:
+        raise InputError(
+            f"shapes do not fit: E {params.E.shape}, p {p}, v {v}, corpus over {corpus.vocab_size} tokens"
+        )
+    parts = (params.E, 2), (params.p, 1), (params.v, 1)
+    batched = (*(x.ndim > base for x, base in parts), corpus.labels.ndim > 1)
+    arrays = (params.E, params.p, params.v, corpus)
+    sizes = {
+        jax.tree.leaves(x)[0].shape[0] for x, has_seeds in zip(arrays, batched, strict=True) if has_seeds
+    }
+    if len(sizes) > 1:
+        raise InputError(f"E, p, v and corpus have leading axes of {sorted(sizes)} seeds; give each the same")
+    return Inputs(arrays, batched, sizes.pop() if sizes else None)
+
+
+def over_seeds(
+    follow: Callable[..., Any],
+    inputs: Inputs,
+    numbers: Sequence[float],
+    max_steps: int,
+    *,
+    points: int,
+    width: int | None,
+) -> Any:
+    """Integrate chunks of seeds one after the other, so that a slow seed holds up its own chunk only.
+
+    Args:
+        follow: (E, p, v, corpus, numbers, max_steps, points) -> a pytree; what one seed does, in float64.
+        inputs: of all seeds.
+        numbers: settings that all seeds share.
+        max_steps: another one.
+        points: another one, static.
+        width: seeds integrated side by side; chosen for the backend if None.
+
+    Returns:
+        What `follow` returns, with a leading axis of seeds.
+    """
+    *params, corpus = inputs.arrays
+    # On a CPU one seed's arrays fit a core's cache, and a slow seed holds up no other.
+    width = width or (1 if jax.default_backend() == "cpu" else inputs.seeds or 1)
+    with jax.enable_x64(True):
+        arrays = (*(jnp.asarray(x, jnp.float64) for x in params), corpus)
+        settings = jnp.asarray(numbers, jnp.float64), jnp.asarray(max_steps, jnp.int32)
+        return _over_chunks(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
+
+
+@partial(jax.jit, static_argnames=("follow", "batched", "seeds", "points", "width"))
+def _over_chunks(arrays, settings, follow, batched, seeds, points, width):
+    def single(*arrays):
+        return follow(*arrays, *settings, points)
+
+    if seeds is None:
+        return single(*arrays)
+    chunks = math.ceil(seeds / width)
+    index = jnp.arange(chunks * math.ceil(seeds / chunks)).reshape(chunks, -1) % seeds
+
+    def chunk(which):
+        picked = [
+            jax.tree.map(lambda x: x[which], x) if has_seeds else x
+            for x, has_seeds in zip(arrays, batched, strict=True)
+        ]
+        return jax.vmap(single, in_axes=tuple(0 if has_seeds else None for has_seeds in batched))(*picked)
+
+    path = jax.lax.map(chunk, index)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:seeds], path)

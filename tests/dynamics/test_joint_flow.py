@@ -1,0 +1,210 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+import jaxattn as ja
+from jaxattn.dynamics.arc_length import Stop
+from jaxattn.errors import InputError
+from jaxattn.theory import one_minus_cosine, relaxed_max_margin, selection_of
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@functools.cache
+def problems(seeds=3):
+    """Corpora and the parameters after one step, in their span; 4 of 12 tokens are relevant."""
+
+    def draw(key):
+        data_key, model_key = jax.random.split(key)
+        corpus = ja.data.assumption1(data_key, vocab_size=12, relevant=4, length=4, sequences=20)
+        params = ja.models.one_layer.init(model_key, vocab_size=12, dim=24, dtype=jnp.float64)
+        return ja.dynamics.one_step(params, corpus, step_size=100.0), corpus
+
+    return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(5), seeds))
+
+
+def take(tree, seed):
+    return jax.tree.map(lambda x: x[seed], tree)
+
+
+def flow(params, corpus, **settings):
+    """Call with one number of points, so that the tests share compiled programs."""
+    return ja.dynamics.joint_flow(params, corpus, **{"until_norm": 1e4, "points": 16} | settings)
+
+
+def four(sequences, labels):
+    """Four sequences of two tokens at most, each in two of them: one program serves every test."""
+    return ja.data.from_sequences(sequences, labels, vocab_size=4)
+
+
+def mirrored():
+    """Two pairs of tokens that mirror each other: p stays on the mirror, v across it."""
+    E = jnp.array([[1.0, 1, 0, 0], [0, -1, 0, 0], [-1, 1, 0, 0], [0, -1, 0, 0]])
+    params = ja.models.one_layer.Params(E=E, p=jnp.array([0.0, 0.3, 0, 0]), v=jnp.array([0.5, 0, 0, 0]))
+    return params, four([[0, 1], [2, 3]] * 2, [1, -1] * 2)
+
+
+def test_two_pairs_by_hand():
+    """p = (0, s), v = (w, 0), q = 1/(1 + e^(-2s)): ds/dt = 2 g w q (1-q) and dw/dt = g q have an invariant.
+
+    2 w dw = (1 + e^(2s)) ds, so w² - s - e^(2s)/2 stays what it is, here up to e^20000.
+    """
+    params, corpus = mirrored()
+    path = flow(params, corpus)
+    assert path.stop == "norm"
+    np.testing.assert_allclose(path.norm[-1], 1e4, rtol=1e-5)
+    s = np.asarray(path.p[:, 1])
+    np.testing.assert_allclose(path.p, s[:, None] * np.eye(4)[1], atol=1e-9)
+    np.testing.assert_allclose(path.v, np.broadcast_to(np.eye(4)[0], (16, 4)), atol=1e-9)
+    constant = 0.5**2 - 0.3 - np.exp(0.6) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected = np.logaddexp(np.log(np.maximum(s + constant, 0)), 2 * s - np.log(2)) / 2
+    # Where s is still below -constant the sum has two signs.
+    late = s + constant > 0
+    assert late.sum() > 8
+    np.testing.assert_allclose(path.log_v_norm[late], expected[late], rtol=1e-7, atol=1e-4)
+    assert path.mismatch < 1e-5
+
+
+def test_it_is_the_flow_of_both_on_its_own_path():
+    """Plain integration of (dp, dv) by scipy, as far as float64 goes by itself."""
+    params, corpus = take(problems(), 0)
+    path = flow(params, corpus, until_norm=8.0)
+    assert path.stop == "norm"
+    size = params.E.shape[1]
+
+    @jax.jit
+    def velocity(z):
+        moved = params.replace(p=z[:size], v=z[size:])
+        g = jax.grad(lambda x: ja.dynamics.loss(x, corpus))(moved)
+        u = -jnp.concatenate([g.p, g.v])
+        return u / jnp.linalg.norm(u)
+
+    def arrived(s, z):
+        return np.linalg.norm(z[:size]) - 8.0
+
+    arrived.terminal = True
+    start = np.concatenate([params.p, params.v])
+    solution = solve_ivp(
+        lambda s, z: np.asarray(velocity(z)),
+        (0, 1e3),
+        start,
+        method="LSODA",
+        rtol=1e-9,
+        atol=1e-9,
+        events=arrived,
+    )
+    end = solution.y_events[0][0]
+    assert np.linalg.norm(end[size:]) > 10
+    np.testing.assert_allclose(path.p[-1], end[:size], atol=2e-3)
+    np.testing.assert_allclose(path.log_v_norm[-1], np.log(np.linalg.norm(end[size:])), atol=1e-3)
+    np.testing.assert_allclose(path.v[-1], end[size:] / np.linalg.norm(end[size:]), atol=1e-4)
+
+
+def test_every_seed_tends_to_the_relaxed_max_margin_direction_and_v_to_its_own():
+    params, corpora = problems()
+    path = flow(params, corpora)
+    apart = 0
+    for seed in range(3):
+        own, corpus = take((params, corpora), seed)
+        chosen = selection_of(np.arange(12) < 4, corpus)
+        np.testing.assert_array_equal(path.selection.mask[seed], chosen.mask)
+        expected = relaxed_max_margin(own.E, corpus, chosen)
+        assert expected.duality_gap < 1e-10
+        away = one_minus_cosine(path.p[seed], expected.p)
+        assert path.stop[seed] == "norm"
+        assert away[-1] < 1e-6
+        # The offset from the ray stays what it is.
+        late = path.norm[seed] > 300
+        offset = np.sqrt(2 * away[late]) * path.norm[seed][late]
+        assert late.sum() >= 3
+        np.testing.assert_allclose(offset[-2:], offset[-1], rtol=0.05)
+        assert one_minus_cosine(path.v[seed, -1], expected.v) < 1e-13
+        # margin ‖p‖ = 2 log ‖v‖ + O(1).
+        assert abs(expected.query.margin * path.norm[seed, -1] - 2 * path.log_v_norm[seed, -1]) < 30
+        everything = ja.theory.max_margin(own.E, corpus, chosen)
+        apart += one_minus_cosine(path.p[seed, -1], everything.p) > 1e-3
+    assert path.mismatch.max() < 1e-3
+    assert apart >= 2
+
+
+def test_seeds_together_are_seeds_alone():
+    params, corpora = problems()
+    together = flow(params, corpora)
+    assert together.p.shape == together.v.shape == (3, 16, 24)
+    alone = flow(*take((params, corpora), 1))
+    # Where p meets a wall the length of steps depends on rounding.
+    np.testing.assert_allclose(alone.p, together.p[1], rtol=1e-5, atol=0.01)
+    np.testing.assert_allclose(alone.log_v_norm, together.log_v_norm[1], rtol=1e-5, atol=0.01)
+    np.testing.assert_array_equal(alone.selection.mask, together.selection.mask[1])
+
+
+def test_rows():
+    params, corpus = mirrored()
+    path = flow(params, corpus)
+    np.testing.assert_array_equal(path.p[0], params.p)
+    np.testing.assert_allclose(path.norm, jnp.linalg.norm(path.p, axis=1), rtol=1e-12)
+    np.testing.assert_allclose(jnp.linalg.norm(path.v, axis=1), 1, rtol=1e-12)
+    np.testing.assert_allclose(path.log_v_norm[0], np.log(0.5), rtol=1e-12)
+    assert (np.diff(path.log_v_norm) > 0).all()
+    assert (np.diff(path.steps) > 0).all()
+    short = flow(params, corpus, max_steps=20)
+    assert short.stop == "step_budget"
+    assert short.accepted + short.rejected == short.steps[-1] == 20
+    np.testing.assert_array_equal(short.p[8:], jnp.broadcast_to(short.p[-1], (8, 4)))
+    near = flow(params, corpus, until_norm=2.0)
+    assert near.stop == "norm"
+    assert np.isnan(near.mismatch)
+    np.testing.assert_allclose(near.norm[-1], 2, rtol=1e-5)
+
+
+def test_p_may_rest_at_a_mixture_while_v_grows():
+    """Both labels hold tokens 0 and 1, one of them 0 twenty times: v tells mixtures apart, but not tokens.
+
+    Its margin is largest where q = x/(1 + x) and 20x/(1 + 20x) add up to 1, at x = 20^(-1/2).
+    """
+    params, _ = mirrored()
+    params = params.replace(E=jnp.eye(4))
+    path = flow(params, four([[0, 1], [0] * 20 + [1], [2], [3]], [1, -1] * 2))
+    assert path.stop == "balanced"
+    assert path.log_v_norm[-1] > 10
+    np.testing.assert_allclose(path.p[-1, 0] - path.p[-1, 1], -np.log(20) / 2, atol=1e-4)
+    half = 1 / (1 - 2 / (1 + np.sqrt(20)))
+    head = np.array([-half, half, 1, -1])
+    np.testing.assert_allclose(path.v[-1], head / np.linalg.norm(head), atol=1e-4)
+
+
+def test_labels_that_no_v_separates_end_where_the_forces_balance():
+    params, _ = mirrored()
+    path = flow(params, four([[0, 1], [0, 1], [2, 3], [2, 3]], [1, -1, 1, -1]))
+    assert path.stop in ("balanced", "stationary")
+    assert path.norm[-1] < 100
+    assert path.log_v_norm[-1] < 5
+
+
+@pytest.mark.parametrize("name", ["E", "p", "v"])
+def test_a_seed_that_is_not_finite_fails_alone(name):
+    params, corpora = problems()
+    healthy = flow(params, corpora)
+    array = getattr(params, name)
+    path = flow(params.replace(**{name: array.at[(1,) + (0,) * (array.ndim - 1)].set(jnp.nan)}), corpora)
+    assert path.status.tolist() == [Stop.NORM, Stop.FAILED, Stop.NORM]
+    np.testing.assert_array_equal(path.p[0], healthy.p[0])
+    np.testing.assert_array_equal(path.p[2], healthy.p[2])
+
+
+def test_bad_input():
+    params, corpus = mirrored()
+    three = ja.data.from_sequences([[0, 1]], [2], vocab_size=4, num_classes=3)
+    with pytest.raises(InputError, match="3 classes"):
+        flow(params, three)
+    with pytest.raises(InputError, match="do not fit"):
+        flow(params.replace(p=params.p[:3]), corpus)
+    with pytest.raises(InputError, match="until_norm: inf"):
+        flow(params, corpus, until_norm=np.inf)
+    with pytest.raises(InputError, match="points: 4"):
+        flow(params, corpus, points=4)
