@@ -174,7 +174,7 @@ class JointCoordinates:
         )
 
     def _rests(self, z: Array, pull: Array, forces: Forces) -> Array:
-        """Tell whether the forces on p alone cancel up to rounding while ‖v‖ is large and may go on to grow."""
+        """Tell whether the forces on p cancel up to rounding while ‖v‖ is large and may grow on."""
         (z_p, z_v), (on_p, _) = jnp.split(z, 2), jnp.split(pull, 2)
         gross = jnp.exp(forces.shift) * forces.of_scores.gross
         rounding = jnp.finfo(z.dtype).eps * (1 + self.query.norm(z_p, 1.0) / self.unit) * gross
