@@ -29,10 +29,8 @@ class Plan:
         several: numbers r of relevant tokens per sequence.
         step_sizes: η0 that are not large enough (0 is no step at all), and ones that d is too small for.
         dims: d that are not large enough, and ∞, where E, p and v begin orthonormal.
-        until_norm: ‖p‖ that the flow is followed to.
-        joint_steps: steps that p and v are trained together, an even number.
-        joint_step: length of a normalised step of (p, v): a tenth of a score at most, as embeddings are about
-            1 long.
+        until_norm: ‖p‖ that the flow of p alone is followed to.
+        joint_until_norm: ‖p‖ that the flow of p and v together is followed to.
     """
 
     base: Mapping[str, int] = field(
@@ -49,8 +47,7 @@ class Plan:
     step_sizes: tuple[float, ...] = (0.0, 5.0, 20.0, 50.0, 1000.0, 3000.0)
     dims: tuple[int | str, ...] = (8, 16, 64, 256, "inf")
     until_norm: float = 1e6
-    joint_steps: int = 1000
-    joint_step: float = 0.1
+    joint_until_norm: float = 1e4
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
         "own": [
             {"kind": "max_margin_direction", "nats": 10.0},
             {"kind": "relevant_tokens", **relevant},
-            {"kind": "relevant_direction", **relevant},
+            "relaxed_direction",
         ],
     }
 
@@ -99,19 +96,15 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
             "chunk": 64,
         }
 
-    def flow(kind: str, *before: Table, **data: Any) -> Table:
-        phases = [_step(plan.step_size), *before, limit]
+    def flow(kind: str, last: Table = limit, **data: Any) -> Table:
         return {
             "data": {"kind": kind, **plan.base, **data},
-            "phases": phases,
+            "phases": [_step(plan.step_size), last],
             "probes": probes,
             "chunk": LANES,
         }
 
-    def joint(name: str, steps: int) -> Table:
-        return _descent(name, ["p", "v"], optimizer="normalized", step_size=plan.joint_step, steps=steps)
-
-    half = plan.joint_steps // 2
+    together = {"name": "together", "kind": "joint_flow", "until_norm": plan.joint_until_norm}
     beyond: list[Table] = [{"model.dim": plan.dim, "phases.step.step_size": x} for x in plan.step_sizes]
     beyond += [{"model.dim": x, "phases.step.step_size": plan.step_size} for x in plan.dims]
     several = {"axes": {"data.relevant_per_sequence": list(plan.several)}}
@@ -123,7 +116,7 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
         "independent": flow("independent"),
         "several": flow("multi_relevant", relevant_per_sequence=plan.several[0]) | several,
         "beyond": flow("assumption1") | {"cells": beyond},
-        "joint": flow("assumption1", joint("half", plan.joint_steps - half), joint("end", half)),
+        "joint": flow("assumption1", together),
     }
     common = {"seeds": seeds, "dtype": "float64", "model": {"kind": "one_layer", "dim": plan.dim}}
     return {name: Study.of_tables({"name": name, **common, **own}) for name, own in tables.items()}

@@ -1,10 +1,10 @@
-"""Dynamics: how parameters move. One step, descent, exact gradient flow; the phases made of them."""
+"""Dynamics: how parameters move. One step, descent, exact gradient flows; the phases made of them."""
 
 from jaxattn.dynamics.algorithm import Algorithm, Info, State, run
 from jaxattn.dynamics.descent import Descent, descent
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.exact_flow import Path, exact_flow
-from jaxattn.dynamics.flow_phase import ExactFlow
+from jaxattn.dynamics.flow_phase import ExactFlow, JointFlow
 from jaxattn.dynamics.gradients import loss, loss_and_gradients
 from jaxattn.dynamics.joint_flow import JointPath, joint_flow
 from jaxattn.dynamics.log_descent import LogDescent, log_descent, log_excess_loss
@@ -16,6 +16,7 @@ PHASES: dict[str, type[Phase]] = {
     "one_step": OneStep,
     "descent": Descent,
     "exact_flow": ExactFlow,
+    "joint_flow": JointFlow,
     "log_descent": LogDescent,
 }
 
@@ -25,6 +26,7 @@ __all__ = [
     "Descent",
     "ExactFlow",
     "Info",
+    "JointFlow",
     "JointPath",
     "LogDescent",
     "OneStep",

@@ -1,4 +1,4 @@
-"""The exact flow as a phase: the path is found at once, and its rows are the steps of the phase."""
+"""Exact flows as phases: the path is found at once, and its rows are the steps of the phase."""
 
 import math
 from typing import Annotated, Any, ClassVar
@@ -9,10 +9,14 @@ from flax import struct
 from jax import Array
 
 from jaxattn.dynamics.arc_length import Stop
-from jaxattn.dynamics.exact_flow import Path, exact_flow
+from jaxattn.dynamics.exact_flow import exact_flow
+from jaxattn.dynamics.joint_flow import joint_flow
 from jaxattn.dynamics.phase import Phase, Task, require_one_layer
 from jaxattn.spec import NotNegative, Positive, PositiveInt, Static
 from jaxattn.trees import Leaf
+
+# A longer v than this is shortened to it in the parameters of a row: its square would overflow float32.
+_LONGEST = 1e15
 
 
 @struct.dataclass
@@ -20,7 +24,7 @@ class FlowState:
     """Where on its path a seed stands.
 
     Attributes:
-        params: the parameters at this row, p in the precision of the study.
+        params: the parameters at this row, in the precision of the study.
         path: the whole path, float64.
         step: () int32; the row.
         failed_at: () int32; the row at which the integration failed, -1 if it did not or is not there yet.
@@ -32,27 +36,22 @@ class FlowState:
     failed_at: Leaf
 
 
-class ExactFlow(Phase, frozen=True, kw_only=True):
-    """Exact gradient flow on p until the first of its ends; a step is one of `points` rows of its path."""
+class _Flow(Phase, frozen=True, kw_only=True):
+    """What the phases of exact flows share. Subclasses have `init`, `moved` and `measured`."""
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
     dtype: ClassVar[str] = "float64"
     # One seed's arrays fit a core's cache, and a slow seed holds up no other.
     seeds_per_core: ClassVar[int] = 1
     rotation_invariant: ClassVar[bool] = True
-    train: ClassVar[tuple[str, ...]] = ("p",)
 
-    until_norm: Static[Positive] = 1e6
-    until_arc_length: Static[Positive] | None = None
-    until_direction: Static[NotNegative] = 0.0
     max_steps: PositiveInt = 10_000
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
-    points: Annotated[int, msgspec.Meta(ge=3)] = 64
 
     @property
     def steps(self) -> int:
         """Rows after the start."""
-        return self.points - 1
+        return self.points - 1  # type: ignore[attr-defined]
 
     def check(self, *context: Any) -> None:
         """Raise InputError unless the model and loss are those of the theory."""
@@ -60,7 +59,54 @@ class ExactFlow(Phase, frozen=True, kw_only=True):
 
     def probe_steps(self, per_decade: int) -> list[int]:
         """List all rows of the path."""
-        return list(range(self.points))
+        return list(range(self.steps + 1))
+
+    def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
+        """Go on by some rows."""
+        return self.at(state.params, state.path, state.step + steps)
+
+    def at(self, params: Any, path: Any, row: Array) -> FlowState:
+        """Stand at a row of a path."""
+        reached = (path.steps[1:] > path.steps[:-1]).sum()
+        failed = (path.status == Stop.FAILED) & (row >= reached)
+        moved = {name: x.astype(getattr(params, name).dtype) for name, x in self.moved(path, row).items()}
+        failed_at = jnp.where(failed, reached, -1).astype(jnp.int32)
+        return FlowState(params.replace(**moved), path, row, failed_at)
+
+    def moved(self, path: Any, row: Array) -> dict[str, Array]:
+        """Look up the parameters that the flow moves."""
+        raise NotImplementedError
+
+    def measured(self, path: Any, row: Array) -> dict[str, Array]:
+        """Look up what the path says of a row."""
+        raise NotImplementedError
+
+    def query(self, state: FlowState) -> Array:
+        """Look up p at the state's row, (d,) float64."""
+        return state.path.p[state.step]
+
+    def metrics(self, state: FlowState) -> dict[str, Array]:
+        """Look up what the path says of a row.
+
+        A step of the integrator counts as six evaluations of the gradient and one Jacobian, and the Jacobian
+        as one evaluation for each of its columns, min(V, d) for every parameter that moves.
+        """
+        path, row, E = state.path, state.step, state.params.E
+        # Rows of zeros are padding of the vocabulary.
+        columns = len(self.train) * jnp.minimum((E != 0).any(axis=1).sum(), E.shape[1])  # type: ignore[attr-defined]
+        found = {"p_norm": path.norm[row], **self.measured(path, row)}
+        return found | {"evaluations": path.steps[row] * (6 + columns)}
+
+
+class ExactFlow(_Flow, frozen=True, kw_only=True):
+    """Exact gradient flow on p until the first of its ends; a step is one of `points` rows of its path."""
+
+    train: ClassVar[tuple[str, ...]] = ("p",)
+
+    until_norm: Static[Positive] = 1e6
+    until_arc_length: Static[Positive] | None = None
+    until_direction: Static[NotNegative] = 0.0
+    points: Annotated[int, msgspec.Meta(ge=3)] = 64
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
         """Find the path and stand at its start."""
@@ -74,36 +120,46 @@ class ExactFlow(Phase, frozen=True, kw_only=True):
             rtol=self.rtol,
             points=self.points,
         )
-        return _at(params, path, jnp.zeros((), jnp.int32))
+        return self.at(params, path, jnp.zeros((), jnp.int32))
 
-    def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
-        """Go on by some rows."""
-        return _at(state.params, state.path, state.step + steps)
+    def moved(self, path: Any, row: Array) -> dict[str, Array]:
+        """Look up p."""
+        return {"p": path.p[row]}
 
-    def query(self, state: FlowState) -> Array:
-        """Look up p at the state's row, (d,) float64."""
-        return state.path.p[state.step]
-
-    def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Look up what the path says of a row.
-
-        A step of the integrator counts as six evaluations of the gradient and one Jacobian, and the Jacobian
-        as one evaluation for each of its min(V, d) columns.
-        """
-        path, row, E = state.path, state.step, state.params.E
-        # Rows of zeros are padding of the vocabulary.
-        columns = jnp.minimum((E != 0).any(axis=1).sum(), E.shape[1])
-        return {
-            "p_norm": path.norm[row],
-            "arc_length": path.arc_length[row],
-            "log_gradient_norm": path.log_gradient_norm[row],
-            "log_time": path.log_time[row],
-            "evaluations": path.steps[row] * (6 + columns),
-        }
+    def measured(self, path: Any, row: Array) -> dict[str, Array]:
+        """Look up arc length, log ‖∂L/∂p‖ and log t."""
+        return {name: getattr(path, name)[row] for name in ("arc_length", "log_gradient_norm", "log_time")}
 
 
-def _at(params: Any, path: Path, row: Array) -> FlowState:
-    reached = (path.arc_length[1:] > path.arc_length[:-1]).sum()
-    failed = (path.status == Stop.FAILED) & (row >= reached)
-    p = path.p[row].astype(params.p.dtype)
-    return FlowState(params.replace(p=p), path, row, jnp.where(failed, reached, -1).astype(jnp.int32))
+class JointFlow(_Flow, frozen=True, kw_only=True):
+    """Exact gradient flow on p and v together; a step is one of `points` rows of its path.
+
+    ‖v‖ grows like e^(margin ‖p‖ / 2), out of what numbers can hold: beyond 1e15 the parameters hold v with
+    length 1e15, and `log_v_norm` is the log of its own length.
+    """
+
+    train: ClassVar[tuple[str, ...]] = ("p", "v")
+
+    until_norm: Static[Positive] = 1e4
+    points: Annotated[int, msgspec.Meta(ge=5)] = 64
+
+    def init(self, task: Task, params: Any, key: Array) -> FlowState:
+        """Find the path and stand at its start."""
+        path = joint_flow(
+            params,
+            task.corpora.train,
+            until_norm=self.until_norm,
+            max_steps=self.max_steps,
+            rtol=self.rtol,
+            points=self.points,
+        )
+        return self.at(params, path, jnp.zeros((), jnp.int32))
+
+    def moved(self, path: Any, row: Array) -> dict[str, Array]:
+        """Look up p and v."""
+        length = jnp.exp(jnp.minimum(path.log_v_norm[row], math.log(_LONGEST)))
+        return {"p": path.p[row], "v": path.v[row] * length}
+
+    def measured(self, path: Any, row: Array) -> dict[str, Array]:
+        """Look up log ‖v‖, and how well both descriptions of the flow agree where they meet."""
+        return {"log_v_norm": path.log_v_norm[row], "mismatch": path.mismatch}

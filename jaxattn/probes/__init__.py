@@ -16,7 +16,7 @@ from jaxattn.probes.max_margin import MaxMarginDirection
 from jaxattn.probes.norms import Norms
 from jaxattn.probes.one_step_embeddings import OneStepEmbeddings
 from jaxattn.probes.one_step_law import OneStepError
-from jaxattn.probes.relevant_direction import RelevantDirection
+from jaxattn.probes.relaxed_direction import RelaxedDirection
 from jaxattn.probes.relevant_tokens import RelevantTokens
 from jaxattn.probes.seen import Seen
 from jaxattn.probes.selection import Selected
@@ -33,7 +33,7 @@ PROBES: dict[str, Any] = {
     "max_margin_direction": MaxMarginDirection,
     "one_step_embeddings": OneStepEmbeddings,
     "relevant_tokens": RelevantTokens,
-    "relevant_direction": RelevantDirection,
+    "relaxed_direction": RelaxedDirection,
 }
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
     "OneStepEmbeddings",
     "OneStepError",
     "Probes",
-    "RelevantDirection",
+    "RelaxedDirection",
     "RelevantTokens",
     "Seen",
     "Selected",

@@ -15,5 +15,5 @@ def plan():
         several=(2,),
         step_sizes=(0.0,),
         dims=(),
-        joint_steps=40,
+        joint_until_norm=1e3,
     )

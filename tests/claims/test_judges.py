@@ -133,27 +133,37 @@ def test_the_power_of_d_in_the_one_step_law(cell, classes, name):
     assert values.claim.setting.endswith("d = 64, 256, 1024")
 
 
-def test_p_and_v_together(cell, limit):
-    joint = {
-        ("half", "relevant_one_minus_cosine"): 0.03,
-        ("end", "relevant_one_minus_cosine"): 0.04,
-        ("end", "relevant_margin"): 0.1,
-        ("end", "p_norm"): 25.0,
-        ("end", "movement"): 0.1,
-        ("end", "tight_movement"): 0.01,
-        ("end", "tight_feasible"): 1.0,
-        ("end", "tight_duality_gap"): 1e-14,
-        ("end", "tight_primal_residual"): 1e-16,
+def test_claim_v_is_judged_by_selection_and_direction(cell, limit):
+    found = {
+        "p_norm": 1e4,
+        "relevant_margin": 0.01,
+        "relaxed_certified_distance": 3e-7,
+        "unrelaxed_one_minus_cosine": 0.04,
+        "head_one_minus_cosine": 1e-20,
+        "relaxed_support": 0.5,
+        "mismatch": 4e-7,
+        **{f"relaxed_{name}": x for (_, name), x in limit.items() if name in CERTIFICATE},
     }
-    steps = {"phases.half.steps": 500, "phases.end.steps": 500, "phases.end.step_size": 0.1}
-    together = cell(limit | joint, **steps)
-    rows = judges.jointly([cell(limit)], [together])
-    assert verdicts(rows) == [HOLDS, HOLDS, "undecided", "does not hold", "measured", "measured"]
-    assert [row.value for row in rows[2:]] == [0.04, 0, 0.1, 0.01]
-    assert rows[0].certificate == "settled within the joint steps in 40 of 40"
-    assert rows[0].claim.setting.endswith("η0 = 200; 1000 joint steps of 0.1")
-    other = cell(limit | {("limit", "only_relevant_selected"): 0.99})
-    assert verdicts(judges.jointly([other], [together]))[:2] == [FAILS, FAILS]
+    together = {("together", name): x for name, x in found.items()}
+    until = {"phases.together.until_norm": 1e4}
+    alone = cell(limit | {("limit", "relevant_margin"): 0.2})
+    rows = judges.jointly([alone], [cell(together, **until)])
+    assert verdicts(rows) == [HOLDS, HOLDS, "does not hold", "measured", "measured", "holds there too"]
+    assert [row.value for row in rows] == [1, 1, 0, 0.04, 0.5, 1]
+    assert rows[0].certificate == "‖p‖ = 10000 in 40 of 40"
+    assert rows[1].certificate == "1 - cos ≤ 3e-7, gap ≤ 3e-15, primal ≤ 2e-16, 40 of 40 certified"
+    assert rows[5].certificate.endswith("4e-7")
+    for name, wrong, row in (
+        ("relevant_margin", -0.01, 0),
+        ("relaxed_certified_distance", 1e-5, 1),
+        ("p_norm", 9e3, 1),
+        ("head_one_minus_cosine", 1e-3, 5),
+    ):
+        changed = cell(together | {("together", name): wrong}, **until)
+        assert judges.jointly([alone], [changed])[row].value == 0
+
+
+CERTIFICATE = ("feasible", "duality_gap", "primal_residual")
 
 
 def test_growth_on_texts_is_the_derivative_of_the_norm(cell):

@@ -7,7 +7,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.data.splits import Splits, token_statistics
-from jaxattn.dynamics import ExactFlow, exact_flow
+from jaxattn.dynamics import ExactFlow, JointFlow, exact_flow, joint_flow
 from jaxattn.dynamics.phase import Task
 
 
@@ -62,3 +62,20 @@ def test_a_flow_that_fails_says_at_which_row(task, params):
     assert int(state.failed_at) == 0
     good = phase.init(task, params, jax.random.key(0))
     assert int(phase.advance(task, good, 3).failed_at) == -1
+
+
+def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
+    phase = JointFlow(name="flow", points=6, until_norm=30.0)
+    path = joint_flow(params, task.corpora.train, points=6, until_norm=30.0)
+    state = phase.init(task, params, jax.random.key(0))
+    for row in range(6):
+        found = phase.metrics(state)
+        np.testing.assert_allclose(phase.query(state), path.p[row], rtol=1e-9)
+        np.testing.assert_allclose(found["p_norm"], path.norm[row], rtol=1e-9)
+        np.testing.assert_allclose(found["log_v_norm"], path.log_v_norm[row], rtol=1e-9)
+        length = min(np.exp(path.log_v_norm[row]), 1e15)
+        np.testing.assert_allclose(state.params.v, length * path.v[row], rtol=1e-8)
+        # A Jacobian costs a gradient for each of its columns, 6 of p and 6 of v.
+        assert found["evaluations"] == path.steps[row] * (6 + 12)
+        state = phase.advance(task, state, 1)
+    assert state.params.E is params.E

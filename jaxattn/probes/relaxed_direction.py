@@ -1,0 +1,108 @@
+"""Probe of a whole phase that moves p and v: both against the directions they tend to together."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.splits import Loaded
+from jaxattn.probes.max_margin import Metrics, certified_distance
+from jaxattn.spec import Spec
+from jaxattn.theory import Selection, max_margin, one_minus_cosine, relaxed_max_margin
+
+_ON_THE_WAY = ("relaxed_one_minus_cosine", "unrelaxed_one_minus_cosine", "head_one_minus_cosine")
+_AT_THE_END = (
+    "relaxed_certified_distance",
+    "relaxed_support",
+    "relaxed_feasible",
+    "relaxed_duality_gap",
+    "relaxed_primal_residual",
+)
+
+
+class RelaxedDirection(Spec, frozen=True, kw_only=True):
+    """The history of p and v against p_relax and v_mm of the selection that the phase ends with.
+
+    A probe of a phase, as `max_margin_direction` is for p alone. Of every sequence the token with the
+    highest score counts as selected. NaN where there is no direction.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "relaxed_one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{relax})$",
+        "unrelaxed_one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
+        "head_one_minus_cosine": r"$1-\cos(v,\,v_\mathrm{mm})$",
+        "relaxed_certified_distance": r"$1-\cos$ to the true $p_\mathrm{relax}$, at most",
+        "relaxed_support": "sequences on which $v_\\mathrm{mm}$ is tight",
+    }
+    metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY, *_AT_THE_END)
+
+    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
+        """Tell whether a phase moves p and v, E fixed."""
+        return getattr(model, "is_one_layer", False) and set(phase.train) == {"p", "v"}
+
+    def observe(self, phase: Any, state: Any) -> Any:
+        """Look up p and v of one seed, (2, d)."""
+        return jnp.stack([phase.query(state), state.params.v])
+
+    def conclude(self, history: np.ndarray, params: Any, loaded: Loaded) -> tuple[Metrics, Metrics]:
+        """Find the directions of every seed and compare.
+
+        Args:
+            history: (S, k, 2, d) float64; p and v of every seed at k probe steps.
+            params: the parameters at the end; E (S, V, d) did not move meanwhile.
+            loaded: corpora, shared by the seeds or one for each.
+
+        Returns:
+            1 - cos of p to p_relax and to the max-margin direction of all sequences, and of v to v_mm,
+            (S, k). The certificate of p_relax, and the share of sequences on which v_mm is tight, (S,).
+        """
+        # On the host: every seed may have another shape, for which JAX would compile anew.
+        E, corpora = jax.device_get((params.E, loaded.splits.train))
+        found = []
+        for seed, (own, path) in enumerate(zip(np.asarray(E, np.float64), history, strict=True)):
+            corpus = corpora if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], corpora)
+            found.append(_compare(own, corpus, path))
+        on_the_way, at_the_end = zip(*found, strict=True)
+        return _stacked(on_the_way), _stacked(at_the_end)
+
+
+def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[Metrics, Metrics]:
+    """Compare the path (k, 2, d) of one seed."""
+    missing = np.full(len(path), np.nan)
+    if not np.isfinite(path[-1]).all():
+        return dict.fromkeys(_ON_THE_WAY, missing), dict.fromkeys(_AT_THE_END, np.asarray(np.nan))
+    chosen = _top(E @ path[-1, 0], corpus)
+    relaxed, alone = relaxed_max_margin(E, corpus, chosen), max_margin(E, corpus, chosen)
+    away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
+    query = relaxed.query
+    facts = (
+        certified_distance(away[0][-1:], query.duality_gap)[0],
+        relaxed.support.mean(),
+        query.feasible,
+        query.duality_gap,
+        query.primal_residual,
+    )
+    at_the_end = {name: np.asarray(x, float) for name, x in zip(_AT_THE_END, facts, strict=True)}
+    return dict(zip(_ON_THE_WAY, away, strict=True)), at_the_end
+
+
+def _top(scores: np.ndarray, corpus: Corpus) -> Selection:
+    """Select the token with the highest score of every sequence, the first of several."""
+    bags = corpus.bags
+    present = np.asarray(bags.count) > 0
+    entries = np.where(present, scores[np.asarray(bags.index)], -np.inf)
+    owner = np.where(present, np.asarray(bags.owner)[:, None], 0)
+    order = np.lexsort((-entries.ravel(), np.where(present, owner, corpus.num_sequences).ravel()))
+    owners = owner.ravel()[order]
+    first = np.append(True, owners[1:] != owners[:-1]) & present.ravel()[order]
+    chosen = np.zeros(present.size, bool)
+    chosen[order[first]] = True
+    return Selection(chosen.reshape(present.shape))
+
+
+def _stacked(found: Sequence[Metrics]) -> Metrics:
+    return {name: np.stack([one[name] for one in found]) for name in found[0]}
