@@ -14,9 +14,11 @@ from jaxattn.models.one_layer import Params
 from jaxattn.probes import RelaxedDirection
 
 SEQUENCES, LABELS = [[1, 4], [3, 5], [0, 6], [1, 6]], [1, 1, -1, 1]
-# Token 3 points where token 1 does and is three times as long: only token 1 holds the head back.
+# Token 3 points where token 1 does and is three times as long: only token 1 holds the head back. Token 5 is
+# near it, so that telling the two apart by a margin would turn p.
 E = np.eye(7)
 E[3] = 3 * E[1]
+E[5, 1] = 2.5
 
 
 def conclude(history):
@@ -57,7 +59,10 @@ def test_p_and_v_against_directions_of_a_general_solver():
     assert end["relaxed_support"] == 0.75
     assert end["relaxed_feasible"] == 1
     assert end["relaxed_duality_gap"] <= 1e-10
-    np.testing.assert_allclose(end["relaxed_certified_distance"], path["relaxed_one_minus_cosine"][:, -1])
+    # The angles of 1e-3 to the computed direction and of 1e-8, which its gap leaves open, add up.
+    last = path["relaxed_one_minus_cosine"][:, -1]
+    assert (end["relaxed_certified_distance"] >= last).all()
+    np.testing.assert_allclose(end["relaxed_certified_distance"], last, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("x64")
