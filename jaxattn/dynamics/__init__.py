@@ -4,7 +4,8 @@ from jaxattn.dynamics.algorithm import Algorithm, Info, State, run
 from jaxattn.dynamics.descent import Descent, descent
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.exact_flow import Path, exact_flow
-from jaxattn.dynamics.flow_phase import ExactFlow, JointFlow
+from jaxattn.dynamics.flow_phase import ExactFlow, FullFlow, JointFlow
+from jaxattn.dynamics.full_flow import FullPath, full_flow
 from jaxattn.dynamics.gradients import loss, loss_and_gradients
 from jaxattn.dynamics.joint_flow import JointPath, joint_flow
 from jaxattn.dynamics.log_descent import LogDescent, log_descent, log_excess_loss
@@ -17,6 +18,7 @@ PHASES: dict[str, type[Phase]] = {
     "descent": Descent,
     "exact_flow": ExactFlow,
     "joint_flow": JointFlow,
+    "full_flow": FullFlow,
     "log_descent": LogDescent,
 }
 
@@ -25,6 +27,8 @@ __all__ = [
     "Algorithm",
     "Descent",
     "ExactFlow",
+    "FullFlow",
+    "FullPath",
     "Info",
     "JointFlow",
     "JointPath",
@@ -37,6 +41,7 @@ __all__ = [
     "descent",
     "early_stop",
     "exact_flow",
+    "full_flow",
     "joint_flow",
     "log_descent",
     "log_excess_loss",

@@ -26,6 +26,7 @@ class Stop(enum.IntEnum):
     BALANCED = 6
     FAILED = 7
     UNSETTLED = 8
+    LOSS = 9
 
 
 _REASONS = {
@@ -40,6 +41,7 @@ _REASONS = {
     Stop.FAILED: "failed: NaN, or a step too short to represent",
     Stop.UNSETTLED: "unsettled: v has grown long, but does not follow from p the way it has to for the path "
     "to go on",
+    Stop.LOSS: "loss: log L is until_log_loss",
 }
 
 

@@ -10,6 +10,7 @@ from jax import Array
 
 from jaxattn.dynamics.arc_length import Stop
 from jaxattn.dynamics.exact_flow import exact_flow
+from jaxattn.dynamics.full_flow import full_flow
 from jaxattn.dynamics.joint_flow import joint_flow
 from jaxattn.dynamics.phase import Phase, Task, require_one_layer
 from jaxattn.spec import NotNegative, Positive, PositiveInt, Static
@@ -37,16 +38,18 @@ class FlowState:
 
 
 class _Flow(Phase, frozen=True, kw_only=True):
-    """What the phases of exact flows share. Subclasses have `init`, `moved` and `measured`."""
+    """What the phases of exact flows share. Subclasses have `train`, `points`, `init`, `moved` and `metrics`.
+
+    Attributes:
+        progress: what grows from row to row of the path, until it ends.
+    """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
     dtype: ClassVar[str] = "float64"
     # One seed's arrays fit a core's cache, and a slow seed holds up no other.
     seeds_per_core: ClassVar[int] = 1
     rotation_invariant: ClassVar[bool] = True
-
-    max_steps: PositiveInt = 10_000
-    rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
+    progress: ClassVar[str] = "steps"
 
     @property
     def steps(self) -> int:
@@ -67,7 +70,8 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
     def at(self, params: Any, path: Any, row: Array) -> FlowState:
         """Stand at a row of a path."""
-        reached = (path.steps[1:] > path.steps[:-1]).sum()
+        progress = getattr(path, self.progress)
+        reached = (progress[1:] > progress[:-1]).sum()
         failed = (path.status == Stop.FAILED) & (row >= reached)
         moved = {name: x.astype(getattr(params, name).dtype) for name, x in self.moved(path, row).items()}
         failed_at = jnp.where(failed, reached, -1).astype(jnp.int32)
@@ -77,25 +81,9 @@ class _Flow(Phase, frozen=True, kw_only=True):
         """Look up the parameters that the flow moves."""
         raise NotImplementedError
 
-    def measured(self, path: Any, row: Array) -> dict[str, Array]:
-        """Look up what the path says of a row."""
-        raise NotImplementedError
-
     def query(self, state: FlowState) -> Array:
         """Look up p at the state's row, (d,) float64."""
         return state.path.p[state.step]
-
-    def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Look up what the path says of a row.
-
-        A step of the integrator counts as six evaluations of the gradient and one Jacobian, and the Jacobian
-        as one evaluation for each of its columns, min(V, d) for every parameter that moves.
-        """
-        path, row, E = state.path, state.step, state.params.E
-        # Rows of zeros are padding of the vocabulary.
-        columns = len(self.train) * jnp.minimum((E != 0).any(axis=1).sum(), E.shape[1])  # type: ignore[attr-defined]
-        found = {"p_norm": path.norm[row], **self.measured(path, row)}
-        return found | {"evaluations": path.steps[row] * (6 + columns)}
 
 
 class ExactFlow(_Flow, frozen=True, kw_only=True):
@@ -106,6 +94,8 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
     until_norm: Static[Positive] = 1e6
     until_arc_length: Static[Positive] | None = None
     until_direction: Static[NotNegative] = 0.0
+    max_steps: PositiveInt = 10_000
+    rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
     points: Annotated[int, msgspec.Meta(ge=3)] = 64
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
@@ -126,9 +116,10 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
         """Look up p."""
         return {"p": path.p[row]}
 
-    def measured(self, path: Any, row: Array) -> dict[str, Array]:
-        """Look up arc length, log ‖∂L/∂p‖ and log t."""
-        return {name: getattr(path, name)[row] for name in ("arc_length", "log_gradient_norm", "log_time")}
+    def metrics(self, state: FlowState) -> dict[str, Array]:
+        """Look up ‖p‖, the arc length, log ‖∂L/∂p‖, log t, and evaluations of the gradient so far."""
+        found = _looked_up(state, "arc_length", "log_gradient_norm", "log_time")
+        return {"p_norm": state.path.norm[state.step], **found, "evaluations": _evaluations(state)}
 
 
 class JointFlow(_Flow, frozen=True, kw_only=True):
@@ -141,6 +132,8 @@ class JointFlow(_Flow, frozen=True, kw_only=True):
     train: ClassVar[tuple[str, ...]] = ("p", "v")
 
     until_norm: Static[Positive] = 1e4
+    max_steps: PositiveInt = 10_000
+    rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
     points: Annotated[int, msgspec.Meta(ge=5)] = 64
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
@@ -160,6 +153,59 @@ class JointFlow(_Flow, frozen=True, kw_only=True):
         length = jnp.exp(jnp.minimum(path.log_v_norm[row], math.log(_LONGEST)))
         return {"p": path.p[row], "v": path.v[row] * length}
 
-    def measured(self, path: Any, row: Array) -> dict[str, Array]:
-        """Look up log ‖v‖, and how well both descriptions of the flow agree where they meet."""
-        return {"log_v_norm": path.log_v_norm[row], "mismatch": path.mismatch}
+    def metrics(self, state: FlowState) -> dict[str, Array]:
+        """Look up ‖p‖, log ‖v‖, how well both descriptions agree where they meet, and evaluations so far."""
+        found = {"p_norm": state.path.norm[state.step], **_looked_up(state, "log_v_norm")}
+        return found | {"mismatch": state.path.mismatch, "evaluations": 2 * _evaluations(state)}
+
+
+class FullFlow(_Flow, frozen=True, kw_only=True):
+    """Exact gradient flow on E, p and v together; a step is one of `points` rows at log-spaced losses."""
+
+    train: ClassVar[tuple[str, ...]] = ("E", "p", "v")
+    progress: ClassVar[str] = "arc_length"
+
+    until_log_loss: Static[float] = math.log(1e-12)
+    max_steps: Static[PositiveInt] = 100_000
+    rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-8
+    points: Annotated[int, msgspec.Meta(ge=3)] = 64
+
+    def init(self, task: Task, params: Any, key: Array) -> FlowState:
+        """Find the path and stand at its start."""
+        path = full_flow(
+            params,
+            task.corpora.train,
+            until_log_loss=self.until_log_loss,
+            max_steps=self.max_steps,
+            rtol=self.rtol,
+            points=self.points,
+        )
+        return self.at(params, path, jnp.zeros((), jnp.int32))
+
+    def moved(self, path: Any, row: Array) -> dict[str, Array]:
+        """Look up E, p and v."""
+        return {name: getattr(path, name)[row] @ path.basis.T for name in self.train}
+
+    def query(self, state: FlowState) -> Array:
+        """Look up p at the state's row, (d,) float64."""
+        return state.path.p[state.step] @ state.path.basis.T
+
+    def metrics(self, state: FlowState) -> dict[str, Array]:
+        """Look up ‖p‖, log L, the arc length, log t and the drift of what the flow conserves."""
+        found = _looked_up(state, "log_loss", "arc_length", "log_time", "drift")
+        return {"p_norm": jnp.linalg.norm(state.path.p[state.step]), **found}
+
+
+def _looked_up(state: FlowState, *names: str) -> dict[str, Array]:
+    return {name: getattr(state.path, name)[state.step] for name in names}
+
+
+def _evaluations(state: FlowState) -> Array:
+    """Count evaluations of one parameter's gradient: six in a step, and those of one Jacobian.
+
+    The Jacobian counts as one for each of its min(V, d) columns.
+    """
+    E = state.params.E
+    # Rows of zeros are padding of the vocabulary.
+    columns = jnp.minimum((E != 0).any(axis=1).sum(), E.shape[1])
+    return state.path.steps[state.step] * (6 + columns)

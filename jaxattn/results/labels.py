@@ -29,6 +29,8 @@ METRICS = MappingProxyType(
         "arc_length": "length of the path",
         "log_time": r"$\log\,t$",
         "log_v_norm": r"$\log\,\Vert v\Vert$",
+        "log_loss": r"$\log\,L$",
+        "drift": r"drift of $E^\top E - pp^\top - vv^\top$",
         "mismatch": "sine of the angle between two descriptions of $dp/dt$",
         "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
         "spearman_Ep_signed_bins": r"Spearman of $E_s^\top p$ and posterior difference, bins",

@@ -7,7 +7,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.data.splits import Splits, token_statistics
-from jaxattn.dynamics import ExactFlow, JointFlow, exact_flow, joint_flow
+from jaxattn.dynamics import ExactFlow, FullFlow, JointFlow, exact_flow, full_flow, joint_flow
 from jaxattn.dynamics.phase import Task
 
 
@@ -75,7 +75,19 @@ def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
         np.testing.assert_allclose(found["log_v_norm"], path.log_v_norm[row], rtol=1e-9)
         length = min(np.exp(path.log_v_norm[row]), 1e15)
         np.testing.assert_allclose(state.params.v, length * path.v[row], rtol=1e-8)
-        # A Jacobian costs a gradient for each of its columns, 6 of p and 6 of v.
-        assert found["evaluations"] == path.steps[row] * (6 + 12)
+        # Of p and of v, where the Jacobian of either costs a gradient for each of its 6 columns.
+        assert found["evaluations"] == path.steps[row] * 2 * (6 + 6)
         state = phase.advance(task, state, 1)
     assert state.params.E is params.E
+
+
+def test_rows_of_the_full_flow_hold_all_parameters(task, params):
+    phase = FullFlow(name="flow", points=4, until_log_loss=-3.0)
+    path = full_flow(params, task.corpora.train, points=4, until_log_loss=-3.0)
+    state = phase.init(task, params, jax.random.key(0))
+    for row in range(4):
+        for name in ("E", "p", "v"):
+            expected = getattr(path, name)[row] @ path.basis.T
+            np.testing.assert_allclose(getattr(state.params, name), expected, rtol=1e-7, atol=1e-9)
+        assert phase.metrics(state)["log_loss"] == pytest.approx(path.log_loss[row])
+        state = phase.advance(task, state, 1)

@@ -152,8 +152,13 @@ def _same(found: Reading, expected: Reading) -> None:
 
 
 def _make(finished: Path, half: Path) -> None:
-    """Make a finished folder with its report, and one that was left in its second batch."""
-    _run(finished)
+    """Make a finished folder with its report, and one that was left in its second batch.
+
+    Nothing is damaged yet, and the programs are compiled here, in one piece: how long that is silent is the
+    compiler's affair.
+    """
+    with Words() as words:
+        engine.run(_study(), finished, command="the same command", reporter=words, clock=SAVING)
     report.write(finished)
     try:
         _run(half, steps=7)

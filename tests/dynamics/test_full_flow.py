@@ -1,0 +1,112 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+import jaxattn as ja
+from jaxattn.dynamics.arc_length import Stop
+from jaxattn.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("x64")
+SIZES = {"vocab_size": 12, "relevant": 4, "length": 4, "sequences": 20}
+
+
+@functools.cache
+def problems(dim, seeds=2):
+    def draw(key):
+        data_key, model_key = jax.random.split(key)
+        corpus = ja.data.assumption1(data_key, **SIZES)
+        return ja.models.one_layer.init(model_key, vocab_size=12, dim=dim, dtype=jnp.float64), corpus
+
+    return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(5), seeds))
+
+
+def take(tree, seed):
+    return jax.tree.map(lambda x: x[seed], tree)
+
+
+@functools.cache
+def followed(dim, until):
+    return ja.dynamics.full_flow(*problems(dim), until_log_loss=until, points=8)
+
+
+@pytest.mark.parametrize("dim", [6, 24])
+def test_it_is_the_flow_of_all_parameters_in_time(dim):
+    """Plain integration of dθ/dt = -∂L/∂θ in R^d by scipy, held against the rows at their own times."""
+    params, corpus = take(problems(dim), 1)
+    path = take(followed(dim, -4.0), 1)
+    flat, restore = jax.flatten_util.ravel_pytree(params)
+    gradient = jax.jit(jax.grad(lambda x: ja.dynamics.loss(restore(x), corpus)))
+    time = np.exp(np.asarray(path.log_time))
+    solution = solve_ivp(
+        lambda t, x: -np.asarray(gradient(x)), (0, time[-1]), flat, "DOP853", time, rtol=1e-11, atol=1e-12
+    )
+    for row, x in enumerate(solution.y.T):
+        expected = restore(jnp.asarray(x))
+        for name in ("E", "p", "v"):
+            found = getattr(path, name)[row] @ path.basis.T
+            np.testing.assert_allclose(found, getattr(expected, name), atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(np.exp(path.log_loss[row]), ja.dynamics.loss(expected, corpus), rtol=1e-6)
+    assert path.E.shape == (8, 12, min(dim, 14))
+    steps = np.diff(solution.y, axis=1)
+    assert (np.linalg.norm(steps, axis=0) <= np.diff(path.arc_length) + 1e-6).all()
+
+
+def test_what_the_flow_conserves_is_conserved_to_any_loss():
+    params, _ = problems(24)
+    path = followed(24, -1e3)
+    assert path.stop.tolist() == ["loss", "loss"]
+    np.testing.assert_allclose(path.log_loss[:, -1], -1e3, rtol=1e-6)
+    assert path.drift.max() < 1e-6
+    for seed in range(2):
+        own = take(path, seed)
+        to = np.asarray(own.basis)
+        E, p, v = (np.asarray(x[-1]) @ to.T for x in (own.E, own.p, own.v))
+        start = take(params, seed)
+        now, before = (
+            x.T @ x - np.outer(y, y) - np.outer(z, z) for x, y, z in ((E, p, v), (start.E, start.p, start.v))
+        )
+        np.testing.assert_allclose(now, before, atol=1e-6 * np.linalg.norm(v) ** 2)
+
+
+def test_selected_tokens_line_up_with_the_head():
+    """Near zero loss E is of rank one on the relevant tokens, E_s = y_s (‖v‖/√r) v/‖v‖ for r of them."""
+    path = followed(24, -1e3)
+    sign = np.where(np.arange(4) % 2 == 1, 1, -1)
+    for seed in range(2):
+        E, v = (np.asarray(getattr(path, name)[seed]) for name in ("E", "v"))
+        length = np.linalg.norm(v, axis=1)
+        along = np.einsum("ksr,kr->ks", E, v) / length[:, None] ** 2 * np.sqrt(4)
+        far = np.abs(along[:, :4] * sign - 1).max(axis=1)
+        assert far[-1] < 0.02 < far[0]
+        others = np.linalg.norm(E[-1, 4:], axis=1).max() / length[-1]
+        assert others < 0.3
+
+
+def test_labels_that_nothing_fits_end_above():
+    params, _ = take(problems(24), 0)
+    corpus = ja.data.from_sequences([[0, 1], [0, 1], [2, 3]], [1, -1, 1], vocab_size=12)
+    path = ja.dynamics.full_flow(params, corpus, until_log_loss=-9.0, points=8, max_steps=300)
+    assert path.stop in ("step_budget", "failed")
+    # Two of three sequences contradict each other and cost log 2 each.
+    assert path.log_loss[-1] > np.log(2 / 3 * np.log(2))
+    assert np.isfinite(path.E).all()
+
+
+def test_a_seed_that_is_not_finite_fails_alone():
+    params, corpora = problems(24)
+    broken = params.replace(p=params.p.at[0, 0].set(jnp.nan))
+    path = ja.dynamics.full_flow(broken, corpora, until_log_loss=-1e3, points=8)
+    assert path.status[0] != Stop.LOSS
+    np.testing.assert_array_equal(path.p[1], followed(24, -1e3).p[1])
+
+
+def test_bad_input():
+    params, corpus = take(problems(24), 0)
+    with pytest.raises(InputError, match="until_log_loss: -inf"):
+        ja.dynamics.full_flow(params, corpus, until_log_loss=-np.inf)
+    with pytest.raises(InputError, match="points: 2"):
+        ja.dynamics.full_flow(params, corpus, points=2)
