@@ -261,7 +261,11 @@ def _status(flow: Flow, ends: Ends, first: Array, max_steps: Array, state: _Stat
         Stop.FAILED: short,
         Stop.STEP_BUDGET: state.accepted + state.rejected >= max_steps,
     }
-    return jnp.select(list(stops.values()), list(stops), Stop.RUNNING).astype(jnp.int32)
+    status = jnp.asarray(Stop.RUNNING, jnp.int32)
+    # The first that holds. Not jnp.select, whose int64 indices a caller's jit with float64 off cannot lower.
+    for stop, holds in reversed(stops.items()):
+        status = jnp.where(holds, jnp.int32(stop), status)
+    return status
 
 
 def _log_mean_time(h, start, end):

@@ -111,7 +111,8 @@ def full_flow(
         STEP_BUDGET or FAILED at the last row it reached, and does not stop the others.
 
     Raises:
-        InputError: more than two classes, shapes that do not fit, an infinite end.
+        InputError: more than two classes, shapes that do not fit, an infinite end; inside a caller's jit
+            without float64, which the integrator of diffrax cannot be lowered in.
 
     Source:
         The gradients of arXiv 2505.17282; the conserved quantity as for layers of a linear network
@@ -120,6 +121,12 @@ def full_flow(
     check_settings(rtol, points)
     if not math.isfinite(until_log_loss):
         raise InputError(f"until_log_loss: {until_log_loss}; give a finite one")
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, corpus)))
+    if traced and jnp.result_type(float) != jnp.float64:
+        raise InputError(
+            "full_flow inside jit or vmap needs float64: call jax.config.update('jax_enable_x64', True) "
+            "first, or call it outside, where it takes many seeds by itself"
+        )
     inputs, settings = of_seeds(params, corpus), (until_log_loss, rtol)
     return over_seeds(_follower(max_steps), inputs, settings, max_steps, points=points, width=width)
 

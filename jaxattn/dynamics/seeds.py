@@ -73,6 +73,9 @@ def over_seeds(
 
     Returns:
         What `follow` returns, with a leading axis of seeds.
+
+    Raises:
+        InputError: when differentiated.
     """
     *params, corpus = inputs.arrays
     # On a CPU one seed's arrays fit a core's cache, and a slow seed holds up no other.
@@ -80,7 +83,20 @@ def over_seeds(
     with jax.enable_x64(True):
         arrays = (*(jnp.asarray(x, jnp.float64) for x in params), corpus)
         settings = jnp.asarray(numbers, jnp.float64), jnp.asarray(max_steps, jnp.int32)
-        return _over_chunks(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
+        return _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4, 5, 6))
+def _without_derivative(arrays, settings, follow, batched, seeds, points, width):
+    return _over_chunks(arrays, settings, follow, batched, seeds, points, width)
+
+
+@_without_derivative.defjvp
+def _refuse(*_):
+    raise InputError(
+        "an exact flow has no derivative: its adaptive steps are no smooth function of what they start from; "
+        "put jax.lax.stop_gradient around params, or differentiate ja.dynamics.descent"
+    )
 
 
 @partial(jax.jit, static_argnames=("follow", "batched", "seeds", "points", "width"))

@@ -277,6 +277,33 @@ def test_inside_jit_and_vmap():
     np.testing.assert_allclose(inside.p, outside.p, rtol=1e-9, atol=1e-9)
 
 
+def test_inside_jit_and_two_vmaps_of_a_session_in_single_precision():
+    params, corpus = jax.tree.map(lambda x: x.astype(jnp.float32), take(problems(), 0)[0]), problem(0)[1]
+    lengths = jnp.arange(1.0, 5.0, dtype=jnp.float32).reshape(2, 2)
+
+    def query(length):
+        return flow(params.replace(v=length * params.v), corpus).p[-1]
+
+    with jax.enable_x64(False):
+        inside = jax.jit(jax.vmap(jax.vmap(query)))(lengths)
+        outside = query(lengths[1, 0])
+    assert inside.dtype == outside.dtype == np.float64
+    # A path of single precision would be off by 1e-4 of its length.
+    np.testing.assert_allclose(inside[1, 0], outside, rtol=1e-9, atol=1e-7)
+
+
+def test_differentiated_it_says_that_it_has_no_derivative():
+    params, corpus = problem(0)
+
+    def length(p):
+        return flow(params.replace(p=p), corpus).arc_length[-1]
+
+    for differentiate in (jax.grad(length), lambda p: jax.jvp(length, (p,), (p,))):
+        with pytest.raises(InputError, match=r"no derivative: .*stop_gradient"):
+            differentiate(params.p)
+    assert length(jax.lax.stop_gradient(params.p)) > 0
+
+
 def test_an_error_a_thousand_times_smaller_moves_the_path_by_less_than_promised():
     params, corpora = problems()
     path, fine = flow(params, corpora), flow(params, corpora, rtol=1e-9, max_steps=100_000)

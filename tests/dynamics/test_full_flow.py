@@ -110,3 +110,5 @@ def test_bad_input():
         ja.dynamics.full_flow(params, corpus, until_log_loss=-np.inf)
     with pytest.raises(InputError, match="points: 2"):
         ja.dynamics.full_flow(params, corpus, points=2)
+    with jax.enable_x64(False), pytest.raises(InputError, match="needs float64"):
+        jax.jit(lambda params: ja.dynamics.full_flow(params, corpus).p)(params)
