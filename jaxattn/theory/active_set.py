@@ -49,6 +49,11 @@ class _Factor:
         self._r[:k, k], self._r[k, k] = inside, length
         self.active.append(pair)
 
+    def refresh(self, differences: np.ndarray) -> None:
+        """Factor the active differences, (k, r), anew: updates have gathered rounding."""
+        k = len(self.active)
+        self._q[:, :k], self._r[:k, :k] = np.linalg.qr(differences.T)
+
     def delete(self, position: int | np.integer) -> None:
         from scipy.linalg import qr_delete
 
@@ -91,7 +96,7 @@ def active_set(
         programs, Mathematical Programming 27 (1983), with partial pricing.
     """
     factor, required = _Factor(rows.shape[1]), np.broadcast_to(required, len(better))
-    p, multipliers, steps = np.zeros(rows.shape[1]), np.zeros(0), 0
+    p, multipliers, steps, fresh = np.zeros(rows.shape[1]), np.zeros(0), 0, False
 
     def difference(pair):
         return rows[better[pair]] - rows[worse[pair]]
@@ -106,9 +111,15 @@ def active_set(
     while steps < max_steps:
         scores = rows @ p
         violation = required - (scores[better] - scores[worse])
-        slack = max(tolerance / 4, 1e-13 * float(np.linalg.norm(p)))
+        slack = max(tolerance / 4, 1e-14 * float(np.linalg.norm(p)))
         if violation.max() <= slack:
-            break
+            if fresh:
+                break
+            factor.refresh(difference(factor.active))
+            p, multipliers = _restart(factor, required)
+            fresh = True
+            continue
+        fresh = False
         pool = _most_violated(violation, worse, slack)
         differences = difference(pool)
         violation = required[pool] - differences @ p

@@ -100,6 +100,10 @@ class MaxMargin:
         return [_REASONS[Status(int(status))] for status in self.status]
 
 
+# A relative duality gap below this may come from rounding in the sum of large multipliers.
+_ROUNDING = 1e-5
+
+
 class Solution(NamedTuple):
     """What a solver hands over; the certificate takes nothing in it on trust.
 
@@ -166,11 +170,18 @@ def certify(
         return replace(
             answer, multipliers=weight, tie_multipliers=tie_weight, dual_residual=residual, **found
         )
-    p, weight, tie_weight = w / lowest, weight / lowest, tie_weight / lowest
+    differences = np.concatenate([E[pairs[:, 0]] - E[pairs[:, 1]], E[ties[:, 0]] - E[ties[:, 1]]])
+    p = w / lowest
+    if tolerance < 1 - (lowest / length**2) ** 2 < _ROUNDING:
+        p = _met(E, constraints, differences, np.append(required[support], np.zeros(len(ties))), p)
+        scores = E @ p
+        untied = lowest * float(np.abs(scores[ties[:, 0]] - scores[ties[:, 1]]).max(initial=0.0))
+    margin = 1 / float(np.linalg.norm(p))
+    scale = 1 / (margin * length)
+    weight, tie_weight = scale * weight, scale * tie_weight
     scores = E @ p
-    summed = weight @ (E[pairs[:, 0]] - E[pairs[:, 1]]) + tie_weight @ (E[ties[:, 0]] - E[ties[:, 1]])
+    summed = np.append(weight, tie_weight) @ differences
     violation = float((required - (scores[better] - scores[worse])).max())
-    margin = lowest / length
     gap = max(0.0, 1 - (margin / length) ** 2)
     return MaxMargin(
         p=p,
@@ -205,6 +216,25 @@ def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None, solver
         status=np.int8(status),
         solver=solver,
     )
+
+
+def _met(
+    E: np.ndarray, constraints: Constraints, tight: np.ndarray, needed: np.ndarray, p: np.ndarray
+) -> np.ndarray:
+    """Move p by as little as meets tight constraints as equalities; keep it if that makes it longer.
+
+    Where the margin is small the multipliers are large, their sum has rounding errors of ε Σ λ, and its
+    smallest margin is lower by as much. The bound from above does not suffer: it is relative to ‖Σ λ ...‖.
+    """
+    from scipy.linalg import lstsq  # slow to import
+
+    moved = p + lstsq(tight, needed - tight @ p, lapack_driver="gelsy")[0]
+    scores = E @ moved
+    lowest, sunk = reached(scores[constraints.better] - scores[constraints.worse], constraints.required)
+    if not (lowest > 0 and sunk <= _UNTIED * lowest):
+        return p
+    moved = moved / lowest
+    return moved if np.linalg.norm(moved) < np.linalg.norm(p) else p
 
 
 def bounds(

@@ -344,3 +344,17 @@ def test_bad_input(instances):
         max_margin_batch(np.stack([E, E]), corpus, Selection(np.asarray(chosen.mask)[None]))
     with pytest.raises(InputError, match="one of each per seed"):
         max_margin_batch(np.stack([E, E]), corpus, chosen)
+
+
+@pytest.mark.parametrize("solver", ["exact", "cutting"])
+def test_a_small_margin_loses_no_digits_to_the_sum_of_large_multipliers(solver, rng):
+    """Differences ±e + ε f: p = f/ε is the sum of two multiples of 1/(2 ε²), 5e9 each, that almost cancel."""
+    small = 1e-5
+    e, f = np.linalg.qr(rng.normal(size=(30, 30)))[0][:2]
+    E = np.stack([0 * e, -(e + small * f), e - small * f])
+    corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, -1], vocab_size=3)
+    found = max_margin(E, corpus, selection_of(np.arange(3) == 0, corpus), solver=solver)
+    np.testing.assert_allclose(found.margin, small, rtol=1e-9)
+    assert found.duality_gap < 1e-10
+    assert found.reason == "solved to the tolerance"
+    np.testing.assert_allclose(found.p, f / small, atol=1e-9 / small)
