@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -94,7 +95,8 @@ def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
 def put(tree: Any, shared: bool) -> Any:
     """Put arrays with a leading lane axis where their lanes run."""
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
-    return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, P("lanes")))
+    with jax.enable_x64(True):  # what is in float64 stays so
+        return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("lanes")))
 
 
 def lanes_per_core(bytes_per_lane: int) -> int:
@@ -122,7 +124,8 @@ def _mesh(lanes: int, shared: bool) -> Mesh | None:
 
 @cache
 def _mesh_of(used: int) -> Mesh:
-    return jax.make_mesh((used,), ("lanes",), axis_types=(AxisType.Auto,), devices=jax.local_devices()[:used])
+    # Not jax.make_mesh, which wants a rectangle of a TPU's chips; lanes talk to no other lane.
+    return Mesh(np.array(jax.local_devices()[:used]), ("lanes",), axis_types=(AxisType.Auto,))
 
 
 def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, ...]:

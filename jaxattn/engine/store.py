@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import jax
 import pandas as pd
 
 from jaxattn.engine import lock
@@ -212,16 +211,10 @@ class Store:
         return None, {name: pd.DataFrame() for name in TABLES}
 
     def restore(self, batch: str, mark: Mark, like: Any) -> Any:
-        """Restore a batch's checkpoint, of the shapes and types of `like`; None sets a damaged one aside."""
+        """Restore a batch's checkpoint, a tree like `like`, to the host; None sets a damaged one aside."""
         folder = marks.checkpoint_path(self.directory, batch, mark.checkpoint.number)
-        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-        def target(x: Any) -> Any:
-            on_device = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-            return on_device if isinstance(x, jax.ShapeDtypeStruct | jax.Array) else x
-
         try:
-            return checkpoints.restore(folder, mark.checkpoint, jax.tree.map(target, like))
+            return checkpoints.restore(folder, mark.checkpoint, like)
         except Damaged as error:
             self.set_aside(batch, error)
             return None

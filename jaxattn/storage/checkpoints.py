@@ -59,8 +59,10 @@ def restore(folder: Path, known: Checkpoint, like: Any = None) -> Any:
     Args:
         folder: where they are.
         known: what their mark says of them.
-        like: arrays, or their shapes and types; JAX's are put on the first device. If None, all are NumPy's,
-            in dictionaries by their names.
+        like: a tree of arrays, or of their shapes and types. If None, dictionaries by their names.
+
+    Returns:
+        The tree, of NumPy arrays: what is short of memory on a device is no damage of a file.
 
     Raises:
         Damaged: they are not what was saved.
@@ -72,11 +74,8 @@ def restore(folder: Path, known: Checkpoint, like: Any = None) -> Any:
     _check_files(folder, known)
     try:
         with _checkpointer() as checkpointer:
-            if like is None:
-                tree = checkpointer.metadata(folder).item_metadata.tree
-                each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-            else:
-                each = ocp.checkpoint_utils.construct_restore_args(like)
+            tree = checkpointer.metadata(folder).item_metadata.tree if like is None else like
+            each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
     # Damage can surface as almost any exception of orbax and tensorstore; so can what is no damage.
     except Exception as error:
