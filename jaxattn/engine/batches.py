@@ -40,6 +40,16 @@ class Batch(NamedTuple):
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
+def halved(batch: Batch) -> list[Batch]:
+    """Cut a batch of several lanes in two, by seeds, or by cells if it has one seed."""
+    seeds, cells = batch.seeds, batch.cells
+    if len(seeds) > 1:
+        middle = len(seeds) // 2
+        return [Batch(batch.group, cells, seeds[:middle]), Batch(batch.group, cells, seeds[middle:])]
+    middle = len(cells) // 2
+    return [Batch(batch.group, cells[:middle], seeds), Batch(batch.group, cells[middle:], seeds)]
+
+
 def cut(
     groups: Sequence[CompileGroup], seeds: Sequence[int], known: Sequence[str], widths: Sequence[int]
 ) -> list[Batch]:

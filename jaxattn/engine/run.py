@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -114,20 +115,20 @@ def run(
         now["status"] = "running"
         folder.write_manifest(now)
         errors: list[dict[str, Any]] = []
+
+        def replan(batch: Batch, halves: list[Batch]) -> None:
+            place = own.index(batch)
+            own[place : place + 1] = halves
+            # At once: a run that is stopped here is to know which batches there are.
+            now["batches"] = manifest.listed(own)
+            folder.write_manifest(now)
+
         try:
-            with ExitStack() as stack:
-                if profile:
-                    stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
-                write: list[loggers.Write] = [lambda entry, series: folder.log(entry)]
-                for kind in log:
-                    function, close = loggers.writer(kind, folder.directory, study.name)
-                    write.append(function)
-                    stack.callback(close)
-                checkpoints.prepare()
-                files = study.names.files(study.own_kinds)
-                with _stopping(reporter.quiet) as stop:
-                    queue = _Queue(folder, reporter, stop, on_failure, write, clock, files)
-                    queue.run(todo, len(own), errors)
+            checkpoints.prepare()
+            files = study.names.files(study.own_kinds)
+            with _logging(folder, study.name, log, profile) as write, _stopping(reporter.quiet) as stop:
+                queue = _Queue(folder, reporter, stop, on_failure, write, clock, files, replan)
+                queue.run(todo, len(own), errors)
             now |= folder.merge([batch.name for batch in own if folder.is_marked(batch.name)])
             now["status"] = "failed" if errors else "finished"
         finally:
@@ -135,6 +136,22 @@ def run(
             now["wall_time_s"] = round(now["wall_time_s"] + time.monotonic() - started, 3)
             folder.write_manifest(now)
     return Outcome(folder.directory, now["failures"], errors, len(own), False)
+
+
+@contextmanager
+def _logging(
+    folder: Store, name: str, log: Sequence[loggers.Kind], profile: bool
+) -> Iterator[list[loggers.Write]]:
+    """Open what gets every measurement, and the profile if it is asked for."""
+    with ExitStack() as stack:
+        if profile:
+            stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
+        write: list[loggers.Write] = [lambda entry, series: folder.log(entry)]
+        for kind in log:
+            function, close = loggers.writer(kind, folder.directory, name)
+            write.append(function)
+            stack.callback(close)
+        yield write
 
 
 def _unfinished(own: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
@@ -215,8 +232,16 @@ def _widths(
     return [min(width, -(-len(g.cells) * seeds // shards)) for g, width in zip(groups, fitting, strict=True)]
 
 
+class _Tried(NamedTuple):
+    """What came of a batch: the lanes that failed, why it could not be run, and whether memory ran out."""
+
+    failed: list[dict[str, Any]]
+    error: str = ""
+    out_of_memory: bool = False
+
+
 class _Queue(NamedTuple):
-    """Runs batches one after the other."""
+    """Runs batches one after the other; `replan` is told what takes the place of one that does not fit."""
 
     folder: Store
     reporter: Reporter
@@ -225,24 +250,31 @@ class _Queue(NamedTuple):
     write: Sequence[loggers.Write]
     clock: Clock
     files: frozenset[str]
+    replan: Callable[[Batch, list[Batch]], None]
 
     def run(self, todo: list[Batch], whole: int, errors: list[dict[str, Any]]) -> None:
         """Run what is to do of `whole` batches; note in `errors` those that could not be run.
+
+        One that runs out of memory goes on in halves, down to single lanes.
 
         Raises:
             Interrupted: it was asked to stop.
         """
         cache = CompilationCache(self.reporter.loading)
-        started = time.time()
-        for number, batch in enumerate(todo, start=whole - len(todo)):
-            callbacks = self._callbacks(batch, number, whole, started)
-            for attempt in range(1 + RETRIES * (self.on_failure == "retry")):
-                if attempt:
-                    self.reporter.note(f"{batch.name}: failed, trying again")
-                    self.folder.forget(batch.name)
-                failed, error = self._try(batch, cache, callbacks)
-                if not (failed or error):
-                    break
+        started, waiting, number = time.time(), deque(todo), whole - len(todo)
+        while waiting:
+            batch = waiting.popleft()
+            callbacks = self._callbacks(batch, number, number + 1 + len(waiting), started)
+            failed, error, out_of_memory = self._attempt(batch, cache, callbacks)
+            if out_of_memory and batch.width > 1:
+                halves = batches.halved(batch)
+                names = " and ".join(half.name for half in halves)
+                self.reporter.note(f"{batch.name}: out of memory; going on with {names}")
+                self.folder.forget(batch.name)
+                self.replan(batch, halves)
+                waiting.extendleft(reversed(halves))
+                continue
+            number += 1
             if error:
                 errors.append(
                     {"batch": batch.name, "cells": [c.number for c in batch.cells], "reason": error}
@@ -273,24 +305,35 @@ class _Queue(NamedTuple):
 
         return Callbacks(self.stop, report, log)
 
-    def _try(
-        self, batch: Batch, cache: CompilationCache, callbacks: Callbacks
-    ) -> tuple[list[dict[str, Any]], str]:
-        """Run a batch; return the lanes that failed, and why it could not be run."""
+    def _attempt(self, batch: Batch, cache: CompilationCache, callbacks: Callbacks) -> _Tried:
+        """Run a batch, and again if it fails and that is asked for."""
+        for attempt in range(1 + RETRIES * (self.on_failure == "retry")):
+            if attempt:
+                self.reporter.note(f"{batch.name}: failed, trying again")
+                self.folder.forget(batch.name)
+            tried = self._try(batch, cache, callbacks)
+            if not (tried.failed or tried.error) or (tried.out_of_memory and batch.width > 1):
+                break
+        return tried
+
+    def _try(self, batch: Batch, cache: CompilationCache, callbacks: Callbacks) -> _Tried:
+        """Run a batch."""
         try:
-            return execute(batch, cache, self.folder, callbacks, self.clock), ""
+            return _Tried(execute(batch, cache, self.folder, callbacks, self.clock))
         except (jax.errors.JaxRuntimeError, MemoryError) as error:
             lines = str(error).strip().split("\n")
             if any(file in str(error) for file in self.files):
                 # A callback raised; JAX has shown where.
-                return [], f"{lines[-1]} in code that your functions call back"
+                return _Tried([], f"{lines[-1]} in code that your functions call back")
             reason = lines[0] or type(error).__name__
-            return [], f"{reason}; smaller batches may help: --max-memory or --set chunk=..."
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason:
+                return _Tried([], f"{reason}; a single lane needs a smaller problem, or more memory", True)
+            return _Tried([], f"{reason}; smaller batches may help: --max-memory or --set chunk=...")
         except Exception as error:
             if not (found := in_user_code(error, self.files, "")):
                 raise
             self.reporter.trace(batch.name, found)
-            return [], str(found)
+            return _Tried([], str(found))
 
 
 @contextmanager

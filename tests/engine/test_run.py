@@ -80,7 +80,7 @@ def failing(monkeypatch, times):
     def execute_or_fail(batch, *arguments):
         calls.append(batch.name)
         if batch.seeds.start == 0 and calls.count(batch.name) <= times:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more lines")
+            raise jax.errors.JaxRuntimeError("INTERNAL: the driver is gone\nand more lines")
         return original(batch, *arguments)
 
     monkeypatch.setattr(run, "execute", execute_or_fail)
@@ -96,13 +96,61 @@ def test_a_batch_that_the_machine_fails_is_listed_and_the_next_run_mends_it(
     assert len(calls) == 2
     (error,) = outcome.errors
     assert error["cells"] == [0]
-    assert error["reason"].startswith("RESOURCE_EXHAUSTED: out of memory; smaller batches may help")
+    assert error["reason"].startswith("INTERNAL: the driver is gone; smaller batches may help")
     table, whole = status(tmp_path)
     assert table["state"].tolist() == ["failed"]
     assert "50 % done" in whole
     assert set(read(tmp_path)[0]["seed"]) == {1}
     assert not go(tmp_path, study(chunk=1))[0].errors
     assert status(tmp_path)[0]["state"].tolist() == ["finished"]
+
+
+def out_of_memory(monkeypatch, most, stop_after=99):
+    """Let batches of more lanes than that run out of memory; stop after some that do not."""
+    original, done = run.execute, []
+
+    def execute_or_fail(batch, *arguments):
+        if batch.width > most:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand more lines")
+        found = original(batch, *arguments)
+        done.append(batch.name)
+        if len(done) == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(run, "execute", execute_or_fail)
+    return done
+
+
+def test_a_batch_that_runs_out_of_memory_goes_on_in_halves_also_after_a_stop(
+    tmp_path, monkeypatch, go, study, read
+):
+    with monkeypatch.context() as patch:
+        done = out_of_memory(patch, most=1, stop_after=1)
+        with pytest.raises(Interrupted):
+            go(tmp_path / "halves", study(seeds=3))
+    assert len(done) == 1
+    with monkeypatch.context() as patch:
+        done = out_of_memory(patch, most=1)
+        assert not go(tmp_path / "halves", study(seeds=3))[0].errors
+    assert len(done) == 2
+    names = [
+        batch["name"] for batch in json.loads((tmp_path / "halves/manifest.json").read_text())["batches"]
+    ]
+    assert names == [f"cells-00000-00000-seeds-0000{seed}-0000{seed}" for seed in range(3)]
+    go(tmp_path / "whole", study(seeds=3))
+    (one, _), (other, _) = read(tmp_path / "halves", ordered=True), read(tmp_path / "whole", ordered=True)
+    keys = ["cell", "seed", "phase", "step", "metric"]
+    pd.testing.assert_frame_equal(one[keys], other[keys])
+    loss = one["metric"] == "loss"
+    np.testing.assert_allclose(one["value"][loss], other["value"][loss], rtol=1e-5)
+
+
+def test_a_single_lane_that_does_not_fit_is_one_line(tmp_path, monkeypatch, go, study):
+    out_of_memory(monkeypatch, most=0)
+    errors = go(tmp_path, study(seeds=2))[0].errors
+    assert [error["batch"][-11:] for error in errors] == ["00000-00000", "00001-00001"]
+    assert "Out of memory; a single lane needs a smaller problem" in errors[0]["reason"]
 
 
 def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
