@@ -20,8 +20,12 @@ def predicted_values(corpus: Corpus, step_size: float | Array) -> Float[Array, "
     Source:
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
     """
-    alpha = average_signed_frequency(corpus)
-    return step_size * alpha / 2 if corpus.num_classes == 2 else step_size * alpha
+    return values_by_law(average_signed_frequency(corpus), corpus.num_classes, step_size)
+
+
+def values_by_law(alpha: Array, num_classes: int, step_size: float | Array) -> Array:
+    """Compute the change that the law predicts from α, (V,) or (V, K), where it is known."""
+    return step_size * alpha / 2 if num_classes == 2 else step_size * alpha
 
 
 def one_step_error(change: Array, corpus: Corpus, step_size: float | Array) -> Float[Array, ""]:
