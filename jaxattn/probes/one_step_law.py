@@ -2,12 +2,11 @@
 
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.probes.seen import Seen
 from jaxattn.spec import Spec
-from jaxattn.theory.one_step_law import values_by_law
+from jaxattn.theory import one_step_error
 
 
 class OneStepError(Spec, frozen=True, kw_only=True):
@@ -36,7 +35,7 @@ class OneStepError(Spec, frozen=True, kw_only=True):
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed after the step."""
         change = seen.params.E @ seen.params.v - seen.memory
-        step_size, tokens = seen.phase.step_size, seen.corpora.tokens
-        # Two classes: α has one column. It is known, and takes long to compile.
-        predicted = values_by_law(tokens.alpha[:, 0], 2, step_size)
-        return {"one_step_error": jnp.abs(change - predicted).max() / step_size}
+        train, alpha = seen.corpora.train, seen.corpora.tokens.alpha
+        # Two classes share the one column.
+        alpha = alpha[:, 0] if train.num_classes == 2 else alpha
+        return {"one_step_error": one_step_error(change, train, seen.phase.step_size, alpha)}
