@@ -39,12 +39,16 @@ def study(tables):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def compiled_once(tmp_path_factory):
-    """Let the tests of one session, also those of several workers, share compiled programs."""
-    folder = tmp_path_factory.getbasetemp().parent / "compiled"
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+def compiled_once(pytestconfig):
+    """Let workers, and later sessions, share compiled programs; `pytest --cache-clear` forgets them."""
+    jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # The fast set compiles more than it computes. The slow one runs programs as they run for users.
+    if pytestconfig.option.markexpr == "not slow":
+        jax.config.update("jax_disable_most_optimizations", True)
+        # Also in processes that tests start.
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
 @pytest.fixture(autouse=True)

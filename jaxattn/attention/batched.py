@@ -16,6 +16,7 @@ from jax.custom_batching import custom_vmap, sequential_vmap
 
 from jaxattn.attention import banded_softmax, single
 from jaxattn.data.corpus import Corpus
+from jaxattn.parts import map_in_equal_parts
 
 # Products with more columns outgrow the cache.
 COLUMNS = 64
@@ -150,6 +151,4 @@ def _in_chunks(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> 
     def one(member: Any) -> Any:
         return jax.tree.map(lambda x: x[0], function(corpus, *(x[None] for x in member)))
 
-    size = len(arrays[0])
-    chunks = -(-size // _max_batch(arrays[1]))
-    return jax.lax.map(one, arrays, batch_size=-(-size // chunks))
+    return map_in_equal_parts(one, arrays, _max_batch(arrays[1]))

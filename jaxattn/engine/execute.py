@@ -15,7 +15,7 @@ from jaxattn.data.splits import Loaded
 from jaxattn.engine import devices, tables
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.groups import CompileGroup
-from jaxattn.engine.program import Program, drawing, program, seed_keys, starting
+from jaxattn.engine.program import Program, drawing, made_before, program, seed_keys, starting
 from jaxattn.engine.store import Store
 from jaxattn.study.contract import check_corpora
 from jaxattn.study.grid import Cell
@@ -60,7 +60,7 @@ class Callbacks(NamedTuple):
 
 
 class CompilationCache:
-    """What the batches of a compile group share: the corpora of a text, and programs that compile once."""
+    """What batches share: the corpora of a text, and programs, which compile once for a setting."""
 
     def __init__(self, loading: Callable[[str, int, int | None], None]):
         """Begin with nothing; `loading` is told how far the reading of texts is."""
@@ -93,7 +93,7 @@ class CompilationCache:
 
     def _keep(self, group: CompileGroup, name: str, make: Callable[[], Any]) -> Any:
         if self._group is not group:
-            self._group, self._compiled = group, {}
+            self._group, self._compiled = group, made_before(group.setting)
         if name not in self._compiled:
             self._compiled[name] = make()
         return self._compiled[name]

@@ -1,7 +1,7 @@
 """One phase of a study as compiled functions over many lanes: `study.seed` lifted, nothing else."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ from jax import Array
 
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.engine.devices import shard, vmap_over_devices
+from jaxattn.spec import Spec
 from jaxattn.study import seed
 from jaxattn.study.hyperparameters import Hyperparameters, used_tokens, with_hyperparameters
 from jaxattn.study.seed import Carried
@@ -161,6 +162,41 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
         ],
         tokens=jax.jit(lift(tokens, (0, axis, 0))),
     )
+
+
+def made_before(setting: Setting) -> dict[str, Any]:
+    """Find what runs of this process have made of a setting, for the next one to use and to add to.
+
+    It is empty at first, and always for code of the user's, whose globals may have changed since, and for
+    corpora of a text, which compiled functions hold.
+    """
+    try:
+        return {} if setting.data.shared else _made(_identity(setting))
+    except _OwnCode:
+        return {}
+
+
+@lru_cache(maxsize=8)
+def _made(_: Hashable) -> dict[str, Any]:
+    return {}
+
+
+class _OwnCode(Exception):
+    """A setting holds something that is not the package's."""
+
+
+def _identity(x: Any) -> Hashable:
+    """Make a key of settings that are equal to the letter: 1 is another number than 1.0."""
+    match x:
+        case None | bool() | int() | float() | str():
+            return type(x), x
+        case Spec() if type(x).__module__.startswith("jaxattn."):
+            return type(x), tuple(_identity(getattr(x, name)) for name in x.__struct_fields__)
+        case Mapping():
+            return Mapping, tuple((name, _identity(value)) for name, value in x.items())
+        case tuple() | list():
+            return type(x), tuple(map(_identity, x))
+    raise _OwnCode
 
 
 class _Parameters(NamedTuple):

@@ -453,7 +453,7 @@ def test_batches_of_a_group_draw_by_programs_that_are_traced_once(study, monkeyp
 
     for name in ("draw", "start"):
         monkeypatch.setattr(of_seed, name, counted(name, getattr(of_seed, name)))
-    (group,) = compile_groups(study().cells)
+    (group,) = compile_groups(study(model={"kind": "one_layer", "dim": 15}).cells)
     cache = execute.CompilationCache(lambda *_: None)
     for seeds in ([0, 1], [2, 3], [4, 5]):
         data_keys, model_keys = seed_keys(seeds)

@@ -37,6 +37,7 @@ def test_a_folder_of_another_config_is_refused_as_a_run_refuses_it(two_batches, 
 
 def test_progress_tells_what_takes_long(tmp_path, study, monkeypatch):
     monkeypatch.setattr(planning, "estimate_runtime", lambda *arguments: 1.0)
+    monkeypatch.setattr(memory, "predict", lambda group: memory.Memory(0, 1, 1))
     said = []
     plan(
         study(axes={"model.dim": [8, 16]}), tmp_path, progress=lambda text, share: said.append((text, share))

@@ -35,3 +35,19 @@ def test_seeds_of_a_large_shared_corpus_agree_with_those_of_a_small_one(monkeypa
     jax.clear_caches()
     for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_runs_of_one_process_share_what_they_make_of_a_setting_but_not_of_own_code(study):
+    def made(name="small", **changes):
+        setting = study(name, **changes).base
+        return program.made_before(setting)
+
+    first = made()
+    assert made() is first
+    assert made(name="small", seeds=7) is first
+    others = [made(dtype="float64"), made(probes={"min_count": 2}), made("flow")]
+    assert all(other is not first for other in others)
+    model = {"kind": "one_layer", "dim": 16}
+    scaled = [made(model=model | {"init": {"p": {"kind": "scaled", "scale": x}}}) for x in (0.5, 2.0, 0.5)]
+    assert scaled[0] is scaled[2] is not scaled[1]
+    assert made("own") is not made("own")

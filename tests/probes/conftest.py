@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics import loss_and_gradients
+from jaxattn.data.splits import Splits
+from jaxattn.probes import Seen
 
 
 @pytest.fixture
@@ -29,32 +31,20 @@ def show():
     """Put together what a probe sees."""
 
     def make(model, params, corpus, train=("E", "p", "v"), per_sequence=ja.losses.DEFAULT, memory=None):
-        return SimpleNamespace(
-            params=params,
-            model=model,
-            corpora=SimpleNamespace(train=corpus),
-            scores_and_values=model.scores_and_values(params),
-            loss_and_gradients=loss_and_gradients(
-                params, corpus, train, model.logits, per_sequence=per_sequence
-            ),
-            per_sequence=per_sequence,
-            train=train,
-            memory=memory,
-        )
+        corpora, phase = Splits(corpus, None), SimpleNamespace(train=train)
+        return Seen(params, model, per_sequence, corpora, phase, memory)
 
     return make
 
 
 @pytest.fixture
 def draw():
-    """Draw a model's parameters for a corpus, in float64."""
+    """Draw parameters like a model's, in float64; by NumPy, since drawing takes long to compile."""
 
     def make(model, corpus, seed=0):
-        return model.init(
-            jax.random.key(seed),
-            vocab_size=corpus.vocab_size,
-            num_classes=corpus.num_classes,
-            dtype=jnp.float64,
-        )
+        sizes = {"vocab_size": corpus.vocab_size, "num_classes": corpus.num_classes}
+        like = jax.eval_shape(lambda: model.init(jax.random.key(0), **sizes, dtype=jnp.float64))
+        rng = np.random.default_rng(seed)
+        return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / np.sqrt(like.E.shape[1])), like)
 
     return make

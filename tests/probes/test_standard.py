@@ -200,14 +200,16 @@ def test_token_columns_are_scores_and_values_beside_the_statistics(seen):
     np.testing.assert_array_equal(columns["alpha"], shown.corpora.tokens.alpha)
 
 
-def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen):
-    shown, probe = seen(phase=ONE_STEP), OneStepError()
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, classes):
+    shown, probe = seen(phase=ONE_STEP, classes=classes), OneStepError()
     corpus = shown.corpora.train
     before = probe.remember(shown.params)
     moved = ja.dynamics.one_step(shown.params, corpus, step_size=20.0)
     found = probe.measure(Seen(moved, shown.model, LOSS, shown.corpora, ONE_STEP, before))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
-    expected = np.abs(np.asarray((moved.E - shown.params.E) @ moved.v) - 20.0 * alpha / 2).max() / 20.0
+    predicted = 20.0 * alpha / 2 if classes == 2 else 20.0 * alpha
+    expected = np.abs(np.asarray((moved.E - shown.params.E) @ moved.v) - predicted).max() / 20.0
     np.testing.assert_allclose(found["one_step_error"], expected, rtol=1e-10)
     assert probe.applies(shown.model, LOSS, ONE_STEP)
     for model, loss, phase in (
