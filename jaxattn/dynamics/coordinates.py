@@ -48,7 +48,7 @@ class Coordinates:
 
     Attributes:
         corpus: n sequences.
-        values: γ = E v, (V,).
+        values: γ = E v, (V,), or of every entry of the bags, (R, W).
         start: p_0, (d,).
         scores: a_0 = E p_0, (V,).
         basis: B, (r, d), or None for the identity.
@@ -57,6 +57,8 @@ class Coordinates:
         unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
         weigh: how sequences are weighed, see `token_force`.
         steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
+        clear: how far below the top of its sequence every token of another value has to stay, (); where one
+            comes nearer the path ends as balanced.
     """
 
     corpus: Corpus
@@ -69,6 +71,7 @@ class Coordinates:
     unit: Array
     weigh: Any = LOGISTIC
     steepest: Array | float = math.inf
+    clear: Array | float = 0.0
 
     def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
         """Compute p = p_0 + Bᵀ z."""
@@ -163,7 +166,7 @@ class Coordinates:
             jacobian=curvature - jnp.outer(velocity, along),
             log_gradient_norm=force.log_scale + jnp.log(size),
             log_slope=jnp.clip(along @ velocity, -self.steepest, self.steepest),
-            balanced=RESOLUTION * size * self.unit <= rounding,
+            balanced=(RESOLUTION * size * self.unit <= rounding) | (force.nearest > -self.clear),
         )
 
     def _pull(self, z: Array) -> tuple[Array, Force]:

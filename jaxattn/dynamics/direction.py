@@ -36,6 +36,8 @@ class Force:
         attention: (R, W); q of every entry, 0 where there is none.
         log_weight: (n,); log g.
         slope: (n,); k.
+        nearest: (); how far the nearest token that differs in value is below the top of its sequence,
+            negative; -inf if there is none.
     """
 
     force: Array
@@ -46,6 +48,7 @@ class Force:
     attention: Array
     log_weight: Array
     slope: Array
+    nearest: Array
 
 
 @struct.dataclass
@@ -63,7 +66,7 @@ LOGISTIC = Logistic()
 def token_force(
     corpus: Corpus,
     scores: Float[Array, "V"],
-    values: Float[Array, "V"],
+    values: Float[Array, "V"] | Float[Array, "R W"],
     weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
     """Compute -∂L/∂a_s = (1/n) Σ_X y g q_s (γ_s - f), g = sigmoid(-y f), its exponent kept apart.
@@ -71,7 +74,7 @@ def token_force(
     Args:
         corpus: n sequences of two classes over V tokens.
         scores: a = E p, (V,); any spread.
-        values: γ = E v, (V,).
+        values: γ = E v, (V,), or of every entry of the bags, (R, W).
         weigh: m = y f, (n,), to log g and -∂ log g/∂m, for another g.
 
     Returns:
@@ -82,7 +85,8 @@ def token_force(
     """
     bags, labels = corpus.bags, corpus.labels
     token, present = bags.index.astype(jnp.int32), bags.count > 0
-    score, value = jnp.where(present, take(scores, token), -jnp.inf), take(values, token)
+    score = jnp.where(present, take(scores, token), -jnp.inf)
+    value = take(values, token) if values.ndim == 1 else values
     top = bags.max(score)
     top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, as padding may hold
     relative = score - bags.spread(top)
@@ -90,7 +94,7 @@ def token_force(
     top_value = bags.max(jnp.where(relative == 0, value, -jnp.inf))
     below = value - bags.spread(top_value)
     gap = bags.max(jnp.where(below != 0, relative, -jnp.inf))
-    idle = gap == -jnp.inf
+    idle, nearest = gap == -jnp.inf, gap.max()
     gap = jnp.where(idle, 0, gap)
     # One exponential serves both: tokens that differ in value are scaled by e^(-m), the others need not be.
     scaled = bags.count * jnp.exp(relative - jnp.where(below != 0, bags.spread(gap), 0))
@@ -116,6 +120,7 @@ def token_force(
         attention=jnp.where(present, q, 0),
         log_weight=jnp.where(normaliser > 0, log_g, -jnp.inf),
         slope=slope,
+        nearest=nearest,
     )
 
 
