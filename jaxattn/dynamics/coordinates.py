@@ -57,8 +57,7 @@ class Coordinates:
         unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
         weigh: how sequences are weighed, see `token_force`.
         steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
-        clear: how far below the top of its sequence every token of another value has to stay, (); where one
-            comes nearer the path ends as balanced.
+        log_limit: log of the sum of all |∂L/∂a_s| of single sequences at which the path ends as balanced, ().
     """
 
     corpus: Corpus
@@ -71,7 +70,7 @@ class Coordinates:
     unit: Array
     weigh: Any = LOGISTIC
     steepest: Array | float = math.inf
-    clear: Array | float = 0.0
+    log_limit: Array | float = math.inf
 
     def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
         """Compute p = p_0 + Bᵀ z."""
@@ -166,8 +165,13 @@ class Coordinates:
             jacobian=curvature - jnp.outer(velocity, along),
             log_gradient_norm=force.log_scale + jnp.log(size),
             log_slope=jnp.clip(along @ velocity, -self.steepest, self.steepest),
-            balanced=(RESOLUTION * size * self.unit <= rounding) | (force.nearest > -self.clear),
+            balanced=(RESOLUTION * size * self.unit <= rounding)
+            | (force.log_gross > self.log_limit),
         )
+
+    def log_gross(self, z: Float[Array, "r"]) -> Float[Array, ""]:
+        """Compute log of the sum of all |∂L/∂a_s| of single sequences."""
+        return self._pull(z)[1].log_gross
 
     def _pull(self, z: Array) -> tuple[Array, Force]:
         force = token_force(self.corpus, self.scores + self.lift @ z, self.values, self.weigh)

@@ -36,8 +36,6 @@ class Force:
         attention: (R, W); q of every entry, 0 where there is none.
         log_weight: (n,); log g.
         slope: (n,); k.
-        nearest: (); how far the nearest token that differs in value is below the top of its sequence,
-            negative; -inf if there is none.
     """
 
     force: Array
@@ -48,7 +46,11 @@ class Force:
     attention: Array
     log_weight: Array
     slope: Array
-    nearest: Array
+
+    @property
+    def log_gross(self) -> Float[Array, ""]:
+        """Log of the gross force, -inf if no sequence pulls."""
+        return self.log_scale + jnp.log(self.gross)
 
 
 @struct.dataclass
@@ -94,7 +96,7 @@ def token_force(
     top_value = bags.max(jnp.where(relative == 0, value, -jnp.inf))
     below = value - bags.spread(top_value)
     gap = bags.max(jnp.where(below != 0, relative, -jnp.inf))
-    idle, nearest = gap == -jnp.inf, gap.max()
+    idle = gap == -jnp.inf
     gap = jnp.where(idle, 0, gap)
     # One exponential serves both: tokens that differ in value are scaled by e^(-m), the others need not be.
     scaled = bags.count * jnp.exp(relative - jnp.where(below != 0, bags.spread(gap), 0))
@@ -120,7 +122,6 @@ def token_force(
         attention=jnp.where(present, q, 0),
         log_weight=jnp.where(normaliser > 0, log_g, -jnp.inf),
         slope=slope,
-        nearest=nearest,
     )
 
 

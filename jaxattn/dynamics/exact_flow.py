@@ -196,22 +196,21 @@ def _next_stage(E, v, corpus, before: _Stage, after: _Stage) -> _Stage:
     found = _when(
         balances & ~before.tied,
         lambda _: find_ties(E, p, v, corpus),
-        Balance(no_ties(E, v, corpus), p, before.tied),
+        Balance(no_ties(E, v, corpus), p, jnp.asarray(False)),
     )
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost, Stop.UNRESOLVED, path.status)
     # All that is left to move is tied: p stays where it is.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
     goes_on = balances & ~stuck & ~lost
-    new = found.settled
     keep = partial(jnp.where, goes_on)
     return _Stage(
-        start=found.p,
+        start=keep(found.p, p),
         p=after.p,
         norm=after.norm,
         path=path._replace(status=status.astype(jnp.int32)),
         ties=jax.tree.map(keep, found.ties, before.ties),
-        tied=keep(new, before.tied),
+        tied=keep(found.settled, before.tied),
         left=jnp.where(goes_on, before.left - 1, 0),
     )
 

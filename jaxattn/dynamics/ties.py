@@ -26,11 +26,13 @@ from jaxattn.dynamics.direction import by_token, token_curvature, token_force
 # Scores lower than the top by more are those of tokens that have fallen behind.
 _BEHIND = 30.0
 # Shift of tied scores that the forces left out may cause before the path goes on without ties.
-_SHIFT = 1e-2
+_SHIFT, _MORE = 1e-2, 100.0
 # Of the squares of lengths of the differences of tied tokens: what is smaller is rounding.
 _DEPENDENT = 1e-12
-# Newton's method starts within e^-10 or so of the balance; if it goes far it is none.
-_NEWTON, _FAR = 12, 1.0
+# Newton's method starts within _SHIFT of the balance, or there is none.
+_NEWTON = 12
+# Shift of tied scores that the force left by rounding may stand for.
+_ZERO = 1e-6
 
 
 @struct.dataclass
@@ -42,14 +44,14 @@ class Ties:
         embeddings: Q E, (V, d); equal within a class.
         values: (R, W); Γ of the class of every entry of the bags in its sequence.
         counts: (R, W); count e^(a_s - a_leader) of every entry.
-        clear: how far every other token of a sequence has to be below its top class, ().
+        log_limit: log of the forces of others at which they move the balance of tied tokens, ().
     """
 
     leader: Array
     embeddings: Array
     values: Array
     counts: Array
-    clear: Array
+    log_limit: Array
 
 
 class Balance(NamedTuple):
@@ -74,7 +76,7 @@ def no_ties(E: Float[Array, "V d"], v: Float[Array, "d"], corpus: Corpus) -> Tie
         embeddings=E,
         values=take(E @ v, token),
         counts=corpus.bags.count.astype(E.dtype),
-        clear=jnp.zeros(()),
+        log_limit=jnp.asarray(jnp.inf),
     )
 
 
@@ -89,7 +91,7 @@ def tied_coordinates(
         values=ties.values,
         scores=take(E @ p, ties.leader),
         unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
-        clear=ties.clear,
+        log_limit=ties.log_limit,
     )
 
 
@@ -160,11 +162,17 @@ def find_ties(
         embeddings=take(flat, leader),
         values=_class_values(corpus, leader, counts, values),
         counts=counts,
-        clear=jnp.maximum(jnp.log(1 / (_SHIFT * positive(stiffness))), 1),
+        log_limit=force.log_scale + jnp.log(_SHIFT * positive(stiffness)),
     )
-    near = jnp.abs(lift @ y).max() <= _FAR
-    settled = near & (stiffness > 0) & (rest <= 1e-11)
-    return Balance(ties, balanced, settled)
+    moved = jnp.abs(lift @ y).max()
+    # What is left out has moved the balance by that much, and more of it may come until that is _SHIFT; a
+    # hundred times as much may come from elsewhere, and is not trusted to move it as little.
+    others = tied_coordinates(E, balanced, v, corpus, ties)
+    left_out = others.log_gross(others.zero)
+    more = jnp.log(jnp.clip(_SHIFT / positive(moved), 1, _MORE))
+    log_limit = jnp.maximum(ties.log_limit, left_out + more)
+    settled = (moved <= _SHIFT) & (stiffness > 0) & (rest <= _ZERO * stiffness)
+    return Balance(ties.replace(log_limit=log_limit), balanced, settled)  # type: ignore[attr-defined]
 
 
 def _below_top(corpus: Corpus, scores: Array) -> tuple[Array, Array]:
