@@ -31,6 +31,8 @@ _SHIFT, _MORE = 1e-2, 100.0
 _DEPENDENT = 1e-12
 # Newton's method starts within _SHIFT of the balance, or there is none.
 _NEWTON = 12
+# What is left of pulls that cancel, relative to their sizes.
+_CANCELS = 1e-9
 # Shift of tied scores that the force left by rounding may stand for.
 _ZERO = 1e-6
 
@@ -43,7 +45,8 @@ class Ties:
         leader: (V,) int32; the smallest token of each token's class, itself where it does not tie.
         embeddings: Q E, (V, d); equal within a class.
         values: (R, W); Γ of the class of every entry of the bags in its sequence.
-        counts: (R, W); count e^(a_s - a_leader) of every entry.
+        counts: (R, W); count e^(a_s - a_leader) of every entry, 0 for those that are idle.
+        idle: (R, W) bool; entries that tied tokens answer, so that they pull at nothing; see `_idle`.
         log_limit: log of the forces of others at which they move the balance of tied tokens, ().
     """
 
@@ -51,6 +54,7 @@ class Ties:
     embeddings: Array
     values: Array
     counts: Array
+    idle: Array
     log_limit: Array
 
 
@@ -76,6 +80,7 @@ def no_ties(E: Float[Array, "V d"], v: Float[Array, "d"], corpus: Corpus) -> Tie
         embeddings=E,
         values=take(E @ v, token),
         counts=corpus.bags.count.astype(E.dtype),
+        idle=corpus.bags.count < 0,
         log_limit=jnp.asarray(jnp.inf),
     )
 
@@ -92,6 +97,7 @@ def tied_coordinates(
         scores=take(E @ p, ties.leader),
         unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
         log_limit=ties.log_limit,
+        watched=ties.idle,
     )
 
 
@@ -105,9 +111,7 @@ def top_class(
     return (bags.count > 0) & (take(leader, index) == bags.spread(first))
 
 
-def find_ties(
-    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus
-) -> Balance:
+def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus) -> Balance:
     """Find the tokens that tie where the forces balance up to rounding, and the balance next to p.
 
     Tokens tie that a sequence attends to together. How far below the top attention ends is told by the
@@ -157,11 +161,14 @@ def find_ties(
     flat = flat - (flat @ normals.T) @ normals
     length = jnp.square(flat).sum(axis=1, keepdims=True)
     flat = jnp.where(length > _DEPENDENT * jnp.square(E).sum(axis=1).max(), flat, 0)
+    means = _class_values(corpus, leader, counts, values)
+    idle = _idle(corpus, leader, attended, counts, means)
     ties = Ties(
         leader=leader,
         embeddings=take(flat, leader),
-        values=_class_values(corpus, leader, counts, values),
-        counts=counts,
+        values=means,
+        counts=jnp.where(idle, 0, counts),
+        idle=idle,
         log_limit=force.log_scale + jnp.log(_SHIFT * positive(stiffness)),
     )
     moved = jnp.abs(lift @ y).max()
@@ -219,6 +226,34 @@ def _normals(E: Float[Array, "V d"], leader: Int[Array, "V"]) -> Float[Array, "r
         return jnp.where(kept[:, None], vectors.T, 0)
     rows = vectors.T @ apart
     return jnp.where(kept[:, None], rows / jnp.sqrt(jnp.where(kept, size, 1))[:, None], 0)
+
+
+def _idle(
+    corpus: Corpus,
+    leader: Int[Array, "V"],
+    attended: Bool[Array, "R W"],
+    counts: Float[Array, "R W"],
+    means: Float[Array, "R W"],
+) -> Bool[Array, "R W"]:
+    """Find entries whose pulls on the top class cancel over all sequences that have both.
+
+    Class D is pulled at by top class C with Σ_X w_X e^(a_D - a_C) (Γ_D - Γ_C) over the sequences with both.
+    Sequences that tie alike but contradict each other have Σ w_X = 0 where they balance. If all of them hold
+    D, tied tokens answer whatever it does: there is no pull, but rounding would leave some.
+    """
+    bags, vocab = corpus.bags, corpus.vocab_size
+    index = bags.index.astype(jnp.int32)
+    present = bags.count > 0
+    total, moment = bags.sum(jnp.where(attended, counts, 0), jnp.where(attended, counts * means, 0))
+    f = moment / positive(total)
+    weight = corpus.labels * jax.nn.sigmoid(-corpus.labels * f) / positive(total)
+    pull = jnp.where(present, bags.spread(weight) * counts * (means - bags.spread(f)), 0)
+    first = -bags.max(jnp.where(attended, -1.0 * take(leader, index), -jnp.inf))
+    top = jnp.where(jnp.isfinite(first), first, 0).astype(jnp.int32)
+    place = jnp.broadcast_to(bags.spread(top), index.shape), take(leader, index)
+    empty = jnp.zeros((vocab, vocab), pull.dtype)
+    net, gross = empty.at[place].add(pull), empty.at[place].add(jnp.abs(pull))
+    return present & ~attended & (jnp.abs(net) <= _CANCELS * gross)[place]
 
 
 def _class_values(
