@@ -36,12 +36,13 @@ _REASONS = {
     Stop.DIRECTION: "direction: p/‖p‖ turns no faster than until_direction",
     Stop.STEP_BUDGET: "step_budget: max_steps were taken or tried",
     Stop.STATIONARY: "stationary: the gradient is exactly zero",
-    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding; either p is a finite "
-    "stationary point, or it goes on to grow where forces are too weak beside the others for float64 to tell",
+    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding, where p stays at a finite "
+    "point; with v in motion it may go on to grow where forces are too weak beside the others to tell",
     Stop.FAILED: "failed: NaN, or a step too short to represent",
     Stop.UNSETTLED: "unsettled: v has grown long, but does not follow from p the way it has to for the path "
     "to go on",
-    Stop.UNRESOLVED: "unresolved: forces balance up to rounding, and which tokens tie for it could not be told",
+    Stop.UNRESOLVED: "unresolved: the forces that balance hide all others, and which tokens tie could not be "
+    "told, or tokens tie whose scores may still move against each other",
 }
 
 
@@ -137,7 +138,7 @@ class Trajectory(NamedTuple):
     """Rows with a leading axis k, how many were reached, and how the path ended; see `exact_flow.Path`."""
 
     rows: Row
-    count: Array
+    reached: Array
     status: Array
     accepted: Array
     rejected: Array
@@ -216,7 +217,7 @@ def _begin(flow: Flow, unit: Array, rtol: Array, before: Trajectory) -> _State:
         local=Local(z, jnp.outer(z, z), zero, zero, zero > 0),
         h=unit * rtol ** (1 / rosenbrock.ORDER),
         rows=before.rows,
-        count=before.count,
+        count=before.reached,
         status=jnp.zeros((), jnp.int32),
         accepted=before.accepted - 1,
         rejected=before.rejected,

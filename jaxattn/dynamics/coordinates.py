@@ -60,9 +60,9 @@ class Coordinates:
         unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
         weigh: how sequences are weighed, see `token_force`.
         steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
-        log_limit: log of the sum of all |∂L/∂a_s| of single sequences at which the path ends as balanced, ().
-        watched: (R, W) bool or None; tokens that do not pull, at which the path ends as balanced too where they
-            come near the top of their sequence.
+        log_limit: log of the sum of all |∂L/∂a_s| of single sequences at which the path ends as balanced.
+        watched: (R, W) bool or None; tokens that do not pull; where one comes near the top of its sequence
+            the path ends as balanced too.
     """
 
     corpus: Corpus

@@ -45,8 +45,8 @@ class Path:
         status: () int32; why the path ended, a `Stop`.
         accepted: () int32; steps taken.
         rejected: () int32; steps tried and thrown away.
-        selection: the highest token of every sequence where the path stopped, with the tokens that tie with it
-            in the limit: those that differ by a bounded score while ‖p‖ grows.
+        selection: the highest token of every sequence where the path stopped, and the tokens that tie with
+            it in the limit: those that differ by a bounded score while ‖p‖ grows.
     """
 
     p: Leaf
@@ -133,7 +133,7 @@ class _Stage(NamedTuple):
         norm: of the rows so far, (k,).
         path: the rest of them; its coordinates are those of the last stage.
         ties: which tokens tie in this stage.
-        balanced: whether the forces balance in this stage, or there are no ties yet, () bool.
+        tied: whether there are any, () bool.
         left: stages that may follow, () int32.
     """
 
@@ -166,7 +166,7 @@ def _follow(E, p, v, corpus, ends, max_steps, points):
     def stage(state):
         flow = tied_coordinates(E, state.start, v, corpus, state.ties)
         path = integrate(flow, ends, reach, max_steps, points, state.path)
-        old = jnp.arange(points) < state.path.count
+        old = jnp.arange(points) < state.path.reached
         points_p = jnp.where(old[:, None], state.p, flow.p(path.rows.z))
         norm = jnp.where(old, state.norm, jax.vmap(partial(flow.norm, multiple=1.0))(path.rows.z))
         return _next_stage(E, v, corpus, state, state._replace(p=points_p, norm=norm, path=path))
@@ -203,14 +203,13 @@ def _next_stage(E, v, corpus, before: _Stage, after: _Stage) -> _Stage:
     # All that is left to move is tied: p stays where it is.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
     goes_on = balances & ~stuck & ~lost
-    keep = partial(jnp.where, goes_on)
     return _Stage(
-        start=keep(found.p, p),
+        start=jnp.where(goes_on, found.p, p),
         p=after.p,
         norm=after.norm,
         path=path._replace(status=status.astype(jnp.int32)),
-        ties=jax.tree.map(keep, found.ties, before.ties),
-        tied=keep(found.settled, before.tied),
+        ties=jax.tree.map(partial(jnp.where, goes_on), found.ties, before.ties),
+        tied=jnp.where(goes_on, found.settled, before.tied),
         left=jnp.where(goes_on, before.left - 1, 0),
     )
 

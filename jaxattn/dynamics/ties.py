@@ -11,6 +11,7 @@ of theirs: Γ = Σ q_s γ_s / Σ q_s over the tokens of the sequence in one clas
 docs/exact_flow_ties.md derives it.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.coordinates import Coordinates, coordinates, positive
-from jaxattn.dynamics.direction import by_token, token_curvature, token_force
+from jaxattn.dynamics.direction import token_curvature, token_force
 
 # Scores lower than the top by more are those of tokens that have fallen behind.
 _BEHIND = 30.0
@@ -90,9 +91,8 @@ def tied_coordinates(
 ) -> Coordinates:
     """Set up the flow of Q p that starts at p, (1 - Q) p fixed."""
     flow = coordinates(ties.embeddings, p, v, corpus)
-    bags = corpus.bags
     return flow.replace(  # type: ignore[attr-defined]
-        corpus=corpus.replace(bags=bags.replace(count=ties.counts, factors=None)),
+        corpus=_with_counts(corpus, ties.counts),
         values=ties.values,
         scores=take(E @ p, ties.leader),
         unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
@@ -134,7 +134,7 @@ def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"]
     normals = _normals(E, leader)
     attended = top_class(E, p, corpus, leader)
     bags = corpus.bags
-    tied = corpus.replace(bags=bags.replace(count=jnp.where(attended, bags.count, 0), factors=None))
+    tied = _with_counts(corpus, jnp.where(attended, bags.count, 0))
     lift = E @ normals.T
     spans = jnp.square(normals).sum(axis=1) > 0
 
@@ -150,7 +150,7 @@ def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"]
     size = jnp.linalg.eigvalsh(curvature(force))
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
     # In units of the force and of scores: a force of 1 moves scores by the inverse of this.
-    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] * unit**2), 0)
+    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] * unit**2), 1)
     rest = jnp.abs(force.force @ lift).max() * unit
     balanced = p + y @ normals
     offset = E @ balanced
@@ -178,8 +178,14 @@ def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"]
     left_out = others.log_gross(others.zero)
     more = jnp.log(jnp.clip(_SHIFT / positive(moved), 1, _MORE))
     log_limit = jnp.maximum(ties.log_limit, left_out + more)
-    settled = (moved <= _SHIFT) & (stiffness > 0) & (rest <= _ZERO * stiffness)
+    some = (leader != jnp.arange(len(E))).any()
+    settled = some & (moved <= _SHIFT) & (stiffness > 0) & (rest <= _ZERO * stiffness)
     return Balance(ties.replace(log_limit=log_limit), balanced, settled)  # type: ignore[attr-defined]
+
+
+def _with_counts(corpus: Corpus, counts: Array) -> Corpus:
+    bags = dataclasses.replace(corpus.bags, count=counts, factors=None)
+    return dataclasses.replace(corpus, bags=bags)
 
 
 def _below_top(corpus: Corpus, scores: Array) -> tuple[Array, Array]:

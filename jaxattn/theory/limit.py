@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status
-from jaxattn.theory.constraints import Constraints, constraints
+from jaxattn.theory.constraints import constraints
 from jaxattn.theory.max_margin import shortest
 from jaxattn.theory.selection import Selection, require_finite
 from jaxattn.trees import Leaf
@@ -29,7 +29,7 @@ class Limit:
         gradient: (); size of the gradient of the tied part of the loss on 𝒯, the span of the differences of
             tied tokens, relative to the forces that cancel in it. 0 without ties.
         curvature: (); smallest eigenvalue of its Hessian on 𝒯, relative to the largest; inf without ties.
-        drawn: (); smallest p·(E_s - E_s') among the pairs that their sequences draw together; inf without any.
+        drawn: (); smallest p·(E_s - E_s') of the pairs that their sequences draw together; inf without any.
         idle: (); the same among the pairs on which pulls cancel.
     """
 
@@ -68,13 +68,14 @@ def limit(
     """Certify the limit of gradient flow on p, logistic loss, E and v fixed, from a point far along its path.
 
         p_* = argmin ‖p‖²  s.t.  p·(E_s - E_s'') = 0  for tokens that tie,
-                                 p·(E_s - E_s') ≥ 1  for s on top of X, s' another token of X that is pushed away.
+                                 p·(E_s - E_s') ≥ 1  for s on top of X, s' of X pushed away.
 
-    All sequences with one class of tied tokens on top pull at one other class together: they may push it away,
-    draw it near, or cancel. It is drawn near in vain if p_* itself moves it away at the same rate or faster,
-    and where pulls cancel any rate is enough. The differences of tied tokens settle where the tied part of the
-    loss, that of the tokens on top alone, is least, and the flow returns there if that is a strict minimum on
-    𝒯: this is local, as the loss is not convex.
+    All sequences with one class of tied tokens on top pull at another class together: they may push it away,
+    draw it near, or cancel. It is drawn near in vain if p_* moves it away at the same rate or faster, and
+    where pulls cancel any rate is enough. The differences of tied tokens settle where the tied part of the
+    loss, that of the tokens on top alone, is least, and the flow returns there if that is a strict minimum
+    on 𝒯. All of this is local, as the loss is not convex: that a path comes to p_*/‖p_*‖ is seen by the
+    cosine of its p.
 
     Args:
         params: E (V, d) and v (d,).
@@ -87,7 +88,8 @@ def limit(
         The certificate. Everything in it is computed anew from the arguments.
 
     Raises:
-        InputError: more than two classes, NaN or inf, a sequence without selected token, shapes that do not fit.
+        InputError: more than two classes, NaN or inf, a sequence without selected token, shapes that do not
+            fit.
 
     Source:
         docs/exact_flow_ties.md.
