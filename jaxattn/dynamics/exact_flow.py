@@ -167,7 +167,10 @@ def _follow(E, p, v, corpus, ends, max_steps, points):
         flow = tied_coordinates(E, state.start, v, corpus, state.ties)
         path = integrate(flow, ends, reach, max_steps, points, state.path)
         old = jnp.arange(points) < state.path.reached
-        points_p = jnp.where(old[:, None], state.p, flow.p(path.rows.z))
+        moved = flow.p(path.rows.z) - state.start
+        # Over a long path rounding would gather in the differences of tied tokens.
+        moved = moved - (moved @ state.ties.normals.T) @ state.ties.normals
+        points_p = jnp.where(old[:, None], state.p, state.start + moved)
         norm = jnp.where(old, state.norm, jax.vmap(partial(flow.norm, multiple=1.0))(path.rows.z))
         return _next_stage(E, v, corpus, state, state._replace(p=points_p, norm=norm, path=path))
 

@@ -44,6 +44,7 @@ class Ties:
 
     Attributes:
         leader: (V,) int32; the smallest token of each token's class, itself where it does not tie.
+        normals: an orthonormal basis of 𝒯 and rows of zeros, (min(V, d), d).
         embeddings: Q E, (V, d); equal within a class.
         values: (R, W); Γ of the class of every entry of the bags in its sequence.
         counts: (R, W); count e^(a_s - a_leader) of every entry, 0 for those that are idle.
@@ -52,6 +53,7 @@ class Ties:
     """
 
     leader: Array
+    normals: Array
     embeddings: Array
     values: Array
     counts: Array
@@ -78,6 +80,7 @@ def no_ties(E: Float[Array, "V d"], v: Float[Array, "d"], corpus: Corpus) -> Tie
     token = corpus.bags.index.astype(jnp.int32)
     return Ties(
         leader=jnp.arange(len(E), dtype=jnp.int32),
+        normals=jnp.zeros((min(E.shape), E.shape[1])),
         embeddings=E,
         values=take(E @ v, token),
         counts=corpus.bags.count.astype(E.dtype),
@@ -165,6 +168,7 @@ def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"]
     idle = _idle(corpus, leader, attended, counts, means)
     ties = Ties(
         leader=leader,
+        normals=normals,
         embeddings=take(flat, leader),
         values=means,
         counts=jnp.where(idle, 0, counts),
