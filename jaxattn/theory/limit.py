@@ -70,12 +70,12 @@ def limit(
         p_* = argmin ‖p‖²  s.t.  p·(E_s - E_s'') = 0  for tokens that tie,
                                  p·(E_s - E_s') ≥ 1  for s on top of X, s' of X pushed away.
 
-    All sequences with one class of tied tokens on top pull at another class together: they may push it away,
-    draw it near, or cancel. It is drawn near in vain if p_* moves it away at the same rate or faster, and
-    where pulls cancel any rate is enough. The differences of tied tokens settle where the tied part of the
-    loss, that of the tokens on top alone, is least, and the flow returns there if that is a strict minimum
-    on 𝒯. All of this is local, as the loss is not convex: that a path comes to p_*/‖p_*‖ is seen by the
-    cosine of its p.
+    and ≥ 0 for all other pairs. All sequences with one class of tied tokens on top pull at another class
+    together: they may push it away, draw it near, or cancel. It is drawn near in vain if p_* moves it away at
+    the same rate or faster, and where pulls cancel any rate is enough. The differences of tied tokens settle
+    where the tied part of the loss, that of the tokens on top alone, is least, and the flow returns there if
+    that is a strict minimum on 𝒯. All of this is local, as the loss is not convex: that a path comes to
+    p_*/‖p_*‖ is seen by the cosine of its p.
 
     Args:
         params: E (V, d) and v (d,).
@@ -116,7 +116,8 @@ def limit(
     first = np.zeros(n, int)
     first[entries.sequence[entries.chosen]] = leader[entries.token[entries.chosen]]
     net, gross = _pulls(leader, first, entries, share / total, f)
-    pushed = net > _CANCELS * gross
+    # A token that ties with those on top, but is not selected, makes the problem infeasible.
+    pushed = (net > _CANCELS * gross) | (leader[entries.token] == first[entries.sequence])
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = pushed
     direction = shortest(E, constraints(corpus, selection, required), tolerance=tolerance)

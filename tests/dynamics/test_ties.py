@@ -1,7 +1,6 @@
 """Tokens that tie: by hand, against mpmath, and on corpora where nothing is arranged."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.dynamics import rosenbrock
-from jaxattn.dynamics.ties import find_ties, no_ties, tied_coordinates
 
 pytestmark = pytest.mark.usefixtures("x64")
 VALUES = [1.0, -1.0, -3.0, 0.5, -0.5, 0.7]
@@ -193,8 +191,8 @@ def take(tree, seed):
 def test_every_path_ends_with_a_certificate_or_says_that_it_has_none(dim):
     params, corpora = problems(dim)
     path = flow(params, corpora)
-    ended = collect = np.asarray(path.stop)
-    assert np.isin(collect, ["norm", "balanced", "unresolved"]).all()
+    ended = np.asarray(path.stop)
+    assert np.isin(ended, ["norm", "balanced", "unresolved"]).all()
     tied = 0
     for seed in range(len(ended)):
         if ended[seed] == "unresolved":
@@ -207,3 +205,15 @@ def test_every_path_ends_with_a_certificate_or_says_that_it_has_none(dim):
             assert ja.theory.one_minus_cosine(path.p[seed, -1], certificate.direction.p) < 1e-8
     assert tied >= 6
     assert (ended == "unresolved").mean() < 0.3
+
+
+def test_alone_and_under_vmap_a_seed_has_the_same_path():
+    params, corpora = problems(8)
+    together = flow(params, corpora)
+    alone = flow(*take((params, corpora), 0))
+    some = take((params, corpora), slice(3))
+    vectorised = jax.jit(jax.vmap(lambda params, corpus: flow(params, corpus)))(*some)
+    np.testing.assert_allclose(alone.p[-1], together.p[0, -1], rtol=1e-9)
+    np.testing.assert_allclose(vectorised.p[:, -1], together.p[:3, -1], rtol=1e-6)
+    np.testing.assert_array_equal(alone.selection.mask, together.selection.mask[0])
+    np.testing.assert_array_equal(vectorised.selection.mask, together.selection.mask[:3])
