@@ -60,9 +60,9 @@ def unbounded(cells: Sequence[Measured]) -> list[Row]:
     """Judge that ‖p‖ grows without bound, like log t.
 
     ‖∂L/∂p‖ falls like exp(-margin ‖p‖) if p grows for ever, so that margin · t ‖∂L/∂p‖ tends to 1; if p comes
-    to rest, it tends to 0. This can be told wherever the flow ends. Where tokens tie in the limit, their
-    balanced forces hide the others in float64 from margin · ‖p‖ of about 20 on, and the flow cannot be
-    followed to ‖p‖ = 1e6; the certificate says for how many seeds.
+    to rest, it tends to 0. This can be told wherever the flow ends. Where tokens tie in the limit and it
+    could not be told which, their balanced forces hide the others in float64 from margin · ‖p‖ of about 20
+    on, and the flow is not followed to ‖p‖ = 1e6; the certificate says for how many seeds.
 
     Source:
         Lemma 4.2 of arXiv 2505.17282.

@@ -27,6 +27,7 @@ class Stop(enum.IntEnum):
     FAILED = 7
     UNSETTLED = 8
     LOSS = 9
+    UNRESOLVED = 10
 
 
 _REASONS = {
@@ -36,12 +37,14 @@ _REASONS = {
     Stop.DIRECTION: "direction: p/‖p‖ turns no faster than until_direction",
     Stop.STEP_BUDGET: "step_budget: max_steps were taken or tried",
     Stop.STATIONARY: "stationary: the gradient is exactly zero",
-    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding; either p is a finite "
-    "stationary point, or it goes on to grow where forces are too weak beside the others for float64 to tell",
+    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding, where p stays at a finite "
+    "point; with v in motion it may go on to grow where forces are too weak beside the others to tell",
     Stop.FAILED: "failed: NaN, or a step too short to represent",
     Stop.UNSETTLED: "unsettled: v has grown long, but does not follow from p the way it has to for the path "
     "to go on",
     Stop.LOSS: "loss: log L is until_log_loss",
+    Stop.UNRESOLVED: "unresolved: the forces that balance hide all others, and which tokens tie could not be "
+    "told, or tokens tie whose scores may still move against each other",
 }
 
 
@@ -134,9 +137,10 @@ class Row:
 
 
 class Trajectory(NamedTuple):
-    """Rows with a leading axis k and how the path ended; see `exact_flow.Path`."""
+    """Rows with a leading axis k, how many were reached, and how the path ended; see `exact_flow.Path`."""
 
     rows: Row
+    reached: Array
     status: Array
     accepted: Array
     rejected: Array
@@ -156,7 +160,14 @@ class _State:
     rejected: Array
 
 
-def integrate(flow: Flow, ends: Ends, reach: Array, max_steps: Array, points: int) -> Trajectory:
+def integrate(
+    flow: Flow,
+    ends: Ends,
+    reach: Array,
+    max_steps: Array,
+    points: int,
+    before: Trajectory | None = None,
+) -> Trajectory:
     """Follow one path to the first of its ends.
 
     Args:
@@ -165,6 +176,8 @@ def integrate(flow: Flow, ends: Ends, reach: Array, max_steps: Array, points: in
         reach: about how long the path is, ().
         max_steps: most steps, tried or taken.
         points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
+        before: the path up to where the flow starts, if it goes on from another; of the same `unit`. The
+            coordinates in its rows stay what they were, those of another flow.
 
     Returns:
         The path; rows that were not reached repeat the last state.
@@ -175,16 +188,16 @@ def integrate(flow: Flow, ends: Ends, reach: Array, max_steps: Array, points: in
     state = jax.lax.while_loop(
         lambda state: state.status == Stop.RUNNING,
         partial(_step, flow, ends, first, max_steps, marks),
-        _begin(flow, jnp.minimum(flow.unit, reach), ends.rtol, points),
+        _begin(flow, jnp.minimum(flow.unit, reach), ends.rtol, before or beginning(flow, points)),
     )
     select = jax.vmap(jnp.where, in_axes=(0, 0, None))
     reached = jnp.arange(points) < state.count
     rows = jax.tree.map(lambda rows, last: select(reached, rows, last), state.rows, state.here)
-    return Trajectory(rows, state.status, state.accepted, state.rejected)
+    return Trajectory(rows, state.count, state.status, state.accepted, state.rejected)
 
 
-def _begin(flow: Flow, unit: Array, rtol: Array, points: int) -> _State:
-    """Stand at the start: the first step has length 0, evaluates the flow and lands on the first mark."""
+def beginning(flow: Flow, points: int) -> Trajectory:
+    """Make a path that has not begun."""
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
     here = Row(
@@ -194,15 +207,22 @@ def _begin(flow: Flow, unit: Array, rtol: Array, points: int) -> _State:
         log_time=-jnp.asarray(jnp.inf),
         steps=count,
     )
+    rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (points, *x.shape)), here)
+    return Trajectory(rows, count, count, count, count)
+
+
+def _begin(flow: Flow, unit: Array, rtol: Array, before: Trajectory) -> _State:
+    """Stand at the start: the first step has length 0, evaluates the flow and may land on the first mark."""
+    z, zero = flow.zero, jnp.zeros(())
     return _State(
-        here=here,
+        here=jax.tree.map(lambda x: x[-1], before.rows).replace(z=z),
         local=Local(z, jnp.outer(z, z), zero, zero, zero > 0),
         h=unit * rtol ** (1 / rosenbrock.ORDER),
-        rows=jax.tree.map(lambda x: jnp.broadcast_to(x, (points, *x.shape)), here),
-        count=count,
-        status=count,
-        accepted=count - 1,
-        rejected=count,
+        rows=before.rows,
+        count=before.reached,
+        status=jnp.zeros((), jnp.int32),
+        accepted=before.accepted - 1,
+        rejected=before.rejected,
     )
 
 

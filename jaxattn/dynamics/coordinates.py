@@ -16,11 +16,14 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
 from jaxattn.dynamics.direction import LOGISTIC, Force, token_curvature, token_force
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
 RESOLUTION = 1e-4
+# Distance to the top at which a token that does not pull would: e^-7 of its sequence's attention.
+NEAR = 7.0
 
 
 @struct.dataclass
@@ -48,7 +51,7 @@ class Coordinates:
 
     Attributes:
         corpus: n sequences.
-        values: γ = E v, (V,).
+        values: γ = E v, (V,), or of every entry of the bags, (R, W).
         start: p_0, (d,).
         scores: a_0 = E p_0, (V,).
         basis: B, (r, d), or None for the identity.
@@ -57,6 +60,9 @@ class Coordinates:
         unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
         weigh: how sequences are weighed, see `token_force`.
         steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
+        log_limit: log of the sum of all |∂L/∂a_s| of single sequences at which the path ends as balanced.
+        watched: (R, W) bool or None; tokens that do not pull; where one comes near the top of its sequence
+            the path ends as balanced too.
     """
 
     corpus: Corpus
@@ -69,6 +75,8 @@ class Coordinates:
     unit: Array
     weigh: Any = LOGISTIC
     steepest: Array | float = math.inf
+    log_limit: Array | float = math.inf
+    watched: Array | None = None
 
     def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
         """Compute p = p_0 + Bᵀ z."""
@@ -163,8 +171,22 @@ class Coordinates:
             jacobian=curvature - jnp.outer(velocity, along),
             log_gradient_norm=force.log_scale + jnp.log(size),
             log_slope=jnp.clip(along @ velocity, -self.steepest, self.steepest),
-            balanced=RESOLUTION * size * self.unit <= rounding,
+            balanced=(RESOLUTION * size * self.unit <= rounding)
+            | (force.log_gross > self.log_limit)
+            | self._met(z),
         )
+
+    def _met(self, z: Array) -> Array:
+        if self.watched is None:
+            return jnp.asarray(False)
+        bags = self.corpus.bags
+        score = take(self.scores + self.lift @ z, bags.index.astype(jnp.int32))
+        top = bags.max(jnp.where(bags.count > 0, score, -jnp.inf))
+        return (self.watched & (score > bags.spread(top) - NEAR)).any()
+
+    def log_gross(self, z: Float[Array, "r"]) -> Float[Array, ""]:
+        """Compute log of the sum of all |∂L/∂a_s| of single sequences."""
+        return self._pull(z)[1].log_gross
 
     def _pull(self, z: Array) -> tuple[Array, Force]:
         force = token_force(self.corpus, self.scores + self.lift @ z, self.values, self.weigh)

@@ -47,6 +47,11 @@ class Force:
     log_weight: Array
     slope: Array
 
+    @property
+    def log_gross(self) -> Float[Array, ""]:
+        """Log of the gross force, -inf if no sequence pulls."""
+        return self.log_scale + jnp.log(self.gross)
+
 
 @struct.dataclass
 class Logistic:
@@ -63,7 +68,7 @@ LOGISTIC = Logistic()
 def token_force(
     corpus: Corpus,
     scores: Float[Array, "V"],
-    values: Float[Array, "V"],
+    values: Float[Array, "V"] | Float[Array, "R W"],
     weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
     """Compute -∂L/∂a_s = (1/n) Σ_X y g q_s (γ_s - f), g = sigmoid(-y f), its exponent kept apart.
@@ -71,7 +76,7 @@ def token_force(
     Args:
         corpus: n sequences of two classes over V tokens.
         scores: a = E p, (V,); any spread.
-        values: γ = E v, (V,).
+        values: γ = E v, (V,), or of every entry of the bags, (R, W).
         weigh: m = y f, (n,), to log g and -∂ log g/∂m, for another g.
 
     Returns:
@@ -82,7 +87,8 @@ def token_force(
     """
     bags, labels = corpus.bags, corpus.labels
     token, present = bags.index.astype(jnp.int32), bags.count > 0
-    score, value = jnp.where(present, take(scores, token), -jnp.inf), take(values, token)
+    score = jnp.where(present, take(scores, token), -jnp.inf)
+    value = take(values, token) if values.ndim == 1 else values
     top = bags.max(score)
     top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, as padding may hold
     relative = score - bags.spread(top)

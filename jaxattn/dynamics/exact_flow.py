@@ -9,18 +9,23 @@ Late in the path p is almost straight, so the steps grow like ‖p‖ and the la
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import Array
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.arc_length import Ends, integrate, name, reason
-from jaxattn.dynamics.coordinates import coordinates
+from jaxattn.dynamics.arc_length import Ends, Stop, Trajectory, beginning, integrate, name, reason
 from jaxattn.dynamics.seeds import of_seeds, over_seeds
+from jaxattn.dynamics.ties import Balance, Ties, find_ties, no_ties, tied_coordinates, top_class
 from jaxattn.errors import InputError
+from jaxattn.theory.selection import Selection
 from jaxattn.trees import Leaf
+
+# Most times that ties are found or dissolved.
+_STAGES = 64
 
 
 @struct.dataclass
@@ -40,6 +45,8 @@ class Path:
         status: () int32; why the path ended, a `Stop`.
         accepted: () int32; steps taken.
         rejected: () int32; steps tried and thrown away.
+        selection: the highest token of every sequence where the path stopped, and the tokens that tie with
+            it in the limit: those that differ by a bounded score while ‖p‖ grows.
     """
 
     p: Leaf
@@ -51,6 +58,7 @@ class Path:
     status: Leaf
     accepted: Leaf
     rejected: Leaf
+    selection: Selection
 
     @property
     def stop(self) -> Any:
@@ -116,20 +124,103 @@ def check_settings(rtol: float, points: int, least: int = 3) -> None:
         raise InputError(f"rtol: {rtol}; give a relative error between 0 and 1")
 
 
+class _Stage(NamedTuple):
+    """A path that goes on from one description of the flow to the next.
+
+    Attributes:
+        start: p where this stage starts, (d,).
+        p: of the rows so far, (k, d).
+        norm: of the rows so far, (k,).
+        path: the rest of them; its coordinates are those of the last stage.
+        ties: which tokens tie in this stage.
+        tied: whether there are any, () bool.
+        left: stages that may follow, () int32.
+    """
+
+    start: Array
+    p: Array
+    norm: Array
+    path: Trajectory
+    ties: Ties
+    tied: Array
+    left: Array
+
+
 def _follow(E, p, v, corpus, ends, max_steps, points):
     """Follow the path of one seed."""
-    flow, ends = coordinates(E, p, v, corpus), Ends(*ends)
-    rows, status, accepted, rejected = integrate(
-        flow, ends, jnp.minimum(ends.norm, ends.arc_length), max_steps, points
+    ends = Ends(*ends)
+    reach = jnp.minimum(ends.norm, ends.arc_length)
+    ties = no_ties(E, v, corpus)
+    first = tied_coordinates(E, p, v, corpus, ties)
+    empty = jnp.zeros(points)
+    begin = _Stage(
+        start=p,
+        p=jnp.broadcast_to(p, (points, len(p))),
+        norm=empty,
+        path=beginning(first, points),
+        ties=ties,
+        tied=jnp.asarray(False),
+        left=jnp.asarray(_STAGES),
     )
+
+    def stage(state):
+        flow = tied_coordinates(E, state.start, v, corpus, state.ties)
+        path = integrate(flow, ends, reach, max_steps, points, state.path)
+        old = jnp.arange(points) < state.path.reached
+        moved = flow.p(path.rows.z) - state.start
+        # Over a long path rounding would gather in the differences of tied tokens.
+        moved = moved - (moved @ state.ties.normals.T) @ state.ties.normals
+        points_p = jnp.where(old[:, None], state.p, state.start + moved)
+        norm = jnp.where(old, state.norm, jax.vmap(partial(flow.norm, multiple=1.0))(path.rows.z))
+        return _next_stage(E, v, corpus, state, state._replace(p=points_p, norm=norm, path=path))
+
+    end = jax.lax.while_loop(lambda state: state.left > 0, stage, begin)
+    path = end.path
     return Path(
-        p=flow.p(rows.z),
-        arc_length=rows.arc_length,
-        norm=jax.vmap(partial(flow.norm, multiple=1.0))(rows.z),
-        log_gradient_norm=rows.log_gradient_norm,
-        log_time=rows.log_time,
-        steps=rows.steps,
-        status=status,
-        accepted=accepted,
-        rejected=rejected,
+        p=end.p,
+        arc_length=path.rows.arc_length,
+        norm=end.norm,
+        log_gradient_norm=path.rows.log_gradient_norm,
+        log_time=path.rows.log_time,
+        steps=path.rows.steps,
+        status=path.status,
+        accepted=path.accepted,
+        rejected=path.rejected,
+        selection=Selection(top_class(E, end.start, corpus, end.ties.leader)),
     )
+
+
+def _next_stage(E, v, corpus, before: _Stage, after: _Stage) -> _Stage:
+    """Decide how the path goes on, if it does."""
+    path, p = after.path, after.p[-1]
+    balances = path.status == Stop.BALANCED
+    # Without progress the next stage would begin and end here too.
+    stuck = balances & before.tied & (path.accepted == before.path.accepted)
+    found = _when(
+        balances & ~before.tied,
+        lambda _: find_ties(E, p, v, corpus),
+        Balance(no_ties(E, v, corpus), p, jnp.asarray(False)),
+    )
+    lost = balances & ~before.tied & ~found.settled
+    status = jnp.where(stuck | lost, Stop.UNRESOLVED, path.status)
+    # All that is left to move is tied: p stays where it is.
+    status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
+    goes_on = balances & ~stuck & ~lost
+    return _Stage(
+        start=jnp.where(goes_on, found.p, p),
+        p=after.p,
+        norm=after.norm,
+        path=path._replace(status=status.astype(jnp.int32)),
+        ties=jax.tree.map(partial(jnp.where, goes_on), found.ties, before.ties),
+        tied=jnp.where(goes_on, found.settled, before.tied),
+        left=jnp.where(goes_on, before.left - 1, 0),
+    )
+
+
+def _when(condition, compute, otherwise):
+    """Compute something if it is needed: a loop, since vmap would compute both sides of a condition."""
+
+    def once(state):
+        return jnp.asarray(False), compute(state[1])
+
+    return jax.lax.while_loop(lambda state: state[0], once, (condition, otherwise))[1]

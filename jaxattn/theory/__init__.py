@@ -2,16 +2,19 @@
 
 from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.geometry import cosine, margin, one_minus_cosine
+from jaxattn.theory.limit import Limit, limit
 from jaxattn.theory.max_margin import max_margin, max_margin_batch
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
 from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
 from jaxattn.theory.selection import Selection, selection, selection_from_scores, selection_of
 
 __all__ = [
+    "Limit",
     "MaxMargin",
     "RelaxedMaxMargin",
     "Selection",
     "cosine",
+    "limit",
     "margin",
     "max_margin",
     "max_margin_batch",

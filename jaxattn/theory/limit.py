@@ -1,0 +1,185 @@
+"""The certificate of where gradient flow on p goes, with tokens that tie."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.errors import InputError
+from jaxattn.theory.certificate import MaxMargin, Status
+from jaxattn.theory.constraints import constraints
+from jaxattn.theory.max_margin import shortest
+from jaxattn.theory.selection import Selection, require_finite
+from jaxattn.trees import Leaf
+
+# Of pulls that cancel, relative to their sizes, and of the squares of lengths: what is smaller is rounding.
+_CANCELS, _DEPENDENT = 1e-7, 1e-12
+# Scores at ‖p‖ = 1e6 are right to 1e-10, and so are forces, relative to their sizes.
+_ZERO = 1e-8
+
+
+@struct.dataclass
+class Limit:
+    """Where p goes, and what proves that gradient flow stays on course to it. NumPy numbers, float64.
+
+    Attributes:
+        direction: the max-margin problem of the limit; "nothing" if nothing moves p, which then is finite.
+        gradient: (); size of the gradient of the tied part of the loss on 𝒯, the span of the differences of
+            tied tokens, relative to the forces that cancel in it. 0 without ties.
+        curvature: (); smallest eigenvalue of its Hessian on 𝒯, relative to the largest; inf without ties.
+        drawn: (); smallest p·(E_s - E_s') of the pairs that their sequences draw together; inf without any.
+        idle: (); the same among the pairs on which pulls cancel.
+    """
+
+    direction: MaxMargin
+    gradient: Leaf
+    curvature: Leaf
+    drawn: Leaf
+    idle: Leaf
+
+    @property
+    def holds(self) -> bool:
+        """Whether all of it is as it has to be."""
+        solved = int(self.direction.status) in (Status.SOLVED, Status.NOTHING)
+        balanced = self.gradient <= _ZERO and self.curvature > _ZERO
+        return bool(solved and balanced and self.drawn >= 1 - _ZERO and self.idle > _ZERO)
+
+
+class _Entries(NamedTuple):
+    """The tokens of all sequences, one after the other, and what tied ones amount to, all (N,)."""
+
+    sequence: np.ndarray
+    token: np.ndarray
+    chosen: np.ndarray
+    weight: np.ndarray
+    mean: np.ndarray
+
+
+def limit(
+    params: Any,
+    corpus: Corpus,
+    p: Float[Array | np.ndarray, "d"],
+    selection: Selection,
+    *,
+    tolerance: float = 1e-10,
+) -> Limit:
+    """Certify the limit of gradient flow on p, logistic loss, E and v fixed, from a point far along its path.
+
+        p_* = argmin ‖p‖²  s.t.  p·(E_s - E_s'') = 0  for tokens that tie,
+                                 p·(E_s - E_s') ≥ 1  for s on top of X, s' of X pushed away.
+
+    and ≥ 0 for all other pairs. All sequences with one class of tied tokens on top pull at another class
+    together: they may push it away, draw it near, or cancel. It is drawn near in vain if p_* moves it away at
+    the same rate or faster, and where pulls cancel any rate is enough. The differences of tied tokens settle
+    where the tied part of the loss, that of the tokens on top alone, is least, and the flow returns there if
+    that is a strict minimum on 𝒯. All of this is local, as the loss is not convex: that a path comes to
+    p_*/‖p_*‖ is seen by the cosine of its p.
+
+    Args:
+        params: E (V, d) and v (d,).
+        corpus: n sequences of two classes over V tokens.
+        p: (d,); a point of the path, for the finite differences of tied scores.
+        selection: what is on top of every sequence in the limit, `Path.selection`.
+        tolerance: largest relative duality gap.
+
+    Returns:
+        The certificate. Everything in it is computed anew from the arguments.
+
+    Raises:
+        InputError: more than two classes, NaN or inf, a sequence without selected token, shapes that do not
+            fit.
+
+    Source:
+        docs/exact_flow_ties.md.
+    """
+    if corpus.num_classes != 2:
+        raise InputError(
+            f"corpus: {corpus.num_classes} classes; the flow is that of the logistic loss of two"
+        )
+    require_finite(E=params.E, p=p, v=params.v)
+    E, p, v = (np.asarray(x, np.float64) for x in (params.E, p, params.v))
+    if E.shape != (corpus.vocab_size, len(p)) or p.shape != v.shape:
+        raise InputError(f"shapes do not fit: E {E.shape}, p {p.shape}, v {v.shape}")
+    leader = constraints(corpus, selection).leader
+    entries = _entries(corpus, selection, leader, E @ p, E @ v)
+    n, labels = corpus.num_sequences, np.asarray(corpus.labels)
+    top = np.where(entries.chosen, entries.weight, 0)
+    total = np.bincount(entries.sequence, top, n)
+    f = np.bincount(entries.sequence, top * entries.mean, n) / total
+    share = labels / (1 + np.exp(labels * f)) / n
+    steepness = -labels / (1 + np.exp(-labels * f))
+    q = top / total[entries.sequence]
+    c = q * ((E @ v)[entries.token] - f[entries.sequence])
+    gradient, curvature = _balance(E, leader, entries, c, q, share, steepness)
+    first = np.zeros(n, int)
+    first[entries.sequence[entries.chosen]] = leader[entries.token[entries.chosen]]
+    net, gross = _pulls(leader, first, entries, share / total, f)
+    # A token that ties with those on top, but is not selected, makes the problem infeasible.
+    pushed = (net > _CANCELS * gross) | (leader[entries.token] == first[entries.sequence])
+    required = np.zeros(np.shape(selection.mask))
+    required[np.asarray(corpus.bags.count) > 0] = pushed
+    direction = shortest(E, constraints(corpus, selection, required), tolerance=tolerance)
+    apart = E @ direction.p
+    apart = apart[first[entries.sequence]] - apart[entries.token]
+    drawn = ~entries.chosen & (net < -_CANCELS * gross)
+    return Limit(
+        direction=direction,
+        gradient=gradient,
+        curvature=curvature,
+        drawn=apart[drawn].min(initial=np.inf),
+        idle=apart[~entries.chosen & ~pushed & ~drawn].min(initial=np.inf),
+    )
+
+
+def _entries(
+    corpus: Corpus, selection: Selection, leader: np.ndarray, scores: np.ndarray, values: np.ndarray
+) -> _Entries:
+    bags = corpus.bags
+    present = np.asarray(bags.count) > 0
+    sequence = np.broadcast_to(np.asarray(bags.owner)[:, None], present.shape)[present]
+    token = np.asarray(bags.index)[present].astype(int)
+    weight = np.asarray(bags.count)[present] * np.exp(scores - scores[leader])[token]
+    _, group = np.unique(sequence * np.int64(len(leader)) + leader[token], return_inverse=True)
+    mean = (np.bincount(group, weight * values[token]) / np.bincount(group, weight))[group]
+    return _Entries(sequence, token, np.asarray(selection.mask)[present], weight, mean)
+
+
+def _balance(
+    E: np.ndarray,
+    leader: np.ndarray,
+    entries: _Entries,
+    c: np.ndarray,
+    q: np.ndarray,
+    share: np.ndarray,
+    steepness: np.ndarray,
+) -> tuple[float, float]:
+    """Compute the gradient of the tied part of the loss on 𝒯 and the smallest eigenvalue of its Hessian."""
+    tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
+    if len(tied) == 0:
+        return 0.0, np.inf
+    _, size, vt = np.linalg.svd(E[tied] - E[leader[tied]], full_matrices=False)
+    lift = E[tied] @ vt[size**2 > _DEPENDENT * size[0] ** 2].T
+    place = np.full(len(E), -1)
+    place[tied] = np.arange(len(tied))
+    inside = place[entries.token] >= 0
+    rows, columns = entries.sequence[inside], place[entries.token[inside]]
+    dense_c, dense_q = np.zeros((2, len(share), len(tied)))
+    dense_c[rows, columns], dense_q[rows, columns] = c[inside], q[inside]
+    force, gross = share @ dense_c, np.abs(share) @ np.abs(dense_c)
+    product = (share[:, None] * dense_c).T @ (dense_q - steepness[:, None] * dense_c / 2)
+    hessian = lift.T @ (product + product.T - np.diag(force)) @ lift
+    size = np.linalg.eigvalsh((hessian + hessian.T) / 2)
+    longest = np.sqrt(np.square(E).sum(axis=1).max())
+    return float(np.linalg.norm(force @ lift) / (gross.sum() * longest)), float(size[0] / abs(size[-1]))
+
+
+def _pulls(
+    leader: np.ndarray, first: np.ndarray, entries: _Entries, weight: np.ndarray, f: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sum what pushes the class of every entry off the top class of its sequence, over all that have both."""
+    key = first[entries.sequence] * np.int64(len(leader)) + leader[entries.token]
+    pull = weight[entries.sequence] * entries.weight * (f[entries.sequence] - entries.mean)
+    _, group = np.unique(key, return_inverse=True)
+    return np.bincount(group, pull)[group], np.bincount(group, np.abs(pull))[group]

@@ -1,0 +1,219 @@
+"""Tokens that tie: by hand, against mpmath, and on corpora where nothing is arranged."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.dynamics import rosenbrock
+
+pytestmark = pytest.mark.usefixtures("x64")
+VALUES = [1.0, -1.0, -3.0, 0.5, -0.5, 0.7]
+
+
+def corpus_of(sequences, labels):
+    """Six sequences over six tokens: one program serves all tests by hand."""
+    fill = 6 - len(sequences)
+    return ja.data.from_sequences(sequences + [[3]] * fill, labels + [1] * fill, vocab_size=6)
+
+
+def by_hand(p):
+    """E = 1, so that p are the scores."""
+    return ja.models.one_layer.Params(E=jnp.eye(6), p=jnp.array(p, float), v=jnp.array(VALUES))
+
+
+def flow(params, corpus, **settings):
+    return ja.dynamics.exact_flow(params, corpus, **{"until_norm": 1e6, "points": 16} | settings)
+
+
+def chosen(path, corpus):
+    """The selection as one list of tokens for every sequence."""
+    index, mask = np.asarray(corpus.bags.index), np.asarray(path.selection.mask)
+    return [sorted(row[kept].tolist()) for row, kept in zip(index, mask, strict=True)]
+
+
+def distance(p, direction):
+    return float(ja.theory.one_minus_cosine(p, jnp.array(direction, float)))
+
+
+def test_a_tie_by_hand():
+    """(0, 1, 2) twice with y = 1 and (0, 1) with y = -1: f = log 2 on top of all, and 2 falls behind.
+
+    2 sigmoid(-f) = sigmoid(f) has the root log 2, f = tanh(x/2) for x = a_0 - a_1, and 2 is pushed along
+    (E_0 + E_1)/2 - E_2 with (2/6) sigmoid(-f) q_2 (f - γ_2).
+    """
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1]], [1, 1, -1])
+    params = by_hand([0.3, 0.1, -0.2, 0.0, 0.0, 0.0])
+    path = flow(params, corpus)
+    assert path.stop == "norm"
+    assert chosen(path, corpus) == [[0, 1]] * 3 + [[3]] * 3
+    p = path.p[-1]
+    np.testing.assert_allclose(p[0] - p[1], 2 * np.arctanh(np.log(2)), atol=1e-9)
+    assert distance(p, [1, 1, -2, 0, 0, 0]) < 1e-10
+    f = np.log(2)
+    weight = np.log(2 / 6 / 3 * (f + 3) * np.sqrt(1.5)) + p[2] - np.logaddexp(p[0], p[1])
+    np.testing.assert_allclose(path.log_gradient_norm[-1], weight, rtol=1e-12)
+    np.testing.assert_allclose(path.norm, jnp.linalg.norm(path.p, axis=1), rtol=1e-12)
+    certificate = ja.theory.limit(params, corpus, p, path.selection)
+    assert certificate.holds
+    np.testing.assert_allclose(certificate.direction.p, np.array([1, 1, -2, 0, 0, 0]) / 3, atol=1e-12)
+
+
+def test_tied_tokens_that_contradict_each_other_pull_at_nothing_below_them():
+    """(0, 1, 2) with either label is at rest where f = 0, whatever 2 does; (5, 2) pushes 2 down."""
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4], [5, 2]], [1, -1, 1, 1])
+    params = by_hand([0.2, 0.0, -30.0, 0.0, 0.0, -20.0])
+    path = flow(params, corpus)
+    assert path.stop == "norm"
+    np.testing.assert_allclose(path.p[-1, 0] - path.p[-1, 1], 0, atol=1e-9)
+    assert distance(path.p[-1], [0, 0, -1, 1, -1, 1]) < 1e-8
+    certificate = ja.theory.limit(params, corpus, path.p[-1], path.selection)
+    assert certificate.holds
+    # Every other pair has a margin of 1: half of it is enough where nothing pulls.
+    np.testing.assert_allclose(certificate.idle, 0.5, atol=1e-12)
+
+
+def test_everything_tied_is_a_finite_end():
+    corpus = corpus_of([[0, 1], [0, 1], [0, 1]], [1, 1, -1])
+    params = by_hand([0.3, 0.1, 0.0, 0.0, 0.0, 0.0])
+    path = flow(params, corpus)
+    assert path.stop == "balanced"
+    np.testing.assert_allclose(path.p[-1, 0] - path.p[-1, 1], 2 * np.arctanh(np.log(2)), atol=1e-9)
+    certificate = ja.theory.limit(params, corpus, path.p[-1], path.selection)
+    assert certificate.holds
+    assert certificate.direction.reason.startswith("no ")
+    away = path.p[-1] + jnp.array([0.1, 0, 0, 0, 0, 0])
+    assert not ja.theory.limit(params, corpus, away, path.selection).holds
+
+
+def test_tied_tokens_that_are_not_held_still_are_told():
+    """(0, 1, 2) with either label, all of them attended to: f = 0 leaves two differences to one equation."""
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
+    path = flow(by_hand([0.2, 0.0, -0.5, 0.0, 0.0, 0.0]), corpus)
+    assert path.stop == "unresolved"
+    assert path.norm[-1] < 1e3
+
+
+def exact_pull(corpus, params, p):
+    """-n ∂L/∂p by its formula in mpmath, and its Jacobian."""
+    E = mpmath.matrix(np.asarray(params.E).tolist())
+    values, scores = E * mpmath.matrix(np.asarray(params.v).tolist()), E * p
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    vocab = E.rows
+    force, turn = mpmath.zeros(vocab, 1), mpmath.zeros(vocab)
+    for row, real, y in zip(ids, mask, np.asarray(corpus.labels).tolist(), strict=True):
+        tokens = row[real].tolist()
+        top = max(scores[s] for s in tokens)
+        weight = [mpmath.exp(scores[s] - top) for s in tokens]
+        q = [w / mpmath.fsum(weight) for w in weight]
+        f = mpmath.fsum(x * values[s] for x, s in zip(q, tokens, strict=True))
+        g = y / (1 + mpmath.exp(y * f))
+        slope = -y / (1 + mpmath.exp(-y * f))
+        c = [x * (values[s] - f) for x, s in zip(q, tokens, strict=True)]
+        for i, s in enumerate(tokens):
+            force[s] += g * c[i]
+            turn[s, s] += g * c[i]
+            for j, t in enumerate(tokens):
+                turn[s, t] += g * (slope * c[i] * c[j] - c[i] * q[j] - q[i] * c[j])
+    return E.T * force, E.T * turn * E
+
+
+def exact_path(corpus, params, until_norm, rtol):
+    """dp/ds = F/‖F‖ in the digits mpmath is set to, by the Rosenbrock pair with steps of its own."""
+    p = mpmath.matrix(np.asarray(params.p).tolist())
+    A, C = rosenbrock.A, rosenbrock.C
+
+    def unit(p):
+        force, jacobian = exact_pull(corpus, params, p)
+        size = mpmath.norm(force)
+        u = force / size
+        return u, (jacobian - u * (u.T * jacobian)) / size
+
+    h, (u, jacobian) = mpmath.mpf("0.01"), unit(p)
+    while mpmath.norm(p) < until_norm:
+        system = mpmath.eye(len(p)) - h * rosenbrock.GAMMA * jacobian
+        stages = []
+        for a, c in zip(A, C, strict=True):
+            at = p + sum((x * k for x, k in zip(a, stages, strict=False)), mpmath.zeros(len(p), 1))
+            right = h * (unit(at)[0] if stages else u)
+            right += sum((x * k for x, k in zip(c, stages, strict=False)), mpmath.zeros(len(p), 1))
+            stages.append(mpmath.lu_solve(system, rosenbrock.GAMMA * right))
+        error = mpmath.norm(stages[-1]) / (rtol * (1 + mpmath.norm(p)))
+        if error <= 1:
+            p = at + stages[-1]
+            u, jacobian = unit(p)
+        h *= min(5, max(0.2, 0.8 * float(error + 1e-30) ** -0.25))
+    return np.array([float(x) for x in p])
+
+
+@functools.cache
+def generic():
+    """A tie of two tokens and one below them, embeddings anywhere: too small to be anything but a tie."""
+    corpus = ja.data.from_sequences([[0, 1, 2], [0, 1], [0, 1, 2]], [1, -1, 1], vocab_size=3)
+    E = jax.random.normal(jax.random.key(3), (3, 3))
+    v = jnp.linalg.solve(E, jnp.array([1.0, -1.0, -3.0]))
+    return ja.models.one_layer.Params(E=E, p=jnp.array([0.3, -0.2, 0.1]), v=v), corpus
+
+
+def test_mpmath_follows_the_same_path_to_where_float64_sees_no_force():
+    params, corpus = generic()
+    with mpmath.workdps(120):
+        exact = exact_path(corpus, params, 80, 1e-7)
+    path = flow(params, corpus, until_norm=float(np.linalg.norm(exact)), rtol=1e-7)
+    assert path.stop == "norm"
+    # Forces are e^-60 by then; those that balance are of order one.
+    assert path.log_gradient_norm[-1] < -50
+    np.testing.assert_allclose(path.p[-1], exact, atol=1e-4)
+
+
+@functools.cache
+def problems(dim, seeds=12):
+    """Independent tokens, one step on E: small corpora where tokens tie by themselves."""
+
+    def draw(key):
+        data_key, model_key = jax.random.split(key)
+        corpus = ja.data.independent(data_key, vocab_size=12, relevant=6, length=5, sequences=40)
+        params = ja.models.one_layer.init(model_key, vocab_size=12, dim=dim, dtype=jnp.float64)
+        return ja.dynamics.one_step(params, corpus, step_size=50.0), corpus
+
+    return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), seeds))
+
+
+def take(tree, seed):
+    return jax.tree.map(lambda x: x[seed], tree)
+
+
+@pytest.mark.parametrize("dim", [8, 64])
+def test_every_path_ends_with_a_certificate_or_says_that_it_has_none(dim):
+    params, corpora = problems(dim)
+    path = flow(params, corpora)
+    ended = np.asarray(path.stop)
+    assert np.isin(ended, ["norm", "balanced", "unresolved"]).all()
+    tied = 0
+    for seed in range(len(ended)):
+        if ended[seed] == "unresolved":
+            continue
+        one, corpus, kept = take((params, corpora, path.selection), seed)
+        certificate = ja.theory.limit(one, corpus, path.p[seed, -1], kept)
+        assert certificate.holds
+        tied += len(certificate.direction.ties) > 0
+        if ended[seed] == "norm":
+            assert ja.theory.one_minus_cosine(path.p[seed, -1], certificate.direction.p) < 1e-8
+    assert tied >= 6
+    assert (ended == "unresolved").mean() < 0.3
+
+
+def test_alone_and_under_vmap_a_seed_has_the_same_path():
+    params, corpora = problems(8)
+    together = flow(params, corpora)
+    alone = flow(*take((params, corpora), 0))
+    some = take((params, corpora), slice(3))
+    vectorised = jax.jit(jax.vmap(lambda params, corpus: flow(params, corpus)))(*some)
+    np.testing.assert_allclose(alone.p[-1], together.p[0, -1], rtol=1e-9)
+    np.testing.assert_allclose(vectorised.p[:, -1], together.p[:3, -1], rtol=1e-6)
+    np.testing.assert_array_equal(alone.selection.mask, together.selection.mask[0])
+    np.testing.assert_array_equal(vectorised.selection.mask, together.selection.mask[:3])

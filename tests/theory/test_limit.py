@@ -1,0 +1,152 @@
+import clarabel
+import numpy as np
+import pytest
+from scipy import sparse
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.theory import Selection, limit
+
+LENGTH, TIED, BEHIND = 5, 3, 25.0
+
+
+def draw(seed, dim):
+    """Parameters, a corpus of few tokens, and p with some tokens on top and the others far off."""
+    rng = np.random.default_rng(seed)
+    E = rng.normal(size=(8, dim))
+    sequences = [rng.choice(8, LENGTH, replace=False).tolist() for _ in range(12)]
+    corpus = ja.data.from_sequences(sequences, rng.choice([-1, 1], 12).tolist(), vocab_size=8)
+    scores = np.where(np.arange(8) < TIED, rng.normal(size=8) / 2, -BEHIND - rng.normal(size=8))
+    p = np.linalg.lstsq(E, scores)[0]
+    v = np.linalg.lstsq(E, rng.normal(size=8))[0]
+    return ja.models.one_layer.Params(E=E, p=p, v=v), corpus
+
+
+def on_top(params, corpus):
+    """Tokens within BEHIND/2 of the top of their sequence."""
+    return ja.theory.selection(params.p, params.E, corpus, tie=BEHIND / 2 / np.ptp(params.E @ params.p))
+
+
+def by_loops(params, corpus, chosen, bags_of):
+    """Gradient of the tied part at every score, pushed pairs (top, below), drawn ones, by loops."""
+    bags, selected = bags_of
+    a, values = params.E @ params.p, params.E @ params.v
+    classes = []
+    for group in selected(corpus, chosen):
+        joined = [x for x in classes if x & set(group)]
+        classes = [x for x in classes if not x & set(group)] + [set(group).union(*joined)]
+    of = {s: min(x) for x in classes for s in x}
+    tied = {s for x in classes if len(x) > 1 for s in x}
+    gradient, gross, pulls = np.zeros(len(a)), 0.0, {}
+    labels = np.asarray(corpus.labels)
+    for tokens, top, y in zip(bags(corpus), selected(corpus, chosen), labels, strict=True):
+        q = np.exp(a[top] - a[of[top[0]]])
+        total = q.sum()
+        f = q @ values[top] / total
+        g = y / (1 + np.exp(y * f))
+        force = g * q / total * (values[top] - f) / len(labels)
+        gradient[top] -= force
+        gross += np.abs(force[[s in tied for s in top]]).sum()
+        for s in set(tokens) - set(top):
+            leader = of.get(s, s)
+            pull = g * np.exp(a[s] - a[leader]) / total * (f - values[s])
+            pulls.setdefault((of[top[0]], leader), []).append(pull)
+    net = {pair: sum(x) / sum(map(abs, x)) for pair, x in pulls.items()}
+    return of, gradient / (gross or 1.0), net
+
+
+def clarabel_direction(E, pairs, others, ties):
+    """min ‖p‖² with a margin of 1 for pairs, 0 for others, equality for ties, by another solver."""
+    dim = E.shape[1]
+    rows = [E[s] - E[t] for s, t in ties] + [E[t] - E[s] for s, t in [*pairs, *others]]
+    right = np.array([0.0] * len(ties) + [-1.0] * len(pairs) + [0.0] * len(others))
+    cones = [clarabel.ZeroConeT(len(ties)), clarabel.NonnegativeConeT(len(pairs) + len(others))]
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
+    problem = (
+        sparse.csc_matrix(2 * np.eye(dim)),
+        np.zeros(dim),
+        sparse.csc_matrix(np.array(rows)),
+        right,
+        cones,
+        settings,
+    )
+    solution = clarabel.DefaultSolver(*problem).solve()
+    return np.array(solution.x), str(solution.status)
+
+
+@pytest.mark.parametrize("dim", [5, 12])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_direction_is_that_of_another_solver_for_the_pairs_that_are_pushed_apart(seed, dim, loops):
+    params, corpus = draw(seed, dim)
+    chosen = on_top(params, corpus)
+    of, gradient, net = by_loops(params, corpus, chosen, loops)
+    certificate = limit(params, corpus, params.p, chosen)
+    pushed = {pair for pair, pull in net.items() if pull > 1e-7 or pair[0] == pair[1]}
+    ties = [(leader, s) for s, leader in of.items() if s != leader]
+    p, status = clarabel_direction(params.E, pushed, net.keys() - pushed, ties)
+    assert certificate.direction.feasible == ("Solved" in status)
+    if certificate.direction.feasible:
+        np.testing.assert_allclose(certificate.direction.p, p, atol=1e-5 * max(1, np.abs(p).max()))
+        drawn = [p @ (params.E[s] - params.E[t]) for (s, t), pull in net.items() if pull < -1e-7]
+        np.testing.assert_allclose(certificate.drawn, min(drawn, default=np.inf), atol=1e-4)
+    if ties and not any(top == below for top, below in net):
+        apart = np.array([params.E[s] - params.E[t] for s, t in ties])
+        basis = np.linalg.svd(apart, full_matrices=False)[2]
+        size = np.linalg.norm(basis @ params.E.T @ gradient)
+        longest = np.linalg.norm(params.E, axis=1).max()
+        np.testing.assert_allclose(certificate.gradient, size / longest, rtol=1e-9)
+
+
+def by_hand(p):
+    """(0, 1, 2) with y = 1 and (0, 1) with y = -1, E = 1: tied at a_0 = a_1, and 2 is pushed down."""
+    corpus = ja.data.from_sequences([[0, 1, 2], [0, 1]], [1, -1], vocab_size=3)
+    params = ja.models.one_layer.Params(E=np.eye(3), p=np.array(p, float), v=np.array([1.0, -1.0, -3.0]))
+    mask = np.asarray(corpus.bags.index) < 2
+    return params, corpus, Selection(mask & (np.asarray(corpus.bags.count) > 0))
+
+
+def test_a_limit_by_hand():
+    """L = (softplus(-f) + softplus(f))/2, f = tanh(x/2): L'' = f'²/4 = 1/16 at x = 0, the only curvature."""
+    certificate = limit(*by_hand([20, 20, -40])[:2], np.array([20.0, 20, -40]), by_hand([0, 0, 0])[2])
+    assert certificate.holds
+    np.testing.assert_allclose(certificate.direction.p, np.array([1, 1, -2]) / 3, atol=1e-12)
+    assert certificate.gradient <= 1e-15
+    assert certificate.curvature == 1.0
+    assert certificate.drawn == certificate.idle == np.inf
+
+
+def test_what_does_not_hold():
+    params, corpus, both = by_hand([20, 20, -40])
+    # Off balance.
+    off = limit(params, corpus, np.array([20.5, 20, -40]), both)
+    assert not off.holds
+    assert off.gradient > 0.01
+    # 2 on top with 0 and 1: nothing holds it there.
+    everything = Selection(np.asarray(corpus.bags.count) > 0)
+    assert not limit(params, corpus, np.zeros(3), everything).holds
+    # Values that make the balance a maximum of the loss of one label.
+    flipped = ja.data.from_sequences([[0, 1, 2], [0, 1]], [1, 1], vocab_size=3)
+    assert not limit(params, flipped, params.p, both).holds
+
+
+def test_a_pair_that_is_drawn_together_has_to_be_moved_apart_by_others():
+    """(0, 1) with y = 1 and the better token 1 below: no direction of zero length moves it away."""
+    corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, 1], vocab_size=4)
+    params = ja.models.one_layer.Params(E=np.eye(4), p=np.array([9.0, -9, 9, -9]), v=np.array([0.0, 1, 1, 0]))
+    certificate = limit(params, corpus, params.p, ja.theory.selection(params.p, params.E, corpus))
+    assert certificate.direction.feasible
+    assert certificate.drawn == pytest.approx(0, abs=1e-12)
+    assert not certificate.holds
+
+
+def test_bad_input():
+    params, corpus, both = by_hand([20, 20, -40])
+    three = ja.data.from_sequences([[0, 1]], [2], vocab_size=3, num_classes=3)
+    with pytest.raises(InputError, match="3 classes"):
+        limit(params, three, params.p, both)
+    with pytest.raises(InputError, match="do not fit"):
+        limit(params, corpus, params.p[:2], both)
+    with pytest.raises(InputError, match="p holds NaN"):
+        limit(params, corpus, params.p * np.nan, both)
