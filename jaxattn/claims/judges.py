@@ -173,6 +173,32 @@ def direction_elsewhere(cells: Sequence[Measured]) -> list[Row]:
     return rows
 
 
+def with_ties(cells: Sequence[Measured]) -> list[Row]:
+    """Judge that p/‖p‖ tends to the limit that is certified with tied tokens, where no theory promises it.
+
+    A seed whose limit is a finite point, which is certified by the same numbers, counts as well.
+
+    Source:
+        docs/exact_flow_ties.md.
+    """
+    rows = []
+    for cell in cells:
+        statement = "p/‖p‖ tends to the certified limit of the flow, in which tokens may tie"
+        claim = Claim("T4.3", statement, cell.setting, promised=False)
+        away, certified = cell.last("limit_certified_distance"), cell.last("limit_feasible") == 1
+        finite = np.isnan(away)
+        satisfied = certified & (finite | (cell.reached & (away <= CLOSE_ELSEWHERE)))
+        worst = f"1 - cos ≤ {round_up(np.nanmax(away))}, " if not finite.all() else ""
+        text = f"{worst}{cell.certificate('limit_')}; {cell.ends}"
+        measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)} at ‖p‖ = {brief(cell.until_norm)}, or a finite limit"
+        tied = cell.last("tied_sequences")
+        rows += [
+            share(claim, measured, satisfied, certificate=text),
+            mean(claim, "share of sequences with tied tokens", tied, between=(0.0, 1.0)),
+        ]
+    return rows
+
+
 def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row]:
     """Judge claim V: whether training v as well changes where p goes.
 

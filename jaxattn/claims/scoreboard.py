@@ -57,6 +57,8 @@ VERDICTS = (
     Verdict("L4.4/4.5", ("base",), judges.selects),
     Verdict("V", ("base", "joint"), judges.jointly),
     Verdict("MR", ("several",), judges.several),
+    Verdict("T4.3", ("independent",), judges.with_ties),
+    Verdict("T4.3", ("several",), judges.with_ties),
     *(
         verdict
         for study in ("beyond", "independent")

@@ -77,7 +77,7 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
     """Make the studies on synthetic corpora, by name."""
     limit = {"name": "limit", "kind": "exact_flow", "until_norm": plan.until_norm}
     relevant = {"relevant": plan.base["relevant"]}
-    probes = {
+    probes: Table = {
         "tokens": False,
         "per_decade": 0,
         "own": [
@@ -104,6 +104,8 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
             "chunk": LANES,
         }
 
+    # Tokens tie where a sequence has no relevant token, or several.
+    tied = {"probes": probes | {"own": [*probes["own"], "flow_limit"]}}
     together = {"name": "together", "kind": "joint_flow", "until_norm": plan.joint_until_norm}
     beyond: list[Table] = [{"model.dim": plan.dim, "phases.step.step_size": x} for x in plan.step_sizes]
     beyond += [{"model.dim": x, "phases.step.step_size": plan.step_size} for x in plan.dims]
@@ -113,8 +115,8 @@ def synthetic(plan: Plan, seeds: int) -> dict[str, Study]:
         "law-assumption1": law("assumption1"),
         "law-classes": law("independent", num_classes=plan.law_classes),
         "base": flow("assumption1") | {"probes": probes | {"per_decade": 8}},
-        "independent": flow("independent"),
-        "several": flow("multi_relevant", relevant_per_sequence=plan.several[0]) | several,
+        "independent": flow("independent") | tied,
+        "several": flow("multi_relevant", relevant_per_sequence=plan.several[0]) | tied | several,
         "beyond": flow("assumption1") | {"cells": beyond},
         "joint": flow("assumption1", together),
     }

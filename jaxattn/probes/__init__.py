@@ -11,6 +11,7 @@ from jaxattn.probes.alignments import Alignments
 from jaxattn.probes.attention_entropy import AttentionEntropy
 from jaxattn.probes.conservation import Conservation
 from jaxattn.probes.fit import Fit
+from jaxattn.probes.flow_limit import FlowLimit
 from jaxattn.probes.importance import Importance
 from jaxattn.probes.max_margin import MaxMarginDirection
 from jaxattn.probes.norms import Norms
@@ -34,6 +35,7 @@ PROBES: dict[str, Any] = {
     "one_step_embeddings": OneStepEmbeddings,
     "relevant_tokens": RelevantTokens,
     "relaxed_direction": RelaxedDirection,
+    "flow_limit": FlowLimit,
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "AttentionEntropy",
     "Conservation",
     "Fit",
+    "FlowLimit",
     "Importance",
     "MaxMarginDirection",
     "Norms",

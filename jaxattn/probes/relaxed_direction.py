@@ -10,8 +10,9 @@ import numpy as np
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
+from jaxattn.probes.selection import attended_on_host
 from jaxattn.spec import Spec
-from jaxattn.theory import Selection, max_margin, one_minus_cosine, relaxed_max_margin
+from jaxattn.theory import max_margin, one_minus_cosine, relaxed_max_margin
 
 _ON_THE_WAY = ("relaxed_one_minus_cosine", "unrelaxed_one_minus_cosine", "head_one_minus_cosine")
 _AT_THE_END = (
@@ -27,7 +28,7 @@ class RelaxedDirection(Spec, frozen=True, kw_only=True):
     """The history of p and v against p_relax and v_mm of the selection that the phase ends with.
 
     A probe of a phase, as `max_margin_direction` is for p alone. Of every sequence the token with the
-    highest score counts as selected. NaN where there is no direction.
+    highest score counts as selected. NaN where two share it, or there is no direction.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -73,9 +74,9 @@ class RelaxedDirection(Spec, frozen=True, kw_only=True):
 def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[Metrics, Metrics]:
     """Compare the path (k, 2, d) of one seed."""
     missing = np.full(len(path), np.nan)
-    if not np.isfinite(path[-1]).all():
+    chosen = attended_on_host(E @ path[-1, 0], corpus, 0.0)
+    if not np.isfinite(path[-1]).all() or (np.asarray(chosen.counts(corpus)) != 1).any():
         return dict.fromkeys(_ON_THE_WAY, missing), dict.fromkeys(_AT_THE_END, np.asarray(np.nan))
-    chosen = _top(E @ path[-1, 0], corpus)
     relaxed, alone = relaxed_max_margin(E, corpus, chosen), max_margin(E, corpus, chosen)
     away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
     query = relaxed.query
@@ -88,20 +89,6 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[Metrics, 
     )
     at_the_end = {name: np.asarray(x, float) for name, x in zip(_AT_THE_END, facts, strict=True)}
     return dict(zip(_ON_THE_WAY, away, strict=True)), at_the_end
-
-
-def _top(scores: np.ndarray, corpus: Corpus) -> Selection:
-    """Select the token with the highest score of every sequence, the first of several."""
-    bags = corpus.bags
-    present = np.asarray(bags.count) > 0
-    entries = np.where(present, scores[np.asarray(bags.index)], -np.inf)
-    owner = np.where(present, np.asarray(bags.owner)[:, None], 0)
-    order = np.lexsort((-entries.ravel(), np.where(present, owner, corpus.num_sequences).ravel()))
-    owners = owner.ravel()[order]
-    first = np.append(True, owners[1:] != owners[:-1]) & present.ravel()[order]
-    chosen = np.zeros(present.size, bool)
-    chosen[order[first]] = True
-    return Selection(chosen.reshape(present.shape))
 
 
 def _stacked(found: Sequence[Metrics]) -> Metrics:

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jaxattn.attention import attend
@@ -51,3 +52,14 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
     them holds at least 5e-5 of the top one's attention.
     """
     return selection_from_scores(scores, corpus, tie=None if nats is None else nats / jnp.ptp(scores))
+
+
+def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> Selection:
+    """Select as `attended` does, in NumPy: where every seed has another shape, JAX would compile anew."""
+    bags = corpus.bags
+    present = np.asarray(bags.count) > 0
+    entries = np.where(present, scores[np.asarray(bags.index)], -np.inf)
+    owner = np.minimum(np.asarray(bags.owner), corpus.num_sequences - 1)
+    top = np.full(corpus.num_sequences, -np.inf)
+    np.maximum.at(top, owner, entries.max(axis=1))
+    return Selection(present & (entries >= top[owner][:, None] - nats))

@@ -1,0 +1,87 @@
+"""Probe of a whole phase: the query on its way, held against the certified limit of gradient flow."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.splits import Loaded
+from jaxattn.probes.max_margin import Metrics, certified_distance
+from jaxattn.probes.selection import attended_on_host
+from jaxattn.spec import NotNegative, Spec
+from jaxattn.theory import limit, one_minus_cosine
+
+_AT_THE_END = (
+    "limit_certified_distance",
+    "limit_feasible",
+    "limit_duality_gap",
+    "limit_primal_residual",
+    "tied_sequences",
+)
+
+
+class FlowLimit(Spec, frozen=True, kw_only=True):
+    """The history of p against the limit of gradient flow on p, tokens that tie included.
+
+    `max_margin_direction` wants a margin over all tokens that are not selected. Where tokens tie, the flow
+    does not: sequences with the same tokens on top push another one away together, or draw it near.
+
+    Attributes:
+        nats: tokens with a score so close to the top one of their sequence tie with it.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "limit_one_minus_cosine": r"$1-\cos(p,\,p_*)$",
+        "limit_certified_distance": r"$1-\cos$ to the true $p_*$, at most",
+        "limit_feasible": "limit is certified",
+        "tied_sequences": "sequences with tied tokens",
+    }
+    metrics: ClassVar[tuple[str, ...]] = ("limit_one_minus_cosine", *_AT_THE_END)
+
+    nats: NotNegative = 30.0
+
+    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
+        """Tell whether a phase moves p alone by the logistic loss, and scores are E·p."""
+        one_layer = getattr(model, "is_one_layer", False) and getattr(loss, "is_logistic", False)
+        return one_layer and tuple(phase.train) == ("p",)
+
+    def observe(self, phase: Any, state: Any) -> Any:
+        """Look up p of one seed, (d,)."""
+        return phase.query(state)
+
+    def conclude(self, history: np.ndarray, params: Any, loaded: Loaded) -> tuple[Metrics, Metrics]:
+        """Certify the limit of every seed and compare.
+
+        Args:
+            history: (S, k, d) float64; p of every seed at k probe steps.
+            params: the parameters at the end; E (S, V, d) and v (S, d) did not move meanwhile.
+            loaded: corpora of two classes, shared by the seeds or one for each.
+
+        Returns:
+            1 - cos to the limit, (S, k). Its certificate, and the share of sequences with tied tokens, (S,).
+        """
+        params, corpora = jax.device_get((params, loaded.splits.train))
+        found = []
+        for seed, path in enumerate(history):
+            own = jax.tree.map(lambda x, seed=seed: np.asarray(x[seed], np.float64), params)
+            corpus = corpora if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], corpora)
+            found.append(self._compare(own, corpus, path))
+        away, ends = zip(*found, strict=True)
+        at_the_end = {
+            name: np.asarray(x, float) for name, x in zip(_AT_THE_END, zip(*ends, strict=True), strict=True)
+        }
+        return {"limit_one_minus_cosine": np.stack(away)}, at_the_end
+
+    def _compare(self, params: Any, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, Sequence[float]]:
+        """Compare the path (k, d) of one seed."""
+        if not np.isfinite(path[-1]).all():
+            return np.full(len(path), np.nan), [np.nan] * len(_AT_THE_END)
+        chosen = attended_on_host(params.E @ path[-1], corpus, self.nats)
+        tied = float((np.asarray(chosen.counts(corpus)) > 1).mean())
+        found = limit(params, corpus, path[-1], chosen)
+        direction, away = found.direction, one_minus_cosine(path, found.direction.p)
+        bound = certified_distance(away[-1:], direction.duality_gap)[0]
+        return away, [bound, found.holds, direction.duality_gap, direction.primal_residual, tied]
