@@ -79,8 +79,8 @@ class FlowLimit(Spec, frozen=True, kw_only=True):
         """Compare the path (k, d) of one seed."""
         if not np.isfinite(path[-1]).all():
             return np.full(len(path), np.nan), [np.nan] * len(_AT_THE_END)
-        chosen = attended_on_host(params.E @ path[-1], corpus, self.nats)
-        tied = float((np.asarray(chosen.counts(corpus)) > 1).mean())
+        chosen, counts = attended_on_host(params.E @ path[-1], corpus, self.nats)
+        tied = float((counts > 1).mean())
         found = limit(params, corpus, path[-1], chosen)
         direction, away = found.direction, one_minus_cosine(path, found.direction.p)
         bound = certified_distance(away[-1:], direction.duality_gap)[0]

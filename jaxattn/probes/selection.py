@@ -54,12 +54,18 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
     return selection_from_scores(scores, corpus, tie=None if nats is None else nats / jnp.ptp(scores))
 
 
-def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> Selection:
-    """Select as `attended` does, in NumPy: where every seed has another shape, JAX would compile anew."""
+def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
+    """Select as `attended` does, in NumPy: where every seed has another shape, JAX would compile anew.
+
+    Returns:
+        The selection, and how many tokens of every sequence are selected, (n,).
+    """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
     entries = np.where(present, scores[np.asarray(bags.index)], -np.inf)
     owner = np.minimum(np.asarray(bags.owner), corpus.num_sequences - 1)
     top = np.full(corpus.num_sequences, -np.inf)
     np.maximum.at(top, owner, entries.max(axis=1))
-    return Selection(present & (entries >= top[owner][:, None] - nats))
+    chosen = present & (entries >= top[owner][:, None] - nats)
+    counts = np.bincount(owner, chosen.sum(axis=1), corpus.num_sequences)
+    return Selection(chosen), counts

@@ -1,0 +1,57 @@
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.data.splits import Loaded, Splits
+from jaxattn.dynamics import ExactFlow, JointFlow
+from jaxattn.models import OneLayer
+from jaxattn.probes import FlowLimit
+from jaxattn.theory import one_minus_cosine
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def two_seeds():
+    def draw(key):
+        data_key, model_key = jax.random.split(key)
+        corpus = ja.data.independent(data_key, vocab_size=12, relevant=4, length=4, sequences=20)
+        params = ja.models.one_layer.init(model_key, vocab_size=12, dim=24, dtype=jnp.float64)
+        return ja.dynamics.one_step(params, corpus, step_size=100.0), corpus
+
+    return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(3), 2))
+
+
+def conclude(history, params, corpora):
+    return FlowLimit().conclude(history, params, Loaded(Splits(corpora, None), False, list("abcdefghijkl")))
+
+
+def test_it_is_the_certificate_of_the_end_of_the_path():
+    params, corpora = two_seeds()
+    path = ja.dynamics.exact_flow(params, corpora, points=8)
+    history = np.array(path.p)
+    on_the_way, end = conclude(history, params, corpora)
+    for seed in range(2):
+        own, corpus, chosen = jax.tree.map(lambda x, seed=seed: x[seed], (params, corpora, path.selection))
+        expected = ja.theory.limit(own, corpus, history[seed, -1], chosen)
+        away = one_minus_cosine(history[seed], expected.direction.p)
+        np.testing.assert_allclose(on_the_way["limit_one_minus_cosine"][seed], away, atol=1e-12)
+        assert end["limit_feasible"][seed] == expected.holds
+        assert end["limit_certified_distance"][seed] >= away[-1]
+        assert end["tied_sequences"][seed] == (np.asarray(chosen.counts(corpus)) > 1).mean()
+    assert end["tied_sequences"].max() > 0
+    history[1] = np.nan
+    on_the_way, end = conclude(history, params, corpora)
+    assert np.isnan(on_the_way["limit_one_minus_cosine"]).any(axis=1).tolist() == [False, True]
+    assert np.isnan(end["limit_feasible"]).tolist() == [False, True]
+
+
+def test_it_looks_at_the_logistic_loss_and_p_alone():
+    model, loss, probe = OneLayer(dim=3), ja.losses.Classification(), FlowLimit()
+    assert probe.applies(model, loss, ExactFlow(name="a"))
+    assert not probe.applies(model, loss, JointFlow(name="b"))
+    assert not probe.applies(model, ja.losses.Classification(smoothing=0.1), ExactFlow(name="a"))
+    assert not probe.applies(SimpleNamespace(), loss, ExactFlow(name="a"))
