@@ -9,8 +9,10 @@ with F = -∂L/∂a. Neither needs a factorisation of E, and both are defined if
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
@@ -177,12 +179,17 @@ class Coordinates:
         )
 
     def _met(self, z: Array) -> Array:
+        """Tell whether a token that does not pull has come near."""
         if self.watched is None:
             return jnp.asarray(False)
-        bags = self.corpus.bags
-        score = take(self.scores + self.lift @ z, bags.index.astype(jnp.int32))
-        top = bags.max(jnp.where(bags.count > 0, score, -jnp.inf))
-        return (self.watched & (score > bags.spread(top) - NEAR)).any()
+        bags, watched = self.corpus.bags, self.watched
+
+        def look(_):
+            score = take(self.scores + self.lift @ z, bags.index.astype(jnp.int32))
+            top = bags.max(jnp.where(bags.count > 0, score, -jnp.inf))
+            return (watched & (score > bags.spread(top) - NEAR)).any()
+
+        return when(watched.any(), look, jnp.asarray(False))
 
     def log_gross(self, z: Float[Array, "r"]) -> Float[Array, ""]:
         """Compute log of the sum of all |∂L/∂a_s| of single sequences."""
@@ -209,6 +216,15 @@ def coordinates(
         offset=scores if spans else p,
         unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
     )
+
+
+def when(condition: Array, compute: Callable[[Any], Any], otherwise: Any) -> Any:
+    """Compute something where it is needed: a loop, since vmap would compute both sides of a condition."""
+
+    def once(state):
+        return jnp.asarray(False), compute(state[1])
+
+    return jax.lax.while_loop(lambda state: state[0], once, (condition, otherwise))[1]
 
 
 def positive(x: Array) -> Array:

@@ -18,6 +18,7 @@ from jax import Array
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.arc_length import Ends, Stop, Trajectory, beginning, integrate, name, reason
+from jaxattn.dynamics.coordinates import when
 from jaxattn.dynamics.seeds import of_seeds, over_seeds
 from jaxattn.dynamics.ties import Balance, Ties, find_ties, no_ties, tied_coordinates, top_class
 from jaxattn.errors import InputError
@@ -167,10 +168,7 @@ def _follow(E, p, v, corpus, ends, max_steps, points):
         flow = tied_coordinates(E, state.start, v, corpus, state.ties)
         path = integrate(flow, ends, reach, max_steps, points, state.path)
         old = jnp.arange(points) < state.path.reached
-        moved = flow.p(path.rows.z) - state.start
-        # Over a long path rounding would gather in the differences of tied tokens.
-        moved = moved - (moved @ state.ties.normals.T) @ state.ties.normals
-        points_p = jnp.where(old[:, None], state.p, state.start + moved)
+        points_p = jnp.where(old[:, None], state.p, _points(flow, path.rows.z, state))
         norm = jnp.where(old, state.norm, jax.vmap(partial(flow.norm, multiple=1.0))(path.rows.z))
         return _next_stage(E, v, corpus, state, state._replace(p=points_p, norm=norm, path=path))
 
@@ -190,13 +188,22 @@ def _follow(E, p, v, corpus, ends, max_steps, points):
     )
 
 
+def _points(flow, z, state):
+    """Look up points; coordinates of p itself gather rounding in the differences of tied tokens."""
+    p = flow.p(z)
+    if flow.basis is not None:
+        return p
+    moved = p - state.start
+    return state.start + (moved - (moved @ state.ties.normals.T) @ state.ties.normals)
+
+
 def _next_stage(E, v, corpus, before: _Stage, after: _Stage) -> _Stage:
     """Decide how the path goes on, if it does."""
     path, p = after.path, after.p[-1]
     balances = path.status == Stop.BALANCED
     # Without progress the next stage would begin and end here too.
     stuck = balances & before.tied & (path.accepted == before.path.accepted)
-    found = _when(
+    found = when(
         balances & ~before.tied,
         lambda _: find_ties(E, p, v, corpus),
         Balance(no_ties(E, v, corpus), p, jnp.asarray(False)),
@@ -215,12 +222,3 @@ def _next_stage(E, v, corpus, before: _Stage, after: _Stage) -> _Stage:
         tied=jnp.where(goes_on, found.settled, before.tied),
         left=jnp.where(goes_on, before.left - 1, 0),
     )
-
-
-def _when(condition, compute, otherwise):
-    """Compute something if it is needed: a loop, since vmap would compute both sides of a condition."""
-
-    def once(state):
-        return jnp.asarray(False), compute(state[1])
-
-    return jax.lax.while_loop(lambda state: state[0], once, (condition, otherwise))[1]
