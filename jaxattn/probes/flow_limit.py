@@ -1,6 +1,5 @@
 """Probe of a whole phase: the query on its way, held against the certified limit of gradient flow."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -70,18 +69,17 @@ class FlowLimit(Spec, frozen=True, kw_only=True):
             corpus = corpora if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], corpora)
             found.append(self._compare(own, corpus, path))
         away, ends = zip(*found, strict=True)
-        at_the_end = {
-            name: np.asarray(x, float) for name, x in zip(_AT_THE_END, zip(*ends, strict=True), strict=True)
-        }
+        at_the_end = dict(zip(_AT_THE_END, np.stack(ends, axis=1), strict=True))
         return {"limit_one_minus_cosine": np.stack(away)}, at_the_end
 
-    def _compare(self, params: Any, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, Sequence[float]]:
+    def _compare(self, params: Any, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Compare the path (k, d) of one seed."""
         if not np.isfinite(path[-1]).all():
-            return np.full(len(path), np.nan), [np.nan] * len(_AT_THE_END)
+            return np.full(len(path), np.nan), np.full(len(_AT_THE_END), np.nan)
         chosen, counts = attended_on_host(params.E @ path[-1], corpus, self.nats)
         tied = float((counts > 1).mean())
         found = limit(params, corpus, path[-1], chosen)
         direction, away = found.direction, one_minus_cosine(path, found.direction.p)
         bound = certified_distance(away[-1:], direction.duality_gap)[0]
-        return away, [bound, found.holds, direction.duality_gap, direction.primal_residual, tied]
+        ends = bound, found.holds, direction.duality_gap, direction.primal_residual, tied
+        return away, np.array(ends, float)

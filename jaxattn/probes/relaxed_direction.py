@@ -74,9 +74,12 @@ class RelaxedDirection(Spec, frozen=True, kw_only=True):
 def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[Metrics, Metrics]:
     """Compare the path (k, 2, d) of one seed."""
     missing = np.full(len(path), np.nan)
+    nothing = dict.fromkeys(_ON_THE_WAY, missing), dict.fromkeys(_AT_THE_END, np.asarray(np.nan))
+    if not np.isfinite(path[-1]).all():
+        return nothing
     chosen, counts = attended_on_host(E @ path[-1, 0], corpus, 0.0)
-    if not np.isfinite(path[-1]).all() or (counts != 1).any():
-        return dict.fromkeys(_ON_THE_WAY, missing), dict.fromkeys(_AT_THE_END, np.asarray(np.nan))
+    if (counts != 1).any():
+        return nothing
     relaxed, alone = relaxed_max_margin(E, corpus, chosen), max_margin(E, corpus, chosen)
     away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
     query = relaxed.query
