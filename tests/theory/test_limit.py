@@ -1,4 +1,6 @@
 import clarabel
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import sparse
@@ -55,6 +57,18 @@ def by_loops(params, corpus, chosen, bags_of):
     return of, gradient / (gross or 1.0), net
 
 
+def hessian_of_tied_loss(params, corpus, chosen, bags_of):
+    """Hessian at p of the loss of the tokens on top alone, by automatic differentiation."""
+    values, tops = params.E @ params.v, bags_of[1](corpus, chosen)
+
+    def loss(p):
+        f = [jax.nn.softmax(params.E[top] @ p) @ values[top] for top in tops]
+        return sum(jax.nn.softplus(-y * x) for x, y in zip(f, np.asarray(corpus.labels), strict=True))
+
+    with jax.enable_x64(True):
+        return np.asarray(jax.hessian(loss)(jnp.asarray(params.p)))
+
+
 def clarabel_direction(E, pairs, others, ties):
     """min ‖p‖² with a margin of 1 for pairs, 0 for others, equality for ties, by another solver."""
     dim = E.shape[1]
@@ -97,6 +111,11 @@ def test_the_direction_is_that_of_another_solver_for_the_pairs_that_are_pushed_a
         size = np.linalg.norm(basis @ params.E.T @ gradient)
         longest = np.linalg.norm(params.E, axis=1).max()
         np.testing.assert_allclose(certificate.gradient, size / longest, rtol=1e-9)
+        curved = basis @ hessian_of_tied_loss(params, corpus, chosen, loops) @ basis.T
+        eigenvalues = np.linalg.eigvalsh(curved)
+        np.testing.assert_allclose(
+            certificate.curvature, eigenvalues[0] / abs(eigenvalues[-1]), rtol=1e-6, atol=1e-9
+        )
 
 
 def by_hand(p):
