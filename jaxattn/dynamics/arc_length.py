@@ -15,7 +15,7 @@ from jaxattn.dynamics.coordinates import Local
 
 
 class Stop(enum.IntEnum):
-    """Why a path ends; `reason` says it in words."""
+    """Why a path ends; `Ended.reason` says it in words."""
 
     RUNNING = 0
     NORM = 1
@@ -48,17 +48,27 @@ _REASONS = {
 }
 
 
-def name(status: Any) -> Any:
-    """Name a `Stop`: a string, or an array of strings for several seeds."""
-    names = np.array([stop.name.lower() for stop in Stop])[np.asarray(status)]
-    return str(names) if names.ndim == 0 else names
+class Ended:
+    """A path with a `status`, a `Stop`, in words; that of several seeds has a leading axis.
 
+    Attributes:
+        status: () or (B,) int32.
+    """
 
-def reason(status: Any) -> str | list[str]:
-    """Say a `Stop` in words; a list for several seeds."""
-    if np.ndim(status) == 0:
-        return _REASONS[Stop(int(status))]
-    return [_REASONS[Stop(int(one))] for one in np.asarray(status)]
+    status: Any
+
+    @property
+    def stop(self) -> Any:
+        """The name of `status`: a string, or an array of strings for several seeds."""
+        names = np.array([stop.name.lower() for stop in Stop])[np.asarray(self.status)]
+        return str(names) if names.ndim == 0 else names
+
+    @property
+    def reason(self) -> str | list[str]:
+        """Why the path ended, in words; a list for several seeds."""
+        if np.ndim(self.status) == 0:
+            return _REASONS[Stop(int(self.status))]
+        return [_REASONS[Stop(int(one))] for one in np.asarray(self.status)]
 
 
 @runtime_checkable

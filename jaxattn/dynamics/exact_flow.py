@@ -17,7 +17,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.arc_length import Ends, Stop, Trajectory, beginning, integrate, name, reason
+from jaxattn.dynamics.arc_length import Ended, Ends, Stop, Trajectory, beginning, integrate
 from jaxattn.dynamics.coordinates import when
 from jaxattn.dynamics.seeds import of_seeds, over_seeds
 from jaxattn.dynamics.ties import Balance, Ties, find_ties, no_ties, tied_coordinates, top_class
@@ -30,7 +30,7 @@ _STAGES = 64
 
 
 @struct.dataclass
-class Path:
+class Path(Ended):
     """Points along gradient flow on p, float64; with a leading seed axis B on every array for B seeds.
 
     Row 0 is the start, the last row is where the path stopped; the rows between lie at log-spaced arc
@@ -60,16 +60,6 @@ class Path:
     accepted: Leaf
     rejected: Leaf
     selection: Selection
-
-    @property
-    def stop(self) -> Any:
-        """The name of `status`: a string, or an array of strings for several seeds."""
-        return name(self.status)
-
-    @property
-    def reason(self) -> str | list[str]:
-        """Why the path ended, in words; a list for several seeds."""
-        return reason(self.status)
 
 
 def exact_flow(

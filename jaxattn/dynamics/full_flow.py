@@ -17,7 +17,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.arc_length import Stop, name, reason
+from jaxattn.dynamics.arc_length import Ended, Stop
 from jaxattn.dynamics.exact_flow import check_settings
 from jaxattn.dynamics.joint_coordinates import joint_force
 from jaxattn.dynamics.seeds import of_seeds, over_seeds
@@ -29,7 +29,7 @@ _FIRST = 1e-3
 
 
 @struct.dataclass
-class FullPath:
+class FullPath(Ended):
     """Points along gradient flow on E, p and v, float64; with a leading seed axis B for B seeds.
 
     E, p and v are in r coordinates, x = basis · x_r: those of their span if V + 2 < d, else R^d itself.
@@ -58,16 +58,6 @@ class FullPath:
     log_time: Leaf
     drift: Leaf
     status: Leaf
-
-    @property
-    def stop(self) -> Any:
-        """The name of `status`: a string, or an array of strings for several seeds."""
-        return name(self.status)
-
-    @property
-    def reason(self) -> str | list[str]:
-        """Why the path ended, in words; a list for several seeds."""
-        return reason(self.status)
 
 
 @struct.dataclass

@@ -13,7 +13,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.arc_length import Ends, Row, Stop, integrate, name
+from jaxattn.dynamics.arc_length import Ended, Ends, Row, Stop, integrate
 from jaxattn.dynamics.coordinates import Coordinates
 from jaxattn.dynamics.exact_flow import check_settings
 from jaxattn.dynamics.joint_coordinates import JointCoordinates, joint_coordinates
@@ -31,7 +31,7 @@ _MISMATCH = 1e-2
 
 
 @struct.dataclass
-class JointPath:
+class JointPath(Ended):
     """Points along gradient flow on p and v, float64; with a leading seed axis B for B seeds.
 
     Row 0 is the start, the last row is where the path stopped. In the first half the rows lie at log-spaced
@@ -62,11 +62,6 @@ class JointPath:
     rejected: Leaf
     selection: Selection
     mismatch: Leaf
-
-    @property
-    def stop(self) -> Any:
-        """The name of `status`: a string, or an array of strings for several seeds."""
-        return name(self.status)
 
 
 def joint_flow(
