@@ -204,7 +204,9 @@ def _below_top(corpus: Corpus, scores: Array) -> tuple[Array, Array]:
 def _hole(below: Float[Array, "R W"]) -> Float[Array, ""]:
     """Find the lower edge of the widest hole among distances to the top."""
     edges = jnp.minimum(jnp.append(jnp.sort(below.ravel()), _BEHIND), _BEHIND)
-    return edges[jnp.argmax(jnp.diff(edges))]
+    # Not by argmax, whose int64 indices a caller's jit with float64 off cannot lower.
+    holes = jnp.diff(edges)
+    return jnp.where(holes == holes.max(), edges[:-1], jnp.inf).min()
 
 
 def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, "V"]:
