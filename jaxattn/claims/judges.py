@@ -71,13 +71,15 @@ def unbounded(cells: Sequence[Measured]) -> list[Row]:
     claim = Claim("L4.2", _GROWS, cell.setting)
     low, high = GROWS
     log_time, margin, text = cell.last("log_time"), cell.last("max_margin"), cell.certificate()
-    rate = margin * np.exp(log_time + cell.last("log_gradient_norm"))
+    with np.errstate(over="ignore"):
+        rate = margin * np.exp(log_time + cell.last("log_gradient_norm"))
     satisfied = (rate >= low) & (rate <= high)
-    measured = "margin · t ‖∂L/∂p‖ at the end"
-    rows = [
-        share(claim, f"{measured} between {low:g} and {high:g}", satisfied, certificate=cell.ends),
-        mean(claim, measured, rate, around(1.0, 0.1), certificate=text),
-    ]
+    measured, there = "margin · t ‖∂L/∂p‖ at the end", cell.reached
+    rows = [share(claim, f"{measured} between {low:g} and {high:g}", satisfied, certificate=cell.ends)]
+    if there.sum() > 1:
+        # Elsewhere ‖∂L/∂p‖ may be what rounding left of forces that balance.
+        which = "" if there.all() else f", seeds that come to ‖p‖ = {brief(cell.until_norm)}"
+        rows.append(mean(claim, measured + which, rate[there], around(1.0, 0.1), certificate=text))
     if cell.reached.all():
         ratio = margin * cell.last("p_norm") / log_time
         rows.append(
@@ -167,7 +169,7 @@ def direction_elsewhere(cells: Sequence[Measured]) -> list[Row]:
             continue
         text = f"1 - cos ≤ {round_up(np.max(away[there]))}, {cell.certificate()}"
         if not there.all():
-            text += f"; {cell.ends}, 1 - cos ≤ {round_up(np.max(away[~there]))} there"
+            text += f"; {cell.ends}, 1 - cos ≤ {round_up(np.nanmax(away[~there]))} there"
         measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)}, seeds that come to ‖p‖ = {brief(cell.until_norm)}"
         rows.append(share(claim, measured, away[there] <= CLOSE_ELSEWHERE, certificate=text))
     return rows
@@ -188,7 +190,8 @@ def with_ties(cells: Sequence[Measured]) -> list[Row]:
         away, certified = cell.last("limit_certified_distance"), cell.last("limit_feasible") == 1
         finite = np.isnan(away)
         satisfied = certified & (finite | (cell.reached & (away <= CLOSE_ELSEWHERE)))
-        worst = f"1 - cos ≤ {round_up(np.nanmax(away))}, " if not finite.all() else ""
+        far = away[cell.reached & ~finite]
+        worst = f"1 - cos ≤ {round_up(far.max())}, " if far.size else ""
         text = f"{worst}{cell.certificate('limit_')}; {cell.ends}"
         measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)} at ‖p‖ = {brief(cell.until_norm)}, or a finite limit"
         tied = cell.last("tied_sequences")

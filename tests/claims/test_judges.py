@@ -102,11 +102,42 @@ def test_a_flow_that_ends_before_is_told_and_fails(cell, limit):
     short = cell(limit, **{"phases.limit.until_norm": 2e6})
     assert judges.converges([short])[0].verdict == FAILS
     assert short.ends == "40 of 40 end at ‖p‖ = 1000000"
-    assert len(judges.unbounded([short])) == 2
+    assert len(judges.unbounded([short])) == 1
     (row,) = judges.direction_elsewhere([short])
     assert row.measured == "1 - cos where the flow ends"
     (row,) = judges.direction_elsewhere([cell(limit)])
     assert (row.hits, row.verdict) == (SEEDS, "holds there too")
+
+
+def test_what_is_not_followed_to_its_end_is_in_no_mean_of_rates(cell, limit):
+    found = cell(limit)
+    records = found.run.records
+    first = (records["seed"] == 0) & (records["step"] == len(NORM) - 1)
+    records.loc[first & (records["metric"] == "p_norm"), "value"] = 300.0
+    records.loc[first & (records["metric"] == "log_gradient_norm"), "value"] = 1e3
+    satisfied, rate = judges.unbounded([found])
+    assert (satisfied.hits, rate.seeds) == (SEEDS - 1, SEEDS - 1)
+    assert rate.verdict == HOLDS
+    assert rate.measured.endswith("seeds that come to ‖p‖ = 1e6")
+
+
+def test_limits_with_ties_are_reached_or_finite(cell, limit):
+    def made(away, holds):
+        found = {
+            "limit_certified_distance": away,
+            "limit_feasible": holds,
+            "limit_duality_gap": 1e-13,
+            "limit_primal_residual": 1e-14,
+            "tied_sequences": 0.25,
+        }
+        return cell(limit | {("limit", name): x for name, x in found.items()})
+
+    near, finite, far, unproven = made(1e-10, 1.0), made(np.nan, 1.0), made(1e-3, 1.0), made(1e-10, 0.0)
+    rows = [judges.with_ties([x]) for x in (near, finite, far, unproven)]
+    assert [row[0].hits for row in rows] == [SEEDS, SEEDS, 0, 0]
+    assert rows[0][0].certificate.startswith("1 - cos ≤ 1e-10, gap ≤ 1e-13")
+    assert rows[1][0].certificate.startswith("gap")
+    assert rows[0][1].value == 0.25
 
 
 def test_several_relevant_tokens(cell, limit):
