@@ -192,12 +192,13 @@ def with_ties(cells: Sequence[Measured]) -> list[Row]:
         satisfied = certified & (finite | (cell.reached & (away <= CLOSE_ELSEWHERE)))
         far = away[cell.reached & ~finite]
         worst = f"1 - cos ≤ {round_up(far.max())}, " if far.size else ""
-        text = f"{worst}{cell.certificate('limit_')}; {cell.ends}"
+        proof = cell.certificate("limit_")
+        text = f"{worst}{proof}; {cell.ends}"
         measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)} at ‖p‖ = {brief(cell.until_norm)}, or a finite limit"
         tied = cell.last("tied_sequences")
         rows += [
             share(claim, measured, satisfied, certificate=text),
-            mean(claim, "share of sequences with tied tokens", tied, between=(0.0, 1.0)),
+            mean(claim, "share of sequences with tied tokens", tied, between=(0.0, 1.0), certificate=proof),
         ]
     return rows
 
