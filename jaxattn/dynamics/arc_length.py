@@ -30,6 +30,9 @@ class Stop(enum.IntEnum):
     UNRESOLVED = 10
 
 
+# Ends that a caller sets; all others are met on the way.
+ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS)
+
 _REASONS = {
     Stop.RUNNING: "running: it has not ended",
     Stop.NORM: "norm: ‖p‖ is until_norm",

@@ -8,7 +8,8 @@ import msgspec
 from flax import struct
 from jax import Array
 
-from jaxattn.dynamics.arc_length import Stop
+from jaxattn.data.corpus import Corpus
+from jaxattn.dynamics.arc_length import ASKED_FOR, Stop
 from jaxattn.dynamics.exact_flow import exact_flow
 from jaxattn.dynamics.full_flow import full_flow
 from jaxattn.dynamics.joint_flow import joint_flow
@@ -38,7 +39,7 @@ class FlowState:
 
 
 class _Flow(Phase, frozen=True, kw_only=True):
-    """What the phases of exact flows share. Subclasses have `train`, `points`, `init`, `moved` and `metrics`.
+    """What the phases of exact flows share; subclasses have `train`, `points` and what raises here.
 
     Attributes:
         progress: what grows from row to row of the path, until it ends.
@@ -64,6 +65,10 @@ class _Flow(Phase, frozen=True, kw_only=True):
         """List all rows of the path."""
         return list(range(self.steps + 1))
 
+    def init(self, task: Task, params: Any, key: Array) -> FlowState:
+        """Find the path and stand at its start."""
+        return self.at(params, self.follow(params, task.corpora.train), jnp.zeros((), jnp.int32))
+
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
         """Go on by some rows."""
         return self.at(state.params, state.path, state.step + steps)
@@ -77,13 +82,26 @@ class _Flow(Phase, frozen=True, kw_only=True):
         failed_at = jnp.where(failed, reached, -1).astype(jnp.int32)
         return FlowState(params.replace(**moved), path, row, failed_at)
 
+    def follow(self, params: Any, corpus: Corpus) -> Any:
+        """Find the path."""
+        raise NotImplementedError
+
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
         """Look up the parameters that the flow moves."""
         raise NotImplementedError
 
+    def measured(self, state: FlowState) -> dict[str, Array]:
+        """Look up what the path says of a row."""
+        raise NotImplementedError
+
     def query(self, state: FlowState) -> Array:
         """Look up p at the state's row, (d,) float64."""
-        return state.path.p[state.step]
+        return self.moved(state.path, state.step)["p"]
+
+    def metrics(self, state: FlowState) -> dict[str, Array]:
+        """Look up what the path says of a row, and whether it comes to the end that was asked for."""
+        came = jnp.isin(state.path.status, jnp.array(ASKED_FOR, state.path.status.dtype))
+        return {**self.measured(state), "came_to_end": 1.0 * came}
 
 
 class ExactFlow(_Flow, frozen=True, kw_only=True):
@@ -98,11 +116,11 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
     points: Annotated[int, msgspec.Meta(ge=3)] = 64
 
-    def init(self, task: Task, params: Any, key: Array) -> FlowState:
-        """Find the path and stand at its start."""
-        path = exact_flow(
+    def follow(self, params: Any, corpus: Corpus) -> Any:
+        """Find the path."""
+        return exact_flow(
             params,
-            task.corpora.train,
+            corpus,
             until_norm=self.until_norm,
             until_arc_length=math.inf if self.until_arc_length is None else self.until_arc_length,
             until_direction=self.until_direction,
@@ -110,13 +128,12 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
             rtol=self.rtol,
             points=self.points,
         )
-        return self.at(params, path, jnp.zeros((), jnp.int32))
 
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
         """Look up p."""
         return {"p": path.p[row]}
 
-    def metrics(self, state: FlowState) -> dict[str, Array]:
+    def measured(self, state: FlowState) -> dict[str, Array]:
         """Look up ‖p‖, the arc length, log ‖∂L/∂p‖, log t, and evaluations of the gradient so far."""
         found = _looked_up(state, "arc_length", "log_gradient_norm", "log_time")
         return {"p_norm": state.path.norm[state.step], **found, "evaluations": _evaluations(state)}
@@ -136,24 +153,23 @@ class JointFlow(_Flow, frozen=True, kw_only=True):
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
     points: Annotated[int, msgspec.Meta(ge=5)] = 64
 
-    def init(self, task: Task, params: Any, key: Array) -> FlowState:
-        """Find the path and stand at its start."""
-        path = joint_flow(
+    def follow(self, params: Any, corpus: Corpus) -> Any:
+        """Find the path."""
+        return joint_flow(
             params,
-            task.corpora.train,
+            corpus,
             until_norm=self.until_norm,
             max_steps=self.max_steps,
             rtol=self.rtol,
             points=self.points,
         )
-        return self.at(params, path, jnp.zeros((), jnp.int32))
 
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
         """Look up p and v."""
         length = jnp.exp(jnp.minimum(path.log_v_norm[row], math.log(_LONGEST)))
         return {"p": path.p[row], "v": path.v[row] * length}
 
-    def metrics(self, state: FlowState) -> dict[str, Array]:
+    def measured(self, state: FlowState) -> dict[str, Array]:
         """Look up ‖p‖, log ‖v‖, how well both descriptions agree where they meet, and evaluations so far."""
         found = {"p_norm": state.path.norm[state.step], **_looked_up(state, "log_v_norm")}
         return found | {"mismatch": state.path.mismatch, "evaluations": 2 * _evaluations(state)}
@@ -170,27 +186,22 @@ class FullFlow(_Flow, frozen=True, kw_only=True):
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-8
     points: Annotated[int, msgspec.Meta(ge=3)] = 64
 
-    def init(self, task: Task, params: Any, key: Array) -> FlowState:
-        """Find the path and stand at its start."""
-        path = full_flow(
+    def follow(self, params: Any, corpus: Corpus) -> Any:
+        """Find the path."""
+        return full_flow(
             params,
-            task.corpora.train,
+            corpus,
             until_log_loss=self.until_log_loss,
             max_steps=self.max_steps,
             rtol=self.rtol,
             points=self.points,
         )
-        return self.at(params, path, jnp.zeros((), jnp.int32))
 
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
         """Look up E, p and v."""
         return {name: getattr(path, name)[row] @ path.basis.T for name in self.train}
 
-    def query(self, state: FlowState) -> Array:
-        """Look up p at the state's row, (d,) float64."""
-        return state.path.p[state.step] @ state.path.basis.T
-
-    def metrics(self, state: FlowState) -> dict[str, Array]:
+    def measured(self, state: FlowState) -> dict[str, Array]:
         """Look up ‖p‖, log L, the arc length, log t and the drift of what the flow conserves."""
         found = _looked_up(state, "log_loss", "arc_length", "log_time", "drift")
         return {"p_norm": jnp.linalg.norm(state.path.p[state.step]), **found}

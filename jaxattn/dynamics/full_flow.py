@@ -144,17 +144,19 @@ def _follow(E, p, v, corpus, settings, max_steps, points):
         basis = jnp.eye(d)
     start = _Point(rows[:V], rows[V], rows[V + 1], jnp.zeros(()), jnp.zeros(()))
     begin = -_log_loss(start, corpus)
-    end = jnp.maximum(-until_log_loss, begin + _FIRST)
-    clock = jnp.append(0, jnp.geomspace(_FIRST, end - begin, points - 1))
+    # A start whose loss is as small already is the whole path.
+    left = jnp.maximum(-until_log_loss - begin, 0)
+    clock = jnp.append(0, jnp.geomspace(jnp.minimum(_FIRST, left / 2), left, points - 1))
+    clock = jnp.where(left > 0, clock, 0).at[-1].set(left)
     found = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda _, point, corpus: _velocity(point, corpus)),
         diffrax.Dopri8(),
         t0=0.0,
-        t1=end - begin,
+        t1=left,
         dt0=None,
         y0=start,
         args=corpus,
-        saveat=diffrax.SaveAt(ts=clock.at[-1].set(end - begin)),
+        saveat=diffrax.SaveAt(ts=clock),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=rtol / 100),
         max_steps=max_steps,
         throw=False,

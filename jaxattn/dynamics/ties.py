@@ -131,14 +131,48 @@ def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"]
         The ties, and whether they hold: Newton's method finds a zero of the gradient of the tied part of
         the loss nearby, and its Hessian on 𝒯 is positive definite there. Without ties they do not.
     """
-    scores, values = E @ p, E @ v
-    index, below = _below_top(corpus, scores)
+    index, below = _below_top(corpus, E @ p)
     leader = _classes(corpus, below <= _hole(below))
     normals = _normals(E, leader)
     attended = top_class(E, p, corpus, leader)
+    balanced, moved, rest, stiffness, log_limit = _balanced(E, p, v, corpus, normals, attended)
     bags = corpus.bags
-    tied = _with_counts(corpus, jnp.where(attended, bags.count, 0))
-    lift = E @ normals.T
+    offset = E @ balanced
+    offset = offset - take(offset, leader)
+    counts = jnp.where(bags.count > 0, bags.count * jnp.exp(take(offset, index)), 0)
+    means = _class_values(corpus, leader, counts, E @ v)
+    idle = _idle(corpus, leader, attended, counts, means)
+    ties = Ties(
+        leader=leader,
+        normals=normals,
+        embeddings=take(_orthogonal(E, normals), leader),
+        values=means,
+        counts=jnp.where(idle, 0, counts),
+        idle=idle,
+        log_limit=log_limit,
+    )
+    # What is left out has moved the balance by that much, and more of it may come until that is _SHIFT; a
+    # hundred times as much may come from elsewhere, and is not trusted to move it as little.
+    others = tied_coordinates(E, balanced, v, corpus, ties)
+    left_out = others.log_gross(others.zero)
+    more = jnp.log(jnp.clip(_SHIFT / positive(moved), 1, _MORE))
+    log_limit = jnp.maximum(log_limit, left_out + more)
+    some = (leader != jnp.arange(len(E))).any()
+    settled = some & (moved <= _SHIFT) & (stiffness > 0) & (rest <= _ZERO * stiffness)
+    return Balance(ties.replace(log_limit=log_limit), balanced, settled)  # type: ignore[attr-defined]
+
+
+def _balanced(
+    E: Array, p: Array, v: Array, corpus: Corpus, normals: Array, attended: Array
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Move p within 𝒯 to where the tied part of the loss, that of attended tokens alone, has no gradient.
+
+    Returns:
+        p there, (d,); by how much scores have moved; what is left of the gradient; its smallest derivative,
+        both in units of the force and of scores; log of the forces that would move the balance by _SHIFT.
+    """
+    scores, values, lift = E @ p, E @ v, E @ normals.T
+    tied = _with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
 
     def curvature(force):
@@ -152,39 +186,20 @@ def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"]
     force = token_force(tied, scores + lift @ y, values)
     size = jnp.linalg.eigvalsh(curvature(force))
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
-    # In units of the force and of scores: a force of 1 moves scores by the inverse of this.
+    # A force of 1 moves scores by the inverse of this.
     stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] * unit**2), 1)
     rest = jnp.abs(force.force @ lift).max() * unit
-    balanced = p + y @ normals
-    offset = E @ balanced
-    offset = offset - take(offset, leader)
-    counts = jnp.where(bags.count > 0, bags.count * jnp.exp(take(offset, index)), 0)
+    log_limit = force.log_scale + jnp.log(_SHIFT * positive(stiffness))
+    return p + y @ normals, jnp.abs(lift @ y).max(), rest, stiffness, log_limit
+
+
+def _orthogonal(E: Array, normals: Array) -> Array:
+    """Compute Q E; rows that are nothing but rounding are zero."""
     flat = E - (E @ normals.T) @ normals
-    # A second pass makes it orthogonal to rounding; what is nothing but rounding is zero.
+    # A second pass makes it orthogonal to rounding.
     flat = flat - (flat @ normals.T) @ normals
     length = jnp.square(flat).sum(axis=1, keepdims=True)
-    flat = jnp.where(length > _DEPENDENT * jnp.square(E).sum(axis=1).max(), flat, 0)
-    means = _class_values(corpus, leader, counts, values)
-    idle = _idle(corpus, leader, attended, counts, means)
-    ties = Ties(
-        leader=leader,
-        normals=normals,
-        embeddings=take(flat, leader),
-        values=means,
-        counts=jnp.where(idle, 0, counts),
-        idle=idle,
-        log_limit=force.log_scale + jnp.log(_SHIFT * positive(stiffness)),
-    )
-    moved = jnp.abs(lift @ y).max()
-    # What is left out has moved the balance by that much, and more of it may come until that is _SHIFT; a
-    # hundred times as much may come from elsewhere, and is not trusted to move it as little.
-    others = tied_coordinates(E, balanced, v, corpus, ties)
-    left_out = others.log_gross(others.zero)
-    more = jnp.log(jnp.clip(_SHIFT / positive(moved), 1, _MORE))
-    log_limit = jnp.maximum(ties.log_limit, left_out + more)
-    some = (leader != jnp.arange(len(E))).any()
-    settled = some & (moved <= _SHIFT) & (stiffness > 0) & (rest <= _ZERO * stiffness)
-    return Balance(ties.replace(log_limit=log_limit), balanced, settled)  # type: ignore[attr-defined]
+    return jnp.where(length > _DEPENDENT * jnp.square(E).sum(axis=1).max(), flat, 0)
 
 
 def _with_counts(corpus: Corpus, counts: Array) -> Corpus:

@@ -29,6 +29,7 @@ METRICS = MappingProxyType(
         "arc_length": "length of the path",
         "log_time": r"$\log\,t$",
         "log_v_norm": r"$\log\,\Vert v\Vert$",
+        "came_to_end": "paths that come to the end asked for",
         "log_loss": r"$\log\,L$",
         "drift": r"drift of $E^\top E - pp^\top - vv^\top$",
         "mismatch": "sine of the angle between two descriptions of $dp/dt$",

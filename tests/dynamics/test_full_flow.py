@@ -112,3 +112,11 @@ def test_bad_input():
         ja.dynamics.full_flow(params, corpus, points=2)
     with jax.enable_x64(False), pytest.raises(InputError, match="needs float64"):
         jax.jit(lambda params: ja.dynamics.full_flow(params, corpus).p)(params)
+
+
+def test_a_start_below_the_loss_is_the_whole_path():
+    params, corpora = problems(24)
+    path = ja.dynamics.full_flow(params, corpora, until_log_loss=0.0, points=8)
+    assert path.stop.tolist() == ["loss", "loss"]
+    np.testing.assert_array_equal(path.arc_length, 0)
+    np.testing.assert_array_equal(path.p, jnp.broadcast_to(path.p[:, :1], path.p.shape))
