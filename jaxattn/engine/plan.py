@@ -87,7 +87,8 @@ def _coordinates(setting: Setting) -> str:
     if dim is None or vocab_size is None:
         return "" if dim is None else str(dim)
     classes = getattr(setting.data, "classes", 2)
-    sizes = {"vocab_size": vocab_size, "num_classes": classes, "dtype": jnp.dtype(setting.dtype)}
+    # Shapes are the same in any precision, and float64 would want its mode.
+    sizes = {"vocab_size": vocab_size, "num_classes": classes, "dtype": jnp.float32}
     E = getattr(jax.eval_shape(partial(setting.model.init, **sizes), jax.random.key(0)), "E", None)
     return str(dim) if E is None or E.shape[1] == dim else f"{E.shape[1]} for d = {dim}"
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from jaxattn.cores import map_on_cores
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
@@ -63,12 +64,13 @@ class FlowLimit(Spec, frozen=True, kw_only=True):
             1 - cos to the limit, (S, k). Its certificate, and the share of sequences with tied tokens, (S,).
         """
         params, corpora = jax.device_get((params, loaded.splits.train))
-        found = []
-        for seed, path in enumerate(history):
-            own = jax.tree.map(lambda x, seed=seed: np.asarray(x[seed], np.float64), params)
-            corpus = corpora if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], corpora)
-            found.append(self._compare(own, corpus, path))
-        away, ends = zip(*found, strict=True)
+
+        def compare(seed: int, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            own = jax.tree.map(lambda x: np.asarray(x[seed], np.float64), params)
+            corpus = corpora if loaded.shared else jax.tree.map(lambda x: x[seed], corpora)
+            return self._compare(own, corpus, path)
+
+        away, ends = zip(*map_on_cores(compare, range(len(history)), history), strict=True)
         at_the_end = dict(zip(_AT_THE_END, np.stack(ends, axis=1), strict=True))
         return {"limit_one_minus_cosine": np.stack(away)}, at_the_end
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxattn.cores import map_on_cores
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
@@ -63,11 +64,12 @@ class RelaxedDirection(Spec, frozen=True, kw_only=True):
         """
         # On the host: every seed may have another shape, for which JAX would compile anew.
         E, corpora = jax.device_get((params.E, loaded.splits.train))
-        found = []
-        for seed, (own, path) in enumerate(zip(np.asarray(E, np.float64), history, strict=True)):
-            corpus = corpora if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], corpora)
-            found.append(_compare(own, corpus, path))
-        on_the_way, at_the_end = zip(*found, strict=True)
+
+        def compare(seed: int, path: np.ndarray) -> tuple[Metrics, Metrics]:
+            corpus = corpora if loaded.shared else jax.tree.map(lambda x: x[seed], corpora)
+            return _compare(np.asarray(E[seed], np.float64), corpus, path)
+
+        on_the_way, at_the_end = zip(*map_on_cores(compare, range(len(history)), history), strict=True)
         return _stacked(on_the_way), _stacked(at_the_end)
 
 

@@ -1,12 +1,14 @@
 """The max-margin direction of a selection, for one problem or for many, small or large."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxattn.cores import map_on_cores
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.theory.active_set import active_set
@@ -134,21 +136,18 @@ def max_margin_batch(
             f"E {E.shape}, selection {mask.shape}, labels {corpus.labels.shape}: give one of each per seed"
         )
     corpus = jax.tree.map(np.asarray, corpus)
-    answers: list[MaxMargin | None] = []
-    problems: list[_Problem] = []
     coordinates = isometric(E) if E.shape[1] <= E.shape[2] else E
-    for seed in range(len(E)):
-        own = corpus if shared else jax.tree.map(lambda x, seed=seed: x[seed], corpus)
-        problem = _prepare_or_report(E[seed], own, Selection(mask[seed]), coordinates[seed])
-        answers.append(problem if isinstance(problem, MaxMargin) else None)
-        if isinstance(problem, _Problem):
-            problems.append(problem)
+
+    def prepare(seed: int) -> _Problem | MaxMargin:
+        own = corpus if shared else jax.tree.map(lambda x: x[seed], corpus)
+        return _prepare_or_report(E[seed], own, Selection(mask[seed]), coordinates[seed])
+
+    posed = map_on_cores(prepare, range(len(E)))
+    problems = [problem for problem in posed if isinstance(problem, _Problem)]
     solutions = interior_point([problem.differences for problem in problems]) if problems else []
-    solved = (
-        _conclude_or_finish(problem, solution, tolerance=tolerance)
-        for problem, solution in zip(problems, solutions, strict=True)
-    )
-    return _stack([next(solved) if answer is None else answer for answer in answers])
+    conclude = partial(_conclude_or_finish, tolerance=tolerance)
+    solved = iter(map_on_cores(conclude, problems, solutions))
+    return _stack([answer if isinstance(answer, MaxMargin) else next(solved) for answer in posed])
 
 
 def _prepare_or_report(

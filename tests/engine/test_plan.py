@@ -58,8 +58,9 @@ def test_quick_leaves_out_what_takes_compiling(tmp_path, monkeypatch, study):
         plan(study(), tmp_path)
 
 
-def test_coordinates_of_the_span_are_said_where_they_are_fewer(tmp_path, study, tables):
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_coordinates_of_the_span_are_said_where_they_are_fewer(tmp_path, study, dtype):
     axes = {"model.dim": [16, 64, "inf"], "phases.query.optimizer": ["sgd", "adam"]}
     exclude = [{"model.dim": "inf", "phases.query.optimizer": "adam"}]
-    _, groups = plan(study(axes=axes, exclude=exclude), tmp_path, quick=True)[0]
+    _, groups = plan(study(axes=axes, exclude=exclude, dtype=dtype), tmp_path, quick=True)[0]
     assert groups["coordinates"].tolist() == ["16", "16", "22 for d = 64", "64", "22 for d = inf"]
