@@ -17,7 +17,7 @@ def main() -> None:
             signal.signal(signal.SIGINT, _stop)
     import tyro
 
-    from jaxattn.commands import results, studies
+    from jaxattn.commands import bench, results, studies
     from jaxattn.console import complain
     from jaxattn.errors import InputError, RunError
 
@@ -34,6 +34,7 @@ def main() -> None:
         "status": studies.status,
         "schema": schema,
         "doctor": doctor,
+        "bench": bench.bench,
     }
     code: int
     try:

@@ -86,6 +86,20 @@ def test_schema_and_doctor_print_what_they_found(monkeypatch, capsys):
     assert "float64" in out
 
 
+def test_bench_writes_what_it_prints_and_shows_files_side_by_side(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("jaxattn.bench.measurement._COPIED", 2**20)
+    file = tmp_path / "bench.json"
+    words = ["--only", "corpora of their own", "--seeds", "1", "--repeats", "1", "--quiet"]
+    status, out, _ = call(monkeypatch, capsys, "bench", *words, "--out", file)
+    assert status == 0
+    assert "corpora of their own, p" in out
+    assert "GB/s" in out
+    status, out, _ = call(monkeypatch, capsys, "bench", file, file)
+    assert status == 0
+    assert "1: " in out
+    assert "2: " in out
+
+
 def test_data_shows_the_corpus(monkeypatch, capsys):
     status, out, _ = call(monkeypatch, capsys, "data", SWEEPS / "quickstart.toml", "--quiet")
     assert status == 0
@@ -94,7 +108,7 @@ def test_data_shows_the_corpus(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "plan", "claims", "data", "aggregate", "report", "status", "schema", "doctor"]
+    "command", ["run", "plan", "claims", "data", "aggregate", "report", "status", "schema", "doctor", "bench"]
 )
 def test_help_shows_an_example(monkeypatch, capsys, command):
     status, out, _ = call(monkeypatch, capsys, command, "--help")
@@ -117,6 +131,12 @@ def test_help_shows_an_example(monkeypatch, capsys, command):
         (["run", SWEEPS / "quickstart.toml", "--shard", "half"], "--shard half: expected I/N"),
         (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "give a number from 1 to 2"),
         (["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"], "seeds: no seed"),
+        (["bench", "--only", "nosuch"], "--only nosuch: in no name; there are corpora of their own"),
+        (["bench", "--repeats", "0"], "--repeats 0: give at least 1"),
+        (["bench", "--seeds", "0"], "--seeds 0: give at least 1"),
+        (["bench", "nosuch.json"], "nosuch.json: cannot be read"),
+        (["bench", SWEEPS / "quickstart.toml"], "not a file of `jaxattn bench`"),
+        (["bench", "nosuch.json", "--seeds", "1"], "files are shown as they are"),
         (["claims", "--only", "T4.4"], "no claim 'T4.4'; give some of L4.1"),
         (["claims", "--seeds", "1"], "an interval over seeds needs at least 2"),
         (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),

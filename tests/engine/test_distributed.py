@@ -44,19 +44,20 @@ def finish(process):
 STUDY = ["run", SMALL, "--seeds", "4", "--set", "phases.query.steps=3"]
 
 
-def start_both(folder, *options):
-    return [start(*STUDY, *options, "--out", folder, "--distributed", f"2,{number}") for number in (0, 1)]
+def start_all(folder, *options, count=2):
+    every = range(count)
+    return [start(*STUDY, *options, "--out", folder, "--distributed", f"{count},{one}") for one in every]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """A run of two processes: its folder, and what both printed."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return folder, [finish(process) for process in start_both(folder, "--quiet")]
+    return folder, [finish(process) for process in start_all(folder, "--quiet")]
 
 
-def records(folder):
-    shards = combine([load(folder / f"shard-{number}-of-2") for number in (1, 2)])
+def records(folder, count=2):
+    shards = combine([load(folder / f"shard-{number + 1}-of-{count}") for number in range(count)])
     return shards.records.sort_values(KEYS).reset_index(drop=True)
 
 
@@ -71,9 +72,20 @@ def test_two_processes_share_a_sweep_and_print_one_table(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
+def test_four_processes_give_the_bits_of_one_in_float64(tmp_path):
+    """With one core each, and as many lanes together as the one has on its own."""
+    options = ["--quiet", "--set", "dtype=float64", "--set", "chunk=1"]
+    printed = [finish(process) for process in start_all(tmp_path / "four", *options, count=4)]
+    finish(start(*STUDY, *options, "--out", tmp_path / "one"))
+    one = load(tmp_path / "one").records.sort_values(KEYS).reset_index(drop=True)
+    pd.testing.assert_frame_equal(records(tmp_path / "four", 4), one, check_exact=True)
+    assert ["(n=1)" in text for text in printed] == [False, True, True, True]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_one_that_is_killed_takes_no_other_with_it_and_continues(undisturbed, tmp_path, killed):
-    both = start_both(tmp_path, "--distributed-timeout", "2")
+    both = start_all(tmp_path, "--distributed-timeout", "2")
     shard = tmp_path / f"shard-{killed + 1}-of-2"
     while not (shard / "metrics.jsonl").exists() and both[killed].poll() is None:
         time.sleep(0.01)
@@ -87,7 +99,7 @@ def test_one_that_is_killed_takes_no_other_with_it_and_continues(undisturbed, tm
             f"jaxattn: {shard}: not finished, and no process has worked there for 2 s; run the"
         )
         assert "Traceback" not in error
-    for process in start_both(tmp_path, "--quiet"):
+    for process in start_all(tmp_path, "--quiet"):
         finish(process)
     pd.testing.assert_frame_equal(records(tmp_path), records(undisturbed[0]), check_exact=True)
 

@@ -1,0 +1,60 @@
+"""The command that measures a machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from jaxattn.console import print_table
+from jaxattn.errors import InputError
+from jaxattn.options import Quiet
+
+
+def bench(
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="[FILE ...]")] = (),
+    /,
+    only: Annotated[tuple[str, ...], arg(metavar="WORD ...")] = (),
+    seeds: Annotated[int | None, arg(metavar="N")] = None,
+    repeats: int = 3,
+    out: Annotated[Path | None, arg(metavar="FILE")] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Measure this machine: time of a step of each kind, whether bits repeat, memory against the plan.
+
+    With files of it, measures nothing and shows them side by side.
+    Example: jaxattn bench --out bench.json
+
+    Args:
+        files: Files that were written with --out.
+        only: Measure the cases with one of these words in their names only.
+        seeds: Measure up to so many seeds side by side.
+        repeats: Passes after the first, of which the median counts.
+        out: Write what was measured to this file.
+    """
+    from jaxattn import bench as benchmark
+    from jaxattn.engine.devices import use_all_cores
+    from jaxattn.engine.progress import Reporter
+
+    if files:
+        if only or out or seeds:
+            raise InputError("bench: files are shown as they are; leave --only, --seeds and --out out")
+        print_table("µs a step and seed", benchmark.beside([benchmark.read(path) for path in files]), keys=2)
+        return 0
+    if repeats < 1:
+        raise InputError(f"--repeats {repeats}: give at least 1")
+    if seeds is not None and seeds < 1:
+        raise InputError(f"--seeds {seeds}: give at least 1")
+    cases = [case for case in benchmark.CASES if not only or any(word in case.name for word in only)]
+    if not cases:
+        known = "; ".join(case.name for case in benchmark.CASES)
+        raise InputError(f"--only {' '.join(only)}: in no name; there are {known}")
+    use_all_cores()
+    report = benchmark.Report(benchmark.machine(), [])
+    with Reporter(quiet) as reporter:
+        for number, case in enumerate(cases):
+            reporter.update(case.name, number / len(cases))
+            report.measured.extend(benchmark.measure(case, repeats, most=seeds))
+    print_table(report.title, benchmark.table(report))
+    if out is not None:
+        print(benchmark.write(report, out))
+    return 0

@@ -1,0 +1,59 @@
+"""What `jaxattn bench` measures."""
+
+import dataclasses
+
+import pytest
+
+import jaxattn as ja
+from jaxattn.bench import Case, machine, measure
+
+
+def case(**changes):
+    study = ja.Study(
+        name="bench",
+        data=ja.data.Independent(vocab_size=12, relevant=4, length=4, sequences=10),
+        model=ja.models.OneLayer(dim=8),
+        phases=[ja.dynamics.Descent(name="descent", train=("p",), optimizer="sgd", step_size=0.1, steps=20)],
+        probes={"tokens": False, "per_decade": 0},
+    )
+    return dataclasses.replace(Case("small", study, (1, 3), 20), **changes)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return list(measure(case(), repeats=2))
+
+
+def test_every_number_of_seeds_is_measured(rows):
+    assert [(one.case, one.seeds, one.passes) for one in rows] == [("small", 1, 2), ("small", 3, 2)]
+    for one in rows:
+        assert one.same_bits
+        assert 0 < one.step_us < 1e6
+        # Compiling takes longer than twenty steps of ten sequences.
+        assert one.first_s > 20e-6 * one.step_us * one.seeds
+        assert one.planned_mib > 0
+        assert one.peak_mib is None or one.peak_mib > 0
+    assert [one.seeds for one in measure(case(), repeats=1, most=2)] == [1]
+
+
+def test_bits_that_differ_are_seen(monkeypatch):
+    from jaxattn.bench import measurement as module
+
+    numbers = iter(range(100))
+    seen = module._timed
+
+    def changing(function):
+        took, bits = seen(function)
+        return took, [*bits, str(next(numbers))]
+
+    monkeypatch.setattr(module, "_timed", changing)
+    (one,) = measure(case(seeds=(1,)), repeats=1)
+    assert not one.same_bits
+
+
+def test_the_machine_is_described(monkeypatch):
+    monkeypatch.setattr("jaxattn.bench.measurement._COPIED", 2**20)
+    here = machine()
+    assert here.platform == "cpu"
+    assert here.devices >= 1
+    assert 0.01 < here.copied_gb_s < 10_000
