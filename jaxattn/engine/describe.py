@@ -19,7 +19,7 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
         progress: told how far the reading is.
 
     Returns:
-        Titles and tables: sizes, length quantiles, the most important tokens.
+        Titles and tables: sizes, length quantiles, step sizes, the most important tokens.
     """
     with jax.enable_x64(study.dtype == "float64"):
         loaded = load(study.base, seed_keys([0])[0], progress, {})
@@ -30,6 +30,7 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
         quantiles = pd.DataFrame([_quantiles(name, split) for name, split in splits.items()])
         tokens = jax.tree.map(np.asarray, held.tokens)
     tables = [("Sizes", sizes), ("Sequence lengths (quantiles)", quantiles)]
+    tables.append(("One step on E: the largest |E·v| that a step size gives", _step_sizes(tokens.alpha)))
     classes = tokens.alpha.shape[1]
     for k in range(classes):
         alpha = tokens.alpha[:, k]
@@ -47,6 +48,17 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
             of_class = f" of class {(held.train.class_names or range(classes))[k]}" if classes > 1 else ""
             tables.append((f"Tokens with the {side} average signed frequency{of_class}", listed))
     return tables
+
+
+def _step_sizes(alpha: np.ndarray) -> pd.DataFrame:
+    """Invert the one-step law: |E_s·v| = η0 |α_s| / 2 for two classes and η0 |α_s| for K, as ‖v‖ = 1.
+
+    At 3 the loss is no longer that of the start, and attention, from scores that the next phase makes of
+    these values, can tell tokens apart; far below, nothing is written into E, and far above, logits saturate.
+    """
+    share = np.abs(alpha).max() / (2 if alpha.shape[1] == 1 else 1)
+    sizes = [{"largest |E·v|": x, "step_size": float(f"{x / share:.2g}")} for x in (1.0, 3.0, 10.0)]
+    return pd.DataFrame(sizes if share else [])
 
 
 def _sizes(name: str, split: Corpus) -> dict[str, object]:

@@ -1,10 +1,13 @@
 import json
 
+import jax.numpy as jnp
 import pytest
 
+import jaxattn as ja
 from jaxattn import Study
 from jaxattn.data.text import silent
 from jaxattn.engine import describe
+from jaxattn.engine.program import seed_keys
 
 
 @pytest.fixture
@@ -40,3 +43,20 @@ def test_a_corpus_of_own_code_is_described(study):
     assert sizes["sequences"].tolist() == ["12", "8"]
     ((_, shared), *_) = describe.corpus(study("own", data="mine.py:fixed"), 3, silent)
     assert shared["split"].tolist() == ["train"]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_step_sizes_bring_the_values_they_say(tables, classes):
+    """From E = 0 the one-step law holds to the letter, whatever d is."""
+    data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
+    loss = "logistic" if classes == 2 else "cross_entropy"
+    wanted = Study.of_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
+    found = dict(describe.corpus(wanted, 1, silent))
+    table = found["One step on E: the largest |E·v| that a step size gives"]
+    corpus = wanted.base.data.draw(seed_keys([0])[0][0]).train
+    v = jnp.eye(4)[0] if classes == 2 else jnp.eye(4)[:, :classes]
+    params = ja.models.one_layer.Params(E=jnp.zeros((20, 4)), p=jnp.zeros(4), v=v)
+    for size, step_size in table.to_numpy():
+        moved = ja.dynamics.one_step(params, corpus, step_size=step_size)
+        # Two digits are shown.
+        assert abs(moved.E @ v).max() == pytest.approx(size, rel=0.05)
