@@ -1,6 +1,6 @@
 """One step of descent at several d, side by side in one process: in coordinates of the span d costs nothing.
 
-    python benchmarks/step_by_dim.py [--steps 2000] [--repeats 15]
+    python benchmarks/step_by_dim.py --out results/benchmarks
 
 Prints microseconds a step (median over repeats that take turns) and their ratio to d = V + 2, for p alone
 and for E, p and v together; `axes` is the same loop over (V, d) arrays, which Adam and whatever else sees the
@@ -12,6 +12,7 @@ import json
 import platform
 import statistics
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="folder for step_by_dim.json")
     given = parser.parse_args()
     rows = []
     for sizes in SIZES:
@@ -71,7 +73,10 @@ def main():
                 row = sizes | {"train": ", ".join(train), "form": form, "dim": dim}
                 rows.append(row | {"us": round(median, 1), "ratio": ratio})
                 print(row, f"{median:.1f} us, {ratio:.2f} x", flush=True)
-    print(json.dumps({"jax": jax.__version__, "processor": platform.machine(), "rows": rows}))
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        found = {"jax": jax.__version__, "processor": platform.machine(), "rows": rows}
+        (given.out / "step_by_dim.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
