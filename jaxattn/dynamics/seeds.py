@@ -95,7 +95,8 @@ def _without_derivative(arrays, settings, follow, batched, seeds, points, width)
 def _refuse(*_):
     raise InputError(
         "an exact flow has no derivative: its adaptive steps are no smooth function of what they start from; "
-        "put jax.lax.stop_gradient around params, or differentiate ja.dynamics.descent"
+        "put jax.lax.stop_gradient around params, or differentiate ja.dynamics.descent, or where the flow "
+        "tends to by ja.theory.direction"
     )
 
 

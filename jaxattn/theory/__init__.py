@@ -1,6 +1,7 @@
 """Theory: what the dynamics should do, and how to tell that it did."""
 
 from jaxattn.theory.certificate import MaxMargin
+from jaxattn.theory.direction import direction
 from jaxattn.theory.geometry import cosine, margin, one_minus_cosine
 from jaxattn.theory.limit import Limit, limit
 from jaxattn.theory.max_margin import max_margin, max_margin_batch
@@ -14,6 +15,7 @@ __all__ = [
     "RelaxedMaxMargin",
     "Selection",
     "cosine",
+    "direction",
     "limit",
     "margin",
     "max_margin",

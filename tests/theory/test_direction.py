@@ -1,0 +1,100 @@
+"""Derivatives of the max-margin direction, against problems solved anew."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.theory import Selection, direction, max_margin, max_margin_batch, selection_of
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def problem(rng, dim, tied=False):
+    """Sequences of five of 12 tokens; one of 0 .. 3 is selected, in some two of them tie."""
+    E = rng.normal(size=(12, dim))
+    E[:4] += 3 * np.eye(dim)[0]
+    if tied:
+        E[1] = E[0] + 0.3 * rng.normal(size=dim)
+    lists = [
+        [int(k), *rng.choice(np.arange(4, 12), 4, replace=False).tolist()] for k in rng.integers(0, 4, 9)
+    ]
+    if tied:
+        lists += [[0, 1, 5, 6], [1, 0, 7]]
+    corpus = ja.data.from_sequences(
+        lists, [1, -1] * (len(lists) // 2) + [1] * (len(lists) % 2), vocab_size=12
+    )
+    return E, corpus, selection_of(np.arange(12) < 4, corpus)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["alone", "ties"])
+@pytest.mark.parametrize("dim", [6, 30], ids=["V > d", "V < d"])
+def test_the_derivative_is_that_of_the_problem_solved_anew(rng, dim, tied):
+    E, corpus, chosen = problem(rng, dim, tied)
+    answer = max_margin(E, corpus, chosen)
+    assert answer.feasible
+    assert (len(answer.ties) > 0) == tied
+    np.testing.assert_allclose(direction(E, answer), answer.p, rtol=1e-9, atol=1e-9)
+    for _ in range(3):
+        moved = rng.normal(size=E.shape)
+        _, found = jax.jvp(lambda E: direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),))
+        h = 1e-6
+        there, back = (max_margin(E + sign * h * moved, corpus, chosen) for sign in (1, -1))
+        assert set(map(tuple, there.pairs)) == set(map(tuple, back.pairs))
+        expected = (there.p - back.p) / (2 * h)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+
+
+def test_pairs_that_depend_on_each_other_do_no_harm(rng):
+    """Either selected token beats both others: four tight pairs, three of them independent."""
+    E = np.eye(4, 6) + 0.05 * rng.normal(size=(4, 6))
+    corpus = ja.data.from_sequences([[0, 2], [0, 3], [1, 2], [1, 3]], [1, -1, 1, -1], vocab_size=4)
+    chosen = Selection(np.asarray(corpus.bags.index) < 2)
+    answer = max_margin(E, corpus, chosen)
+    every = np.array([[0, 2], [0, 3], [1, 2], [1, 3]])
+    np.testing.assert_allclose((E[every[:, 0]] - E[every[:, 1]]) @ answer.p, 1)
+    answer = answer.replace(pairs=every, multipliers=np.full(4, answer.p @ answer.p / 4))
+    np.testing.assert_allclose(direction(E, answer), answer.p, rtol=1e-9)
+    moved = np.zeros_like(E)
+    moved[0, 1] = 1.0
+    found = jax.jvp(lambda E: direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),))[1]
+    there, back = (max_margin(E + h * moved, corpus, chosen) for h in (1e-6, -1e-6))
+    np.testing.assert_allclose(found, (there.p - back.p) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+def test_it_is_differentiated_through_the_step_that_made_the_embeddings():
+    data_key, model_key = jax.random.split(jax.random.key(3))
+    corpus = ja.data.assumption1(data_key, vocab_size=12, relevant=4, length=4, sequences=20)
+    params = ja.models.one_layer.init(model_key, vocab_size=12, dim=24, dtype=jnp.float64)
+    chosen = selection_of(np.arange(12) < 4, corpus)
+
+    def embeddings(step_size):
+        return ja.dynamics.one_step(params, corpus, step_size=step_size).E
+
+    answer = max_margin(embeddings(100.0), corpus, chosen)
+    found = jax.jacobian(lambda x: direction(embeddings(x), answer))(100.0)
+    there, back = (max_margin(embeddings(x), corpus, chosen).p for x in (100.001, 99.999))
+    np.testing.assert_allclose(found, (there - back) / 0.002, rtol=1e-5, atol=1e-9)
+
+
+def test_bad_input(rng):
+    E, corpus, chosen = problem(rng, 30)
+    answer = max_margin(E, corpus, chosen)
+    batch = max_margin_batch(
+        E[None],
+        jax.tree.map(lambda x: np.asarray(x)[None], corpus),
+        jax.tree.map(lambda x: np.asarray(x)[None], chosen),
+    )
+    with pytest.raises(InputError, match="answer: a batch"):
+        direction(E, batch)
+    with pytest.raises(InputError, match="E: 3 tokens"):
+        direction(E[:3], answer)
+    weaker = answer.replace(multipliers=answer.multipliers * 2)
+    with pytest.raises(InputError, match="less than 1 is required"):
+        direction(E, weaker)
+    apart = E.copy()
+    apart[:4] = apart[4:8]
+    with pytest.raises(InputError, match="no direction to follow"):
+        direction(apart, max_margin(apart, corpus, chosen))
