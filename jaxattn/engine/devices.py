@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxattn import backend
 from jaxattn.parts import map_in_equal_parts
 
 # Bytes of a core's first cache. Several lanes that outgrow it together take up to twice as long as one after
@@ -103,6 +104,26 @@ def put(tree: Any, shared: bool) -> Any:
         return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("lanes")))
 
 
+def shapes(tree: Any, lanes: int, in_axis: int | None, shared: bool) -> Any:
+    """Make shapes of an argument that a program can be compiled for.
+
+    Args:
+        tree: arrays or their shapes.
+        lanes: how many lanes the program has.
+        in_axis: 0 if each lane has its own, None if all lanes share it.
+        shared: whether lanes share a corpus.
+
+    Returns:
+        Shapes; those for a described chip name its devices, as nothing else tells whom a program is for.
+    """
+    sharding: Any = None
+    if backend.are_described():
+        mesh, spec = _mesh(lanes, shared), P() if in_axis is None else P("lanes")
+        first = SingleDeviceSharding(backend.local_devices()[0])
+        sharding = first if mesh is None else NamedSharding(mesh, spec)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
 def lanes_per_core(bytes_per_lane: int) -> int:
     """Tell how many lanes of a size a core of a CPU takes at a time."""
     return max(1, CACHE // max(bytes_per_lane, 1))
@@ -110,7 +131,7 @@ def lanes_per_core(bytes_per_lane: int) -> int:
 
 def device_count(shared: bool) -> int:
     """Count the devices that lanes are sharded over; a CPU is one for lanes that share a corpus."""
-    return 1 if shared and _on_cpu() else len(jax.local_devices())
+    return 1 if shared and _on_cpu() else len(backend.local_devices())
 
 
 def _shape(lanes: int, shared: bool) -> tuple[int, int]:
@@ -123,13 +144,13 @@ def _mesh(lanes: int, shared: bool) -> Mesh | None:
     used, each = _shape(lanes, shared)
     if used * each != lanes:
         raise ValueError(f"{lanes} lanes are not what pad_to_devices makes for {used} devices")
-    return None if used == 1 else _mesh_of(used)
+    return None if used == 1 else _mesh_of(tuple(backend.local_devices()[:used]))
 
 
 @cache
-def _mesh_of(used: int) -> Mesh:
+def _mesh_of(devices: tuple[Any, ...]) -> Mesh:
     # Not jax.make_mesh, which wants a rectangle of a TPU's chips; lanes talk to no other lane.
-    return Mesh(np.array(jax.local_devices()[:used]), ("lanes",), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
 
 
 def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, ...]:
@@ -141,4 +162,4 @@ def _bytes(tree: Any) -> int:
 
 
 def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
+    return backend.platform() == "cpu"

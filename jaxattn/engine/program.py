@@ -1,6 +1,7 @@
 """One phase of a study as compiled functions over many lanes: `study.seed` lifted, nothing else."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -15,6 +16,40 @@ from jaxattn.study import seed
 from jaxattn.study.hyperparameters import Hyperparameters, used_tokens, with_hyperparameters
 from jaxattn.study.seed import Carried
 from jaxattn.study.setting import Setting
+
+
+class Compiled:
+    """A function that is compiled for what it is called with."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        dtype: str | None = None,
+        look: Callable[[Any], Any] = lambda first: first,
+        **options: Any,
+    ):
+        """Wrap a function.
+
+        Args:
+            function: pure function of pytrees of arrays.
+            dtype: with "float64" it is compiled in float64 whatever the session's setting.
+            look: what it sees of its first argument.
+            options: those of `jax.jit`.
+        """
+        self._compiled, self._look, self._double = jax.jit(function, **options), look, dtype == "float64"
+
+    def __call__(self, first: Any, *others: Any) -> Any:
+        """Call it."""
+        with self._precision():
+            return self._compiled(self._look(first), *others)
+
+    def lower(self, first: Any, *others: Any) -> Any:
+        """Lower it for arguments or their shapes, as `jax.jit` does."""
+        with self._precision():
+            return self._compiled.lower(self._look(first), *others)
+
+    def _precision(self) -> Any:
+        return jax.enable_x64(True) if self._double else nullcontext()
 
 
 class Program(NamedTuple):
@@ -33,12 +68,12 @@ class Program(NamedTuple):
 
     phase: Any
     probe_steps: list[int]
-    begin: Callable[..., Carried]
-    advance: Callable[..., Carried]
-    measure: Callable[..., dict[int, dict[str, Array]]]
-    state_metrics: Callable[[Carried], dict[str, Array]]
-    observe: list[tuple[Any, Callable[..., Array]]]
-    tokens: Callable[..., dict[str, Array]]
+    begin: Compiled
+    advance: Compiled
+    measure: Compiled
+    state_metrics: Compiled
+    observe: list[tuple[Any, Compiled]]
+    tokens: Compiled
 
 
 def seed_keys(seeds: Sequence[int]) -> tuple[Array, Array]:
@@ -72,14 +107,14 @@ def load(setting: Setting, keys: Array, progress: Callable[..., None], numbers: 
     return Loaded(drawing(setting)(keys, numbers), False, setting.data.tokens)
 
 
-def drawing(setting: Setting) -> Callable[[Array, Hyperparameters], Splits]:
+def drawing(setting: Setting) -> Compiled:
     """Compile the drawing of corpora: (keys, numbers) -> those of every lane."""
 
     def draw(key: Array, numbers: Hyperparameters) -> Splits:
         return seed.draw(with_hyperparameters(setting, numbers), key, used_tokens(numbers))
 
     # On a CPU one after the other: batched sorts take twice as long to compile, and run no faster.
-    return jax.jit(vmap_over_devices(draw, (0, 0), per_core=1))
+    return Compiled(vmap_over_devices(draw, (0, 0), per_core=1))
 
 
 def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
@@ -87,7 +122,7 @@ def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameter
     return starting(setting, loaded)(keys, numbers)
 
 
-def starting(setting: Setting, loaded: Loaded) -> Callable[[Array, Hyperparameters], Any]:
+def starting(setting: Setting, loaded: Loaded) -> Compiled:
     """Compile the drawing of parameters: (keys, numbers) -> those of every lane."""
 
     def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
@@ -102,7 +137,7 @@ def starting(setting: Setting, loaded: Loaded) -> Callable[[Array, Hyperparamete
     )
     # One after the other: batches of LAPACK's routines wait for each other for ever on several CPU devices.
     lifted = vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
-    return jax.jit(lifted)
+    return Compiled(lifted)
 
 
 def program(setting: Setting, index: int, loaded: Loaded) -> Program:
@@ -119,7 +154,7 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
     phase = setting.phases[index]
     axis = None if loaded.shared else 0
     lift = partial(vmap_over_devices, shared=loaded.shared)
-    in_its_precision = partial(_compiled, dtype=phase.dtype)
+    in_its_precision = partial(Compiled, dtype=phase.dtype)
 
     def begin(params: Any, splits: Splits, numbers: Hyperparameters, key: Array) -> Carried:
         return seed.begin(with_hyperparameters(setting, numbers), index, params, splits, key)
@@ -135,15 +170,16 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
 
     few = phase.seeds_per_core
     own = [probe for probe in setting.probes.of_phases if probe.applies(setting.model, setting.loss, phase)]
-    measured = jax.jit(lift(measure, (0, axis, 0)))
+
+    def look(carried: Carried) -> Carried:
+        return carried._replace(state=_Parameters(carried.state.params))
+
     return Program(
         phase=phase,
         probe_steps=setting.probes.steps(phase),
         begin=in_its_precision(lift(begin, (0, axis, 0, 0), per_core=few)),
         advance=in_its_precision(lift(advance, (0, axis, 0, None), per_core=few), donate_argnums=0),
-        measure=lambda carried, *own: measured(
-            carried._replace(state=_Parameters(carried.state.params)), *own
-        ),
+        measure=Compiled(lift(measure, (0, axis, 0)), look=look),
         state_metrics=in_its_precision(
             shard(jax.vmap(lambda carried: phase.metrics(carried.state)), (0,), loaded.shared)
         ),
@@ -160,7 +196,7 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
             )
             for probe in own
         ],
-        tokens=jax.jit(lift(tokens, (0, axis, 0))),
+        tokens=Compiled(lift(tokens, (0, axis, 0))),
     )
 
 
@@ -203,16 +239,3 @@ class _Parameters(NamedTuple):
     """What probes of single steps see of a state: a path in float64 stays out of float32 programs."""
 
     params: Any
-
-
-def _compiled(function: Callable[..., Any], dtype: str | None, **options: Any) -> Callable[..., Any]:
-    """Compile a function, in float64 whatever the session's setting if its phase is."""
-    compiled = jax.jit(function, **options)
-    if dtype != "float64":
-        return compiled
-
-    def call(*arguments: Any) -> Any:
-        with jax.enable_x64(True):
-            return compiled(*arguments)
-
-    return call
