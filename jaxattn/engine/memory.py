@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxattn import backend
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.shapes import corpora, params, shaped
@@ -70,7 +71,7 @@ def width(
         return lanes
     try:
         # Traced for the lanes that run if all fit, corpora need not be traced again when they do.
-        held, own = _sizes(group, math.ceil(lanes / used) * used)
+        held, own = sizes(group, math.ceil(lanes / used) * used)
     except OverflowError as error:
         raise InputError(
             f"cell {group.cells[0].number}: its sizes are too large for programs ({error}); make them smaller"
@@ -107,7 +108,7 @@ def predict(group: CompileGroup) -> Memory:
         InputError: sizes that do not fit, texts that cannot be read.
     """
     used = devices.device_count(group.setting.data.shared)
-    some = 4 * devices.lanes_per_core(_sizes(group, used)[1])
+    some = 4 * devices.lanes_per_core(sizes(group, used)[1])
     few, many = peak(group, used * some), peak(group, used * 2 * some)
     return Memory(max(0, 2 * few - many), max(many - few, 0) // some, used)
 
@@ -117,10 +118,11 @@ def peak(group: CompileGroup, lanes: int) -> int:
 
     That is arguments, results and temporaries: parameters, optimiser, corpora, paths and gradients.
     """
-    with jax.enable_x64(group.setting.dtype == "float64"), jax.default_matmul_precision("highest"):
+    with backend.precision(group.setting.dtype):
         # Some phases do their work when they begin, others when they advance.
         heavy = [made for made in shaped(group, lanes) if made.name in ("begin", "advance")]
-        return max(held(made.compiled.lower(*made.arguments).compile()) for made in heavy)
+        own = [made for made in heavy if not made.compiled.on_host]
+        return max((held(made.compiled.lower(*made.arguments).compile()) for made in own), default=0)
 
 
 def held(compiled: Any) -> int:
@@ -182,9 +184,9 @@ def at_most(setting: Setting) -> float:
     return float(jnp.dtype(setting.dtype).itemsize * numbers + 12 * data.entries_at_most())
 
 
-def _sizes(group: CompileGroup, lanes: int) -> tuple[int, int]:
+def sizes(group: CompileGroup, lanes: int) -> tuple[int, int]:
     """Bytes that all lanes share, and bytes of parameters and corpora that each has for itself."""
-    with jax.enable_x64(group.setting.dtype == "float64"):
+    with backend.precision(group.setting.dtype):
         loaded = corpora(group, lanes)
         own = _size(params(group, loaded, lanes)) // lanes
     return (_size(loaded.splits), own) if loaded.shared else (0, own + _size(loaded.splits) // lanes)

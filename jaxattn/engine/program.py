@@ -9,7 +9,9 @@ import jax
 import numpy as np
 from jax import Array
 
+from jaxattn import backend
 from jaxattn.data.splits import Loaded, Splits
+from jaxattn.engine import devices
 from jaxattn.engine.devices import shard, vmap_over_devices
 from jaxattn.spec import Spec
 from jaxattn.study import seed
@@ -19,11 +21,16 @@ from jaxattn.study.setting import Setting
 
 
 class Compiled:
-    """A function that is compiled for what it is called with."""
+    """A function of many lanes that is compiled for what it is called with.
+
+    Where float64 needs the host, what it is called with is moved to where it runs.
+    """
 
     def __init__(
         self,
         function: Callable[..., Any],
+        in_axes: Sequence[int | None],
+        shared: bool = False,
         dtype: str | None = None,
         look: Callable[[Any], Any] = lambda first: first,
         **options: Any,
@@ -32,24 +39,37 @@ class Compiled:
 
         Args:
             function: pure function of pytrees of arrays.
+            in_axes: for every argument 0 if each lane has its own, None if all lanes share it.
+            shared: whether lanes share a corpus.
             dtype: with "float64" it is compiled in float64 whatever the session's setting.
             look: what it sees of its first argument.
             options: those of `jax.jit`.
         """
-        self._compiled, self._look, self._double = jax.jit(function, **options), look, dtype == "float64"
+        self._compiled = jax.jit(function, **options)
+        self._in_axes, self._shared, self._look = tuple(in_axes), shared, look
+        self._double = dtype == "float64"
 
     def __call__(self, first: Any, *others: Any) -> Any:
         """Call it."""
-        with self._precision():
-            return self._compiled(self._look(first), *others)
+        with self.precision():
+            arguments = self._look(first), *others
+            if backend.has_host():
+                arguments = devices.moved(arguments, self._in_axes, self._shared)
+            return self._compiled(*arguments)
 
     def lower(self, first: Any, *others: Any) -> Any:
         """Lower it for arguments or their shapes, as `jax.jit` does."""
-        with self._precision():
+        with self.precision():
             return self._compiled.lower(self._look(first), *others)
 
-    def _precision(self) -> Any:
-        return jax.enable_x64(True) if self._double else nullcontext()
+    @property
+    def on_host(self) -> bool:
+        """Whether it runs on the host, as the devices lack float64."""
+        return self._double and backend.platform() in backend.WITHOUT_FLOAT64
+
+    def precision(self) -> Any:
+        """Make the precision, and choose the devices, that it is compiled for."""
+        return backend.float64() if self._double else nullcontext()
 
 
 class Program(NamedTuple):
@@ -114,7 +134,7 @@ def drawing(setting: Setting) -> Compiled:
         return seed.draw(with_hyperparameters(setting, numbers), key, used_tokens(numbers))
 
     # On a CPU one after the other: batched sorts take twice as long to compile, and run no faster.
-    return Compiled(vmap_over_devices(draw, (0, 0), per_core=1))
+    return Compiled(vmap_over_devices(draw, (0, 0), per_core=1), (0, 0))
 
 
 def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
@@ -137,7 +157,7 @@ def starting(setting: Setting, loaded: Loaded) -> Compiled:
     )
     # One after the other: batches of LAPACK's routines wait for each other for ever on several CPU devices.
     lifted = vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
-    return Compiled(lifted)
+    return Compiled(lifted, (0, 0), loaded.shared)
 
 
 def program(setting: Setting, index: int, loaded: Loaded) -> Program:
@@ -153,8 +173,16 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
     """
     phase = setting.phases[index]
     axis = None if loaded.shared else 0
-    lift = partial(vmap_over_devices, shared=loaded.shared)
-    in_its_precision = partial(Compiled, dtype=phase.dtype)
+
+    def compiled(
+        function: Callable[..., Any], in_axes: tuple[int | None, ...], few: int | None = None, **options: Any
+    ) -> Compiled:
+        lifted = vmap_over_devices(function, in_axes, loaded.shared, per_core=few)
+        return Compiled(lifted, in_axes, loaded.shared, **options)
+
+    def of_state(function: Callable[[Carried], Any]) -> Compiled:
+        lifted = shard(jax.vmap(function), (0,), loaded.shared)
+        return Compiled(lifted, (0,), loaded.shared, dtype=phase.dtype)
 
     def begin(params: Any, splits: Splits, numbers: Hyperparameters, key: Array) -> Carried:
         return seed.begin(with_hyperparameters(setting, numbers), index, params, splits, key)
@@ -177,27 +205,17 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
     return Program(
         phase=phase,
         probe_steps=setting.probes.steps(phase),
-        begin=in_its_precision(lift(begin, (0, axis, 0, 0), per_core=few)),
-        advance=in_its_precision(lift(advance, (0, axis, 0, None), per_core=few), donate_argnums=0),
-        measure=Compiled(lift(measure, (0, axis, 0)), look=look),
-        state_metrics=in_its_precision(
-            shard(jax.vmap(lambda carried: phase.metrics(carried.state)), (0,), loaded.shared)
-        ),
-        observe=[
-            (
-                probe,
-                in_its_precision(
-                    shard(
-                        jax.vmap(lambda carried, probe=probe: probe.observe(phase, carried.state)),
-                        (0,),
-                        loaded.shared,
-                    )
-                ),
-            )
-            for probe in own
-        ],
-        tokens=Compiled(lift(tokens, (0, axis, 0))),
+        begin=compiled(begin, (0, axis, 0, 0), few, dtype=phase.dtype),
+        advance=compiled(advance, (0, axis, 0, None), few, dtype=phase.dtype, donate_argnums=0),
+        measure=compiled(measure, (0, axis, 0), look=look),
+        state_metrics=of_state(lambda carried: phase.metrics(carried.state)),
+        observe=[(probe, of_state(partial(_observe, probe, phase))) for probe in own],
+        tokens=compiled(tokens, (0, axis, 0)),
     )
+
+
+def _observe(probe: Any, phase: Any, carried: Carried) -> Array:
+    return probe.observe(phase, carried.state)
 
 
 def made_before(setting: Setting) -> dict[str, Any]:

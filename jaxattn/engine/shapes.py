@@ -29,6 +29,11 @@ class Shaped(NamedTuple):
     compiled: Compiled
     arguments: tuple[Any, ...]
 
+    @property
+    def place(self) -> str:
+        """Its phase and name, "query.advance" or "draw"."""
+        return f"{self.phase}.{self.name}" if self.phase else self.name
+
 
 def shaped(group: CompileGroup, lanes: int, loaded: Loaded | None = None) -> list[Shaped]:
     """List the programs that a batch of some lanes runs, in their order; texts are read.
