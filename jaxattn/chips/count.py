@@ -49,9 +49,9 @@ class Work(NamedTuple):
         launches: operations started, kernels on a GPU.
     """
 
-    bytes: float = 0.0
-    flops: float = 0.0
-    launches: float = 0.0
+    bytes: int = 0
+    flops: int = 0
+    launches: int = 0
 
     def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
         """Do both."""
@@ -144,7 +144,7 @@ class _Walk:
         return one.times(1 if line.trips is None else line.trips)
 
 
-def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> float:
+def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
     """Count what one operation reads and writes."""
     given = [types.get(name, ()) for name in line.operands]
     if line.op == "dynamic-update-slice":
@@ -161,11 +161,11 @@ def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
     return read + _written(inner, line)
 
 
-def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -> float:
+def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -> int:
     """Count what a fusion reads of a parameter: of one that is only sliced, the slices."""
     whole = _size(given)
     users = list(_users(inner, parameter))
-    taken = 0.0
+    taken = 0
     for name, line in users:
         first = bool(line.operands) and line.operands[0] == name
         if line.op in _SLICES and first and name not in line.operands[1:]:
@@ -185,7 +185,7 @@ def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instr
                 yield name, line
 
 
-def _written(inner: Sequence[Instruction], line: Instruction) -> float:
+def _written(inner: Sequence[Instruction], line: Instruction) -> int:
     """Count what a fusion writes: of an array that it updates in place, the update."""
     by_name = {own.name: own for own in inner}
     (root,) = (own for own in inner if own.is_root)
@@ -200,7 +200,7 @@ def _size(made: Sequence[Type]) -> int:
     return sum(own.bytes for own in made if own.in_memory)
 
 
-def _flops(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> float:
+def _flops(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
     """Count the arithmetic of an operation, and of what it is made of."""
     elements = sum(made.elements for made in line.types)
     inner = module.computations.get(line.called("calls"), ()) if line.op == "fusion" else ()
@@ -208,10 +208,10 @@ def _flops(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
         own = {x.name: x.types for x in inner}
         return sum(_flops(module, x, own) for x in inner)
     if line.op in ("dot", "convolution") or "gemm" in line.rest.partition("metadata")[0]:
-        return 2.0 * line.types[0].elements * _terms(line, types)
+        return 2 * line.types[0].elements * _terms(line, types)
     if line.op in ("reduce", "reduce-window"):
-        return float(sum(made.elements for made in types.get(line.operands[0], ())))
-    return 0.0 if line.op in _STILL else float(elements)
+        return sum(made.elements for made in types.get(line.operands[0], ()))
+    return 0 if line.op in _STILL else elements
 
 
 def _terms(line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:

@@ -24,6 +24,9 @@ _SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
 # What a user may make smaller, and by how much at most.
 _SIZES = ("model.dim", "data.sequences", "data.vocab_size", "data.length")
 _HALVINGS = 12
+# What a phase needs beside parameters and corpora, in their sizes: at least gradients and results.
+_WORKING = 4
+_NO_MEMORY = "RESOURCE_EXHAUSTED"
 Progress = Callable[[str, float], None]
 
 
@@ -87,7 +90,8 @@ def plan_on(
         overrides: "KEY=VALUE" each.
         axes: "KEY=[...]" each.
         max_memory: bytes that may be used on a device; by default what a run would.
-        only: names of programs to compile, "query.advance" or "draw"; all if empty.
+        only: names of programs to compile, "query.advance" or "draw"; all if empty. Of some alone it is not
+            found out how many lanes fit.
         keep: a folder for the texts of the compiled programs.
 
     Returns:
@@ -136,11 +140,18 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
         return compiler.programs(len(lanes), only)
 
     held, own = memory.sizes(group, used)
-    # Parameters and corpora alone tell of some that they cannot fit; a compiler may refuse to look at them.
-    each = max(1, min(math.ceil(wanted / used), int((budget - held) // max(own, 1))))
+    # Parameters and corpora alone tell of some that they cannot fit; a compiler takes long to refuse them.
+    each = min(math.ceil(wanted / used), int((budget - held) // max(own, 1)))
+    if each < 1:
+        return _Fitted(0, 0, held + own, [])
     found = compiled(each)
+    while any(made and _NO_MEMORY in made.error for _, made in found):
+        if each == 1:
+            return _Fitted(0, 0, budget, found)
+        each //= 2
+        found = compiled(each)
     peak, heaviest = _peak(found)
-    if not heaviest:
+    if not heaviest or compiler.only:
         return _Fitted(wanted, wanted, 0.0, found)
     other = max(1, each // 2) if each > 1 else 2
     wide = devices.pad_to_devices(range(other * used), shared)
@@ -219,12 +230,12 @@ def _too_large(
     """Say which single override of a size would let one seed fit."""
     cell = group.cells[0].number
     line = (
-        f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB, and {target.name} has "
+        f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB or more, and {target.name} has "
         f"{budget / 2**30:,.1f} GiB for it"
     )
-    held, own = memory.sizes(group, 1)
-    # Temporaries are taken to shrink as parameters and corpora do.
-    wanted = (held + own) * budget / needed
+    # Gradients and temporaries are taken to shrink as parameters and corpora do.
+    sizes = sum(memory.sizes(group, 1))
+    wanted = budget * sizes / max(needed, _WORKING * sizes)
     fitting = []
     for key in _SIZES:
         value = _value(group, key)
@@ -233,10 +244,10 @@ def _too_large(
             if smaller < 1:
                 break
             try:
-                sizes = sum(memory.sizes(compile_groups(read(f"{key}={smaller}").cells)[0], 1))
+                smaller_sizes = sum(memory.sizes(compile_groups(read(f"{key}={smaller}").cells)[0], 1))
             except InputError:
                 break  # other sizes depend on it
-            if sizes <= wanted:
+            if smaller_sizes <= wanted:
                 fitting.append(f"--set {key}={smaller}")
                 break
     return f"{line}; {' or '.join(fitting)} would fit" if fitting else f"{line}; make the data smaller"
