@@ -158,11 +158,14 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
     probed, _ = _peak(compiler.programs(len(wide), [heaviest]))
     per_lane = max(0.0, (peak - probed) / (each - other)) if probed else 0.0
     fitting = each + math.floor((budget - peak) / max(per_lane, 1.0))
-    if fitting < 1:
-        return _Fitted(0, 0, peak, found)
-    if fitting < each:
-        found = compiled(fitting)
-    return _Fitted(min(wanted, min(fitting, each) * used), fitting * used, per_lane, found)
+    while peak > budget:
+        # Other widths are compiled a little differently; what is said to fit has been compiled.
+        each = fitting = min(each - 1, max(fitting, 0), math.floor(each * budget / peak))
+        if each < 1:
+            return _Fitted(0, 0, peak, found)
+        found = compiled(each)
+        peak, _ = _peak(found)
+    return _Fitted(min(wanted, each * used), fitting * used, per_lane, found)
 
 
 def _peak(found: Programs) -> tuple[int, str]:
