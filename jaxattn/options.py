@@ -37,6 +37,13 @@ MaxMemory = Annotated[
     str | None,
     arg(metavar="SIZE", help="Memory that a device may use, for example 8GiB; chosen for it by default."),
 ]
+Target = Annotated[
+    str | None,
+    arg(
+        metavar="h200|a100:4|v5e:2x2",
+        help="Compile for a chip that need not be here (pip install 'jaxattn[aot]').",
+    ),
+]
 Axis = Annotated[
     UseAppendAction[tuple[str, ...]],
     arg(name="axis", metavar="KEY=[...]", help="Sweep another key; may be given several times."),
@@ -108,7 +115,12 @@ def load_sweep(
     """Read a sweep file with its overrides, and check its figures."""
     from jaxattn.api import Study
 
-    if seeds is not None:
-        text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
-        overrides = (*overrides, f"seeds={text}")
-    return Study.read(sweep, overrides, axes)
+    return Study.read(sweep, with_seeds(overrides, seeds), axes)
+
+
+def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
+    """Write --seeds as one more override."""
+    if seeds is None:
+        return overrides
+    text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
+    return (*overrides, f"seeds={text}")

@@ -45,7 +45,7 @@ def compiled_once(pytestconfig):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # The fast set compiles more than it computes. The slow one runs programs as they run for users.
-    if pytestconfig.option.markexpr == "not slow":
+    if pytestconfig.option.markexpr == "not slow and not chips":
         jax.config.update("jax_disable_most_optimizations", True)
         # Also in processes that tests start.
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"

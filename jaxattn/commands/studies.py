@@ -18,12 +18,14 @@ from jaxattn.options import (
     Seeds,
     Set,
     Sweep,
+    Target,
     keep_compiled,
     load_sweep,
     read_folders,
     read_pair,
     read_shard,
     read_size,
+    with_seeds,
 )
 
 
@@ -133,15 +135,22 @@ def plan(
     seeds: Seeds = None,
     max_memory: MaxMemory = None,
     quick: bool = False,
+    target: Target = None,
     quiet: Quiet = False,
 ) -> int:
     """Show what a sweep file would run: cells, groups that share programs, memory, what is done already.
+
+    With --target: what its programs would hold, move and compute on a chip, and which run on the host.
 
     Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
 
     Args:
         quick: Leave out memory and time, for which every group is compiled and tried.
     """
+    if target is not None:
+        if quick:
+            raise InputError("--quick: --target compiles every program; give one of them")
+        return _plan_on(target, sweep, with_seeds(overrides, seeds), axes, read_size(max_memory), quiet)
     from jaxattn.engine.devices import use_all_cores
     from jaxattn.engine.memory import check_address_space
     from jaxattn.engine.progress import Reporter
@@ -158,6 +167,30 @@ def plan(
     print_table("Compile groups: each is one compiled program for each phase", groups)
     print(sentence)
     return 0
+
+
+def _plan_on(
+    name: str,
+    sweep: Path,
+    overrides: tuple[str, ...],
+    axes: tuple[str, ...],
+    max_memory: int | None,
+    quiet: bool,
+) -> int:
+    """Show what the programs of a sweep file would be on a chip."""
+    from jaxattn.chips import process, tables
+    from jaxattn.chips.targets import read_target
+    from jaxattn.engine.progress import Reporter
+
+    target = read_target(name)
+    asked = {"sweep": str(sweep), "overrides": overrides, "axes": axes, "max_memory": max_memory}
+    with Reporter(quiet) as reporter:
+        found = process.call(target, "jaxattn.engine.on_chip:plan_on", asked, reporter.update)
+    title = f"Programs on {name}: what a step or a call comes to"
+    print_table(title, tables.programs(found["programs"]), keys=3)
+    print_table(f"Compile groups on {name}", tables.groups(found["groups"]))
+    print(tables.sentence(found["programs"], name))
+    return int(any("error" in row for row in found["programs"]))
 
 
 def launch(

@@ -16,14 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from jax.custom_batching import custom_vmap
 
-from jaxattn.data.sizes import check_positions
+from jaxattn import backend
+from jaxattn.data.sizes import MOST_POSITIONS, check_positions
 from jaxattn.trees import Leaf
 
 WIDTH = 32
 
 # From this many entries on a matrix is large.
 LARGE = 1 << 18
+# An accelerator has no cache that so many outgrow, and takes seeds with corpora of their own side by side
+# far beyond, as long as their arrays fit in its memory.
+LARGE_ON_ACCELERATORS = 1 << 24
 
 # The compressed rows of a large matrix: no more entries than this are added up one after the other, in
 # the first product, and in the products that add up partial sums.
@@ -60,7 +65,8 @@ class Ragged:
     @property
     def is_large(self) -> bool:
         """Whether choosing between ways of computing pays, and many arrays of this shape would not fit."""
-        return self.index.size >= LARGE
+        own = self.factors is None and backend.platform() != "cpu"
+        return self.index.size >= (LARGE_ON_ACCELERATORS if own else LARGE)
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
         """Multiply the count matrix with vectors, reading it once: Σ_e count_e x[index_e] per segment.
@@ -86,7 +92,11 @@ class Ragged:
         if self.factors is None:
             return jnp.stack(self.dot(*dense.T), axis=1)
         return jax.lax.platform_dependent(
-            self, dense, cpu=Ragged._matmul_compressed, default=Ragged._matmul_in_rows
+            self,
+            dense,
+            cpu=Ragged._matmul_compressed,
+            cuda=Ragged._matmul_at_once,
+            default=Ragged._matmul_in_rows,
         )
 
     def reweighted(self, count: Array) -> "Ragged":
@@ -110,6 +120,11 @@ class Ragged:
             shape = (len(start) - 1, len(dense))
             dense = BCSR((entries.astype(dense.dtype), index, start), shape=shape) @ dense
         return dense[:, :columns]
+
+    def _matmul_at_once(self, dense: Array) -> Array:
+        # A GPU adds up what it gathers as it gathers it: no array (R, W, C) is ever formed.
+        entries = self.count[:, :, None].astype(dense.dtype) * take(dense, self.index.astype(jnp.int32))
+        return self._climb(entries.sum(axis=1), 0.0, partial(jnp.sum, axis=1))
 
     def _matmul_in_rows(self, dense: Array) -> Array:
         def add(j: Any, rows: Array) -> Array:
@@ -157,7 +172,39 @@ def _add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def take(x: Array, index: Array) -> Array:
     """Gather x[index] for indices known to be in bounds."""
+    if backend.platform() != "gpu":
+        return _take(x, index)
+    return _take_flat(x, index) if jnp.issubdtype(x.dtype, jnp.inexact) else _take_by_lane(x, index)
+
+
+def _take(x: Array, index: Array) -> Array:
     return x.at[index].get(mode="promise_in_bounds")
+
+
+@custom_vmap
+def _take_by_lane(x: Array, index: Array) -> Array:
+    return _take(x, index)
+
+
+@_take_by_lane.def_vmap
+def _rule(size: int, batched: list[bool], x: Any, index: Any) -> tuple[Array, bool]:
+    """Gather from the lanes laid end to end: XLA writes out pairs of lane and index for a GPU otherwise."""
+    axes = tuple(0 if mapped else None for mapped in batched)
+    if not all(batched) or size * x.shape[1] > MOST_POSITIONS:
+        return jax.vmap(_take, axes, axis_size=size)(x, index), True
+    first = jnp.arange(size, dtype=jnp.int32).reshape(-1, *(1,) * (index.ndim - 1)) * x.shape[1]
+    return _take(x.reshape(-1, *x.shape[2:]), index.astype(jnp.int32) + first), True
+
+
+@jax.custom_jvp
+def _take_flat(x: Array, index: Array) -> Array:
+    return _take_by_lane(x, index)
+
+
+@_take_flat.defjvp
+def _take_derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    # In plain gathers, which can be transposed.
+    return _take_flat(*primals), _take(tangents[0], primals[1])
 
 
 def ragged(

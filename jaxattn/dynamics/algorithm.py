@@ -41,11 +41,13 @@ class Algorithm(NamedTuple):
     """A dynamics: `init(params) -> state` and `step(state, corpus) -> (state, Info)`, both pure.
 
     A state has `params`, `step` and `failed_at`, as `State` does. Where batches are drawn at random,
-    `init(params, key)` takes a PRNG key too; an early-stopped descent takes two corpora.
+    `init(params, key)` takes a PRNG key too; an early-stopped descent takes two corpora, and has
+    `advance(state, corpora, steps) -> state` for many steps at once.
     """
 
     init: Callable[..., Any]
     step: Callable[[Any, Any], tuple[Any, Info]]
+    advance: Callable[[Any, Any, int | Array], Any] | None = None
 
 
 def run(algorithm: Algorithm, state: Any, corpus: Any, steps: int | Array) -> Any:
@@ -60,4 +62,6 @@ def run(algorithm: Algorithm, state: Any, corpus: Any, steps: int | Array) -> An
     Returns:
         The state after the steps; one call with k + l steps equals two with k and l.
     """
+    if algorithm.advance is not None:
+        return algorithm.advance(state, corpus, steps)
     return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, corpus)[0], state)

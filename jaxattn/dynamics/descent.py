@@ -14,7 +14,7 @@ from jax import Array
 
 from jaxattn import losses, trees
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.algorithm import Algorithm, Info, State
+from jaxattn.dynamics.algorithm import Algorithm, Info, State, run
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.gradients import Logits, loss, loss_and_gradients
 from jaxattn.dynamics.optimizers import ROTATION_INVARIANT, ScheduleName, check_options, optimizer, schedule
@@ -148,16 +148,21 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
         """Make the state; minibatches are drawn with the key."""
-        algorithm = self._algorithm(task)
+        algorithm, _ = self._algorithm(task)
         return algorithm.init(params) if self.batch_size is None else algorithm.init(params, key)
 
     def step(self, task: Task, state: Any) -> Any:
         """Take one step."""
-        corpora = task.corpora
-        on = (corpora.train, corpora.validation) if self.patience else corpora.train
-        return self._algorithm(task).step(state, on)[0]
+        algorithm, on = self._algorithm(task)
+        return algorithm.step(state, on)[0]
 
-    def _algorithm(self, task: Task) -> Algorithm:
+    def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
+        """Take a number of steps, which may be traced."""
+        algorithm, on = self._algorithm(task)
+        return run(algorithm, state, on, steps)
+
+    def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
+        """Make the descent, and what its steps take."""
         # A Polyak step takes the largest step size as a number, the others follow the schedule.
         step_size: Any = self.step_size
         if self.optimizer != "polyak":
@@ -165,11 +170,11 @@ class Descent(Phase, frozen=True, kw_only=True):
         of_model = {"logits": task.model.logits, "per_sequence": task.loss}
         made = optimizer(_factory(self.optimizer), step_size, **self.options)
         moving = descent(made, train=self.train, batch_size=self.batch_size, **of_model)
+        train = task.corpora.train
         if not self.patience:
-            return moving
-        return early_stop(
-            moving, steps=self.steps, every=self.check_every, patience=self.patience, **of_model
-        )
+            return moving, train
+        limits: dict[str, Any] = {"steps": self.steps, "every": self.check_every, "patience": self.patience}
+        return early_stop(moving, **limits, **of_model), (train, task.corpora.validation)
 
 
 def _factory(name: Any) -> Any:

@@ -1,11 +1,13 @@
 """Early stopping: a descent that ends where a held-out corpus is fitted best."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
+from jax.custom_batching import custom_vmap
 
 from jaxattn import losses
 from jaxattn.data.corpus import Corpus
@@ -68,7 +70,9 @@ def early_stop(
         per_sequence: (logits, labels) -> (n,), whose mean on the held-out corpus is watched.
 
     Returns:
-        An (init, step) pair whose step takes (training corpus, held-out corpus); a stopped descent stays.
+        A descent whose steps take (training corpus, held-out corpus); a stopped one stays. Its `advance`
+        looks at the held-out corpus between blocks of steps, where a vmapped `step` would compute its loss,
+        and choose the best parameters, every time.
     """
 
     def init(params: Any, *key: Array) -> EarlyStopped:
@@ -77,25 +81,59 @@ def early_stop(
             algorithm.init(params, *key), params, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32)
         )
 
+    def move(state: EarlyStopped, train: Corpus) -> tuple[EarlyStopped, Info]:
+        moved, info = algorithm.step(state.inner, train)
+        inner = _where(state.waited >= patience, state.inner, moved)
+        return replace(state, inner=replace(inner, step=moved.step)), info
+
+    def is_due(state: EarlyStopped) -> Array:
+        ends = (state.step % every == 0) | (state.step == steps)
+        return ends & (state.waited < patience)
+
+    def look(state: EarlyStopped, held_out: Corpus) -> EarlyStopped:
+        """Look at the held-out loss if that is due."""
+        due, params = is_due(state), state.params
+        found = loss(params, held_out, logits, None, per_sequence).astype(state.best_loss.dtype)
+        better = due & (found < state.best_loss)
+        best = _where(better, params, state.best)
+        waited = jnp.where(better, 0, state.waited + due)
+        ends = due & ((waited >= patience) | (state.step == steps))
+        inner = replace(state.inner, params=_where(ends, best, params))
+        return EarlyStopped(inner, best, jnp.where(better, found, state.best_loss), waited)
+
     def step(state: EarlyStopped, corpora: tuple[Corpus, Corpus]) -> tuple[EarlyStopped, Info]:
         train, held_out = corpora
-        stopped = state.waited >= patience
-        moved, info = algorithm.step(state.inner, train)
-        stay = jax.tree.map(lambda new, old: jnp.where(stopped, old, new), moved, state.inner)
-        inner = stay.replace(step=moved.step)
-        checks = ((inner.step % every == 0) | (inner.step == steps)) & ~stopped
-        found = jax.lax.cond(
-            checks,
-            lambda params: loss(params, held_out, logits, None, per_sequence).astype(state.best_loss.dtype),
-            lambda _: jnp.full_like(state.best_loss, jnp.inf),
-            inner.params,
-        )
-        better = checks & (found < state.best_loss)
-        best = jax.tree.map(lambda new, old: jnp.where(better, new, old), inner.params, state.best)
-        waited = jnp.where(better, 0, state.waited + checks)
-        ends = (waited >= patience) | (inner.step == steps)
-        params = jax.tree.map(lambda good, here: jnp.where(ends, good, here), best, inner.params)
-        best_loss = jnp.where(better, found, state.best_loss)
-        return EarlyStopped(inner.replace(params=params), best, best_loss, waited), info
+        moved, info = move(state, train)
+        return jax.lax.cond(is_due(moved), lambda: look(moved, held_out), lambda: moved), info
 
-    return Algorithm(init, step)
+    def advance(state: EarlyStopped, corpora: tuple[Corpus, Corpus], number: int | Array) -> EarlyStopped:
+        train, held_out = corpora
+
+        def block(carried: tuple[Array, EarlyStopped]) -> tuple[Array, EarlyStopped]:
+            left, state = carried
+            until_end = jnp.where(state.step < steps, steps - state.step, every)
+            until_check = jnp.minimum(every - state.step % every, until_end)
+            taken = jnp.minimum(left, _of_members(until_check))
+            state = jax.lax.fori_loop(0, taken, lambda _, here: move(here, train)[0], state)
+            return left - taken, look(state, held_out)
+
+        begin = jnp.asarray(number, jnp.int32), state
+        return jax.lax.while_loop(lambda carried: carried[0] > 0, block, begin)[1]
+
+    return Algorithm(init, step, advance)
+
+
+def _where(condition: Array, new: Any, old: Any) -> Any:
+    """Choose between two pytrees."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+
+
+@custom_vmap
+def _of_members(number: Any) -> Any:
+    """Take the least of a number over what `jax.vmap` runs over, so that a loop of as many is one loop."""
+    return number
+
+
+@_of_members.def_vmap
+def _of_all_members(size: int, batched: list[bool], number: Any) -> tuple[Any, bool]:
+    return _of_members(number.min(axis=0) if batched[0] else number), False

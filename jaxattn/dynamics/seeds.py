@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxattn import backend
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 
@@ -79,8 +80,8 @@ def over_seeds(
     """
     *params, corpus = inputs.arrays
     # On a CPU one seed's arrays fit a core's cache, and a slow seed holds up no other.
-    width = width or (1 if jax.default_backend() == "cpu" else inputs.seeds or 1)
-    with jax.enable_x64(True):
+    width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
+    with backend.float64():
         arrays = (*(jnp.asarray(x, jnp.float64) for x in params), corpus)
         settings = jnp.asarray(numbers, jnp.float64), jnp.asarray(max_steps, jnp.int32)
         return _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)

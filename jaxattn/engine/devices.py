@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxattn import backend
 from jaxattn.parts import map_in_equal_parts
 
 # Bytes of a core's first cache. Several lanes that outgrow it together take up to twice as long as one after
@@ -51,10 +52,11 @@ def vmap_over_devices(
         The function of all lanes; their number is one that `pad_to_devices` leaves as it is.
     """
     every = jax.vmap(function, in_axes=tuple(in_axes))
-    if (shared and per_core is None) or not _on_cpu():
-        return shard(every, in_axes, shared)
 
     def few_at_a_time(*arguments: Any) -> Any:
+        # Asked when it is traced: where float64 needs the host, one study has programs for both.
+        if (shared and per_core is None) or not _on_cpu():
+            return every(*arguments)
         own = _own(arguments, in_axes)
         lanes = jax.tree.leaves(own)[0].shape[0]
         few = per_core or lanes_per_core(_bytes(own) // lanes)
@@ -98,9 +100,35 @@ def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
 
 def put(tree: Any, shared: bool) -> Any:
     """Put arrays with a leading lane axis where their lanes run."""
+    if backend.has_host():
+        return tree  # a program moves what it is called with
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
     with jax.enable_x64(True):  # what is in float64 stays so
         return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("lanes")))
+
+
+def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool) -> tuple[Any, ...]:
+    """Move the arguments of a lifted function to the devices that it is made for."""
+    lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
+    places = [_place(lanes, axis, shared) for axis in in_axes]
+    with jax.enable_x64(True):  # what is in float64 stays so
+        return tuple(jax.device_put(x, to) for x, to in zip(arguments, places, strict=True))
+
+
+def shapes(tree: Any, lanes: int, in_axis: int | None, shared: bool) -> Any:
+    """Make shapes of an argument that a program can be compiled for.
+
+    Args:
+        tree: arrays or their shapes.
+        lanes: how many lanes the program has.
+        in_axis: 0 if each lane has its own, None if all lanes share it.
+        shared: whether lanes share a corpus.
+
+    Returns:
+        Shapes; those for a described chip name its devices, as nothing else tells whom a program is for.
+    """
+    sharding = _place(lanes, in_axis, shared) if backend.are_described() else None
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 def lanes_per_core(bytes_per_lane: int) -> int:
@@ -110,7 +138,7 @@ def lanes_per_core(bytes_per_lane: int) -> int:
 
 def device_count(shared: bool) -> int:
     """Count the devices that lanes are sharded over; a CPU is one for lanes that share a corpus."""
-    return 1 if shared and _on_cpu() else len(jax.local_devices())
+    return 1 if shared and _on_cpu() else len(backend.local_devices())
 
 
 def _shape(lanes: int, shared: bool) -> tuple[int, int]:
@@ -121,15 +149,25 @@ def _shape(lanes: int, shared: bool) -> tuple[int, int]:
 
 def _mesh(lanes: int, shared: bool) -> Mesh | None:
     used, each = _shape(lanes, shared)
-    if used * each != lanes:
+    if used * each != lanes and backend.is_host():
+        # Lanes are padded for the chips; the host takes them as they are.
+        used = max(k for k in range(1, used + 1) if lanes % k == 0)
+    elif used * each != lanes:
         raise ValueError(f"{lanes} lanes are not what pad_to_devices makes for {used} devices")
-    return None if used == 1 else _mesh_of(used)
+    return None if used == 1 else _mesh_of(tuple(backend.local_devices()[:used]))
+
+
+def _place(lanes: int, in_axis: int | None, shared: bool) -> Any:
+    """Say where an argument of a program of some lanes lies."""
+    if (mesh := _mesh(lanes, shared)) is None:
+        return SingleDeviceSharding(backend.local_devices()[0])
+    return NamedSharding(mesh, P() if in_axis is None else P("lanes"))
 
 
 @cache
-def _mesh_of(used: int) -> Mesh:
+def _mesh_of(devices: tuple[Any, ...]) -> Mesh:
     # Not jax.make_mesh, which wants a rectangle of a TPU's chips; lanes talk to no other lane.
-    return Mesh(np.array(jax.local_devices()[:used]), ("lanes",), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
 
 
 def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, ...]:
@@ -141,4 +179,4 @@ def _bytes(tree: Any) -> int:
 
 
 def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
+    return backend.platform() == "cpu"

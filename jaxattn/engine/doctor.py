@@ -1,5 +1,6 @@
 """What a run will find on this machine: devices, versions, number types, folders, disk, known troubles."""
 
+import math
 import os
 import platform
 import re
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxattn import backend
 from jaxattn.data import cache
 from jaxattn.engine import memory
 from jaxattn.engine.manifest import PACKAGES
@@ -87,9 +89,25 @@ def _devices() -> tuple[str, str]:
 
 
 def _float64() -> tuple[str, str]:
+    lacking = []
     with jax.enable_x64(True):
-        error = float(jnp.float64(1) + jnp.float64(1e-15)) - 1
-    return ("ok", "works") if error > 0 else ("broken", "1 + 1e-15 is 1")
+        if not float(jnp.float64(1) + jnp.float64(1e-15)) > 1:
+            lacking.append("1 + 1e-15 is 1")
+        # Beyond the exponents of float32.
+        if not abs(float(jnp.exp(jnp.float64(-200.0))) / math.exp(-200) - 1) < 1e-12:
+            lacking.append("exp(-200) is wrong")
+        try:
+            solved = jnp.linalg.solve(jnp.array([[0.0, 2.0], [4.0, 0.0]]), jnp.array([2.0, 4.0]))
+            if jnp.abs(solved - 1).max() > 1e-14:
+                lacking.append("a linear system is solved wrongly")
+        except (jax.errors.JaxRuntimeError, NotImplementedError):
+            lacking.append("no linear system can be solved")
+    if not lacking:
+        return "ok", "works"
+    found = ", ".join(lacking)
+    if backend.has_host():
+        return "note", f"{found}; what needs float64 runs on the host's CPU"
+    return "broken", found
 
 
 def _scatter() -> tuple[str, str]:

@@ -4,20 +4,17 @@ import math
 import os
 import resource
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxattn.data.splits import Loaded
-from jaxattn.data.text import silent
+from jaxattn import backend
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
-from jaxattn.engine.program import load, program, seed_keys, start
+from jaxattn.engine.shapes import corpora, params, shaped
 from jaxattn.errors import InputError
-from jaxattn.study.seed import keys
 from jaxattn.study.setting import Setting
 
 # What state and corpora grow to while a program works on them: gradients, moments, temporaries.
@@ -74,7 +71,7 @@ def width(
         return lanes
     try:
         # Traced for the lanes that run if all fit, corpora need not be traced again when they do.
-        held, own = _sizes(group, math.ceil(lanes / used) * used)
+        held, own = sizes(group, math.ceil(lanes / used) * used)
     except OverflowError as error:
         raise InputError(
             f"cell {group.cells[0].number}: its sizes are too large for programs ({error}); make them smaller"
@@ -111,7 +108,7 @@ def predict(group: CompileGroup) -> Memory:
         InputError: sizes that do not fit, texts that cannot be read.
     """
     used = devices.device_count(group.setting.data.shared)
-    some = 4 * devices.lanes_per_core(_sizes(group, used)[1])
+    some = 4 * devices.lanes_per_core(sizes(group, used)[1])
     few, many = peak(group, used * some), peak(group, used * 2 * some)
     return Memory(max(0, 2 * few - many), max(many - few, 0) // some, used)
 
@@ -121,22 +118,18 @@ def peak(group: CompileGroup, lanes: int) -> int:
 
     That is arguments, results and temporaries: parameters, optimiser, corpora, paths and gradients.
     """
-    setting = group.setting
-    double = setting.dtype == "float64"
-    with jax.enable_x64(double), jax.default_matmul_precision("highest"):
-        loaded = abstract(group, lanes)
-        params, numbers, keys = _params(group, loaded, lanes), _numbers(group, lanes), _keys(lanes)
-        step = jax.ShapeDtypeStruct((), jnp.int32)
-        peaks = []
-        for index, phase in enumerate(setting.phases):
-            made = program(setting, index, loaded)
-            carried = jax.eval_shape(made.begin, params, loaded.splits, numbers, keys)
-            with jax.enable_x64(double or phase.dtype == "float64"):
-                # Some do their work when they are set up, others when they advance.
-                peaks.append(_bytes(made.begin, params, loaded.splits, numbers, keys))
-                peaks.append(_bytes(made.advance, carried, loaded.splits, numbers, step))
-            params = carried.state.params
-    return max(peaks)
+    with backend.precision(group.setting.dtype):
+        # Some phases do their work when they begin, others when they advance.
+        heavy = [made for made in shaped(group, lanes) if made.name in ("begin", "advance")]
+        own = [made for made in heavy if not made.compiled.on_host]
+        return max((held(made.compiled.lower(*made.arguments).compile()) for made in own), default=0)
+
+
+def held(compiled: Any) -> int:
+    """Tell how many bytes of a device a compiled program needs: arguments, results and temporaries."""
+    found = compiled.memory_analysis()
+    own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return own + found.temp_size_in_bytes
 
 
 def default_budget() -> int:
@@ -180,21 +173,6 @@ def _of_control_groups(
     return [int(text) for text in texts if text.isdecimal()]
 
 
-def abstract(group: CompileGroup, lanes: int) -> Loaded:
-    """Shapes of the corpora of some lanes; texts are read."""
-    setting = group.setting
-    if setting.data.shared:
-        loaded = load(setting, seed_keys([0])[0], silent, {})
-        shapes: Any = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loaded.splits)
-        return Loaded(shapes, True, loaded.tokens)
-
-    def draw(keys: Any, numbers: Any) -> Any:
-        return load(setting, keys, silent, numbers).splits
-
-    shapes = jax.eval_shape(draw, _keys(lanes), _numbers(group, lanes))
-    return Loaded(shapes, False, setting.data.tokens)
-
-
 def at_most(setting: Setting) -> float:
     """Bound the bytes of parameters and corpora that a lane has for itself; infinite where nothing tells."""
     data, model = setting.data, setting.model
@@ -206,32 +184,13 @@ def at_most(setting: Setting) -> float:
     return float(jnp.dtype(setting.dtype).itemsize * numbers + 12 * data.entries_at_most())
 
 
-def _sizes(group: CompileGroup, lanes: int) -> tuple[int, int]:
+def sizes(group: CompileGroup, lanes: int) -> tuple[int, int]:
     """Bytes that all lanes share, and bytes of parameters and corpora that each has for itself."""
-    with jax.enable_x64(group.setting.dtype == "float64"):
-        loaded = abstract(group, lanes)
-        own = _size(_params(group, loaded, lanes)) // lanes
+    with backend.precision(group.setting.dtype):
+        loaded = corpora(group, lanes)
+        own = _size(params(group, loaded, lanes)) // lanes
     return (_size(loaded.splits), own) if loaded.shared else (0, own + _size(loaded.splits) // lanes)
-
-
-def _params(group: CompileGroup, loaded: Loaded, lanes: int) -> Any:
-    draw = partial(start, group.setting, loaded)
-    return jax.eval_shape(draw, _keys(lanes), _numbers(group, lanes))
-
-
-def _keys(lanes: int) -> Any:
-    return jax.eval_shape(lambda: jax.vmap(keys)(jnp.zeros(lanes, jnp.uint32)))[0]
-
-
-def _numbers(group: CompileGroup, lanes: int) -> Any:
-    return {path: jax.ShapeDtypeStruct((lanes,), dtype) for path, dtype in group.dtypes().items()}
 
 
 def _size(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def _bytes(function: Any, *arguments: Any) -> int:
-    found: Any = jax.jit(function).lower(*arguments).compile().memory_analysis()
-    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return held + found.temp_size_in_bytes

@@ -1,6 +1,7 @@
 """One phase of a study as compiled functions over many lanes: `study.seed` lifted, nothing else."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -8,13 +9,67 @@ import jax
 import numpy as np
 from jax import Array
 
+from jaxattn import backend
 from jaxattn.data.splits import Loaded, Splits
+from jaxattn.engine import devices
 from jaxattn.engine.devices import shard, vmap_over_devices
 from jaxattn.spec import Spec
 from jaxattn.study import seed
 from jaxattn.study.hyperparameters import Hyperparameters, used_tokens, with_hyperparameters
 from jaxattn.study.seed import Carried
 from jaxattn.study.setting import Setting
+
+
+class Compiled:
+    """A function of many lanes that is compiled for what it is called with.
+
+    Where float64 needs the host, what it is called with is moved to where it runs.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        in_axes: Sequence[int | None],
+        shared: bool = False,
+        dtype: str | None = None,
+        look: Callable[[Any], Any] = lambda first: first,
+        **options: Any,
+    ):
+        """Wrap a function.
+
+        Args:
+            function: pure function of pytrees of arrays.
+            in_axes: for every argument 0 if each lane has its own, None if all lanes share it.
+            shared: whether lanes share a corpus.
+            dtype: with "float64" it is compiled in float64 whatever the session's setting.
+            look: what it sees of its first argument.
+            options: those of `jax.jit`.
+        """
+        self._compiled = jax.jit(function, **options)
+        self._in_axes, self._shared, self._look = tuple(in_axes), shared, look
+        self._double = dtype == "float64"
+
+    def __call__(self, first: Any, *others: Any) -> Any:
+        """Call it."""
+        with self.precision():
+            arguments = self._look(first), *others
+            if backend.has_host():
+                arguments = devices.moved(arguments, self._in_axes, self._shared)
+            return self._compiled(*arguments)
+
+    def lower(self, first: Any, *others: Any) -> Any:
+        """Lower it for arguments or their shapes, as `jax.jit` does."""
+        with self.precision():
+            return self._compiled.lower(self._look(first), *others)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it runs on the host, as the devices lack float64."""
+        return self._double and backend.platform() in backend.WITHOUT_FLOAT64
+
+    def precision(self) -> Any:
+        """Make the precision, and choose the devices, that it is compiled for."""
+        return backend.float64() if self._double else nullcontext()
 
 
 class Program(NamedTuple):
@@ -33,12 +88,12 @@ class Program(NamedTuple):
 
     phase: Any
     probe_steps: list[int]
-    begin: Callable[..., Carried]
-    advance: Callable[..., Carried]
-    measure: Callable[..., dict[int, dict[str, Array]]]
-    state_metrics: Callable[[Carried], dict[str, Array]]
-    observe: list[tuple[Any, Callable[..., Array]]]
-    tokens: Callable[..., dict[str, Array]]
+    begin: Compiled
+    advance: Compiled
+    measure: Compiled
+    state_metrics: Compiled
+    observe: list[tuple[Any, Compiled]]
+    tokens: Compiled
 
 
 def seed_keys(seeds: Sequence[int]) -> tuple[Array, Array]:
@@ -72,14 +127,14 @@ def load(setting: Setting, keys: Array, progress: Callable[..., None], numbers: 
     return Loaded(drawing(setting)(keys, numbers), False, setting.data.tokens)
 
 
-def drawing(setting: Setting) -> Callable[[Array, Hyperparameters], Splits]:
+def drawing(setting: Setting) -> Compiled:
     """Compile the drawing of corpora: (keys, numbers) -> those of every lane."""
 
     def draw(key: Array, numbers: Hyperparameters) -> Splits:
         return seed.draw(with_hyperparameters(setting, numbers), key, used_tokens(numbers))
 
     # On a CPU one after the other: batched sorts take twice as long to compile, and run no faster.
-    return jax.jit(vmap_over_devices(draw, (0, 0), per_core=1))
+    return Compiled(vmap_over_devices(draw, (0, 0), per_core=1), (0, 0))
 
 
 def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
@@ -87,7 +142,7 @@ def start(setting: Setting, loaded: Loaded, keys: Array, numbers: Hyperparameter
     return starting(setting, loaded)(keys, numbers)
 
 
-def starting(setting: Setting, loaded: Loaded) -> Callable[[Array, Hyperparameters], Any]:
+def starting(setting: Setting, loaded: Loaded) -> Compiled:
     """Compile the drawing of parameters: (keys, numbers) -> those of every lane."""
 
     def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
@@ -102,7 +157,7 @@ def starting(setting: Setting, loaded: Loaded) -> Callable[[Array, Hyperparamete
     )
     # One after the other: batches of LAPACK's routines wait for each other for ever on several CPU devices.
     lifted = vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
-    return jax.jit(lifted)
+    return Compiled(lifted, (0, 0), loaded.shared)
 
 
 def program(setting: Setting, index: int, loaded: Loaded) -> Program:
@@ -118,8 +173,16 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
     """
     phase = setting.phases[index]
     axis = None if loaded.shared else 0
-    lift = partial(vmap_over_devices, shared=loaded.shared)
-    in_its_precision = partial(_compiled, dtype=phase.dtype)
+
+    def compiled(
+        function: Callable[..., Any], in_axes: tuple[int | None, ...], few: int | None = None, **options: Any
+    ) -> Compiled:
+        lifted = vmap_over_devices(function, in_axes, loaded.shared, per_core=few)
+        return Compiled(lifted, in_axes, loaded.shared, **options)
+
+    def of_state(function: Callable[[Carried], Any]) -> Compiled:
+        lifted = shard(jax.vmap(function), (0,), loaded.shared)
+        return Compiled(lifted, (0,), loaded.shared, dtype=phase.dtype)
 
     def begin(params: Any, splits: Splits, numbers: Hyperparameters, key: Array) -> Carried:
         return seed.begin(with_hyperparameters(setting, numbers), index, params, splits, key)
@@ -135,33 +198,24 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
 
     few = phase.seeds_per_core
     own = [probe for probe in setting.probes.of_phases if probe.applies(setting.model, setting.loss, phase)]
-    measured = jax.jit(lift(measure, (0, axis, 0)))
+
+    def look(carried: Carried) -> Carried:
+        return carried._replace(state=_Parameters(carried.state.params))
+
     return Program(
         phase=phase,
         probe_steps=setting.probes.steps(phase),
-        begin=in_its_precision(lift(begin, (0, axis, 0, 0), per_core=few)),
-        advance=in_its_precision(lift(advance, (0, axis, 0, None), per_core=few), donate_argnums=0),
-        measure=lambda carried, *own: measured(
-            carried._replace(state=_Parameters(carried.state.params)), *own
-        ),
-        state_metrics=in_its_precision(
-            shard(jax.vmap(lambda carried: phase.metrics(carried.state)), (0,), loaded.shared)
-        ),
-        observe=[
-            (
-                probe,
-                in_its_precision(
-                    shard(
-                        jax.vmap(lambda carried, probe=probe: probe.observe(phase, carried.state)),
-                        (0,),
-                        loaded.shared,
-                    )
-                ),
-            )
-            for probe in own
-        ],
-        tokens=jax.jit(lift(tokens, (0, axis, 0))),
+        begin=compiled(begin, (0, axis, 0, 0), few, dtype=phase.dtype),
+        advance=compiled(advance, (0, axis, 0, None), few, dtype=phase.dtype, donate_argnums=0),
+        measure=compiled(measure, (0, axis, 0), look=look),
+        state_metrics=of_state(lambda carried: phase.metrics(carried.state)),
+        observe=[(probe, of_state(partial(_observe, probe, phase))) for probe in own],
+        tokens=compiled(tokens, (0, axis, 0)),
     )
+
+
+def _observe(probe: Any, phase: Any, carried: Carried) -> Array:
+    return probe.observe(phase, carried.state)
 
 
 def made_before(setting: Setting) -> dict[str, Any]:
@@ -203,16 +257,3 @@ class _Parameters(NamedTuple):
     """What probes of single steps see of a state: a path in float64 stays out of float32 programs."""
 
     params: Any
-
-
-def _compiled(function: Callable[..., Any], dtype: str | None, **options: Any) -> Callable[..., Any]:
-    """Compile a function, in float64 whatever the session's setting if its phase is."""
-    compiled = jax.jit(function, **options)
-    if dtype != "float64":
-        return compiled
-
-    def call(*arguments: Any) -> Any:
-        with jax.enable_x64(True):
-            return compiled(*arguments)
-
-    return call

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from jaxattn import backend
 from jaxattn.engine import batches, loggers, manifest, memory
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.execute import Callbacks, Clock, CompilationCache, Interrupted, execute
@@ -91,8 +92,7 @@ def run(
     folder = Store(directory, reporter.warn)
     with (
         folder.locked(),
-        jax.enable_x64(study.dtype == "float64"),
-        jax.default_matmul_precision("highest"),
+        backend.precision(study.dtype),
     ):
         groups = compile_groups(study.cells)
         raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")

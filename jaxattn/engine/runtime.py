@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxattn import backend
 from jaxattn.data.text import silent
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
@@ -35,7 +36,7 @@ def estimate_runtime(group: CompileGroup, seeds: list[int], lanes: int, batches:
     """
     setting = group.setting
     compiling, running = 0.0, 0.0
-    with jax.enable_x64(setting.dtype == "float64"), jax.default_matmul_precision("highest"):
+    with backend.precision(setting.dtype):
         some = devices.pad_to_devices([(group.cells[0], seed) for seed in seeds[:LANES]], setting.data.shared)
         keys, model_keys = seed_keys([seed for _, seed in some])
         numbers = group.hyperparameters([cell for cell, _ in some])

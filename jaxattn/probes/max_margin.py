@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxattn import backend
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.selection import attended
@@ -82,7 +83,7 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
         """
         # On one device: the solver is not written for arrays that lie on several.
         E, corpus = jax.device_get((params.E, loaded.splits.train))
-        with jax.enable_x64(True):
+        with backend.float64():
             E = jnp.asarray(E, jnp.float64)
             if loaded.shared and corpus.bags.is_large:
                 seeds = [_one(p, own, corpus, self.nats) for p, own in zip(history, E, strict=True)]

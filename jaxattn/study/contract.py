@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxattn import trees
+from jaxattn import backend, trees
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics.phase import Phase, Task
@@ -40,7 +40,7 @@ def rehearse(
             programs are made; names the place and the remedy.
         UserCodeError: code of the user's raised; its cause is what it raised.
     """
-    with jax.enable_x64(setting.dtype == "float64"), jax.default_matmul_precision("highest"):
+    with backend.precision(setting.dtype):
         shared = setting.data.load(progress) if setting.data.shared else None
         rehearsal = _Rehearsal(setting, shared, files)
         numbers = {path: jax.ShapeDtypeStruct((), dtype) for path, dtype in varying.items()}

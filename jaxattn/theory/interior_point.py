@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxattn import backend
 from jaxattn.theory.certificate import Solution
 
 # Problems solved together: more do not run faster on a CPU, and take more memory.
@@ -155,7 +156,7 @@ def interior_point(problems: list[np.ndarray]) -> list[Solution]:
         chunk = problems[begin : begin + lanes]
         # Rows are repeated up to one size, and so are the lanes of the last chunk: one program serves all.
         filled = [np.resize(chunk[lane % len(chunk)], (most, chunk[0].shape[1])) for lane in range(lanes)]
-        with jax.enable_x64(True):
+        with backend.float64():
             multipliers, iterations = (np.asarray(x) for x in _batched(np.stack(filled)))
         for lane, rows in enumerate(chunk):
             summed = np.bincount(np.arange(most) % len(rows), multipliers[lane])
@@ -173,5 +174,5 @@ def isometric(E: np.ndarray) -> np.ndarray:
         (S, V, V) float64; NaN for a seed whose embeddings are linearly dependent up to rounding.
     """
     chunks = [E[begin : begin + _LANES] for begin in range(0, len(E), _LANES)]
-    with jax.enable_x64(True):
+    with backend.float64():
         return np.concatenate([np.asarray(_isometric(np.asarray(chunk, np.float64))) for chunk in chunks])

@@ -9,6 +9,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from jaxattn import backend
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -94,7 +95,7 @@ def selection(
         return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie)
     resolution = _tie(np.asarray(p).dtype) if tie is None else tie
     require_finite(p=p, E=E)
-    with jax.enable_x64(True):
+    with backend.float64():
         scores = jnp.asarray(np.asarray(E, np.float64) @ np.asarray(p, np.float64))
         return _select(corpus, scores, resolution)
 

@@ -66,6 +66,25 @@ def test_lanes_stop_on_their_own(problem):
         np.testing.assert_allclose(state.params.E[lane], alone.params.E, rtol=1e-10)
 
 
+def test_many_steps_at_once_are_the_steps_one_by_one(problem):
+    params, train, held_out = problem
+    inner = descent(optimizer("adam", 0.02), train=("E", "p", "v"))
+    algorithm = early_stop(inner, steps=STEPS - 2, every=EVERY, patience=1)
+    other = ja.models.one_layer.init(jax.random.key(7), vocab_size=60, dim=32, dtype=jnp.float64)
+    both = jax.tree.map(lambda *x: jnp.stack(x), params, other)
+    advance = jax.jit(jax.vmap(algorithm.advance, in_axes=(0, None, None)))
+    state = jax.vmap(algorithm.init)(both)
+    one_by_one = jax.jit(jax.vmap(lambda x: algorithm.step(x, (train, held_out))[0]))
+    expected, done = state, 0
+    for number in (7, 1, 0, 2, 21, STEPS - 2 - 31):
+        state, done = advance(state, (train, held_out), number), done + number
+        for _ in range(number):
+            expected = one_by_one(expected)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-14), state, expected)
+    assert done == int(state.step[0]) == STEPS - 2
+    assert (state.waited == 1).any()
+
+
 def test_parameters_of_any_names_may_be_watched_by_another_loss(problem):
     params, train, held_out = problem
     squared = ja.losses.Squared()

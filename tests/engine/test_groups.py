@@ -156,10 +156,9 @@ import sys
 from pathlib import Path
 import jax
 from jaxattn import Study
-from jaxattn.engine import groups, memory, program
+from jaxattn.engine import groups, shapes
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run
-COLLECTIVES = "all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"
 assert len(jax.local_devices()) == 4
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 for number in range(1, len(sys.argv), 2):
@@ -168,25 +167,11 @@ for number in range(1, len(sys.argv), 2):
         run(study, Path(sys.argv[number + 1]), command="test", reporter=reporter)
     (group,) = groups.compile_groups(study.cells)
     with jax.enable_x64(True):
-        loaded = memory.abstract(group, 8)
-        numbers = jax.eval_shape(lambda: group.hyperparameters([group.cells[0]] * 8))
-        keys = jax.eval_shape(lambda: program.seed_keys(list(range(8)))[0])
-        params = jax.eval_shape(lambda *own: program.start(group.setting, loaded, *own), keys, numbers)
-        for index in range(len(group.setting.phases)):
-            made = program.program(group.setting, index, loaded)
-            carried = jax.eval_shape(made.begin, params, loaded.splits, numbers, keys)
-            step = jax.ShapeDtypeStruct((), "int32")
-            for function, arguments in (
-                (made.begin, (params, loaded.splits, numbers, keys)),
-                (made.advance, (carried, loaded.splits, numbers, step)),
-                (made.measure, (carried, loaded.splits, numbers)),
-                (made.tokens, (params, loaded.splits, numbers)),
-                *((observe, (carried,)) for _, observe in made.observe),
-            ):
-                text = jax.jit(function).lower(*arguments).compile().as_text()
-                assert "num_partitions=4" in text
-                for word in COLLECTIVES:
-                    assert word not in text, (index, function, word)
+        for made in shapes.shaped(group, 8):
+            text = made.compiled.lower(*made.arguments).compile().as_text()
+            assert "num_partitions=4" in text
+            for word in COLLECTIVES:
+                assert word not in text, (made.phase, made.name, word)
 """
 
 

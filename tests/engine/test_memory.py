@@ -34,7 +34,7 @@ def test_memory_of_sixteen_lanes_is_predicted_within_a_tenth(name):
 def test_what_sizes_alone_allow_is_never_less_than_what_is_held(path):
     for group in compile_groups(Study.read(path).cells):
         if not group.setting.data.shared:
-            held, own = memory._sizes(group, 1)
+            held, own = memory.sizes(group, 1)
             assert held + own <= memory.at_most(group.setting)
 
 
@@ -80,7 +80,7 @@ def test_own_code_that_tells_no_sizes_is_traced(study):
     wanted = first(study("own"))
     assert memory.at_most(wanted.setting) == float("inf")
     # E, W, p and v in float64.
-    assert memory._sizes(wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
+    assert memory.sizes(wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
     assert memory.width(wanted, 50, memory.default_budget()) == 50
 
 

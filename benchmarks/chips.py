@@ -1,0 +1,106 @@
+"""What the programs of shipped sweeps move, compute and launch on chips that need not be here.
+
+    python benchmarks/chips.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS    # a table
+    python benchmarks/chips.py --renew tests/chips/ceilings.toml                        # for the tests
+
+Needs the compilers: pip install "jaxattn[aot]", in an environment of its own.
+"""
+
+import argparse
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import tomli_w
+
+from jaxattn.chips import process
+from jaxattn.chips.tables import quantity, seconds
+from jaxattn.chips.targets import read_target
+
+ROOT = Path(__file__).parents[1]
+CEILINGS = ("launches", "bytes", "temporaries")
+# Of what is measured: another patch release of a compiler may fuse a little less.
+SLACK = {"launches": 1.0, "bytes": 1.03, "temporaries": 1.1}
+# Name of a row, sweep, overrides, program, and the bytes that its step cannot do without.
+ROWS = (
+    ("quickstart, 64 seeds", "quickstart", ("seeds=64",), "query.advance"),
+    ("quickstart, 1,024 seeds", "quickstart", ("seeds=1024",), "query.advance"),
+    ("imdb_one_layer, 1 seed", "imdb_one_layer", ("seeds=1",), "joint.advance"),
+    ("imdb_one_layer, 16 seeds", "imdb_one_layer", ("seeds=16",), "joint.advance"),
+    ("imdb_one_layer, 64 seeds", "imdb_one_layer", ("seeds=64",), "joint.advance"),
+    ("margin_convergence, 16 seeds, the flow", "margin_convergence", ("axes={}",), "query.begin"),
+)
+TARGETS = ("h200", "a100", "v5e")
+
+
+def compiled(case):
+    """Compile the programs of a case: rows by the names of programs."""
+    arguments = {key: case[key] for key in ("overrides", "only") if key in case}
+    arguments["sweep"] = str(ROOT / case["sweep"])
+    found = process.call(read_target(case["target"]), "jaxattn.engine.on_chip:plan_on", arguments)
+    return {".".join(filter(None, (row["phase"], row["program"]))): row for row in found["programs"]}
+
+
+def renew(path):
+    """Measure the cases of a file of ceilings again, and write them."""
+    head = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
+    cases = tomllib.loads(path.read_text())["case"]
+    for case in cases:
+        found = compiled(case)
+        case["ceilings"] = {
+            name: {key: math.ceil(row[key] * SLACK[key]) for key in CEILINGS}
+            for name, row in found.items()
+            if row["where"] == case["target"]
+        }
+        print(case["target"], case["sweep"], *case.get("overrides", ()), len(found), flush=True)
+    path.write_text(head + tomli_w.dumps({"case": cases}))
+
+
+def table(data_dir, targets):
+    """Compile the program of every row for every target."""
+    found = []
+    for title, sweep, overrides, program in ROWS:
+        for target in targets:
+            own = overrides + ((f"data.data_dir='{data_dir}'",) if sweep.startswith("imdb") else ())
+            case = {"target": target, "sweep": f"sweeps/{sweep}.toml", "overrides": own, "only": [program]}
+            row = compiled(case)[program]
+            found.append({"what": title, "target": target} | row)
+            print(title, target, row, flush=True)
+    return found
+
+
+def markdown(rows):
+    """Lay out the rows."""
+    lines = ["| a step of | on | bytes | launches | at least | temporaries | compiling |", "|" + "---|" * 7]
+    for row in rows:
+        first = f"| {row['what']} | {row['target']} |"
+        if row["where"] != row["target"]:
+            lines.append(f"{first} {row.get('error', 'on the host: float64')} | | | | |")
+            continue
+        sizes = [f"{quantity(row[key])}B" for key in ("bytes", "temporaries")]
+        least, compiling = seconds(row["seconds_at_least"]), f"{row['compile_s']:.0f} s"
+        cells = sizes[0], f"{row['launches']:.0f}", least, sizes[1], compiling
+        lines.append(f"{first} {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--targets", nargs="+", default=TARGETS)
+    parser.add_argument("--renew", type=Path)
+    options = parser.parse_args()
+    if options.renew:
+        renew(options.renew)
+    if options.out:
+        rows = table(options.data_dir, options.targets)
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "chips.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (options.out / "chips.md").write_text(markdown(rows))
+        print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

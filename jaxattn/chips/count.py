@@ -1,0 +1,230 @@
+"""What a compiled program does, counted in its text: bytes of device memory, operations, launches."""
+
+import re
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+from jaxattn.chips.hlo import Instruction, Module, Type, parse
+
+# Nothing is moved or started for these.
+_FREE = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "opt-barrier",
+    "optimization-barrier",
+    "partition-id",
+    "replica-id",
+}
+_COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "reduce-scatter",
+    "send",
+    "recv",
+)
+_SLICES = ("dynamic-slice", "slice", "gather")
+# Operations that are no arithmetic.
+_STILL = _FREE | {
+    *("broadcast", "iota", "reshape", "transpose", "copy", "concatenate", "pad", "reverse", "fusion", "call"),
+    *("while", "conditional", "sort", "custom-call", "gather", "slice", "dynamic-slice", "convert"),
+    *("dynamic-update-slice", "scatter", "copy-start", "copy-done", "async-start", "async-done"),
+}
+
+
+class Work(NamedTuple):
+    """What a stretch of a program does.
+
+    Attributes:
+        bytes: moved between the device and its memory: every operation reads what it is given and writes
+            what it makes; of what it only slices or gathers from, no more than it takes.
+        flops: arithmetic operations, a product of matrices counting two for every term.
+        launches: operations started, kernels on a GPU.
+    """
+
+    bytes: int = 0
+    flops: int = 0
+    launches: int = 0
+
+    def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
+        """Do both."""
+        return Work(*(x + y for x, y in zip(self, other, strict=True)))
+
+    def times(self, often: int) -> "Work":
+        """Do it often."""
+        return Work(*(often * x for x in self))
+
+
+class Counted(NamedTuple):
+    """What is in a compiled program.
+
+    Attributes:
+        step: one round of the loops whose length is not known before, such as the steps of a phase; loops
+            of unknown length within them count once, and conditionals by their cheapest branch.
+        once: everything else.
+        scatter_adds: scatters that add up floating-point numbers.
+        collectives: operations that devices do together.
+        float64: instructions that make float64 numbers.
+        conditionals: branches that are chosen while it runs.
+        unknown_loops: loops of unknown length.
+    """
+
+    step: Work
+    once: Work
+    scatter_adds: int
+    collectives: int
+    float64: int
+    conditionals: int
+    unknown_loops: int
+
+
+def count(text: str) -> Counted:
+    """Count what is in a compiled program.
+
+    Args:
+        text: as `compiled.as_text()` writes it.
+
+    Returns:
+        The counts. Caches are not seen: what is read twice counts twice.
+    """
+    module = parse(text)
+    every = [line for lines in module.computations.values() for line in lines]
+    reached = _Walk(module)
+    once = reached.work(module.entry)
+    return Counted(
+        step=reached.step,
+        once=once,
+        scatter_adds=sum(_adds_up(module, line) for line in every),
+        collectives=sum(line.op.removesuffix("-start") in _COLLECTIVES for line in every),
+        float64=sum(
+            line.op != "parameter" and any(made.element == "f64" for made in line.types) for line in every
+        ),
+        conditionals=sum(line.op == "conditional" for line in every),
+        unknown_loops=sum(line.op == "while" and line.trips is None for line in every),
+    )
+
+
+class _Walk:
+    """Goes through a program as it runs; loops of unknown length are put apart, into `step`."""
+
+    def __init__(self, module: Module):
+        self.module, self.step = module, Work()
+        self._inside = False
+
+    def work(self, name: str) -> Work:
+        lines = self.module.computations[name]
+        types = {line.name: line.types for line in lines}
+        total = Work()
+        for line in lines:
+            if line.op == "while":
+                total += self._loop(line)
+            elif line.op == "conditional":
+                total += min(map(self.work, line.branches), key=lambda found: found.bytes)
+            elif line.op == "call":
+                total += self.work(line.called("to_apply"))
+            elif line.op not in _FREE and not line.op.endswith("-done"):
+                flops = _flops(self.module, line, types)
+                total += Work(_bytes(self.module, line, types), flops, 1)
+        return total
+
+    def _loop(self, line: Instruction) -> Work:
+        outer, self._inside = self._inside, self._inside or line.trips is None
+        one = self.work(line.called("body")) + self.work(line.called("condition"))
+        self._inside = outer
+        if line.trips is None and not outer:
+            self.step += one
+            return Work()
+        return one.times(1 if line.trips is None else line.trips)
+
+
+def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
+    """Count what one operation reads and writes."""
+    given = [types.get(name, ()) for name in line.operands]
+    if line.op == "dynamic-update-slice":
+        return 2 * _size(given[1])
+    if line.op == "copy-start":
+        return _size(line.types[:2])
+    if line.op in _SLICES:
+        return _size(line.types) + min(_size(given[0]), _size(line.types)) + sum(map(_size, given[1:]))
+    inner = module.computations.get(line.called("calls"), ()) if line.op == "fusion" else ()
+    if not inner:
+        return _size(line.types) + sum(map(_size, given))
+    parameters = {int(x.argument): x.name for x in inner if x.op == "parameter"}
+    read = sum(_read(inner, parameters[k], x) for k, x in enumerate(given) if k in parameters)
+    return read + _written(inner, line)
+
+
+def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -> int:
+    """Count what a fusion reads of a parameter: of one that is only sliced, the slices."""
+    whole = _size(given)
+    users = list(_users(inner, parameter))
+    taken = 0
+    for name, line in users:
+        first = bool(line.operands) and line.operands[0] == name
+        if line.op in _SLICES and first and name not in line.operands[1:]:
+            taken += sum(made.bytes for made in line.types)
+        elif not (line.op == "dynamic-update-slice" and first):
+            return whole
+    return min(whole, taken)
+
+
+def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instruction]]:
+    """List what takes a value, seen through bitcasts, with the name that it takes."""
+    for line in inner:
+        if name in line.operands:
+            if line.op == "bitcast":
+                yield from _users(inner, line.name)
+            else:
+                yield name, line
+
+
+def _written(inner: Sequence[Instruction], line: Instruction) -> int:
+    """Count what a fusion writes: of an array that it updates in place, the update."""
+    by_name = {own.name: own for own in inner}
+    (root,) = (own for own in inner if own.is_root)
+    while root.op == "bitcast":
+        root = by_name[root.operands[0]]
+    if root.op == "dynamic-update-slice" and line.types[0].in_memory:
+        return sum(made.bytes for made in by_name[root.operands[1]].types)
+    return _size(line.types)
+
+
+def _size(made: Sequence[Type]) -> int:
+    return sum(own.bytes for own in made if own.in_memory)
+
+
+def _flops(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
+    """Count the arithmetic of an operation, and of what it is made of."""
+    elements = sum(made.elements for made in line.types)
+    inner = module.computations.get(line.called("calls"), ()) if line.op == "fusion" else ()
+    if inner:
+        own = {x.name: x.types for x in inner}
+        return sum(_flops(module, x, own) for x in inner)
+    if line.op in ("dot", "convolution") or "gemm" in line.rest.partition("metadata")[0]:
+        return 2 * line.types[0].elements * _terms(line, types)
+    if line.op in ("reduce", "reduce-window"):
+        return sum(made.elements for made in types.get(line.operands[0], ()))
+    return 0 if line.op in _STILL else elements
+
+
+def _terms(line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
+    """Count the products that an element of a product of matrices is the sum of."""
+    left, right = (types[name][0].shape for name in line.operands[:2])
+    if labels := re.search(r"dim_labels=\w+_(\w+)->", line.rest):
+        return prod(right) // max(1, right[labels[1].index("o")])
+    found = re.search(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]"?([\d",]*)', line.rest)
+    return prod(left[int(k)] for k in re.findall(r"\d+", found[1])) if found else 1
+
+
+def _adds_up(module: Module, line: Instruction) -> bool:
+    """Tell whether it is a scatter that adds up floating-point numbers."""
+    combined = module.computations.get(line.called("to_apply"), ())
+    is_float = any(made.element in ("f32", "f64", "bf16", "f16") for made in line.types)
+    return line.op == "scatter" and is_float and any(own.op == "add" for own in combined)

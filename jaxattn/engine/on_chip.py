@@ -1,0 +1,261 @@
+"""The programs of a study, compiled for a chip that is not here: memory, bytes, launches, time at least.
+
+This runs in the process that `jaxattn.chips.process` starts for the chip.
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxattn import backend
+from jaxattn.chips.compile import Compiled, compile_lowered, seconds_at_least
+from jaxattn.chips.targets import Target
+from jaxattn.data.splits import Loaded
+from jaxattn.engine import devices, memory
+from jaxattn.engine.groups import CompileGroup, compile_groups
+from jaxattn.engine.shapes import Shaped, corpora, shaped
+from jaxattn.errors import InputError
+from jaxattn.study import toml
+from jaxattn.study.definition import Definition
+
+# What a run lets itself use: most of what jax takes, which on a GPU leaves a quarter to others.
+_SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
+# What a user may make smaller, and by how much at most.
+_SIZES = ("model.dim", "data.sequences", "data.vocab_size", "data.length")
+_HALVINGS = 12
+# What a phase needs beside parameters and corpora, in their sizes: at least gradients and results.
+_WORKING = 4
+_NO_MEMORY = "RESOURCE_EXHAUSTED"
+Progress = Callable[[str, float], None]
+
+
+Programs = list[tuple[Shaped, Compiled | None]]
+
+
+class _Fitted(NamedTuple):
+    """How many lanes run together and how many would fit, what a lane adds to a device, and the programs."""
+
+    together: int
+    fitting: int
+    per_lane: float
+    programs: Programs
+
+
+class _Compiler(NamedTuple):
+    """Compiles the programs of a group: those named in `only`, for its texts if it has any."""
+
+    target: Target
+    group: CompileGroup
+    loaded: Loaded | None
+    tell: Callable[[str], None]
+    only: Collection[str]
+    keep: str | None
+
+    def programs(self, lanes: int, only: Collection[str] = ()) -> Programs:
+        """Compile programs for a number of lanes; None for one that runs on the host."""
+        found: Programs = []
+        wanted = only or self.only
+        for made in shaped(self.group, lanes, self.loaded):
+            if wanted and made.place not in wanted:
+                continue
+            if made.compiled.on_host or backend.platform() == "cpu":
+                found.append((made, None))
+                continue
+            self.tell(f"{made.place}, {lanes} lanes")
+            name = f"{self.target.name}-{made.place}-{lanes}.hlo".replace(":", "-")
+            path = Path(self.keep) / name if self.keep else None
+            lowered = made.compiled.lower(*made.arguments)
+            found.append((made, compile_lowered(lowered, self.target, path)))
+        return found
+
+
+def plan_on(
+    target: Target,
+    progress: Progress,
+    *,
+    sweep: str,
+    overrides: Sequence[str] = (),
+    axes: Sequence[str] = (),
+    max_memory: int | None = None,
+    only: Collection[str] = (),
+    keep: str | None = None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Compile the programs of a sweep for a chip.
+
+    Args:
+        target: the chip.
+        progress: told what is compiled.
+        sweep: path of the sweep file.
+        overrides: "KEY=VALUE" each.
+        axes: "KEY=[...]" each.
+        max_memory: bytes that may be used on a device; by default what a run would.
+        only: names of programs to compile, "query.advance" or "draw"; all if empty. Of some alone it is not
+            found out how many lanes fit.
+        keep: a folder for the texts of the compiled programs.
+
+    Returns:
+        "groups", a row for every compile group; "programs", one for every program of a group.
+
+    Raises:
+        InputError: a sweep that cannot be read, or of which one seed fits on no device.
+    """
+
+    def read(*further: str) -> Definition:
+        return toml.read(Path(sweep), (*overrides, *further), tuple(axes), made=Definition)
+
+    study, budget = read(), max_memory or int(_SHARE[target.platform] * target.memory)
+    groups: list[dict[str, Any]] = []
+    programs: list[dict[str, Any]] = []
+    every = compile_groups(study.cells)
+    for group in every:
+
+        def tell(text: str, group: CompileGroup = group) -> None:
+            progress(f"compile group {group.number + 1} of {len(every)}: {text}", group.number / len(every))
+
+        lanes = len(group.cells) * len(study.seeds)
+        with backend.precision(group.setting.dtype):
+            loaded = corpora(group, 1) if group.setting.data.shared else None
+            compiler = _Compiler(target, group, loaded, tell, only, keep)
+            fitted = _fit(compiler, min(lanes, study.chunk or lanes), budget)
+        if fitted.together == 0:
+            raise InputError(_too_large(target, read, group, fitted.per_lane, budget))
+        own = [_row(target, group, made, found) for made, found in fitted.programs]
+        groups.append(_group_row(target, group, lanes, fitted, own))
+        programs += own
+    return {"groups": groups, "programs": programs}
+
+
+def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
+    """Find how many of the wanted lanes fit, and compile the programs of as many.
+
+    Memory is a line in the lanes of a device, through the program that needs most at two widths.
+    """
+    group = compiler.group
+    shared = group.setting.data.shared
+    used = devices.device_count(shared)
+
+    def compiled(each: int, only: Collection[str] = ()) -> Programs:
+        lanes = devices.pad_to_devices(range(min(each * used, wanted)), shared)
+        return compiler.programs(len(lanes), only)
+
+    held, own = memory.sizes(group, used)
+    # Parameters and corpora alone tell of some that they cannot fit; a compiler takes long to refuse them.
+    each = min(math.ceil(wanted / used), int((budget - held) // max(own, 1)))
+    if each < 1:
+        return _Fitted(0, 0, held + own, [])
+    found = compiled(each)
+    while any(made and _NO_MEMORY in made.error for _, made in found):
+        if each == 1:
+            return _Fitted(0, 0, budget, found)
+        each //= 2
+        found = compiled(each)
+    peak, heaviest = _peak(found)
+    if not heaviest or compiler.only:
+        return _Fitted(wanted, wanted, 0.0, found)
+    other = max(1, each // 2) if each > 1 else 2
+    wide = devices.pad_to_devices(range(other * used), shared)
+    probed, _ = _peak(compiler.programs(len(wide), [heaviest]))
+    per_lane = max(0.0, (peak - probed) / (each - other)) if probed else 0.0
+    fitting = each + math.floor((budget - peak) / max(per_lane, 1.0))
+    while peak > budget:
+        # Other widths are compiled a little differently; what is said to fit has been compiled.
+        each = fitting = min(each - 1, max(fitting, 0), math.floor(each * budget / peak))
+        if each < 1:
+            return _Fitted(0, 0, peak, found)
+        found = compiled(each)
+        peak, _ = _peak(found)
+    return _Fitted(min(wanted, each * used), fitting * used, per_lane, found)
+
+
+def _peak(found: Programs) -> tuple[int, str]:
+    """Find the largest memory of a device, and which program needs it."""
+    return max(((own.held, made.place) for made, own in found if own), default=(0, ""))
+
+
+def _row(target: Target, group: CompileGroup, made: Shaped, found: Compiled | None) -> dict[str, Any]:
+    """Write down what came of a program."""
+    row: dict[str, Any] = {"group": group.number, "phase": made.phase, "program": made.name}
+    if found is None:
+        return row | {"where": "host"}
+    if found.error:
+        return row | {"where": "does not compile", "error": found.error, "compile_s": found.seconds}
+    counted = found.counted
+    stepping = made.name == "advance" and counted.unknown_loops > 0
+    work = counted.step if stepping else counted.once + counted.step
+    return row | {
+        "where": target.name,
+        "per": "step" if stepping else "call",
+        "bytes": work.bytes,
+        "flops": work.flops,
+        "launches": work.launches,
+        "seconds_at_least": seconds_at_least(work, target),
+        "held": found.held,
+        "temporaries": found.temporaries,
+        "compile_s": found.seconds,
+        "scatter_adds": counted.scatter_adds,
+        "compare_and_swaps": found.compare_and_swaps,
+        "collectives": counted.collectives,
+        "float64": counted.float64,
+        "conditionals": counted.conditionals,
+    }
+
+
+def _group_row(
+    target: Target, group: CompileGroup, lanes: int, fitted: _Fitted, rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Write down what a group comes to."""
+    batches = math.ceil(lanes / fitted.together)
+    steps = {phase.name: group.setting.probes.steps(phase) for phase in group.setting.phases}
+    often = {"advance": lambda probed: probed[-1], "measure": len, "state_metrics": len, "observe": len}
+    seconds = sum(
+        row["seconds_at_least"]
+        * (often.get(row["program"], lambda probed: 1)(steps[row["phase"]]) if row["phase"] else 1)
+        for row in rows
+        if "seconds_at_least" in row
+    )
+    return {
+        "group": group.number,
+        "lanes": lanes,
+        "together": fitted.together,
+        "fitting": fitted.fitting,
+        "batches": batches,
+        "per_lane": fitted.per_lane,
+        "held": max((row.get("held", 0) for row in rows), default=0),
+        "compile_s": sum(row.get("compile_s", 0.0) for row in rows),
+        "seconds_at_least": batches * seconds,
+    }
+
+
+def _too_large(
+    target: Target, read: Callable[..., Definition], group: CompileGroup, needed: float, budget: int
+) -> str:
+    """Say which single override of a size would let one seed fit."""
+    cell = group.cells[0].number
+    line = (
+        f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB or more, and {target.name} has "
+        f"{budget / 2**30:,.1f} GiB for it"
+    )
+    # Gradients and temporaries are taken to shrink as parameters and corpora do.
+    sizes = sum(memory.sizes(group, 1))
+    wanted = budget * sizes / max(needed, _WORKING * sizes)
+    fitting = []
+    for key in _SIZES:
+        value = _value(group, key)
+        for halving in range(1, _HALVINGS + 1):
+            smaller = value >> halving if isinstance(value, int) else 0
+            if smaller < 1:
+                break
+            try:
+                smaller_sizes = sum(memory.sizes(compile_groups(read(f"{key}={smaller}").cells)[0], 1))
+            except InputError:
+                break  # other sizes depend on it
+            if smaller_sizes <= wanted:
+                fitting.append(f"--set {key}={smaller}")
+                break
+    return f"{line}; {' or '.join(fitting)} would fit" if fitting else f"{line}; make the data smaller"
+
+
+def _value(group: CompileGroup, key: str) -> Any:
+    table, _, name = key.partition(".")
+    return getattr(getattr(group.setting, table), name, None)

@@ -1,0 +1,83 @@
+"""What is said when the compilers of chips are missing or do not fit."""
+
+from importlib import metadata
+
+import pytest
+
+from jaxattn.chips import compilers, process
+from jaxattn.chips.targets import read_target
+from jaxattn.errors import InputError, RunError
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Let some distributions be installed in these versions, and jax take libtpu 0.0.42."""
+
+    def pretend(**versions):
+        known = {name.replace("_", "-"): version for name, version in versions.items()}
+
+        def version(name):
+            if name not in known:
+                raise metadata.PackageNotFoundError(name)
+            return known[name]
+
+        monkeypatch.setattr(compilers.metadata, "version", version)
+        pins = ['jaxlib<=0.10.2,>=0.10.1; extra == "tpu"', 'libtpu==0.0.42.*; extra == "tpu"']
+        monkeypatch.setattr(compilers.metadata, "requires", lambda name: pins)
+
+    return pretend
+
+
+def test_without_compilers_the_extra_is_named(installed):
+    installed(jax="0.10.2", jaxlib="0.10.2")
+    with pytest.raises(InputError, match=r"target v5e: libtpu not installed.*pip install 'jaxattn\[aot\]'"):
+        process.call(read_target("v5e"), "nowhere:nothing", {})
+    with pytest.raises(InputError, match="jax-cuda12-plugin, jax-cuda12-pjrt, nvidia-cuda-nvcc-cu12 not"):
+        process.call(read_target("h200"), "nowhere:nothing", {})
+
+
+def test_a_compiler_of_another_jax_is_told_the_version_that_fits(installed):
+    installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.41")
+    with pytest.raises(InputError, match=r"libtpu 0.0.41 does not fit jax 0.10.2; .*'libtpu==0.0.42.\*'"):
+        compilers.check(read_target("v5e"))
+    gpu = {"jax_cuda12_plugin": "0.10.2", "jax_cuda12_pjrt": "0.11.0", "nvidia_cuda_nvcc_cu12": "12.9.86"}
+    installed(jax="0.10.2", jaxlib="0.10.2", **gpu)
+    with pytest.raises(InputError, match=r"jax-cuda12-pjrt 0.11.0 does not fit jax 0.10.2"):
+        compilers.check(read_target("h200"))
+
+
+def test_fitting_compilers_pass(installed):
+    installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.42.1")
+    compilers.check(read_target("v5e"))
+
+
+def test_the_pins_of_the_installed_jax_can_be_read():
+    assert compilers._fitting(("libtpu",))["libtpu"].startswith("0.0.")
+
+
+@pytest.mark.parametrize(
+    ("code", "raised", "said"),
+    [
+        ("import sys; sys.stdin.read(); sys.exit('no chip')", RunError, "ended with 1: no chip"),
+        ('import sys; sys.stdin.read(); print(\'{"error": "not so"}\')', InputError, "^not so$"),
+    ],
+)
+def test_a_process_that_ends_badly_is_one_line(monkeypatch, tmp_path, code, raised, said):
+    monkeypatch.setattr(process, "check", lambda target: None)
+    (tmp_path / "instead.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(process, "__name__", "instead")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(raised, match=said):
+        process.call(read_target("v5e"), "nowhere:nothing", {"x": 1})
+
+
+def test_progress_and_the_answer_are_handed_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(process, "check", lambda target: None)
+    lines = "print('{\"progress\": [\"half\", 0.5]}'); print(json.dumps({'result': json.load(sys.stdin)}))"
+    (tmp_path / "instead.py").write_text(f"import json, sys; {lines}", encoding="utf-8")
+    monkeypatch.setattr(process, "__name__", "instead")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    told = []
+    asked = {"sweep": "x.toml", "only": ["draw"]}
+    assert process.call(read_target("v5e"), "a:b", asked, lambda *said: told.append(said)) == asked
+    assert told == [("half", 0.5)]
