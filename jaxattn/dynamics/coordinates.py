@@ -23,7 +23,7 @@ from jaxattn.dynamics.watch import Watch
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
-RESOLUTION = 1e-4
+RESOLUTION = 1e-3
 
 
 @struct.dataclass
