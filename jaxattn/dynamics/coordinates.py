@@ -18,14 +18,12 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import take
 from jaxattn.dynamics.direction import LOGISTIC, Force, token_curvature, token_force
+from jaxattn.dynamics.watch import Watch
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
-RESOLUTION = 1e-4
-# Distance to the top at which a token that does not pull would: e^-7 of its sequence's attention.
-NEAR = 7.0
+RESOLUTION = 1e-3
 
 
 @struct.dataclass
@@ -63,8 +61,7 @@ class Coordinates:
         weigh: how sequences are weighed, see `token_force`.
         steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
         log_limit: log of the sum of all |∂L/∂a_s| of single sequences at which the path ends as balanced.
-        watched: (R, W) bool or None; tokens that do not pull; where one comes near the top of its sequence
-            the path ends as balanced too.
+        watch: tokens that have to stay where they are, else the path ends as balanced too.
     """
 
     corpus: Corpus
@@ -78,7 +75,7 @@ class Coordinates:
     weigh: Any = LOGISTIC
     steepest: Array | float = math.inf
     log_limit: Array | float = math.inf
-    watched: Array | None = None
+    watch: Watch | None = None
 
     def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
         """Compute p = p_0 + Bᵀ z."""
@@ -125,7 +122,9 @@ class Coordinates:
         A stage that has met a force no stage before it knew of is off by a whole step, however short.
         """
         tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
-        return self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
+        relative = self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
+        # Tokens may come to the end of a curve's straight piece, and not far beyond.
+        return jnp.maximum(relative, self._slid(end) / 2)
 
     def ended(self, z: Float[Array, "r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
         """Tell whether ‖p‖ is as large as that."""
@@ -175,21 +174,22 @@ class Coordinates:
             log_slope=jnp.clip(along @ velocity, -self.steepest, self.steepest),
             balanced=(RESOLUTION * size * self.unit <= rounding)
             | (force.log_gross > self.log_limit)
-            | self._met(z),
+            | self.broken(z),
         )
 
-    def _met(self, z: Array) -> Array:
-        """Tell whether a token that does not pull has come near."""
-        if self.watched is None:
+    def broken(self, z: Float[Array, "r"]) -> Bool[Array, ""]:
+        """Tell whether tokens that are watched have come too far for this description to hold."""
+        if (watch := self.watch) is None:
             return jnp.asarray(False)
-        bags, watched = self.corpus.bags, self.watched
+        scores = self.scores + self.lift @ z
+        wanted = watch.idle.any() | watch.slides
+        return when(wanted, lambda _: watch.broken(self.corpus, scores), jnp.asarray(False))
 
-        def look(_):
-            score = take(self.scores + self.lift @ z, bags.index.astype(jnp.int32))
-            top = bags.max(jnp.where(bags.count > 0, score, -jnp.inf))
-            return (watched & (score > bags.spread(top) - NEAR)).any()
-
-        return when(watched.any(), look, jnp.asarray(False))
+    def _slid(self, z: Array) -> Array:
+        if (watch := self.watch) is None:
+            return jnp.zeros((), z.dtype)
+        scores = self.scores + self.lift @ z
+        return when(watch.slides, lambda _: watch.slid(self.corpus, scores), jnp.zeros((), z.dtype))
 
     def log_gross(self, z: Float[Array, "r"]) -> Float[Array, ""]:
         """Compute log of the sum of all |∂L/∂a_s| of single sequences."""

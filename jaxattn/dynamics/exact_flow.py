@@ -18,15 +18,16 @@ from jax import Array
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.arc_length import Ended, Ends, Stop, Trajectory, beginning, integrate
+from jaxattn.dynamics.balance import Balance, back_on_curve, find_ties
 from jaxattn.dynamics.coordinates import when
 from jaxattn.dynamics.seeds import of_seeds, over_seeds
-from jaxattn.dynamics.ties import Balance, Ties, find_ties, no_ties, tied_coordinates, top_class
+from jaxattn.dynamics.ties import Ties, no_ties, tied_coordinates, top_class
 from jaxattn.errors import InputError
 from jaxattn.theory.selection import Selection
 from jaxattn.trees import Leaf
 
 # Most times that ties are found or dissolved.
-_STAGES = 64
+_STAGES = 256
 
 
 @struct.dataclass
@@ -189,26 +190,29 @@ def _points(flow, z, state):
 
 def _next_stage(E, v, corpus, before: _Stage, after: _Stage) -> _Stage:
     """Decide how the path goes on, if it does."""
-    path, p = after.path, after.p[-1]
+    path, ties = after.path, before.ties
+    slides = before.tied & ties.watch.slides
+    p = when(slides, lambda p: back_on_curve(E, p, v, corpus, ties), after.p[-1])
     balances = path.status == Stop.BALANCED
+    looks = balances & (~before.tied | slides)
     # Without progress the next stage would begin and end here too.
     stuck = balances & before.tied & (path.accepted == before.path.accepted)
     found = when(
-        balances & ~before.tied,
+        looks,
         lambda _: find_ties(E, p, v, corpus),
         Balance(no_ties(E, v, corpus), p, jnp.asarray(False)),
     )
     lost = balances & ~before.tied & ~found.settled
-    status = jnp.where(stuck | lost, Stop.UNRESOLVED, path.status)
+    status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, path.status)
     # All that is left to move is tied: p stays where it is.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
     goes_on = balances & ~stuck & ~lost
     return _Stage(
         start=jnp.where(goes_on, found.p, p),
-        p=after.p,
+        p=after.p.at[-1].set(p),
         norm=after.norm,
         path=path._replace(status=status.astype(jnp.int32)),
-        ties=jax.tree.map(partial(jnp.where, goes_on), found.ties, before.ties),
+        ties=jax.tree.map(partial(jnp.where, goes_on), found.ties, ties),
         tied=jnp.where(goes_on, found.settled, before.tied),
         left=jnp.where(goes_on, before.left - 1, 0),
     )

@@ -18,6 +18,8 @@ from jaxattn.trees import Leaf
 _CANCELS, _DEPENDENT = 1e-7, 1e-12
 # Scores at ‖p‖ = 1e6 are right to 1e-10, and so are forces, relative to their sizes.
 _ZERO = 1e-8
+# What a duality gap of 1e-10 leaves of a force that is zero.
+_NO_FORCE = 1e-5
 
 
 @struct.dataclass
@@ -29,6 +31,10 @@ class Limit:
         gradient: (); size of the gradient of the tied part of the loss on 𝒯, the span of the differences of
             tied tokens, relative to the forces that cancel in it. 0 without ties.
         curvature: (); smallest eigenvalue of its Hessian on 𝒯, relative to the largest; inf without ties.
+            Eigenvalues of zero are left out: their eigenvectors are loose.
+        loose: (); length of the part of the tie multipliers' force that lies along loose directions, relative
+            to that of p_*. Nothing holds tied tokens in these, so that p_* has to leave them where they are
+            without a force.
         drawn: (); smallest p·(E_s - E_s') of the pairs that their sequences draw together; inf without any.
         idle: (); the same among the pairs on which pulls cancel.
     """
@@ -36,6 +42,7 @@ class Limit:
     direction: MaxMargin
     gradient: Leaf
     curvature: Leaf
+    loose: Leaf
     drawn: Leaf
     idle: Leaf
 
@@ -44,7 +51,8 @@ class Limit:
         """Whether all of it is as it has to be."""
         solved = int(self.direction.status) in (Status.SOLVED, Status.NOTHING)
         balanced = self.gradient <= _ZERO and self.curvature > _ZERO
-        return bool(solved and balanced and self.drawn >= 1 - _ZERO and self.idle > _ZERO)
+        apart = self.drawn >= 1 - _ZERO and self.idle > _ZERO
+        return bool(solved and balanced and self.loose <= _NO_FORCE and apart)
 
 
 class _Entries(NamedTuple):
@@ -74,8 +82,8 @@ def limit(
     together: they may push it away, draw it near, or cancel. It is drawn near in vain if p_* moves it away at
     the same rate or faster, and where pulls cancel any rate is enough. The differences of tied tokens settle
     where the tied part of the loss, that of the tokens on top alone, is least, and the flow returns there if
-    that is a strict minimum on 𝒯. All of this is local, as the loss is not convex: that a path comes to
-    p_*/‖p_*‖ is seen by the cosine of its p.
+    that is a strict minimum on 𝒯, but for loose directions, along which the forces have no derivative. All
+    of this is local, as the loss is not convex: that a path comes to p_*/‖p_*‖ is seen by the cosine of p.
 
     Args:
         params: E (V, d) and v (d,).
@@ -112,7 +120,7 @@ def limit(
     steepness = -labels / (1 + np.exp(-labels * f))
     q = top / total[entries.sequence]
     c = q * ((E @ v)[entries.token] - f[entries.sequence])
-    gradient, curvature = _balance(E, leader, entries, c, q, share, steepness)
+    gradient, curvature, slack = _balance(E, leader, entries, c, q, share, steepness)
     first = np.zeros(n, int)
     first[entries.sequence[entries.chosen]] = leader[entries.token[entries.chosen]]
     net, gross = _pulls(leader, first, entries, share / total, f)
@@ -128,6 +136,7 @@ def limit(
         direction=direction,
         gradient=gradient,
         curvature=curvature,
+        loose=_along(E, direction, slack),
         drawn=apart[drawn].min(initial=np.inf),
         idle=apart[~entries.chosen & ~pushed & ~drawn].min(initial=np.inf),
     )
@@ -154,13 +163,14 @@ def _balance(
     q: np.ndarray,
     share: np.ndarray,
     steepness: np.ndarray,
-) -> tuple[float, float]:
-    """Compute the gradient of the tied part of the loss on 𝒯 and the smallest eigenvalue of its Hessian."""
+) -> tuple[float, float, np.ndarray]:
+    """Compute the gradient of the tied part of the loss on 𝒯, its curvature, and loose directions (k, d)."""
     tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
     if len(tied) == 0:
-        return 0.0, np.inf
+        return 0.0, np.inf, np.zeros((0, E.shape[1]))
     _, size, vt = np.linalg.svd(E[tied] - E[leader[tied]], full_matrices=False)
-    lift = E[tied] @ vt[size**2 > _DEPENDENT * size[0] ** 2].T
+    normals = vt[size**2 > _DEPENDENT * size[0] ** 2]
+    lift = E[tied] @ normals.T
     place = np.full(len(E), -1)
     place[tied] = np.arange(len(tied))
     inside = place[entries.token] >= 0
@@ -170,9 +180,24 @@ def _balance(
     force, gross = share @ dense_c, np.abs(share) @ np.abs(dense_c)
     product = (share[:, None] * dense_c).T @ (dense_q - steepness[:, None] * dense_c / 2)
     hessian = lift.T @ (product + product.T - np.diag(force)) @ lift
-    size = np.linalg.eigvalsh((hessian + hessian.T) / 2)
+    size, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+    loose = np.abs(size) <= _ZERO * np.abs(size).max()
     longest = np.sqrt(np.square(E).sum(axis=1).max())
-    return float(np.linalg.norm(force @ lift) / (gross.sum() * longest)), float(size[0] / abs(size[-1]))
+    gradient = float(np.linalg.norm(force @ lift) / (gross.sum() * longest))
+    return (
+        gradient,
+        float(size[~loose].min(initial=np.inf) / np.abs(size).max()),
+        (vectors.T @ normals)[loose],
+    )
+
+
+def _along(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:
+    """Compute how much of the force that ties take lies along slack directions, relative to all of p_*."""
+    ties = direction.ties
+    if not (direction.feasible and len(ties) and len(slack)):
+        return 0.0
+    force = direction.tie_multipliers @ (E[ties[:, 0]] - E[ties[:, 1]])
+    return float(np.linalg.norm(slack @ force) / np.linalg.norm(direction.p))
 
 
 def _pulls(

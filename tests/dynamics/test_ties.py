@@ -90,12 +90,57 @@ def test_everything_tied_is_a_finite_end():
     assert not ja.theory.limit(params, corpus, away, path.selection).holds
 
 
-def test_tied_tokens_that_are_not_held_still_are_told():
+def test_tied_tokens_stay_on_a_curve_of_balances_where_nothing_moves_them():
     """(0, 1, 2) with either label, all of them attended to: f = 0 leaves two differences to one equation."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
-    path = flow(by_hand([0.2, 0.0, -0.5, 0.0, 0.0, 0.0]), corpus)
-    assert path.stop == "unresolved"
-    assert path.norm[-1] < 1e3
+    params = by_hand([0.2, 0.0, -0.5, 0.0, 0.0, 0.0])
+    path = flow(params, corpus)
+    assert path.stop == "norm"
+    assert chosen(path, corpus) == [[0, 1, 2]] * 2 + [[3]] * 4
+    p = path.p[-1]
+    np.testing.assert_allclose(jax.nn.softmax(p[:3]) @ params.v[:3], 0, atol=1e-9)
+    assert distance(p, [0, 0, 0, 1, -1, 0]) < 1e-10
+    certificate = ja.theory.limit(params, corpus, p, path.selection)
+    assert certificate.holds
+    assert certificate.loose < 1e-12
+    assert certificate.curvature == 1.0
+
+
+def test_a_tied_token_slides_away_along_a_curve_of_balances():
+    """(0, 1, 2) with either label keep f = 0; (3, 4) drives p along E_3 - E_4, which lowers token 2.
+
+    Then dp = P (E_3 - E_4) dτ with P the projection orthogonal to ∂f/∂p: here by Runge-Kutta's method.
+    """
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
+    E = np.eye(6)
+    E[2, 3] = -0.1
+    values = E @ VALUES
+    # On the curve, e^a_0 = e^a_1 + 3.05 e^a_2, and so far out that all other forces are e^-60.
+    p = np.array([np.log(-values[1:3] @ np.exp([0.0, -0.5])), 0, 2.5, 30, -30, 0])
+    params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.array(VALUES))
+    path = flow(params, corpus)
+    end = np.asarray(path.p)[np.searchsorted(path.norm, 75.0)]
+    assert chosen(path, corpus) == [[0, 1]] * 2 + [[3]] * 4
+
+    def along(p):
+        q = jax.nn.softmax(E[:3] @ p)
+        normal = np.asarray(q * (values[:3] - q @ values[:3])) @ E[:3]
+        return (E[3] - E[4]) - normal * (normal @ (E[3] - E[4])) / (normal @ normal)
+
+    h = 0.25
+    while np.linalg.norm(p) < np.linalg.norm(end) - 1e-9:
+        k = [along(p)]
+        k = [*k, along(p + h / 2 * k[0])]
+        k = [*k, along(p + h / 2 * k[1])]
+        k = [*k, along(p + h * k[2])]
+        step = h * (k[0] + 2 * k[1] + 2 * k[2] + k[3]) / 6
+        far = np.linalg.norm(p + step) - np.linalg.norm(end)
+        p = p + step * (1 if far <= 0 else 1 - far / np.linalg.norm(step))
+    assert E[2] @ p < -2
+    # A straight piece follows the curve until attention has changed by 0.05.
+    np.testing.assert_allclose(end, p, atol=0.05)
+    assert distance(path.p[-1], [0, 0, 0, 1, -1, 0]) < 1e-8
+    assert ja.theory.limit(params, corpus, path.p[-1], path.selection).holds
 
 
 def exact_pull(corpus, params, p):

@@ -1,0 +1,282 @@
+"""Where the forces on tied tokens balance, and which tokens tie there."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
+from jaxattn.dynamics.coordinates import positive
+from jaxattn.dynamics.direction import token_curvature, token_force
+from jaxattn.dynamics.ties import (
+    Ties,
+    below_top,
+    class_values,
+    no_ties,
+    tied_coordinates,
+    top_class,
+    with_counts,
+)
+from jaxattn.dynamics.watch import LEFT, Watch
+
+# Scores lower than the top by more are those of tokens that have fallen behind.
+_BEHIND = 30.0
+# Holes among the distances to the top that are tried.
+_HOLES = 4
+# Shift of tied scores that the forces left out may cause before the path goes on without ties.
+_SHIFT, _MORE = 1e-2, 100.0
+# Of the squares of lengths of the differences of tied tokens: what is smaller is rounding.
+_DEPENDENT = 1e-12
+# Newton's method starts within _SHIFT of the balance, or there is none.
+_NEWTON = 12
+# What is left of pulls that cancel, relative to their sizes.
+_CANCELS = 1e-9
+# Shift of tied scores that the force left by rounding may stand for.
+_ZERO = 1e-6
+# Derivatives of the force, relative to the largest one, that are zero: they are as large as what is left of
+# the force. And share of a step along such a direction that moves two tokens' scores apart.
+_LOOSE, _APART = 1e-6, 0.03
+
+
+class Balance(NamedTuple):
+    """Ties that were found, the point where they are balanced, and whether they are.
+
+    Attributes:
+        ties: the ties; none if they are not balanced.
+        p: (d,).
+        settled: () bool; whether the force on every tied difference is zero there, and takes it back, or
+            would if the difference were not free to slide.
+    """
+
+    ties: Ties
+    p: Array
+    settled: Array
+
+
+class _Rest(NamedTuple):
+    """Where the tied part of the loss, that of attended tokens alone, has no gradient.
+
+    Attributes:
+        p: (d,).
+        moved: by how much scores have moved, ().
+        left: what is left of the gradient, in units of the force, ().
+        stiffness: its smallest derivative, in units of the force and of scores, ().
+        log_limit: log of the forces that would move the balance by _SHIFT, ().
+        log_gross: log of the forces that balance, ().
+        normals: an orthonormal basis of the directions where it has a derivative, rows of zeros, (r, d).
+        loose: (V,) bool; tokens that a direction without derivative moves off the leader of their class.
+    """
+
+    p: Array
+    moved: Array
+    left: Array
+    stiffness: Array
+    log_limit: Array
+    log_gross: Array
+    normals: Array
+    loose: Array
+
+
+def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus) -> Balance:
+    """Find the tokens that tie where the forces balance up to rounding, and the balance next to p.
+
+    Tokens tie that a sequence attends to together. How far below the top attention ends is told by a hole
+    among all tokens' distances to the top of their sequences: tied ones stay near, others have fallen by the
+    logarithm of what float64 resolves. It is the widest hole, as a rule, else one of the next: where tokens
+    that do not tie are on their way up or down, the hole above them may be narrower than that below.
+
+    Args:
+        E: (V, d).
+        p: (d,); where the flow of all of p ended.
+        v: (d,).
+        corpus: n sequences of two classes over V tokens.
+
+    Returns:
+        The ties, and whether they hold: Newton's method finds a zero of the gradient of the tied part of
+        the loss nearby, and its Hessian on 𝒯 is positive definite there. Without ties they do not.
+    """
+    below = below_top(corpus, E @ p)
+    edges = _holes(below)
+    nothing = Balance(no_ties(E, v, corpus), p, jnp.asarray(False))
+
+    def attempt(state):
+        tried, _ = state
+        found = _ties_of(E, p, v, corpus, _classes(corpus, below <= edges[tried]))
+        return tried + 1, jax.tree.map(partial(jnp.where, found.settled), found, nothing)
+
+    begin = jnp.asarray(0, jnp.int32), nothing
+    return jax.lax.while_loop(lambda x: (x[0] < len(edges)) & ~x[1].settled, attempt, begin)[1]
+
+
+def back_on_curve(
+    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus, ties: Ties
+) -> Float[Array, "d"]:
+    """Move p to the balance from beside it, where a straight piece of a curve ends, along its normals."""
+    attended = top_class(E, p, corpus, ties.leader)
+    return _rest(E, p, v, corpus, ties.normals, attended, ties.leader).p
+
+
+def _ties_of(E: Array, p: Array, v: Array, corpus: Corpus, leader: Array) -> Balance:
+    """Balance classes of tokens that may tie."""
+    bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
+    index, present = bags.index.astype(jnp.int32), bags.count > 0
+    attended = top_class(E, p, corpus, leader)
+    rest = _rest(E, p, v, corpus, _normals(E, leader), attended, leader)
+    loose = take(jnp.zeros(len(E), bool).at[leader].max(rest.loose), leader)
+    merged = jnp.where(loose, vocab, leader)
+    scores = E @ rest.p
+
+    def weigh(leader):
+        return jnp.where(present, bags.count * jnp.exp(take(scores - take(scores, leader), index)), 0)
+
+    weight = weigh(leader)
+    means = class_values(corpus, leader, weight, E @ v)
+    idle = _idle(corpus, leader, attended, weight, means)
+    slides = attended & take(loose, index)
+    (total,) = bags.sum(jnp.where(slides, weight, 0))
+    attention = jnp.where(slides, weight / bags.spread(positive(total)), -1)
+    ties = Ties(
+        leader=leader,
+        merged=merged,
+        normals=rest.normals,
+        embeddings=take(_orthogonal(E, rest.normals), merged),
+        values=jnp.where(take(loose, index) & ~attended, take(E @ v, index), means),
+        counts=jnp.where(idle, 0, weigh(merged)),
+        watch=Watch(idle=idle, attention=attention),
+        log_limit=rest.log_limit,
+    )
+    # What is left out has moved the balance by that much, and more of it may come until that is _SHIFT; a
+    # hundred times as much may come from elsewhere, and is not trusted to move it as little.
+    others = tied_coordinates(E, rest.p, v, corpus, ties)
+    left_out = others.log_gross(others.zero)
+    more = jnp.log(jnp.clip(_SHIFT / positive(rest.moved), 1, _MORE))
+    log_limit = jnp.maximum(rest.log_limit, left_out + more)
+    # Forces as large as those that balance would have to balance too.
+    some = (leader != vocab).any() & (left_out < rest.log_gross - jnp.log(_MORE))
+    exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness)
+    settled = some & exact & (rest.moved <= _SHIFT) & ~others.broken(others.zero)
+    return Balance(ties.replace(log_limit=log_limit), rest.p, settled)  # type: ignore[attr-defined]
+
+
+def _rest(
+    E: Array, p: Array, v: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
+) -> _Rest:
+    """Move p within 𝒯, across directions without derivative, to where the tied part has no gradient."""
+    scores, values, lift = E @ p, E @ v, E @ normals.T
+    tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
+    spans = jnp.square(normals).sum(axis=1) > 0
+
+    def at(y):
+        force = token_force(tied, scores + lift @ y, values)
+        return force, jnp.diag(1.0 * ~spans) - lift.T @ token_curvature(tied, force) @ lift
+
+    size, vectors = jnp.linalg.eigh(at(jnp.zeros(len(normals)))[1])
+    free = jnp.abs(size) <= _LOOSE * jnp.abs(size).max()
+    slide = jnp.where(free, vectors, 0)
+    across = jnp.eye(len(size)) - slide @ slide.T
+
+    def held(curvature):
+        return slide @ slide.T + across @ curvature @ across
+
+    def improve(_, y):
+        force, curvature = at(y)
+        return y + jnp.linalg.solve(held(curvature), across @ (force.force @ lift))
+
+    y = jax.lax.fori_loop(0, _NEWTON, improve, jnp.zeros(len(normals)))
+    force, curvature = at(y)
+    unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
+    # A force of 1 moves scores by the inverse of this.
+    smallest = jnp.linalg.eigvalsh(held(curvature))[0] * unit**2
+    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, smallest), 1)
+    apart = lift @ slide
+    return _Rest(
+        p=p + y @ normals,
+        moved=jnp.abs(lift @ y).max(),
+        left=jnp.abs(force.force @ lift).max() * unit,
+        stiffness=stiffness,
+        log_limit=force.log_scale + jnp.log(_SHIFT * positive(stiffness)),
+        log_gross=force.log_gross,
+        normals=jnp.where(free.any(), jnp.where(free, 0, vectors).T @ normals, normals),
+        loose=(jnp.abs(apart - take(apart, leader)) * unit > _APART).any(axis=1),
+    )
+
+
+def _orthogonal(E: Array, normals: Array) -> Array:
+    """Compute Q E; rows that are nothing but rounding are zero."""
+    flat = E - (E @ normals.T) @ normals
+    # A second pass makes it orthogonal to rounding.
+    flat = flat - (flat @ normals.T) @ normals
+    length = jnp.square(flat).sum(axis=1, keepdims=True)
+    return jnp.where(length > _DEPENDENT * jnp.square(E).sum(axis=1).max(), flat, 0)
+
+
+def _holes(below: Float[Array, "R W"]) -> Float[Array, "k"]:
+    """Find the upper ends of the widest holes among distances to the top, widest first."""
+    tied_above = jnp.append(jnp.sort(below.ravel()), jnp.inf)
+    # What ties has not left, and a hole does not gain by reaching on from where tokens have fallen behind.
+    width = jnp.diff(jnp.minimum(tied_above, _BEHIND))
+    width = jnp.where(tied_above[:-1] <= LEFT, width, -1)
+    # Not by argsort, whose int64 indices a caller's jit with float64 off cannot lower.
+    return jax.lax.sort((-width, tied_above[:-1]), num_keys=1)[1][:_HOLES]
+
+
+def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, "V"]:
+    """Join tokens that sequences attend to together, and tell the smallest of each class."""
+    bags = corpus.bags
+    index = bags.index.astype(jnp.int32)
+    vocab = corpus.vocab_size
+
+    def join(state):
+        leader, _ = state
+        lowest = -bags.max(jnp.where(attended, -1.0 * take(leader, index), -jnp.inf))
+        lowest = jnp.where(jnp.isfinite(lowest), lowest, vocab).astype(jnp.int32)
+        found = jnp.where(attended, bags.spread(lowest), vocab)
+        joined = leader.at[index.ravel()].min(found.ravel())
+        joined = take(joined, joined)
+        return joined, (joined != leader).any()
+
+    start = jnp.arange(vocab, dtype=jnp.int32), jnp.asarray(True)
+    return jax.lax.while_loop(lambda state: state[1], join, start)[0]
+
+
+def _normals(E: Float[Array, "V d"], leader: Int[Array, "V"]) -> Float[Array, "r d"]:
+    """Find an orthonormal basis of 𝒯, r = min(V, d); rows that it does not need are zero."""
+    apart = E - take(E, leader)
+    spans = len(E) <= E.shape[1]
+    size, vectors = jnp.linalg.eigh(apart @ apart.T if spans else apart.T @ apart)
+    kept = size > _DEPENDENT * positive(size[-1])
+    if not spans:
+        return jnp.where(kept[:, None], vectors.T, 0)
+    rows = vectors.T @ apart
+    return jnp.where(kept[:, None], rows / jnp.sqrt(jnp.where(kept, size, 1))[:, None], 0)
+
+
+def _idle(
+    corpus: Corpus,
+    leader: Int[Array, "V"],
+    attended: Bool[Array, "R W"],
+    counts: Float[Array, "R W"],
+    means: Float[Array, "R W"],
+) -> Bool[Array, "R W"]:
+    """Find entries whose pulls on the top class cancel over all sequences that have both.
+
+    Class D is pulled at by top class C with Σ_X w_X e^(a_D - a_C) (Γ_D - Γ_C) over the sequences with both.
+    Sequences that tie alike but contradict each other have Σ w_X = 0 where they balance. If all of them hold
+    D, tied tokens answer whatever it does: there is no pull, but rounding would leave some.
+    """
+    bags, vocab = corpus.bags, corpus.vocab_size
+    index = bags.index.astype(jnp.int32)
+    present = bags.count > 0
+    total, moment = bags.sum(jnp.where(attended, counts, 0), jnp.where(attended, counts * means, 0))
+    f = moment / positive(total)
+    weight = corpus.labels * jax.nn.sigmoid(-corpus.labels * f) / positive(total)
+    pull = jnp.where(present, bags.spread(weight) * counts * (means - bags.spread(f)), 0)
+    first = -bags.max(jnp.where(attended, -1.0 * take(leader, index), -jnp.inf))
+    top = jnp.where(jnp.isfinite(first), first, 0).astype(jnp.int32)
+    place = jnp.broadcast_to(bags.spread(top), index.shape), take(leader, index)
+    empty = jnp.zeros((vocab, vocab), pull.dtype)
+    net, gross = empty.at[place].add(pull), empty.at[place].add(jnp.abs(pull))
+    return present & ~attended & (jnp.abs(net) <= _CANCELS * gross)[place]
