@@ -90,23 +90,12 @@ def run(
     memory.check_address_space(reporter.note)
     checkpoints.check_handles()
     folder = Store(directory, reporter.warn)
-    with (
-        folder.locked(),
-        backend.precision(study.dtype),
-    ):
+    with folder.locked(), backend.precision(study.dtype):
         groups = compile_groups(study.cells)
         raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
         known = folder.join(manifest.describe(study, command, shard), accept_code)
-        widths, every = cut_batches(
-            study, groups, folder, known, max_memory, shard[1], raising, reporter.update
-        )
-        own = batches.share(every, shard)
-        elsewhere = {batch.name for batch in every} - {batch.name for batch in own}
-        now = known | {
-            "widths": widths,
-            "batches": manifest.listed(own),
-            "elsewhere": sorted(elsewhere),
-        }
+        cut = cut_batches(study, groups, folder, known, max_memory, shard[1], raising, reporter.update)
+        own, now = _share(*cut, known, shard)
         todo = _unfinished(own, folder, reporter)
         if not todo and now["status"] == "finished" and folder.is_merged(now):
             if now != find(folder.directory):
@@ -136,6 +125,16 @@ def run(
             now["wall_time_s"] = round(now["wall_time_s"] + time.monotonic() - started, 3)
             folder.write_manifest(now)
     return Outcome(folder.directory, now["failures"], errors, len(own), False)
+
+
+def _share(
+    widths: list[int], every: list[Batch], known: dict[str, Any], shard: tuple[int, int]
+) -> tuple[list[Batch], dict[str, Any]]:
+    """Take a shard's batches; returns them, and the manifest that names them and those of other shards."""
+    own = batches.share(every, shard)
+    elsewhere = {batch.name for batch in every} - {batch.name for batch in own}
+    now = known | {"widths": widths, "batches": manifest.listed(own), "elsewhere": sorted(elsewhere)}
+    return own, now
 
 
 @contextmanager
