@@ -25,7 +25,7 @@ from jaxattn.dynamics.watch import LEFT, Watch
 # Scores lower than the top by more are those of tokens that have fallen behind.
 _BEHIND = 30.0
 # Holes among the distances to the top that are tried.
-_HOLES = 4
+_HOLES = 16
 # Shift of tied scores that the forces left out may cause before the path goes on without ties.
 _SHIFT, _MORE = 1e-2, 100.0
 # Of the squares of lengths of the differences of tied tokens: what is smaller is rounding.

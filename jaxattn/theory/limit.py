@@ -184,11 +184,8 @@ def _balance(
     loose = np.abs(size) <= _ZERO * np.abs(size).max()
     longest = np.sqrt(np.square(E).sum(axis=1).max())
     gradient = float(np.linalg.norm(force @ lift) / (gross.sum() * longest))
-    return (
-        gradient,
-        float(size[~loose].min(initial=np.inf) / np.abs(size).max()),
-        (vectors.T @ normals)[loose],
-    )
+    curvature = float(size[~loose].min(initial=np.inf) / abs(size[-1]))
+    return gradient, curvature, (vectors.T @ normals)[loose]
 
 
 def _along(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:
