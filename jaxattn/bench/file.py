@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pandas as pd
@@ -11,7 +10,7 @@ from jaxattn.bench.measurement import Machine, Measured
 from jaxattn.errors import InputError, RunError
 
 
-class Report(NamedTuple):
+class Report(msgspec.Struct, frozen=True):
     """A machine, and what was measured on it."""
 
     machine: Machine
@@ -30,10 +29,9 @@ def write(report: Report, path: Path) -> Path:
     Raises:
         RunError: it cannot be written.
     """
-    content = {"machine": report.machine._asdict(), "measured": [row._asdict() for row in report.measured]}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}; give another file") from None
     return path
@@ -46,13 +44,10 @@ def read(path: Path) -> Report:
         InputError: no such file, or not one of these.
     """
     try:
-        content = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-        machine = msgspec.json.decode(content["machine"], type=dict)
-        rows = msgspec.json.decode(content["measured"], type=list[dict])
-        return Report(Machine(**machine), [Measured(**row) for row in rows])
+        return msgspec.json.decode(path.read_bytes(), type=Report)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except msgspec.DecodeError:
         raise InputError(f"{path}: not a file of `jaxattn bench`; it makes one with --out") from None
 
 

@@ -4,24 +4,28 @@ import hashlib
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
+from jaxattn import backend
 from jaxattn.bench.cases import Case
+from jaxattn.data.messages import first_line
 from jaxattn.engine import devices, memory
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.program import load, program, seed_keys, start
+from jaxattn.errors import RunError
 from jaxattn.storage import origin
 
 # A copy of so many bytes tells how fast memory is, on any machine that jaxattn runs on.
 _COPIED = 2**28
 
 
-class Measured(NamedTuple):
+class Measured(msgspec.Struct, frozen=True):
     """What a case took.
 
     Attributes:
@@ -46,7 +50,7 @@ class Measured(NamedTuple):
     peak_mib: float | None
 
 
-class Machine(NamedTuple):
+class Machine(msgspec.Struct, frozen=True):
     """What it was measured on.
 
     Attributes:
@@ -89,20 +93,25 @@ def bandwidth(repeats: int = 5) -> float:
     return 2 * _COPIED / min(_timed(lambda: copied(x))[0] for _ in range(repeats))
 
 
-def measure(case: Case, repeats: int, most: int | None = None) -> Iterator[Measured]:
-    """Measure a case for each of its numbers of seeds, one after the other.
+def measure(case: Case, seeds: int, repeats: int) -> Measured:
+    """Measure a case.
 
     Args:
         case: the case.
+        seeds: seeds side by side.
         repeats: passes after the first, at least 1.
-        most: leave larger numbers of seeds out.
 
     Returns:
-        What each took.
+        What it took.
+
+    Raises:
+        RunError: it does not fit in memory.
     """
-    for seeds in (seeds for seeds in case.seeds if most is None or seeds <= most):
-        with jax.enable_x64(case.study.dtype == "float64"), jax.default_matmul_precision("highest"):
-            yield _measure(case, seeds, repeats)
+    try:
+        with backend.precision(case.study.dtype):
+            return _measure(case, seeds, repeats)
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        raise RunError(f"{case.name}, {seeds} seeds: {first_line(error)}") from None
 
 
 def _measure(case: Case, seeds: int, repeats: int) -> Measured:

@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from jaxattn.console import print_table
-from jaxattn.errors import InputError
+from jaxattn.errors import InputError, RunError
 from jaxattn.options import Quiet
 
 
@@ -36,7 +36,7 @@ def bench(
     from jaxattn.engine.progress import Reporter
 
     if files:
-        if only or out or seeds:
+        if only or out or seeds is not None:
             raise InputError("bench: files are shown as they are; leave --only, --seeds and --out out")
         print_table("µs a step and seed", benchmark.beside([benchmark.read(path) for path in files]), keys=2)
         return 0
@@ -50,11 +50,17 @@ def bench(
         raise InputError(f"--only {' '.join(only)}: in no name; there are {known}")
     use_all_cores()
     report = benchmark.Report(benchmark.machine(), [])
+    wanted = [(case, n) for case in cases for n in case.seeds if seeds is None or n <= seeds]
     with Reporter(quiet) as reporter:
-        for number, case in enumerate(cases):
-            reporter.update(case.name, number / len(cases))
-            report.measured.extend(benchmark.measure(case, repeats, most=seeds))
+        for number, (case, together) in enumerate(wanted):
+            reporter.update(f"{case.name}, {together} seeds", number / len(wanted))
+            try:
+                report.measured.append(benchmark.measure(case, together, repeats))
+            except RunError as error:
+                reporter.warn(f"left out: {error}")
+            if out is not None:
+                benchmark.write(report, out)
     print_table(report.title, benchmark.table(report))
     if out is not None:
-        print(benchmark.write(report, out))
+        print(out)
     return 0

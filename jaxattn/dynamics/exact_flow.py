@@ -103,9 +103,17 @@ def exact_flow(
     """
     if not (math.isfinite(until_norm) or math.isfinite(until_arc_length)):
         raise InputError("until_norm and until_arc_length are both infinite; give one of them")
+    check_ends(until_norm=until_norm, until_arc_length=until_arc_length)
     check_settings(rtol, points)
     ends = until_norm, until_arc_length, until_direction, rtol
     return over_seeds(_follow, of_seeds(params, corpus), ends, max_steps, points=points, width=width)
+
+
+def check_ends(**ends: float) -> None:
+    """Raise InputError unless ends are lengths."""
+    for name, end in ends.items():
+        if not end > 0:
+            raise InputError(f"{name}: {end}; give a length above 0")
 
 
 def check_settings(rtol: float, points: int, least: int = 3) -> None:

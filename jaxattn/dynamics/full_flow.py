@@ -111,6 +111,8 @@ def full_flow(
     check_settings(rtol, points)
     if not math.isfinite(until_log_loss):
         raise InputError(f"until_log_loss: {until_log_loss}; give a finite one")
+    if max_steps < 1:
+        raise InputError(f"max_steps: {max_steps}; give at least 1")
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, corpus)))
     if traced and jnp.result_type(float) != jnp.float64:
         raise InputError(

@@ -15,7 +15,7 @@ from jax import Array
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.arc_length import Ended, Ends, Row, Stop, integrate
 from jaxattn.dynamics.coordinates import Coordinates
-from jaxattn.dynamics.exact_flow import check_settings
+from jaxattn.dynamics.exact_flow import check_ends, check_settings
 from jaxattn.dynamics.joint_coordinates import JointCoordinates, joint_coordinates
 from jaxattn.dynamics.seeds import of_seeds, over_seeds
 from jaxattn.dynamics.slaved import Meeting, meet
@@ -106,6 +106,7 @@ def joint_flow(
     check_settings(rtol, points, least=5)
     if not math.isfinite(until_norm):
         raise InputError(f"until_norm: {until_norm}; give a finite one")
+    check_ends(until_norm=until_norm)
     settings = until_norm, rtol
     return over_seeds(_follow, of_seeds(params, corpus), settings, max_steps, points=points, width=width)
 

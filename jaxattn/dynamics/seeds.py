@@ -37,11 +37,10 @@ def of_seeds(params: Any, corpus: Corpus) -> Inputs:
         raise InputError(
             f"corpus: {corpus.num_classes} classes; the flow is that of the logistic loss of two"
         )
-    (*_, V, d), p, v = params.E.shape, params.p.shape, params.v.shape
-    if corpus.vocab_size != V or p[-1] != d or v[-1] != d:
-        raise InputError(
-            f"shapes do not fit: E {params.E.shape}, p {p}, v {v}, corpus over {corpus.vocab_size} tokens"
-        )
+    E, p, v = params.E.shape, params.p.shape, params.v.shape
+    known = len(E) in (2, 3) and len(p) in (1, 2) and len(v) in (1, 2)
+    if not known or E[-2:] != (corpus.vocab_size, p[-1]) or p[-1] != v[-1]:
+        raise InputError(f"shapes do not fit: E {E}, p {p}, v {v}, corpus over {corpus.vocab_size} tokens")
     parts = (params.E, 2), (params.p, 1), (params.v, 1)
     batched = (*(x.ndim > base for x, base in parts), corpus.labels.ndim > 1)
     arrays = (params.E, params.p, params.v, corpus)
@@ -50,6 +49,8 @@ def of_seeds(params: Any, corpus: Corpus) -> Inputs:
     }
     if len(sizes) > 1:
         raise InputError(f"E, p, v and corpus have leading axes of {sorted(sizes)} seeds; give each the same")
+    if sizes == {0}:
+        raise InputError("E, p, v and corpus have leading axes of 0 seeds; give at least one")
     return Inputs(arrays, batched, sizes.pop() if sizes else None)
 
 
@@ -76,8 +77,11 @@ def over_seeds(
         What `follow` returns, with a leading axis of seeds.
 
     Raises:
-        InputError: when differentiated.
+        InputError: fewer steps than none, no seed at a time; when differentiated.
     """
+    for name, number, least in (("max_steps", max_steps, 0), ("width", 1 if width is None else width, 1)):
+        if not isinstance(number, jax.core.Tracer) and number < least:
+            raise InputError(f"{name}: {number}; give at least {least}")
     *params, corpus = inputs.arrays
     # On a CPU one seed's arrays fit a core's cache, and a slow seed holds up no other.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)

@@ -18,7 +18,7 @@ import dataclasses
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -94,7 +94,7 @@ def top_class(
     return (bags.count > 0) & (take(leader, index) == bags.spread(first))
 
 
-def with_counts(corpus: Corpus, counts: Float[Array, "R W"]) -> Corpus:
+def with_counts(corpus: Corpus, counts: Num[Array, "R W"]) -> Corpus:
     """Give the bags other counts, not all of them whole numbers."""
     bags = dataclasses.replace(corpus.bags, count=counts, factors=None)
     return dataclasses.replace(corpus, bags=bags)

@@ -76,7 +76,9 @@ class FlowLimit(Spec, frozen=True, kw_only=True):
 
     def _compare(self, params: Any, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Compare the path (k, d) of one seed."""
-        if not np.isfinite(path[-1]).all():
+        # The path of a seed that failed may end at a finite p.
+        finite = all(np.isfinite(x).all() for x in (path[-1], params.E, params.v))
+        if corpus.num_classes != 2 or not finite:
             return np.full(len(path), np.nan), np.full(len(_AT_THE_END), np.nan)
         chosen, counts = attended_on_host(params.E @ path[-1], corpus, self.nats)
         tied = float((counts > 1).mean())

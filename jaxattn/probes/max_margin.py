@@ -124,7 +124,7 @@ def _selected(p: Any, E: Any, corpus: Corpus, nats: float | None) -> Selection:
 
 
 def _one(history: np.ndarray, E: Any, corpus: Corpus, nats: float | None) -> tuple[np.ndarray, ...]:
-    if not np.isfinite(history[-1]).all():
+    if not (np.isfinite(history[-1]).all() and np.isfinite(E).all()):
         missing = np.full(len(history), np.nan)
         return missing, missing, *np.full(len(_AT_THE_END), np.nan)
     chosen = _selected(history[-1], E, corpus, nats)

@@ -43,8 +43,9 @@ class RelaxedDirection(Spec, frozen=True, kw_only=True):
     metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY, *_AT_THE_END)
 
     def applies(self, model: Any, loss: Any, phase: Any) -> bool:
-        """Tell whether a phase moves p and v, E fixed."""
-        return getattr(model, "is_one_layer", False) and set(phase.train) == {"p", "v"}
+        """Tell whether a phase moves p and v alone by the logistic loss, and scores are E·p."""
+        one_layer = getattr(model, "is_one_layer", False) and getattr(loss, "is_logistic", False)
+        return one_layer and set(phase.train) == {"p", "v"}
 
     def observe(self, phase: Any, state: Any) -> Any:
         """Look up p and v of one seed, (2, d)."""
@@ -77,12 +78,14 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[Metrics, 
     """Compare the path (k, 2, d) of one seed."""
     missing = np.full(len(path), np.nan)
     nothing = dict.fromkeys(_ON_THE_WAY, missing), dict.fromkeys(_AT_THE_END, np.asarray(np.nan))
-    if not np.isfinite(path[-1]).all():
+    # The path of a seed that failed may end at finite p and v.
+    if corpus.num_classes != 2 or not (np.isfinite(path[-1]).all() and np.isfinite(E).all()):
         return nothing
     chosen, counts = attended_on_host(E @ path[-1, 0], corpus, 0.0)
     if (counts != 1).any():
         return nothing
-    relaxed, alone = relaxed_max_margin(E, corpus, chosen), max_margin(E, corpus, chosen)
+    # Of pairs that v tells from each other by a bounded amount only the flow wants half.
+    relaxed, alone = relaxed_max_margin(E, corpus, chosen, tied=0.5), max_margin(E, corpus, chosen)
     away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
     query = relaxed.query
     facts = (

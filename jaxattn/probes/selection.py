@@ -51,7 +51,9 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
     apart like margin · ‖p‖: 10 nats tell them apart at any ‖p‖ above about 20 / margin, and a token within
     them holds at least 5e-5 of the top one's attention.
     """
-    return selection_from_scores(scores, corpus, tie=None if nats is None else nats / jnp.ptp(scores))
+    if nats is None:
+        return selection_from_scores(scores, corpus)
+    return selection_from_scores(scores, corpus, tie=0.0, nats=nats)
 
 
 def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:

@@ -78,9 +78,11 @@ def limit(
         p_* = argmin ‖p‖²  s.t.  p·(E_s - E_s'') = 0  for tokens that tie,
                                  p·(E_s - E_s') ≥ 1  for s on top of X, s' of X pushed away.
 
-    and ≥ 0 for all other pairs. All sequences with one class of tied tokens on top pull at another class
-    together: they may push it away, draw it near, or cancel. It is drawn near in vain if p_* moves it away at
-    the same rate or faster, and where pulls cancel any rate is enough. The differences of tied tokens settle
+    All sequences with one class of tied tokens on top pull at another class together: they may push it away,
+    draw it near, or cancel. It is drawn near in vain if p_* moves it away at the same rate or faster, and
+    where pulls cancel any rate is enough. The program is solved with ≥ 0 for these pairs; where it holds with
+    so much to spare they have no multipliers, and p_* is that of the pushed pairs alone. The differences of
+    tied tokens settle
     where the tied part of the loss, that of the tokens on top alone, is least, and the flow returns there if
     that is a strict minimum on 𝒯, but for loose directions, along which the forces have no derivative. All
     of this is local, as the loss is not convex: that a path comes to p_*/‖p_*‖ is seen by the cosine of p.
@@ -116,14 +118,14 @@ def limit(
     top = np.where(entries.chosen, entries.weight, 0)
     total = np.bincount(entries.sequence, top, n)
     f = np.bincount(entries.sequence, top * entries.mean, n) / total
-    share = labels / (1 + np.exp(labels * f)) / n
-    steepness = -labels / (1 + np.exp(-labels * f))
+    # Weights e^(-y f) of sequences that are right by far are below what float64 holds.
+    log_share = -np.logaddexp(0, labels * f)
     q = top / total[entries.sequence]
     c = q * ((E @ v)[entries.token] - f[entries.sequence])
-    gradient, curvature, slack = _balance(E, leader, entries, c, q, share, steepness)
+    gradient, curvature, slack = _balance(E, leader, entries, c, q, labels, labels * f)
     first = np.zeros(n, int)
     first[entries.sequence[entries.chosen]] = leader[entries.token[entries.chosen]]
-    net, gross = _pulls(leader, first, entries, share / total, f)
+    net, gross = _pulls(leader, first, entries, labels, log_share - np.log(total), f)
     # A token that ties with those on top, but is not selected, makes the problem infeasible.
     pushed = (net > _CANCELS * gross) | (leader[entries.token] == first[entries.sequence])
     required = np.zeros(np.shape(selection.mask))
@@ -161,8 +163,8 @@ def _balance(
     entries: _Entries,
     c: np.ndarray,
     q: np.ndarray,
-    share: np.ndarray,
-    steepness: np.ndarray,
+    labels: np.ndarray,
+    margins: np.ndarray,
 ) -> tuple[float, float, np.ndarray]:
     """Compute the gradient of the tied part of the loss on 𝒯, its curvature, and loose directions (k, d)."""
     tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
@@ -170,12 +172,18 @@ def _balance(
         return 0.0, np.inf, np.zeros((0, E.shape[1]))
     _, size, vt = np.linalg.svd(E[tied] - E[leader[tied]], full_matrices=False)
     normals = vt[size**2 > _DEPENDENT * size[0] ** 2]
+    if len(normals) == 0:  # they have one embedding
+        return 0.0, np.inf, normals
     lift = E[tied] @ normals.T
     place = np.full(len(E), -1)
     place[tied] = np.arange(len(tied))
     inside = place[entries.token] >= 0
     rows, columns = entries.sequence[inside], place[entries.token[inside]]
-    dense_c, dense_q = np.zeros((2, len(share), len(tied)))
+    several = np.bincount(entries.sequence[inside & entries.chosen], minlength=len(labels)) > 1
+    log_share = np.where(several, -np.logaddexp(0, margins), -np.inf)
+    share = labels * np.exp(log_share - log_share.max())
+    steepness = -labels * np.exp(-np.logaddexp(0, -margins))
+    dense_c, dense_q = np.zeros((2, len(labels), len(tied)))
     dense_c[rows, columns], dense_q[rows, columns] = c[inside], q[inside]
     force, gross = share @ dense_c, np.abs(share) @ np.abs(dense_c)
     product = (share[:, None] * dense_c).T @ (dense_q - steepness[:, None] * dense_c / 2)
@@ -191,17 +199,28 @@ def _balance(
 def _along(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:
     """Compute how much of the force that ties take lies along slack directions, relative to all of p_*."""
     ties = direction.ties
-    if not (direction.feasible and len(ties) and len(slack)):
+    if not (direction.feasible and direction.p.any() and len(ties) and len(slack)):
         return 0.0
     force = direction.tie_multipliers @ (E[ties[:, 0]] - E[ties[:, 1]])
     return float(np.linalg.norm(slack @ force) / np.linalg.norm(direction.p))
 
 
 def _pulls(
-    leader: np.ndarray, first: np.ndarray, entries: _Entries, weight: np.ndarray, f: np.ndarray
+    leader: np.ndarray,
+    first: np.ndarray,
+    entries: _Entries,
+    labels: np.ndarray,
+    log_weight: np.ndarray,
+    f: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sum what pushes the class of every entry off the top class of its sequence, over all that have both."""
+    """Sum what pushes the class of every entry off the top class of its sequence, over all that have both.
+
+    Each sum is in a unit of its own, e^(the largest `log_weight` of its sequences).
+    """
     key = first[entries.sequence] * np.int64(len(leader)) + leader[entries.token]
-    pull = weight[entries.sequence] * entries.weight * (f[entries.sequence] - entries.mean)
     _, group = np.unique(key, return_inverse=True)
+    log_own, largest = log_weight[entries.sequence], np.full(group.max() + 1, -np.inf)
+    np.maximum.at(largest, group, log_own)
+    weight = labels[entries.sequence] * np.exp(log_own - largest[group]) * entries.weight
+    pull = weight * (f[entries.sequence] - entries.mean)
     return np.bincount(group, pull)[group], np.bincount(group, np.abs(pull))[group]

@@ -92,16 +92,20 @@ def selection(
         raise InputError(f"tie: {tie}; give a tolerance of 0 or more")
     if traced:
         scores = jnp.matmul(E, p, precision="highest")
-        return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie)
+        return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie, 0.0)
     resolution = _tie(np.asarray(p).dtype) if tie is None else tie
     require_finite(p=p, E=E)
     with backend.float64():
         scores = jnp.asarray(np.asarray(E, np.float64) @ np.asarray(p, np.float64))
-        return _select(corpus, scores, resolution)
+        return _select(corpus, scores, resolution, 0.0)
 
 
 def selection_from_scores(
-    scores: Float[Array | np.ndarray, " V"], corpus: Corpus, *, tie: float | Array | None = None
+    scores: Float[Array | np.ndarray, " V"],
+    corpus: Corpus,
+    *,
+    tie: float | Array | None = None,
+    nats: float | Array = 0.0,
 ) -> Selection:
     """Select the tokens with the highest score in each sequence, whatever model the scores are of.
 
@@ -109,12 +113,13 @@ def selection_from_scores(
         scores: (V,) float; one score per token.
         corpus: n sequences over V tokens.
         tie: tolerance for ties, relative to the spread of the scores; by default as in `selection`.
+        nats: what it is more, whatever the spread.
 
     Returns:
         The selection.
     """
     scores = jnp.asarray(scores)
-    return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie)
+    return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie, nats)
 
 
 def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
@@ -144,14 +149,14 @@ def _tie(dtype: Any) -> float:
 
 @jax.jit
 @sequential_vmap_if_large
-def _select(corpus: Corpus, scores: Array, tie: float | Array) -> Selection:
+def _select(corpus: Corpus, scores: Array, tie: float | Array, nats: float | Array) -> Selection:
     bags = corpus.bags
     present = bags.count > 0
     entries = take(scores, bags.index.astype(jnp.int32))
     highest = bags.max(jnp.where(present, entries, -jnp.inf))
     lowest = jnp.min(jnp.where(present, entries, jnp.inf))
     spread = jnp.max(highest) - lowest
-    return Selection(present & (bags.spread(highest) - entries <= tie * spread))
+    return Selection(present & (bags.spread(highest) - entries <= tie * spread + nats))
 
 
 @sequential_vmap_if_large

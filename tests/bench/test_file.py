@@ -36,7 +36,13 @@ def test_machines_stand_side_by_side():
     assert table(report(row(peak=17.0)))["peak MiB so far"].tolist() == ["17"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"machine": {}, "measured": []}', '{"measured": 1'])
+WRONG_TYPE = """{"machine": {"device": "chip", "platform": "gpu", "devices": 1, "copied_gb_s": "fast",
+"python": "3.12", "jax": "0.10", "made_by": {}}, "measured": []}"""
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"machine": {}, "measured": []}', WRONG_TYPE, '{"measured": 1']
+)
 def test_other_files_are_named(tmp_path, content):
     path = tmp_path / "bench.json"
     path.write_text(content)

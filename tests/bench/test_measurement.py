@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 import jaxattn as ja
 from jaxattn.bench import Case, machine, measure
+from jaxattn.errors import RunError
 
 
 def case(**changes):
@@ -21,7 +23,7 @@ def case(**changes):
 
 @pytest.fixture(scope="module")
 def rows():
-    return list(measure(case(), repeats=2))
+    return [measure(case(), seeds, repeats=2) for seeds in (1, 3)]
 
 
 def test_every_number_of_seeds_is_measured(rows):
@@ -33,7 +35,6 @@ def test_every_number_of_seeds_is_measured(rows):
         assert one.first_s > 20e-6 * one.step_us * one.seeds
         assert one.planned_mib > 0
         assert one.peak_mib is None or one.peak_mib > 0
-    assert [one.seeds for one in measure(case(), repeats=1, most=2)] == [1]
 
 
 def test_bits_that_differ_are_seen(monkeypatch):
@@ -47,8 +48,18 @@ def test_bits_that_differ_are_seen(monkeypatch):
         return took, [*bits, str(next(numbers))]
 
     monkeypatch.setattr(module, "_timed", changing)
-    (one,) = measure(case(seeds=(1,)), repeats=1)
-    assert not one.same_bits
+    assert not measure(case(), 1, repeats=1).same_bits
+
+
+def test_what_does_not_fit_in_memory_is_one_line(monkeypatch):
+    def full(function):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nmore")
+
+    monkeypatch.setattr("jaxattn.bench.measurement._timed", full)
+    with pytest.raises(
+        RunError, match=r"small, 3 seeds: RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes$"
+    ):
+        measure(case(), 3, repeats=1)
 
 
 def test_the_machine_is_described(monkeypatch):

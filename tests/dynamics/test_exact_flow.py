@@ -386,6 +386,17 @@ def test_bad_input():
         flow(params, corpus, points=2)
     with pytest.raises(InputError, match="rtol"):
         flow(params, corpus, rtol=0.0)
+    for wrong in ({"E": params.E[:, 0]}, {"p": params.p[0]}, {"v": params.v[None, None]}):
+        with pytest.raises(InputError, match="do not fit"):
+            flow(params.replace(**wrong), corpus)
+    for name, end in (("until_norm", -1.0), ("until_norm", np.nan), ("until_arc_length", 0.0)):
+        with pytest.raises(InputError, match=f"{name}: .*; give a length above 0"):
+            flow(params, corpus, **{"until_norm": 1.0, "until_arc_length": 1.0, name: end})
+    for name, number in (("max_steps", -1), ("width", 0)):
+        with pytest.raises(InputError, match=f"{name}: {number}; give at least {number + 1}"):
+            flow(params, corpus, **{name: number})
     params, corpora = problems()
-    with pytest.raises(InputError, match="leading axes"):
+    with pytest.raises(InputError, match="leading axes of"):
         flow(jax.tree.map(lambda x: x[:2], params), corpora)
+    with pytest.raises(InputError, match="0 seeds"):
+        flow(jax.tree.map(lambda x: x[:0], params), jax.tree.map(lambda x: x[:0], corpora))

@@ -55,3 +55,23 @@ def test_it_looks_at_the_logistic_loss_and_p_alone():
     assert not probe.applies(model, loss, JointFlow(name="b"))
     assert not probe.applies(model, ja.losses.Classification(smoothing=0.1), ExactFlow(name="a"))
     assert not probe.applies(SimpleNamespace(), loss, ExactFlow(name="a"))
+
+
+def test_a_seed_with_nan_does_not_stop_the_others():
+    params, corpora = two_seeds()
+    path = ja.dynamics.exact_flow(params, corpora, points=8)
+    history = np.array(path.p)
+    expected = conclude(history, params, corpora)
+    broken = params.replace(E=params.E.at[0, 3].set(jnp.nan))
+    found = conclude(history, broken, corpora)
+    for before, after in zip(expected, found, strict=True):
+        for name in before:
+            assert np.isnan(after[name][0]).all()
+            np.testing.assert_array_equal(after[name][1], before[name][1])
+
+
+def test_corpora_of_more_classes_have_no_limit():
+    params, corpora = two_seeds()
+    three = corpora.replace(num_classes=3)
+    on_the_way, end = conclude(np.zeros((2, 4, 24)), params, three)
+    assert all(np.isnan(x).all() for x in (*on_the_way.values(), *end.values()))

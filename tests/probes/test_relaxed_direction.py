@@ -73,8 +73,20 @@ def test_a_seed_that_is_not_finite_has_no_direction():
 
 def test_it_looks_where_p_and_v_move():
     model, probe = OneLayer(dim=3), RelaxedDirection()
+    logistic = SimpleNamespace(is_logistic=True)
     both = Descent(name="a", optimizer="sgd", step_size=1.0, steps=1, train=("v", "p"))
-    assert probe.applies(model, None, both)
-    assert probe.applies(model, None, JointFlow(name="b"))
-    assert not probe.applies(model, None, ExactFlow(name="b"))
-    assert not probe.applies(SimpleNamespace(), None, both)
+    assert probe.applies(model, logistic, both)
+    assert probe.applies(model, logistic, JointFlow(name="b"))
+    assert not probe.applies(model, logistic, ExactFlow(name="b"))
+    assert not probe.applies(model, SimpleNamespace(is_logistic=False), both)
+    assert not probe.applies(SimpleNamespace(), logistic, both)
+
+
+def test_a_seed_with_nan_and_corpora_of_more_classes_have_no_direction():
+    corpus = jax.tree.map(lambda x: x[None], ja.data.from_sequences(SEQUENCES, LABELS, vocab_size=7))
+    for rows, classes in ((np.nan * E, 2), (E, 3)):
+        params = Params(jnp.asarray(rows)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
+        splits = Splits(corpus.replace(num_classes=classes), None)
+        history = np.ones((1, 3, 2, 7))
+        for found in RelaxedDirection().conclude(history, params, Loaded(splits, False, list("0123456"))):
+            assert all(np.isnan(x).all() for x in found.values())

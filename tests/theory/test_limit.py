@@ -160,6 +160,53 @@ def test_a_pair_that_is_drawn_together_has_to_be_moved_apart_by_others():
     assert not certificate.holds
 
 
+@pytest.mark.parametrize("value", [1.0, 800.0])
+def test_sequences_that_are_right_by_far_push_as_others_do(value):
+    """The weight e^-800 of the first sequence is no float64, but nothing else acts on its tokens."""
+    corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, 1], vocab_size=4)
+    E = np.array([[1.0, 0, 0.4], [0, 0, 0], [0, 1, 0.2], [0, 0.1, -0.3]])
+    v = np.linalg.lstsq(E, np.array([value, 0.0, 1.0, 0.5]))[0]
+    params = ja.models.one_layer.Params(E=E, p=np.array([30.0, 30, 10]), v=v)
+    chosen = ja.theory.selection(params.p, E, corpus)
+    certificate = limit(params, corpus, params.p, chosen)
+    assert certificate.holds
+    assert certificate.idle == np.inf
+    np.testing.assert_allclose(certificate.direction.p, ja.theory.max_margin(E, corpus, chosen).p, rtol=1e-9)
+
+
+def test_the_balance_of_sequences_that_are_right_by_far_is_seen():
+    """As by hand, and two sequences beside that are right by 900, whose weights are no float64."""
+    sequences, labels = [[0, 1, 2], [0, 1], [3, 4], [3, 4]], [1, -1, 1, 1]
+    corpus = ja.data.from_sequences(sequences, labels, vocab_size=5)
+    params = ja.models.one_layer.Params(
+        E=np.eye(5), p=np.array([20.0, 20, -40, 20, -20]), v=np.array([1.0, -1, -3, 900, 899])
+    )
+    chosen = Selection(
+        np.isin(np.asarray(corpus.bags.index), [0, 1, 3]) & (np.asarray(corpus.bags.count) > 0)
+    )
+    assert limit(params, corpus, params.p, chosen).holds
+    off = limit(params, corpus, params.p + 0.5 * np.eye(5)[0], chosen)
+    assert off.gradient > 0.01
+
+
+def test_tied_tokens_with_one_embedding_need_no_balance():
+    params, corpus, both = by_hand([20, 20, -40])
+    E = np.array([[1.0, 0, 0], [1, 0, 0], [0, 0, 1]])
+    certificate = limit(params.replace(E=E), corpus, np.array([20.0, 0, -40]), both)
+    assert (certificate.gradient, certificate.curvature, certificate.loose) == (0.0, np.inf, 0.0)
+    assert certificate.direction.feasible
+
+
+def test_a_finite_end_on_a_curve_of_balances_leaves_no_force():
+    """Two sequences of the same three tokens want f = 0 only, and nothing moves p along that curve."""
+    corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2]], [1, -1], vocab_size=3)
+    params = ja.models.one_layer.Params(E=np.eye(3), p=np.zeros(3), v=np.array([1.0, -1.0, 0.0]))
+    every = Selection(np.asarray(corpus.bags.count) > 0)
+    certificate = limit(params, corpus, params.p, every)
+    assert certificate.loose == 0.0
+    assert certificate.holds
+
+
 def test_bad_input():
     params, corpus, both = by_hand([20, 20, -40])
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=3, num_classes=3)
