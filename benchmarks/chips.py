@@ -22,14 +22,15 @@ ROOT = Path(__file__).parents[1]
 CEILINGS = ("launches", "bytes", "temporaries")
 # Of what is measured: another patch release of a compiler may fuse a little less.
 SLACK = {"launches": 1.0, "bytes": 1.03, "temporaries": 1.1}
-# Name of a row, sweep, overrides, program, and the bytes that its step cannot do without.
+# Name of a row, sweep, overrides, program.
 ROWS = (
-    ("quickstart, 64 seeds", "quickstart", ("seeds=64",), "query.advance"),
-    ("quickstart, 1,024 seeds", "quickstart", ("seeds=1024",), "query.advance"),
-    ("imdb_one_layer, 1 seed", "imdb_one_layer", ("seeds=1",), "joint.advance"),
-    ("imdb_one_layer, 16 seeds", "imdb_one_layer", ("seeds=16",), "joint.advance"),
-    ("imdb_one_layer, 64 seeds", "imdb_one_layer", ("seeds=64",), "joint.advance"),
-    ("margin_convergence, 16 seeds, the flow", "margin_convergence", ("axes={}",), "query.begin"),
+    ("quickstart, 64 seeds", "sweeps/quickstart.toml", ("seeds=64",), "query.advance"),
+    ("quickstart, 1,024 seeds", "sweeps/quickstart.toml", ("seeds=1024",), "query.advance"),
+    ("imdb_one_layer, 1 seed", "sweeps/imdb_one_layer.toml", ("seeds=1",), "joint.advance"),
+    ("imdb_one_layer, 16 seeds", "sweeps/imdb_one_layer.toml", ("seeds=16",), "joint.advance"),
+    ("imdb_one_layer, 64 seeds", "sweeps/imdb_one_layer.toml", ("seeds=64",), "joint.advance"),
+    ("margin_convergence, 16 seeds", "sweeps/margin_convergence.toml", ("axes={}",), "query.begin"),
+    ("fig1_imdb, two layers", "jaxattn/paper/sweeps/fig1_imdb.toml", ("seeds=1",), "joint.advance"),
 )
 TARGETS = ("h200", "a100", "v5e")
 
@@ -57,22 +58,28 @@ def renew(path):
     path.write_text(head + tomli_w.dumps({"case": cases}))
 
 
-def table(data_dir, targets):
-    """Compile the program of every row for every target."""
-    found = []
+def measure(folder, data_dir, targets, rows):
+    """Compile the program of every row for every target; what a file holds of others stays."""
+    path = folder / "chips.json"
+    held = json.loads(path.read_text()) if path.exists() else []
+    found = {(row["what"], row["target"]): row for row in held}
     for title, sweep, overrides, program in ROWS:
-        for target in targets:
-            own = overrides + ((f"data.data_dir='{data_dir}'",) if sweep.startswith("imdb") else ())
-            case = {"target": target, "sweep": f"sweeps/{sweep}.toml", "overrides": own, "only": [program]}
+        for target in targets if title in rows else ():
+            own = overrides + ((f"data.data_dir='{data_dir}'",) if "imdb" in sweep else ())
+            case = {"target": target, "sweep": sweep, "overrides": own, "only": [program]}
             row = compiled(case)[program]
-            found.append({"what": title, "target": target} | row)
-            print(title, target, row, flush=True)
-    return found
+            found[title, target] = {"what": title, "target": target} | row
+            print(found[title, target], flush=True)
+            order = [(title, target) for title, *_ in ROWS for target in TARGETS]
+            every = [found[key] for key in order if key in found]
+            path.write_text(json.dumps(every, indent=1) + "\n")
+            (folder / "chips.md").write_text(markdown(every))
 
 
 def markdown(rows):
     """Lay out the rows."""
-    lines = ["| a step of | on | bytes | launches | at least | temporaries | compiling |", "|" + "---|" * 7]
+    head = "| a step, or the flow | on | bytes | launches | at least | temporaries | compiling |"
+    lines = [head, "|" + "---|" * 7]
     for row in rows:
         first = f"| {row['what']} | {row['target']} |"
         if row["where"] != row["target"]:
@@ -90,16 +97,14 @@ def main():
     parser.add_argument("--out", type=Path)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--targets", nargs="+", default=TARGETS)
+    parser.add_argument("--rows", nargs="+", default=[title for title, *_ in ROWS])
     parser.add_argument("--renew", type=Path)
     options = parser.parse_args()
     if options.renew:
         renew(options.renew)
     if options.out:
-        rows = table(options.data_dir, options.targets)
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "chips.json").write_text(json.dumps(rows, indent=1) + "\n")
-        (options.out / "chips.md").write_text(markdown(rows))
-        print(markdown(rows))
+        measure(options.out, options.data_dir, options.targets, options.rows)
 
 
 if __name__ == "__main__":
