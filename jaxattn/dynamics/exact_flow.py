@@ -112,8 +112,8 @@ def exact_flow(
 def check_ends(**ends: float) -> None:
     """Raise InputError unless ends are lengths."""
     for name, end in ends.items():
-        if not end > 0:
-            raise InputError(f"{name}: {end}; give a length above 0")
+        if not isinstance(end, jax.core.Tracer) and not end >= 0:
+            raise InputError(f"{name}: {end}; give a length of 0 or more")
 
 
 def check_settings(rtol: float, points: int, least: int = 3) -> None:

@@ -389,8 +389,8 @@ def test_bad_input():
     for wrong in ({"E": params.E[:, 0]}, {"p": params.p[0]}, {"v": params.v[None, None]}):
         with pytest.raises(InputError, match="do not fit"):
             flow(params.replace(**wrong), corpus)
-    for name, end in (("until_norm", -1.0), ("until_norm", np.nan), ("until_arc_length", 0.0)):
-        with pytest.raises(InputError, match=f"{name}: .*; give a length above 0"):
+    for name, end in (("until_norm", -1.0), ("until_norm", np.nan), ("until_arc_length", -0.1)):
+        with pytest.raises(InputError, match=f"{name}: .*; give a length of 0 or more"):
             flow(params, corpus, **{"until_norm": 1.0, "until_arc_length": 1.0, name: end})
     for name, number in (("max_steps", -1), ("width", 0)):
         with pytest.raises(InputError, match=f"{name}: {number}; give at least {number + 1}"):

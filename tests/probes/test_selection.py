@@ -10,7 +10,7 @@ from jaxattn.probes.selection import attended, attended_on_host
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-jitted = jax.jit(attended)
+jitted = jax.jit(attended, static_argnums=2)
 SEQUENCES = [[0, 1, 2], [0, 1], [3], [2, 2, 3]]
 
 
@@ -28,7 +28,11 @@ def test_only_tokens_of_the_sequence_count(rng, nats, unused):
         expected = by_loop(scores, nats)
         host, counts = attended_on_host(scores, corpus, nats)
         assert counts.tolist() == [len(x) for x in expected]
-        for found in (attended(jnp.asarray(scores), corpus, nats), host, jitted(jnp.asarray(scores), corpus, nats)):
+        for found in (
+            attended(jnp.asarray(scores), corpus, nats),
+            host,
+            jitted(jnp.asarray(scores), corpus, nats),
+        ):
             mask, index = np.asarray(found.mask), np.asarray(corpus.bags.index)
             owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], mask.shape)
             assert [sorted(index[mask & (owner == k)].tolist()) for k in range(4)] == expected
