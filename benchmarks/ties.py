@@ -1,0 +1,133 @@
+"""Exact flow of p on data whose tokens tie: how paths end, and whether the certificates of their limits hold.
+
+    python benchmarks/ties.py --out results/benchmarks                                      # made corpora
+    python benchmarks/ties.py --only reviews --data-dir DIRECTORY_OF_TFDS --out results/benchmarks    # IMDB
+
+Made corpora: one step of 200 on E, d = 2048, V = 50 with 20 relevant tokens, n = 200, T = 8, the seeds of a
+study. Reviews: the first 500 of IMDB, words that occur 20 times in them, one step of 5,000 on E, seeds of
+the parameters. All in coordinates of the span, to ‖p‖ = 1e6.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxattn as ja
+from jaxattn.cores import map_on_cores
+from jaxattn.engine.program import seed_keys
+
+SIZES = {"vocab_size": 50, "length": 8, "sequences": 200}
+MADE = {
+    "independent": ja.data.Independent(relevant=20, **SIZES),
+    "topics, 2 topic words": ja.data.Topics(relevant=20, topic_words=2, **SIZES),
+    "several relevant tokens": ja.data.MultiRelevant(relevant=20, relevant_per_sequence=2, **SIZES),
+    "assumption1": ja.data.Assumption1(relevant=20, **SIZES),
+}
+MODEL = ja.models.OneLayer(dim=2048).in_span()
+
+
+def made(data, seeds):
+    """Corpora and parameters of many seeds, drawn as a study draws them."""
+    data_keys, keys = seed_keys(list(range(seeds)))
+
+    def draw(data_key, key):
+        corpus = data.draw(data_key).train
+        params = MODEL.init(key, vocab_size=SIZES["vocab_size"], dtype=jnp.float64)
+        return ja.dynamics.one_step(params, corpus, step_size=200.0), corpus
+
+    return jax.jit(jax.vmap(draw))(data_keys, keys)
+
+
+def reviews(data_dir, count, seeds):
+    """One corpus of reviews, and the parameters of many seeds."""
+    source = ja.data.Tfds(
+        dataset="imdb_reviews", data_dir=data_dir, train=f"train[:{count}]", test="", min_count=20
+    )
+    corpus = source.load(lambda *_: None).splits.train
+
+    def draw(key):
+        params = MODEL.init(key, vocab_size=corpus.vocab_size, dtype=jnp.float64)
+        return ja.dynamics.one_step(params, corpus, step_size=5000.0)
+
+    return jax.jit(jax.vmap(draw))(seed_keys(list(range(seeds)))[1]), corpus
+
+
+def measure(name, params, corpus, shared):
+    """Follow the flow of every seed, and certify its limit."""
+    begin = time.perf_counter()
+    path = jax.block_until_ready(ja.dynamics.exact_flow(params, corpus, until_norm=1e6, points=16))
+    took = time.perf_counter() - begin
+    params, corpora, path = jax.device_get((params, corpus, path))
+
+    def certify(seed):
+        own, chosen = jax.tree.map(lambda x: x[seed], (params, path.selection))
+        found = ja.theory.limit(
+            own, corpora if shared else jax.tree.map(lambda x: x[seed], corpora), path.p[seed, -1], chosen
+        )
+        away = float(ja.theory.one_minus_cosine(path.p[seed, -1], found.direction.p))
+        return {"holds": found.holds, "1 - cos": away, "ties": len(found.direction.ties)}
+
+    arrived = [seed for seed, end in enumerate(path.stop) if end == "norm"]
+    found = map_on_cores(certify, arrived)
+    row = {
+        "data": name,
+        "seeds": len(path.status),
+        "ended by": dict(Counter(path.stop)),
+        "‖p‖ of those that ended elsewhere": [
+            float(f"{norm:.4g}")
+            for norm, end in zip(path.norm[:, -1], path.stop, strict=True)
+            if end != "norm"
+        ],
+        "certificates that hold": sum(one["holds"] for one in found),
+        "worst 1 - cos": max((one["1 - cos"] for one in found), default=None),
+        "with ties": sum(one["ties"] > 0 for one in found),
+        "most tied tokens beside their leader": max((one["ties"] for one in found), default=0),
+        "median steps": float(np.median(path.accepted)),
+        "flow, compilation included, s": round(took, 1),
+    }
+    print(json.dumps(row, ensure_ascii=False), flush=True)
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", choices=["made", "reviews"], default="made")
+    parser.add_argument("--seeds", type=int, help="64 of made corpora, 3 of reviews by default")
+    parser.add_argument("--reviews", type=int, default=500, help="how many reviews")
+    parser.add_argument("--data-dir", help="directory of tensorflow-datasets")
+    parser.add_argument("--out", type=Path, help="folder for ties_made.json or ties_reviews.json")
+    given = parser.parse_args()
+    with jax.enable_x64(True):
+        if given.only == "made":
+            seeds = given.seeds or 64
+            rows = [measure(name, *made(data, seeds), False) for name, data in MADE.items()]
+        else:
+            params, corpus = reviews(given.data_dir, given.reviews, given.seeds or 3)
+            alone = partial(jax.tree.map, lambda x: x[None])
+            # One after the other: what was found is printed at once.
+            rows = [
+                measure(
+                    f"{given.reviews} reviews, V = {corpus.vocab_size}, seed {seed}",
+                    alone(jax.tree.map(lambda x, seed=seed: x[seed], params)),
+                    corpus,
+                    True,
+                )
+                for seed in range(given.seeds or 3)
+            ]
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        found = {"cores": os.cpu_count(), "jax": jax.__version__, "rows": rows}
+        text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+        (given.out / f"ties_{given.only}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
