@@ -1,6 +1,6 @@
 """All metrics of built-in probes and phases in words, as docs/metrics.md has them.
 
-python -m jaxattn.results.glossary > docs/metrics.md
+python -m jaxattn.glossary > docs/metrics.md
 """
 
 import inspect
@@ -23,7 +23,7 @@ def glossary() -> str:
     sections = [
         "# Metrics",
         "What the records of a study hold, by the names that tables, figures and `aggregate --metrics` know. "
-        "This page is made of the probes themselves: `python -m jaxattn.results.glossary`.",
+        "This page is made of the probes themselves: `python -m jaxattn.glossary`.",
         "## Standard probes",
         *(_section(probe, when) for when, probe in STANDARD.items()),
         "## Probes to ask for",

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from jaxattn.results.glossary import glossary
+from jaxattn.glossary import glossary
 
 
 def test_the_page_is_made_of_the_probes_that_are_there():
-    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    page = Path(__file__).parents[1] / "docs" / "metrics.md"
     assert page.read_text(encoding="utf-8") == glossary(), (
-        "python -m jaxattn.results.glossary > docs/metrics.md"
+        "python -m jaxattn.glossary > docs/metrics.md"
     )
 
 
