@@ -125,7 +125,8 @@ def _ties_of(E: Array, p: Array, v: Array, corpus: Corpus, leader: Array) -> Bal
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     attended = top_class(E, p, corpus, leader)
     rest = _rest(E, p, v, corpus, _normals(E, leader), attended, leader)
-    loose = take(jnp.zeros(len(E), bool).at[leader].max(rest.loose), leader)
+    # As numbers: a GPU has no atomic operation on booleans, and would compare and swap.
+    loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
     merged = jnp.where(loose, vocab, leader)
     scores = E @ rest.p
 
