@@ -7,9 +7,7 @@ from jaxattn.glossary import glossary
 
 def test_the_page_is_made_of_the_probes_that_are_there():
     page = Path(__file__).parents[1] / "docs" / "metrics.md"
-    assert page.read_text(encoding="utf-8") == glossary(), (
-        "python -m jaxattn.glossary > docs/metrics.md"
-    )
+    assert page.read_text(encoding="utf-8") == glossary(), "python -m jaxattn.glossary > docs/metrics.md"
 
 
 def test_what_a_study_records_is_in_it(study, tmp_path):
