@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.direction import LOGISTIC, Force, token_curvature, token_force
-from jaxattn.dynamics.watch import Watch
+from jaxattn.dynamics.watch import Watch, leap
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
@@ -124,7 +124,8 @@ class Coordinates:
         tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
         relative = self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
         # Tokens may come to the end of a curve's straight piece, and not far beyond.
-        return jnp.maximum(relative, self._slid(end) / 2)
+        far = jnp.maximum(self._slid(end) / 2, self._leapt(start, end))
+        return jnp.maximum(relative, far)
 
     def ended(self, z: Float[Array, "r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
         """Tell whether ‖p‖ is as large as that."""
@@ -190,6 +191,15 @@ class Coordinates:
             return jnp.zeros((), z.dtype)
         scores = self.scores + self.lift @ z
         return when(watch.slides, lambda _: watch.slid(self.corpus, scores), jnp.zeros((), z.dtype))
+
+    def _leapt(self, start: Array, end: Array) -> Array:
+        """Compute from how far a step lets tokens overtake those that tie, which no step may leap over."""
+
+        def from_how_far(_):
+            before, after = (self.scores + self.lift @ z for z in (start, end))
+            return leap(self.corpus, before, after)
+
+        return when(jnp.isfinite(self.log_limit), from_how_far, jnp.zeros((), start.dtype))
 
     def log_gross(self, z: Float[Array, "r"]) -> Float[Array, ""]:
         """Compute log of the sum of all |∂L/∂a_s| of single sequences."""

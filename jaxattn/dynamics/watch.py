@@ -11,6 +11,8 @@ from jaxattn.data.ragged import take
 NEAR = 7.0
 # Distance to the top at which a token has left those it was tied with.
 LEFT = 10.0
+# Distance below the top, before, and above it, after, at which a token has leapt over the top.
+_LEAP = 2.0
 # Change of attention along which a curve of balances counts as straight.
 _STRAIGHT = 0.05
 
@@ -48,6 +50,30 @@ class Watch:
         met = self.idle & (below < NEAR)
         left = (self.attention > jnp.exp(-LEFT)) & (below > LEFT)
         return (met | left).any() | (self.slid(corpus, scores) >= 1)
+
+
+def leap(corpus: Corpus, before: Float[Array, "V"], after: Float[Array, "V"]) -> Float[Array, ""]:
+    """Compute how far tokens leap over the top of their sequence from one point to another.
+
+    A token near the top pulls with all the weight of those it comes up to, however little it pulls from
+    afar. A step from far below to far above meets none of that, at either of its ends.
+
+    Args:
+        corpus: n sequences over V tokens.
+        before: scores a, (V,).
+        after: scores a, (V,).
+
+    Returns:
+        The largest distance of a token to the top before or above the former top after, whichever is less,
+        where 1 is as far as it is to be; 0 or less if no top changes.
+    """
+    bags = corpus.bags
+    token, present = bags.index.astype(jnp.int32), bags.count > 0
+    below = jnp.where(present, _below_top(corpus, before), jnp.inf)
+    score = take(after, token)
+    former = bags.max(jnp.where(below == 0, score, -jnp.inf))
+    above = jnp.where(present, score - bags.spread(former), -jnp.inf)
+    return jnp.minimum(below, above).max() / _LEAP
 
 
 def _below_top(corpus: Corpus, scores: Array) -> Array:

@@ -77,6 +77,26 @@ def test_tied_tokens_that_contradict_each_other_pull_at_nothing_below_them():
     np.testing.assert_allclose(certificate.idle, 0.5, atol=1e-12)
 
 
+@pytest.mark.parametrize("depth", [30.0, 100.0, 200.0])
+def test_no_step_leaps_over_tokens_that_tie(depth):
+    """(0, 1) with y = 1 ties 0 and 1 against (0, 1, 2) twice with y = -1, until 2 comes up from far below.
+
+    On its way 2 is all that moves, a_0 + a_1 + a_2 stays, and it comes to the top where all three are level.
+    From there 2 alone is attended to, and (0, 1) has nothing against 0: a_1 falls and 0 stays.
+    """
+    corpus = corpus_of([[0, 1], [0, 1, 2], [0, 1, 2]], [1, -1, -1])
+    apart = 2 * np.arctanh(np.log(2))
+    params = by_hand([-apart, 0.0, -depth, 0.0, 0.0, 1000.0])
+    path = flow(params, corpus, until_norm=np.inf, until_arc_length=10 * depth)
+    assert path.stop == "arc_length"
+    assert chosen(path, corpus) == [[0], [2], [2], [3], [3], [3]]
+    p = np.asarray(path.p[-1])
+    np.testing.assert_allclose(p[:3].sum(), -apart - depth, rtol=1e-9)
+    # Level up to what is left of the tie on the last nats: log of the depth.
+    np.testing.assert_allclose(p[0], -(depth + apart) / 3, atol=1 + np.log(depth))
+    assert ja.theory.limit(params, corpus, path.p[-1], path.selection).holds
+
+
 def test_everything_tied_is_a_finite_end():
     corpus = corpus_of([[0, 1], [0, 1], [0, 1]], [1, 1, -1])
     params = by_hand([0.3, 0.1, 0.0, 0.0, 0.0, 0.0])
