@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxattn.api import Study
 from jaxattn.paper import measures, published
+from jaxattn.paper.choices import choices
 from jaxattn.paper.measures import Measure
 
 Needs = Literal["nothing", "imdb", "yelp"]
@@ -81,11 +82,26 @@ class Item:
         return Study.read(SWEEPS / f"{self.name}.toml", [*changes, *overrides])
 
 
+def drawn(figure: str, needs: Needs, laptop: tuple[str, ...]) -> Item:
+    """Make the item that draws what is not published of a figure."""
+    return Item(
+        f"{figure}_choices",
+        f"The same as {figure}: what is not published is drawn.",
+        "the ranges of the draws, written down before the first of them was run: see its sweep file",
+        "each draw as the figure is; where in the ranges that run lies, and which choice tells most",
+        choices(SWEEPS / f"{figure}.toml"),
+        needs,
+        laptop,
+    )
+
+
 FASTER = ("phases.joint.step_size=2e-3", "phases.joint.steps=60")
 TWO_LAYER_IMDB = (
     "data.train=train[:2000]", "data.test=test[:2000]", "data.min_count=10", "model.dim=256", *FASTER
 )  # fmt: skip
 IMPORTANCE: tuple[dict[str, Any], ...] = ({"kind": "importance"},)
+SOME_IMDB = ("data.train=train[:5000]", "data.test=test[:2000]", "seeds=1")
+SOME_YELP = ("data.train=dev", "data.test=test", "seeds=1")
 BY_SHAPE = (
     "by shape: Spearman of E·v with the bin centres ≥ 0.9; E·p falls left of 0 and rises right of it, the "
     "weaker of the two Spearman coefficients ≥ 0.8; the minimum of E·p within 0.3 of 0"
@@ -116,6 +132,8 @@ ITEMS: tuple[Item, ...] = (
         ("data.train=dev", "data.test=test", "data.min_count=6", "model.dim=256", *FASTER),
         IMPORTANCE,
     ),
+    drawn("fig1_imdb", "imdb", SOME_IMDB),
+    drawn("fig1_yelp", "yelp", SOME_YELP),
     Item(
         "fig2_synthetic",
         f"{published.FIGURES}; Figure 2: synthetic data, one layer.",
@@ -126,6 +144,7 @@ ITEMS: tuple[Item, ...] = (
         ("model.dim=512",),
         IMPORTANCE,
     ),
+    drawn("fig2_synthetic", "nothing", ("seeds=1",)),
     Item(
         "fig3_imdb",
         f"{published.FIGURES}; Figure 3: one layer on IMDB.",
@@ -136,6 +155,7 @@ ITEMS: tuple[Item, ...] = (
         ("model.dim=512",),
         IMPORTANCE,
     ),
+    drawn("fig3_imdb", "imdb", SOME_IMDB),
     Item(
         "fig3_imdb_varied",
         "The same as fig3_imdb: what is not published is varied.",
@@ -156,6 +176,7 @@ ITEMS: tuple[Item, ...] = (
         ("model.dim=512", "seeds=6"),
         IMPORTANCE,
     ),
+    drawn("fig3_yelp", "yelp", SOME_YELP),
     Item(
         "mlp_imdb",
         f"Twenty bin means each of E·v and E·p with an MLP head ({published.THREAD}).",

@@ -130,7 +130,7 @@ def start(results: Run) -> Measured:
             findings.append(
                 Finding(
                     f"{name}: {metric.replace('_', ' ')}",
-                    *_last(results, cell, metric),
+                    *last(results, cell, metric),
                     around(number.value, distance) if number else None,
                     f"≈ {number.value:g}" if number else "-",
                 )
@@ -304,11 +304,11 @@ def _unpublished(finding: Finding) -> Finding:
 
 
 def _finding(results: Run, cell: int, metric: str, prefix: str) -> Finding:
-    return Finding(f"{prefix}{metric.replace('_', ' ')}", *_last(results, cell, metric))
+    return Finding(f"{prefix}{metric.replace('_', ' ')}", *last(results, cell, metric))
 
 
-def _last(results: Run, cell: int, metric: str) -> tuple[Estimate, str]:
-    """The metric at the end of the last phase of a cell, over seeds."""
+def last(results: Run, cell: int, metric: str) -> tuple[Estimate, str]:
+    """Estimate the metric at the end of the last phase of a cell over seeds, and say over what it is."""
     records = results.records
     records = records[(records["cell"] == cell) & (records["phase"] == _last_phase(results, cell))]
     values = last_steps(records[records["metric"] == metric])["value"].to_numpy(float)

@@ -12,6 +12,7 @@ from jaxattn.results.labels import METRICS, metric_label
 from jaxattn.results.numbers import setting
 from jaxattn.storage import origin
 from jaxattn.storage.manifest import command
+from jaxattn.study.tree import find
 
 FAILURES = ("cell", "seed", "phase", "step", "reason")
 
@@ -75,16 +76,10 @@ class Run:
         entry = self._entry(cell)
         if key in entry["settings"]:
             return entry["settings"][key]
-        value: Any = entry.get("config", self.manifest["config"])
-        for part in key.split("."):
-            if isinstance(value, list):
-                named = {x.get("name", str(k)): x for k, x in enumerate(value)}
-                value = (named | {str(k): x for k, x in enumerate(value)}).get(part)
-            else:
-                value = value.get(part) if isinstance(value, Mapping) else None
-            if value is None:
-                swept = ", ".join(self.axes) or "nothing"
-                raise InputError(f"{key}: no such key in the config of {self.directory}; swept is {swept}")
+        value = find(entry.get("config", self.manifest["config"]), key)
+        if value is None:
+            swept = ", ".join(self.axes) or "nothing"
+            raise InputError(f"{key}: no such key in the config of {self.directory}; swept is {swept}")
         return value
 
     def class_names(self, cell: int) -> tuple[str, ...]:

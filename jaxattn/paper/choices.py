@@ -1,0 +1,104 @@
+"""What is not published as a distribution: in what share of drawn choices a published shape appears."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.api import Study
+from jaxattn.paper.compare import Estimate, Finding
+from jaxattn.paper.measures import Measure, Measured, last, shapes
+from jaxattn.results.correlations import spearman
+from jaxattn.results.intervals import clopper_pearson
+from jaxattn.results.numbers import format_number
+from jaxattn.results.run import Run
+from jaxattn.study.tree import find
+
+# The findings of `measures.shapes` that a share is taken of, in words.
+SHAPES = {
+    "Spearman of E·v and the bin centres": "E·v rises",
+    "U-shape of E·p about 0 (1 for a U)": "E·p is U-shaped",
+    "where E·p is lowest": "E·p is lowest near 0",
+}
+
+
+def choices(shown: Path) -> Measure:
+    """Make the measure of a study over choices: the share in which each shape appears, and what tells it.
+
+    Args:
+        shown: the sweep file of the run that is shown as the figure.
+
+    Returns:
+        A measure. A shape appears where the mean over the seeds of a draw meets the criterion of the figure;
+        intervals are those of a share (Clopper and Pearson).
+    """
+
+    def measure(results: Run) -> Measured:
+        draws = _draws(results)
+        every = {**{name: draws[name] for name in SHAPES.values()}, "all three": draws["all three"]}
+        findings = [
+            Finding(f"share of {len(draws)} choices in which {name}", _share(found), f"{len(draws)} choices")
+            for name, found in every.items()
+        ]
+        findings += [
+            Finding(f"the same with {block}, {len(part)} choices", _share(part["all three"]), "choices")
+            for block, part in draws.groupby("optimizer", sort=False)
+        ]
+        config = Study.read(shown).config
+        tables = {"What it depends on": _dependence(results, draws, config), "Every draw": _listed(draws)}
+        return Measured(findings, tables)
+
+    return measure
+
+
+def _draws(results: Run) -> pd.DataFrame:
+    """One row per cell: its choices, its measures, and whether each shape appears."""
+    rows = []
+    for entry in results.manifest["cells"]:
+        cell, settings = int(entry["cell"]), dict(entry["settings"])
+        row = {"optimizer": settings.pop("block", "")} | settings
+        found = {f.measured: f for f in shapes(results, cell).findings if f.criterion}
+        for measured, name in SHAPES.items():
+            value = found[measured].estimate.value
+            criterion = found[measured].criterion
+            row[measured] = value
+            row[name] = bool(criterion is not None and criterion.low <= value <= criterion.high)
+        row["all three"] = all(row[name] for name in SHAPES.values())
+        row["test accuracy"] = last(results, cell, "test_accuracy")[0].value
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _share(found: pd.Series) -> Estimate:
+    hits = int(found.sum())
+    return Estimate(hits / len(found), *clopper_pearson(hits, len(found)))
+
+
+def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> pd.DataFrame:
+    """Spearman of every choice with every measure, per optimiser; the strongest for the U-shape first."""
+    rows = []
+    for block, part in draws.groupby("optimizer", sort=False):
+        for axis in [axis for axis in results.axes if axis != "block" and part[axis].notna().all()]:
+            at = find(shown, axis)
+            row = {
+                "optimizer": block,
+                "choice": axis.removeprefix("phases.joint.").removeprefix("data."),
+                "drawn between": f"{format_number(part[axis].min())} and {format_number(part[axis].max())}",
+                "shown run": "-" if at is None else format_number(at),
+                "draws below it": "-" if at is None else f"{(part[axis] < at).mean():.0%}",
+            }
+            for measured in [*list(SHAPES)[:2], "test accuracy"]:
+                values = part[[measured, axis]].to_numpy(float).T
+                row[f"Spearman with {measured}"] = float(spearman(values[:1], values[1])[0])
+            rows.append(row)
+    table = pd.DataFrame(rows)
+    strength = -table[f"Spearman with {list(SHAPES)[1]}"].abs()
+    return table.loc[strength.sort_values(kind="stable").index].reset_index(drop=True)
+
+
+def _listed(draws: pd.DataFrame) -> pd.DataFrame:
+    named = draws.rename(columns=lambda name: name.removeprefix("phases.joint.").removeprefix("data."))
+    for name in [*SHAPES.values(), "all three"]:
+        named[name] = named[name].map({True: "yes", False: "no"})
+    return named
