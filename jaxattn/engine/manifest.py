@@ -54,6 +54,7 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         "dtype": study.dtype,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "wall_time_s": 0.0,
+        "peak_memory_mib": None,
         "failures": [],
         "errors": [],
     }

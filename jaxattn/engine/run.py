@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxattn import backend
-from jaxattn.engine import batches, loggers, manifest, memory
+from jaxattn.engine import batches, loggers, manifest, memory, peak
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.execute import Callbacks, Clock, CompilationCache, Interrupted, execute
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
@@ -87,6 +87,7 @@ def run(
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
     started = time.monotonic()
+    peak.forget()
     memory.check_address_space(reporter.note)
     checkpoints.check_handles()
     folder = Store(directory, reporter.warn)
@@ -123,6 +124,7 @@ def run(
         finally:
             now["errors"] = errors
             now["wall_time_s"] = round(now["wall_time_s"] + time.monotonic() - started, 3)
+            now["peak_memory_mib"] = round(max(now.get("peak_memory_mib") or 0.0, peak.mib() or 0.0)) or None
             folder.write_manifest(now)
     return Outcome(folder.directory, now["failures"], errors, len(own), False)
 

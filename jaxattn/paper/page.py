@@ -185,6 +185,7 @@ def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
             "reported": each.item.reports,
             "verdict": each.verdict,
             "run time": each.facts.get("run time", "-"),
+            "most memory": each.facts.get("most memory", "-"),
             "command": f"`{each.command}`",
         }
         for each in sections
@@ -266,12 +267,14 @@ def _introduction(scale: str) -> list[str]:
 def _facts(loaded: Run, item: Item, scale: str) -> dict[str, str]:
     config = loaded.manifest["config"]
     seeds = loaded.manifest["seeds"]
+    memory = loaded.manifest.get("peak_memory_mib")
     facts = {
         "sweep file": f"jaxattn/paper/sweeps/{item.name}.toml",
         "overrides": ", ".join(item.laptop) if scale == "laptop" and item.laptop else "none",
         "model": f"{config['model']['kind']}, d = {config['model']['dim']}",
         "cells × seeds": f"{len(loaded.manifest['cells'])} × {len(seeds)}",
         "run time": f"{loaded.manifest['wall_time_s']:.0f} s",
+        "most memory": "-" if memory is None else f"{memory / 1024:.1f} GiB",
     }
     records = loaded.records[loaded.records["cell"] == loaded.manifest["cells"][0]["cell"]]
     with suppress(IndexError):

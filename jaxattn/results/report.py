@@ -129,13 +129,14 @@ def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
     device = manifest.get("device")
     if isinstance(device, dict):
         device = f"{device.get('count', 1)} × {device.get('kind') or device.get('platform')}"
-    seconds = manifest.get("wall_time_s")
+    seconds, memory = manifest.get("wall_time_s"), manifest.get("peak_memory_mib")
     facts = {
         "cells × seeds": f"{len(manifest['cells'])} × {len(manifest['seeds'])}",
         "status": None if manifest.get("status") == "finished" else manifest.get("status"),
         "device": device,
         "number type": manifest.get("dtype"),
         "wall time": None if seconds is None else _duration(float(seconds)),
+        "most memory": None if memory is None else f"{memory / 1024:.1f} GiB",
         "started": manifest.get("started"),
         "config hash": manifest.get("config_hash"),
         "source commit": manifest.get("git_commit"),

@@ -90,6 +90,7 @@ class Manifest(msgspec.Struct):
     versions: dict[str, str | None] = {}
     made_by: tuple[dict[str, str | None], ...] = ()
     wall_time_s: float = 0.0
+    peak_memory_mib: float | None = None
 
 
 def read(directory: Path) -> dict[str, Any]:
