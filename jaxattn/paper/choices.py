@@ -1,5 +1,6 @@
 """What is not published as a distribution: in what share of drawn choices a published shape appears."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def choices(shown: Path) -> Measure:
         shown: the sweep file of the run that is shown as the figure.
 
     Returns:
-        A measure. A shape appears where the mean over the seeds of a draw meets the criterion of the figure;
+        A measure. A shape appears where the mean over the seeds of a draw meets the criterion of the figure, and not
+        where all seeds diverged;
         intervals are those of a share (Clopper and Pearson).
     """
 
@@ -55,19 +57,26 @@ def choices(shown: Path) -> Measure:
 def _draws(results: Run) -> pd.DataFrame:
     """One row per cell: its choices, its measures, and whether each shape appears."""
     rows = []
+    failed = results.failures.groupby("cell").size()
+    lost = set(failed.index[failed == len(results.manifest["seeds"])])
     for entry in results.manifest["cells"]:
         cell, settings = int(entry["cell"]), dict(entry["settings"])
         row = {"optimizer": settings.pop("block", "")} | settings
-        found = {f.measured: f for f in shapes(results, cell).findings if f.criterion}
+        found = {} if cell in lost else {f.measured: f for f in shapes(results, cell).findings}
         for measured, name in SHAPES.items():
-            value = found[measured].estimate.value
-            criterion = found[measured].criterion
-            row[measured] = value
-            row[name] = bool(criterion is not None and criterion.low <= value <= criterion.high)
+            row[measured], row[name] = _appears(found.get(measured))
         row["all three"] = all(row[name] for name in SHAPES.values())
         row["test accuracy"] = last(results, cell, "test_accuracy")[0].value
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _appears(finding: Finding | None) -> tuple[float, bool]:
+    """The value of a measure, and whether the shape appears: not where training diverged."""
+    if finding is None or finding.criterion is None:
+        return math.nan, False
+    value = finding.estimate.value
+    return value, bool(finding.criterion.low <= value <= finding.criterion.high)
 
 
 def _share(found: pd.Series) -> Estimate:
