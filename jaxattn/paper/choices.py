@@ -31,9 +31,8 @@ def choices(shown: Path) -> Measure:
         shown: the sweep file of the run that is shown as the figure.
 
     Returns:
-        A measure. A shape appears where the mean over the seeds of a draw meets the criterion of the figure, and not
-        where all seeds diverged;
-        intervals are those of a share (Clopper and Pearson).
+        A measure. A shape appears where the mean over the seeds of a draw meets the criterion of the figure,
+        and not where all seeds diverged; intervals are those of a share (Clopper and Pearson).
     """
 
     def measure(results: Run) -> Measured:

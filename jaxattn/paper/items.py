@@ -87,8 +87,8 @@ def drawn(figure: str, needs: Needs, laptop: tuple[str, ...]) -> Item:
     return Item(
         f"{figure}_choices",
         f"The same as {figure}: what is not published is drawn.",
-        "the ranges of the draws, written down before the first of them was run (its sweep file); but for the "
-        "rates of SGD, 1 to 1,000 at first, where 13 of 16 draws of fig2_synthetic diverged",
+        "the ranges of the draws, written down before the first of them was run (its sweep file); but for "
+        "the rates of SGD, 1 to 1,000 at first, where 13 of 16 draws of fig2_synthetic diverged",
         "each draw as the figure is; where in the ranges that run lies, and which choice tells most",
         choices(SWEEPS / f"{figure}.toml"),
         needs,
