@@ -16,12 +16,15 @@ from jaxattn.results.numbers import format_number
 from jaxattn.results.run import Run
 from jaxattn.study.tree import find
 
-# The findings of `measures.shapes` that a share is taken of, in words.
+# The findings of `measures.shapes` that a share is taken of: in a table, and the shape in words.
 SHAPES = {
-    "Spearman of E·v and the bin centres": "E·v rises",
-    "U-shape of E·p about 0 (1 for a U)": "E·p is U-shaped",
-    "where E·p is lowest": "E·p is lowest near 0",
+    "Spearman of E·v and the bin centres": ("rise of E·v", "E·v rises"),
+    "U-shape of E·p about 0 (1 for a U)": ("U of E·p", "E·p is U-shaped"),
+    "where E·p is lowest": ("E·p lowest at", "E·p is lowest near 0"),
 }
+ALL = "all three"
+# What choices are held against: the first two are 1 for the published shape.
+SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
 def choices(shown: Path) -> Measure:
@@ -37,13 +40,13 @@ def choices(shown: Path) -> Measure:
 
     def measure(results: Run) -> Measured:
         draws = _draws(results)
-        every = {**{name: draws[name] for name in SHAPES.values()}, "all three": draws["all three"]}
+        over = f"{len(draws)} choices"
         findings = [
-            Finding(f"share of {len(draws)} choices in which {name}", _share(found), f"{len(draws)} choices")
-            for name, found in every.items()
+            Finding(f"share of {over} in which {shape}", _share(draws[shape]), over)
+            for shape in [*(shape for _, shape in SHAPES.values()), ALL]
         ]
         findings += [
-            Finding(f"the same with {block}, {len(part)} choices", _share(part["all three"]), "choices")
+            Finding(f"{ALL}, with {block}", _share(part[ALL]), f"{len(part)} choices")
             for block, part in draws.groupby("optimizer", sort=False)
         ]
         config = Study.read(shown).config
@@ -62,9 +65,9 @@ def _draws(results: Run) -> pd.DataFrame:
         cell, settings = int(entry["cell"]), dict(entry["settings"])
         row = {"optimizer": settings.pop("block", "")} | settings
         found = {} if cell in lost else {f.measured: f for f in shapes(results, cell).findings}
-        for measured, name in SHAPES.items():
-            row[measured], row[name] = _appears(found.get(measured))
-        row["all three"] = all(row[name] for name in SHAPES.values())
+        for measured, (score, shape) in SHAPES.items():
+            row[score], row[shape] = _appears(found.get(measured))
+        row[ALL] = all(row[shape] for _, shape in SHAPES.values())
         row["test accuracy"] = last(results, cell, "test_accuracy")[0].value
         rows.append(row)
     return pd.DataFrame(rows)
@@ -88,25 +91,39 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
     rows = []
     for block, part in draws.groupby("optimizer", sort=False):
         for axis in [axis for axis in results.axes if axis != "block" and part[axis].notna().all()]:
-            at = find(shown, axis)
+            at = _of_shown(results, shown, int(part.index[0]), axis)
             row = {
                 "optimizer": block,
-                "choice": axis.removeprefix("phases.joint.").removeprefix("data."),
+                "choice": _short(axis),
                 "drawn between": f"{format_number(part[axis].min())} and {format_number(part[axis].max())}",
                 "shown run": "-" if at is None else format_number(at),
                 "draws below it": "-" if at is None else f"{(part[axis] < at).mean():.0%}",
             }
-            for measured in [*list(SHAPES)[:2], "test accuracy"]:
-                values = part[[measured, axis]].to_numpy(float).T
-                row[f"Spearman with {measured}"] = float(spearman(values[:1], values[1])[0])
+            for score in SCORES:
+                values = part[[score, axis]].to_numpy(float).T
+                row[f"Spearman with {score}"] = float(spearman(values[:1], values[1])[0])
             rows.append(row)
     table = pd.DataFrame(rows)
-    strength = -table[f"Spearman with {list(SHAPES)[1]}"].abs()
+    strength = -table[f"Spearman with {SCORES[1]}"].abs()
     return table.loc[strength.sort_values(kind="stable").index].reset_index(drop=True)
 
 
+def _of_shown(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
+    """What the shown run has on an axis; nothing if its optimiser is another one (Adam is AdamW's)."""
+    key = "phases.joint.optimizer"
+    if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find(shown, key)):
+        return None
+    before, _, name = axis.rpartition(".")
+    at = find(shown, axis)
+    return find(shown, f"{before}.options.{name}") if at is None else at
+
+
+def _short(axis: str) -> str:
+    return axis.removeprefix("phases.joint.").removeprefix("data.")
+
+
 def _listed(draws: pd.DataFrame) -> pd.DataFrame:
-    named = draws.rename(columns=lambda name: name.removeprefix("phases.joint.").removeprefix("data."))
-    for name in [*SHAPES.values(), "all three"]:
+    named = draws.rename(columns=_short)
+    for name in [*(shape for _, shape in SHAPES.values()), ALL]:
         named[name] = named[name].map({True: "yes", False: "no"})
     return named
