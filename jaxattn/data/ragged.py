@@ -95,8 +95,20 @@ class Ragged:
             self,
             dense,
             cpu=Ragged._matmul_compressed,
-            cuda=Ragged._matmul_at_once,
-            default=Ragged._matmul_in_rows,
+            default=Ragged.gathered_sums,
+        )
+
+    def gathered_sums(self, dense: Array) -> Array:
+        """Multiply the count matrix with a matrix as accelerators do it well, whatever the layout.
+
+        Args:
+            dense: (num_indices, C).
+
+        Returns:
+            (S, C).
+        """
+        return jax.lax.platform_dependent(
+            self, dense, cuda=Ragged._matmul_at_once, default=Ragged._matmul_in_rows
         )
 
     def reweighted(self, count: Array) -> "Ragged":

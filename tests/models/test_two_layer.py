@@ -7,9 +7,9 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.attention import pair_tiles, two_layer_attention
+from jaxattn.attention import pair_tiles, row_attention, sequence_blocks
+from jaxattn.attention.self_attention import prefers_gram
 from jaxattn.data.corpus import from_draws
-from jaxattn.errors import InputError
 from jaxattn.models import reference, two_layer, two_layer_weights
 
 
@@ -55,15 +55,48 @@ def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, m
     )
 
 
-def test_size_of_blocks_changes_nothing(x64, ragged, assert_equals_textbook, model, monkeypatch):
-    """Blocks of one row and of a few, the last one filled up; elsewhere one block holds all rows."""
+@pytest.mark.parametrize("numbers", [1, 1 << 13])
+def test_size_of_blocks_of_sequences_changes_nothing(
+    x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, numbers
+):
+    """Blocks of one sequence and of a few, the last one filled up; elsewhere most blocks hold them all."""
     module, init = model
     corpus = ragged(2)
+    monkeypatch.setattr(sequence_blocks, "NUMBERS", numbers)
+    assert not sequence_blocks.is_one(corpus.bags, 7)
+    assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_gram_form_equals_the_textbook(x64, corpus, assert_equals_textbook, model, by_gram, residual):
+    module, init = model
+    assert_equals_textbook(
+        partial(module.logits, residual=residual),
+        partial(reference.two_layer_logits, residual=residual),
+        draw(init, corpus),
+        corpus,
+    )
+
+
+def test_size_of_blocks_of_the_gram_form_changes_nothing(
+    x64, ragged, assert_equals_textbook, model, by_gram, monkeypatch
+):
+    """Blocks of one row and of a few, the last one filled up; elsewhere one block holds all rows."""
+    module, init = model
+    corpus = ragged(3)
     for pairs in (1, 1 << 13):
         monkeypatch.setattr(pair_tiles, "PAIRS", pairs)
         jax.clear_caches()
         assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
-    jax.clear_caches()
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_sums_by_token_of_accelerators_equal_the_textbook(
+    x64, corpus, assert_equals_textbook, model, cleared, monkeypatch, platform
+):
+    module, init = model
+    monkeypatch.setattr(row_attention.backend, "platform", lambda: platform)
+    assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
 
 
 def test_derivative_agrees_with_finite_differences(x64, ragged, model):
@@ -174,9 +207,13 @@ def test_normal_weights_keep_lengths_on_average():
     assert not jnp.allclose(params.W1, params.W2)
 
 
-def test_too_large_a_vocabulary_is_named(ragged):
-    corpus = ragged(2).replace(vocab_size=50_000)
-    with pytest.raises(InputError, match="vocab_size: 50000"):
-        two_layer_attention(
-            corpus, jnp.zeros((2, 2)), jnp.zeros(2), jnp.zeros(2), symmetric=True, residual=False
-        )
+def test_products_of_all_tokens_are_taken_where_pairs_meet_often(rng):
+    """At d = 10,000, 4 tokens of 10 meet 16 times a sequence: 100 products serve more than 6 sequences."""
+
+    def corpus(sequences):
+        tokens = np.argsort(rng.random((sequences, 10)))[:, :4]
+        return ja.data.from_sequences(tokens.tolist(), [1] * sequences, vocab_size=10)
+
+    assert [prefers_gram(corpus(n), 10_000) for n in (6, 8)] == [False, True]
+    assert not prefers_gram(corpus(8), 300)
+    assert not prefers_gram(corpus(8).replace(vocab_size=50_000), 10_000)

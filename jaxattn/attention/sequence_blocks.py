@@ -1,0 +1,119 @@
+"""Blocks of sequences of about the same size, for work on all pairs of tokens of a sequence.
+
+Sequences are ordered by the number of rows of the bags that they take. Sizes are rounded up to one of a
+few, each with a program of its own whose number of blocks is known at run time only: what is computed
+follows the sequences there are, and not the longest one there could be.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxattn import backend
+from jaxattn.data.ragged import Ragged
+
+# How many times as many rows the next size has: on an accelerator a program more costs compile time.
+GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 1.5
+# Numbers held at once of rows of a table and of pairs: as many as a cache keeps, or as occupy a chip.
+NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
+
+
+class Block(NamedTuple):
+    """B sequences in as many rows of the bags each; U entries in the rows of one.
+
+    Attributes:
+        rows: (B, m) int32; rows of the bags, R for rows that do not exist.
+        tokens: (B, U) int32; ids, of any token where nothing is.
+        counts: (B, U); multiplicities, 0 where nothing is.
+    """
+
+    rows: Array
+    tokens: Array
+    counts: Array
+
+    def take(self, entries: Array) -> Array:
+        """Gather what entries of the bags have, (R, W), as (B, U); any of it where nothing is."""
+        return entries[jnp.minimum(self.rows, len(entries) - 1)].reshape(self.tokens.shape)
+
+    def put(self, into: Array, entries: Array) -> Array:
+        """Write (B, U) to where it belongs among the entries of the bags, (R, W)."""
+        values = entries.reshape(*self.rows.shape, -1)
+        return into.at[self.rows].set(values, mode="drop", unique_indices=True)
+
+
+class _Size(NamedTuple):
+    """Sequences of more than `above` and up to `rows` rows of the bags, `together` of them in a block."""
+
+    above: int
+    rows: int
+    together: int
+
+
+def is_one(bags: Ragged, width: int) -> bool:
+    """Tell whether all sequences are one block; see `fold`."""
+    (first, *others) = _sizes(bags, width)
+    return not others and first.together == bags.num_segments
+
+
+def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: Any) -> Any:
+    """Fold over all sequences, a block at a time, carry = visit(carry, block).
+
+    Args:
+        bags: n sequences.
+        width: numbers that are held for an entry beside those for its pairs; blocks are cut to fit.
+        visit: what to do with a block; entries of some of its sequences may be missing.
+        carry: to start with.
+
+    Returns:
+        The last carry.
+    """
+    start = jnp.searchsorted(bags.owner, jnp.arange(bags.num_segments + 1)).astype(jnp.int32)
+    rows_of = start[1:] - start[:-1]
+    order = jnp.argsort(rows_of).astype(jnp.int32)
+    ordered = rows_of[order]
+    for size in _sizes(bags, width):
+        begin = jnp.searchsorted(ordered, size.above, side="right")
+        end = jnp.searchsorted(ordered, size.rows, side="right")
+
+        def step(number: Any, carry: Any, size: _Size = size, begin: Array = begin, end: Array = end) -> Any:
+            place = begin + number * size.together + jnp.arange(size.together)
+            sequence = order[jnp.minimum(place, bags.num_segments - 1)]
+            here = jnp.where(place < end, rows_of[sequence], 0)
+            return visit(carry, _block(bags, start[sequence], here, size.rows))
+
+        if is_one(bags, width):
+            return step(0, carry)
+        carry = jax.lax.fori_loop(0, -(-(end - begin) // size.together), step, carry)
+    return carry
+
+
+def _block(bags: Ragged, first: Array, present: Array, rows: int) -> Block:
+    number = jnp.arange(rows, dtype=jnp.int32)
+    is_row = number < present[:, None]
+    row = jnp.where(is_row, first[:, None] + number, 0)
+    shape = (len(first), -1)
+    return Block(
+        rows=jnp.where(is_row, row, len(bags.owner)),
+        tokens=bags.index[row].astype(jnp.int32).reshape(shape),
+        counts=jnp.where(is_row[:, :, None], bags.count[row], 0).reshape(shape),
+    )
+
+
+def _sizes(bags: Ragged, width: int) -> list[_Size]:
+    on_cpu = backend.platform() == "cpu"
+    growth = GROWTH if on_cpu else GROWTH_ON_ACCELERATORS
+    numbers = NUMBERS if on_cpu else NUMBERS_ON_ACCELERATORS
+    longest = math.prod(level.shape[1] for level in bags.tree)
+    found: list[_Size] = []
+    above = 0
+    while above < longest:
+        rows = min(longest, max(above + 1, int(growth * above)))
+        entries = rows * bags.index.shape[1]
+        together = max(1, min(bags.num_segments, numbers // (entries * (width + entries))))
+        found.append(_Size(above, rows, together))
+        above = rows
+    return found
