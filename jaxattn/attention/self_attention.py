@@ -63,6 +63,4 @@ def prefers_gram(corpus: Corpus, dim: int) -> bool:
     """
     if backend.platform() != "cpu" or corpus.vocab_size > MOST_TOKENS:
         return False
-    # As many as sequences of equal size have; others have a little more.
-    pairs = corpus.num_entries**2 / corpus.num_sequences
-    return corpus.vocab_size**2 * dim + pairs * LOOK_UP < pairs * dim
+    return corpus.vocab_size**2 * dim + corpus.num_pairs * LOOK_UP < corpus.num_pairs * dim

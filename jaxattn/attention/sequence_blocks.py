@@ -7,6 +7,7 @@ follows the sequences there are, and not the longest one there could be.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn import backend
-from jaxattn.data.ragged import Ragged
+from jaxattn.data.ragged import Ragged, positions
 
 # How many times as many rows the next size has: on an accelerator a program more costs compile time.
 GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 1.5
@@ -29,11 +30,13 @@ class Block(NamedTuple):
         rows: (B, m) int32; rows of the bags, R for rows that do not exist.
         tokens: (B, U) int32; ids, of any token where nothing is.
         counts: (B, U); multiplicities, 0 where nothing is.
+        place: () int32; how many numbers earlier blocks have for their pairs, B U² each.
     """
 
     rows: Array
     tokens: Array
     counts: Array
+    place: Array
 
     def take(self, entries: Array) -> Array:
         """Gather what entries of the bags have, (R, W), as (B, U); any of it where nothing is."""
@@ -46,9 +49,8 @@ class Block(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """Sequences of more than `above` and up to `rows` rows of the bags, `together` of them in a block."""
+    """Sequences of up to so many rows of the bags, and how many of them are a block."""
 
-    above: int
     rows: int
     together: int
 
@@ -57,6 +59,20 @@ def is_one(bags: Ragged, width: int) -> bool:
     """Tell whether all sequences are one block; see `fold`."""
     (first, *others) = _sizes(bags, width)
     return not others and first.together == bags.num_segments
+
+
+def most_pairs(bags: Ragged, width: int) -> int:
+    """Bound how many numbers all blocks have for their pairs; see `fold`."""
+    # The last block of every size may be filled up.
+    every = [(size, (size.rows * bags.index.shape[1]) ** 2) for size in _sizes(bags, width)]
+    if is_one(bags, width):
+        return bags.num_segments * every[0][1]
+    return bags.num_segments * every[-1][1] + sum(size.together * pairs for size, pairs in every)
+
+
+def largest(bags: Ragged, width: int) -> int:
+    """Tell how many numbers the largest block has for its pairs; see `fold`."""
+    return max(size.together * (size.rows * bags.index.shape[1]) ** 2 for size in _sizes(bags, width))
 
 
 def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: Any) -> Any:
@@ -71,27 +87,30 @@ def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: An
     Returns:
         The last carry.
     """
-    start = jnp.searchsorted(bags.owner, jnp.arange(bags.num_segments + 1)).astype(jnp.int32)
+    sizes = _sizes(bags, width)
+    start = positions(bags.owner, jnp.arange(bags.num_segments + 1)).astype(jnp.int32)
     rows_of = start[1:] - start[:-1]
     order = jnp.argsort(rows_of).astype(jnp.int32)
-    ordered = rows_of[order]
-    for size in _sizes(bags, width):
-        begin = jnp.searchsorted(ordered, size.above, side="right")
-        end = jnp.searchsorted(ordered, size.rows, side="right")
+    bounds = (rows_of <= jnp.array([0, *(size.rows for size in sizes)])[:, None]).sum(axis=1)
 
-        def step(number: Any, carry: Any, size: _Size = size, begin: Array = begin, end: Array = end) -> Any:
-            place = begin + number * size.together + jnp.arange(size.together)
-            sequence = order[jnp.minimum(place, bags.num_segments - 1)]
-            here = jnp.where(place < end, rows_of[sequence], 0)
-            return visit(carry, _block(bags, start[sequence], here, size.rows))
+    def step(size: _Size, begin: Array, end: Array, number: Any, carried: Any) -> Any:
+        before, carry = carried
+        place = begin + number * size.together + jnp.arange(size.together)
+        sequence = order[jnp.minimum(place, bags.num_segments - 1)]
+        here = jnp.where(place < end, rows_of[sequence], 0)
+        block = _block(bags, start[sequence], here, size.rows, before)
+        return before + block.tokens.size * block.tokens.shape[1], visit(carry, block)
 
-        if is_one(bags, width):
-            return step(0, carry)
-        carry = jax.lax.fori_loop(0, -(-(end - begin) // size.together), step, carry)
-    return carry
+    carried = jnp.int32(0), carry
+    if is_one(bags, width):
+        return step(sizes[0], bounds[0], bounds[1], 0, carried)[1]
+    for size, begin, end in zip(sizes, bounds[:-1], bounds[1:], strict=True):
+        blocks = -(-(end - begin) // size.together)
+        carried = jax.lax.fori_loop(0, blocks, partial(step, size, begin, end), carried)
+    return carried[1]
 
 
-def _block(bags: Ragged, first: Array, present: Array, rows: int) -> Block:
+def _block(bags: Ragged, first: Array, present: Array, rows: int, place: Array) -> Block:
     number = jnp.arange(rows, dtype=jnp.int32)
     is_row = number < present[:, None]
     row = jnp.where(is_row, first[:, None] + number, 0)
@@ -100,6 +119,7 @@ def _block(bags: Ragged, first: Array, present: Array, rows: int) -> Block:
         rows=jnp.where(is_row, row, len(bags.owner)),
         tokens=bags.index[row].astype(jnp.int32).reshape(shape),
         counts=jnp.where(is_row[:, :, None], bags.count[row], 0).reshape(shape),
+        place=place,
     )
 
 
@@ -109,11 +129,10 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
     numbers = NUMBERS if on_cpu else NUMBERS_ON_ACCELERATORS
     longest = math.prod(level.shape[1] for level in bags.tree)
     found: list[_Size] = []
-    above = 0
-    while above < longest:
-        rows = min(longest, max(above + 1, int(growth * above)))
+    rows = 0
+    while rows < longest:
+        rows = min(longest, max(rows + 1, int(growth * rows)))
         entries = rows * bags.index.shape[1]
         together = max(1, min(bags.num_segments, numbers // (entries * (width + entries))))
-        found.append(_Size(above, rows, together))
-        above = rows
+        found.append(_Size(rows, together))
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.data.ragged import ragged
+from jaxattn.data.ragged import positions, ragged
 from jaxattn.data.sizes import check_positions
 from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
@@ -53,6 +53,11 @@ class Corpus:
     def num_entries(self) -> int:
         """How many entries the bags have, with a few of padding; of a batch that was cut out, on average."""
         return self.bags.index.size if self.mean_entries is None else self.mean_entries
+
+    @property
+    def num_pairs(self) -> int:
+        """About how many pairs of entries are in one sequence: as many as if all sequences were equal."""
+        return math.ceil(self.num_entries**2 / self.num_sequences)
 
     @property
     def class_index(self) -> Array:
@@ -153,12 +158,12 @@ def cut_out(corpus: Corpus, sequences: Array) -> Corpus:
     """
     bags, (size,) = corpus.bags, sequences.shape
     num_rows, width = bags.index.shape
-    first = jnp.searchsorted(bags.owner, sequences)
-    number = jnp.searchsorted(bags.owner, sequences, side="right") - first
+    first = positions(bags.owner, sequences)
+    number = positions(bags.owner, sequences, side="right") - first
     longest = math.prod(level.shape[1] for level in bags.tree)
     end = jnp.cumsum(number)
     place = jnp.arange(min(size * longest, num_rows))
-    owner = jnp.searchsorted(end, place, side="right")
+    owner = positions(end, place, side="right")
     own = jnp.minimum(owner, size - 1)
     is_row = owner < size
     row = jnp.where(is_row, (first + number - end)[own] + place, 0)

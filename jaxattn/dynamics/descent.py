@@ -69,7 +69,9 @@ def descent(
             size = min(batch_size, corpus.num_sequences)
             position = deal(key, state.step, size, corpus.num_sequences)
             if cuts_batches:
-                corpus = cut_out(corpus, jnp.argsort(position)[:size])
+                own = jnp.zeros(size, jnp.int32).at[position]
+                every = jnp.arange(corpus.num_sequences, dtype=jnp.int32)
+                corpus = cut_out(corpus, own.set(every, mode="drop", unique_indices=True))
             else:
                 weights = jnp.where(position < size, 1 / size, 0.0)
         value, gradients = loss_and_gradients(state.params, corpus, train, logits, weights, per_sequence)

@@ -9,6 +9,7 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxattn.attention import held_rows
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import Weights, embeddings_query_head, square
@@ -89,7 +90,7 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
         The two-layer experiment with weights in the public review of arXiv 2505.17282.
     """
     scores, values = scores_and_values(params)
-    queries = params.E @ params.W1
+    queries = held_rows.product(corpus, params.E, params.W1)
     return two_layer_attention(corpus, queries, params.E, scores, values, residual=residual)
 
 

@@ -7,9 +7,9 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.attention import pair_tiles, row_attention, sequence_blocks
+from jaxattn.attention import held_rows, pair_tiles, row_attention, sequence_blocks
 from jaxattn.attention.self_attention import prefers_gram
-from jaxattn.data.corpus import from_draws
+from jaxattn.data.corpus import cut_out, from_draws
 from jaxattn.models import reference, two_layer, two_layer_weights
 
 
@@ -65,6 +65,56 @@ def test_size_of_blocks_of_sequences_changes_nothing(
     monkeypatch.setattr(sequence_blocks, "NUMBERS", numbers)
     assert not sequence_blocks.is_one(corpus.bags, 7)
     assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_minibatch_equals_the_textbook_on_its_sequences(
+    x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, classes
+):
+    """Also where products of pairs are kept for some blocks, and where products with W1 take several."""
+    module, init = model
+    corpus = ragged(classes)
+    monkeypatch.setattr(held_rows, "ROWS", 16)
+    monkeypatch.setattr(sequence_blocks, "NUMBERS", 1 << 12)
+    for own in ([3, 0, 7, 11], [0, 1, 2]):
+        batch = jax.jit(cut_out)(corpus, jnp.array(own))
+        kept = row_attention._most_kept(batch, jnp.zeros((81, 7)))
+        assert 0 < kept < sequence_blocks.most_pairs(batch.bags, 7)
+        ids, mask = reference.padded_sequences(corpus)
+        alone = ja.data.from_sequences(
+            [ids[k][mask[k]].tolist() for k in own],
+            np.asarray(corpus.labels)[own].tolist(),
+            vocab_size=81,
+            num_classes=classes,
+        )
+        assert_equals_textbook(
+            lambda x, _, batch=batch: module.logits(x, batch),
+            reference.two_layer_logits,
+            draw(init, corpus),
+            alone,
+        )
+
+
+def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cleared, monkeypatch):
+    module, init = model
+    corpus = ragged(2)
+    monkeypatch.setattr(held_rows, "ROWS", 16)
+    monkeypatch.setattr(sequence_blocks, "NUMBERS", 1 << 12)
+    params = draw(init, corpus)
+
+    @jax.jit
+    def gradient(scale, own):
+        on = cut_out(corpus, own)
+        scaled = params.replace(E=scale * params.E)
+        return jax.grad(lambda x: ja.losses.classification(module.logits(x, on), on.labels))(scaled)
+
+    scales, own = jnp.array([1.0, 0.5]), jnp.array([[3, 0, 7], [9, 4, 5]])
+    vmapped = jax.vmap(gradient)(scales, own)
+    for seed in range(2):
+        for mine, theirs in zip(
+            jax.tree.leaves(vmapped), jax.tree.leaves(gradient(scales[seed], own[seed])), strict=True
+        ):
+            np.testing.assert_allclose(mine[seed], theirs, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("residual", [False, True])
