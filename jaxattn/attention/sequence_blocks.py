@@ -18,7 +18,7 @@ from jaxattn import backend
 from jaxattn.data.ragged import Ragged, positions
 
 # How many times as many rows the next size has: on an accelerator a program more costs compile time.
-GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 1.5
+GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 2.0
 # Numbers held at once of rows of a table and of pairs: as many as a cache keeps, or as occupy a chip.
 NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
 
@@ -53,6 +53,11 @@ class _Size(NamedTuple):
 
     rows: int
     together: int
+
+
+def most_numbers() -> int:
+    """Tell how many numbers of rows and of pairs a block is to have; that of one sequence may have more."""
+    return NUMBERS if backend.platform() == "cpu" else NUMBERS_ON_ACCELERATORS
 
 
 def is_one(bags: Ragged, width: int) -> bool:
@@ -124,9 +129,8 @@ def _block(bags: Ragged, first: Array, present: Array, rows: int, place: Array) 
 
 
 def _sizes(bags: Ragged, width: int) -> list[_Size]:
-    on_cpu = backend.platform() == "cpu"
-    growth = GROWTH if on_cpu else GROWTH_ON_ACCELERATORS
-    numbers = NUMBERS if on_cpu else NUMBERS_ON_ACCELERATORS
+    growth = GROWTH if backend.platform() == "cpu" else GROWTH_ON_ACCELERATORS
+    numbers = most_numbers()
     longest = math.prod(level.shape[1] for level in bags.tree)
     found: list[_Size] = []
     rows = 0

@@ -129,6 +129,23 @@ def test_steps_on_minibatches_equal_full_steps_on_corpora_of_the_batch_alone(pro
         np.testing.assert_allclose(state.params.p, expected.p, rtol=1e-12, atol=1e-14)
 
 
+def test_cut_out_or_weighed_a_minibatch_of_two_layers_is_the_same(problem):
+    params, corpus = problem
+    algorithms = [
+        descent(
+            optimizer("adam", 0.1),
+            train=("E", "p", "v"),
+            logits=ja.models.two_layer.logits,
+            batch_size=8,
+            cuts_batches=cuts,
+        )
+        for cuts in (True, False)
+    ]
+    one, other = (run(x, x.init(params, jax.random.key(0)), corpus, 7).params for x in algorithms)
+    for name in ("E", "p", "v"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-11)
+
+
 def test_a_batch_of_all_sequences_is_the_full_batch(problem):
     params, corpus = problem
     algorithms = [
