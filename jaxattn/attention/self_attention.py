@@ -18,9 +18,11 @@ from jaxattn.data.corpus import Corpus
 
 # Positions in the Gram matrix are 32-bit numbers.
 MOST_TOKENS = 46_340
-# What a pair costs beside its products, in multiplications of a product of matrices: its place in the Gram
-# matrix is looked up, and added to, at random.
-LOOK_UP = 300
+# What forms cost on a CPU, in multiplications of a product of matrices, both directions together. The row form
+# takes so many for every pair, some of them d times; the Gram form some d times for every number of the Gram
+# matrix, and for every pair those of looking it up and adding to it, far less where frequent tokens are apart.
+ROWS, ROWS_PER_DIM = 650, 4.0
+GRAM_PER_DIM, LOOK_UP, LOOK_UP_IF_LARGE = 1.6, 2500, 800
 
 
 @partial(jax.jit, static_argnames="residual")
@@ -63,4 +65,6 @@ def prefers_gram(corpus: Corpus, dim: int) -> bool:
     """
     if backend.platform() != "cpu" or corpus.vocab_size > MOST_TOKENS:
         return False
-    return corpus.vocab_size**2 * dim + corpus.num_pairs * LOOK_UP < corpus.num_pairs * dim
+    look_up = LOOK_UP if corpus.bags.factors is None else LOOK_UP_IF_LARGE
+    by_gram = corpus.vocab_size**2 * GRAM_PER_DIM * dim + corpus.num_pairs * look_up
+    return by_gram < corpus.num_pairs * (ROWS + ROWS_PER_DIM * dim)
