@@ -18,9 +18,9 @@ from jaxattn.data.corpus import Corpus
 
 # Positions in the Gram matrix are 32-bit numbers.
 MOST_TOKENS = 46_340
-# What forms cost on a CPU, in multiplications of a product of matrices, both directions together. The row form
-# takes so many for every pair, some of them d times; the Gram form some d times for every number of the Gram
-# matrix, and for every pair those of looking it up and adding to it, far less where frequent tokens are apart.
+# What the forms cost on a CPU, in multiplications of a product of matrices, both directions together. The row
+# form takes so many for every pair, some of them d times; the Gram form d times some for every number of the
+# Gram matrix, and others to look up every pair and add to it, far fewer where frequent tokens are apart.
 ROWS, ROWS_PER_DIM = 650, 4.0
 GRAM_PER_DIM, LOOK_UP, LOOK_UP_IF_LARGE = 1.6, 2500, 800
 
