@@ -1,13 +1,14 @@
-"""One full-batch gradient of the two-layer model: in token space, against the textbook's (n, T, T) scores.
+"""Two layers against textbook code: a step on a minibatch, and one gradient of the whole corpus.
 
     python benchmarks/two_layer_gradient.py --out results/benchmarks   # reviews of Zipf draws
     python benchmarks/two_layer_gradient.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS   # IMDB
 
-The textbook gathers E[x] and forms scores (n, T, T), jitted, differentiated by JAX. It does not fit into
-memory at once, and is helped: sequences are sorted by length, cut into chunks of about as many positions
-each, and a chunk is padded to its longest sequence only. Chunks evenly spaced over all lengths are timed
-and extrapolated to the corpus, for several sizes of chunk; the fastest size counts. All rows are measured
-in one process, in turn, so that their ratios hold where times drift.
+The textbook gathers E[x] and forms scores (n, T, T), jitted, differentiated by JAX. A step is all gradients
+and Adam; the textbook pads the minibatch to its longest sequence, and takes it in parts that fit in memory.
+"Sorted" is the textbook with help: sequences are sorted by length, cut into chunks of about as many positions
+each, and a chunk is padded to its longest sequence only. Of the whole corpus, chunks evenly spaced over all
+lengths are timed and extrapolated, for several sizes of chunk; the fastest size counts. All rows are
+measured in one process, in turn, and the least time of each counts.
 """
 
 import argparse
@@ -17,17 +18,23 @@ import platform
 import resource
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import jaxattn as ja
-from jaxattn.attention.gram import gram_matrix
+from jaxattn.data.corpus import cut_out
+from jaxattn.models.reference import padded_sequences, two_layer_logits
 
+MODELS = {"two_layer": ja.models.two_layer, "two_layer_weights": ja.models.two_layer_weights}
+NAMES = {"two_layer": ("E", "p", "v"), "two_layer_weights": ("E", "p", "v", "W1", "W2")}
 POSITIONS = (2048, 8192, 32768)
-NAMES = ("E", "p", "v")
+# Sequences of a minibatch that the textbook takes at once.
+PART = 32
 
 
 def zipf_reviews(sequences, vocab_size):
@@ -46,17 +53,42 @@ def seconds(function):
     return time.perf_counter() - begin
 
 
+def in_turn(calls, repeats):
+    """Time calls by name, one after the other, `repeats` times; each has run once before."""
+    times = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            times[name].append(seconds(call))
+    return times
+
+
+def fastest(times):
+    """Tell the least seconds of every row: what else a machine does only adds to them."""
+    return {name: min(each) for name, each in times.items()}
+
+
 def loss(logits, labels, sequences):
     return jax.nn.softplus(-labels * logits).sum() / sequences
 
 
-class Textbook:
-    """Chunks of sequences and the jitted gradient of one chunk, added to the gradient so far."""
+def textbook_gradient(params, ids, mask, labels, sequences):
+    return jax.grad(lambda x: loss(two_layer_logits(x, ids, mask), labels, sequences))(params)
 
-    def __init__(self, corpus, params, positions, samples):
-        self.corpus, self.params = corpus, params
-        ids, mask = ja.models.reference.padded_sequences(corpus)
-        lengths, order = mask.sum(axis=1), np.argsort(mask.sum(axis=1), kind="stable")
+
+def relative_errors(mine, expected, names):
+    """Compare arrays by name: the largest difference against the largest number."""
+    pairs = {name: (getattr(mine, name), getattr(expected, name)) for name in names}
+    return {name: float(jnp.abs(x - y).max() / jnp.abs(y).max()) for name, (x, y) in pairs.items()}
+
+
+class Chunks:
+    """The textbook on chunks of sequences of like length: on all of them, or on a sample."""
+
+    def __init__(self, corpus, params, positions, samples=None):
+        self.params = params
+        ids, mask = padded_sequences(corpus)
+        lengths, labels = mask.sum(axis=1), np.asarray(corpus.labels)
+        order = np.argsort(lengths, kind="stable")
         chunks, begin = [], 0
         while begin < len(order):
             size = max(1, positions // lengths[order[begin]])
@@ -65,37 +97,125 @@ class Textbook:
             chunks.append(order[begin : begin + size])
             begin += size
         self.number = len(chunks)
-        self.sampled = [chunks[i] for i in np.linspace(0, len(chunks) - 1, 2 * samples + 1).astype(int)[1::2]]
-        labels = np.asarray(corpus.labels)
+        if samples:
+            chunks = [chunks[i] for i in np.linspace(0, len(chunks) - 1, 2 * samples + 1).astype(int)[1::2]]
+        self.sequences = np.concatenate(chunks)
         self.data = [
             [jnp.asarray(x) for x in (ids[c, : lengths[c].max()], mask[c, : lengths[c].max()], labels[c])]
-            for c in self.sampled
+            for c in chunks
         ]
-        self.step = jax.jit(self._step, donate_argnums=0)
+
+        def add(total, params, *data):
+            gradient = textbook_gradient(params, *data, len(labels))
+            return jax.tree.map(jnp.add, total, gradient)
+
+        self.add = jax.jit(add, donate_argnums=0)
         self.epoch()
 
-    def _step(self, total, params, ids, mask, labels):
-        gradient = jax.grad(
-            lambda x: loss(
-                ja.models.reference.two_layer_logits(x, ids, mask), labels, self.corpus.num_sequences
-            )
-        )(params)
-        return jax.tree.map(jnp.add, total, gradient)
-
     def epoch(self):
-        """Seconds for the whole corpus, from the sampled chunks; their summed gradient is kept."""
+        """Tell the seconds for all sequences; the summed gradient of those that were taken is kept."""
         total = jax.tree.map(jnp.zeros_like, self.params)
         times = []
         for data in self.data:
             begin = time.perf_counter()
-            total = jax.block_until_ready(self.step(total, self.params, *data))
+            total = jax.block_until_ready(self.add(total, self.params, *data))
             times.append(time.perf_counter() - begin)
         self.gradient = total
         return statistics.fmean(times) * self.number
 
 
+class Step:
+    """A jitted step with Adam, from a gradient (params, *data)."""
+
+    def __init__(self, params, gradient, *data):
+        adam = optax.adam(1e-4)
+
+        def step(state, *data):
+            params, moments = state
+            updates, moments = adam.update(gradient(params, *data), moments, params)
+            return optax.apply_updates(params, updates), moments
+
+        self.step, self.data = jax.jit(step, donate_argnums=0), data
+        params = jax.tree.map(jnp.copy, params)
+        self.state = params, adam.init(params)
+        self()
+
+    def __call__(self):
+        self.state = jax.block_until_ready(self.step(self.state, *self.data))
+
+
+def minibatch(corpus, kind, params, size, repeats):
+    """Time a step on a minibatch, which ours cuts out of the corpus."""
+    model, names = MODELS[kind], NAMES[kind]
+    own = np.sort(np.random.default_rng(0).choice(corpus.num_sequences, size, replace=False))
+    batch = sub_corpus(corpus, own)
+    padded = [jnp.asarray(x) for x in (*padded_sequences(batch), batch.labels)]
+    padded = [x.reshape(-1, PART, *x.shape[1:]) for x in padded]
+
+    def ours(params, corpus, own):
+        on = cut_out(corpus, own)
+        return jax.grad(lambda x: loss(model.logits(x, on), on.labels, size))(params)
+
+    def textbook(params, *parts):
+        def add(total, part):
+            return jax.tree.map(jnp.add, total, textbook_gradient(params, *part, size)), None
+
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), parts)[0]
+
+    expected = jax.jit(textbook)(params, *padded)
+    errors = relative_errors(jax.jit(ours)(params, corpus, jnp.asarray(own)), expected, names)
+    del expected
+    sort = Chunks(batch, params, POSITIONS[1])
+    calls = {
+        "in token space": Step(params, ours, corpus, jnp.asarray(own)),
+        "textbook": Step(params, textbook, *padded),
+        "textbook, sorted": sort.epoch,
+    }
+    times = in_turn(calls, repeats)
+    least = fastest(times)
+    return {
+        "sequences": size,
+        "longest": padded[0].shape[-1],
+        "seconds": least,
+        "all_seconds": times,
+        "textbook_over_token_space": least["textbook"] / least["in token space"],
+        "sorted_textbook_over_token_space": least["textbook, sorted"] / least["in token space"],
+        "relative_error": errors,
+    }
+
+
+def full_batch(corpus, kind, params, samples, repeats):
+    """Time one gradient of the whole corpus; the textbook's is extrapolated from chunks."""
+    model, n = MODELS[kind], corpus.num_sequences
+    gradient = jax.jit(jax.grad(lambda x, c: loss(model.logits(x, c), c.labels, n)))
+    calls = {
+        "in token space": partial(gradient, params, corpus),
+        "logits, part of it": partial(jax.jit(model.logits), params, corpus),
+    }
+    for call in calls.values():
+        seconds(call)
+    chunks = {size: Chunks(corpus, params, size, samples) for size in POSITIONS}
+    times = {name: [] for name in calls} | {f"textbook, chunks of {size} positions": [] for size in POSITIONS}
+    for _ in range(repeats):
+        for name, each in in_turn(calls, 1).items():
+            times[name] += each
+        for size, chunk in chunks.items():
+            times[f"textbook, chunks of {size} positions"].append(chunk.epoch())
+    least = fastest(times)
+    best = min(each for name, each in least.items() if name.startswith("textbook"))
+    sampled = chunks[POSITIONS[0]]
+    mine = gradient(params, sub_corpus(corpus, sampled.sequences))
+    return {
+        "seconds": least,
+        "all_seconds": times,
+        "textbook_over_token_space": best / least["in token space"],
+        "relative_error_on_the_sampled_chunks": relative_errors(mine, sampled.gradient, NAMES[kind]),
+        "sampled_chunks": samples,
+    }
+
+
 def sub_corpus(corpus, rows):
-    ids, mask = ja.models.reference.padded_sequences(corpus)
+    ids, mask = padded_sequences(corpus)
     return ja.data.from_flat(
         ids[rows][mask[rows]],
         mask[rows].sum(axis=1),
@@ -104,91 +224,68 @@ def sub_corpus(corpus, rows):
     )
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data-dir", help="directory of tensorflow-datasets; without it Zipf draws are used")
-    parser.add_argument("--sequences", type=int, default=25_000, help="of the Zipf draws")
-    parser.add_argument("--vocab-size", type=int, default=7_800, help="of the Zipf draws")
-    parser.add_argument("--dim", type=int, default=2048)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=12, help="chunks of the textbook to time")
-    parser.add_argument("--out", type=Path, help="folder for two_layer_gradient_*.json")
-    arguments = parser.parse_args()
-
-    if arguments.data_dir:
-        name = "imdb"
-        source = ja.data.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
-        corpus = source.load().splits.train
-    else:
-        name, corpus = "zipf", zipf_reviews(arguments.sequences, arguments.vocab_size)
-    n = corpus.num_sequences
-    params = ja.models.two_layer.init(jax.random.key(0), vocab_size=corpus.vocab_size, dim=arguments.dim)
-    gradient = jax.jit(jax.grad(lambda x, c: loss(ja.models.two_layer.logits(x, c), c.labels, n)))
-    gram = gram_matrix(params.E)
-
-    @jax.jit
-    def both_ways(E, d_gram):
-        result, pull = jax.vjp(gram_matrix, E)
-        return result, pull(d_gram)
-
-    scores, values = ja.models.two_layer.scores_and_values(params)
-    forward = jax.jit(lambda c, *x: ja.attention.two_layer_attention(c, *x, symmetric=True, residual=False))
-    rows = {
-        "∂L/∂E, ∂L/∂p and ∂L/∂v in token space": lambda: gradient(params, corpus),
-        "E Eᵀ and its derivative, part of it": lambda: both_ways(params.E, gram),
-        "logits from G, part of it": lambda: forward(corpus, gram, scores, values),
-    }
-    times = {row: [] for row in rows}
-    for call in rows.values():
-        seconds(call)
-    textbooks = {size: Textbook(corpus, params, size, arguments.samples) for size in POSITIONS}
-    times |= {f"textbook, chunks of {size} positions": [] for size in POSITIONS}
-    for _ in range(arguments.repeats):
-        for row, call in rows.items():
-            times[row].append(seconds(call))
-        for size, textbook in textbooks.items():
-            times[f"textbook, chunks of {size} positions"].append(textbook.epoch())
-    measured = {row: statistics.median(each) for row, each in times.items()}
-    ours = next(iter(rows))
-    best = min((row for row in measured if row.startswith("textbook")), key=measured.get)
-    ratio = statistics.median(np.divide(times[best], times[ours]))
-
-    errors = {}
-    textbook = textbooks[POSITIONS[0]]
-    mine = gradient(params, sub_corpus(corpus, np.concatenate(textbook.sampled)))
-    for each in NAMES:
-        expected = getattr(textbook.gradient, each)
-        difference = jnp.abs(getattr(mine, each) - expected).max() / jnp.abs(expected).max()
-        errors[each] = float(difference)
-
+def about(corpus):
     distinct = np.bincount(np.asarray(corpus.bags.owner), (np.asarray(corpus.bags.count) > 0).sum(1))
     lengths = np.asarray(corpus.lengths, np.float64)
-    result = {
-        "data": name,
-        "sequences": n,
+    return {
+        "sequences": corpus.num_sequences,
         "vocab_size": corpus.vocab_size,
-        "dim": arguments.dim,
         "mean_length": lengths.mean(),
         "longest": int(lengths.max()),
         "mean_distinct": distinct.mean(),
         "most_distinct": int(distinct.max()),
         "pairs_of_positions": (lengths**2).sum(),
         "pairs_of_distinct_tokens": (distinct**2).sum(),
-        "seconds": measured,
-        "all_seconds": times,
-        "textbook_over_token_space": ratio,
-        "relative_error_on_the_sampled_chunks": errors,
-        "sampled_chunks": arguments.samples,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data-dir", help="directory of tensorflow-datasets; without it Zipf draws are used")
+    parser.add_argument("--sequences", type=int, default=25_000, help="of the Zipf draws")
+    parser.add_argument("--vocab-size", type=int, default=7_800, help="of the Zipf draws")
+    parser.add_argument("--dim", type=int, default=2048)
+    parser.add_argument(
+        "--batch", type=int, default=256, help=f"sequences of a minibatch, a multiple of {PART}"
+    )
+    parser.add_argument("--model", choices=MODELS, default="two_layer")
+    parser.add_argument("--only", choices=("minibatch", "full_batch"))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=12, help="chunks of the textbook to time")
+    parser.add_argument("--out", type=Path, help="folder for two_layer_gradient_*.json")
+    options = parser.parse_args()
+
+    if options.data_dir:
+        data = "imdb"
+        source = ja.data.Tfds(dataset="imdb_reviews", data_dir=options.data_dir, min_count=45)
+        corpus = source.load().splits.train
+    else:
+        data, corpus = "zipf", zipf_reviews(options.sequences, options.vocab_size)
+    kind = options.model
+    params = MODELS[kind].init(jax.random.key(0), vocab_size=corpus.vocab_size, dim=options.dim)
+    found = {"data": data, "model": kind, "dim": options.dim} | about(corpus)
+    if options.only != "full_batch":
+        found["minibatch"] = minibatch(corpus, kind, params, options.batch, options.repeats)
+    if options.only != "minibatch":
+        found["full_batch"] = full_batch(corpus, kind, params, options.samples, options.repeats)
+    found |= {
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "load_average": os.getloadavg(),
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "jax": jax.__version__},
     }
-    print(json.dumps(result, indent=2, ensure_ascii=False))
-    print(f"The textbook takes {ratio:,.1f} times as long.")
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        path = arguments.out / f"two_layer_gradient_{name}.json"
-        path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    print(json.dumps(found, indent=2, ensure_ascii=False))
+    for part in ("minibatch", "full_batch"):
+        if part in found:
+            print(
+                f"{part}: the textbook takes {found[part]['textbook_over_token_space']:,.1f} times as long."
+            )
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        name = "two_layer_gradient" if kind == "two_layer" else "two_layer_weights_gradient"
+        path = options.out / f"{name}_{data}.json"
+        held = json.loads(path.read_text()) if path.exists() else {}
+        kept = {part: held[part] for part in ("minibatch", "full_batch") if part in held}
+        path.write_text(json.dumps(found | kept | found, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

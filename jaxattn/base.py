@@ -96,7 +96,9 @@ class Model(Protocol):
         scores_and_values(params) -> a (V,) and γ (V,) or (V, K), for tables, figures and probes of tokens;
         attends_to_tokens, whether a are the scores of its softmax over the tokens of a sequence;
         parameters, their names, so that wrong ones are found before anything is drawn;
-        token_rows, names of the parameters with a row for every token, so that V can be swept in one program.
+        token_rows, names of the parameters with a row for every token, so that V can be swept in one program;
+        cuts_batches, whether a step on a minibatch is given a corpus of its sequences alone, for models
+            whose logits of a whole corpus cost more than laying out a new one.
     """
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int, dtype: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.attention import self_attention
 from jaxattn.study.namespace import Namespace
 
 SWEEPS = Path(__file__).parent / "sweeps"
@@ -90,6 +91,20 @@ def ragged(rng):
         return ja.data.from_sequences(sequences, labels, vocab_size=81, num_classes=classes)
 
     return make
+
+
+@pytest.fixture
+def cleared():
+    """Trace functions anew that a test changes the settings of, and again after it."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.fixture
+def by_gram(cleared, monkeypatch):
+    """Let self-attention take the products of all tokens, whatever they cost."""
+    monkeypatch.setattr(self_attention, "prefers_gram", lambda corpus, dim: True)
 
 
 @pytest.fixture

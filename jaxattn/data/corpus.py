@@ -1,5 +1,6 @@
 """The one corpus type: labelled bags of token counts, ready for gather-only attention in both directions."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.data.ragged import ragged
+from jaxattn.data.ragged import positions, ragged
 from jaxattn.data.sizes import check_positions
 from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
@@ -29,6 +30,8 @@ class Corpus:
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
         class_names: K names, of the class of label -1 first for two classes; None if they have none (static).
+        mean_entries: of a batch that was cut out, how many entries such batches have on average; its bags
+            have room for more. None for other corpora (static).
     """
 
     bags: Leaf
@@ -39,11 +42,22 @@ class Corpus:
     vocab_size: int = struct.field(pytree_node=False)
     num_classes: int = struct.field(pytree_node=False, default=2)
     class_names: tuple[str, ...] | None = struct.field(pytree_node=False, default=None)
+    mean_entries: int | None = struct.field(pytree_node=False, default=None)
 
     @property
     def num_sequences(self) -> int:
         """The number of sequences n."""
         return self.labels.shape[-1]
+
+    @property
+    def num_entries(self) -> int:
+        """How many entries the bags have, with a few of padding; of a batch that was cut out, on average."""
+        return self.bags.index.size if self.mean_entries is None else self.mean_entries
+
+    @property
+    def num_pairs(self) -> int:
+        """About how many pairs of entries are in one sequence: as many as if all sequences were equal."""
+        return math.ceil(self.num_entries**2 / self.num_sequences)
 
     @property
     def class_index(self) -> Array:
@@ -127,6 +141,45 @@ def from_bags(
         num_classes=num_classes,
         class_names=class_names,
     )
+
+
+def cut_out(corpus: Corpus, sequences: Array) -> Corpus:
+    """Make a corpus of some sequences of another, inside jit and under vmap: a minibatch.
+
+    Its bags have room for the longest sequences. What a program does not look at is not computed, such as
+    the layout by token, which takes a sort.
+
+    Args:
+        corpus: n sequences.
+        sequences: (B,) int; numbers of distinct sequences.
+
+    Returns:
+        B sequences of the same tokens and classes.
+    """
+    bags, (size,) = corpus.bags, sequences.shape
+    num_rows, width = bags.index.shape
+    first = positions(bags.owner, sequences)
+    number = positions(bags.owner, sequences, side="right") - first
+    longest = math.prod(level.shape[1] for level in bags.tree)
+    end = jnp.cumsum(number)
+    place = jnp.arange(min(size * longest, num_rows))
+    owner = positions(end, place, side="right")
+    own = jnp.minimum(owner, size - 1)
+    is_row = owner < size
+    row = jnp.where(is_row, (first + number - end)[own] + place, 0)
+    cut = from_bags(
+        jnp.repeat(owner, width),
+        bags.index[row].ravel(),
+        jnp.where(is_row[:, None], bags.count[row], 0).ravel(),
+        corpus.labels[sequences],
+        vocab_size=corpus.vocab_size,
+        num_classes=corpus.num_classes,
+        longest_bag=longest * width,
+        most_occurrences=size,
+        class_names=corpus.class_names,
+    )
+    mean = math.ceil(corpus.num_entries * size / corpus.num_sequences)
+    return cut.replace(lengths=corpus.lengths[sequences], mean_entries=mean)  # type: ignore[attr-defined]
 
 
 def from_sequences(

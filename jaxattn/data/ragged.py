@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,9 @@ LARGE_ON_ACCELERATORS = 1 << 24
 # The compressed rows of a large matrix: no more entries than this are added up one after the other, in
 # the first product, and in the products that add up partial sums.
 RUN, FAN = 256, 16
+
+# An accelerator compares so many pairs of numbers sooner than it starts the kernels of a bisection.
+COMPARED = 1 << 29
 
 # Eigen's kernel takes columns eight at a time, and leftovers one by one, each as slowly as the eight.
 PACKET = 8
@@ -95,8 +98,20 @@ class Ragged:
             self,
             dense,
             cpu=Ragged._matmul_compressed,
-            cuda=Ragged._matmul_at_once,
-            default=Ragged._matmul_in_rows,
+            default=Ragged.gathered_sums,
+        )
+
+    def gathered_sums(self, dense: Array) -> Array:
+        """Multiply the count matrix with a matrix as accelerators do it well, whatever the layout.
+
+        Args:
+            dense: (num_indices, C).
+
+        Returns:
+            (S, C).
+        """
+        return jax.lax.platform_dependent(
+            self, dense, cuda=Ragged._matmul_at_once, default=Ragged._matmul_in_rows
         )
 
     def reweighted(self, count: Array) -> "Ragged":
@@ -261,6 +276,14 @@ def ragged(
     return layout, xp.where(present, clipped, len(segment)).astype(np.int32)
 
 
+def positions(ordered: Any, values: Any, side: Literal["left", "right"] = "left") -> Any:
+    """Find where values belong in an ascending array, as `searchsorted` does."""
+    if isinstance(ordered, np.ndarray):
+        return np.searchsorted(ordered, values, side=side)
+    every = backend.platform() != "cpu" and ordered.size * values.size <= COMPARED
+    return jnp.searchsorted(ordered, values, side=side, method="compare_all" if every else "scan")
+
+
 def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
     if not isinstance(count, np.ndarray) or len(count) < LARGE:
         return None
@@ -283,7 +306,7 @@ def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
 
 def _rows(xp: Any, segment: Any, segments: int, width: int, longest: int) -> tuple[Any, Any, Any]:
     """Cut sorted entries into rows: entry number (R, W), owner (R,), and which entries exist (R, W)."""
-    start = xp.searchsorted(segment, xp.arange(segments + 1))
+    start = positions(segment, xp.arange(segments + 1))
     if longest <= width:
         owner = xp.arange(segments)
         entry = start[:-1, None] + xp.arange(width)
@@ -292,7 +315,7 @@ def _rows(xp: Any, segment: Any, segments: int, width: int, longest: int) -> tup
     bound = math.ceil(len(segment) / width) + segments
     number = int(rows_end[-1]) if isinstance(rows_end, np.ndarray) else bound
     row = xp.arange(number)
-    owner = xp.searchsorted(rows_end, row, side="right")
+    owner = positions(rows_end, row, side="right")
     inside = xp.minimum(owner, segments - 1)
     rows_start = xp.concatenate([xp.zeros(1, rows_end.dtype), rows_end[:-1]])
     entry = (start[inside] + (row - rows_start[inside]) * width)[:, None] + xp.arange(width)

@@ -13,7 +13,7 @@ import optax
 from jax import Array
 
 from jaxattn import losses, trees
-from jaxattn.data.corpus import Corpus
+from jaxattn.data.corpus import Corpus, cut_out
 from jaxattn.dynamics.algorithm import Algorithm, Info, State, run
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.gradients import Logits, loss, loss_and_gradients
@@ -31,6 +31,7 @@ def descent(
     train: Sequence[str],
     logits: Logits = one_layer.logits,
     batch_size: int | None = None,
+    cuts_batches: bool = False,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
     """Make a descent of the mean loss on the named parameters.
@@ -41,8 +42,9 @@ def descent(
         train: names of the parameters that move, a subset of the model's.
         logits: the model.
         batch_size: sequences per step, dealt out anew in every epoch (the last ones that do not fill a batch
-            sit it out); all of them by default. A batch is a matter of weights in token space, so its step
-            costs what a full one does.
+            sit it out); all of them by default.
+        cuts_batches: make a corpus of the batch for every step. Otherwise it is a matter of weights: a step
+            costs what a full one does, which in token space is less than to lay out a corpus.
         per_sequence: (logits, labels) -> (n,); logistic for two classes and cross-entropy for K by default.
 
     Returns:
@@ -64,7 +66,14 @@ def descent(
         weights = None
         if batch_size is not None:
             key = jax.random.wrap_key_data(state.key)
-            weights = batch(key, state.step, batch_size, corpus.num_sequences)
+            size = min(batch_size, corpus.num_sequences)
+            position = deal(key, state.step, size, corpus.num_sequences)
+            if cuts_batches:
+                own = jnp.zeros(size, jnp.int32).at[position]
+                every = jnp.arange(corpus.num_sequences, dtype=jnp.int32)
+                corpus = cut_out(corpus, own.set(every, mode="drop", unique_indices=True))
+            else:
+                weights = jnp.where(position < size, 1 / size, 0.0)
         value, gradients = loss_and_gradients(state.params, corpus, train, logits, weights, per_sequence)
         trained = {name: trees.get(state.params, name) for name in train}
 
@@ -88,15 +97,23 @@ def descent(
     return Algorithm(init, step)
 
 
-def batch(key: Array, step: Array, batch_size: int, sequences: int) -> Array:
-    """Weigh the sequences of a step's minibatch: 1/B for B of them, 0 for the others, (n,).
+def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
+    """Deal sequences out to the minibatches of an epoch, from that of a step on.
 
-    Every epoch of n // B steps deals the sequences out in an order of its own.
+    Every epoch of n // B steps deals them out in an order of its own.
+
+    Args:
+        key: () PRNG key.
+        step: () int32.
+        size: B ≤ n.
+        sequences: n.
+
+    Returns:
+        (n,) int32, distinct; below B for the sequences of the step's minibatch.
     """
-    size = min(batch_size, sequences)
     epoch, number = jnp.divmod(step, sequences // size)
     position = jax.random.permutation(jax.random.fold_in(key, epoch), sequences)
-    return jnp.where(position // size == number, 1 / size, 0.0)
+    return (position - number * size) % sequences
 
 
 class Descent(Phase, frozen=True, kw_only=True):
@@ -169,7 +186,9 @@ class Descent(Phase, frozen=True, kw_only=True):
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
         of_model = {"logits": task.model.logits, "per_sequence": task.loss}
         made = optimizer(_factory(self.optimizer), step_size, **self.options)
-        moving = descent(made, train=self.train, batch_size=self.batch_size, **of_model)
+        cuts = getattr(task.model, "cuts_batches", False)
+        batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
+        moving = descent(made, train=self.train, **batches, **of_model)
         train = task.corpora.train
         if not self.patience:
             return moving, train

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxattn import backend
+from jaxattn.attention import sequence_blocks
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.shapes import corpora, params, shaped
@@ -76,7 +77,8 @@ def width(
         raise InputError(
             f"cell {group.cells[0].number}: its sizes are too large for programs ({error}); make them smaller"
         ) from None
-    if held + CERTAIN * own * math.ceil(lanes / used) <= budget:
+    certain = CERTAIN * own + _blocks(group.setting)
+    if held + certain * math.ceil(lanes / used) <= budget:
         return lanes
     fitting = 0
     if (needed := held + own) <= budget:
@@ -182,6 +184,13 @@ def at_most(setting: Setting) -> float:
     # Every token has statistics; an entry is three numbers of four bytes.
     numbers += 4 * data.vocab_size * (2 + data.classes)
     return float(jnp.dtype(setting.dtype).itemsize * numbers + 12 * data.entries_at_most())
+
+
+def _blocks(setting: Setting) -> int:
+    """Bound the bytes that pairs of tokens take beside parameters and corpora: several arrays of a block."""
+    if not getattr(setting.model, "cuts_batches", False):
+        return 0
+    return CERTAIN * jnp.dtype(setting.dtype).itemsize * sequence_blocks.most_numbers()
 
 
 def sizes(group: CompileGroup, lanes: int) -> tuple[int, int]:

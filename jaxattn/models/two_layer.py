@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.attention.gram import gram_matrix
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
@@ -28,16 +27,11 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     Returns:
         (n,) for two classes, (n, K) for K heads.
 
-    Raises:
-        InputError: V > 46,340; the Gram matrix holds V² numbers.
-
     Source:
         The two-layer experiment of arXiv 2505.17282; whether it adds a residual is not published.
     """
     scores, values = scores_and_values(params)
-    return two_layer_attention(
-        corpus, gram_matrix(params.E), scores, values, symmetric=True, residual=residual
-    )
+    return two_layer_attention(corpus, params.E, None, scores, values, residual=residual)
 
 
 class TwoLayer(Spec, frozen=True, kw_only=True):
@@ -46,6 +40,7 @@ class TwoLayer(Spec, frozen=True, kw_only=True):
     dim: Dim
     residual: bool = False
     attends_to_tokens: ClassVar[bool] = False
+    cuts_batches: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
 

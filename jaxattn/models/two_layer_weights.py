@@ -9,6 +9,7 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from jaxattn.attention import held_rows
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import Weights, embeddings_query_head, square
@@ -85,15 +86,12 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     Returns:
         (n,) for two classes, (n, K) for K heads.
 
-    Raises:
-        InputError: V > 46,340; the matrix E W1 Eᵀ holds V² numbers.
-
     Source:
         The two-layer experiment with weights in the public review of arXiv 2505.17282.
     """
     scores, values = scores_and_values(params)
-    gram = (params.E @ params.W1) @ params.E.T
-    return two_layer_attention(corpus, gram, scores, values, symmetric=False, residual=residual)
+    queries = held_rows.product(corpus, params.E, params.W1)
+    return two_layer_attention(corpus, queries, params.E, scores, values, residual=residual)
 
 
 class TwoLayerWeights(Spec, frozen=True, kw_only=True):
@@ -102,6 +100,7 @@ class TwoLayerWeights(Spec, frozen=True, kw_only=True):
     dim: PositiveInt
     residual: bool = False
     attends_to_tokens: ClassVar[bool] = False
+    cuts_batches: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W1", "W2")
 

@@ -14,7 +14,7 @@ from jaxattn.models import reference, two_layer, two_layer_weights
 
 
 @pytest.fixture
-def large(ragged, monkeypatch):
+def large(ragged, by_gram, monkeypatch):
     """Make a corpus that counts as large."""
     monkeypatch.setattr(layout, "LARGE", 1)
 
@@ -153,7 +153,7 @@ def test_vmapped_equals_looped_whatever_the_spread_of_each_member(x64, large, mo
             np.testing.assert_allclose(mine[member], theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_a_rare_token_may_occur_any_number_of_times_in_a_sequence(x64, rng, monkeypatch):
+def test_a_rare_token_may_occur_any_number_of_times_in_a_sequence(x64, rng, by_gram, monkeypatch):
     monkeypatch.setattr(layout, "LARGE", 1)
     bags = [{0: 1, 1: 2, 2: 1}, {0: 3, 1: 1, 2: 1}, {0: 1, 1: 1, 5: 70_000}, {1: 5, 2: 9, 4: 2}]
     sequences = [np.repeat(list(bag), list(bag.values())).tolist() for bag in bags]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.corpus import from_counted, from_draws
+from jaxattn.data.corpus import cut_out, from_counted, from_draws
 from jaxattn.errors import InputError
 from jaxattn.models.reference import padded_sequences
 
@@ -155,3 +155,21 @@ def test_a_sequence_longer_than_32_bit_numbers_is_refused():
     one = np.array([1])
     with pytest.raises(InputError, match="the longest sequence: 2,147,483,648"):
         from_counted(one, one * 2**31, one, one, vocab_size=2, num_classes=2)
+
+
+@pytest.mark.parametrize("form", ["of many rows", "of one row", "draws"])
+def test_what_is_cut_out_is_a_corpus_of_those_sequences(rng, ragged, form):
+    corpus = ragged(3)
+    if form != "of many rows":
+        length = {"of one row": 7, "draws": 40}[form]
+        tokens, labels = jnp.asarray(rng.integers(0, 60, (9, length))), jnp.asarray([1, -1, 1] * 3)
+        corpus = from_draws(tokens, labels, vocab_size=62, num_classes=2)
+    every, chosen = counts(corpus), np.array([3, 0, 8, 5])
+    cut = jax.jit(cut_out)(corpus, jnp.asarray(chosen))
+    np.testing.assert_array_equal(counts(cut), every[chosen])
+    np.testing.assert_array_equal(cut.labels, corpus.labels[chosen])
+    np.testing.assert_array_equal(cut.lengths, every[chosen].sum(axis=1))
+    present = np.asarray(cut.occurrences.count) > 0
+    in_bags = np.asarray(cut.bags.count).ravel()[cut.occurrence_to_bag]
+    np.testing.assert_array_equal(in_bags[present], np.asarray(cut.occurrences.count)[present])
+    assert cut.num_entries == np.ceil(corpus.num_entries * 4 / corpus.num_sequences)

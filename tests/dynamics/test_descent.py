@@ -6,7 +6,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.dynamics import descent, optimizer, run
-from jaxattn.dynamics.descent import batch
+from jaxattn.dynamics.descent import deal
 from jaxattn.errors import InputError
 
 
@@ -103,23 +103,23 @@ def test_info_reports_loss_and_gradient_norm_before_the_step(problem):
 
 def test_minibatches_deal_every_sequence_out_once_an_epoch(x64):
     key = jax.random.key(5)
-    weights = np.stack([batch(key, jnp.int32(step), 7, 30) for step in range(8)])
-    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-15)
-    assert set(np.unique(weights)) == {0, 1 / 7}
-    for epoch in (weights[:4], weights[4:]):
-        assert (epoch.astype(bool).sum(axis=0) <= 1).all()
-        assert epoch.astype(bool).sum() == 28
-    assert (weights[0] != weights[4]).any()
+    dealt = np.stack([deal(key, jnp.int32(step), 7, 30) for step in range(8)])
+    np.testing.assert_array_equal(np.sort(dealt, axis=1), np.tile(np.arange(30), (8, 1)))
+    chosen = dealt < 7
+    for epoch in (chosen[:4], chosen[4:]):
+        assert (epoch.sum(axis=0) <= 1).all()
+    assert (chosen[0] != chosen[4]).any()
 
 
-def test_steps_on_minibatches_equal_full_steps_on_corpora_of_the_batch_alone(problem):
+@pytest.mark.parametrize("cuts_batches", [False, True])
+def test_steps_on_minibatches_equal_full_steps_on_corpora_of_the_batch_alone(problem, cuts_batches):
     params, corpus = problem
     ids, mask = ja.models.reference.padded_sequences(corpus)
-    algorithm = descent(optimizer("sgd", 0.5), train=("E", "p"), batch_size=8)
+    algorithm = descent(optimizer("sgd", 0.5), train=("E", "p"), batch_size=8, cuts_batches=cuts_batches)
     key = jax.random.key(2)
     state = algorithm.init(params, key)
     for step in range(7):
-        (own,) = np.nonzero(np.asarray(batch(key, jnp.int32(step), 8, 40)))
+        (own,) = np.nonzero(np.asarray(deal(key, jnp.int32(step), 8, 40)) < 8)
         alone = ja.data.from_sequences(
             [ids[k][mask[k]].tolist() for k in own], np.asarray(corpus.labels)[own].tolist(), vocab_size=20
         )
@@ -127,6 +127,23 @@ def test_steps_on_minibatches_equal_full_steps_on_corpora_of_the_batch_alone(pro
         state, _ = algorithm.step(state, corpus)
         np.testing.assert_allclose(state.params.E, expected.E, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(state.params.p, expected.p, rtol=1e-12, atol=1e-14)
+
+
+def test_cut_out_or_weighed_a_minibatch_of_two_layers_is_the_same(problem):
+    params, corpus = problem
+    algorithms = [
+        descent(
+            optimizer("adam", 0.1),
+            train=("E", "p", "v"),
+            logits=ja.models.two_layer.logits,
+            batch_size=8,
+            cuts_batches=cuts,
+        )
+        for cuts in (True, False)
+    ]
+    one, other = (run(x, x.init(params, jax.random.key(0)), corpus, 7).params for x in algorithms)
+    for name in ("E", "p", "v"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-11)
 
 
 def test_a_batch_of_all_sequences_is_the_full_batch(problem):

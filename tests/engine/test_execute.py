@@ -265,6 +265,20 @@ def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, rea
     assert_is_what_the_engine_records(wanted.base, 1, read(tmp_path)[0])
 
 
+@pytest.mark.parametrize("kind", ["two_layer", "two_layer_weights"])
+def test_minibatches_of_two_layers_stopped_and_continued_are_bit_identical(
+    kind, tmp_path, x64, go, stop, read, study, assert_same
+):
+    trained = list(MODELS[kind].parameters)
+    phase = descent(trained, batch_size=8, steps=20)
+    wanted = study(model={"kind": kind, "dim": 8}, phases=[phase], dtype="float64")
+    go(tmp_path / "straight", wanted)
+    stop(tmp_path / "stopped", wanted, 5)
+    go(tmp_path / "stopped", wanted)
+    assert_same(tmp_path / "stopped", tmp_path / "straight")
+    assert_is_what_the_engine_records(wanted.base, 1, read(tmp_path / "straight")[0])
+
+
 def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
     """Compare the pure functions of one seed with the records of a run, metric by metric."""
     mine = records[records["seed"] == seed].set_index(["phase", "step", "metric"])["value"]

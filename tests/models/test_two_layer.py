@@ -7,9 +7,9 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.attention import pair_tiles, two_layer_attention
-from jaxattn.data.corpus import from_draws
-from jaxattn.errors import InputError
+from jaxattn.attention import held_rows, pair_tiles, row_attention, sequence_blocks
+from jaxattn.attention.self_attention import prefers_gram
+from jaxattn.data.corpus import cut_out, from_draws
 from jaxattn.models import reference, two_layer, two_layer_weights
 
 
@@ -55,15 +55,98 @@ def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, m
     )
 
 
-def test_size_of_blocks_changes_nothing(x64, ragged, assert_equals_textbook, model, monkeypatch):
-    """Blocks of one row and of a few, the last one filled up; elsewhere one block holds all rows."""
+@pytest.mark.parametrize("numbers", [1, 1 << 13])
+def test_size_of_blocks_of_sequences_changes_nothing(
+    x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, numbers
+):
+    """Blocks of one sequence and of a few, the last one filled up; elsewhere most blocks hold them all."""
     module, init = model
     corpus = ragged(2)
+    monkeypatch.setattr(sequence_blocks, "NUMBERS", numbers)
+    assert not sequence_blocks.is_one(corpus.bags, 7)
+    assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_minibatch_equals_the_textbook_on_its_sequences(
+    x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, classes
+):
+    """Also where products of pairs are kept for some blocks, and where products with W1 take several."""
+    module, init = model
+    corpus = ragged(classes)
+    monkeypatch.setattr(held_rows, "ROWS", 16)
+    monkeypatch.setattr(sequence_blocks, "NUMBERS", 1 << 12)
+    for own in ([3, 0, 7, 11], [0, 1, 2]):
+        batch = jax.jit(cut_out)(corpus, jnp.array(own))
+        kept = row_attention._most_kept(batch, jnp.zeros((81, 7)))
+        assert 0 < kept < sequence_blocks.most_pairs(batch.bags, 7)
+        ids, mask = reference.padded_sequences(corpus)
+        alone = ja.data.from_sequences(
+            [ids[k][mask[k]].tolist() for k in own],
+            np.asarray(corpus.labels)[own].tolist(),
+            vocab_size=81,
+            num_classes=classes,
+        )
+        assert_equals_textbook(
+            lambda x, _, batch=batch: module.logits(x, batch),
+            reference.two_layer_logits,
+            draw(init, corpus),
+            alone,
+        )
+
+
+def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cleared, monkeypatch):
+    module, init = model
+    corpus = ragged(2)
+    monkeypatch.setattr(held_rows, "ROWS", 16)
+    monkeypatch.setattr(sequence_blocks, "NUMBERS", 1 << 12)
+    params = draw(init, corpus)
+
+    @jax.jit
+    def gradient(scale, own):
+        on = cut_out(corpus, own)
+        scaled = params.replace(E=scale * params.E)
+        return jax.grad(lambda x: ja.losses.classification(module.logits(x, on), on.labels))(scaled)
+
+    scales, own = jnp.array([1.0, 0.5]), jnp.array([[3, 0, 7], [9, 4, 5]])
+    vmapped = jax.vmap(gradient)(scales, own)
+    for seed in range(2):
+        for mine, theirs in zip(
+            jax.tree.leaves(vmapped), jax.tree.leaves(gradient(scales[seed], own[seed])), strict=True
+        ):
+            np.testing.assert_allclose(mine[seed], theirs, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_gram_form_equals_the_textbook(x64, corpus, assert_equals_textbook, model, by_gram, residual):
+    module, init = model
+    assert_equals_textbook(
+        partial(module.logits, residual=residual),
+        partial(reference.two_layer_logits, residual=residual),
+        draw(init, corpus),
+        corpus,
+    )
+
+
+def test_size_of_blocks_of_the_gram_form_changes_nothing(
+    x64, ragged, assert_equals_textbook, model, by_gram, monkeypatch
+):
+    """Blocks of one row and of a few, the last one filled up; elsewhere one block holds all rows."""
+    module, init = model
+    corpus = ragged(3)
     for pairs in (1, 1 << 13):
         monkeypatch.setattr(pair_tiles, "PAIRS", pairs)
         jax.clear_caches()
         assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
-    jax.clear_caches()
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_sums_by_token_of_accelerators_equal_the_textbook(
+    x64, corpus, assert_equals_textbook, model, cleared, monkeypatch, platform
+):
+    module, init = model
+    monkeypatch.setattr(row_attention.backend, "platform", lambda: platform)
+    assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
 
 
 def test_derivative_agrees_with_finite_differences(x64, ragged, model):
@@ -174,9 +257,13 @@ def test_normal_weights_keep_lengths_on_average():
     assert not jnp.allclose(params.W1, params.W2)
 
 
-def test_too_large_a_vocabulary_is_named(ragged):
-    corpus = ragged(2).replace(vocab_size=50_000)
-    with pytest.raises(InputError, match="vocab_size: 50000"):
-        two_layer_attention(
-            corpus, jnp.zeros((2, 2)), jnp.zeros(2), jnp.zeros(2), symmetric=True, residual=False
-        )
+def test_products_of_all_tokens_are_taken_where_pairs_meet_often(rng):
+    """4 tokens of 10 meet 16 times a sequence: at d = 10,000, 100 products cost less than 4 times as many."""
+
+    def corpus(sequences):
+        tokens = np.argsort(rng.random((sequences, 10)))[:, :4]
+        return ja.data.from_sequences(tokens.tolist(), [1] * sequences, vocab_size=10)
+
+    assert [prefers_gram(corpus(n), 10_000) for n in (2, 4)] == [False, True]
+    assert not prefers_gram(corpus(4), 300)
+    assert not prefers_gram(corpus(4).replace(vocab_size=50_000), 10_000)

@@ -1,0 +1,181 @@
+"""Parameter-free self-attention from rows of E: only tokens that meet in a sequence are multiplied.
+
+A block of sequences gathers its rows E_X and takes G_X = Q_X K_Xᵀ, a product of matrices for every sequence.
+Scalars x are mixed by it, and never rows. The backward pass takes G_X again
+where it was not kept, and
+
+    ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),
+
+are products again, whose rows are summed by token. No array of V² numbers is ever formed, nor one of a large
+corpus's pairs, and on accelerators nothing is added by a scatter.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.custom_batching import sequential_vmap
+from jax.lax import optimization_barrier
+
+from jaxattn import backend
+from jaxattn.attention import sequence_blocks
+from jaxattn.attention.sequence_blocks import Block
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import ragged, take
+from jaxattn.data.sizes import MOST_POSITIONS
+
+# Products of pairs that a CPU keeps for the backward pass; an accelerator takes them again.
+KEPT = 1 << 25
+# Entries in a row of the layout that sums by token: most tokens are in few of the sequences of a block.
+WIDTH = 8
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attend_within(
+    corpus: Corpus, queries: Array, keys: Array | None, columns: tuple[Array, ...], residual: bool
+) -> tuple[Array, ...]:
+    """Attend from every distinct token of every sequence to all of its tokens, x' = Softmax(G_X) x_X (+ x_X).
+
+    Args:
+        corpus: n sequences over V tokens, R rows of W entries.
+        queries: Q, (V, d); G = Q Kᵀ, of any finite spread.
+        keys: K, (V, d); Q if None.
+        columns: x, (V,) each.
+        residual: add x_s.
+
+    Returns:
+        One x', (R, W), per column; any finite number at padding.
+    """
+    return _forward(corpus, queries, keys, columns, residual)[0]
+
+
+def _forward(corpus, queries, keys, columns, residual):
+    compute = _one_by_one_if_many_blocks(partial(_mixed, residual=residual), corpus, queries)
+    mixed, kept = compute(corpus, queries, keys, columns)
+    return mixed, (corpus, queries, keys, columns, kept)
+
+
+def _backward(residual, residuals, cotangents):
+    corpus, queries, *_ = residuals
+    compute = _one_by_one_if_many_blocks(partial(_cotangents, residual=residual), corpus, queries)
+    return None, *compute(*residuals, cotangents)
+
+
+attend_within.defvjp(_forward, _backward)
+
+
+def _one_by_one_if_many_blocks(function, corpus, queries):
+    """Let `jax.vmap` loop where there are loops already, which would all end with the longest."""
+    return function if sequence_blocks.is_one(corpus.bags, queries.shape[1]) else sequential_vmap(function)
+
+
+def _mixed(corpus, queries, keys, columns, *, residual):
+    """Compute x' per column, and G of all blocks end to end, as many of its numbers as are kept."""
+
+    def visit(carry: Any, block: Block) -> Any:
+        out, kept = carry
+        gram = _products(*_rows(block, queries, keys))
+        _, values, mixed = _attention(block, gram, columns)
+        mixed = mixed + values if residual else mixed
+        out = tuple(block.put(x, mixed[:, :, k]) for k, x in enumerate(out))
+        # What has no place is written over the end, where nothing is read.
+        place = (jnp.minimum(block.place, most),)
+        return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), place) if most else kept
+
+    most, width = _most_kept(corpus, queries), queries.shape[1]
+    end = 0 if sequence_blocks.is_one(corpus.bags, width) else sequence_blocks.largest(corpus.bags, width)
+    start = tuple(jnp.zeros(corpus.bags.index.shape, x.dtype) for x in columns)
+    kept = jnp.zeros(most and most + end, queries.dtype)
+    return sequence_blocks.fold(corpus.bags, width, visit, (start, kept))
+
+
+def _cotangents(corpus, queries, keys, columns, kept, cotangents, *, residual):
+    def again(block: Block, q: Array, k: Array) -> Array:
+        """Compute G, or look it up."""
+        shape = (*block.tokens.shape, block.tokens.shape[1])
+        if most == 0:
+            return _products(q, k)
+        found = partial(jax.lax.dynamic_slice, kept, (block.place,), (math.prod(shape),))
+        if sequence_blocks.most_pairs(corpus.bags, queries.shape[1]) <= most:
+            return found().reshape(shape)
+        is_kept = block.place + math.prod(shape) <= most
+        return jax.lax.cond(is_kept, lambda: found().reshape(shape), lambda: _products(q, k))
+
+    def visit(carry: Any, block: Block) -> Any:
+        present = block.counts[:, :, None] > 0
+        d_mixed = jnp.where(present, jnp.stack([block.take(x) for x in cotangents], axis=2), 0)
+        q, k = _rows(block, queries, keys)
+        weight, values, mixed = _attention(block, again(block, q, k), columns)
+        d_weight = jnp.einsum("bsk,brk->bsr", d_mixed, values)
+        d_gram = weight * (d_weight - (d_mixed * mixed).sum(axis=2, keepdims=True))
+        d_values = jnp.einsum("bsr,bsk->brk", weight, d_mixed)
+        if residual:
+            d_values += d_mixed
+        if keys is None:
+            d_gram = optimization_barrier(d_gram)
+            d_rows = [jnp.einsum("bsr,brd->bsd", d_gram + jnp.swapaxes(d_gram, 1, 2), q)]
+        else:
+            d_rows = [jnp.einsum("bsr,brd->bsd", d_gram, k), jnp.einsum("bsr,bsd->brd", d_gram, q)]
+        return _add_by_token(carry, block, (*d_rows, d_values))
+
+    most = _most_kept(corpus, queries)
+    tables = (queries,) if keys is None else (queries, keys)
+    start = (*map(jnp.zeros_like, tables), jnp.zeros((corpus.vocab_size, len(columns)), queries.dtype))
+    *d_tables, d_columns = sequence_blocks.fold(corpus.bags, queries.shape[1], visit, start)
+    return d_tables[0], d_tables[1] if keys is not None else None, tuple(d_columns.T)
+
+
+def _most_kept(corpus: Corpus, queries: Array) -> int:
+    """Tell how many numbers of G are kept: twice those of sequences of equal size, or none."""
+    most, width = sequence_blocks.most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
+    if sequence_blocks.is_one(corpus.bags, width):
+        return most
+    expected = min(most, 2 * corpus.num_pairs)
+    fits = backend.platform() == "cpu" and expected <= KEPT and most < MOST_POSITIONS
+    return expected if fits else 0
+
+
+def _rows(block: Block, queries: Array, keys: Array | None) -> tuple[Array, Array]:
+    """Gather rows (B, U, d) of Q and K."""
+    q = optimization_barrier(take(queries, block.tokens))
+    return q, q if keys is None else optimization_barrier(take(keys, block.tokens))
+
+
+def _products(q: Array, k: Array) -> Array:
+    return optimization_barrier(jnp.einsum("bsd,brd->bsr", q, k))
+
+
+def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+    """Compute w, (B, U, U), and x and x', (B, U, columns)."""
+    count = block.counts[:, None, :].astype(gram.dtype)
+    logit = jnp.where(count > 0, gram, -jnp.inf)
+    # A sequence that is not there has no top.
+    top = jnp.maximum(logit.max(axis=2, keepdims=True), jnp.finfo(gram.dtype).min)
+    weight = optimization_barrier(count * jnp.exp(logit - top))
+    normaliser = weight.sum(axis=2, keepdims=True)
+    weight = weight / jnp.where(normaliser > 0, normaliser, 1)
+    values = jnp.stack([take(x, block.tokens) for x in columns], axis=2)
+    return weight, values, jnp.einsum("bsr,brk->bsk", weight, values)
+
+
+def _add_by_token(totals: tuple[Array, ...], block: Block, rows: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Add rows (B, U, .) to the rows (V, .) of their tokens."""
+    vocab_size = len(totals[0])
+    token = jnp.where(block.counts > 0, block.tokens, vocab_size).ravel()
+    flat = [x.reshape(len(token), -1) for x in rows]
+    if backend.platform() == "cpu":
+        return tuple(x.at[token].add(y, mode="drop") for x, y in zip(totals, flat, strict=True))
+    order = jnp.argsort(token)
+    by_token, _ = ragged(
+        token[order],
+        order,
+        (token[order] < vocab_size).astype(jnp.int32),
+        segments=vocab_size,
+        indices=len(token),
+        longest=len(block.tokens),
+        width=WIDTH,
+    )
+    return tuple(x + by_token.gathered_sums(y) for x, y in zip(totals, flat, strict=True))
