@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -259,8 +259,13 @@ class _Queue(NamedTuple):
         Raises:
             Interrupted: it was asked to stop.
         """
-        cache = CompilationCache(self.reporter.loading)
-        started, waiting, number = time.time(), deque(todo), whole - len(todo)
+        with closing(CompilationCache(self.reporter.loading)) as cache:
+            self._run(cache, deque(todo), whole, errors)
+
+    def _run(
+        self, cache: CompilationCache, waiting: deque[Batch], whole: int, errors: list[dict[str, Any]]
+    ) -> None:
+        started, number = time.time(), whole - len(waiting)
         while waiting:
             batch = waiting.popleft()
             callbacks = self._callbacks(batch, number, number + 1 + len(waiting), started)
