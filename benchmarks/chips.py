@@ -10,13 +10,13 @@ import argparse
 import json
 import math
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import tomli_w
 
-from jaxattn.chips import process
+from jaxattn.api import Study
 from jaxattn.chips.tables import quantity, seconds
-from jaxattn.chips.targets import read_target
 
 ROOT = Path(__file__).parents[1]
 CEILINGS = ("launches", "bytes", "temporaries")
@@ -37,10 +37,9 @@ TARGETS = ("h200", "a100", "v5e")
 
 def compiled(case):
     """Compile the programs of a case: rows by the names of programs."""
-    arguments = {key: case[key] for key in ("overrides", "only") if key in case}
-    arguments["sweep"] = str(ROOT / case["sweep"])
-    found = process.call(read_target(case["target"]), "jaxattn.engine.on_chip:plan_on", arguments)
-    return {".".join(filter(None, (row["phase"], row["program"]))): row for row in found["programs"]}
+    study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
+    found = study.plan(target=case["target"], only=case.get("only", ())).programs
+    return {".".join(filter(None, (row.phase, row.program))): row for row in found}
 
 
 def renew(path):
@@ -50,9 +49,9 @@ def renew(path):
     for case in cases:
         found = compiled(case)
         case["ceilings"] = {
-            name: {key: math.ceil(row[key] * SLACK[key]) for key in CEILINGS}
+            name: {key: math.ceil(getattr(row, key) * SLACK[key]) for key in CEILINGS}
             for name, row in found.items()
-            if row["where"] == case["target"]
+            if row.where == case["target"]
         }
         print(case["target"], case["sweep"], *case.get("overrides", ()), len(found), flush=True)
     path.write_text(head + tomli_w.dumps({"case": cases}))
@@ -68,7 +67,9 @@ def measure(folder, data_dir, targets, rows):
             own = overrides + ((f"data.data_dir='{data_dir}'",) if "imdb" in sweep else ())
             case = {"target": target, "sweep": sweep, "overrides": own, "only": [program]}
             row = compiled(case)[program]
-            found[title, target] = {"what": title, "target": target} | row
+            found[title, target] = {"what": title, "target": target} | {
+                key: x for key, x in asdict(row).items() if x is not None
+            }
             print(found[title, target], flush=True)
             order = [(title, target) for title, *_ in ROWS for target in TARGETS]
             every = [found[key] for key in order if key in found]
@@ -83,7 +84,7 @@ def markdown(rows):
     for row in rows:
         first = f"| {row['what']} | {row['target']} |"
         if row["where"] != row["target"]:
-            lines.append(f"{first} {row.get('error', 'on the host: float64')} | | | | |")
+            lines.append(f"{first} {row['error'] or 'on the host: float64'} | | | | |")
             continue
         sizes = [f"{quantity(row[key])}B" for key in ("bytes", "temporaries")]
         least, compiling = seconds(row["seconds_at_least"]), f"{row['compile_s']:.0f} s"
