@@ -57,8 +57,8 @@ class Ragged:
             and where its rows start in them, int32 (rows + 1,). None unless the matrix is large and was
             laid out on the host.
         dense: one array (num_segments, num_indices) uint8, the same matrix with its zeros, which a TPU
-            multiplies with many columns in less time than it gathers them. Empty unless the matrix is large, was laid out for a TPU,
-            and fits.
+            multiplies with many columns in less time than it gathers them. Empty unless the matrix is large,
+            was laid out for a TPU, and fits.
     """
 
     index: Leaf
