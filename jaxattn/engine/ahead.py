@@ -17,6 +17,7 @@ from jaxattn.data.splits import Loaded
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import Made, make_keys
 from jaxattn.engine.shapes import shaped
+from jaxattn.storage import checkpoints
 
 # Each holds the memory of a compiler.
 THREADS = 4
@@ -64,6 +65,9 @@ class Ahead:
                     program.compiled.compile_ahead(submit, *program.arguments)
         except Exception:
             return
+        finally:
+            # The first checkpoint comes after them.
+            pool.submit(checkpoints.prepare)
 
     def close(self) -> None:
         """Leave out what has not begun, and wait for the rest."""

@@ -113,7 +113,6 @@ def run(
             folder.write_manifest(now)
 
         try:
-            checkpoints.prepare()
             files = study.names.files(study.own_kinds)
             with _logging(folder, study.name, log, profile) as write, _stopping(reporter.quiet) as stop:
                 queue = _Queue(folder, reporter, stop, on_failure, write, clock, files, replan)
