@@ -104,7 +104,7 @@ def markdown(rows):
     for row in rows:
         first = f"| {row['what']} | {row['target']} |"
         if row["where"] != row["target"]:
-            lines.append(f"{first} {row['error'] or 'on the host: float64'} | | | | | |")
+            lines.append(f"{first} {row.get('error') or 'on the host: float64'} | | | | | |")
             continue
         sizes = [f"{quantity(row[key])}B" for key in ("bytes", "temporaries")]
         least, compiling = seconds(row["seconds_at_least"]), f"{row['compile_s']:.0f} s"
