@@ -39,16 +39,8 @@ def timed(function, spent):
     return call
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts")
-    parser.add_argument("--out", type=Path, default=None, help="folder for orchestration.json")
-    options = parser.parse_args()
-    devices.use_all_cores()
-    spent = []
+def watch(spent):
+    """Have every call into a compiled program timed."""
     program, drawing, starting = of_program.program, of_program.drawing, of_program.starting
     # Calls compile what they call, so that it is counted.
     execute.Ahead.compile = lambda *_: None
@@ -62,6 +54,19 @@ def main():
     of_program.drawing = lambda *arguments: timed(drawing(*arguments), spent)
     of_program.starting = lambda *arguments: timed(starting(*arguments), spent)
     execute.seed_keys = timed(execute.seed_keys, spent)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--out", type=Path, default=None, help="folder for orchestration.json")
+    options = parser.parse_args()
+    devices.use_all_cores()
+    spent = []
+    watch(spent)
     study = ja.Study.of_tables(STUDY.tree | {"seeds": options.seeds})
     runs, resumed = [], []
     for _ in range(options.repeats):

@@ -221,13 +221,13 @@ class _Running:
         found = {}
         for number, (_, observe) in enumerate(made.observe):
             with jax.enable_x64(True):
-                like = jax.eval_shape(observe, carried)
+                like = observe.shapes(carried)
             found[str(number)] = np.zeros((like.shape[0], len(made.probe_steps), *like.shape[1:]))
         return found
 
     def _restore(self, number: int) -> tuple[Carried, dict[str, np.ndarray], int] | None:
         made = self.programs[number]
-        like = jax.eval_shape(made.begin, self.params, self.loaded.splits, self.numbers, self.keys)
+        like = made.begin.shapes(self.params, self.loaded.splits, self.numbers, self.keys)
         names = {phase.name: list(phase.train) for phase in self.phases[:number]}
         kept = _kept_like(self.params, names)
         target = {"carried": like, "kept": kept}

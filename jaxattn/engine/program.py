@@ -57,6 +57,13 @@ class Compiled:
             # What failed there fails here again, where it is told.
             ahead, self._ahead = self._ahead, None
             wait([ahead])
+        return self._call(first, *others)
+
+    def shapes(self, first: Any, *others: Any) -> Any:
+        """Tell the shapes of what it returns, given those of its arguments; waits for nothing."""
+        return jax.eval_shape(self._call, first, *others)
+
+    def _call(self, first: Any, *others: Any) -> Any:
         with self.precision():
             arguments = self._look(first), *others
             if backend.has_host():

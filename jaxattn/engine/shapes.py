@@ -38,7 +38,7 @@ class Shaped(NamedTuple):
 def shaped(
     group: CompileGroup, lanes: int, loaded: Loaded | None = None, made: Made | None = None
 ) -> Iterator[Shaped]:
-    """List the programs that a batch of some lanes runs, in their order; texts are read.
+    """List the programs that a batch of some lanes runs, in the order of their first calls; texts are read.
 
     To be called, and the programs lowered, in the precision of the study.
 
@@ -58,22 +58,22 @@ def shaped(
     if not shared:
         draw = made.draw(setting)
         yield Shaped("", "draw", draw, (seeds, numbers))
-        loaded = loaded or Loaded(jax.eval_shape(draw, seeds, numbers), False, setting.data.tokens)
+        loaded = loaded or Loaded(draw.shapes(seeds, numbers), False, setting.data.tokens)
     loaded = loaded or corpora(group, lanes)
     splits = devices.shapes(loaded.splits, lanes, None if shared else 0, shared, computed=not shared)
     begins = made.start(setting, loaded)
     yield Shaped("", "start", begins, (seeds, numbers))
-    params = own(jax.eval_shape(begins, seeds, numbers))
+    params = own(begins.shapes(seeds, numbers))
     steps = devices.shapes(jax.ShapeDtypeStruct((), jnp.int32), lanes, None, shared)
     for index, phase in enumerate(setting.phases):
         program = made.phase(setting, index, loaded)
-        carried = own(jax.eval_shape(program.begin, params, splits, numbers, seeds))
+        carried = own(program.begin.shapes(params, splits, numbers, seeds))
         yield Shaped(phase.name, "begin", program.begin, (params, splits, numbers, seeds))
-        yield Shaped(phase.name, "advance", program.advance, (carried, splits, numbers, steps))
         yield Shaped(phase.name, "measure", program.measure, (carried, splits, numbers))
         yield Shaped(phase.name, "state_metrics", program.state_metrics, (carried,))
         for _, observe in program.observe:
             yield Shaped(phase.name, "observe", observe, (carried,))
+        yield Shaped(phase.name, "advance", program.advance, (carried, splits, numbers, steps))
         yield Shaped(phase.name, "tokens", program.tokens, (carried.state.params, splits, numbers))
         params = carried.state.params
 
@@ -85,13 +85,13 @@ def corpora(group: CompileGroup, lanes: int) -> Loaded:
         loaded = load(setting, seed_keys([0])[0], silent, {})
         shapes: Any = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loaded.splits)
         return Loaded(shapes, True, loaded.tokens)
-    shapes = jax.eval_shape(drawing(setting), _keys(lanes), _numbers(group, lanes))
+    shapes = drawing(setting).shapes(_keys(lanes), _numbers(group, lanes))
     return Loaded(shapes, False, setting.data.tokens)
 
 
 def params(group: CompileGroup, loaded: Loaded, lanes: int) -> Any:
     """Find the shapes of the parameters of some lanes."""
-    return jax.eval_shape(starting(group.setting, loaded), _keys(lanes), _numbers(group, lanes))
+    return starting(group.setting, loaded).shapes(_keys(lanes), _numbers(group, lanes))
 
 
 def _keys(lanes: int) -> Any:

@@ -64,6 +64,25 @@ def test_a_batch_that_goes_on_compiles_what_it_calls(tmp_path, go, stop, study, 
     assert len([name for name in threads if name != threading.main_thread().name]) == 7
 
 
+def test_all_programs_are_traced_before_the_first_is_compiled(study, monkeypatch):
+    (group,) = compile_groups(of(study, 17).cells)
+    cache = execute.CompilationCache(lambda *_: None)
+    traced, waited = threading.Event(), []
+    original = ahead._compile
+
+    def compile(*arguments):
+        waited.append(traced.wait(60))
+        original(*arguments)
+
+    monkeypatch.setattr(ahead, "_compile", compile)
+    with ahead.backend.precision("float32"):
+        cache.compile_ahead(group, 2)
+    traced.set()
+    cache.close()
+    assert waited
+    assert all(waited)
+
+
 def test_what_raises_ahead_raises_when_it_is_called(study):
     (group,) = compile_groups(of(study, 14).cells)
     cache = execute.CompilationCache(lambda *_: None)
