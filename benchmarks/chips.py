@@ -10,37 +10,56 @@ import argparse
 import json
 import math
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import tomli_w
 
-from jaxattn.chips import process
+from jaxattn.api import Study
 from jaxattn.chips.tables import quantity, seconds
-from jaxattn.chips.targets import read_target
 
 ROOT = Path(__file__).parents[1]
 CEILINGS = ("launches", "bytes", "temporaries")
 # Of what is measured: another patch release of a compiler may fuse a little less.
 SLACK = {"launches": 1.0, "bytes": 1.03, "temporaries": 1.1}
-# Name of a row, sweep, overrides, program.
-ROWS = (
-    ("quickstart, 64 seeds", "sweeps/quickstart.toml", ("seeds=64",), "query.advance"),
-    ("quickstart, 1,024 seeds", "sweeps/quickstart.toml", ("seeds=1024",), "query.advance"),
-    ("imdb_one_layer, 1 seed", "sweeps/imdb_one_layer.toml", ("seeds=1",), "joint.advance"),
-    ("imdb_one_layer, 16 seeds", "sweeps/imdb_one_layer.toml", ("seeds=16",), "joint.advance"),
-    ("imdb_one_layer, 64 seeds", "sweeps/imdb_one_layer.toml", ("seeds=64",), "joint.advance"),
-    ("margin_convergence, 16 seeds", "sweeps/margin_convergence.toml", ("axes={}",), "query.begin"),
-    ("fig1_imdb, two layers", "jaxattn/paper/sweeps/fig1_imdb.toml", ("seeds=1",), "joint.advance"),
-)
+# What a seed cannot do without, in bytes. Of IMDB, E is (7,813, 2,048), and its 3.88 million distinct entries
+# have a position and a count, 3 bytes, in both directions.
+EMBEDDINGS, ENTRIES = 4 * 7813 * 2048, 2 * 3 * 3_880_000
+# E is read for scores and for the gradient; Adam reads and writes it with its two moments.
+ADAM_ON_E, ON_P = 8 * EMBEDDINGS, 2 * EMBEDDINGS
+# E twice, and once the counts, positions and what is gathered for 48,000 entries in both directions.
+QUICKSTART = 2 * 4 * 200 * 202 + 240_000 + 270_000
+
+
+def _rows():
+    """List name of a row, sweep, overrides, program, and least bytes, None where the path decides."""
+    quick, flow, layer, one_step = (
+        f"sweeps/{name}.toml"
+        for name in ("quickstart", "margin_convergence", "imdb_one_layer", "imdb_one_step")
+    )
+    for n in (64, 1024):
+        yield f"quickstart, {n:,} seeds", quick, (f"seeds={n}",), "query.advance", n * QUICKSTART
+    for n in (1, 16, 64):
+        title = f"imdb_one_layer, {n} seed{'s' * (n > 1)}"
+        yield title, layer, (f"seeds={n}",), "joint.advance", n * ADAM_ON_E + ENTRIES
+    yield "imdb_one_step, E", one_step, (), "embed.advance", 3 * EMBEDDINGS + ENTRIES
+    yield "imdb_one_step, p", one_step, (), "query.advance", ON_P + ENTRIES
+    for n in (16, 1024):
+        overrides = ("axes={}", f"seeds={n}")
+        yield f"margin_convergence, {n:,} seeds", flow, overrides, "query.begin", None
+    two_layers = "jaxattn/paper/sweeps/fig1_imdb.toml"
+    yield "fig1_imdb, two layers", two_layers, ("seeds=1",), "joint.advance", None
+
+
+ROWS = tuple(_rows())
 TARGETS = ("h200", "a100", "v5e")
 
 
 def compiled(case):
     """Compile the programs of a case: rows by the names of programs."""
-    arguments = {key: case[key] for key in ("overrides", "only") if key in case}
-    arguments["sweep"] = str(ROOT / case["sweep"])
-    found = process.call(read_target(case["target"]), "jaxattn.engine.on_chip:plan_on", arguments)
-    return {".".join(filter(None, (row["phase"], row["program"]))): row for row in found["programs"]}
+    study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
+    found = study.plan(target=case["target"], only=case.get("only", ())).programs
+    return {".".join(filter(None, (row.phase, row.program))): row for row in found}
 
 
 def renew(path):
@@ -50,9 +69,9 @@ def renew(path):
     for case in cases:
         found = compiled(case)
         case["ceilings"] = {
-            name: {key: math.ceil(row[key] * SLACK[key]) for key in CEILINGS}
+            name: {key: math.ceil(getattr(row, key) * SLACK[key]) for key in CEILINGS}
             for name, row in found.items()
-            if row["where"] == case["target"]
+            if row.where == case["target"]
         }
         print(case["target"], case["sweep"], *case.get("overrides", ()), len(found), flush=True)
     path.write_text(head + tomli_w.dumps({"case": cases}))
@@ -63,12 +82,13 @@ def measure(folder, data_dir, targets, rows):
     path = folder / "chips.json"
     held = json.loads(path.read_text()) if path.exists() else []
     found = {(row["what"], row["target"]): row for row in held}
-    for title, sweep, overrides, program in ROWS:
+    for title, sweep, overrides, program, _ in ROWS:
         for target in targets if title in rows else ():
             own = overrides + ((f"data.data_dir='{data_dir}'",) if "imdb" in sweep else ())
             case = {"target": target, "sweep": sweep, "overrides": own, "only": [program]}
             row = compiled(case)[program]
-            found[title, target] = {"what": title, "target": target} | row
+            counted = {key: x for key, x in asdict(row).items() if x is not None}
+            found[title, target] = {"what": title, "target": target} | counted
             print(found[title, target], flush=True)
             order = [(title, target) for title, *_ in ROWS for target in TARGETS]
             every = [found[key] for key in order if key in found]
@@ -78,16 +98,19 @@ def measure(folder, data_dir, targets, rows):
 
 def markdown(rows):
     """Lay out the rows."""
-    head = "| a step, or the flow | on | bytes | launches | at least | temporaries | compiling |"
-    lines = [head, "|" + "---|" * 7]
+    heads = "a step, or the flow", "on", "bytes", "of the floor", "launches", "at least", "temporaries"
+    lines = ["| " + " | ".join((*heads, "compiling")) + " |", "|" + "---|" * 8]
+    floors = {title: least for title, *_, least in ROWS}
     for row in rows:
         first = f"| {row['what']} | {row['target']} |"
         if row["where"] != row["target"]:
-            lines.append(f"{first} {row.get('error', 'on the host: float64')} | | | | |")
+            lines.append(f"{first} {row.get('error') or 'on the host: float64'} | | | | | |")
             continue
         sizes = [f"{quantity(row[key])}B" for key in ("bytes", "temporaries")]
         least, compiling = seconds(row["seconds_at_least"]), f"{row['compile_s']:.0f} s"
-        cells = sizes[0], f"{row['launches']:.0f}", least, sizes[1], compiling
+        floor = floors[row["what"]]
+        ratio = f"{row['bytes'] / floor:.2f}" if floor else ""
+        cells = sizes[0], ratio, f"{row['launches']:.0f}", least, sizes[1], compiling
         lines.append(f"{first} {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -5,10 +5,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import pandas as pd
 
+from jaxattn.chips.plan import ChipPlan
 from jaxattn.errors import InputError, RunError, at
 from jaxattn.probes.settings import Probes
 from jaxattn.results.load import Results, load
@@ -17,9 +18,14 @@ from jaxattn.study.definition import Definition
 from jaxattn.study.kinds import convert, describe, plain, values_of
 from jaxattn.study.namespace import Namespace
 
-__all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
+__all__ = ["ChipPlan", "Finished", "Plan", "Results", "Study", "load", "run"]
 
 OnFailure = Literal["stop", "continue", "retry"]
+Progress = Callable[[str, float], None]
+
+
+def _silent(description: str, share: float) -> None:
+    """Tell nobody."""
 
 
 class Plan(NamedTuple):
@@ -114,17 +120,51 @@ class Study(Definition):
             InputError: something that has no import path, such as a class of a notebook.
             RunError: the file cannot be written.
         """
-        for name in self.own_kinds:
-            if name.startswith("__main__:") or "<locals>" in name:
-                raise InputError(f"{name}: no sweep file can import it; move it to a file, such as mine.py")
+        self._check_names("no sweep file")
         return toml.write(self.tree, path)
 
-    def plan(self, directory: str | Path | None = None, **options: Any) -> Plan:
-        """Tell what the study will do, and what of it is done already in a folder; see `engine.plan`."""
-        from jaxattn.engine.plan import plan
+    @overload
+    def plan(self, directory: str | Path | None = ..., **options: Any) -> Plan: ...
 
-        (cells, groups), sentence = plan(self, self.folder(directory), **options)
-        return Plan(cells, groups, sentence)
+    @overload
+    def plan(
+        self, *, target: str, max_memory: int | None = ..., progress: Progress = ..., **options: Any
+    ) -> ChipPlan: ...
+
+    def plan(
+        self, directory: str | Path | None = None, *, target: str | None = None, **options: Any
+    ) -> Plan | ChipPlan:
+        """Tell what the study will do, and what of it is done already in a folder.
+
+        Args:
+            directory: the results folder; results/NAME by default.
+            target: a chip that need not be here, such as "h200", "a100:4" or "v5e:2x2".
+            options: max_memory (bytes of a device), progress; for this machine quick, see `engine.plan`; for
+                a chip only (names of programs) and keep (a folder), see `engine.on_chip`.
+
+        Returns:
+            The plan; with a target what every program holds, moves, computes and launches there.
+
+        Raises:
+            InputError: a cell that does not fit, a folder of another config; a chip without its compiler.
+        """
+        if target is None:
+            from jaxattn.engine.plan import plan
+
+            (cells, groups), sentence = plan(self, self.folder(directory), **options)
+            return Plan(cells, groups, sentence)
+        if directory is not None:
+            raise InputError("directory: nothing is looked up there for a target; give one of them")
+        return self._plan_on(target, **options)
+
+    def _plan_on(self, name: str, *, progress: Progress = _silent, **options: Any) -> ChipPlan:
+        from jaxattn.chips import process
+        from jaxattn.chips.targets import read_target
+
+        target = read_target(name)
+        self._check_names("no other process")
+        asked = {"tables": self.tree, "folder": str(self.names.folder.resolve()), **options}
+        return ChipPlan.of(name, process.call(target, "jaxattn.engine.on_chip:plan_on", asked, progress))
 
     def run(self, directory: str | Path | None = None, *, quiet: bool = False, **options: Any) -> Results:
         """Run the study, or continue it, draw its figures and page, and read it back.
@@ -165,6 +205,11 @@ class Study(Definition):
         """The user's own figure functions by their import paths."""
         kinds = [figure["kind"] for figure in self.figures]
         return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
+
+    def _check_names(self, who: str) -> None:
+        for name in self.own_kinds:
+            if name.startswith("__main__:") or "<locals>" in name:
+                raise InputError(f"{name}: {who} can import it; move it to a file, such as mine.py")
 
     def _check_figures(self) -> None:
         if not self.figures:

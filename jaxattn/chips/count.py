@@ -36,6 +36,7 @@ _STILL = _FREE | {
     *("broadcast", "iota", "reshape", "transpose", "copy", "concatenate", "pad", "reverse", "fusion", "call"),
     *("while", "conditional", "sort", "custom-call", "gather", "slice", "dynamic-slice", "convert"),
     *("dynamic-update-slice", "scatter", "copy-start", "copy-done", "async-start", "async-done"),
+    *("slice-start", "slice-done"),
 }
 
 
@@ -151,6 +152,9 @@ def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
         return 2 * _size(given[1])
     if line.op == "copy-start":
         return _size(line.types[:2])
+    if line.op == "slice-start":
+        # Its types are what is sliced, the slice, and a flag; the slice is read where it lies.
+        return line.types[1].bytes + _size(line.types[1:2])
     if line.op in _SLICES:
         return _size(line.types) + min(_size(given[0]), _size(line.types)) + sum(map(_size, given[1:]))
     inner = module.computations.get(line.called("calls"), ()) if line.op == "fusion" else ()

@@ -25,7 +25,6 @@ from jaxattn.options import (
     read_pair,
     read_shard,
     read_size,
-    with_seeds,
 )
 
 
@@ -147,15 +146,15 @@ def plan(
     Args:
         quick: Leave out memory and time, for which every group is compiled and tried.
     """
+    study = load_sweep(sweep, overrides, axes, seeds)
     if target is not None:
         if quick:
             raise InputError("--quick: --target compiles every program; give one of them")
-        return _plan_on(target, sweep, with_seeds(overrides, seeds), axes, read_size(max_memory), quiet)
+        return _plan_on(target, study, read_size(max_memory), quiet)
     from jaxattn.engine.devices import use_all_cores
     from jaxattn.engine.memory import check_address_space
     from jaxattn.engine.progress import Reporter
 
-    study = load_sweep(sweep, overrides, axes, seeds)
     keep_compiled()
     use_all_cores()
     with Reporter(quiet) as reporter:
@@ -169,28 +168,17 @@ def plan(
     return 0
 
 
-def _plan_on(
-    name: str,
-    sweep: Path,
-    overrides: tuple[str, ...],
-    axes: tuple[str, ...],
-    max_memory: int | None,
-    quiet: bool,
-) -> int:
-    """Show what the programs of a sweep file would be on a chip."""
-    from jaxattn.chips import process, tables
-    from jaxattn.chips.targets import read_target
+def _plan_on(name: str, study: Any, max_memory: int | None, quiet: bool) -> int:
+    """Show what the programs of a study would be on a chip."""
     from jaxattn.engine.progress import Reporter
 
-    target = read_target(name)
-    asked = {"sweep": str(sweep), "overrides": overrides, "axes": axes, "max_memory": max_memory}
     with Reporter(quiet) as reporter:
-        found = process.call(target, "jaxattn.engine.on_chip:plan_on", asked, reporter.update)
-    title = f"Programs on {name}: what a step or a call comes to"
-    print_table(title, tables.programs(found["programs"]), keys=3)
-    print_table(f"Compile groups on {name}", tables.groups(found["groups"]))
-    print(tables.sentence(found["programs"], name))
-    return int(any("error" in row for row in found["programs"]))
+        found = study.plan(target=name, max_memory=max_memory, progress=reporter.update)
+    (title, programs), (title_of_groups, groups) = found.tables
+    print_table(title, programs, keys=3)
+    print_table(title_of_groups, groups)
+    print(found.sentence)
+    return int(any(program.error for program in found.programs))
 
 
 def launch(

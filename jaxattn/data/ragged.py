@@ -37,6 +37,9 @@ RUN, FAN = 256, 16
 # An accelerator compares so many pairs of numbers sooner than it starts the kernels of a bisection.
 COMPARED = 1 << 29
 
+# Largest matrix, in bytes, that a TPU holds with its zeros, and largest count that bfloat16 holds exactly.
+DENSE, EXACT = 1 << 30, 255
+
 # Eigen's kernel takes columns eight at a time, and leftovers one by one, each as slowly as the eight.
 PACKET = 8
 
@@ -56,6 +59,9 @@ class Ragged:
             matrices, the first to apply first. Each is its entries, float32 (N,), their columns, int32 (N,),
             and where its rows start in them, int32 (rows + 1,). None unless the matrix is large and was
             laid out on the host.
+        dense: one array (num_segments, num_indices) uint8, the same matrix with its zeros, which a TPU
+            multiplies with many columns in less time than it gathers them. Empty unless the matrix is large,
+            was laid out for a TPU, and fits.
     """
 
     index: Leaf
@@ -64,6 +70,7 @@ class Ragged:
     tree: tuple[Leaf, ...]
     num_segments: int = struct.field(pytree_node=False)
     factors: tuple[tuple[Leaf, Leaf, Leaf], ...] | None = None
+    dense: tuple[Leaf, ...] = ()
 
     @property
     def is_large(self) -> bool:
@@ -98,6 +105,7 @@ class Ragged:
             self,
             dense,
             cpu=Ragged._matmul_compressed,
+            tpu=Ragged._matmul_dense if self.dense else Ragged.gathered_sums,
             default=Ragged.gathered_sums,
         )
 
@@ -124,7 +132,7 @@ class Ragged:
             entries = jnp.zeros(len(entries), count.dtype)
             entries = entries.at[place].set(count.ravel(), mode="drop", unique_indices=True)
             factors = ((entries, *pattern), *rest)
-        return dataclasses.replace(self, count=count, factors=factors)
+        return dataclasses.replace(self, count=count, factors=factors, dense=())
 
     def _matmul_compressed(self, dense: Array) -> Array:
         from jax.experimental.sparse import BCSR  # slow to import
@@ -140,6 +148,14 @@ class Ragged:
         # A GPU adds up what it gathers as it gathers it: no array (R, W, C) is ever formed.
         entries = self.count[:, :, None].astype(dense.dtype) * take(dense, self.index.astype(jnp.int32))
         return self._climb(entries.sum(axis=1), 0.0, partial(jnp.sum, axis=1))
+
+    def _matmul_dense(self, columns: Array) -> Array:
+        # Counts up to `EXACT` are whole in one pass of bfloat16; columns take three, which hold all digits.
+        precision = jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST
+        # Reshaped columns would make it a convolution that multiplies with padding.
+        columns = jax.lax.optimization_barrier(columns)
+        dense = jnp.asarray(self.dense[0]).astype(columns.dtype)
+        return jax.lax.optimization_barrier(jnp.matmul(dense, columns, precision=precision))
 
     def _matmul_in_rows(self, dense: Array) -> Array:
         def add(j: Any, rows: Array) -> Array:
@@ -172,6 +188,8 @@ class Ragged:
 
     def spread(self, per_segment: Array) -> Array:
         """Give every row the value of its segment: (S,) to (R, 1)."""
+        if not self.tree:  # every segment is one row
+            return per_segment[:, None]
         return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]
 
     def _climb(self, rows: Array, padding: float, reduce: Callable[[Array], Array]) -> Array:
@@ -272,6 +290,7 @@ def ragged(
         tree=tuple(tree),
         num_segments=segments,
         factors=_factors(segment, index, count, segments),
+        dense=_dense(segment, index, count, (segments, indices)),
     )
     return layout, xp.where(present, clipped, len(segment)).astype(np.int32)
 
@@ -302,6 +321,17 @@ def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
         entries, index, start = np.ones(len(number), np.float32), number.astype(np.int32), np.append(0, ends)
         width = FAN
     return (*factors, (entries, index, start.astype(np.int32)))
+
+
+def _dense(segment: Any, index: Any, count: Any, shape: tuple[int, int]) -> tuple[Any, ...]:
+    if backend.platform() != "tpu" or not isinstance(count, np.ndarray) or len(count) < LARGE:
+        return ()
+    if math.prod(shape) > DENSE or count.max() > EXACT:
+        return ()
+    present = segment < shape[0]
+    dense = np.zeros(shape, np.uint8)
+    dense[segment[present], index[present]] = count[present]
+    return (dense,)
 
 
 def _rows(xp: Any, segment: Any, segments: int, width: int, longest: int) -> tuple[Any, Any, Any]:

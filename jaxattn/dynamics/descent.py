@@ -180,9 +180,11 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
         """Make the descent, and what its steps take."""
-        # A Polyak step takes the largest step size as a number, the others follow the schedule.
+        # A Polyak step takes the largest step size as a number, the others follow the schedule. A schedule
+        # counts the steps; a constant one does without if the optimiser is known to take any number.
         step_size: Any = self.step_size
-        if self.optimizer != "polyak":
+        constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
+        if not constant and self.optimizer != "polyak":
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
         of_model = {"logits": task.model.logits, "per_sequence": task.loss}
         made = optimizer(_factory(self.optimizer), step_size, **self.options)

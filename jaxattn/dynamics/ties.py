@@ -96,7 +96,7 @@ def top_class(
 
 def with_counts(corpus: Corpus, counts: Num[Array, "R W"]) -> Corpus:
     """Give the bags other counts, not all of them whole numbers."""
-    bags = dataclasses.replace(corpus.bags, count=counts, factors=None)
+    bags = dataclasses.replace(corpus.bags, count=counts, factors=None, dense=())
     return dataclasses.replace(corpus, bags=bags)
 
 

@@ -115,7 +115,7 @@ def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool)
         return tuple(jax.device_put(x, to) for x, to in zip(arguments, places, strict=True))
 
 
-def shapes(tree: Any, lanes: int, in_axis: int | None, shared: bool) -> Any:
+def shapes(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
     """Make shapes of an argument that a program can be compiled for.
 
     Args:
@@ -123,12 +123,21 @@ def shapes(tree: Any, lanes: int, in_axis: int | None, shared: bool) -> Any:
         lanes: how many lanes the program has.
         in_axis: 0 if each lane has its own, None if all lanes share it.
         shared: whether lanes share a corpus.
+        computed: whether another program computed it, on the devices of its lanes.
 
     Returns:
-        Shapes; those for a described chip name its devices, as nothing else tells whom a program is for.
+        Shapes, with what arrays are known to lie on when the program is called. Those for a described chip
+        name its devices, as nothing else tells whom a program is for.
     """
-    sharding = _place(lanes, in_axis, shared) if backend.are_described() else None
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+    sharding = None
+    if backend.are_described() or backend.has_host() or (computed and _mesh(lanes, shared) is not None):
+        sharding = _place(lanes, in_axis, shared)
+
+    def shape(x: Any) -> Any:
+        weak = getattr(x, "weak_type", False)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=weak)
+
+    return jax.tree.map(shape, tree)
 
 
 def lanes_per_core(bytes_per_lane: int) -> int:

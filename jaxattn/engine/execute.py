@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 import jax
@@ -13,9 +13,10 @@ import pandas as pd
 
 from jaxattn.data.splits import Loaded
 from jaxattn.engine import devices, tables
+from jaxattn.engine.ahead import Ahead
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.groups import CompileGroup
-from jaxattn.engine.program import Program, drawing, made_before, program, seed_keys, starting
+from jaxattn.engine.program import Made, Program, made_before, seed_keys
 from jaxattn.engine.store import Store
 from jaxattn.study.contract import check_corpora
 from jaxattn.study.grid import Cell
@@ -66,37 +67,47 @@ class CompilationCache:
         """Begin with nothing; `loading` is told how far the reading of texts is."""
         self._loading = loading
         self._text: tuple[Any, Loaded] | None = None
-        self._group: CompileGroup | None = None
-        self._compiled: dict[str, Any] = {}
+        self._kept: tuple[CompileGroup, Made] | None = None
+        self._ahead = Ahead()
+
+    def compile_ahead(self, group: CompileGroup, lanes: int, without: Container[str] = ()) -> None:
+        """Have the programs of a batch compiled while it begins, but those without which it goes on."""
+        loaded = self._load_text(group) if group.setting.data.shared else None
+        self._ahead.compile(group, lanes, self._made(group), loaded, without)
 
     def load(self, group: CompileGroup, keys: jax.Array, numbers: Hyperparameters) -> Loaded:
         """Draw the corpora of a batch's lanes, or keep the text that batches share."""
         data = group.setting.data
-        if not data.shared:
-            draw = self._keep(group, "draw", lambda: drawing(group.setting))
-            loaded = Loaded(draw(keys, numbers), False, data.tokens)
-            check_corpora(loaded.splits)
-            return loaded
+        if data.shared:
+            return self._load_text(group)
+        loaded = Loaded(self._made(group).draw(group.setting)(keys, numbers), False, data.tokens)
+        check_corpora(loaded.splits)
+        return loaded
+
+    def start(self, group: CompileGroup, loaded: Loaded, keys: jax.Array, numbers: Hyperparameters) -> Any:
+        """Draw the parameters of a batch's lanes."""
+        return self._made(group).start(group.setting, loaded)(keys, numbers)
+
+    def programs(self, group: CompileGroup, loaded: Loaded) -> list[Program]:
+        """Make the programs of a batch's phases, or keep those of its group."""
+        made, setting = self._made(group), group.setting
+        return [made.phase(setting, index, loaded) for index in range(len(setting.phases))]
+
+    def close(self) -> None:
+        """Compile nothing any more."""
+        self._ahead.close()
+
+    def _load_text(self, group: CompileGroup) -> Loaded:
+        data = group.setting.data
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
             check_corpora(self._text[1].splits)
         return self._text[1]
 
-    def start(self, group: CompileGroup, loaded: Loaded, keys: jax.Array, numbers: Hyperparameters) -> Any:
-        """Draw the parameters of a batch's lanes."""
-        return self._keep(group, "start", lambda: starting(group.setting, loaded))(keys, numbers)
-
-    def programs(self, group: CompileGroup, loaded: Loaded) -> list[Program]:
-        """Make the programs of a batch's phases, or keep those of its group."""
-        phases = range(len(group.setting.phases))
-        return self._keep(group, "programs", lambda: [program(group.setting, k, loaded) for k in phases])
-
-    def _keep(self, group: CompileGroup, name: str, make: Callable[[], Any]) -> Any:
-        if self._group is not group:
-            self._group, self._compiled = group, made_before(group.setting)
-        if name not in self._compiled:
-            self._compiled[name] = make()
-        return self._compiled[name]
+    def _made(self, group: CompileGroup) -> Made:
+        if self._kept is None or self._kept[0] is not group:
+            self._kept = group, made_before(group.setting)
+        return self._kept[1]
 
 
 def execute(
@@ -136,18 +147,27 @@ class _Running:
         setting = batch.group.setting
         self.phases = setting.phases
         lanes = devices.pad_to_devices(batch.lanes, setting.data.shared)
+        self.mark, earlier = folder.resume(batch.name)
+        cache.compile_ahead(batch.group, len(lanes), self._behind())
         data_keys, self.keys = seed_keys([seed for _, seed in lanes])
         self.numbers = batch.group.hyperparameters([cell for cell, _ in lanes])
         self.loaded = cache.load(batch.group, data_keys, self.numbers)
         self.params = cache.start(batch.group, self.loaded, self.keys, self.numbers)
         self.programs = cache.programs(batch.group, self.loaded)
-        self.mark, earlier = folder.resume(batch.name)
         # Joined when they are written; joined at every step, tables of many seeds are copied again and again.
         self.records, self.tokens = [earlier["records"]], [earlier["tokens"]]
         self.failures = list(self.mark.failures) if self.mark else []
         # Parameters after the phases before, as far as they moved in them.
         self.kept: dict[str, dict[str, Any]] = {}
         self.due = time.monotonic() + clock.checkpoint_s
+
+    def _behind(self) -> set[str]:
+        """Name the programs that a batch which goes on calls no more."""
+        if self.mark is None:
+            return set()
+        names = [phase.name for phase in self.phases[: self.mark.phase + 1]]
+        every = ("advance", "measure", "state_metrics", "observe", "tokens")
+        return {f"{name}.begin" for name in names} | {f"{n}.{x}" for n in names[:-1] for x in every}
 
     def is_done(self, number: int) -> bool:
         return self.mark is not None and number < self.mark.phase
@@ -201,13 +221,13 @@ class _Running:
         found = {}
         for number, (_, observe) in enumerate(made.observe):
             with jax.enable_x64(True):
-                like = jax.eval_shape(observe, carried)
+                like = observe.shapes(carried)
             found[str(number)] = np.zeros((like.shape[0], len(made.probe_steps), *like.shape[1:]))
         return found
 
     def _restore(self, number: int) -> tuple[Carried, dict[str, np.ndarray], int] | None:
         made = self.programs[number]
-        like = jax.eval_shape(made.begin, self.params, self.loaded.splits, self.numbers, self.keys)
+        like = made.begin.shapes(self.params, self.loaded.splits, self.numbers, self.keys)
         names = {phase.name: list(phase.train) for phase in self.phases[:number]}
         kept = _kept_like(self.params, names)
         target = {"carried": like, "kept": kept}

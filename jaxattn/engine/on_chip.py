@@ -4,7 +4,8 @@ This runs in the process that `jaxattn.chips.process` starts for the chip.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from jaxattn.engine.shapes import Shaped, corpora, shaped
 from jaxattn.errors import InputError
 from jaxattn.study import toml
 from jaxattn.study.definition import Definition
+from jaxattn.study.namespace import Namespace
 
 # What a run lets itself use: most of what jax takes, which on a GPU leaves a quarter to others.
 _SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
@@ -74,21 +76,19 @@ def plan_on(
     target: Target,
     progress: Progress,
     *,
-    sweep: str,
-    overrides: Sequence[str] = (),
-    axes: Sequence[str] = (),
+    tables: Mapping[str, Any],
+    folder: str,
     max_memory: int | None = None,
     only: Collection[str] = (),
     keep: str | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Compile the programs of a sweep for a chip.
+    """Compile the programs of a study for a chip.
 
     Args:
         target: the chip.
         progress: told what is compiled.
-        sweep: path of the sweep file.
-        overrides: "KEY=VALUE" each.
-        axes: "KEY=[...]" each.
+        tables: those of the study.
+        folder: what relative paths in them start from.
         max_memory: bytes that may be used on a device; by default what a run would.
         only: names of programs to compile, "query.advance" or "draw"; all if empty. Of some alone it is not
             found out how many lanes fit.
@@ -98,11 +98,13 @@ def plan_on(
         "groups", a row for every compile group; "programs", one for every program of a group.
 
     Raises:
-        InputError: a sweep that cannot be read, or of which one seed fits on no device.
+        InputError: tables that are no study, or of which one seed fits on no device.
     """
 
     def read(*further: str) -> Definition:
-        return toml.read(Path(sweep), (*overrides, *further), tuple(axes), made=Definition)
+        changed = deepcopy(dict(tables))
+        toml.change(changed, further)
+        return Definition(changed, Namespace(folder))
 
     study, budget = read(), max_memory or int(_SHARE[target.platform] * target.memory)
     groups: list[dict[str, Any]] = []

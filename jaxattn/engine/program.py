@@ -1,6 +1,7 @@
 """One phase of a study as compiled functions over many lanes: `study.seed` lifted, nothing else."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -48,9 +49,21 @@ class Compiled:
         self._compiled = jax.jit(function, **options)
         self._in_axes, self._shared, self._look = tuple(in_axes), shared, look
         self._double = dtype == "float64"
+        self._ahead: Future[None] | None = None
 
     def __call__(self, first: Any, *others: Any) -> Any:
-        """Call it."""
+        """Call it, once what compiles it ahead is done."""
+        if self._ahead is not None:
+            # What failed there fails here again, where it is told.
+            ahead, self._ahead = self._ahead, None
+            wait([ahead])
+        return self._call(first, *others)
+
+    def shapes(self, first: Any, *others: Any) -> Any:
+        """Tell the shapes of what it returns, given those of its arguments; waits for nothing."""
+        return jax.eval_shape(self._call, first, *others)
+
+    def _call(self, first: Any, *others: Any) -> Any:
         with self.precision():
             arguments = self._look(first), *others
             if backend.has_host():
@@ -61,6 +74,16 @@ class Compiled:
         """Lower it for arguments or their shapes, as `jax.jit` does."""
         with self.precision():
             return self._compiled.lower(self._look(first), *others)
+
+    def compile_ahead(self, submit: Callable[..., Future[None]], *arguments: Any) -> None:
+        """Lower it for shapes of arguments and let `submit` compile it: JAX keeps it for the call to come."""
+        lowered = self.lower(*arguments)
+
+        def compile() -> None:
+            with self.precision():
+                lowered.compile()
+
+        self._ahead = submit(compile)
 
     @property
     def on_host(self) -> bool:
@@ -102,11 +125,12 @@ def seed_keys(seeds: Sequence[int]) -> tuple[Array, Array]:
     The keys depend on the seed alone, neither on the grid nor on the other seeds: cells share their random
     numbers, so that differences between settings can be paired, and seeds can be added later.
     """
-    return _keys(np.asarray(seeds, np.uint32))
+    return make_keys(np.asarray(seeds, np.uint32))
 
 
 @jax.jit
-def _keys(seeds: Array) -> tuple[Array, Array]:
+def make_keys(seeds: Array) -> tuple[Array, Array]:
+    """Make the PRNG keys of seeds (S,) uint32; see `seed_keys`."""
     return jax.vmap(seed.keys)(seeds)
 
 
@@ -218,21 +242,51 @@ def _observe(probe: Any, phase: Any, carried: Carried) -> Array:
     return probe.observe(phase, carried.state)
 
 
-def made_before(setting: Setting) -> dict[str, Any]:
+class Made:
+    """What is compiled for a setting; each function is made when it is first asked for.
+
+    Attributes:
+        ahead: numbers of lanes that all of them were compiled for.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.ahead: set[int] = set()
+        self._kept: dict[Hashable, Any] = {}
+
+    def draw(self, setting: Setting) -> Compiled:
+        """Draw the corpora of every lane; see `drawing`."""
+        return self._keep("draw", lambda: drawing(setting))
+
+    def start(self, setting: Setting, loaded: Loaded) -> Compiled:
+        """Draw the parameters of every lane; see `starting`."""
+        return self._keep("start", lambda: starting(setting, loaded))
+
+    def phase(self, setting: Setting, index: int, loaded: Loaded) -> Program:
+        """Run a phase; see `program`."""
+        return self._keep(index, lambda: program(setting, index, loaded))
+
+    def _keep(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+
+def made_before(setting: Setting) -> Made:
     """Find what runs of this process have made of a setting, for the next one to use and to add to.
 
     It is empty at first, and always for code of the user's, whose globals may have changed since, and for
     corpora of a text, which compiled functions hold.
     """
     try:
-        return {} if setting.data.shared else _made(_identity(setting))
+        return Made() if setting.data.shared else _made(_identity(setting))
     except _OwnCode:
-        return {}
+        return Made()
 
 
 @lru_cache(maxsize=8)
-def _made(_: Hashable) -> dict[str, Any]:
-    return {}
+def _made(_: Hashable) -> Made:
+    return Made()
 
 
 class _OwnCode(Exception):

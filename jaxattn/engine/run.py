@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -114,7 +114,6 @@ def run(
             folder.write_manifest(now)
 
         try:
-            checkpoints.prepare()
             files = study.names.files(study.own_kinds)
             with _logging(folder, study.name, log, profile) as write, _stopping(reporter.quiet) as stop:
                 queue = _Queue(folder, reporter, stop, on_failure, write, clock, files, replan)
@@ -261,8 +260,13 @@ class _Queue(NamedTuple):
         Raises:
             Interrupted: it was asked to stop.
         """
-        cache = CompilationCache(self.reporter.loading)
-        started, waiting, number = time.time(), deque(todo), whole - len(todo)
+        with closing(CompilationCache(self.reporter.loading)) as cache:
+            self._run(cache, deque(todo), whole, errors)
+
+    def _run(
+        self, cache: CompilationCache, waiting: deque[Batch], whole: int, errors: list[dict[str, Any]]
+    ) -> None:
+        started, number = time.time(), whole - len(waiting)
         while waiting:
             batch = waiting.popleft()
             callbacks = self._callbacks(batch, number, number + 1 + len(waiting), started)

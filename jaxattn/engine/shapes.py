@@ -1,5 +1,6 @@
 """The programs of a compile group with the shapes of their arguments: enough to compile them."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,8 +11,7 @@ from jaxattn.data.splits import Loaded
 from jaxattn.data.text import silent
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
-from jaxattn.engine.program import Compiled, drawing, load, program, seed_keys, starting
-from jaxattn.study.seed import keys
+from jaxattn.engine.program import Compiled, Made, drawing, load, make_keys, seed_keys, starting
 
 
 class Shaped(NamedTuple):
@@ -35,40 +35,47 @@ class Shaped(NamedTuple):
         return f"{self.phase}.{self.name}" if self.phase else self.name
 
 
-def shaped(group: CompileGroup, lanes: int, loaded: Loaded | None = None) -> list[Shaped]:
-    """List the programs that a batch of some lanes runs, in their order; texts are read.
+def shaped(
+    group: CompileGroup, lanes: int, loaded: Loaded | None = None, made: Made | None = None
+) -> Iterator[Shaped]:
+    """List the programs that a batch of some lanes runs, in the order of their first calls; texts are read.
 
     To be called, and the programs lowered, in the precision of the study.
 
     Args:
         group: cells that share programs.
         lanes: how many, as many as `pad_to_devices` leaves as they are.
-        loaded: shapes of the corpora, as `corpora` finds them.
+        loaded: the text that lanes share, or shapes of the corpora, as `corpora` finds them.
+        made: what a run calls; functions of their own by default.
     """
-    setting = group.setting
+    setting, made = group.setting, made or Made()
     shared = setting.data.shared
-    own = partial(devices.shapes, lanes=lanes, in_axis=0, shared=shared)
-    seeds, numbers = own(_keys(lanes)), own(_numbers(group, lanes))
-    found = [] if shared else [Shaped("", "draw", drawing(setting), (seeds, numbers))]
-    loaded = corpora(group, lanes) if loaded is None else loaded
-    splits = devices.shapes(loaded.splits, lanes, None if shared else 0, shared)
-    begins = starting(setting, loaded)
-    found.append(Shaped("", "start", begins, (seeds, numbers)))
-    params = own(jax.eval_shape(begins, seeds, numbers))
+    fresh, own = (
+        partial(devices.shapes, lanes=lanes, in_axis=0, shared=shared, computed=computed)
+        for computed in (False, True)
+    )
+    seeds, numbers = fresh(_keys(lanes)), fresh(_numbers(group, lanes))
+    if not shared:
+        draw = made.draw(setting)
+        yield Shaped("", "draw", draw, (seeds, numbers))
+        loaded = loaded or Loaded(draw.shapes(seeds, numbers), False, setting.data.tokens)
+    loaded = loaded or corpora(group, lanes)
+    splits = devices.shapes(loaded.splits, lanes, None if shared else 0, shared, computed=not shared)
+    begins = made.start(setting, loaded)
+    yield Shaped("", "start", begins, (seeds, numbers))
+    params = own(begins.shapes(seeds, numbers))
     steps = devices.shapes(jax.ShapeDtypeStruct((), jnp.int32), lanes, None, shared)
     for index, phase in enumerate(setting.phases):
-        made = program(setting, index, loaded)
-        carried = own(jax.eval_shape(made.begin, params, splits, numbers, seeds))
-        found += [
-            Shaped(phase.name, "begin", made.begin, (params, splits, numbers, seeds)),
-            Shaped(phase.name, "advance", made.advance, (carried, splits, numbers, steps)),
-            Shaped(phase.name, "measure", made.measure, (carried, splits, numbers)),
-            Shaped(phase.name, "state_metrics", made.state_metrics, (carried,)),
-            *(Shaped(phase.name, "observe", observe, (carried,)) for _, observe in made.observe),
-            Shaped(phase.name, "tokens", made.tokens, (carried.state.params, splits, numbers)),
-        ]
+        program = made.phase(setting, index, loaded)
+        carried = own(program.begin.shapes(params, splits, numbers, seeds))
+        yield Shaped(phase.name, "begin", program.begin, (params, splits, numbers, seeds))
+        yield Shaped(phase.name, "measure", program.measure, (carried, splits, numbers))
+        yield Shaped(phase.name, "state_metrics", program.state_metrics, (carried,))
+        for _, observe in program.observe:
+            yield Shaped(phase.name, "observe", observe, (carried,))
+        yield Shaped(phase.name, "advance", program.advance, (carried, splits, numbers, steps))
+        yield Shaped(phase.name, "tokens", program.tokens, (carried.state.params, splits, numbers))
         params = carried.state.params
-    return found
 
 
 def corpora(group: CompileGroup, lanes: int) -> Loaded:
@@ -78,17 +85,17 @@ def corpora(group: CompileGroup, lanes: int) -> Loaded:
         loaded = load(setting, seed_keys([0])[0], silent, {})
         shapes: Any = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loaded.splits)
         return Loaded(shapes, True, loaded.tokens)
-    shapes = jax.eval_shape(drawing(setting), _keys(lanes), _numbers(group, lanes))
+    shapes = drawing(setting).shapes(_keys(lanes), _numbers(group, lanes))
     return Loaded(shapes, False, setting.data.tokens)
 
 
 def params(group: CompileGroup, loaded: Loaded, lanes: int) -> Any:
     """Find the shapes of the parameters of some lanes."""
-    return jax.eval_shape(starting(group.setting, loaded), _keys(lanes), _numbers(group, lanes))
+    return starting(group.setting, loaded).shapes(_keys(lanes), _numbers(group, lanes))
 
 
 def _keys(lanes: int) -> Any:
-    return jax.eval_shape(lambda: jax.vmap(keys)(jnp.zeros(lanes, jnp.uint32)))[0]
+    return jax.eval_shape(make_keys, jax.ShapeDtypeStruct((lanes,), jnp.uint32))[0]
 
 
 def _numbers(group: CompileGroup, lanes: int) -> Any:

@@ -4,7 +4,6 @@ import errno
 import importlib
 import os
 import resource
-import threading
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +24,8 @@ HANDLES = 64
 
 
 def prepare() -> None:
-    """Import orbax on the side, which takes as long as many a small program, while programs compile."""
-    threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",)).start()
+    """Import orbax before it is needed: that takes as long as compiling many a small program."""
+    importlib.import_module("orbax.checkpoint")
 
 
 def check_handles() -> None:

@@ -90,6 +90,16 @@ def test_bytes_launches_and_operations_are_those_worked_out_by_hand():
     assert found.collectives == 0
 
 
+def test_a_slice_that_is_fetched_ahead_is_read_once():
+    fetched = "((f32[1000,8]{1,0}), f32[250,8]{1,0:T(8,128)PLACE}, s32[]{:S(2)}) slice-start(%o), slice={}"
+    slice_bytes = 4 * 250 * 8
+    for place, moved in (("S(1)", slice_bytes), ("", 2 * slice_bytes)):
+        line = f"  %s.9 = {fetched.replace('PLACE', place)}\n  ROOT %wide"
+        found = count(TEXT.replace("  ROOT %wide", line))
+        before = count(TEXT).once
+        assert found.once == before + Work(moved, 0, 1)
+
+
 @pytest.mark.parametrize("word", ["all-reduce", "all-gather-start", "collective-permute"])
 def test_collectives_are_seen(word):
     line = f"  %c.9 = f32[1000,8]{{1,0}} {word}(%o), replica_groups={{}}, to_apply=%add\n  ROOT %wide"

@@ -1,6 +1,7 @@
 """Programs of shipped sweeps compiled for chips that are not here: what they may do there, and how much."""
 
 import math
+import re
 import subprocess
 import sys
 import tomllib
@@ -8,30 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from jaxattn.chips import process
+import jaxattn as ja
 from jaxattn.chips.compilers import check
 from jaxattn.chips.targets import read_target
 from jaxattn.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 CASES = tomllib.loads((Path(__file__).parent / "ceilings.toml").read_text(encoding="utf-8"))["case"]
-PLAN = "jaxattn.engine.on_chip:plan_on"
 
 pytestmark = pytest.mark.chips
 
 
-def plan(name, sweep, **options):
-    """Compile the programs of a sweep: rows of groups and of programs."""
-    target = read_target(name)
+def plan(name, sweep, overrides=(), **options):
+    """Compile the programs of a sweep."""
     try:
-        check(target)
+        check(read_target(name))
     except InputError as error:
         pytest.skip(str(error))
-    return process.call(target, PLAN, {"sweep": str(ROOT / sweep), **options})
+    return ja.Study.read(ROOT / sweep, overrides).plan(target=name, **options)
 
 
 def named(row):
-    return ".".join(filter(None, (row["phase"], row["program"])))
+    return ".".join(filter(None, (row.phase, row.program)))
 
 
 def label(case):
@@ -44,46 +43,43 @@ def case(request):
     wanted = request.param
     options = {key: wanted[key] for key in ("overrides", "only") if key in wanted}
     found = plan(wanted["target"], wanted["sweep"], **options)
-    return wanted, {named(row): row for row in found["programs"]}
+    return wanted, {named(row): row for row in found.programs}
 
 
 def test_programs_of_shipped_sweeps_keep_to_their_ceilings(case):
     wanted, found = case
-    assert {name for name, row in found.items() if row["where"] != "host"} == set(wanted["ceilings"])
+    assert {name for name, row in found.items() if row.where != "host"} == set(wanted["ceilings"])
     for name, ceilings in wanted["ceilings"].items():
         row = found[name]
-        assert "error" not in row, (name, row)
-        assert {key: row[key] <= most for key, most in ceilings.items()} == dict.fromkeys(ceilings, True), (
-            name,
-            {key: row[key] for key in ceilings},
-            ceilings,
-        )
+        assert not row.error, (name, row)
+        measured = {key: getattr(row, key) for key in ceilings}
+        assert all(measured[key] <= most for key, most in ceilings.items()), (name, measured, ceilings)
 
 
 def test_they_scatter_nothing_together_and_seeds_do_not_meet(case):
     wanted, found = case
-    here = [row for row in found.values() if row["where"] != "host"]
+    here = [row for row in found.values() if row.where != "host"]
     for key in ("compare_and_swaps", "collectives"):
-        assert {named(row): row[key] for row in here if row[key]} == {}
+        assert {named(row): getattr(row, key) for row in here if getattr(row, key)} == {}
     # All of float64, which the ceilings name.
-    assert sum(row["scatter_adds"] for row in here) == wanted.get("scatter_adds", 0)
+    assert sum(row.scatter_adds for row in here) == wanted.get("scatter_adds", 0)
 
 
 def test_no_float64_reaches_a_tpu(case):
     wanted, found = case
     if not wanted["target"].startswith("v"):
         pytest.skip("a GPU has float64")
-    assert {name: row["float64"] for name, row in found.items() if row.get("float64")} == {}
+    assert {name: row.float64 for name, row in found.items() if row.float64} == {}
 
 
 def test_a_study_in_float64_is_left_to_the_host_of_a_tpu():
     found = plan("v5e:2x2", "tests/sweeps/flow.toml")
-    assert {row["where"] for row in found["programs"]} == {"host"}
+    assert {row.where for row in found.programs} == {"host"}
 
 
 def test_of_a_study_in_float32_the_exact_flow_alone_is_left_to_the_host():
     found = plan("v5e:2x2", "tests/sweeps/flow.toml", overrides=["dtype='float32'"])
-    where = {named(row): row["where"] for row in found["programs"]}
+    where = {named(row): row.where for row in found.programs}
     host = {name for name, place in where.items() if place == "host"}
     assert host == {f"query.{name}" for name in ("begin", "advance", "state_metrics", "observe")}
     assert set(where.values()) == {"host", "v5e:2x2"}
@@ -91,20 +87,20 @@ def test_of_a_study_in_float32_the_exact_flow_alone_is_left_to_the_host():
 
 def test_memory_of_a_chip_is_a_line_in_the_lanes():
     (few,), (many,) = (
-        plan("h200", "tests/sweeps/small.toml", overrides=[f"seeds={n}"])["groups"] for n in (512, 2048)
+        plan("h200", "tests/sweeps/small.toml", overrides=[f"seeds={n}"]).groups for n in (512, 2048)
     )
-    predicted = few["held"] + (2048 - 512) * few["per_lane"]
+    predicted = few.held + (2048 - 512) * few.per_lane
     # XLA fuses a little differently for more lanes.
-    assert abs(predicted / many["held"] - 1) < 0.1
-    assert (few["together"], many["together"], many["batches"]) == (512, 2048, 1)
+    assert abs(predicted / many.held - 1) < 0.1
+    assert (few.together, many.together, many.batches) == (512, 2048, 1)
 
 
 def test_lanes_are_cut_to_what_fits():
     options = {"overrides": ["seeds=512"], "max_memory": 2**21}
-    (group,) = plan("h200", "tests/sweeps/small.toml", **options)["groups"]
-    assert 1 < group["together"] == group["fitting"] < 512
-    assert group["held"] <= 2**21
-    assert group["batches"] == math.ceil(512 / group["together"])
+    (group,) = plan("h200", "tests/sweeps/small.toml", **options).groups
+    assert 1 < group.together == group.fitting < 512
+    assert group.held <= 2**21
+    assert group.batches == math.ceil(512 / group.together)
 
 
 def test_a_seed_that_fits_on_no_device_is_told_what_would():
@@ -115,13 +111,21 @@ def test_a_seed_that_fits_on_no_device_is_told_what_would():
     assert [text.partition("=")[0] for text in smaller] == ["--set model.dim", "--set data.vocab_size"]
     for text in smaller:
         fits = plan("a100", "tests/sweeps/small.toml", overrides=[*large, text.removeprefix("--set ")])
-        assert fits["groups"][0]["fitting"] >= 1
+        assert fits.groups[0].fitting >= 1
 
 
-def test_the_command_prints_what_came_of_it(tmp_path):
+def test_the_command_prints_what_a_study_answers(tmp_path):
+    answer = plan("h200", "tests/sweeps/small.toml")
+    assert "12 programs compile for h200" in str(answer)
     words = [sys.executable, "-m", "jaxattn", "plan", str(ROOT / "tests/sweeps/small.toml"), "--quiet"]
     done = subprocess.run([*words, "--target", "h200"], capture_output=True, text=True, cwd=tmp_path)
-    if "not installed" in done.stderr:
-        pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
-    assert "12 programs compile for h200" in done.stdout
+    assert answer.sentence in done.stdout
+    (_, programs), (_, groups) = answer.tables
+    for table, name in ((programs, "bytes"), (programs, "launches"), (groups, "memory of a lane")):
+        assert set(table[name]) <= set(re.split(r"\s{2,}", done.stdout.replace("\n", "  ")))
+
+
+def test_a_study_of_ones_own_functions_is_planned_where_they_can_be_imported():
+    answer = plan("h200", "tests/sweeps/own.toml", only=["draw"])
+    assert [(row.where, row.error) for row in answer.programs] == [("h200", "")]

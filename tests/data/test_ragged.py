@@ -76,6 +76,52 @@ def test_matrix_products_equal_those_of_the_dense_matrix(rng, x64, monkeypatch, 
     np.testing.assert_allclose(made._matmul_in_rows(jnp.asarray(x)), dense @ x, atol=1e-11)
 
 
+@pytest.fixture
+def for_tpu(monkeypatch):
+    """Lay out as for a TPU, whatever is small too."""
+    monkeypatch.setattr(module, "LARGE", 0)
+    monkeypatch.setattr(module.backend, "platform", lambda: "tpu")
+
+
+@pytest.mark.parametrize("columns", [1, 8])
+def test_a_tpu_multiplies_with_the_whole_matrix(rng, x64, for_tpu, columns):
+    segment, index, count, dense = draw(rng, 9, 53, 40)
+    # Entries to leave out, whose index is one of another entry.
+    segment, index, count = (np.append(x, [y, y]) for x, y in ((segment, 9), (index, 3), (count, 7)))
+    made, _ = ragged(segment, index, count, segments=9, indices=53, longest=40)
+    assert made.dense[0].dtype == np.uint8
+    np.testing.assert_array_equal(made.dense[0], dense)
+    made, x = jax.tree.map(jnp.asarray, made), jnp.asarray(rng.normal(size=(53, columns)))
+    np.testing.assert_allclose(made._matmul_dense(x), dense @ x, atol=1e-13)
+    # A host that such a corpus is moved to.
+    np.testing.assert_allclose(made.matmul(x), dense @ x, atol=1e-13)
+    assert jax.jit(module.Ragged.reweighted)(made, made.count).dense == ()
+
+
+def test_matrices_that_are_too_large_and_counts_that_round_stay_in_rows(rng, for_tpu, monkeypatch):
+    segment, index, count, _ = draw(rng, 9, 53, 40)
+
+    def dense(count):
+        return ragged(segment, index, count, segments=9, indices=53, longest=40)[0].dense
+
+    assert len(dense(count)) == 1
+    assert len(dense(np.append(count[1:], 255))) == 1
+    assert dense(np.append(count[1:], 256)) == ()
+    monkeypatch.setattr(module, "DENSE", 9 * 53 - 1)
+    assert dense(count) == ()
+
+
+def test_counts_are_whole_in_one_pass_and_numbers_in_three(rng):
+    counts = np.arange(module.EXACT + 1)
+    np.testing.assert_array_equal(np.asarray(jnp.asarray(counts, jnp.bfloat16), int), counts)
+    x = np.float32(rng.normal(size=1000) * 10.0 ** rng.integers(-20, 20, 1000))
+    left, passes = x, []
+    for _ in range(3):
+        passes.append(np.asarray(jnp.asarray(left, jnp.bfloat16), np.float32))
+        left = left - passes[-1]
+    np.testing.assert_array_equal(sum(passes[::-1]), x)
+
+
 @pytest.mark.parametrize("large", [0, 1 << 60], ids=["compressed", "plain"])
 def test_other_numbers_in_the_same_pattern(rng, x64, monkeypatch, large):
     monkeypatch.setattr(module, "LARGE", large)

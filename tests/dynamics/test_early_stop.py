@@ -85,6 +85,27 @@ def test_many_steps_at_once_are_the_steps_one_by_one(problem):
     assert (state.waited == 1).any()
 
 
+def test_lanes_look_at_the_held_out_corpus_between_blocks_of_steps_alone(problem):
+    params, train, _ = problem
+    held_out = ja.data.independent(jax.random.key(1), **SIZES | {"sequences": 30})
+    looks = []
+
+    def watched(logits, labels):
+        jax.debug.callback(lambda _: looks.append(labels.size), logits.sum())
+        return ja.losses.Logistic()(logits, labels)
+
+    inner = descent(optimizer("sgd", 0.02), train=("p",), per_sequence=watched)
+    algorithm = early_stop(inner, steps=STEPS, every=EVERY, patience=99, per_sequence=watched)
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), params)
+    advance = jax.jit(jax.vmap(algorithm.advance, in_axes=(0, None, None)))
+    state = advance(jax.vmap(algorithm.init)(both), (train, held_out), 4 * EVERY)
+    jax.block_until_ready(state)
+    jax.effects_barrier()
+    # Two lanes look four times each, and step twenty times.
+    assert looks.count(30) == 2 * 4
+    assert looks.count(40) >= 2 * 4 * EVERY
+
+
 def test_parameters_of_any_names_may_be_watched_by_another_loss(problem):
     params, train, held_out = problem
     squared = ja.losses.Squared()

@@ -146,6 +146,30 @@ def test_a_batch_that_runs_out_of_memory_goes_on_in_halves_also_after_a_stop(
     np.testing.assert_allclose(one["value"][loss], other["value"][loss], rtol=1e-5)
 
 
+def test_a_checkpoint_that_does_not_fit_on_the_devices_is_not_damaged(
+    tmp_path, monkeypatch, go, stop, study, assert_same
+):
+    wanted = study(seeds=1)
+    folder = stop(tmp_path / "stopped", wanted, 5)
+    held = []
+
+    def full(tree, shared):
+        held.extend(jax.tree.leaves(tree))
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execute.devices, "put", full)
+        outcome, lines = go(folder, wanted)
+    # It was read to the host, where no device had to hold all lanes.
+    assert {type(x) for x in held} == {np.ndarray}
+    assert "Out of memory; a single lane needs a smaller problem" in outcome.errors[0]["reason"]
+    assert not any("damaged" in line for line in lines)
+    assert not (folder / "damaged").exists()
+    assert not go(folder, wanted)[0].errors
+    go(tmp_path / "straight", wanted)
+    assert_same(folder, tmp_path / "straight")
+
+
 def test_a_single_lane_that_does_not_fit_is_one_line(tmp_path, monkeypatch, go, study):
     out_of_memory(monkeypatch, most=0)
     errors = go(tmp_path, study(seeds=2))[0].errors

@@ -1,0 +1,121 @@
+"""What a study comes to on a chip that is not here, as one object."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.chips import tables
+
+
+@dataclass(frozen=True)
+class ChipProgram:
+    """A compiled program; numbers of one that runs on the host, or does not compile, are None.
+
+    Attributes:
+        group: number of its compile group.
+        phase: the phase; "" for what comes before the first.
+        program: "draw", "start", "begin", "advance", ...
+        where: the chip, "host" for what needs float64 there, or "does not compile".
+        error: why it does not compile, else "".
+        per: "step" or "call": what bytes, operations, launches and seconds are counted for.
+        bytes: moved between a device and its memory.
+        flops: operations.
+        launches: operations started, kernels on a GPU.
+        seconds_at_least: a bound of the time from below, by bandwidth, peak and launches.
+        held: bytes that a device holds at once.
+        temporaries: those of them that are neither arguments nor results.
+        compile_s: seconds that the compiler took.
+        scatter_adds, compare_and_swaps, collectives, float64, conditionals: how many there are.
+    """
+
+    group: int
+    phase: str
+    program: str
+    where: str
+    error: str = ""
+    per: str | None = None
+    bytes: int | None = None
+    flops: int | None = None
+    launches: int | None = None
+    seconds_at_least: float | None = None
+    held: int | None = None
+    temporaries: int | None = None
+    compile_s: float | None = None
+    scatter_adds: int | None = None
+    compare_and_swaps: int | None = None
+    collectives: int | None = None
+    float64: int | None = None
+    conditionals: int | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it runs on the host's CPU, as the chip lacks float64."""
+        return self.where == "host"
+
+
+@dataclass(frozen=True)
+class ChipGroup:
+    """A compile group.
+
+    Attributes:
+        group: its number.
+        lanes: how many it has, cells times seeds.
+        together: how many run side by side.
+        fitting: how many would fit in memory.
+        batches: how often lanes run, one batch after the other.
+        per_lane: bytes that a lane adds to the memory of a device.
+        held: bytes that a device holds at most; 0 if all runs on the host.
+        compile_s: seconds that its programs took to compile.
+        seconds_at_least: a bound of the time of all lanes from below.
+    """
+
+    group: int
+    lanes: int
+    together: int
+    fitting: int
+    batches: int
+    per_lane: float
+    held: int
+    compile_s: float
+    seconds_at_least: float
+
+
+@dataclass(frozen=True)
+class ChipPlan:
+    """What the programs of a study hold, move and compute on a chip; `print` shows it as tables.
+
+    Attributes:
+        target: the chip, "h200" or "v5e:2x2".
+        groups: the compile groups.
+        programs: the programs of all of them.
+    """
+
+    target: str
+    groups: tuple[ChipGroup, ...]
+    programs: tuple[ChipProgram, ...]
+
+    @classmethod
+    def of(cls, target: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> "ChipPlan":
+        """Make a plan of the rows that `engine.on_chip.plan_on` returns."""
+        groups = tuple(ChipGroup(**row) for row in found["groups"])
+        return cls(target, groups, tuple(ChipProgram(**row) for row in found["programs"]))
+
+    @property
+    def tables(self) -> tuple[tuple[str, pd.DataFrame], ...]:
+        """Tables of the programs and of the groups with their titles, for people."""
+        return (
+            (f"Programs on {self.target}: what a step or a call comes to", tables.programs(self.programs)),
+            (f"Compile groups on {self.target}", tables.groups(self.groups)),
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The whole in words."""
+        return tables.sentence(self.programs, self.target)
+
+    def __str__(self) -> str:
+        """Lay out the tables."""
+        laid_out = [f"{title}\n{table.to_string(index=False)}" for title, table in self.tables]
+        return "\n\n".join([*laid_out, self.sentence])

@@ -1,0 +1,103 @@
+"""The plan of a study for a chip as an object."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxattn.chips import process
+from jaxattn.errors import InputError
+
+GROUP = {
+    "group": 0,
+    "lanes": 96,
+    "together": 64,
+    "fitting": 70,
+    "batches": 2,
+    "per_lane": 1.5e6,
+    "held": 2_000_000_000,
+    "compile_s": 12.0,
+    "seconds_at_least": 0.25,
+}
+ROW = {"group": 0, "phase": "query"}
+COUNTED = {
+    "per": "step",
+    "bytes": 85_200_000,
+    "flops": 3_000_000,
+    "launches": 15,
+    "seconds_at_least": 30e-6,
+    "held": 2_000_000_000,
+    "temporaries": 24_300_000,
+    "compile_s": 1.25,
+    "scatter_adds": 0,
+    "compare_and_swaps": 2,
+    "collectives": 0,
+    "float64": 0,
+    "conditionals": 1,
+}
+PROGRAMS = [
+    ROW | {"program": "advance", "where": "v5e"} | COUNTED,
+    ROW | {"program": "begin", "where": "host"},
+    ROW | {"program": "measure", "where": "does not compile", "error": "no such thing", "compile_s": 3.0},
+]
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """Let the process of a chip answer at once; what it was asked."""
+    asked = []
+
+    def call(target, function, arguments, progress):
+        asked.append((target.name, function, json.loads(json.dumps(arguments))))
+        progress("half", 0.5)
+        return {"groups": [GROUP], "programs": PROGRAMS}
+
+    monkeypatch.setattr(process, "call", call)
+    return asked
+
+
+def test_a_study_is_planned_for_a_chip_with_its_tables(answered, study):
+    told = []
+    wanted = study(seeds=64)
+    plan = wanted.plan(target="v5e", only=["draw"], progress=lambda *said: told.append(said))
+    ((name, function, asked),) = answered
+    assert (name, function) == ("v5e", "jaxattn.engine.on_chip:plan_on")
+    assert asked["tables"] == json.loads(json.dumps(wanted.tree))
+    assert (asked["only"], told) == (["draw"], [("half", 0.5)])
+    (group,), (advance, begin, measure) = plan.groups, plan.programs
+    assert dataclasses.asdict(group) == GROUP
+    assert {name: getattr(advance, name) for name in COUNTED} == COUNTED
+    assert [program.on_host for program in plan.programs] == [False, True, False]
+    assert (begin.bytes, measure.error) == (None, "no such thing")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        group.lanes = 1
+
+
+def test_it_prints_the_table_of_the_command(answered, study):
+    text = str(study().plan(target="v5e"))
+    for words in ("Programs on v5e", "85.2 MB", "30 µs", "2 compare-and-swap loops, 1 conditionals", "1.2 s"):
+        assert words in text
+    for words in ("Compile groups on v5e", "1.5 MB", "2 GB", "70", "12 s", "250 ms"):
+        assert words in text
+    host = "1 need float64 and run on the host's CPU"
+    assert text.endswith(f"1 programs compile for v5e; {host}; 1 do not compile: no such thing")
+
+
+def test_what_no_chip_can_answer_is_one_line(answered, study, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="target: 'h300'; known are a100"):
+        study().plan(target="h300")
+    with pytest.raises(InputError, match="directory: nothing is looked up there"):
+        study().plan(tmp_path, target="h200")
+    monkeypatch.setattr(type(study()), "own_kinds", ["__main__:Mine"])
+    with pytest.raises(InputError, match="__main__:Mine: no other process can import it; move it to a file"):
+        study().plan(target="h200")
+    assert answered == []
+
+
+def test_without_compilers_the_extra_is_named(study, monkeypatch):
+    monkeypatch.setattr("jaxattn.chips.compilers._version", lambda name: None)
+    with pytest.raises(
+        InputError, match=r"target h200: jax-cuda12-plugin.*pip install 'jaxattn\[aot\]'"
+    ) as e:
+        study().plan(target="h200")
+    assert "\n" not in str(e.value)
