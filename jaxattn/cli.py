@@ -20,6 +20,7 @@ def main() -> None:
     from jaxattn.commands import bench, results, studies
     from jaxattn.console import complain
     from jaxattn.errors import InputError, RunError
+    from jaxattn.options import check_once
 
     commands: dict[str, Any] = {
         "run": studies.run,
@@ -38,6 +39,7 @@ def main() -> None:
     }
     code: int
     try:
+        check_once(sys.argv[1:])
         code = tyro.extras.subcommand_cli_from_dict(
             commands,
             prog="jaxattn",

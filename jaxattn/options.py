@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,18 @@ Axis = Annotated[
     UseAppendAction[tuple[str, ...]],
     arg(name="axis", metavar="KEY=[...]", help="Sweep another key; may be given several times."),
 ]
+
+
+# Options that may be given several times.
+_APPENDED = ("--set", "--axis", "--option", "--where")
+
+
+def check_once(arguments: Sequence[str]) -> None:
+    """Raise InputError for an option that is given twice: only the last one would count."""
+    names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1 and name not in _APPENDED:
+            raise InputError(f"{name}: given {names.count(name)} times; give it once, with all that it takes")
 
 
 def read_shard(text: str) -> tuple[int, int]:

@@ -138,6 +138,8 @@ def test_help_shows_an_example(monkeypatch, capsys, command):
         (["bench", SWEEPS / "quickstart.toml"], "not a file of `jaxattn bench`"),
         (["bench", "nosuch.json", "--seeds", "1"], "files are shown as they are"),
         (["claims", "--only", "T4.4"], "no claim 'T4.4'; give some of L4.1"),
+        (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; give it once"),
+        (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
         (["claims", "--seeds", "1"], "an interval over seeds needs at least 2"),
         (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
         (["status", "nosuch"], "nosuch"),
