@@ -188,8 +188,6 @@ class Ragged:
 
     def spread(self, per_segment: Array) -> Array:
         """Give every row the value of its segment: (S,) to (R, 1)."""
-        if not self.tree:  # every segment is one row
-            return per_segment[:, None]
         return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]
 
     def _climb(self, rows: Array, padding: float, reduce: Callable[[Array], Array]) -> Array:
