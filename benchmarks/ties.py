@@ -46,24 +46,26 @@ def made(data, seeds):
     return jax.jit(jax.vmap(draw))(data_keys, keys)
 
 
-def reviews(data_dir, count, seeds):
+def reviews(data_dir, count, min_count, step_size, seeds):
     """One corpus of reviews, and the parameters of many seeds."""
     source = ja.data.Tfds(
-        dataset="imdb_reviews", data_dir=data_dir, train=f"train[:{count}]", test="", min_count=20
+        dataset="imdb_reviews", data_dir=data_dir, train=f"train[:{count}]", test="", min_count=min_count
     )
     corpus = source.load(lambda *_: None).splits.train
 
     def draw(key):
         params = MODEL.init(key, vocab_size=corpus.vocab_size, dtype=jnp.float64)
-        return ja.dynamics.one_step(params, corpus, step_size=5000.0)
+        return ja.dynamics.one_step(params, corpus, step_size=step_size)
 
     return jax.jit(jax.vmap(draw))(seed_keys(list(range(seeds)))[1]), corpus
 
 
-def measure(name, params, corpus, shared):
+def measure(name, params, corpus, shared, max_steps=10_000):
     """Follow the flow of every seed, and certify its limit."""
     begin = time.perf_counter()
-    path = jax.block_until_ready(ja.dynamics.exact_flow(params, corpus, until_norm=1e6, points=16))
+    path = jax.block_until_ready(
+        ja.dynamics.exact_flow(params, corpus, until_norm=1e6, points=16, max_steps=max_steps)
+    )
     took = time.perf_counter() - begin
     params, corpora, path = jax.device_get((params, corpus, path))
 
@@ -102,15 +104,20 @@ def main():
     parser.add_argument("--only", choices=["made", "reviews"], default="made")
     parser.add_argument("--seeds", type=int, help="64 of made corpora, 3 of reviews by default")
     parser.add_argument("--reviews", type=int, default=500, help="how many reviews")
+    parser.add_argument("--min-count", type=int, default=20, help="least occurrences of a word in them")
+    parser.add_argument("--step-size", type=float, default=5000.0, help="of the one step on E, for reviews")
+    parser.add_argument("--max-steps", type=int, default=10_000, help="steps of a path")
     parser.add_argument("--data-dir", help="directory of tensorflow-datasets")
-    parser.add_argument("--out", type=Path, help="folder for ties_made.json or ties_reviews.json")
+    parser.add_argument("--out", type=Path, help="folder for ties_made.json or ties_reviews_500.json")
     given = parser.parse_args()
     with jax.enable_x64(True):
         if given.only == "made":
             seeds = given.seeds or 64
             rows = [measure(name, *made(data, seeds), False) for name, data in MADE.items()]
         else:
-            params, corpus = reviews(given.data_dir, given.reviews, given.seeds or 3)
+            params, corpus = reviews(
+                given.data_dir, given.reviews, given.min_count, given.step_size, given.seeds or 3
+            )
             alone = partial(jax.tree.map, lambda x: x[None])
             # One after the other: what was found is printed at once.
             rows = [
@@ -119,6 +126,7 @@ def main():
                     alone(jax.tree.map(lambda x, seed=seed: x[seed], params)),
                     corpus,
                     True,
+                    given.max_steps,
                 )
                 for seed in range(given.seeds or 3)
             ]
@@ -126,7 +134,8 @@ def main():
         given.out.mkdir(parents=True, exist_ok=True)
         found = {"cores": os.cpu_count(), "jax": jax.__version__, "rows": rows}
         text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
-        (given.out / f"ties_{given.only}.json").write_text(text, encoding="utf-8")
+        what = "made" if given.only == "made" else f"reviews_{given.reviews}"
+        (given.out / f"ties_{what}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from jaxattn.paper.measures import Measure, Measured, last, shapes
 from jaxattn.results.correlations import spearman
 from jaxattn.results.intervals import clopper_pearson
 from jaxattn.results.numbers import format_number
-from jaxattn.results.run import Run
-from jaxattn.study.tree import find
+from jaxattn.results.run import Run, find
 
 # The findings of `measures.shapes` that a share is taken of: in a table, and the shape in words.
 SHAPES = {

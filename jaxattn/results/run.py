@@ -12,7 +12,6 @@ from jaxattn.results.labels import METRICS, metric_label
 from jaxattn.results.numbers import setting
 from jaxattn.storage import origin
 from jaxattn.storage.manifest import command
-from jaxattn.study.tree import find
 
 FAILURES = ("cell", "seed", "phase", "step", "reason")
 
@@ -126,3 +125,14 @@ class Run:
                 f"cell {cell}: {self.directory} holds cells 0 to {len(self.manifest['cells']) - 1}"
             )
         return found[0]
+
+
+def find(tree: Any, key: str) -> Any:
+    """Return what lies at a dotted key, lists by number or by an entry's name; None for nothing."""
+    for part in key.split("."):
+        if isinstance(tree, list | tuple):
+            named = {str(number): entry for number, entry in enumerate(tree)}
+            tree = (named | {entry.get("name", ""): entry for entry in tree}).get(part)
+        else:
+            tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree

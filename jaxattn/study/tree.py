@@ -3,7 +3,7 @@
 import copy
 import math
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from jaxattn.errors import InputError
@@ -73,17 +73,6 @@ def flatten(table: dict[str, Any], leaves: Collection[str] = (), prefix: str = "
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def find(tree: Any, key: str) -> Any:
-    """Return what lies at a dotted key, lists by number or by an entry's name; None for nothing."""
-    for part in key.split("."):
-        if isinstance(tree, list | tuple):
-            named = {str(number): entry for number, entry in enumerate(tree)}
-            tree = (named | {entry.get("name", ""): entry for entry in tree}).get(part)
-        else:
-            tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def parse(text: str) -> Any:

@@ -3,7 +3,7 @@ import functools
 import pytest
 
 from jaxattn.errors import InputError
-from jaxattn.study.tree import assign, check_values, find, flatten, merge, parse, place_of_thing
+from jaxattn.study.tree import assign, check_values, flatten, merge, parse, place_of_thing
 
 
 def test_dotted_keys_reach_into_tables_and_lists_by_name_or_number():
@@ -91,12 +91,3 @@ def test_flattening_keeps_tables_that_are_values():
 )
 def test_values_are_tomls_and_else_texts(text, value):
     assert parse(text) == value
-
-
-def test_what_lies_at_a_dotted_key():
-    tree = {"model": {"dim": 8}, "phases": [{"name": "joint", "steps": 3}, {"steps": 4}]}
-    assert find(tree, "model.dim") == 8
-    assert find(tree, "phases.joint.steps") == 3
-    assert find(tree, "phases.1.steps") == 4
-    for nowhere in ("model.rank", "phases.other.steps", "phases.2", "model.dim.deeper"):
-        assert find(tree, nowhere) is None
