@@ -72,7 +72,8 @@ def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:
     """Fold over the tokens of a corpus, some at a time, carry = visit(tokens, existing ones, carry)."""
     bags, size = corpus.bags, corpus.vocab_size
     token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), size)
-    is_held = jnp.zeros(size, bool).at[token].set(True, mode="drop")
+    # As numbers: a GPU has no atomic operation on booleans, and would compare and swap.
+    is_held = jnp.zeros(size, jnp.int32).at[token].set(1, mode="drop") > 0
     # Filled up with a token that does not exist, which scatters drop.
     held = jnp.full(-(-size // ROWS) * ROWS, size, jnp.int32)
     place = jnp.where(is_held, jnp.cumsum(is_held, dtype=jnp.int32) - 1, len(held))

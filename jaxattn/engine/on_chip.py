@@ -210,7 +210,7 @@ def _group_row(
     batches = math.ceil(lanes / fitted.together)
     steps = {phase.name: group.setting.probes.steps(phase) for phase in group.setting.phases}
     often = {"advance": lambda probed: probed[-1], "measure": len, "state_metrics": len, "observe": len}
-    seconds = sum(
+    seconds = math.fsum(
         row["seconds_at_least"]
         * (often.get(row["program"], lambda probed: 1)(steps[row["phase"]]) if row["phase"] else 1)
         for row in rows
@@ -224,7 +224,7 @@ def _group_row(
         "batches": batches,
         "per_lane": fitted.per_lane,
         "held": max((row.get("held", 0) for row in rows), default=0),
-        "compile_s": sum(row.get("compile_s", 0.0) for row in rows),
+        "compile_s": math.fsum(row.get("compile_s", 0.0) for row in rows),
         "seconds_at_least": batches * seconds,
     }
 
