@@ -32,8 +32,8 @@ def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
     return params.replace(E=2 * params.E, p=query * params.p)
 
 
-@pytest.mark.parametrize("residual", [False, True])
-def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, model, residual):
+def compare(assert_equals_textbook, model, corpus, residual):
+    """Logits and all gradients, against the textbook's."""
     module, init = model
     assert_equals_textbook(
         partial(module.logits, residual=residual),
@@ -41,6 +41,11 @@ def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_
         draw(init, corpus),
         corpus,
     )
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, model, residual):
+    compare(assert_equals_textbook, model, corpus, residual)
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -120,13 +125,7 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
 
 @pytest.mark.parametrize("residual", [False, True])
 def test_the_gram_form_equals_the_textbook(x64, corpus, assert_equals_textbook, model, by_gram, residual):
-    module, init = model
-    assert_equals_textbook(
-        partial(module.logits, residual=residual),
-        partial(reference.two_layer_logits, residual=residual),
-        draw(init, corpus),
-        corpus,
-    )
+    compare(assert_equals_textbook, model, corpus, residual)
 
 
 def test_size_of_blocks_of_the_gram_form_changes_nothing(
