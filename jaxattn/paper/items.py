@@ -36,13 +36,9 @@ DATA = {
     "yelp": Place("data.path", "yelp_stars.parquet", "reviews with columns text, label, stars and split"),
 }
 PREPARED = (
-    "tokeniser (lower-cased words), the least number of occurrences, optimiser (Adam, full batch), "
-    "rate and steps"
-)
-IN_BATCHES = (
     "tokeniser (lower-cased words), the least number of occurrences, optimiser (Adam, minibatches of 256), "
-    "rate and steps. Full batches were tried first: E·v saturates, and bends back where tokens are rare; "
-    "fig3_imdb_varied shows both"
+    "rate and steps: the same in all items on reviews. Full batches were tried first: E·v saturates, and "
+    "bends back where tokens are rare; fig3_imdb_varied shows both"
 )
 BEYOND = "nothing: beyond the paper"
 
@@ -96,10 +92,9 @@ def drawn(figure: str, needs: Needs, laptop: tuple[str, ...]) -> Item:
     )
 
 
-FASTER = ("phases.joint.step_size=2e-3", "phases.joint.steps=60")
-TWO_LAYER_IMDB = (
+SOME_REVIEWS = (
     "data.train=train[:2000]", "data.test=test[:2000]", "data.min_count=10", "model.dim=256", "seeds=1",
-    *FASTER,
+    "phases.joint.steps=60",
 )  # fmt: skip
 IMPORTANCE: tuple[dict[str, Any], ...] = ({"kind": "importance"},)
 FEWER = ("seeds=1", "blocks.AdamW.halton.points=6", "blocks.SGD.halton.points=3")
@@ -122,7 +117,7 @@ ITEMS: tuple[Item, ...] = (
         BY_SHAPE,
         measures.shapes,
         "imdb",
-        TWO_LAYER_IMDB,
+        SOME_REVIEWS,
         IMPORTANCE,
     ),
     Item(
@@ -132,7 +127,14 @@ ITEMS: tuple[Item, ...] = (
         BY_SHAPE,
         measures.shapes,
         "yelp",
-        ("data.train=dev", "data.test=test", "data.min_count=6", "model.dim=256", "seeds=1", *FASTER),
+        (
+            "data.train=dev",
+            "data.test=test",
+            "data.min_count=6",
+            "model.dim=256",
+            "seeds=1",
+            "phases.joint.steps=60",
+        ),
         IMPORTANCE,
     ),
     drawn("fig1_imdb", "imdb", SOME_IMDB),
@@ -151,7 +153,7 @@ ITEMS: tuple[Item, ...] = (
     Item(
         "fig3_imdb",
         f"{published.FIGURES}; Figure 3: one layer on IMDB.",
-        IN_BATCHES,
+        PREPARED,
         BY_SHAPE,
         measures.shapes,
         "imdb",
@@ -162,7 +164,7 @@ ITEMS: tuple[Item, ...] = (
     Item(
         "fig3_imdb_varied",
         "The same as fig3_imdb: what is not published is varied.",
-        "optimiser, rate, steps, batches and cut-off: each row of the table is one choice",
+        "optimiser, rate, steps, batches and cut-off: each row of the table is one choice; d = 512",
         "as fig3_imdb, for every choice; the verdicts count over all of them",
         measures.variations,
         "imdb",
@@ -171,7 +173,7 @@ ITEMS: tuple[Item, ...] = (
     Item(
         "fig3_yelp",
         f"{published.FIGURES}; Figure 3: one layer on Yelp.",
-        f"{IN_BATCHES}; a sample of 30,000 Yelp reviews, those of 3 stars left out"
+        f"{PREPARED}; a sample of 30,000 Yelp reviews, those of 3 stars left out"
         "; 6 seeds instead of 3 after a first look",
         BY_SHAPE,
         measures.shapes,
@@ -188,14 +190,7 @@ ITEMS: tuple[Item, ...] = (
         BY_TABLE,
         measures.beside(published.MLP_EV, published.MLP_EP),
         "imdb",
-        (
-            "data.train=train[:2000]",
-            "data.test=test[:2000]",
-            "data.min_count=10",
-            "model.dim=256",
-            "seeds=3",
-            *FASTER,
-        ),
+        (*SOME_REVIEWS, "seeds=3"),
         IMPORTANCE,
     ),
     Item(
@@ -205,7 +200,7 @@ ITEMS: tuple[Item, ...] = (
         BY_TABLE,
         measures.beside(published.TWO_LAYER_EV, published.TWO_LAYER_EP),
         "imdb",
-        TWO_LAYER_IMDB,
+        SOME_REVIEWS,
         IMPORTANCE,
     ),
     Item(
@@ -223,7 +218,7 @@ ITEMS: tuple[Item, ...] = (
         "untrained_yelp",
         "As untrained: test accuracy about 72 % and loss about 0.6 with E at its random start; about 95 % "
         f"and 0.1 with all trained ({published.THREAD}).",
-        f"{IN_BATCHES}; the data set, which is not named: here Yelp, since IMDB had differed; p and v are "
+        f"{PREPARED}; the data set, which is not named: here Yelp, since IMDB had differed; p and v are "
         "trained as long as all three are",
         "as untrained",
         measures.start,
@@ -246,7 +241,7 @@ ITEMS: tuple[Item, ...] = (
         "one_step_std_yelp",
         "As one_step_std: 8 times smaller for E·v and 6 times for E·p after one step on E "
         f"({published.THREAD}).",
-        f"{IN_BATCHES}; the size η0 of the step, so three are shown; the data set, which is not named: here "
+        f"{PREPARED}; the size η0 of the step, so three are shown; the data set, which is not named: here "
         "Yelp, since IMDB had differed in E·v",
         "as one_step_std",
         measures.spread,
