@@ -56,10 +56,12 @@ TARGETS = ("h200", "a100", "v5e")
 
 
 def compiled(case):
-    """Compile the programs of a case: rows by the names of programs."""
+    """Compile the programs of a case: rows by the names of programs, one for every compile group."""
     study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
-    found = study.plan(target=case["target"], only=case.get("only", ())).programs
-    return {".".join(filter(None, (row.phase, row.program))): row for row in found}
+    found = {}
+    for row in study.plan(target=case["target"], only=case.get("only", ())).programs:
+        found.setdefault(".".join(filter(None, (row.phase, row.program))), []).append(row)
+    return found
 
 
 def renew(path):
@@ -69,9 +71,9 @@ def renew(path):
     for case in cases:
         found = compiled(case)
         case["ceilings"] = {
-            name: {key: math.ceil(getattr(row, key) * SLACK[key]) for key in CEILINGS}
-            for name, row in found.items()
-            if row.where == case["target"]
+            name: {key: math.ceil(max(getattr(row, key) for row in rows) * SLACK[key]) for key in CEILINGS}
+            for name, rows in found.items()
+            if rows[0].where == case["target"]
         }
         print(case["target"], case["sweep"], *case.get("overrides", ()), len(found), flush=True)
     path.write_text(head + tomli_w.dumps({"case": cases}))
@@ -86,7 +88,7 @@ def measure(folder, data_dir, targets, rows):
         for target in targets if title in rows else ():
             own = overrides + ((f"data.data_dir='{data_dir}'",) if "imdb" in sweep else ())
             case = {"target": target, "sweep": sweep, "overrides": own, "only": [program]}
-            row = compiled(case)[program]
+            (row,) = compiled(case)[program]
             counted = {key: x for key, x in asdict(row).items() if x is not None}
             found[title, target] = {"what": title, "target": target} | counted
             print(found[title, target], flush=True)

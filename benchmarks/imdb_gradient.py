@@ -6,6 +6,8 @@ All rows of the table are measured in one process, in turn, so that their ratios
 
 - floor: the three products with E that any method needs, E p, E v and (∂L/∂a)ᵀ E;
 - jaxattn: the whole ∂L/∂p, and the gradient of E, p and v together;
+- a joint step: E, p and v by Adam, against what it must read and write: E and its two moments in both
+  directions, and E for two products forwards and two backwards;
 - PyTorch: an nn.Embedding model of the same size in minibatches of 128, a few batches of average length
   timed and extrapolated to the corpus (with the `torch` extra installed).
 """
@@ -22,10 +24,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 
 import jaxattn as ja
 
 DIM, BATCH = 2048, 128
+FLOOR, JOINT_FLOOR = "three products with E (the floor)", "E and two moments read and written, four products"
+JOINT, STEPS = "joint step of E, p and v by Adam", 4
 
 
 def seconds(function, repeats):
@@ -79,6 +84,32 @@ def torch_epoch(corpus, batches):
     return statistics.median(times) * corpus.num_sequences / BATCH
 
 
+def joint_rows(params, corpus):
+    """Make the calls of joint steps and of their floor: `STEPS` steps each, which keep their arrays."""
+    descent = ja.dynamics.descent(optax.adam(3e-4, eps=3e-8), train=("E", "p", "v"))
+    advance = jax.jit(lambda state, c, n: ja.dynamics.run(descent, state, c, n), donate_argnums=0)
+    scaled = jax.jit(
+        lambda arrays, n: jax.lax.fori_loop(0, n, lambda _, each: [0.999 * x for x in each], arrays),
+        donate_argnums=0,
+    )
+    products = jax.jit(lambda E, p, v, a, b: (E @ p, E @ v, a @ E, b @ E))
+    a, b = ja.models.one_layer.scores_and_values(params)
+    own = jax.tree.map(np.array, (descent.init(params), [params.E] * 3))
+    kept = dict(zip(("state", "arrays"), jax.tree.map(jax.numpy.asarray, own), strict=True))
+
+    def joint():
+        kept["state"] = advance(kept["state"], corpus, STEPS)
+        return kept["state"]
+
+    def floor():
+        kept["arrays"] = scaled(kept["arrays"], STEPS)
+        for _ in range(STEPS):
+            found = products(params.E, params.p, params.v, a, b)
+        return kept["arrays"], found
+
+    return {JOINT_FLOOR: floor, JOINT: joint}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data-dir", required=True, help="directory of tensorflow-datasets")
@@ -95,11 +126,12 @@ def main():
     attend = ja.attention.attend
     tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(attend(c, a, g), c.labels)))
     rows = {
-        "three products with E (the floor)": lambda: products(params.E, params.p, params.v, scores),
+        FLOOR: lambda: products(params.E, params.p, params.v, scores),
         "∂L/∂p, the whole": lambda: gradient_p(params, corpus),
         "token-space part of it": lambda: tokens_only(scores, values, corpus),
         "∂L/∂E, ∂L/∂p and ∂L/∂v": lambda: gradient_all(params, corpus),
         "∂L/∂p, scores of spread 1e4": lambda: gradient_p(params.replace(p=3e3 * params.p), corpus),
+        **joint_rows(params, corpus),
     }
     calls = {name: (lambda f=f: jax.block_until_ready(f())) for name, f in rows.items()}
     for call in calls.values():
@@ -107,22 +139,23 @@ def main():
     times = {name: [] for name in calls}
     for _ in range(arguments.repeats):
         for name, call in calls.items():
-            times[name] += seconds(call, 1)
+            per_step = STEPS if name in (JOINT, JOINT_FLOOR) else 1
+            times[name] += [time / per_step for time in seconds(call, 1)]
     measured = {name: statistics.median(each) for name, each in times.items()}
-    floor = next(iter(measured))
-    ratios = {name: statistics.median(np.divide(times[name], times[floor])) for name in measured}
+    floors = {name: JOINT_FLOOR if name in (JOINT, JOINT_FLOOR) else FLOOR for name in measured}
+    ratios = {name: statistics.median(np.divide(times[name], times[floors[name]])) for name in measured}
     try:
         measured["PyTorch nn.Embedding, ∂L/∂p, extrapolated"] = torch_epoch(corpus, batches=5)
     except ImportError:
         print("PyTorch is not installed; pip install torch to compare")
     for name in measured.keys() - ratios.keys():
-        ratios[name] = measured[name] / measured[floor]
+        ratios[name] = measured[name] / measured[FLOOR]
 
     lines = [
         f"IMDB, {corpus.num_sequences:,} reviews, V = {corpus.vocab_size:,}, d = {DIM:,}, float32, "
         f"{os.cpu_count()} CPU cores, jax {jax.__version__}; medians of {arguments.repeats}.",
         "",
-        "| what | median | × floor |",
+        "| what | median | × its floor |",
         "|---|---|---|",
         *(f"| {name} | {1e3 * measured[name]:,.1f} ms | {ratios[name]:,.2f} |" for name in measured),
         "",

@@ -83,8 +83,12 @@ def descent(
         updates, carried = transformation.update(
             gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
         )
-        norm = optax.tree.norm(gradients)
-        fails = ~(jnp.isfinite(value) & jnp.isfinite(norm))
+        # The norm of a matrix would need it in memory, where otherwise ∂L/∂E never is; one that is not finite
+        # shows in the loss of the next step. And on a CPU, XLA copies E in every step unless its update waits
+        # for the gradients of p and v.
+        vectors = [leaf for leaf in jax.tree.leaves(gradients) if leaf.ndim < 2]
+        fails = ~(jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(vectors)))
+        updates = jax.tree.map(lambda leaf: jnp.where(fails, jnp.nan, leaf), updates)
         moved = State(
             params=trees.replaced(state.params, **optax.apply_updates(trained, updates)),
             optimizer=carried,
@@ -92,7 +96,7 @@ def descent(
             failed_at=jnp.where((state.failed_at < 0) & fails, state.step, state.failed_at),
             key=state.key,
         )
-        return moved, Info(value, norm)
+        return moved, Info(value, optax.tree.norm(gradients))
 
     return Algorithm(init, step)
 

@@ -45,7 +45,10 @@ class _Fitted(NamedTuple):
 
 
 class _Compiler(NamedTuple):
-    """Compiles the programs of a group: those named in `only`, for its texts if it has any."""
+    """Compiles the programs of a group, those named in `only` if it is not empty.
+
+    Groups share what they have in common: `known` holds what came of a program by its text.
+    """
 
     target: Target
     group: CompileGroup
@@ -53,6 +56,7 @@ class _Compiler(NamedTuple):
     tell: Callable[[str], None]
     only: Collection[str]
     keep: str | None
+    known: dict[str, Compiled]
 
     def programs(self, lanes: int, only: Collection[str] = ()) -> Programs:
         """Compile programs for a number of lanes; None for one that runs on the host."""
@@ -65,11 +69,19 @@ class _Compiler(NamedTuple):
                 found.append((made, None))
                 continue
             self.tell(f"{made.place}, {lanes} lanes")
-            name = f"{self.target.name}-{made.place}-{lanes}.hlo".replace(":", "-")
-            path = Path(self.keep) / name if self.keep else None
-            lowered = made.compiled.lower(*made.arguments)
-            found.append((made, compile_lowered(lowered, self.target, path)))
+            found.append((made, self._compiled(made, lanes)))
         return found
+
+    def _compiled(self, made: Shaped, lanes: int) -> Compiled:
+        """Compile a program, or say what came of it before, which takes no time."""
+        lowered = made.compiled.lower(*made.arguments)
+        text = lowered.as_text()
+        if text in self.known and self.keep is None:
+            return self.known[text]._replace(seconds=0.0)
+        name = f"{self.target.name}-{made.place}-{lanes}.hlo".replace(":", "-")
+        path = Path(self.keep) / name if self.keep else None
+        self.known[text] = compile_lowered(lowered, self.target, path)
+        return self.known[text]
 
 
 def plan_on(
@@ -109,6 +121,7 @@ def plan_on(
     study, budget = read(), max_memory or int(_SHARE[target.platform] * target.memory)
     groups: list[dict[str, Any]] = []
     programs: list[dict[str, Any]] = []
+    known: dict[str, Compiled] = {}
     every = compile_groups(study.cells)
     for group in every:
 
@@ -118,7 +131,7 @@ def plan_on(
         lanes = len(group.cells) * len(study.seeds)
         with backend.precision(group.setting.dtype):
             loaded = corpora(group, 1) if group.setting.data.shared else None
-            compiler = _Compiler(target, group, loaded, tell, only, keep)
+            compiler = _Compiler(target, group, loaded, tell, only, keep, known)
             fitted = _fit(compiler, min(lanes, study.chunk or lanes), budget)
         if fitted.together == 0:
             raise InputError(_too_large(target, read, group, fitted.per_lane, budget))

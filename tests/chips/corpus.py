@@ -1,4 +1,4 @@
-"""A corpus of the size of IMDB: the same shapes and about as many distinct tokens a sequence."""
+"""A corpus like IMDB, of any size: the same shapes and about as many distinct tokens a sequence."""
 
 import numpy as np
 

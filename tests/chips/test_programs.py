@@ -34,31 +34,35 @@ def named(row):
 
 
 def label(case):
-    return " ".join((case["target"], Path(case["sweep"]).stem, *case["overrides"]))
+    overrides = (text for text in case["overrides"] if not text.startswith("data="))
+    return " ".join((case["target"], Path(case["sweep"]).stem, *overrides))
 
 
-@pytest.fixture(scope="module", params=CASES, ids=label)
+# With `--dist loadgroup` what is asked of a case is asked where it was compiled.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(case, marks=pytest.mark.xdist_group(label(case)), id=label(case)) for case in CASES],
+)
 def case(request):
-    """A case and what came of its programs, by name."""
+    """A case and its programs, those of every compile group."""
     wanted = request.param
     options = {key: wanted[key] for key in ("overrides", "only") if key in wanted}
-    found = plan(wanted["target"], wanted["sweep"], **options)
-    return wanted, {named(row): row for row in found.programs}
+    return wanted, plan(wanted["target"], wanted["sweep"], **options).programs
 
 
 def test_programs_of_shipped_sweeps_keep_to_their_ceilings(case):
-    wanted, found = case
-    assert {name for name, row in found.items() if row.where != "host"} == set(wanted["ceilings"])
-    for name, ceilings in wanted["ceilings"].items():
-        row = found[name]
-        assert not row.error, (name, row)
+    wanted, programs = case
+    assert {named(row) for row in programs if row.where != "host"} == set(wanted["ceilings"])
+    for row in programs:
+        assert not row.error, row
+        ceilings = wanted["ceilings"].get(named(row), {})
         measured = {key: getattr(row, key) for key in ceilings}
-        assert all(measured[key] <= most for key, most in ceilings.items()), (name, measured, ceilings)
+        assert all(measured[key] <= most for key, most in ceilings.items()), (named(row), measured, ceilings)
 
 
 def test_they_scatter_nothing_together_and_seeds_do_not_meet(case):
-    wanted, found = case
-    here = [row for row in found.values() if row.where != "host"]
+    wanted, programs = case
+    here = [row for row in programs if row.where != "host"]
     for key in ("compare_and_swaps", "collectives"):
         assert {named(row): getattr(row, key) for row in here if getattr(row, key)} == {}
     # All of float64, which the ceilings name.
@@ -66,10 +70,10 @@ def test_they_scatter_nothing_together_and_seeds_do_not_meet(case):
 
 
 def test_no_float64_reaches_a_tpu(case):
-    wanted, found = case
+    wanted, programs = case
     if not wanted["target"].startswith("v"):
         pytest.skip("a GPU has float64")
-    assert {name: row.float64 for name, row in found.items() if row.float64} == {}
+    assert {named(row): row.float64 for row in programs if row.float64} == {}
 
 
 def test_a_study_in_float64_is_left_to_the_host_of_a_tpu():
@@ -83,6 +87,14 @@ def test_of_a_study_in_float32_the_exact_flow_alone_is_left_to_the_host():
     host = {name for name, place in where.items() if place == "host"}
     assert host == {f"query.{name}" for name in ("begin", "advance", "state_metrics", "observe")}
     assert set(where.values()) == {"host", "v5e:2x2"}
+
+
+def test_what_groups_have_in_common_is_compiled_once():
+    first, *others = plan("h200", "sweeps/one_step_law.toml", only=["draw"]).programs
+    assert first.compile_s > 0
+    assert others
+    for row in others:
+        assert (row.compile_s, row.bytes, row.held) == (0.0, first.bytes, first.held)
 
 
 def test_memory_of_a_chip_is_a_line_in_the_lanes():

@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,6 +92,28 @@ def test_the_first_failing_step_is_recorded_and_other_seeds_go_on(problem):
     np.testing.assert_array_equal(state.failed_at, [-1, 3])
     alone = run(algorithm, algorithm.init(params), corpus, 8)
     np.testing.assert_allclose(state.params.p[0], alone.params.p, rtol=1e-12)
+
+
+@pytest.mark.parametrize("train", [("E",), ("p",), ("E", "p", "v")])
+def test_what_a_failing_step_was_to_move_is_not_a_number(problem, train):
+    params, corpus = problem
+    algorithm = descent(optimizer("sgd", 0.1), train=train)
+    state = algorithm.init(params.replace(v=params.v.at[0].set(jnp.inf)))
+    moved, _ = algorithm.step(state, corpus)
+    assert int(moved.failed_at) == 0
+    for name in ("E", "p"):
+        assert np.isnan(getattr(moved.params, name)).all() == (name in train)
+
+
+def test_a_joint_step_neither_copies_the_embeddings_nor_writes_their_gradient(problem):
+    """Of the size of E, a step of Adam writes E and its two moments alone."""
+    params, corpus = problem
+    params = ja.models.one_layer.init(jax.random.key(1), vocab_size=20, dim=640)
+    algorithm = descent(optimizer("adam", 0.01), train=("E", "p", "v"))
+    loop = jax.jit(lambda state, steps: run(algorithm, state, corpus, steps), donate_argnums=0)
+    text = loop.lower(algorithm.init(params), 5).compile().as_text()
+    body = [line for line in text.splitlines() if re.search(r"= f32\[20,640\]\S* (copy|fusion|call)\(", line)]
+    assert len(body) == 3, body
 
 
 def test_info_reports_loss_and_gradient_norm_before_the_step(problem):
