@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxattn import backend
-from jaxattn.attention import sequence_blocks
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.shapes import corpora, params, shaped
@@ -77,11 +76,10 @@ def width(
         raise InputError(
             f"cell {group.cells[0].number}: its sizes are too large for programs ({error}); make them smaller"
         ) from None
-    certain = CERTAIN * own + _blocks(group.setting)
-    if held + certain * math.ceil(lanes / used) <= budget:
-        return lanes
     fitting = 0
     if (needed := held + own) <= budget:
+        if held + CERTAIN * (own + largest(group)) * math.ceil(lanes / used) <= budget:
+            return lanes
         tell(group)
         memory = predict(group)
         fitting, needed = memory.fits(budget), memory.of(1)
@@ -121,8 +119,8 @@ def peak(group: CompileGroup, lanes: int) -> int:
     That is arguments, results and temporaries: parameters, optimiser, corpora, paths and gradients.
     """
     with backend.precision(group.setting.dtype):
-        # Some phases do their work when they begin, others when they advance.
-        heavy = [made for made in shaped(group, lanes) if made.name in ("begin", "advance")]
+        # Phases do their work when they begin or when they advance; after minibatches, measuring holds most.
+        heavy = [made for made in shaped(group, lanes) if made.name in ("begin", "advance", "measure")]
         own = [made for made in heavy if not made.compiled.on_host]
         return max((held(made.compiled.lower(*made.arguments).compile()) for made in own), default=0)
 
@@ -186,11 +184,29 @@ def at_most(setting: Setting) -> float:
     return float(jnp.dtype(setting.dtype).itemsize * numbers + 12 * data.entries_at_most())
 
 
-def _blocks(setting: Setting) -> int:
-    """Bound the bytes that pairs of tokens take beside parameters and corpora: several arrays of a block."""
-    if not getattr(setting.model, "cuts_batches", False):
-        return 0
-    return CERTAIN * jnp.dtype(setting.dtype).itemsize * sequence_blocks.most_numbers()
+def largest(group: CompileGroup) -> int:
+    """Bytes of the largest array on the way from a lane's parameters to its logits; nothing is compiled."""
+    with backend.precision(group.setting.dtype):
+        loaded = corpora(group, 1)
+        own = _of_one(params(group, loaded, 1))
+        splits = loaded.splits if loaded.shared else _of_one(loaded.splits)
+        every = [each for each in (splits.train, splits.test, splits.validation) if each is not None]
+        return max(_largest(jax.make_jaxpr(group.setting.model.logits)(own, each).jaxpr) for each in every)
+
+
+def _of_one(tree: Any) -> Any:
+    """Take the axis of lanes from shapes."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+
+
+def _largest(jaxpr: Any) -> int:
+    """Find the largest array of a jaxpr and of those that its operations hold."""
+    most = 0
+    for equation in jaxpr.eqns:
+        most = max(most, *(_size(each.aval) for each in equation.outvars))
+        within = jax.tree.leaves(tuple(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns"))
+        most = max([most, *(_largest(each) for each in within if hasattr(each, "eqns"))])
+    return most
 
 
 def sizes(group: CompileGroup, lanes: int) -> tuple[int, int]:

@@ -81,8 +81,11 @@ def logits(params: Params, corpus: Corpus) -> Array:
         The experiment with one MLP layer after the softmax, hidden width d, in the public review of
         arXiv 2505.17282; the activation is not published and is a ReLU here.
     """
-    pooled = pool(corpus, params.E @ params.p, params.E @ params.W)
-    return jax.nn.relu(pooled + params.b) @ params.v
+    scores = params.E @ params.p
+    # Of a minibatch there are fewer averages than tokens to multiply with W.
+    few = corpus.num_sequences < corpus.vocab_size
+    hidden = pool(corpus, scores, params.E) @ params.W if few else pool(corpus, scores, params.E @ params.W)
+    return jax.nn.relu(hidden + params.b) @ params.v
 
 
 class Mlp(Spec, frozen=True, kw_only=True):
@@ -90,6 +93,7 @@ class Mlp(Spec, frozen=True, kw_only=True):
 
     dim: PositiveInt
     attends_to_tokens: ClassVar[bool] = True
+    cuts_batches: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W", "b")
 

@@ -38,15 +38,15 @@ def test_what_sizes_alone_allow_is_never_less_than_what_is_held(path):
             assert held + own <= memory.at_most(group.setting)
 
 
-@pytest.mark.parametrize("kind", ["two_layer", "two_layer_weights"])
+@pytest.mark.parametrize("kind", ["two_layer", "two_layer_weights", "mlp", "one_layer"])
 @pytest.mark.parametrize("batch_size", [None, 20])
-def test_two_layers_hold_no_more_than_what_is_taken_to_fit(study, tables, kind, batch_size):
+def test_models_hold_no_more_than_what_is_taken_to_fit(study, tables, kind, batch_size):
     phase = {"name": "all", "kind": "descent", "train": ["E", "p", "v"], "optimizer": "adam"}
     phase |= {"step_size": 0.1, "steps": 2} | ({} if batch_size is None else {"batch_size": batch_size})
     data = tables()["data"] | {"length": 40, "sequences": 300, "vocab_size": 60}
     group = first(study(model={"kind": kind, "dim": 64}, phases=[phase], data=data))
     _, own = memory.sizes(group, 1)
-    assert memory.peak(group, 4) <= 4 * (memory.CERTAIN * own + memory._blocks(group.setting))
+    assert memory.peak(group, 4) <= 4 * memory.CERTAIN * (own + memory.largest(group))
 
 
 def test_memory_holds_at_least_the_parameters_and_grows_with_them(study, needed):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+import jaxattn as ja
 from jaxattn.attention import pooling
 from jaxattn.models import mlp, one_layer, reference
 
@@ -16,6 +17,15 @@ def draw(corpus, dim=7, dtype=jnp.float64):
 
 
 def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook):
+    assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
+
+
+@pytest.mark.parametrize(("sequences", "vocab_size"), [(12, 40), (40, 12)])
+def test_fewer_sequences_than_tokens_or_more_equal_the_textbook(
+    x64, assert_equals_textbook, sequences, vocab_size
+):
+    sizes = {"vocab_size": vocab_size, "relevant": 8, "length": 5, "sequences": sequences}
+    corpus = ja.data.independent(jax.random.key(0), **sizes)
     assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
 
 
