@@ -19,7 +19,7 @@ class State:
         optimizer: optax's state.
         step: () int32; steps taken.
         failed_at: () int32; the first step whose loss, or gradient of a vector, was not finite, -1 if none;
-            what was to move is NaN from there on.
+            matrices that move are NaN from there on.
         key: (2,) uint32; data of the PRNG key that minibatches are drawn with, None for the full batch.
     """
 

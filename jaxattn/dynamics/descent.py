@@ -88,7 +88,9 @@ def descent(
         # for the gradients of p and v.
         vectors = [leaf for leaf in jax.tree.leaves(gradients) if leaf.ndim < 2]
         fails = ~(jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(vectors)))
-        updates = jax.tree.map(lambda leaf: jnp.where(fails, jnp.nan, leaf), updates)
+        updates = jax.tree.map(
+            lambda leaf: jnp.where(fails, jnp.nan, leaf) if leaf.ndim > 1 else leaf, updates
+        )
         moved = State(
             params=trees.replaced(state.params, **optax.apply_updates(trained, updates)),
             optimizer=carried,
