@@ -52,6 +52,8 @@ class Section:
         findings: measured numbers.
         tables: further tables by title.
         pictures: figures.
+        seconds: how long it ran.
+        machine: what it ran on; "" if it was not.
     """
 
     item: Item
@@ -62,6 +64,8 @@ class Section:
     findings: tuple[Finding, ...] = ()
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
+    seconds: float = 0.0
+    machine: str = ""
 
     @property
     def agreement(self) -> pd.DataFrame:
@@ -166,6 +170,8 @@ def section(item: Item, run: Path, scale: str, failed: bool = False) -> Section:
         findings=findings,
         tables=measured.tables,
         pictures=pictures,
+        seconds=loaded.manifest["wall_time_s"],
+        machine=_machine(loaded),
     )
 
 
@@ -214,13 +220,14 @@ def agreement(sections: tuple[Section, ...]) -> pd.DataFrame:
 
 def as_markdown(sections: tuple[Section, ...], scale: str) -> str:
     """Write the page in Markdown."""
-    introduction = [line for text in _introduction(scale) for line in (text, "")]
+    introduction = [line for text in _introduction(sections, scale) for line in (text, "")]
     lines = ["# The paper, run again", "", *introduction, markdown(summary(sections)), ""]
     for each in sections:
         item = each.item
         lines += [f"## {item.name}", "", f"**Reported:** {item.reports}", ""]
         lines += [f"**Not published and chosen here:** {item.chosen}.", ""]
         lines += [f"**Compared:** {item.compared}.", "", f"**Verdict:** {each.verdict}.", ""]
+        lines += [f"**Why:** {item.reason}.", ""] if item.reason and each.findings else []
         if item.elsewhere:
             lines += [f"Not run here: see [{item.elsewhere.words}]({item.elsewhere.link}).", ""]
         if each.remedy:
@@ -243,13 +250,13 @@ def as_html(sections: tuple[Section, ...], scale: str) -> str:
     return fill(
         TEMPLATE,
         sections=sections,
-        introduction=_introduction(scale),
+        introduction=_introduction(sections, scale),
         summary=summary(sections).drop(columns="command"),
         cells=_cells,
     )
 
 
-def _introduction(scale: str) -> list[str]:
+def _introduction(sections: tuple[Section, ...], scale: str) -> list[str]:
     sizes = (
         "This page is at laptop scale: sizes are reduced by the overrides that every item names; "
         "`--scale full` runs the sweep files of jaxattn/paper/sweeps as they are."
@@ -260,8 +267,22 @@ def _introduction(scale: str) -> list[str]:
         "Every figure, table and number that the paper and its review thread report, run again, with our "
         "result beside the published one.",
         sizes,
+        *([_cost(ran, scale)] if (ran := [each for each in sections if each.machine]) else []),
         compare.RULE,
     ]
+
+
+def _cost(ran: list[Section], scale: str) -> str:
+    minutes = sum(each.seconds for each in ran) / 60
+    machines = " and ".join(sorted({each.machine for each in ran}))
+    words = f"`jaxattn reproduce{f' --scale {scale}' if scale != 'laptop' else ''} --data-dir DIR`"
+    return f"The {len(ran)} runs shown took {minutes:,.0f} minutes in all on {machines}: {words}."
+
+
+def _machine(loaded: Run) -> str:
+    device = loaded.manifest["device"]
+    kind = "CPU cores" if device["platform"] == "cpu" else device["kind"]
+    return f"{device['count']} {kind}"
 
 
 def _facts(loaded: Run, item: Item, scale: str) -> dict[str, str]:
