@@ -18,8 +18,8 @@ class State:
         params: the model's parameters.
         optimizer: optax's state.
         step: () int32; steps taken.
-        failed_at: () int32; the first step whose loss, or gradient of a vector, was not finite, -1 if none;
-            matrices that move are NaN from there on.
+        failed_at: () int32; the first step whose loss or gradient was not finite, -1 if none. Where vectors
+            move, gradients of matrices are left out: they show in the loss of the next step.
         key: (2,) uint32; data of the PRNG key that minibatches are drawn with, None for the full batch.
     """
 

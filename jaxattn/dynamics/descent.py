@@ -86,11 +86,13 @@ def descent(
         # The norm of a matrix would need it in memory, where otherwise ∂L/∂E never is; one that is not finite
         # shows in the loss of the next step. And on a CPU, XLA copies E in every step unless its update waits
         # for the gradients of p and v.
-        vectors = [leaf for leaf in jax.tree.leaves(gradients) if leaf.ndim < 2]
-        fails = ~(jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(vectors)))
-        updates = jax.tree.map(
-            lambda leaf: jnp.where(fails, jnp.nan, leaf) if leaf.ndim > 1 else leaf, updates
-        )
+        every = jax.tree.leaves(gradients)
+        vectors = [leaf for leaf in every if leaf.ndim < 2]
+        fails = ~(jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(vectors or every)))
+        if vectors:
+            updates = jax.tree.map(
+                lambda leaf: jnp.where(fails, jnp.nan, leaf) if leaf.ndim > 1 else leaf, updates
+            )
         moved = State(
             params=trees.replaced(state.params, **optax.apply_updates(trained, updates)),
             optimizer=carried,
