@@ -84,7 +84,7 @@ def descent(
             gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
         )
         # The norm of a matrix would need it in memory, where otherwise ∂L/∂E never is; one that is not finite
-        # shows in the loss of the next step. And for a CPU, XLA copies E in every step unless its update waits
+        # shows in the loss of the next step. For a CPU, XLA copies E in every step unless its update waits
         # for the gradients of p and v; elsewhere waiting costs a launch and, on TPUs, a tenth more bytes.
         every = jax.tree.leaves(gradients)
         vectors = [leaf for leaf in every if leaf.ndim < 2]
