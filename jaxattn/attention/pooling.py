@@ -12,6 +12,8 @@ from jaxattn.data.ragged import Ragged, take
 
 # Numbers of the table gathered at once; memory does not depend on how many entries the corpus has.
 GATHERED = 1 << 22
+# Numbers held at once of the sums of rows of a layout, of which a segment has several.
+HELD = 1 << 25
 
 
 @jax.jit
@@ -62,21 +64,38 @@ def _weight(count, score):
     return count.astype(score.dtype) * jnp.exp(jnp.where(count > 0, score, -jnp.inf))
 
 
-@partial(jax.jit, static_argnames="gathered")
+@partial(jax.jit, static_argnames=("gathered", "held"))
 def weighted_sums(
-    layout: Ragged, weight: Array, table: Float[Array, "I m"], gathered: int = GATHERED
+    layout: Ragged,
+    weight: Array,
+    table: Float[Array, "I m"],
+    gathered: int = GATHERED,
+    held: int = HELD,
 ) -> Float[Array, "S m"]:
-    """Sum rows of a table per segment, Σ_e weight_e M[index_e], gathering a block of rows at a time.
+    """Sum rows of a table per segment, Σ_e weight_e M[index_e], a block of columns and of rows at a time.
 
     Args:
         layout: S segments of entries that point at I rows.
         weight: (R, W).
         table: M, (I, m).
-        gathered: numbers of the table to hold at once.
+        gathered: numbers of the table to gather at once.
+        held: numbers of sums to hold at once that are not yet those of whole segments.
 
     Returns:
         (S, m).
     """
+    columns = table.shape[1]
+    each = max(1, held // weight.shape[0])
+    if each >= columns:
+        return _sums(layout, weight, table, gathered)
+    blocks = -(-columns // each)
+    padded = jnp.pad(table, ((0, 0), (0, blocks * each - columns)))
+    tables = jnp.moveaxis(padded.reshape(-1, blocks, each), 1, 0)
+    sums = jax.lax.map(lambda block: _sums(layout, weight, block, gathered), tables)
+    return jnp.moveaxis(sums, 0, 1).reshape(-1, blocks * each)[:, :columns]
+
+
+def _sums(layout: Ragged, weight: Array, table: Array, gathered: int) -> Array:
     rows, width = weight.shape
     size = max(1, min(rows, gathered // (width * table.shape[1])))
     entries = (layout.index.astype(jnp.int32), weight)
