@@ -49,6 +49,7 @@ def importance(
         Figures 1-3 of arXiv 2505.17282.
     """
     tokens = at_end(results, phase=phase, cell=cell)
+    of_seeds = at_end(results, phase=phase, cell=cell, average=False).table if tokens.seeds > 1 else None
     bins: dict[str, Any] = {"bins": BINS, "low": LOW, "high": HIGH}
     chosen = results.manifest["config"].get("probes", {})
     bins |= {key: value for key, value in chosen.items() if key in bins and chosen.get("bins")}
@@ -67,6 +68,8 @@ def importance(
                 y = table[quantity].to_numpy(float)
                 means = bin_means(x, y, **bins)
                 _scatter(ax, x, y, colour)
+                if of_seeds is not None:
+                    _band(ax, of_seeds[of_seeds["class"] == k], quantity, bins)
                 _bins(ax, means, colour)
                 head = "k" if tokens.names else k
                 name = names[quantity].replace("v$", f"v_{{{head}}}$") if several else names[quantity]
@@ -87,7 +90,8 @@ def importance(
         f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs} after phase "
         f"{tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} "
         f"equal bins of [{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the "
-        f"bin.{inside} Over the bins, {'; '.join(facts)}.",
+        f"bin{'' if of_seeds is None else '; band: from the lowest to the highest mean of a seed'}.{inside} "
+        f"Over the bins, {'; '.join(facts)}.",
         figure,
     )
 
@@ -200,6 +204,17 @@ def _scatter(
     row = np.searchsorted(y_edges[1:-1], y, side="right")
     alpha = np.clip(0.7 / np.sqrt(counts[column, row]), 0.04, 0.5)
     ax.scatter(x, y, s=size, color=colour, alpha=alpha, linewidths=0, rasterized=True)
+
+
+def _band(ax: matplotlib.axes.Axes, table: pd.DataFrame, quantity: str, bins: dict[str, Any]) -> None:
+    """Draw the range of bin means over seeds."""
+    every = [
+        bin_means(part["posterior_difference"], part[quantity], **bins) for _, part in table.groupby("seed")
+    ]
+    means = pd.concat([each["mean"] for each in every], axis=1)
+    ax.fill_between(
+        every[0]["center"], means.min(axis=1), means.max(axis=1), color=INK, alpha=0.25, linewidth=0, zorder=2
+    )
 
 
 def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:

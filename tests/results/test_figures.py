@@ -85,6 +85,22 @@ def test_importance_shows_bin_means_and_counts_what_is_outside(results):
     assert "400 tokens" in drawn.caption
 
 
+def test_the_band_of_importance_is_the_range_of_the_means_of_seeds(results):
+    drawn = importance(results["text"], phase="joint")
+    table = at_end(results["text"], phase="joint", average=False).table
+    assert table["seed"].nunique() > 1
+    for ax, column in zip(drawn.figure.axes, ("Ev", "Ep"), strict=True):
+        means = [
+            bin_means(own["posterior_difference"], own[column])["mean"] for _, own in table.groupby("seed")
+        ]
+        (band,) = (each for each in ax.collections if type(each).__name__ == "FillBetweenPolyCollection")
+        drawn_at = band.get_paths()[0].vertices[:, 1]
+        assert np.isclose(drawn_at.max(), np.nanmax(means))
+        assert np.isclose(drawn_at.min(), np.nanmin(means))
+    assert "band" in drawn.caption
+    assert "band" not in importance(results["one_seed"]).caption
+
+
 def test_importance_follows_the_bins_of_the_run(results):
     run = results["text"]
     config = run.manifest["config"] | {"probes": {"bins": 4, "low": -0.5, "high": 0.5, "min_count": 50}}
