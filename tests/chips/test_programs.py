@@ -38,42 +38,25 @@ def label(case):
     return " ".join((case["target"], Path(case["sweep"]).stem, *overrides))
 
 
-# With `--dist loadgroup` what is asked of a case is asked where it was compiled.
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(case, marks=pytest.mark.xdist_group(label(case)), id=label(case)) for case in CASES],
-)
-def case(request):
-    """A case and its programs, those of every compile group."""
-    wanted = request.param
-    options = {key: wanted[key] for key in ("overrides", "only") if key in wanted}
-    return wanted, plan(wanted["target"], wanted["sweep"], **options).programs
-
-
-def test_programs_of_shipped_sweeps_keep_to_their_ceilings(case):
-    wanted, programs = case
-    assert {named(row) for row in programs if row.where != "host"} == set(wanted["ceilings"])
-    for row in programs:
+# One test asks all of a case, so that it is compiled once wherever tests are shared out.
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_programs_keep_to_their_ceilings_scatter_nothing_together_and_take_no_float64_to_a_tpu(case):
+    options = {key: case[key] for key in ("overrides", "only") if key in case}
+    programs = plan(case["target"], case["sweep"], **options).programs
+    here = [row for row in programs if row.where != "host"]
+    assert {named(row) for row in here} == set(case["ceilings"])
+    for row in here:
         assert not row.error, row
-        ceilings = wanted["ceilings"].get(named(row), {})
+        ceilings = case["ceilings"][named(row)]
         measured = {key: getattr(row, key) for key in ceilings}
         assert all(measured[key] <= most for key, most in ceilings.items()), (named(row), measured, ceilings)
-
-
-def test_they_scatter_nothing_together_and_seeds_do_not_meet(case):
-    wanted, programs = case
-    here = [row for row in programs if row.where != "host"]
+    # A collective would be seeds that meet.
     for key in ("compare_and_swaps", "collectives"):
         assert {named(row): getattr(row, key) for row in here if getattr(row, key)} == {}
     # All of float64, which the ceilings name.
-    assert sum(row.scatter_adds for row in here) == wanted.get("scatter_adds", 0)
-
-
-def test_no_float64_reaches_a_tpu(case):
-    wanted, programs = case
-    if not wanted["target"].startswith("v"):
-        pytest.skip("a GPU has float64")
-    assert {named(row): row.float64 for row in programs if row.float64} == {}
+    assert sum(row.scatter_adds for row in here) == case.get("scatter_adds", 0)
+    if case["target"].startswith("v"):
+        assert {named(row): row.float64 for row in programs if row.float64} == {}
 
 
 def test_a_study_in_float64_is_left_to_the_host_of_a_tpu():
