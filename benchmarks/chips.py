@@ -48,7 +48,7 @@ def _rows():
         overrides = ("axes={}", f"seeds={n}")
         yield f"margin_convergence, {n:,} seeds", flow, overrides, "query.begin", None
     two_layers = "jaxattn/paper/sweeps/fig1_imdb.toml"
-    yield "fig1_imdb, two layers", two_layers, ("seeds=1",), "joint.advance", None
+    yield "fig1_imdb, two layers, 256 reviews", two_layers, ("seeds=1",), "joint.advance", None
 
 
 ROWS = tuple(_rows())

@@ -94,8 +94,8 @@ def joint_rows(params, corpus):
     )
     products = jax.jit(lambda E, p, v, a, b: (E @ p, E @ v, a @ E, b @ E))
     a, b = ja.models.one_layer.scores_and_values(params)
-    own = jax.tree.map(np.array, (descent.init(params), [params.E] * 3))
-    kept = dict(zip(("state", "arrays"), jax.tree.map(jax.numpy.asarray, own), strict=True))
+    # Copies, since what is donated is gone.
+    kept = jax.tree.map(jax.numpy.copy, {"state": descent.init(params), "arrays": [params.E] * 3})
 
     def joint():
         kept["state"] = advance(kept["state"], corpus, STEPS)

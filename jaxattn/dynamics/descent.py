@@ -85,7 +85,7 @@ def descent(
         )
         # The norm of a matrix would need it in memory, where otherwise ∂L/∂E never is; one that is not finite
         # shows in the loss of the next step. For a CPU, XLA copies E in every step unless its update waits
-        # for the gradients of p and v; elsewhere waiting costs a launch and, on TPUs, a tenth more bytes.
+        # for the gradients of p and v; elsewhere waiting costs a launch, or more.
         leaves = jax.tree.leaves(gradients)
         vectors = [leaf for leaf in leaves if leaf.ndim < 2]
         fails = ~(jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(vectors or leaves)))

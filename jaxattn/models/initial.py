@@ -43,7 +43,7 @@ def embeddings_query_head(
     e_key, p_key, v_key = jax.random.split(key, 3)
     scale = dim**-0.5
     shape = (dim,) if num_classes == 2 else (dim, num_classes)
-    # Drawing and dividing in one kernel of float64 takes XLA 40 s to compile for a GPU where d is small.
+    # Drawing and dividing in one kernel of float64 takes XLA very long to compile for a GPU where d is small.
     v = jax.lax.optimization_barrier(jax.random.normal(v_key, shape, dtype))
     return (
         scale * jax.random.normal(e_key, (vocab_size, dim), dtype),

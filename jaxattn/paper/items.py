@@ -37,8 +37,8 @@ DATA = {
 }
 PREPARED = (
     "tokeniser (lower-cased words), the least number of occurrences, optimiser (Adam, minibatches of 256), "
-    "rate and steps: the same in all items on reviews. Full batches were tried first: E·v saturates, and "
-    "bends back where tokens are rare; fig3_imdb_varied shows both"
+    "rate and steps: the same in all items on reviews. Full batches were tried first; those of Figure 3 have "
+    "E·v saturate, and bend back where tokens are rare, which fig3_imdb_varied shows"
 )
 BEYOND = "nothing: beyond the paper"
 

@@ -68,6 +68,12 @@ class Section:
     machine: str = ""
 
     @property
+    def reason(self) -> str:
+        """Why what does not agree does not; "" if all does, or nothing was found out."""
+        doubtful = any(each.verdict in (compare.DIFFERS, compare.CANNOT_TELL) for each in self.findings)
+        return self.item.reason if doubtful else ""
+
+    @property
     def agreement(self) -> pd.DataFrame:
         """The findings for reading."""
         return pd.DataFrame(
@@ -227,7 +233,7 @@ def as_markdown(sections: tuple[Section, ...], scale: str) -> str:
         lines += [f"## {item.name}", "", f"**Reported:** {item.reports}", ""]
         lines += [f"**Not published and chosen here:** {item.chosen}.", ""]
         lines += [f"**Compared:** {item.compared}.", "", f"**Verdict:** {each.verdict}.", ""]
-        lines += [f"**Why:** {item.reason}.", ""] if item.reason and each.findings else []
+        lines += [f"**Why:** {each.reason}.", ""] if each.reason else []
         if item.elsewhere:
             lines += [f"Not run here: see [{item.elsewhere.words}]({item.elsewhere.link}).", ""]
         if each.remedy:

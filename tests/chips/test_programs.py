@@ -40,7 +40,7 @@ def label(case):
 
 # One test asks all of a case, so that it is compiled once wherever tests are shared out.
 @pytest.mark.parametrize("case", CASES, ids=label)
-def test_programs_keep_to_their_ceilings_scatter_nothing_together_and_take_no_float64_to_a_tpu(case):
+def test_programs_of_shipped_sweeps_keep_to_what_they_may(case):
     options = {key: case[key] for key in ("overrides", "only") if key in case}
     programs = plan(case["target"], case["sweep"], **options).programs
     here = [row for row in programs if row.where != "host"]

@@ -49,6 +49,16 @@ def test_models_hold_no_more_than_what_is_taken_to_fit(study, tables, kind, batc
     assert memory.peak(group, 4) <= 4 * memory.CERTAIN * (own + memory.largest(group))
 
 
+def test_arrays_of_every_sequence_count_in_what_is_taken_to_fit(study, tables):
+    """The averages of an MLP, n d numbers, are many times its parameters if sequences are many."""
+    phase = {"name": "all", "kind": "descent", "train": ["E", "p", "v"], "optimizer": "adam"}
+    phase |= {"step_size": 0.1, "steps": 2}
+    data = tables()["data"] | {"length": 2, "sequences": 8000, "vocab_size": 20}
+    group = first(study(model={"kind": "mlp", "dim": 256}, phases=[phase], data=data))
+    _, own = memory.sizes(group, 1)
+    assert memory.CERTAIN * own < memory.peak(group, 4) / 4 <= memory.CERTAIN * (own + memory.largest(group))
+
+
 def test_memory_holds_at_least_the_parameters_and_grows_with_them(study, needed):
     smaller = memory.predict(first(study(model={"kind": "one_layer", "dim": 4})))
     # E, p and v of a float32 model with V = 20, at least.

@@ -5,6 +5,7 @@ import matplotlib
 import msgspec
 import numpy as np
 import pytest
+from matplotlib.collections import PolyCollection
 
 from jaxattn.errors import InputError
 from jaxattn.results import aggregate, style
@@ -93,7 +94,7 @@ def test_the_band_of_importance_is_the_range_of_the_means_of_seeds(results):
         means = [
             bin_means(own["posterior_difference"], own[column])["mean"] for _, own in table.groupby("seed")
         ]
-        (band,) = (each for each in ax.collections if type(each).__name__ == "FillBetweenPolyCollection")
+        (band,) = (each for each in ax.collections if isinstance(each, PolyCollection))
         drawn_at = band.get_paths()[0].vertices[:, 1]
         assert np.isclose(drawn_at.max(), np.nanmax(means))
         assert np.isclose(drawn_at.min(), np.nanmin(means))
