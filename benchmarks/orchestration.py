@@ -21,7 +21,7 @@ import jax
 from seeds_per_second import STUDY
 
 import jaxattn as ja
-from jaxattn.engine import devices, execute
+from jaxattn.engine import ahead, devices, execute
 from jaxattn.engine import program as of_program
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run
@@ -42,8 +42,8 @@ def timed(function, spent):
 def watch(spent):
     """Have every call into a compiled program timed."""
     program, drawing, starting = of_program.program, of_program.drawing, of_program.starting
-    # Calls compile what they call, so that it is counted.
-    execute.Ahead.compile = lambda *_: None
+    # Calls compile what they call, so that it is counted; what else is done ahead is still done.
+    ahead.shaped = lambda *_: ()
 
     def watched(*arguments):
         made = program(*arguments)

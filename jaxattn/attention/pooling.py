@@ -9,7 +9,10 @@ from jaxtyping import Array, Float
 from jaxattn.attention.bag_softmax import softmax_average
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
+from jaxattn.data.sizes import MOST_POSITIONS
 
+# With up to so many numbers an entry, a product with a dense matrix takes less time than gathers of rows.
+DENSE = 16
 # Numbers of the table gathered at once; memory does not depend on how many entries the corpus has.
 GATHERED = 1 << 22
 # Numbers held at once of the sums of rows of a layout, of which a segment has several.
@@ -40,27 +43,53 @@ def _forward(corpus, scores, table):
     bags = corpus.bags
     score = take(scores, bags.index.astype(jnp.int32))
     _, top, normaliser = softmax_average(bags, score, ())
-    weight = _weight(bags.count, score - bags.spread(top)) / bags.spread(normaliser)
-    pooled = weighted_sums(bags, weight, table)
+    weight = _weight(bags, scores, top, normaliser)
+    pooled = (
+        dense(bags, weight, len(table)) @ table if _is_dense(corpus) else weighted_sums(bags, weight, table)
+    )
     return pooled, (corpus, scores, table, pooled, top, normaliser)
 
 
 def _backward(residuals, cotangent):
     """∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X)."""
     corpus, scores, table, pooled, top, normaliser = residuals
-    layout = corpus.occurrences
-    sequence = layout.index.astype(jnp.int32)
-    score = layout.spread(scores) - take(top, sequence)
-    weight = _weight(layout.count, score) / take(normaliser, sequence)
-    d_table = weighted_sums(layout, weight, cotangent)
-    (delta,) = layout.sum(weight * take((cotangent * pooled).sum(axis=1), sequence))
+    by_sequence = (cotangent * pooled).sum(axis=1)
+    if _is_dense(corpus):
+        attention = dense(corpus.bags, _weight(corpus.bags, scores, top, normaliser), len(table))
+        d_table, delta = attention.T @ cotangent, by_sequence @ attention
+    else:
+        layout = corpus.occurrences
+        sequence = layout.index.astype(jnp.int32)
+        score = layout.spread(scores) - take(top, sequence)
+        weight = _times_exp(layout.count, score) / take(normaliser, sequence)
+        d_table = weighted_sums(layout, weight, cotangent)
+        (delta,) = layout.sum(weight * take(by_sequence, sequence))
     return None, (table * d_table).sum(axis=1) - delta, d_table
 
 
 _pool.defvjp(_forward, _backward)
 
 
-def _weight(count, score):
+def _is_dense(corpus: Corpus) -> bool:
+    size = corpus.num_sequences * corpus.vocab_size
+    return size <= min(DENSE * corpus.bags.index.size, MOST_POSITIONS)
+
+
+def dense(bags: Ragged, weight: Array, num_indices: int) -> Array:
+    """Write entries (R, W) of S segments into a matrix (S, I), 0 elsewhere."""
+    size = bags.num_segments * num_indices
+    place = bags.owner[:, None] * num_indices + bags.index.astype(jnp.int32)
+    place = jnp.where(bags.count > 0, place, size).ravel()
+    flat = jnp.zeros(size, weight.dtype).at[place].set(weight.ravel(), mode="drop", unique_indices=True)
+    return flat.reshape(-1, num_indices)
+
+
+def _weight(bags, scores, top, normaliser):
+    score = take(scores, bags.index.astype(jnp.int32)) - bags.spread(top)
+    return _times_exp(bags.count, score) / bags.spread(normaliser)
+
+
+def _times_exp(count, score):
     return count.astype(score.dtype) * jnp.exp(jnp.where(count > 0, score, -jnp.inf))
 
 

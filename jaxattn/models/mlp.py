@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import pool
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import embeddings_query_head, square
+from jaxattn.models.initial import Weights, embeddings_query_head, square
 from jaxattn.spec import PositiveInt, Spec
 from jaxattn.trees import Leaf
 
@@ -35,11 +35,17 @@ class Params:
     b: Leaf
 
 
-@partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype"))
+@partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype", "weights"))
 def init(
-    key: Array, *, vocab_size: int, dim: int, num_classes: int = 2, dtype: DTypeLike = jnp.float32
+    key: Array,
+    *,
+    vocab_size: int,
+    dim: int,
+    num_classes: int = 2,
+    dtype: DTypeLike = jnp.float32,
+    weights: Weights = "normal",
 ) -> Params:
-    """Draw E, p and v as for the one-layer model, W with entries N(0, 1/d), and b = 0.
+    """Draw E, p and v as for the one-layer model; W has entries N(0, 1/d), or is 1, and b = 0.
 
     Args:
         key: PRNG key.
@@ -47,18 +53,19 @@ def init(
         dim: d.
         num_classes: K; two classes share one head.
         dtype: of all parameters.
+        weights: "normal" or "identity", the start of W.
 
     Returns:
         The parameters; E, p and v are the one-layer model's for this key.
 
     Raises:
-        InputError: a size below 1, or fewer than two classes.
+        InputError: a size below 1, fewer than two classes, or another start of W.
 
     Source:
         The start of W and b is not published; it is chosen here.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
-    W = square(jax.random.fold_in(key, 1), dim, dtype)
+    W = square(jax.random.fold_in(key, 1), dim, dtype, weights)
     return Params(E=E, p=p, v=v, W=W, b=jnp.zeros(dim, dtype))
 
 
@@ -92,6 +99,7 @@ class Mlp(Spec, frozen=True, kw_only=True):
     """One hidden layer of width `dim` after the softmax."""
 
     dim: PositiveInt
+    weights: Weights = "normal"
     attends_to_tokens: ClassVar[bool] = True
     cuts_batches: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
@@ -99,7 +107,8 @@ class Mlp(Spec, frozen=True, kw_only=True):
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        return init(key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype)
+        sizes = {"vocab_size": vocab_size, "dim": self.dim, "num_classes": num_classes}
+        return init(key, **sizes, dtype=dtype, weights=self.weights)
 
     def logits(self, params: Params, corpus: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `logits`."""

@@ -12,7 +12,7 @@ from jaxattn.attention import attend
 # Settings, what the module's functions are given for them, and the parameters.
 SETTINGS = {
     "one_layer": (models.OneLayer(dim=6), {}, {}, ("E", "p", "v")),
-    "mlp": (models.Mlp(dim=6), {}, {}, ("E", "p", "v", "W", "b")),
+    "mlp": (models.Mlp(dim=6, weights="identity"), {"weights": "identity"}, {}, ("E", "p", "v", "W", "b")),
     "two_layer": (models.TwoLayer(dim=6, residual=True), {}, {"residual": True}, ("E", "p", "v")),
     "two_layer_weights": (models.TwoLayerWeights(dim=6), {}, {}, ("E", "p", "v", "W1", "W2")),
     "key_query": (
@@ -74,6 +74,7 @@ def test_settings_are_checked_when_they_are_read():
         ("one_layer", {}),
         ("mlp", {"dim": 4, "width": 3}),
         ("key_query", {"dim": 4, "weights": "zero"}),
+        ("mlp", {"dim": 4, "weights": "zero"}),
         ("multi_head", {"dim": 4, "heads": 0}),
     ):
         with pytest.raises(msgspec.ValidationError):
