@@ -8,10 +8,9 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.api import Study
-from jaxattn.paper.compare import Estimate, Finding
+from jaxattn.paper.compare import Finding, share
 from jaxattn.paper.measures import Measure, Measured, last, shapes
 from jaxattn.results.correlations import spearman
-from jaxattn.results.intervals import clopper_pearson
 from jaxattn.results.numbers import format_number
 from jaxattn.results.run import Run, find
 
@@ -41,11 +40,11 @@ def choices(shown: Path) -> Measure:
         draws = _draws(results)
         over = f"{len(draws)} choices"
         findings = [
-            Finding(f"share of {over} in which {shape}", _share(draws[shape]), over)
+            Finding(f"share of {over} in which {shape}", share(draws[shape]), over)
             for shape in [*(shape for _, shape in SHAPES.values()), ALL]
         ]
         findings += [
-            Finding(f"{ALL}, with {block}", _share(part[ALL]), f"{len(part)} choices")
+            Finding(f"{ALL}, with {block}", share(part[ALL]), f"{len(part)} choices")
             for block, part in draws.groupby("optimizer", sort=False)
         ]
         config = Study.read(shown).config
@@ -78,11 +77,6 @@ def _appears(finding: Finding | None) -> tuple[float, bool]:
         return math.nan, False
     value = finding.estimate.value
     return value, bool(finding.criterion.low <= value <= finding.criterion.high)
-
-
-def _share(found: pd.Series) -> Estimate:
-    hits = int(found.sum())
-    return Estimate(hits / len(found), *clopper_pearson(hits, len(found)))
 
 
 def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from jaxattn.claims.rows import Tolerance
 from jaxattn.results.binning import bin_numbers
 from jaxattn.results.correlations import spearman
-from jaxattn.results.intervals import percentile, student_t
+from jaxattn.results.intervals import clopper_pearson, percentile, student_t
 from jaxattn.results.numbers import with_interval
 
 AGREES, DIFFERS, CANNOT_TELL, MEASURED = "agrees", "differs", "cannot tell", "measured"
@@ -177,6 +177,13 @@ def over_seeds(samples: ArrayLike) -> Estimate:
     """Read off a mean over seeds with Student's t interval."""
     samples = np.asarray(samples, float)
     return Estimate(float(samples.mean()), *student_t(samples))
+
+
+def share(found: ArrayLike) -> Estimate:
+    """Read off a share from booleans, with the interval of Clopper and Pearson."""
+    found = np.asarray(found, bool)
+    hits = int(found.sum())
+    return Estimate(hits / len(found), *clopper_pearson(hits, len(found)))
 
 
 def lowest(rows: Rows, centres: Rows) -> Rows:

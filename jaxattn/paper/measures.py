@@ -19,6 +19,7 @@ from jaxattn.paper.compare import (
     longest_rise,
     lowest,
     over_seeds,
+    share,
     sign_change,
     u_shape,
 )
@@ -292,6 +293,22 @@ def cells(*metrics: str) -> Measure:
     return measure
 
 
+def directions(results: Run) -> Measured:
+    """Count the seeds in which E·v rises along the bins, and those in which it falls, in every cell."""
+    findings, rows = [], []
+    for cell, name in _cells(results):
+        values = _values(results, cell, "spearman_Ev_bins")
+        for way, sign in (("rises", 1), ("falls", -1)):
+            named = f"{name}: share of seeds in which E·v {way}"
+            findings.append(Finding(named, share(sign * values >= RISING.low), f"{len(values)} seeds"))
+        accuracy = _finding(results, cell, "test_accuracy", "").text
+        every = ", ".join(f"{x:.2f}" for x in values)
+        rows.append(
+            {"": name, "Spearman of E·v and the bin centres, each seed": every, "test accuracy": accuracy}
+        )
+    return Measured(findings, {"Every seed": pd.DataFrame(rows)})
+
+
 def purity(results: Run) -> Measured:
     """Measure the shapes, and how well E·v of a word tells its purity: Spearman over words."""
     found = shapes(results)
@@ -309,15 +326,20 @@ def _finding(results: Run, cell: int, metric: str, prefix: str) -> Finding:
 
 def last(results: Run, cell: int, metric: str) -> tuple[Estimate, str]:
     """Estimate the metric at the end of the last phase of a cell over seeds, and say over what it is."""
-    records = results.records
-    records = records[(records["cell"] == cell) & (records["phase"] == _last_phase(results, cell))]
-    values = last_steps(records[records["metric"] == metric])["value"].to_numpy(float)
+    values = _values(results, cell, metric)
     if not len(values):
         return Estimate(np.nan, np.nan, np.nan), "not measured"
     found = over_seeds(values)
     if metric.endswith(("accuracy", "mass")):
         found = Estimate(*np.clip(found, 0.0, 1.0).tolist())
     return found, "one seed" if len(values) == 1 else f"{len(values)} seeds"
+
+
+def _values(results: Run, cell: int, metric: str) -> NDArray[np.float64]:
+    """List the metric of every seed at the end of the last phase of a cell."""
+    records = results.records
+    records = records[(records["cell"] == cell) & (records["phase"] == _last_phase(results, cell))]
+    return last_steps(records[records["metric"] == metric])["value"].to_numpy(float)
 
 
 def _cells(results: Run) -> list[tuple[int, str]]:

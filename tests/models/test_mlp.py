@@ -16,7 +16,17 @@ def draw(corpus, dim=7, dtype=jnp.float64):
     return params.replace(p=8 * params.p, b=params.b + 0.1)
 
 
-def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook):
+@pytest.fixture(params=[0, pooling.DENSE], ids=["gathers", "dense"])
+def way(request, monkeypatch):
+    """Either way to average rows: small corpora are dense, unless that is ruled out."""
+    monkeypatch.setattr(pooling, "DENSE", request.param)
+    pooling.pool.clear_cache()
+    yield request.param
+    pooling.pool.clear_cache()
+
+
+def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, way):
+    assert pooling._is_dense(corpus) == bool(way)
     assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
 
 
@@ -29,12 +39,12 @@ def test_fewer_sequences_than_tokens_or_more_equal_the_textbook(
     assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
 
 
-def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook):
+def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, way):
     corpus = ragged(3)
     assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
 
 
-def test_derivative_of_pooling_agrees_with_finite_differences(rng, x64, ragged):
+def test_derivative_of_pooling_agrees_with_finite_differences(rng, x64, ragged, way):
     corpus = ragged(2)
     operands = rng.normal(size=corpus.vocab_size), rng.normal(size=(corpus.vocab_size, 3))
     check_grads(lambda a, M: pooling.pool(corpus, a, M), operands, order=1, modes=["rev"], rtol=1e-6)
@@ -52,7 +62,7 @@ def test_size_of_blocks_changes_nothing(rng, x64, ragged, gathered, held):
     np.testing.assert_allclose(sums, (table[ids] * mask[:, :, None]).sum(axis=1), rtol=1e-12, atol=1e-12)
 
 
-def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped):
+def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, way):
     assert_vmapped_equals_looped(mlp.init, mlp.logits)
 
 

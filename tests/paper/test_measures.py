@@ -1,0 +1,49 @@
+"""Measures of whole runs, counted again from the tokens by numpy and scipy."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import jaxattn as ja
+from jaxattn.paper.measures import EDGES, directions
+
+STUDY = {
+    "name": "directions",
+    "seeds": 5,
+    "data": {"kind": "independent", "vocab_size": 60, "relevant": 50, "length": 8, "sequences": 1000}
+    | {"test_sequences": 50, "max_posterior_difference": 0.95},
+    "model": {"kind": "mlp", "dim": 16},
+    "phases": [
+        {"name": "joint", "kind": "descent", "train": ["E", "p", "v", "W", "b"], "optimizer": "adam"}
+        | {"step_size": 3e-2, "steps": 40}
+    ],
+    "probes": {"per_decade": 0, "min_count": 1},
+    "blocks": {"drawn": {}, "one": {"model": {"weights": "identity"}}},
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return ja.Study.of_tables(STUDY).run(tmp_path_factory.mktemp("measures") / "run", quiet=True)
+
+
+def spearman_by_hand(tokens):
+    x, y = tokens["posterior_difference"].to_numpy(), tokens["Ev"].to_numpy()
+    place = np.searchsorted(EDGES, x, side="right") - 1
+    held = np.unique(place[x <= EDGES[-1]])
+    return stats.spearmanr(held, [y[place == k].mean() for k in held]).statistic
+
+
+def test_directions_are_those_of_a_count(results):
+    found = {finding.measured: finding.estimate for finding in directions(results).findings}
+    assert len(found) == 4
+    for cell, block in enumerate(STUDY["blocks"]):
+        own = results.tokens[results.tokens["cell"] == cell]
+        every = np.array([spearman_by_hand(tokens) for _, tokens in own.groupby("seed")])
+        for way, hits in (("rises", (every >= 0.9).sum()), ("falls", (every <= -0.9).sum())):
+            estimate = found[f"{block}: share of seeds in which E·v {way}"]
+            assert estimate.value == hits / 5
+            assert estimate[1:] == pytest.approx(stats.binomtest(int(hits), 5).proportion_ci(0.95))
+    # With drawn weights the head says nothing of the direction; where they are 1 it is that of one layer.
+    assert found["one: share of seeds in which E·v rises"].value == 1
+    assert found["drawn: share of seeds in which E·v rises"].value < 1
