@@ -121,7 +121,8 @@ STEP_DECIDES = (
 )
 HEAD_DECIDES = (
     "Chance decides: the head v acts on the hidden layer, not on E, and the weights W between the two are "
-    "drawn. Training moves E along W v, whose product with v has either sign; see mlp_imdb_varied"
+    "drawn. Training moves E along W v, whose product with v has either sign: in mlp_imdb_varied E·v goes "
+    "either way with the seed, also where W and b stay, and rises in every seed if W starts at 1"
 )
 
 ITEMS: tuple[Item, ...] = (
