@@ -11,7 +11,9 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from PIL import Image
 
+COLORS = 256
 WIDTH = 6.8  # inches: the text width of most papers
 INK, SOFT, GRID = "#222222", "#6b6b6b", "#e8e8e8"
 BLUE, RED, GREY = "#2f6db3", "#c8553d", "#9a9a9a"
@@ -89,8 +91,11 @@ def colours(count: int, *, ordered: bool) -> list[str]:
 
 
 def png(figure: Figure, dpi: int | None = None) -> bytes:
-    """Render a figure as PNG; the same figure gives the same bytes."""
-    return _render(figure, "png", {"Software": None}, dpi)
+    """Render a figure as PNG with a palette, a third of the size; the same figure gives the same bytes."""
+    drawn = Image.open(BytesIO(_render(figure, "png", {"Software": None}, dpi))).convert("RGB")
+    content = BytesIO()
+    drawn.quantize(COLORS, dither=Image.Dither.NONE).save(content, "png", optimize=True)
+    return content.getvalue()
 
 
 def pdf(figure: Figure) -> bytes:
