@@ -92,9 +92,10 @@ def colours(count: int, *, ordered: bool) -> list[str]:
 
 def png(figure: Figure, dpi: int | None = None) -> bytes:
     """Render a figure as PNG with a palette, a third of the size; the same figure gives the same bytes."""
-    drawn = Image.open(BytesIO(_render(figure, "png", {"Software": None}, dpi))).convert("RGB")
+    drawn = Image.open(BytesIO(_render(figure, "png", {"Software": None}, dpi)))
     content = BytesIO()
-    drawn.quantize(COLORS, dither=Image.Dither.NONE).save(content, "png", optimize=True)
+    few = drawn.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+    few.save(content, "png", optimize=True, dpi=drawn.info["dpi"])
     return content.getvalue()
 
 

@@ -175,9 +175,9 @@ def test_a_block_of_another_kind_keeps_what_that_kind_has_too(study):
         "polyak": {"phases": {"query": {"kind": "log_descent", "method": "polyak"}}},
         "own": {"data": {"kind": "mine.py:pairs"}},
     }
-    start = {"kind": "one_layer", "dim": 4, "init": {"E": {"kind": "zero"}}}
-    mlp, polyak, own = study(model=start, blocks=blocks).cells
-    assert mlp.tables["model"] == {"kind": "mlp", "dim": 4, "init": {"E": {"kind": "zero"}}}
+    kept = {"dim": 4, "init": {"E": {"kind": "zero"}}}
+    mlp, polyak, own = study(model={"kind": "one_layer"} | kept, blocks=blocks).cells
+    assert mlp.tables["model"] == {"kind": "mlp", "weights": "normal"} | kept
     assert polyak.tables["phases"][1] == {
         "kind": "log_descent",
         "name": "query",
