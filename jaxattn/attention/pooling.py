@@ -45,7 +45,7 @@ def _forward(corpus, scores, table):
     _, top, normaliser = softmax_average(bags, score, ())
     weight = _weight(bags, scores, top, normaliser)
     pooled = (
-        dense(bags, weight, len(table)) @ table if _is_dense(corpus) else weighted_sums(bags, weight, table)
+        _matrix(bags, weight, len(table)) @ table if _is_dense(corpus) else weighted_sums(bags, weight, table)
     )
     return pooled, (corpus, scores, table, pooled, top, normaliser)
 
@@ -55,7 +55,7 @@ def _backward(residuals, cotangent):
     corpus, scores, table, pooled, top, normaliser = residuals
     by_sequence = (cotangent * pooled).sum(axis=1)
     if _is_dense(corpus):
-        attention = dense(corpus.bags, _weight(corpus.bags, scores, top, normaliser), len(table))
+        attention = _matrix(corpus.bags, _weight(corpus.bags, scores, top, normaliser), len(table))
         d_table, delta = attention.T @ cotangent, by_sequence @ attention
     else:
         layout = corpus.occurrences
@@ -75,7 +75,7 @@ def _is_dense(corpus: Corpus) -> bool:
     return size <= min(DENSE * corpus.bags.index.size, MOST_POSITIONS)
 
 
-def dense(bags: Ragged, weight: Array, num_indices: int) -> Array:
+def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:
     """Write entries (R, W) of S segments into a matrix (S, I), 0 elsewhere."""
     size = bags.num_segments * num_indices
     place = bags.owner[:, None] * num_indices + bags.index.astype(jnp.int32)

@@ -23,7 +23,7 @@ from jaxattn.results.tables import markdown
 
 TEMPLATE = Path(__file__).with_name("page.html")
 # A page of twenty figures stays small.
-PIXELS_PER_INCH = 150
+PIXELS_PER_INCH = 110
 NOT_RUN = "not run"
 AGREEMENT = (
     "item", "measured", "value", "low", "high", "interval_over", "published", "criterion", "verdict",
