@@ -1,13 +1,10 @@
 """Attention of a batch of scores over one corpus, as products with its count matrix, one for every band.
 
 A product of the count matrix with exp(a - h), for one ceiling h of all sequences, underflows for a sequence
-whose scores all lie far below h. So each vector of scores is cut into bands of a width w that exp can span,
-with the ceilings
-
-    h_b = max a - b w,    weights exp(a_s - h_b) where a_s ≤ h_b, else 0.
-
-A sequence takes its sums from the first band in which it has weight, that is, the band of its top score: no
-token of it lies above the ceiling, its top weight is e^-w or more, and the softmax is exact to rounding.
+whose scores all lie far below h. So it is taken once for every band, with weights exp(a_s - h_b) where
+a_s ≤ h_b, else 0. A sequence takes its sums from the first band in which it has weight, that is, the band of
+its top score: no token of it lies above the ceiling, its top weight is e^-w or more, and the softmax is exact
+to rounding.
 """
 
 import math
@@ -16,27 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxattn.attention import bands
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged
-
-
-def width(dtype: jnp.dtype) -> float:
-    """The width w of a band: 64 in float32, 512 in float64.
-
-    A power of two makes h_b the same number wherever it is computed, whether or not a compiler fuses its
-    product with its difference. What is lost lies by log(max) - w = 24 or more below a sequence's top score.
-    """
-    return 2.0 ** math.floor(math.log2(math.log(jnp.finfo(dtype).max)))
-
-
-def count_bands(scores: Array, most: int) -> Array:
-    """Count the bands of scores (S, V), 1 to `most`, or `most` + 1 if they need more. Returns (S,).
-
-    Scores that hold NaN count as one band: they come out as NaN, and delay nothing else in the batch.
-    """
-    spread = scores.max(axis=1) - scores.min(axis=1)
-    multiples = width(scores.dtype) * jnp.arange(1, most + 1, dtype=scores.dtype)
-    return 1 + (spread[:, None] >= multiples[None]).sum(axis=1)
 
 
 def forward(
@@ -53,9 +32,9 @@ def forward(
     Returns:
         f (S, K, n); the ceiling h of every sequence, (S, n); Σ_s count_s exp(a_s - h), (S, n).
     """
-    top, tokens, values = scores.max(axis=1)[None], scores.T, columns.transpose(2, 1, 0)
+    top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     # Every token of the first band without weight lies below the next ceiling, also after rounding.
-    present = math.exp(-width(scores.dtype) - 1)
+    present = math.exp(-bands.width(scores.dtype) - 1)
 
     def band(b: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         shift, sums = carry
@@ -70,7 +49,7 @@ def forward(
     start = (jnp.zeros((shape[0], shape[2]), scores.dtype), jnp.zeros(shape, scores.dtype))
     shift, sums = jax.lax.fori_loop(0, num_bands, band, start)
     sums = sums.transpose(2, 1, 0)
-    return sums[:, 1:] / sums[:, :1], shift.T, sums[:, 0]
+    return bands.divide(sums[:, 1:], sums[:, :1]), shift.T, sums[:, 0]
 
 
 def backward(
@@ -89,7 +68,7 @@ def backward(
         scores: a, (S, V).
         columns: γ, (S, K, V).
         averages: f, (S, K, n).
-        shift: (S, n); what the scores of each sequence were shifted by: a ceiling, or its own top score.
+        shift: (S, n), a ceiling for each sequence.
         d_sums: ∂L/∂f over the normaliser, (S, K, n).
         num_bands: () int; how many bands to compute. Results for scores with more bands are wrong.
 
@@ -98,7 +77,7 @@ def backward(
         The two sums Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X f_X nearly agree if attention rests on one token of
         almost every sequence.
     """
-    top, tokens, values = scores.max(axis=1)[None], scores.T, columns.transpose(2, 1, 0)
+    top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)
     delta = (d_sums * averages).sum(axis=1).T[:, None]
     by_sequence = jnp.concatenate([delta, d_sums_by_sequence], axis=1)
@@ -106,11 +85,10 @@ def backward(
     def band(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_scores, d_values, largest = carry
         ceiling = _ceiling(top, b)
-        in_band = own_shift <= ceiling
-        in_band &= (own_shift > _ceiling(top, b + 1)) | (b + 1 == num_bands)
-        # 1 if `forward` chose the shift; sequences that were shifted by their own top score differ.
-        scale = jnp.where(in_band, jnp.exp(jnp.where(in_band, ceiling - own_shift, 0)), 0)
-        new = _product(corpus.occurrences, by_sequence * scale[:, None]) * _weight(tokens, ceiling)[:, None]
+        # Beyond 2^30 in float32 one float may be the ceiling of several bands.
+        own = (own_shift == ceiling) & ((b == 0) | (ceiling < _ceiling(top, b - 1)))
+        in_band = jnp.where(own[:, None], by_sequence, 0)
+        new = _product(corpus.occurrences, in_band) * _weight(tokens, ceiling)[:, None]
         delta, d_band = new[:, 0], new[:, 1:]
         change = (values * d_band).sum(axis=1) - delta
         return d_scores + change, d_values + d_band, jnp.maximum(largest, jnp.abs(delta).max(axis=0))
@@ -122,7 +100,7 @@ def backward(
 
 
 def _ceiling(top: Array, b: Array) -> Array:
-    return jax.lax.stop_gradient(top - width(top.dtype) * b.astype(top.dtype))
+    return top - bands.width(top.dtype) * b.astype(top.dtype)
 
 
 def _weight(scores: Array, ceiling: Array) -> Array:

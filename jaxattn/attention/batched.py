@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import custom_vmap, sequential_vmap
 
-from jaxattn.attention import banded_softmax, single
+from jaxattn.attention import banded_softmax, bands, single
 from jaxattn.data.corpus import Corpus
 from jaxattn.parts import map_in_equal_parts
 
@@ -84,7 +84,8 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
         return _batch_of_one(partial(single.forward, corpus), scores, columns)
     num_bands, apart = _plan_bands(scores)
     averages = banded_softmax.forward(corpus, scores, columns, num_bands)
-    return _recompute(partial(single.stable_forward, corpus), apart, averages, scores, columns)
+    in_bands = partial(single.forward_in_bands, corpus)
+    return _recompute(in_bands, apart, averages, *jax.vmap(single.split)(scores, columns))
 
 
 @merged_vmap
@@ -111,8 +112,9 @@ def backward(
         return _batch_of_one(partial(single.backward, corpus), *arrays)
     num_bands, apart = _plan_bands(scores)
     *cotangents, cancelled = banded_softmax.backward(corpus, *arrays, num_bands)
-    stable = partial(single.stable_backward, corpus)
-    return _recompute(stable, apart | cancelled, tuple(cotangents), *arrays)
+    in_bands = partial(single.backward_in_bands, corpus)
+    tables = jax.vmap(bands.split)(scores)
+    return _recompute(in_bands, apart | cancelled, tuple(cotangents), *tables, *arrays[1:])
 
 
 def _recompute(function: Callable[..., Any], which: Array, results: Any, *arrays: Array) -> Any:
@@ -136,7 +138,7 @@ def _plan_bands(scores: Array) -> tuple[Array, Array]:
     # What a band of the whole batch costs, where one member by itself costs 1.
     price = (1 + size / 16) / 2
     most = int(size / price)
-    needed = banded_softmax.count_bands(scores, most)
+    needed = bands.count(scores, most)
     num_bands = jnp.arange(most + 1)
     cost = price * num_bands.astype(jnp.float32) + (needed > num_bands[:, None]).sum(axis=1)
     best = jnp.argmin(cost)

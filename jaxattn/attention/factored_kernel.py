@@ -13,7 +13,7 @@ A token attends to itself, so that A_Xs ≥ P_ss b_s. The factors are safe if th
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.attention import banded_softmax, frequent_tokens
+from jaxattn.attention import bands, frequent_tokens
 from jaxattn.attention.frequent_tokens import FrequentTokens
 from jaxattn.data.corpus import Corpus
 
@@ -27,7 +27,7 @@ def is_safe(gram: Array, symmetric: bool) -> Array:
     """
     own, other = _shifts(gram, symmetric)
     itself = jnp.diagonal(gram) - own - other.max()
-    return (itself.min() > -banded_softmax.width(gram.dtype)) & ((gram - own[:, None] - other).max() < 1)
+    return (itself.min() > -bands.width(gram.dtype)) & ((gram - own[:, None] - other).max() < 1)
 
 
 def factors(gram: Array, symmetric: bool) -> tuple[Array, Array]:

@@ -1,23 +1,20 @@
-"""Attention for one vector of scores, with gathers over the two layouts of the corpus.
+"""Attention on a large corpus for one vector of scores, with gathers over the two layouts of the corpus.
 
-`stable_forward` and `stable_backward` shift every sequence by its own top score, whatever the scores;
-`forward` and `backward` take one shift for all sequences where that is safe, in half the time.
+Exponentials are those of V tokens, not of the entries of the corpus: every token has exp(a - h_b) for its
+band of scores, and a sequence weighs what lies in the band of its top score and in the next.
 """
-
-import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.attention.bag_softmax import softmax_average
+from jaxattn.attention import bands
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 
 
 def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Average values over every sequence.
+    """Average values over every sequence, in half the time if all scores lie in one band.
 
     Args:
         corpus: n sequences over V tokens.
@@ -25,23 +22,20 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
         columns: γ, (K, V).
 
     Returns:
-        f (K, n); what the scores of each sequence were shifted by, (n,); the normaliser, (n,).
+        f (K, n); the ceiling h_X of each sequence, (n,); the normaliser Σ_s count_s exp(a_s - h_X), (n,).
     """
-    highest = jax.lax.stop_gradient(scores.max())
-    weight = jnp.exp(scores - highest)
-    # Computed outside the branches, these vectors cannot be fused into the gathers that read them.
-    weighted = (weight, *(weight * x for x in columns))
+    # Computed outside the branches, vectors cannot be fused into the gathers that read them.
+    ceiling, weighted = split(scores, columns)
 
-    def with_global_shift(weighted: Any) -> tuple[Array, Array, Array]:
+    def in_one_band() -> tuple[Array, Array, Array]:
         normaliser, *sums = corpus.bags.dot(*weighted)
-        return jnp.stack(sums) / normaliser, jnp.broadcast_to(highest, normaliser.shape), normaliser
+        shift = jnp.broadcast_to(ceiling[0], normaliser.shape)
+        return bands.divide(jnp.stack(sums), normaliser), shift, normaliser
 
-    return jax.lax.cond(
-        global_shift_is_safe(scores),
-        with_global_shift,
-        lambda _: stable_forward(corpus, scores, columns),
-        weighted,
-    )
+    def in_bands() -> tuple[Array, Array, Array]:
+        return forward_in_bands(corpus, ceiling, weighted)
+
+    return jax.lax.cond((ceiling == ceiling[0]).all(), in_one_band, in_bands)
 
 
 def backward(
@@ -54,54 +48,82 @@ def backward(
         scores: a, (V,).
         columns: γ, (K, V).
         averages: f, (K, n).
-        shift: (n,); what the scores of each sequence were shifted by.
+        shift: h_X, (n,).
         d_sums: ∂L/∂f over the normaliser, (K, n): the cotangent of the sums before they are divided by it.
 
     Returns:
         ∂L/∂a (V,), and ∂L/∂γ (K, V).
     """
-    highest = jax.lax.stop_gradient(scores.max())
-    rescaled = d_sums * jnp.exp(jnp.where(global_shift_is_safe(scores), highest - shift, 0))
-    by_sequence = ((rescaled * averages).sum(axis=0), *rescaled)
+    ceiling, below = bands.split(scores)
+    delta = (d_sums * averages).sum(axis=0)
 
-    def with_global_shift(by_sequence: Any) -> tuple[Array, Array]:
-        delta, *rows = corpus.occurrences.dot(*by_sequence)
+    def in_one_band() -> tuple[Array, Array]:
+        pulled, *rows = corpus.occurrences.dot(delta, *d_sums)
         d_columns = jnp.stack(rows)
-        weight = jnp.exp(scores - highest)
-        return weight * ((columns * d_columns).sum(axis=0) - delta), weight * d_columns
+        return below * ((columns * d_columns).sum(axis=0) - pulled), below * d_columns
 
-    def stable(_: Any) -> tuple[Array, Array]:
-        return stable_backward(corpus, scores, columns, averages, shift, d_sums)
+    def in_bands() -> tuple[Array, Array]:
+        return backward_in_bands(corpus, ceiling, below, columns, averages, shift, d_sums)
 
-    return jax.lax.cond(global_shift_is_safe(scores), with_global_shift, stable, by_sequence)
-
-
-def global_shift_is_safe(scores: Array) -> Array:
-    """Whether one shift for all sequences keeps exp(a) in range; () bool."""
-    return scores.max() - scores.min() < 0.7 * math.log(jnp.finfo(scores.dtype).max)
+    return jax.lax.cond((ceiling == ceiling[0]).all(), in_one_band, in_bands)
 
 
-def stable_forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Compute what `forward` does, shifting every sequence by its own top score."""
-    token = corpus.bags.index.astype(jnp.int32)
-    averages, top, normaliser = softmax_average(
-        corpus.bags, take(scores, token), tuple(take(x, token) for x in columns)
-    )
-    return jnp.stack(averages), top, normaliser
+def split(scores: Array, columns: Array) -> tuple[Array, Array]:
+    """Compute what `forward_in_bands` gathers.
+
+    Returns:
+        The ceiling h_b of every token, (V,); exp(a - h_b), and its products with each γ, (1 + K, V).
+    """
+    ceiling, below = bands.split(scores)
+    return ceiling, jnp.concatenate([below[None], below * columns])
 
 
-def stable_backward(
-    corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
+def forward_in_bands(corpus: Corpus, ceiling: Array, weighted: Array) -> tuple[Array, Array, Array]:
+    """Compute what `forward` does, whatever the spread of the scores, from their `split`."""
+    bags = corpus.bags
+    token = bags.index.astype(jnp.int32)
+    own = take(ceiling, token)
+    shift = bags.max(jnp.where(bags.count > 0, own, -jnp.inf))
+    weight = bags.count.astype(ceiling.dtype) * bands.factor(own, bags.spread(shift))
+    normaliser, *sums = bags.sum(*(weight * take(x, token) for x in weighted))
+    return bands.divide(jnp.stack(sums), normaliser), shift, normaliser
+
+
+def backward_in_bands(
+    corpus: Corpus,
+    ceiling: Array,
+    below: Array,
+    columns: Array,
+    averages: Array,
+    shift: Array,
+    d_sums: Array,
 ) -> tuple[Array, Array]:
-    """Compute what `backward` does for any spread: one exponential for every entry."""
+    """Compute what `backward` does, whatever the spread of the scores, and with no difference of large sums.
+
+    Args:
+        corpus: n sequences over V tokens.
+        ceiling, below: h_b and exp(a - h_b) of every token, (V,) each.
+        columns, averages, shift, d_sums: as in `backward`.
+    """
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)
-    score = jnp.where(layout.count > 0, layout.spread(scores) - take(shift, sequence), -jnp.inf)
-    weight = layout.count.astype(scores.dtype) * jnp.exp(score)
+    weight = bands.factor(layout.spread(ceiling), take(shift, sequence))
+    weight = layout.count.astype(below.dtype) * weight
     d_values = [weight * take(x, sequence) for x in d_sums]
     d_score = [
-        d_value * (layout.spread(value) - take(average, sequence))
+        d_value * _difference(layout.spread(value), take(average, sequence))
         for d_value, value, average in zip(d_values, columns, averages, strict=True)
     ]
     d_scores, *d_columns = layout.sum(sum(d_score[1:], d_score[0]), *d_values)
-    return d_scores, jnp.stack(d_columns)
+    return below * d_scores, below * jnp.stack(d_columns)
+
+
+def _difference(value: Array, average: Array) -> Array:
+    """Compute γ_s - f_X, 0 if f_X is γ_s but for its rounding.
+
+    A token that has all attention of many sequences would gather that rounding instead of what vanishes.
+    """
+    difference = value - average
+    rounding = 2 * float(jnp.finfo(value.dtype).eps) * jnp.abs(value)
+    noise = jnp.where(jnp.abs(difference) <= rounding, difference, 0)
+    return difference - jax.lax.stop_gradient(noise)

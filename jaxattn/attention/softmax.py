@@ -10,7 +10,7 @@ scores and values that a `jax.vmap` runs over, those of many seeds for example, 
 import jax
 from jaxtyping import Array, Float
 
-from jaxattn.attention import batched, single
+from jaxattn.attention import bands, batched, small_corpus
 from jaxattn.data.corpus import Corpus
 
 
@@ -38,7 +38,7 @@ def _attend(corpus: Corpus, scores: Array, columns: Array) -> Array:
 
 def _forward(corpus, scores, columns):
     if not corpus.bags.is_large:
-        averages, shift, normaliser = single.stable_forward(corpus, scores, columns)
+        averages, shift, normaliser = small_corpus.forward(corpus, scores, columns)
     else:
         batch_of_one = batched.forward(corpus, scores[None], columns[None])
         averages, shift, normaliser = (x[0] for x in batch_of_one)
@@ -47,9 +47,9 @@ def _forward(corpus, scores, columns):
 
 def _backward(residuals, cotangents):
     corpus, *arrays, normaliser = residuals
-    arrays.append(cotangents / normaliser)
+    arrays.append(bands.divide(cotangents, normaliser))
     if not corpus.bags.is_large:
-        return None, *single.stable_backward(corpus, *arrays)
+        return None, *small_corpus.backward(corpus, *arrays)
     return None, *(x[0] for x in batched.backward(corpus, *(x[None] for x in arrays)))
 
 

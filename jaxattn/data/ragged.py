@@ -183,8 +183,16 @@ class Ragged:
         return tuple(self._climb(x, 0.0, partial(jnp.sum, axis=1)) for x in rows)
 
     def max(self, entries: Array) -> Array:
-        """Take the maximum per segment of values (R, W); -inf for an empty segment. Returns (S,)."""
-        return self._climb(entries.max(axis=1), -jnp.inf, partial(jnp.max, axis=1))
+        """Take the maximum per segment, leaving out NaN; -inf for an empty segment.
+
+        Args:
+            entries: values per entry, (R, W).
+
+        Returns:
+            (S,).
+        """
+        rows = jax.lax.reduce(entries, jnp.array(-jnp.inf, entries.dtype), _larger, (1,))
+        return self._climb(rows, -jnp.inf, partial(jnp.max, axis=1))
 
     def spread(self, per_segment: Array) -> Array:
         """Give every row the value of its segment: (S,) to (R, 1)."""
@@ -199,6 +207,11 @@ class Ragged:
 
 def _add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(map(jnp.add, x, y))
+
+
+def _larger(x: Array, y: Array) -> Array:
+    # `maximum` also passes NaN on, at half the speed; who looks for a top score meets NaN in its weights.
+    return jnp.where(x > y, x, y)
 
 
 def take(x: Array, index: Array) -> Array:

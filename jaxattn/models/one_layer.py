@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.data.corpus import Corpus
-from jaxattn.models import span
+from jaxattn.models import projection, span
 from jaxattn.models.initial import embeddings_query_head
 from jaxattn.models.span import Dim, infinite_by_name
 from jaxattn.spec import Spec
@@ -63,7 +63,7 @@ def init(
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
     """Project the embeddings: scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
-    return params.E @ params.p, params.E @ params.v
+    return projection.scores_and_values(params.E, params.p, params.v)
 
 
 def logits(params: Params, corpus: Corpus) -> Array:

@@ -5,7 +5,6 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.attention import single
 from jaxattn.attention.softmax import attend
 
 
@@ -72,12 +71,6 @@ def test_scores_of_any_size_are_right_in_float32(rng, corpus):
     np.testing.assert_allclose(attend(corpus, scores, values), f, rtol=2e-5, atol=2e-6)
     for mine, theirs in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
-
-
-def test_one_shift_is_safe_if_exp_spans_the_scores(rng):
-    scores = jnp.asarray(rng.normal(size=90), jnp.float32)
-    assert single.global_shift_is_safe(scores)
-    assert not single.global_shift_is_safe(70 * scores)
 
 
 def test_vmapped_equals_looped(rng, corpus):
