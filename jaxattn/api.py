@@ -268,7 +268,7 @@ def run(
     words = command or shlex.join(["python", *sys.argv]) if sys.argv[0] else "python"
     outcome = execute(study, directory, command=words, reporter=reporter, **options)
     page = outcome.directory / "report.html"
-    nothing_new = outcome.already_finished and page.exists()
+    nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
     if nothing_new or len(outcome.errors) == outcome.batches:
         return Finished(outcome, None)
     return Finished(outcome, report.write(outcome.directory, study.own_figures))

@@ -35,18 +35,19 @@ def print_summary(results: Any, **options: Any) -> None:
 
     Args:
         results: a run.
-        options: as `statistics.summary_rows`.
+        options: of the bootstrap, as `statistics.summary_rows`.
     """
-    from jaxattn.results import empty, statistics
+    from jaxattn.results import statistics
+    from jaxattn.results.remarks import remarks
 
-    title, keys = "Last step of each phase", [*results.axes, "phase"]
+    title, keys = statistics.summary_title(results), [*results.axes, "phase"]
     rows = statistics.summary_rows(results, **options)
     turned = statistics.turned(rows, keys)
     if len(turned) > len(rows) and len(list(_pieces(turned, 1))) == 1:
         print_table(title, turned)
     else:
         print_table(title, rows, keys=len(keys))
-    for line in empty.explain_empty(results):
+    for line in remarks(results):
         print(line)
     print_made_by(results.made_by)
 
@@ -68,7 +69,7 @@ def print_table(title: str, frame: "pd.DataFrame", keys: int = 1) -> None:
 
     # Names that users give are no markup.
     console = Console(width=_width(), highlight=False)
-    console.print(Text(_plain(title), "table.title"), soft_wrap=True)
+    console.print(Text(_plain(title), "table.title"))
     for places in _pieces(frame, keys):
         piece = frame.iloc[:ROWS, places]
         table = Table(box=box.SIMPLE_HEAD)

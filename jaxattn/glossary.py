@@ -7,8 +7,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from jaxattn.docstrings import meanings, table, written
 from jaxattn.probes import PROBES, Fit, Importance, OneStepError, Selected
+from jaxattn.probes.settings import Probes
 from jaxattn.results.labels import METRICS
+from jaxattn.study.kinds import fields_of
 
 STANDARD = {
     "in every study": Fit,
@@ -16,6 +19,14 @@ STANDARD = {
     "in every study whose model attends to tokens": Selected,
     "after one step on E": OneStepError,
 }
+PROBES_SETTINGS = """\
+Correlations over tokens, `spearman_..._tokens`, are over those that occur `min_count` times or more in the
+training split: the posterior difference of a rare token is noise. A small corpus may have no such token, and
+needs a lower one. Correlations over bins, `spearman_..._bins`, are over means of all tokens in `bins` equal
+intervals of the posterior difference from `low` to `high`; tokens beyond are in none. Those of its size begin
+at 0.
+`important_mass` and `important_selected` call tokens with a posterior difference of size `important` or more
+important."""
 
 
 def glossary() -> str:
@@ -24,6 +35,9 @@ def glossary() -> str:
         "# Metrics",
         "What the records of a study hold, by the names that tables, figures and `aggregate --metrics` know. "
         "This page is made of the probes themselves: `python -m jaxattn.glossary`.",
+        "## What `[probes]` sets",
+        PROBES_SETTINGS,
+        _settings(),
         "## Standard probes",
         *(_section(probe, when) for when, probe in STANDARD.items()),
         "## Probes to ask for",
@@ -40,10 +54,14 @@ def _section(probe: Any, when: str) -> str:
     return f"{heading}\n\n{_table(probe.labels)}" if probe.labels else heading
 
 
+def _settings() -> str:
+    meaning = meanings(Probes)
+    rows = [[f"`{field.name}`", written(field.default), meaning[field.name]] for field in fields_of(Probes)]
+    return table(["setting", "default", "meaning"], rows)
+
+
 def _table(labels: Mapping[str, str]) -> str:
-    # A bar would end the cell.
-    rows = [f"| `{name}` | {label.replace('|', chr(92) + '|')} |" for name, label in labels.items()]
-    return "\n".join(["| metric | what it is |", "|---|---|", *rows])
+    return table(["metric", "what it is"], [[f"`{name}`", label] for name, label in labels.items()])
 
 
 def _of_probes() -> set[str]:

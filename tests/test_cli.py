@@ -53,6 +53,8 @@ def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
     status, out, _ = call(monkeypatch, capsys, "aggregate", *shards, *options)
     assert status == 0
     assert "loss" in out
+    title = "Means over cells of the same model.dim, last step of each phase: interquartile mean [95 %"
+    assert title in " ".join(out.split())
     assert "accuracy" not in out
     assert "tabular" in (tmp_path / "loss.tex").read_text()
     status, out, _ = call(monkeypatch, capsys, "status", shards[0])
@@ -63,6 +65,7 @@ def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
     (shards[0] / "manifest.json").rename(shards[0] / "elsewhere.json")
     _, out, error = call(monkeypatch, capsys, "aggregate", folder, "--metrics", "loss")
     assert "(n=1)" in out
+    assert "Last step of each phase: 1 seed, without an interval" in out
     assert "not finished: these are the numbers so far" in error
     (shards[0] / "elsewhere.json").rename(shards[0] / "manifest.json")
     status, _, error = call(monkeypatch, capsys, "aggregate", *shards, "--pair", "model.dim=8,16")

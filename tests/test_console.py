@@ -52,7 +52,10 @@ def run_of(directory, cells, seeds=2):
     records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
     named = [{"cell": k, "settings": s if cells > 1 else {}} for k, s in enumerate(settings)]
     return Run(
-        directory, {"name": "x", "cells": named, "seeds": list(range(seeds))}, records, records.iloc[:0]
+        directory,
+        {"name": "x", "config": {}, "cells": named, "seeds": list(range(seeds))},
+        records,
+        records.iloc[:0],
     )
 
 
@@ -62,7 +65,10 @@ def test_a_summary_fits_the_terminal_and_nothing_is_cut(lines, tmp_path, cells, 
     found = lines(console.print_summary, run_of(tmp_path, cells), width=width, resamples=20)
     assert max(map(len, found)) <= width
     assert "…" not in "".join(found)
-    values = [line for line in found if "[" in line]
+    assert "mean [95 % bootstrap interval] over 2 seeds; with fewer than 6, the" in " ".join(
+        " ".join(found).split()
+    )
+    values = [line for line in found if "[" in line and "bootstrap" not in line]
     # Every value has a line of its own in one of the tables.
     assert sum(line.count("[") for line in values) == cells * 2 * len(METRICS)
     heads = "".join("".join(line.split()) for line in found if "[" not in line)

@@ -50,7 +50,7 @@ def command(monkeypatch, *words):
 def own(tmp_path_factory):
     """The shipped files, in a folder that tests may change, and a finished run of them."""
     folder = tmp_path_factory.mktemp("own")
-    for name in ("lab.py", "study.toml"):
+    for name in ("lab.py", "study.toml", "clipped.toml"):
         shutil.copy(SHIPPED / name, folder)
     ja.Study.read(folder / "study.toml").run(folder / "finished", quiet=True)
     return folder
@@ -160,6 +160,19 @@ def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, monke
     table = after.pair("loss.power", 1.0, 4.0, metrics=["tokens_attended"], phases=["query"])
     assert (table["n"] == 20).all()
     assert table["mean_low"].iloc[-1] > 0
+
+
+def test_an_optimiser_of_its_own_steps_as_far_as_it_may(own, tmp_path):
+    """The gradient is longer than the limit, so that one step is of the limit's length times the step size."""
+    overrides = ["phases.query.steps=1", "phases.query.step_size=1e3", "seeds=2"]
+    study = ja.Study.read(own / "clipped.toml", overrides, ["phases.query.limit=[1e-5, 1e-4]"])
+    assert "lab.py:clipped" in study.own_kinds
+    results = study.run(tmp_path / "clipped", quiet=True)
+    for cell in results.cells.itertuples(index=False):
+        before, after = (results.params(cell=cell[0], seed=1, phase=name) for name in ("embed", "query"))
+        moved = [np.ravel(getattr(after, name) - getattr(before, name)) for name in ("p", "log_temperature")]
+        limit = results.settings(cell[0])["phases.query.limit"]
+        np.testing.assert_allclose(np.linalg.norm(np.concatenate(moved)), 1e3 * limit, rtol=1e-3)
 
 
 def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, monkeypatch, capsys):

@@ -38,10 +38,13 @@ def test_the_study_of_the_notebook_runs_and_attention_gets_sharper(tmp_path, mon
     assert names["same"].records.equals(names["results"].records)
 
 
-def test_the_sweep_file_of_the_readme_is_valid(tmp_path):
-    (text,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
-    (tmp_path / "my_study.toml").write_text(text, encoding="utf-8")
-    assert Study.read(tmp_path / "my_study.toml").name == "my_study"
+def test_the_sweep_file_of_the_readme_is_valid_with_its_points(tmp_path):
+    text, halton = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "my_study.toml").write_text(f"{text}\n{halton}", encoding="utf-8")
+    study = Study.read(tmp_path / "my_study.toml")
+    assert study.name == "my_study"
+    assert len(study.cells) == 16 * 3
+    assert {type(cell.setting.phases[1].steps) for cell in study.cells} == {int}
 
 
 def test_every_path_that_the_readme_links_to_exists():

@@ -12,11 +12,13 @@ from jaxattn.errors import InputError
 from jaxattn.options import (
     Folder,
     Folders,
+    MaxMemory,
     Quiet,
     Set,
     keep_compiled,
     read_folders,
     read_pair,
+    read_size,
 )
 
 
@@ -40,7 +42,7 @@ def aggregate(
         where: Keep cells whose config has this value; may be given several times.
         metrics: Keep these metrics only.
         phases: Keep these phases only.
-        by: Pool the cells that agree in these keys of the config.
+        by: Average, seed by seed, over the cells that agree in these keys of the config.
         pair: Differences B - A between two values of a swept key, seed by seed.
         seed: Seed of the bootstrap.
         resamples: Number of bootstrap resamples.
@@ -189,6 +191,7 @@ def reproduce(
     scale: Literal["laptop", "full"] = "laptop",
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
     out: Annotated[Path, arg(metavar="DIR")] = Path("results/paper"),
+    max_memory: MaxMemory = None,
     quiet: Quiet = False,
 ) -> int:
     """Run every figure, table and number of the paper again, and write a page with ours beside the published.
@@ -207,13 +210,20 @@ def reproduce(
     from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
 
+    memory = read_size(max_memory)
     keep_compiled()
     devices.use_all_cores()
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter:
         try:
             written = paper.reproduce(
-                out=out, command=command, reporter=reporter, only=only, scale=scale, data_dir=data_dir
+                out=out,
+                command=command,
+                reporter=reporter,
+                only=only,
+                scale=scale,
+                data_dir=data_dir,
+                max_memory=memory,
             )
         except Interrupted:
             print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from jaxattn.data.encodings import REMEDY, decoding
 from jaxattn.data.messages import first_line, listed, reading
-from jaxattn.data.source import Label, Name, Row, Rows, Source, as_text, codec
+from jaxattn.data.source import Label, Name, Row, Rows, Source, as_text
 from jaxattn.errors import InputError
 
 _BATCH = 512
-_ENCODING = 'save it as UTF-8, or name its encoding, such as data.encoding = "latin-1"'
 
 
 # One field, or several whose texts follow each other.
@@ -29,11 +29,12 @@ class Tfds(Source, frozen=True, kw_only=True):
     """A prepared data set of tensorflow-datasets in a format with random access. TensorFlow is not needed.
 
     Attributes:
-        dataset: its name; "name/config:1.0.0" picks a configuration and a version.
+        dataset: name of the data set; "name/config:1.0.0" picks a configuration and a version.
         data_dir: the folder of prepared data sets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
         text: the feature with the text, or several, whose texts follow each other.
         label: the feature with the label.
-        train, test: split names; slices such as "train[:20%]" are understood.
+        train: name of the training split; slices such as "train[:20%]" are understood.
+        test: name of the test split, or a slice; "" if there is none.
     """
 
     dataset: Name
@@ -205,8 +206,8 @@ class Csv(_Table, frozen=True, kw_only=True):
 
     Attributes:
         columns: names of the fields of files without a header line, from left to right.
-        delimiter: the character between fields.
-        encoding: of the files; UTF-8 by default.
+        delimiter: the character between fields, such as "\\t".
+        encoding: that of the files, such as "latin-1"; UTF-8 if None.
     """
 
     columns: Annotated[tuple[Name, ...], msgspec.Meta(min_length=2)] | None = None
@@ -217,10 +218,7 @@ class Csv(_Table, frozen=True, kw_only=True):
         # The limit is one for the whole process and would refuse texts of more than 128 KiB.
         csv.field_size_limit(max(csv.field_size_limit(), 2**30))
         written = self._written()
-        with (
-            reading(path, _ENCODING),
-            open(path, encoding=codec(self.encoding), newline="") as file,
-        ):
+        with decoding(path, self.encoding) as encoding, open(path, encoding=encoding, newline="") as file:
             lines = csv.reader(file, delimiter=self.delimiter, strict=True)
             try:
                 header = self.columns or next(lines, [])
@@ -228,7 +226,11 @@ class Csv(_Table, frozen=True, kw_only=True):
                 columns, label = [header.index(name) for name in names], len(_names(self.text))
                 for fields in lines:
                     if len(fields) not in (0, len(header)):
-                        raise csv.Error(f"{len(fields)} fields where there are names for {len(header)}")
+                        what = f"{len(fields)} fields where there are names for {len(header)}"
+                        remedy = "name all of them in data.columns, or " if self.columns else ""
+                        raise InputError(
+                            f"data: line {lines.line_num} of {path}: {what}; {remedy}fix its quotes"
+                        )
                     if fields:
                         values: list[Any] = [fields[column] for column in columns]
                         values[label] = written.get(values[label], values[label])
@@ -248,14 +250,14 @@ class Jsonl(_Table, frozen=True, kw_only=True):
     """Rows of files with one JSON object per line.
 
     Attributes:
-        encoding: of the files; UTF-8 by default.
+        encoding: that of the files, such as "latin-1"; UTF-8 if None.
     """
 
     encoding: str | None = None
 
     def _records(self, path: str) -> Iterator[Any]:
         decode = msgspec.json.Decoder(dict[str, Any]).decode
-        with reading(path, _ENCODING), open(path, encoding=codec(self.encoding)) as file:
+        with decoding(path, self.encoding) as encoding, open(path, encoding=encoding) as file:
             for number, line in enumerate(file, 1):
                 if line.isspace():
                     continue
@@ -274,7 +276,7 @@ class Lines(_Files, frozen=True, kw_only=True):
 
     Attributes:
         separator: what stands between label and text; white space if None.
-        encoding: of the files; UTF-8 by default.
+        encoding: that of the files, such as "latin-1"; UTF-8 if None.
     """
 
     separator: Name | None = None
@@ -282,7 +284,7 @@ class Lines(_Files, frozen=True, kw_only=True):
 
     def _rows(self, path: str, wanted: str) -> Iterator[Row]:
         written = self._written()
-        with reading(path, _ENCODING), open(path, encoding=codec(self.encoding)) as file:
+        with decoding(path, self.encoding) as encoding, open(path, encoding=encoding) as file:
             for number, line in enumerate(file, 1):
                 if line.isspace():
                     continue
@@ -299,10 +301,12 @@ class Folder(Source, frozen=True, kw_only=True):
     """Texts as files PATH/SPLIT/LABEL/*.txt, as in aclImdb.
 
     Attributes:
-        path: the folder.
-        train, test: names of the folders of the splits.
-        labels, ignore_labels: names of the folders of the classes.
-        encoding: of the files; UTF-8 by default.
+        path: the folder of the splits.
+        train: the folder of the training split in `path`.
+        test: the folder of the test split in `path`; "" if there is none.
+        labels: the folder of each class in those of the splits, in the order of the classes.
+        ignore_labels: other folders there, which are left out.
+        encoding: that of the files, such as "latin-1"; UTF-8 if None.
     """
 
     path: Name
@@ -320,11 +324,11 @@ class Folder(Source, frozen=True, kw_only=True):
         return Rows(len(texts), ((name, self._content(path), label) for name, path, label in texts))
 
     def _content(self, path: str) -> str:
-        with reading(path, _ENCODING):
-            content = Path(path).read_bytes().decode(codec(self.encoding))
+        with decoding(path, self.encoding) as encoding:
+            content = Path(path).read_bytes().decode(encoding)
         # Other encodings of two bytes a character can pass for UTF-8 with zeros in it.
         if "\0" in content:
-            raise InputError(f"data: {path} is not a text; remove it, or {_ENCODING}")
+            raise InputError(f"data: {path} is not a text; remove it, or {REMEDY}")
         return content
 
     def _texts(self, split: str) -> list[tuple[str, str, Label]]:

@@ -1,6 +1,5 @@
 """What every kind of source of labelled texts has: settings of its splits, classes and vocabulary."""
 
-import codecs
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -8,6 +7,7 @@ import jax
 import msgspec
 
 from jaxattn.data import text
+from jaxattn.data.encodings import codec
 from jaxattn.data.messages import reading
 from jaxattn.data.splits import Loaded, Splits, token_statistics
 from jaxattn.errors import InputError
@@ -35,8 +35,10 @@ class Source(Spec, frozen=True, kw_only=True):
 
     Attributes:
         train: name of the training split.
-        test: name of the test split; "" or None if there is none.
+        test: name of the test split; "" if there is none.
         labels: raw label of each class, in the order of the classes: -1, +1 for two, 0 .. K-1 for more.
+        class_names: what tables and figures call each class, in the order of `labels`; None for the labels
+            themselves.
         ignore_labels: raw labels whose rows are left out.
         balance: in each split, keep only as many rows of every class as the smallest class has; which ones
             is always the same.
@@ -48,16 +50,17 @@ class Source(Spec, frozen=True, kw_only=True):
         empty: what to do with a text without a known word: "error", or "drop" to leave it out, after
             balancing and holding out.
         shared: True, all seeds have the same corpora.
-        locations: the settings that say where files lie, and nothing about what is in them.
+        inert: the settings that change no number: where files lie, what classes are called.
     """
 
     shared: ClassVar[bool] = True
     pads_vocabulary: ClassVar[bool] = False
-    locations: ClassVar[frozenset[str]] = frozenset({"path", "test_path", "data_dir"})
+    inert: ClassVar[frozenset[str]] = frozenset({"path", "test_path", "data_dir", "class_names"})
 
     train: Name = "train"
     test: str | None = "test"
     labels: Annotated[tuple[Label, ...], msgspec.Meta(min_length=2)] = (0, 1)
+    class_names: tuple[Name, ...] | None = None
     ignore_labels: tuple[Label, ...] = ()
     balance: bool = False
     validation: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
@@ -67,12 +70,20 @@ class Source(Spec, frozen=True, kw_only=True):
     empty: Literal["error", "drop"] = "error"
 
     def check(self, *context: object) -> None:
-        """Raise InputError if a label is named twice, or an encoding is none."""
+        """Raise InputError if a label or class is named twice, a class is not, or an encoding is none."""
         # In a file of texts, 1 and "1" look the same.
         values = (*self.labels, *self.ignore_labels)
         for number, value in enumerate(values):
             if str(value) in map(str, values[:number]):
                 raise InputError(f"labels, ignore_labels: {value!r} is named twice; name each label once")
+        names = self.class_names or ()
+        if self.class_names is not None and len(names) != len(self.labels):
+            raise InputError(
+                f"class_names: {len(names)} for {len(self.labels)} labels; give one for each, in their order"
+            )
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"class_names: {name!r} is there twice; give each class its own name")
         codec(getattr(self, "encoding", None))
 
     @property
@@ -115,20 +126,6 @@ class Source(Spec, frozen=True, kw_only=True):
             InputError: something is missing or unreadable; perhaps not before the rows are read.
         """
         raise NotImplementedError
-
-
-def codec(encoding: str | None) -> str:
-    """Return Python's name of an encoding: UTF-8 with or without a byte order mark if it is None.
-
-    Raises:
-        InputError: Python does not know it.
-    """
-    try:
-        " ".encode(encoding or "utf-8")
-        name = codecs.lookup(encoding or "utf-8").name
-    except (LookupError, ValueError):
-        raise InputError(f'encoding: {encoding!r:.40} is not known; name one such as "latin-1"') from None
-    return "utf-8-sig" if name == "utf-8" else name
 
 
 def as_text(value: Any, where: str) -> str:

@@ -191,7 +191,7 @@ def load(
             class_labels(classes, len(source.labels)),
             vocab_size=len(vocabulary),
             num_classes=len(source.labels),
-            class_names=tuple(map(str, source.labels)),
+            class_names=source.class_names or tuple(map(str, source.labels)),
         )
         _tell_missing(source, split, classes, note)
     progress("laying out", len(corpora), len(splits))
@@ -219,7 +219,7 @@ def _tell_missing(source: Any, split: str, classes: np.ndarray, note: cache.Note
 
 def _settings(source: Any) -> bytes:
     fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
-    kept = {name: value for name, value in fields.items() if name not in source.locations}
+    kept = {name: value for name, value in fields.items() if name not in source.inert}
     return FORMAT + msgspec.json.encode(kept, order="sorted")
 
 

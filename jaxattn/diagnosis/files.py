@@ -62,7 +62,7 @@ def figure(diagnosis: Diagnosis) -> Drawn:
         {
             "config": {
                 "probes": {"bins": BINS, "low": -1.0, "high": 1.0},
-                "data": {"labels": list(diagnosis.class_names)},
+                "data": {"class_names": list(diagnosis.class_names)},
             },
             "cells": [{"cell": 0, "settings": {}}],
             "seeds": [0],

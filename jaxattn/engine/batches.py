@@ -40,6 +40,14 @@ class Batch(NamedTuple):
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
+def describe(batch: Batch) -> str:
+    """Name what a batch runs: its cell by the settings, several by their number; nothing without axes."""
+    if len(batch.cells) > 1:
+        return f"{len(batch.cells)} cells "
+    settings = batch.cells[0].settings.items()
+    return "".join(f"{key}={x:g} " if isinstance(x, float) else f"{key}={x} " for key, x in settings)
+
+
 def halved(batch: Batch) -> list[Batch]:
     """Cut a batch of several lanes in two, by seeds, or by cells if it has one seed."""
     seeds, cells = batch.seeds, batch.cells

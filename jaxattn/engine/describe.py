@@ -30,7 +30,8 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
         quantiles = pd.DataFrame([_quantiles(name, split) for name, split in splits.items()])
         tokens = jax.tree.map(np.asarray, held.tokens)
     tables = [("Sizes", sizes), ("Sequence lengths (quantiles)", quantiles)]
-    tables.append(("One step on E: the largest |E·v| that a step size gives", _step_sizes(tokens.alpha)))
+    title = "One step on E: the largest |E·v| that a step size gives; begin with 3"
+    tables.append((title, _step_sizes(tokens.alpha)))
     classes = tokens.alpha.shape[1]
     for k in range(classes):
         alpha = tokens.alpha[:, k]

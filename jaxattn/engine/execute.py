@@ -19,7 +19,6 @@ from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import Made, Program, made_before, seed_keys
 from jaxattn.engine.store import Store
 from jaxattn.study.contract import check_corpora
-from jaxattn.study.grid import Cell
 from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import Carried, merged
 from jaxattn.trees import get
@@ -51,12 +50,12 @@ class Callbacks(NamedTuple):
 
     Attributes:
         stop: set when the batch is to save and stop.
-        report: told (place, share of the batch done, median loss).
+        report: told (phase, steps taken in it, share of the batch done, median loss).
         log: told what a probe step measured: medians over the seeds, and the series of single seeds.
     """
 
     stop: threading.Event
-    report: Callable[[str, float, float], None]
+    report: Callable[[str, int, float, float], None]
     log: Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
@@ -190,8 +189,7 @@ class _Running:
                     made.advance, carried, self.loaded.splits, self.numbers, jnp.int32(taken)
                 )
                 done += taken
-                place = f"{describe_cell(self.batch.cells[0])}{made.phase.name} step {done:,}"
-                self.callbacks.report(place, self._share(number, done), loss)
+                self.callbacks.report(made.phase.name, done, self._share(number, done), loss)
                 if time.monotonic() >= self.due and done < step:
                     self._save_timed(carried, history, number, done)
             if done == step:
@@ -254,9 +252,9 @@ class _Running:
         losses = measured["loss"]
         finite = losses[np.isfinite(losses)]
         self.failures += self._new_failures(number, carried, losses, step)
-        entry = tables.log_entry(
-            measured, made.phase.name, step, made.probe_steps[-1], self._share(number, step), self.failures
-        )
+        place = {"phase": made.phase.name, "step": step, "steps": made.probe_steps[-1]}
+        place |= {"share": self._share(number, step)}
+        entry = tables.log_entry(measured, self.batch, place, self.failures)
         self.callbacks.log(entry, tables.seed_series(measured, self.batch))
         return float(np.median(finite)) if finite.size else math.nan
 
@@ -356,8 +354,3 @@ def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
 def _by_cell(table: pd.DataFrame) -> pd.DataFrame:
     in_order = table.empty or table["cell"].is_monotonic_increasing
     return table if in_order else table.sort_values("cell", kind="stable", ignore_index=True)
-
-
-def describe_cell(cell: Cell) -> str:
-    """Name a cell by its settings, nothing for the only cell of a study without axes."""
-    return " ".join(f"{key}={value}" for key, value in cell.settings.items()) + " " * bool(cell.settings)

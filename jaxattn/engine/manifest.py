@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxattn.data.source import Source
 from jaxattn.engine.batches import Batch
 from jaxattn.storage import origin
 from jaxattn.storage.manifest import FORMAT
@@ -13,8 +14,7 @@ from jaxattn.study.definition import Definition
 from jaxattn.study.grid import GRID, PRESENTATION
 
 PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
-# Keys of any [data] table that say where files lie, and nothing about what is in them.
-LOCATIONS = ("data.path", "data.test_path", "data.data_dir")
+INERT = frozenset(f"data.{name}" for name in Source.inert)
 
 
 def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -> dict[str, Any]:
@@ -86,9 +86,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [
         f"{key}: {flat_old.get(key, 'absent')} -> {flat_new.get(key, 'absent')}"
         for key in keys
-        if flat_old.get(key) != flat_new.get(key)
-        and key.split(".")[0] not in allowed
-        and key not in LOCATIONS
+        if flat_old.get(key) != flat_new.get(key) and key.split(".")[0] not in allowed and key not in INERT
     ]
 
 

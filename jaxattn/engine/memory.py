@@ -81,6 +81,9 @@ def width(
         if held + CERTAIN * (own + largest(group)) * math.ceil(lanes / used) <= budget:
             return lanes
         tell(group)
+        # The programs that run if all fit: compiled once, they are kept for the run.
+        if peak(group, math.ceil(lanes / used) * used) <= budget:
+            return lanes
         memory = predict(group)
         fitting, needed = memory.fits(budget), memory.of(1)
     if fitting == 0:

@@ -5,9 +5,41 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jaxattn.errors import UserCodeError
+
+
+class Pace:
+    """Tells how long the rest of some work takes, from how long its steps took so far.
+
+    The first step of a part is left out: it holds what is done once, such as compiling.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing timed."""
+        self._begun: set[str] = set()
+        self._seconds = self._timed = self._at = self._fraction = 0.0
+
+    def left(self, part: str, fraction: float, now: float) -> float | None:
+        """Take note of a step.
+
+        Args:
+            part: what it belongs to.
+            fraction: share of the work done after it; less than before is another work.
+            now: when that is, in seconds.
+
+        Returns:
+            Seconds, time / share timed * share left; None before a step was timed.
+        """
+        if fraction < self._fraction:
+            self._begun, self._seconds, self._timed = set(), 0.0, 0.0
+        elif fraction > self._fraction and part in self._begun:
+            self._seconds += now - self._at
+            self._timed += fraction - self._fraction
+        self._begun.add(part)
+        self._at, self._fraction = now, fraction
+        return self._seconds / self._timed * (1 - fraction) if self._timed else None
 
 
 class Reporter:
@@ -21,7 +53,7 @@ class Reporter:
         self._task: Any = None
         self._line = None if quiet else _notebook_line()
         self._last_line = 0.0
-        self._started = time.monotonic()
+        self._pace = Pace()
 
     def __enter__(self) -> "Reporter":
         """Open the bar on a terminal."""
@@ -32,13 +64,12 @@ class Reporter:
                 TextColumn("{task.percentage:5.1f} %"),
                 TextColumn("{task.fields[state]}", markup=False),
                 TimeElapsedColumn(),
-                TextColumn("ETA"),
-                TimeRemainingColumn(elapsed_when_finished=True),
+                TextColumn("{task.fields[eta]}"),
                 console=self.console,
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("", total=1.0, state="")
+            self._task = self._bar.add_task("", total=1.0, state="", eta="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,15 +79,24 @@ class Reporter:
             self._bar.stop()
             self._bar = None
 
-    def update(self, description: str, fraction: float, state: str = "") -> None:
-        """Show the share of the work that is done, what is being done, and its state (the loss)."""
+    def update(self, description: str, fraction: float, state: str = "", part: str = "") -> None:
+        """Show how far the work is.
+
+        Args:
+            description: what is being done.
+            fraction: share of the work that is done.
+            state: of the work (the loss).
+            part: what is being done, as `Pace` wants it.
+        """
+        now = time.monotonic()
+        left = self._pace.left(part, fraction, now)
+        eta = f"ETA {left:.0f} s" if left else ""
         if self._bar is not None:
-            self._bar.update(self._task, description=description, completed=fraction, state=state)
-        elif time.monotonic() - self._last_line > (0.5 if self._line else 10):
-            self._last_line = time.monotonic()
-            elapsed = time.monotonic() - self._started
-            eta = f", ETA {elapsed * (1 - fraction) / fraction:.0f} s" if 0 < fraction < 1 else ""
-            line = f"{100 * fraction:5.1f} %  {description}  {state}{eta}".rstrip()
+            self._bar.update(self._task, description=description, completed=fraction, state=state, eta=eta)
+        elif now - self._last_line > (0.5 if self._line else 10):
+            self._last_line = now
+            known = ", ".join(filter(None, (state, eta)))
+            line = f"{100 * fraction:5.1f} %  {description}  {known}".rstrip()
             if not self._show(line):
                 self.note(line)
 

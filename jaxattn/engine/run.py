@@ -39,6 +39,7 @@ class Outcome(NamedTuple):
         errors: the batches that could not be run, and why.
         batches: how many batches there are.
         already_finished: whether all was there already.
+        renewed: whether it is described otherwise by now: other names, or figures.
     """
 
     directory: Path
@@ -46,6 +47,7 @@ class Outcome(NamedTuple):
     errors: list[dict[str, Any]]
     batches: int
     already_finished: bool
+    renewed: bool = False
 
 
 def run(
@@ -99,9 +101,10 @@ def run(
         own, now = _share(*cut, known, shard)
         todo = _unfinished(own, folder, reporter)
         if not todo and now["status"] == "finished" and folder.is_merged(now):
-            if now != find(folder.directory):
+            renewed = now != find(folder.directory)
+            if renewed:
                 folder.write_manifest(now)
-            return Outcome(folder.directory, now["failures"], [], len(own), True)
+            return Outcome(folder.directory, now["failures"], [], len(own), True, renewed)
         now["status"] = "running"
         folder.write_manifest(now)
         errors: list[dict[str, Any]] = []
@@ -293,9 +296,12 @@ class _Queue(NamedTuple):
                 raise Interrupted
 
     def _callbacks(self, batch: Batch, number: int, whole: int, started: float) -> Callbacks:
-        def report(place: str, share: float, loss: float) -> None:
+        def report(phase: str, step: int, share: float, loss: float) -> None:
             known = "" if math.isnan(loss) else f"loss {loss:.4g}"
-            self.reporter.update(place, (number + share) / whole, known)
+            place = f"{batches.describe(batch)}{phase} step {step:,}"
+            # What compiles once.
+            part = f"{batch.group.number} {batch.width} {phase}"
+            self.reporter.update(place, (number + share) / whole, known, part)
 
         def log(measured: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
             overall = (number + measured["share"]) / whole

@@ -1,5 +1,6 @@
 """How far a run is, read from its folder, also while it is running elsewhere."""
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
         directory: a results folder, finished or not.
 
     Returns:
-        One row per cell: its settings, state, share done, phase and step, median loss, failed seeds. And a
-        sentence on the whole, with the time left if it is running.
+        One row per cell: its settings, state, share done, phase and step, its median loss over the seeds
+        that are there, failed seeds. And a sentence on the whole, with the time left if it is running.
 
     Raises:
         InputError: not a results folder, or one that is damaged.
@@ -57,7 +58,7 @@ def _status(folder: Store, manifest: dict[str, Any]) -> tuple[pd.DataFrame, str]
                 "done": f"{100 * sum(parts) / len(parts):.0f} %",
                 "phase": now["phase"] if now else "",
                 "step": f"{now['step']:,} of {now['steps']:,}" if now else "",
-                "loss": "" if now is None or now["loss"] is None else f"{now['loss']:.4g}",
+                "loss": _loss(number, begun),
                 "failed seeds": sum(cell == number for cell, _ in failed),
             }
         )
@@ -75,6 +76,23 @@ def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
         for cell in batch["cells"]:
             cells.setdefault(cell, []).append(batch["name"])
     return cells
+
+
+def _loss(cell: int, begun: list[dict[str, Any]]) -> str:
+    """Write a cell's median loss over its seeds that are where its last batch is, if it was logged.
+
+    Args:
+        cell: its number.
+        begun: the last line of each of its batches; those of earlier versions have no losses of cells.
+    """
+    places = [(line["phase"], line["step"]) for line in begun]
+    found = [
+        loss
+        for line, place in zip(begun, places, strict=True)
+        if place == places[-1]
+        for loss in line.get("losses", {}).get(str(cell), [])
+    ]
+    return f"{statistics.median(found):.4g}" if found else ""
 
 
 def _state(finished: bool, begun: bool, running: bool) -> str:

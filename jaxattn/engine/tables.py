@@ -102,14 +102,29 @@ def seed_series(measured: dict[str, np.ndarray], batch: Batch, most: int = 32) -
 
 
 def log_entry(
-    measured: dict[str, np.ndarray], phase: str, step: int, steps: int, share: float, failures: list
+    measured: dict[str, np.ndarray], batch: Batch, place: dict[str, Any], failures: list
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl: where a batch stands, and the median over its seeds of every scalar."""
+    """One line of metrics.jsonl.
+
+    Args:
+        measured: metrics of a probe, (L,) or (L, bins).
+        batch: whose.
+        place: where it stands: phase, step, steps of the phase, share of the batch done.
+        failures: its seeds that failed so far.
+
+    Returns:
+        All that, the median over the batch of every scalar, and the finite losses of every cell.
+    """
 
     def median(x: np.ndarray) -> float | None:
         finite = x[np.isfinite(x)]
         return float(np.median(finite)) if finite.size else None
 
     scalars = {name: median(x) for name, x in measured.items() if x.ndim == 1}
-    place = {"phase": phase, "step": step, "steps": steps, "share": share, "loss": scalars.get("loss")}
-    return place | {"metrics": scalars, "failures": failures}
+    losses: dict[str, list[float]] = {str(cell.number): [] for cell in batch.cells}
+    for (cell, _), loss in zip(batch.lanes, measured["loss"], strict=True):
+        if np.isfinite(loss):
+            # Lines are many, and are looked at only.
+            losses[str(cell.number)].append(float(f"{loss:.6g}"))
+    loss = {"loss": scalars["loss"], "losses": losses}
+    return place | loss | {"metrics": scalars, "failures": failures}

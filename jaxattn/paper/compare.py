@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from jaxattn.claims.rows import Tolerance
 from jaxattn.results.binning import bin_numbers
 from jaxattn.results.correlations import spearman
-from jaxattn.results.intervals import clopper_pearson, percentile, student_t
+from jaxattn.results.intervals import ENOUGH_SEEDS, TOO_FEW, clopper_pearson, percentile, student_t
 from jaxattn.results.numbers import with_interval
 
 AGREES, DIFFERS, CANNOT_TELL, MEASURED = "agrees", "differs", "cannot tell", "measured"
@@ -24,12 +24,10 @@ RULE = (
     "A number agrees if its whole 95 % interval lies within the criterion, differs if none of it does, and "
     "cannot tell if it straddles the criterion or has no interval. It is only measured if nothing is "
     "published to hold it against. Shapes are compared, never heights: they depend on what is not published. "
-    "Intervals are over seeds; with fewer than six, tokens within bins are resampled as well, and the "
-    "interval says little of what other seeds would give."
+    "Intervals are over seeds; with fewer than six, tokens within bins are resampled as well, and "
+    f"{TOO_FEW}."
 )
 RESAMPLES = 1000
-# Resamples of n seeds alone span their range at best, which covers the truth with probability 1 - 2^(1 - n).
-ENOUGH_SEEDS = 6
 Rows = NDArray[np.float64]
 
 

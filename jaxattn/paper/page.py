@@ -13,7 +13,8 @@ import pandas as pd
 from jaxattn.errors import InputError, RunError
 from jaxattn.paper import compare
 from jaxattn.paper.compare import Finding
-from jaxattn.paper.items import DATA, ITEMS, Item
+from jaxattn.paper.item import DATA, Item
+from jaxattn.paper.items import ITEMS
 from jaxattn.results import figures, style
 from jaxattn.results.load import load
 from jaxattn.results.numbers import format_number
@@ -282,7 +283,8 @@ def _cost(ran: list[Section], scale: str) -> str:
     minutes = sum(each.seconds for each in ran) / 60
     machines = " and ".join(sorted({each.machine for each in ran}))
     words = f"`jaxattn reproduce{f' --scale {scale}' if scale != 'laptop' else ''} --data-dir DIR`"
-    return f"The {len(ran)} runs shown took {minutes:,.0f} minutes in all on {machines}: {words}."
+    took = f"The {len(ran)} runs shown took" if len(ran) > 1 else "The run shown took"
+    return f"{took} {minutes:,.0f} minutes in all on {machines}: {words}."
 
 
 def _machine(loaded: Run) -> str:

@@ -7,7 +7,8 @@ from jaxattn.engine import run as engine
 from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError, RunError
 from jaxattn.paper import page
-from jaxattn.paper.items import ITEMS, Item, Scale
+from jaxattn.paper.item import Item, Scale
+from jaxattn.paper.items import ITEMS
 from jaxattn.paper.page import Page
 
 
@@ -19,6 +20,7 @@ def reproduce(
     only: Sequence[str] = (),
     scale: Scale = "laptop",
     data_dir: Path | None = None,
+    max_memory: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Page:
     """Run items and write the page of all items; what is finished is not run again.
@@ -30,7 +32,8 @@ def reproduce(
         only: names of the items to run, in this order; all by default. The page shows the others as far
             as they are done.
         scale: "full" runs the studies as they are, "laptop" with the items' overrides.
-        data_dir: the folder with the data sets, see `items.DATA`; None leaves their items out.
+        data_dir: the folder with the data sets, see `item.DATA`; None leaves their items out.
+        max_memory: bytes that may be used on a device; chosen for the device by default.
         overrides: further overrides `key=value`, for every item.
 
     Returns:
@@ -53,7 +56,8 @@ def reproduce(
         reporter.note(f"{number} of {len(wanted)}: {item.name}")
         study = item.study(scale, data_dir, overrides)
         try:
-            outcome = engine.run(study, folder(out, scale, item), command=command, reporter=reporter)
+            place = folder(out, scale, item)
+            outcome = engine.run(study, place, command=command, reporter=reporter, max_memory=max_memory)
         except (InputError, RunError) as error:
             failed[item.name] = str(error)
         else:

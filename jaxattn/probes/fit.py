@@ -30,6 +30,8 @@ class Fit(Spec, frozen=True, kw_only=True):
         "test_accuracy_best_on_test": "best test accuracy so far, chosen on the test set",
         "test_accuracy_best_on_validation": "test accuracy where the validation accuracy was best so far",
         "test_loss": "test loss",
+        "validation_accuracy": "validation accuracy",
+        "validation_loss": "validation loss",
         "p_norm": r"$\Vert p\Vert$",
         "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
         "evaluations": "gradient evaluations",

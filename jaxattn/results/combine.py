@@ -1,4 +1,4 @@
-"""Several results folders as one; cells chosen, grouped by any key, and held against each other."""
+"""Several results folders as one; cells chosen, averaged over all but some keys, held against each other."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +114,14 @@ def choose(
 
 
 def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
-    """Pool cells that agree in some keys of their config: every (cell, seed) becomes a seed of the pool.
+    """Average, seed by seed, over cells that agree in some keys of their config: x_s = Σ_c x_cs / C.
+
+    Seed s has the same random numbers in every cell, also of different folders, so that its values are not
+    independent: the sample is that of seeds, and `statistics.aggregate` of it draws whole seeds.
+
+    The C cells are those of the pool that recorded the (phase, step, metric) for any seed: after the last
+    step of some cells, the others are left. A seed without a finite value in all C is left out: its mean
+    over some of them would be of other settings than that of the other seeds.
 
     Args:
         results: what to group.
@@ -130,7 +137,11 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
         cell["cell"]: {key: results.lookup(cell["cell"], key) for key in by}
         for cell in results.manifest["cells"]
     }
-    return _regroup(results, values, lambda records: records)
+
+    def share(records: pd.DataFrame) -> pd.DataFrame:
+        return records.assign(value=records["value"] / records["cells"])
+
+    return _regroup(results, values, share, f"means over cells of the same {', '.join(by)}")
 
 
 def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
@@ -145,8 +156,8 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
         second: the value it is subtracted from.
 
     Returns:
-        One cell per setting of the other axes; every metric is the difference second - first, over the seeds
-        that both have.
+        One cell per setting of the other axes; every metric is the difference second - first, NaN for a
+        seed that has no value in one of the two.
 
     Raises:
         InputError: a key that is not swept, or no pair of cells.
@@ -165,14 +176,13 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
         known = ", ".join(dict.fromkeys(setting(value) for value in values if value is not None))
         raise InputError(f"{key}: no cells with both {first!r} and {second!r}; its values are {known:.200}")
 
-    def difference(records: pd.DataFrame) -> pd.DataFrame:
-        keys = ["cell", "seed", "phase", "step", "metric"]
-        signed = records.assign(value=records["value"] * records["from"].map(side))
-        sums = signed.groupby(keys, sort=False)["value"].agg(["sum", "size"])
-        return sums[sums["size"] == 2]["sum"].rename("value").reset_index()
+    def signed(records: pd.DataFrame) -> pd.DataFrame:
+        both = records[records["cells"] == 2]
+        return both.assign(value=both["value"] * both["from"].map(side))
 
-    found = _regroup(results, rest, difference, pool=False)
-    if found.records.empty:
+    low, high = (setting(meant[0]) for _, meant in sides)
+    found = _regroup(results, rest, signed, f"differences ({key} = {high} minus {low})")
+    if not found.records["value"].notna().any():
         raise InputError(f"{key}: {first!r} and {second!r} have no seed, phase, step and metric in common")
     return found
 
@@ -180,26 +190,39 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
 def _regroup(
     results: AnyRun,
     values: Mapping[int, dict[str, Any]],
-    finish: Callable[[pd.DataFrame], pd.DataFrame],
-    pool: bool = True,
+    weigh: Callable[[pd.DataFrame], pd.DataFrame],
+    words: str,
 ) -> AnyRun:
-    """Give cells with equal values one number; pooled, their seeds are counted through."""
+    """Sum weighed records, seed by seed, over the cells with equal values, which become one.
+
+    Args:
+        results: what to regroup.
+        values: of each cell that is kept.
+        weigh: is given the records with "from", the cell they come from, and "cells", how many cells of the
+            new one have their phase, step and metric; returns those to sum.
+        words: what the sums are.
+
+    Returns:
+        The sums; NaN for a seed of which a term is missing or NaN.
+    """
     texts = {cell: json.dumps(settings, sort_keys=True) for cell, settings in values.items()}
     number = {text: k for k, text in enumerate(dict.fromkeys(texts.values()))}
     settings = {number[texts[cell]]: found for cell, found in values.items()}
     records = results.records[results.records["cell"].isin(list(values))]
     records = records.assign(**{"from": records["cell"]}, cell=records["cell"].map(texts).map(number))
-    if pool:
-        pairs = records[["cell", "from", "seed"]].drop_duplicates()
-        pairs["pooled"] = pairs.groupby("cell").cumcount()
-        records = records.merge(pairs, on=["cell", "from", "seed"]).drop(columns="seed")
-        records = records.rename(columns={"pooled": "seed"})
-    records = finish(records)[["cell", "seed", "phase", "step", "metric", "value"]]
+    series = records.groupby(["cell", "phase", "step", "metric"], observed=True)
+    records = weigh(records.assign(cells=series["from"].transform("nunique")))
+    keys = ["cell", "seed", "phase", "step", "metric"]
+    terms = records.groupby(keys, sort=False, observed=True)
+    # pandas sums what is not NaN.
+    whole = terms["value"].count() == terms["cells"].first()
+    records = terms["value"].sum().where(whole).reset_index()
     manifest = dict(results.manifest) | {
         "cells": [{"cell": k, "settings": found} for k, found in sorted(settings.items())],
         "seeds": sorted(records["seed"].unique().tolist()),
         "failures": [],
         "batches": [],
+        "derived": [*results.derived, words],
     }
     return replace(results, manifest=manifest, records=records, tokens=results.tokens.iloc[:0])
 

@@ -9,6 +9,9 @@ Floats = NDArray[np.float64]
 
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+# Resamples of n seeds alone span their range at best, which covers the truth with probability 1 - 2^(1 - n).
+ENOUGH_SEEDS = 6
+TOO_FEW = "the interval says little of what other seeds would give"
 
 
 def student_t(samples: ArrayLike) -> tuple[float, float]:

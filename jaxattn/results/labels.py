@@ -1,5 +1,6 @@
 """Names of quantities, settings and files, as figures and tables write them."""
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -70,10 +71,14 @@ def metric_label(metric: str, labels: Mapping[str, str] = METRICS) -> str:
 
 
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
-    """Say in one line what a run recorded, or what a metric is called now."""
+    """Say in one line what a metric is called now, which is near it, or what a run recorded."""
     if new := RENAMED.get(metric):
         return InputError(f"metric {metric!r}: it is called {new!r} now")
-    return InputError(f"metric {metric!r}: the run recorded {', '.join(sorted(map(str, set(recorded))))}")
+    # Bins are many and have numbers.
+    known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
+    if near := difflib.get_close_matches(metric, known, 1):
+        return InputError(f"metric {metric!r}: the run did not record it; did you mean {near[0]!r}?")
+    return InputError(f"metric {metric!r}: the run recorded {', '.join(known)}")
 
 
 def axis_label(axis: str) -> str:

@@ -48,7 +48,8 @@ class Results(Run):
             metrics: names; all if empty.
             phases: names; all if empty.
             where: values that keys of a cell's config must have.
-            by: pool the cells that agree in these keys of the config.
+            by: average, seed by seed, over the cells that agree in these keys of the config; see
+                `combine.group`.
             seed: seed of the bootstrap.
             resamples: number of resamples.
             confidence: coverage of the intervals.
@@ -166,7 +167,8 @@ class Results(Run):
         }
         words = "; ".join(f"{name}: {fact}".removeprefix(": ") for name, fact in facts.items() if fact)
         table = self.summary().to_html(index=False, border=0, max_rows=SHOWN_ROWS)
-        return f"<b>{escape(self.manifest['name'])}</b> ({escape(words)}){table}"
+        title = escape(statistics.summary_title(self))
+        return f"<b>{escape(self.manifest['name'])}</b> ({escape(words)})<br>{title}{table}"
 
 
 def load(directory: str | Path) -> Results:

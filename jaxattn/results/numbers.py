@@ -16,7 +16,9 @@ def format_number(value: float) -> str:
 
 
 def setting(value: object) -> str:
-    """Write an axis value for reading."""
+    """Write an axis value for reading; nothing where a cell does not have that axis."""
+    if value is None or value != value:
+        return ""
     if value == "inf":
         return "∞"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,12 +13,12 @@ import pandas as pd
 from jaxattn.errors import InputError, RunError
 from jaxattn.results import page, style
 from jaxattn.results.drawn import Drawn, Picture
-from jaxattn.results.empty import explain_empty
 from jaxattn.results.figures import DRAWN, draw_all, words_of_own
 from jaxattn.results.load import load
 from jaxattn.results.numbers import format_number, setting
+from jaxattn.results.remarks import remarks
 from jaxattn.results.run import Run
-from jaxattn.results.statistics import aggregate, last_steps, summary_table
+from jaxattn.results.statistics import aggregate, last_steps, summary_table, summary_words
 from jaxattn.results.tokens import at_end, named, top, with_classes
 from jaxattn.storage import files
 
@@ -112,7 +112,8 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         facts=_facts(results.manifest) | ({"source": results.made_by} if results.made_by else {}),
         cells=_table(results.cells.map(setting)) if results.axes else None,
         summary=_table(summary_table(results)),
-        empty=explain_empty(results),
+        summary_words=summary_words(results),
+        remarks=remarks(results),
         figures=shown,
         tops=_tops(results),
         config=json.dumps(results.manifest["config"], indent=2, ensure_ascii=False),

@@ -58,6 +58,11 @@ class Run:
         return list(dict.fromkeys(key for cell in self.manifest["cells"] for key in cell["settings"]))
 
     @property
+    def derived(self) -> list[str]:
+        """How the values were made of those that cells recorded, in words; nothing if they are those."""
+        return list(self.manifest.get("derived", []))
+
+    @property
     def failures(self) -> pd.DataFrame:
         """One row per seed that failed: cell, seed, phase, step, reason."""
         return pd.DataFrame(self.manifest.get("failures", []), columns=list(FAILURES))
@@ -75,7 +80,7 @@ class Run:
         entry = self._entry(cell)
         if key in entry["settings"]:
             return entry["settings"][key]
-        value = find(entry.get("config", self.manifest["config"]), key)
+        value = find(self._config(cell), key)
         if value is None:
             swept = ", ".join(self.axes) or "nothing"
             raise InputError(f"{key}: no such key in the config of {self.directory}; swept is {swept}")
@@ -83,11 +88,9 @@ class Run:
 
     def class_names(self, cell: int) -> tuple[str, ...]:
         """Names of the classes of a cell's corpus, as far as its config tells; the negative class first."""
-        try:
-            labels = self.lookup(cell, "data.labels")
-        except InputError:
-            return ()
-        return tuple(map(str, labels)) if isinstance(labels, list | tuple) else ()
+        config = self._config(cell)
+        names = find(config, "data.class_names") or find(config, "data.labels")
+        return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
         """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
@@ -117,6 +120,10 @@ class Run:
     def made_by(self) -> str:
         """Who made the run if it was another source than the installed one, in one line; else nothing."""
         return origin.differs(origin.makers(self.manifest))
+
+    def _config(self, cell: int) -> Mapping[str, Any]:
+        config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
+        return config
 
     def _entry(self, cell: int) -> Mapping[str, Any]:
         found = [entry for entry in self.manifest["cells"] if entry["cell"] == cell]

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from jaxattn.results.intervals import ENOUGH_SEEDS, TOO_FEW
+from jaxattn.results.labels import seed_words
 from jaxattn.results.numbers import interval, setting
 from jaxattn.results.run import Run
 
@@ -110,9 +112,7 @@ def summary_rows(
         Text such as "0.873 [0.871, 0.875]", with "(n=3)" where fewer seeds than planned are finite. One row
         per cell and phase: the values of the axes, the phase, and a column per metric.
     """
-    records = last_steps(results.records)
-    chosen = metrics or [name for name in records["metric"].unique() if not re.search(r"_bin_\d+$", name)]
-    records = records[records["metric"].isin(list(chosen))]
+    records, chosen = _shown(results, metrics)
     table = results.with_axes(aggregate(records, seed=seed, resamples=resamples, confidence=confidence))
     planned = len(results.manifest["seeds"])
     text = [
@@ -124,9 +124,34 @@ def summary_rows(
     keys = [*(results.axes or []), "phase"]
     wide = table.assign(text=text).pivot(index=["cell", "phase"], columns="metric", values="text").fillna("")
     order = table[["cell", *keys]].drop_duplicates(["cell", "phase"])
-    wide = wide.reindex(index=pd.MultiIndex.from_frame(order[["cell", "phase"]]), columns=list(chosen))
+    wide = wide.reindex(index=pd.MultiIndex.from_frame(order[["cell", "phase"]]), columns=chosen)
     heads = order[keys].map(setting).reset_index(drop=True)
     return pd.concat([heads, wide.reset_index(drop=True).rename_axis(columns=None)], axis=1)
+
+
+def summary_title(results: Run) -> str:
+    """Say what a summary shows: what its values are, and `summary_words`."""
+    what = ", ".join([*results.derived, "last step of each phase"])
+    return f"{what[0].upper()}{what[1:]}: {summary_words(results)}"
+
+
+def summary_words(results: Run) -> str:
+    """Say what the entries of a summary are: the estimator, its interval, and over how many seeds."""
+    records, _ = _shown(results, None)
+    finite = records[np.isfinite(records["value"])]
+    counts = finite.groupby(["cell", "phase", "metric"], observed=True).size()
+    if counts.empty or counts.max() == 1:
+        return "1 seed, without an interval" if len(counts) else "no seed has a finite value"
+    words = f"interquartile mean [95 % bootstrap interval] over {seed_words(counts)}"
+    few = ((counts > 1) & (counts < ENOUGH_SEEDS)).any()
+    return words + f"; with fewer than {ENOUGH_SEEDS}, {TOO_FEW}" * bool(few)
+
+
+def _shown(results: Run, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:
+    """Take the last step of each phase, and of metrics those asked for, by default all but single bins."""
+    records = last_steps(results.records)
+    chosen = metrics or [name for name in records["metric"].unique() if not re.search(r"_bin_\d+$", name)]
+    return records[records["metric"].isin(list(chosen))], list(chosen)
 
 
 def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -134,7 +159,8 @@ def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     *axes, phase = keys
     phases = [] if rows[phase].nunique() == 1 and axes else [phase]
     names = [
-        ", ".join([*(f"{axis} = {row[axis]}" for axis in axes), *row[phases]]) for _, row in rows.iterrows()
+        ", ".join([*(f"{axis} = {row[axis]}" for axis in axes if row[axis]), *row[phases]])
+        for _, row in rows.iterrows()
     ]
     wide = rows.drop(columns=list(keys)).set_axis(pd.Index(names), axis=0).T
     return wide.rename_axis(index=None, columns=None).reset_index(names="metric")

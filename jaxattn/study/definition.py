@@ -10,7 +10,7 @@ from jaxattn.errors import InputError
 from jaxattn.spec import Count, PositiveInt
 from jaxattn.study import grid
 from jaxattn.study.grid import Cell
-from jaxattn.study.kinds import explain
+from jaxattn.study.messages import explain
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.setting import Maker, Setting
 from jaxattn.study.tree import check_values
@@ -142,7 +142,7 @@ def _tables(tree: Mapping[str, Any]) -> Tables:
         return msgspec.convert(dict(tree), Tables)
     except msgspec.ValidationError as error:
         keys = list(Tables.__struct_fields__)
-        raise InputError(explain(str(error), "", keys, _CHOICES, _PATTERNS)) from None
+        raise InputError(explain(str(error), "", tree, keys, _CHOICES, _PATTERNS)) from None
 
 
 _CHOICES = {"dtype": ["float32", "float64"]}

@@ -5,18 +5,17 @@ checked against its annotations.
 """
 
 import dataclasses
-import difflib
 import functools
 import inspect
-import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from jaxattn.errors import InputError, UserCodeError, at
 from jaxattn.spec import Named
+from jaxattn.study.messages import explain, nearest
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.tree import check_values
 
@@ -172,37 +171,7 @@ def convert(target: Any, values: Table, place: str) -> Table:
     except msgspec.ValidationError as error:
         known = [field.name for field in fields if field.name != takes]
         choices = {field.name: _literals(field.type) for field in fields}
-        raise InputError(explain(str(error), place, known, choices)) from None
-
-
-def explain(
-    message: str,
-    place: str,
-    keys: list[str],
-    choices: Mapping[str, list[str]],
-    patterns: Mapping[str, str] = {},
-) -> str:
-    """Put msgspec's message key first, a pattern in words, and add the nearest right key or value."""
-    text, _, inner = message.partition(" - at `$")
-    inner = inner.rstrip("`").lstrip(".")
-    text = text.replace("Object contains unknown field", "unknown key").replace("`", "'")
-    text = text.replace("Object missing required field", "missing key")
-    text = text[:1].lower() + text[1:]
-    if "matching regex" in text:
-        text = patterns.get(inner, text)
-    if unknown := re.fullmatch(r"unknown key '(.*)'", text):
-        text += nearest(unknown[1], keys)
-    elif value := re.fullmatch(r"invalid (?:value|enum value) '(.*)'", text):
-        text += nearest(value[1], choices.get(inner, []))
-    where = ".".join(part for part in (place, inner) if part)
-    return f"{where}: {text}" if where else text
-
-
-def nearest(given: str, known: Iterable[str]) -> str:
-    """Suggest the nearest right name, or list all."""
-    known = list(known)
-    near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
-    return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}" if known else ""
+        raise InputError(explain(str(error), place, rest, known, choices)) from None
 
 
 def fields_of(target: Any, place: str = "") -> list[Field]:

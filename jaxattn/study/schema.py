@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from jaxattn.docstrings import first_line, meanings
 from jaxattn.probes.settings import Probes
 from jaxattn.study import concepts
 from jaxattn.study.definition import Tables
@@ -111,8 +112,10 @@ def _table(target: Any, first: Schema, definitions: Schema) -> Schema:
     further = getattr(target, "takes_further", None)
     (*schemas,), components = msgspec.json.schema_components([field.type for field in fields])
     definitions.update(components)
+    meaning = meanings(target)
     properties = first | {
         field.name: made
+        | ({"description": meaning[field.name]} if field.name in meaning else {})
         | (
             {}
             if field.default is inspect.Parameter.empty
@@ -121,10 +124,9 @@ def _table(target: Any, first: Schema, definitions: Schema) -> Schema:
         for field, made in zip(fields, schemas, strict=True)
     }
     required = [*first, *(field.name for field in fields if field.default is inspect.Parameter.empty)]
-    words = inspect.getdoc(target) or ""
     return {
         "type": "object",
-        "description": words.partition("\n")[0],
+        "description": first_line(target),
         "properties": properties,
         "required": required,
         "additionalProperties": bool(further),

@@ -12,6 +12,7 @@ import tomli_w
 from jaxattn.errors import InputError, RunError, at
 from jaxattn.study.definition import Definition
 from jaxattn.study.namespace import Namespace
+from jaxattn.study.overrides import check_seen
 from jaxattn.study.setting import merged
 from jaxattn.study.tree import assign, check_values, flatten, parse
 
@@ -32,7 +33,7 @@ def read(
 
     Args:
         path: the TOML file; the file that it `extends` is read first, and this one merged into it.
-        overrides: `key=value` with dotted keys and TOML values, applied on top.
+        overrides: `key=value` with dotted keys and TOML values, applied on top; `key=null` takes a key out.
         axes: `key=[value, ...]`, product axes in addition to the file's.
         made: makes a study of tables and the names in them.
 
@@ -40,18 +41,21 @@ def read(
         The checked study.
 
     Raises:
-        InputError: a missing or malformed file, an unknown key, a wrong type or value; names the place.
+        InputError: a missing or malformed file, an unknown key, a wrong type or value, an override that no
+            cell sees; names the place.
         UserCodeError: code that the file names raised.
     """
     path = Path(path)
     tree = tables(path)
     change(tree, overrides, axes)
     with at(str(path)):
-        return made(tree, Namespace(path.parent))
+        study = made(tree, Namespace(path.parent))
+    check_seen(tree, overrides)
+    return study
 
 
 def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> None:
-    """Apply `key=value` and `key=[value, ...]` to tables."""
+    """Apply `key=value` and `key=[value, ...]` to tables; `key=null` takes a key out."""
     for option, given in (("--set", overrides), ("--axis", axes)):
         for text in given:
             key, separator, value = text.partition("=")
@@ -59,7 +63,13 @@ def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[s
                 example = "--set model.dim=512" if option == "--set" else "--axis model.dim=[64,512]"
                 raise InputError(f"{option} {text}: expected key=value, for example {example}")
             with at(f"{option} {text}"):
-                tree |= assign(tree, ("axes." if option == "--axis" else "") + key.strip(), parse(value))
+                if option == "--axis":
+                    changed = assign(tree, f"axes.{key.strip()}", parse(value))
+                else:
+                    changed = assign(tree, key.strip(), None if value.strip() == "null" else parse(value))
+            tree.clear()
+            tree |= changed
+    flatten_grid(tree)
 
 
 def write(tree: dict[str, Any], path: str | Path) -> Path:
@@ -85,10 +95,7 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise InputError(f"{path}: not valid TOML: {error}") from None
     with at(str(path)):
         check_values(tree)
-    blocks = tree.get("blocks")
-    for table in (tree, *(blocks.values() if isinstance(blocks, dict) else ())):
-        if isinstance(table, dict):
-            flatten_grid(table)
+    flatten_grid(tree)
     base = tree.pop("extends", None)
     if base is None:
         return tree
@@ -131,7 +138,7 @@ def _text(path: Path) -> str:
 
 
 def flatten_grid(table: dict[str, Any]) -> None:
-    """Write keys of the grid with dots."""
+    """Write keys of the grid with dots, in blocks too."""
     for key in ("axes", "zip"):
         if isinstance(table.get(key), dict):
             table[key] = flatten(table[key])
@@ -141,6 +148,10 @@ def flatten_grid(table: dict[str, Any]) -> None:
     points = table.get("halton")
     if isinstance(points, dict) and isinstance(points.get("axes"), dict):
         points["axes"] = flatten(points["axes"], leaves=("low", "high"))
+    blocks = table.get("blocks")
+    for block in blocks.values() if isinstance(blocks, dict) else ():
+        if isinstance(block, dict):
+            flatten_grid(block)
 
 
 def _without_none(tree: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from jaxattn.errors import InputError
 
 DEEPEST = 50
+# Keys of the grid have dots of their own.
+_AXIS = re.compile(r"((?:blocks\.[^.]+\.)?(?:axes|zip|halton\.axes))\.(.+)", re.DOTALL)
 Path = tuple[str, ...]
 Keys = Callable[[Path, Any], Iterable[str]]
 
@@ -16,12 +19,27 @@ Keys = Callable[[Path, Any], Iterable[str]]
 def assign(tree: Any, key: str, value: Any) -> Any:
     """Return a tree with `tree[a][b]... = value` for a dotted key; what is not on the way is shared.
 
-    Lists are indexed by number or by an entry's name.
+    Lists are indexed by number or by an entry's name. None takes the key out.
     """
-    head, dot, rest = key.partition(".")
     if key.count(".") > DEEPEST:
         raise InputError(f"{key:.60}...: nested more than {DEEPEST} times; no setting lies so deep")
-    return _assigned(tree, (), [head, rest] if dot and head in ("axes", "zip") else key.split("."), value)
+    axis = _AXIS.fullmatch(key)
+    return _assigned(tree, (), [*axis[1].split("."), axis[2]] if axis else key.split("."), value)
+
+
+def numbered(tree: Any, key: str) -> str:
+    """Write a dotted key with numbers for the entries of lists, which may have names too."""
+    parts = []
+    for part in key.split("."):
+        if isinstance(tree, list):
+            entries = {str(k): entry for k, entry in enumerate(tree)}
+            named = {entry["name"]: k for k, entry in entries.items() if _has_name(entry)}
+            part = named.get(part, part)
+            tree = entries.get(part)
+        else:
+            tree = tree.get(part) if isinstance(tree, dict) else None
+        parts.append(part)
+    return ".".join(parts)
 
 
 def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
@@ -108,12 +126,21 @@ def _assigned(tree: Any, before: Path, parts: Sequence[str], value: Any) -> Any:
     if rest:
         inner = changed.get(place, {}) if isinstance(changed, dict) else changed[place]
         value = _assigned(inner, (*before, part), rest, value)
-    changed[place] = value
+    if value is not None:
+        changed[place] = value
+    elif isinstance(changed, dict) and place not in changed:
+        raise InputError(f"{key}: is not set, so that it has its default; leave this out")
+    else:
+        del changed[place]
     return changed
 
 
+def _has_name(entry: Any) -> bool:
+    return isinstance(entry, dict) and "name" in entry
+
+
 def _position(entries: list, part: str, key: str) -> int:
-    names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
+    names = [entry["name"] if _has_name(entry) else None for entry in entries]
     if part in names:
         return names.index(part)
     if part.isdecimal() and int(part) < len(entries):

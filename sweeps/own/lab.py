@@ -1,7 +1,8 @@
-"""A lab of one's own: corpus, model, loss, start, phase, probe and figure, all in this file.
+"""A lab of one's own: corpus, model, loss, start, phase, optimiser, probe and figure, all in this file.
 
-`study.toml` names them by import path, `kind = "lab.py:Temperature"`. Each is a pure function of one seed, or
-a frozen class with pure methods; jaxattn runs all seeds and cells of a study in one compiled program.
+`study.toml`, and `clipped.toml` for the optimiser, name them by import path, `kind = "lab.py:Temperature"`.
+Each is a pure function of one seed, or a frozen class with pure methods; jaxattn runs all seeds and cells of
+a study in one compiled program.
 Keyword-only arguments and fields are settings: checked by their annotations, and swept as you like. Cells
 that differ in a float share a program, in which that float is traced: write `jnp.where`, not `if`, or
 annotate it with `jaxattn.Static[float]`, and each of its values has a program of its own.
@@ -12,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 from matplotlib.figure import Figure
 
@@ -87,6 +89,11 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
         size = self.step_size / jnp.sqrt(state.step + 1.0)
         moved = {name: getattr(state.params, name) - size * jnp.sign(slope) for name, slope in slopes.items()}
         return state.replace(params=state.params._replace(**moved), step=state.step + 1)
+
+
+def clipped(step_size: optax.Schedule, *, limit: float = 1.0) -> optax.GradientTransformation:
+    """Clip the gradient of all trained parameters to a norm before the step, whose size is a schedule."""
+    return optax.chain(optax.clip_by_global_norm(limit), optax.scale_by_learning_rate(step_size))
 
 
 def tokens_attended(params: Params, corpus: ja.data.Corpus, *, order: ja.Static[float] = 2.0) -> Array:

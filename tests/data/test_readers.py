@@ -1,6 +1,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -170,6 +171,7 @@ class TestEveryKind:
             ({"empty": "skip"}, r"\$.empty"),
             ({"labels": ["a"]}, r"\$.labels"),
             ({"train": ""}, r"\$.train"),
+            ({"class_names": ["a", ""]}, r"\$.class_names"),
         ):
             with pytest.raises(msgspec.ValidationError, match=says):
                 msgspec.convert(fields | wrong, kind)
@@ -177,6 +179,9 @@ class TestEveryKind:
             ({"labels": ["a", "b", "a"]}, "'a' is named twice"),
             ({"labels": [1, 2], "ignore_labels": [2]}, "2 is named twice"),
             ({"labels": [1, "1"]}, "'1' is named twice"),
+            ({"labels": [3, 4], "class_names": ["a"]}, "class_names: 1 for 2 labels; give one for each, in"),
+            ({"labels": [3, 4], "class_names": []}, "class_names: 0 for 2 labels"),
+            ({"labels": [3, 4], "class_names": ["a", "a"]}, "class_names: 'a' is there twice"),
         ):
             with pytest.raises(InputError, match=says):
                 msgspec.convert(fields | wrong, kind).check()
@@ -441,7 +446,10 @@ class TestCsv:
             'row, name the fields, such as data.columns = ["label", "text"]'
         )
         said = message(lambda: rows(Csv(path=str(path), columns=("label", "text"))))
-        assert f"line 1 of {path}: 3 fields where there are names for 2" in said
+        assert said == (
+            f"data: line 1 of {path}: 3 fields where there are names for 2; name all of them in "
+            "data.columns, or fix its quotes"
+        )
 
     def test_lines_of_another_kind(self, tmp_path):
         path = write_lines(tmp_path / "x", [("good film", 1)])
@@ -530,6 +538,29 @@ class TestEncoding:
         assert sorted(text for text, _ in rows(latin)) == ["na\u00eff", "\u00e9t\u00e9"]
         ascii = msgspec.structs.replace(source, encoding="ascii")
         assert "is not ASCII text" in message(lambda: rows(ascii))
+
+    @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
+    def test_lines_in_another_encoding_are_counted(self, kind, tmp_path):
+        """Latin-1 is a remedy where most lines that tell are in it, and garbles a file of UTF-8."""
+        header = 1 if kind is Csv else 0
+        utf8, latin, plain = ("été", 1), ("naïf", 0), ("film", 1)
+        for good, bad, mixed in ((3, 1, True), (2, 2, False), (0, 2, False)):
+            path = tmp_path / f"{good}{bad}"
+            write = {Lines: write_lines, **WRITERS}[kind]
+            lines = Path(write(path, [plain] * 5 + [utf8] * good)).read_bytes()
+            rest = Path(write(path, [latin] * bad, encoding="latin-1")).read_bytes()
+            path.write_bytes(lines + rest.partition(b"\n")[2] if header else lines + rest)
+            said = message(lambda path=path: rows(kind(path=str(path))))
+            assert said.startswith(f"data: line {header + 5 + good + 1} of {path} is not UTF-8 text (")
+            assert f", as {bad} of {header + 5 + good + bad} are not; " in said
+            assert ("3 with other letters than those of ASCII are: it mixes encodings" in said) == mixed
+            assert ("latin-1" in said) != mixed
+
+    def test_an_encoding_whose_bytes_are_no_lines(self, tmp_path):
+        path = tmp_path / "x"
+        path.write_bytes("1 film\n".encode("utf-16-le") + b"\x00\xd8\x00")
+        said = message(lambda: rows(Lines(path=str(path), encoding="utf-16-le")))
+        assert said.startswith(f"data: {path} is not UTF-16-LE text (")
 
     @pytest.mark.parametrize("encoding", ["klingon", "base64", "\0", ""])
     def test_no_encoding(self, encoding):

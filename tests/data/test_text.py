@@ -403,6 +403,13 @@ class TestCache:
         source = changed(source, path=moved["a.jsonl"], test_path=moved["b.jsonl"])
         assert same(load(source, **settings), first)
 
+    def test_other_names_of_classes_need_no_reading(self, source, settings, first, no_reading):
+        assert first.train.class_names == ("0", "1")
+        named = load(changed(source, class_names=("bad", "fine")), **settings)
+        assert [named.train.class_names, named.test.class_names] == [("bad", "fine")] * 2
+        plain = {split: getattr(named, split).replace(class_names=("0", "1")) for split in ("train", "test")}
+        assert same(named._replace(**plain), first)
+
     @pytest.mark.parametrize(
         "fields",
         [

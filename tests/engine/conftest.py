@@ -28,7 +28,7 @@ class Lines(Reporter):
     def warn(self, line):
         self.lines.append(line)
 
-    def update(self, description, fraction, state=""):
+    def update(self, description, fraction, state="", part=""):
         self.calls += 1
         if self.calls == self.stop_after:
             os.kill(os.getpid(), signal.SIGTERM)

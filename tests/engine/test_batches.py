@@ -44,6 +44,14 @@ def test_lanes_are_every_seed_of_every_cell_once(study):
         assert len({batch.name for batch in cut(wanted)}) == len(cut(wanted))
 
 
+def test_a_batch_is_called_by_the_settings_of_its_cell_or_by_how_many_it_has(study):
+    axes = {"phases.query.step_size": [1e-4 / 3, 0.2], "model.dim": [8]}
+    assert {batches.describe(batch) for batch in cut(study(axes=axes, chunk=100))} == {"2 cells "}
+    (first, *_) = cut(study(axes=axes, chunk=1, seeds=1))
+    assert batches.describe(first) == "phases.query.step_size=3.33333e-05 model.dim=8 "
+    assert batches.describe(cut(study(chunk=1))[0]) == ""
+
+
 def test_what_a_folder_holds_of_several_cells_is_kept(study):
     wanted = study(seeds=4, axes={"phases.query.step_size": [0.1, 0.2, 0.3, 0.4]}, chunk=4)
     known = ["cells-00001-00002-seeds-00001-00002", "cells-00009-00009-seeds-00000-00003"]

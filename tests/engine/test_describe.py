@@ -36,6 +36,20 @@ def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
     assert not study().base.data.shared
 
 
+def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(texts, tmp_path):
+    fruit, animals = ["apple", "pear"], ["ape", "bear"]
+    ((_, sizes), *_) = describe.corpus(texts(class_names=fruit), 1, silent)
+    assert sizes["label apple"].tolist() == sizes["label pear"].tolist() == ["50.0 %"]
+    before = texts().run(tmp_path / "run", quiet=True)
+    assert before.class_names(0) == ("0", "1")
+    for names in (fruit, animals):
+        results = texts(class_names=names).run(tmp_path / "run", quiet=True)
+        assert results.manifest["batches"] == before.manifest["batches"]
+        assert results.records.equals(before.records)
+        assert set(results.top_tokens(phase="query")["class"]) >= {*names}
+        assert f"class {names[1]}" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_corpus_of_own_code_is_described(study):
     tables = describe.corpus(study("own"), 3, silent)
     (_, sizes), *_ = tables
@@ -52,7 +66,7 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
     loss = "logistic" if classes == 2 else "cross_entropy"
     wanted = Study.of_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
     found = dict(describe.corpus(wanted, 1, silent))
-    table = found["One step on E: the largest |E·v| that a step size gives"]
+    table = found["One step on E: the largest |E·v| that a step size gives; begin with 3"]
     corpus = wanted.base.data.draw(seed_keys([0])[0][0]).train
     v = jnp.eye(4)[0] if classes == 2 else jnp.eye(4)[:, :classes]
     params = ja.models.one_layer.Params(E=jnp.zeros((20, 4)), p=jnp.zeros(4), v=v)

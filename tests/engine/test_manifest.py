@@ -44,6 +44,8 @@ def test_a_run_may_be_continued_from_its_own_manifest(small_run, study):
         ),
         ({"seeds": 3, "description": "x"}, {"seeds": 4, "description": "y"}, []),
         ({"data": {"path": "x"}}, {"data": {"path": "y"}}, []),
+        ({"data": {"labels": [1, 2]}}, {"data": {"labels": [1, 2], "class_names": ["a", "b"]}}, []),
+        ({"data": {"labels": [1, 2]}}, {"data": {"labels": [2, 1]}}, ["data.labels: [1, 2] -> [2, 1]"]),
         ({"axes": {"model.dim": [1]}}, {"axes": {"model.dim": [2]}}, ["axes.model.dim: [1] -> [2]"]),
         ({"blocks": {"a": {"x": 1}}}, {"blocks": {"a": {"x": 2}}}, ["blocks.a.x: 1 -> 2"]),
     ],

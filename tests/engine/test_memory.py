@@ -74,6 +74,13 @@ def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error(study,
         memory.width(wanted, 50, needed.of(1) // 4)
 
 
+def test_lanes_that_all_fit_are_compiled_only_as_they_run(study, monkeypatch):
+    wanted = first(study())
+    enough = memory.peak(wanted, 48)
+    monkeypatch.setattr(memory, "predict", None)
+    assert memory.width(wanted, 48, enough) == 48
+
+
 @pytest.mark.parametrize("sizes", [{"vocab_size": 5 * 10**7}, {"sequences": 10**8}])
 def test_what_cannot_fit_is_said_before_anything_is_compiled(study, tables, monkeypatch, sizes):
     monkeypatch.setattr(memory, "predict", None)

@@ -8,6 +8,7 @@ from jaxattn.engine import execute
 from jaxattn.engine.status import status
 from jaxattn.engine.store import Store
 from jaxattn.errors import InputError
+from jaxattn.storage import files
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,26 @@ def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
         table, whole = status(stopped)
         assert table["state"].tolist() == ["running", "waiting"]
         assert "running" in whole
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_the_loss_of_a_cell_is_the_median_over_its_own_seeds(tmp_path, go, study, read, chunk):
+    """Both cells are one batch, or every one has several."""
+    rates = [0.01, 5.0]
+    go(tmp_path / "small", study(seeds=3, chunk=chunk, axes={"phases.query.step_size": rates}))
+    records, _ = read(tmp_path / "small")
+    last = records[(records["metric"] == "loss") & (records["phase"] == "query")]
+    last = last[last["step"] == last["step"].max()]
+    own = [f"{np.median(last.loc[last['cell'] == cell, 'value']):.4g}" for cell in (0, 1)]
+    assert len({*own, f"{np.median(last['value']):.4g}"}) == 3
+    table, _ = status(tmp_path / "small")
+    assert table["loss"].tolist() == own
+    # Lines of earlier versions know the median over a batch.
+    lines = [line for line in Store(tmp_path / "small").read_log() if line.pop("losses")]
+    (tmp_path / "small" / "metrics.jsonl").write_bytes(b"".join(map(files.sealed, lines)))
+    table, _ = status(tmp_path / "small")
+    assert table["loss"].tolist() == ["", ""]
+    assert table["phase"].tolist() == ["query", "query"]
 
 
 def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):

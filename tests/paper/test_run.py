@@ -101,6 +101,11 @@ def test_data_that_is_not_where_it_should_be_is_a_failure_with_a_row(again, tmp_
     assert "the run failed" in page.paths[0].read_text()
 
 
+def test_an_item_that_does_not_fit_is_a_failure_that_names_the_remedy(again, tmp_path):
+    page = again(out=tmp_path, only=["fig2_synthetic"], max_memory=1000)
+    assert "--max-memory" in page.failed["fig2_synthetic"]
+
+
 def test_an_unknown_item_is_named(again):
     with pytest.raises(InputError, match="fig9: no such item"):
         again(only=["fig9"])

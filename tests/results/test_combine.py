@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from jaxattn.errors import InputError, RunError
 from jaxattn.results import aggregate, load
 from jaxattn.results.combine import _equal, choose, combine, group, paired
+from jaxattn.results.statistics import bootstrap_mean
 from jaxattn.results.tables import latex, markdown, write
 
 METRICS = ("loss", "accuracy")
@@ -78,8 +80,10 @@ def test_choosing_keeps_cells_metrics_and_phases(tmp_path):
     chosen = choose(results, where={"model.dim": "16"}, metrics=["loss"], phases=["query"])
     assert chosen.cells["model.dim"].tolist() == [16, 16]
     assert set(chosen.records["metric"]) == {"loss"}
-    with pytest.raises(InputError, match="metric 'los': the run recorded accuracy, loss"):
+    with pytest.raises(InputError, match=r"metric 'los': the run did not record it; did you mean 'loss'\?$"):
         choose(results, metrics=["los"])
+    with pytest.raises(InputError, match="metric 'entropy': the run recorded accuracy, loss"):
+        choose(results, metrics=["entropy"])
     with pytest.raises(InputError, match="nothing is left"):
         choose(results, where={"model.dim": 17})
 
@@ -119,15 +123,55 @@ def test_numbers_are_compared_as_numbers(value, wanted, same):
     assert _equal(value, wanted) == same
 
 
-def test_grouping_pools_cells_and_their_seeds(tmp_path):
+def test_a_pool_has_one_value_per_seed_the_mean_over_its_cells(tmp_path):
     results = folder(tmp_path / "a", range(3))
-    pooled = aggregate(group(results, ["model.dim"]))
-    row = pooled[(pooled["metric"] == "loss") & (pooled["step"] == 1)].set_index("model.dim")
-    assert row["n"].tolist() == [6, 6]
+    pooled = group(results, ["model.dim"])
+    assert pooled.derived == ["means over cells of the same model.dim"]
+    table = aggregate(pooled)
+    row = table[(table["metric"] == "loss") & (table["step"] == 1)].set_index("model.dim")
+    assert row["n"].tolist() == [3, 3]
     for d in (8, 16):
-        values = [100 * d + 10 * r + s / 100 for r in (0.1, 0.2) for s in range(3)]
-        np.testing.assert_allclose(row.loc[d, "mean"], np.mean(values))
+        of_seeds = [np.mean([100 * d + 10 * r + s / 100 for r in (0.1, 0.2)]) for s in range(3)]
+        low, high = bootstrap_mean(of_seeds)
+        np.testing.assert_allclose(
+            row.loc[d, ["mean", "mean_low", "mean_high"]].astype(float), [np.mean(of_seeds), low, high]
+        )
     assert len(group(results, ["phases.query.steps"]).cells) == 1
+
+
+def test_cells_that_say_the_same_make_no_interval_narrower(tmp_path):
+    """The accuracy of a seed is the same in all cells: four of them tell no more than one."""
+    results = folder(tmp_path / "a", range(6))
+    columns = ["n", "mean", "mean_low", "mean_high", "iqm", "iqm_low", "iqm_high"]
+    found = {
+        len(run.cells): aggregate(run).query("metric == 'accuracy' and step == 1").iloc[0][columns]
+        for run in (results, group(results, ["phases.query.steps"]))
+    }
+    assert found[1].tolist() == found[4].tolist()
+
+
+def test_seeds_count_where_all_cells_of_a_pool_have_them(tmp_path):
+    whole = folder(tmp_path / "a", range(4), dims=(8,))
+    records = whole.records
+    lost = (records["cell"] == 0) & (records["seed"] == 1)  # has no records
+    failed = (records["cell"] == 1) & (records["seed"] == 2) & (records["step"] == 1)
+    records = records.assign(value=records["value"].mask(failed))[~lost]
+    later = records[(records["cell"] == 1) & (records["step"] == 1)].assign(step=2)
+    other = records[records["cell"] == 0].assign(phase="later")
+    part = replace(whole, records=pd.concat([records, later, other]))
+    table = aggregate(group(part, ["model.dim"])).set_index(["phase", "step", "metric"])
+    loss = [np.mean([800 + 10 * r + s / 100 for r in (0.1, 0.2)]) for s in (0, 3)]
+    assert table.loc[("query", 1, "loss"), ["n", "mean"]].tolist() == pytest.approx([2, np.mean(loss)])
+    assert table.loc[("query", 0, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
+    # What one of the cells recorded alone is that cell's.
+    assert table.loc[("query", 2, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 4 / 3])
+    assert table.loc[("later", 1, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
+
+
+def test_a_seed_of_several_folders_is_one_seed(tmp_path):
+    both = combine([folder(tmp_path / "a", range(2)), folder(tmp_path / "b", range(1, 3), name="other")])
+    table = aggregate(group(both, ["model.dim"])).query("metric == 'accuracy' and step == 1")
+    assert table[["n", "mean"]].to_numpy().tolist() == [[1, 1], [1, 1]]
 
 
 def test_paired_differences_cancel_what_seeds_share(tmp_path):
@@ -141,6 +185,21 @@ def test_paired_differences_cancel_what_seeds_share(tmp_path):
         paired(results, "model.dim", 8, 9)
     with pytest.raises(InputError, match=r"data.length: not swept; swept is model.dim"):
         paired(results, "data.length", 8, 9)
+
+
+def test_a_seed_that_failed_on_one_side_has_no_difference(tmp_path):
+    results = folder(tmp_path / "a", range(3))
+    records = results.records
+    failed = (records["cell"] == 0) & (records["seed"] == 1)
+    run = replace(results, records=records.assign(value=records["value"].mask(failed)))
+    differences = paired(run, "model.dim", 8, 16)
+    assert differences.derived == ["differences (model.dim = 16 minus 8)"]
+    rows = aggregate(differences).query("metric == 'loss' and step == 1")
+    assert rows["n"].tolist() == [2, 3]
+    np.testing.assert_allclose(rows["mean"], 800)
+    averages = group(differences, ["phases.query.steps"])
+    assert averages.derived == [*differences.derived, "means over cells of the same phases.query.steps"]
+    assert aggregate(averages).query("metric == 'loss' and step == 1")["n"].tolist() == [2]
 
 
 def test_tables_are_written_in_the_format_of_the_suffix(tmp_path):

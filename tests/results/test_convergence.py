@@ -89,7 +89,8 @@ def test_lines_are_the_seeds_and_their_median(results):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"x": "norm"}, "metric 'norm': the run recorded loss, margin_ratio, one_minus_cosine, p_norm"),
+        ({"x": "norm"}, r"metric 'norm': the run did not record it; did you mean 'p_norm'\?"),
+        ({"x": "time"}, "metric 'time': the run recorded loss, margin_ratio, one_minus_cosine, p_norm"),
         ({"phase": "embed"}, "phase 'embed': p_norm and one_minus_cosine were recorded in query"),
         ({"x": "loss"}, "were recorded in none"),
     ],

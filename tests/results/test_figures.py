@@ -242,7 +242,7 @@ def test_verdict_of_one_seed_is_by_its_slope():
     ("options", "message"),
     [
         ({"axis": "model.dimm"}, "axis 'model.dimm': the run sweeps data.kind, model.dim"),
-        ({"axis": "model.dim", "metric": "los"}, "metric 'los': the run recorded"),
+        ({"axis": "model.dim", "metric": "los"}, r"metric 'los': .* did you mean 'loss'\?"),
         ({"axis": "model.dim", "phase": "joint"}, "phase 'joint': one_step_error was recorded in embed"),
         ({"axis": "data.kind"}, "cell 0 has 'a' there; logarithmic axes need positive numbers"),
         ({"axis": "model.dim", "metric": "log_gradient_norm"}, "no positive finite value"),
@@ -274,8 +274,11 @@ def test_unknown_phase_is_named(results, kind):
 
 
 def test_curves_of_an_unknown_metric(results):
-    with pytest.raises(InputError, match=r"metric 'los': the run recorded .*loss"):
+    with pytest.raises(InputError, match=r"metric 'los': .* did you mean 'loss'\?"):
         curves(results["text"], metrics=("los",))
+    with pytest.raises(InputError, match=r"metric 'zzz': the run recorded .*Ev_bin_K, .*loss") as raised:
+        curves(results["text"], metrics=("zzz",))
+    assert "bin_1" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxattn.results.numbers import brief, format_number, with_interval
+from jaxattn.results.numbers import brief, format_number, setting, with_interval
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,14 @@ def test_an_interval_decides_the_digits():
 
 def test_round_numbers_are_brief():
     assert [brief(x) for x in (1e-9, 1e6, 200.0)] == ["1e-9", "1e6", "200"]
+
+
+def test_a_cell_without_an_axis_has_no_setting_of_it():
+    assert [setting(x) for x in (0.1, 2000.0, "inf", "SGD", np.nan, None)] == [
+        "0.1",
+        "2000",
+        "∞",
+        "SGD",
+        "",
+        "",
+    ]

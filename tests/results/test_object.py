@@ -17,7 +17,7 @@ def test_aggregate_chooses_and_pools(results):
     found = run.aggregate(metrics=["loss"], phases=["joint"], where={"data.kind": "a"}, by=["model.dim"])
     assert found["model.dim"].unique().tolist() == [64, 128]
     assert set(found["metric"]) == {"loss"}
-    assert found["n"].max() == 8
+    assert found["n"].max() == 4
     rows = run.with_axes(run.records)
     rows = rows[(rows["metric"] == "loss") & (rows["phase"] == "joint") & (rows["step"] == 1)]
     rows = rows[(rows["data.kind"] == "a") & (rows["model.dim"] == 64)]

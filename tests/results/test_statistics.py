@@ -6,8 +6,9 @@ import pytest
 import scipy.stats
 
 from jaxattn.results import aggregate, summary_table
+from jaxattn.results.combine import group, paired
 from jaxattn.results.numbers import interval
-from jaxattn.results.statistics import STATISTICS, last_steps
+from jaxattn.results.statistics import STATISTICS, last_steps, summary_title, summary_words, turned
 
 
 def table(values, *, metric="loss", cell=0, step=0, phase="p"):
@@ -205,6 +206,20 @@ def test_summary_of_many_cells_has_a_row_per_cell_and_phase(results):
     assert summary.loc[4, "loss"].endswith("]")
 
 
+def test_a_title_says_what_a_summary_shows(results):
+    words = "interquartile mean [95 % bootstrap interval] over "
+    few = "; with fewer than 6, the interval says little of what other seeds would give"
+    dims, failed = results["dims"], results["failed"]
+    assert summary_title(dims) == f"Last step of each phase: {words}6 seeds"
+    assert summary_words(failed) == f"{words}2 to 4 seeds{few}"
+    assert summary_words(results["one_seed"]) == "1 seed, without an interval"
+    gone = dataclasses.replace(dims, records=dims.records.assign(value=np.nan))
+    assert summary_words(gone) == "no seed has a finite value"
+    pairs = group(paired(dims, "model.dim", 64, 256), ["model.kind"])
+    start = "Differences (model.dim = 256 minus 64), means over cells of the same model.kind, last step of"
+    assert summary_title(pairs).startswith(f"{start} each phase: {words}")
+
+
 def test_summary_of_one_seed_has_no_brackets(results):
     assert (
         not summary_table(results["one_seed"])
@@ -212,3 +227,12 @@ def test_summary_of_one_seed_has_no_brackets(results):
         .apply(lambda c: c.str.contains(r"\["))
         .any(axis=None)
     )
+
+
+def test_turned_tables_name_only_the_axes_that_a_cell_has():
+    rows = pd.DataFrame(
+        {"block": ["Adam", "SGD"], "decay": ["0.1", ""], "phase": ["joint"] * 2, "loss": ["1", "2"]}
+    )
+    assert list(turned(rows, ["block", "decay", "phase"]).columns) == [
+        "metric", "block = Adam, decay = 0.1", "block = SGD",
+    ]  # fmt: skip

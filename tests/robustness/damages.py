@@ -55,7 +55,7 @@ class Words(Reporter):
         now = time.monotonic()
         self.longest, self.last = max(self.longest, now - self.last), now
 
-    def update(self, description: str, fraction: float, state: str = "") -> None:
+    def update(self, description: str, fraction: float, state: str = "", part: str = "") -> None:
         self.warn("")
         self.steps -= 1
         if self.steps == 0:

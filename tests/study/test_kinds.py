@@ -10,7 +10,8 @@ import pytest
 import jaxattn as ja
 from jaxattn.errors import InputError, UserCodeError
 from jaxattn.study import concepts
-from jaxattn.study.kinds import convert, describe, fields_of, nearest, read, values_of, with_values
+from jaxattn.study.kinds import convert, describe, fields_of, read, values_of, with_values
+from jaxattn.study.messages import nearest
 from jaxattn.study.namespace import Namespace
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
@@ -105,7 +106,7 @@ def test_defaults_are_written_down(names):
         (
             "data",
             {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6, "swapped": 2.0},
-            "data.swapped: expected 'float' <= 1.0",
+            "data.swapped: expected 'float' <= 1.0, got 2.0$",
         ),
         (
             "data",

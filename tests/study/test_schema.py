@@ -93,15 +93,29 @@ def test_every_kind_has_its_settings_with_defaults(made):
     assert set(models) == set(MODELS)
     assert set(phases) == set(PHASES)
     flow = phases["exact_flow"]
-    assert flow["properties"]["points"] == {"type": "integer", "minimum": 3, "default": 64}
+    points = flow["properties"]["points"]
+    assert {key: x for key, x in points.items() if key != "description"} == {
+        "type": "integer",
+        "minimum": 3,
+        "default": 64,
+    }
     assert flow["required"] == ["kind", "name"]
     assert not flow["additionalProperties"]
     # Options of an optimiser are whatever optax takes.
     assert phases["descent"]["additionalProperties"]
     dim = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
-    assert models["mlp"]["properties"]["dim"] == dim
-    assert models["one_layer"]["properties"]["dim"] == {"anyOf": [dim, {"enum": ["inf"]}]}
+    mlp, one_layer = (models[kind]["properties"]["dim"] for kind in ("mlp", "one_layer"))
+    assert {key: x for key, x in mlp.items() if key != "description"} == dim
+    assert one_layer["anyOf"] == [dim, {"enum": ["inf"]}]
     assert "scaled" in json.dumps(models["one_layer"]["properties"]["init"])
+
+
+def test_settings_are_described_in_the_words_of_their_classes(made):
+    texts = choices(made, "data")["csv"]["properties"]
+    assert texts["columns"]["description"].startswith("names of the fields of files without a header line")
+    assert texts["min_count"]["description"].startswith("words that occur less often")  # of its base
+    probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
+    assert probes["min_count"]["description"].startswith("correlations over tokens")
 
 
 def test_own_code_is_allowed_everywhere(made):

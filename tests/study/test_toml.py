@@ -47,7 +47,7 @@ def test_overrides_are_typed_dotted_and_may_be_lists(file):
     study = toml.read(
         file,
         [
-            "model.dim=32",
+            "data.length=7",
             "phases.query.train=['p', 'v']",
             "phases.0.step_size=1e3",
             "axes.model.dim=[4]",
@@ -55,12 +55,94 @@ def test_overrides_are_typed_dotted_and_may_be_lists(file):
             "data.kind=assumption1",
         ],
     )
-    assert study.base.model.dim == 32
+    assert study.base.data.length == 7
     assert study.base.phases[1].train == ("p", "v")
     assert study.base.phases[0].step_size == 1000
     assert {cell.settings["model.dim"] for cell in study.cells} == {4}
     assert study.dtype == study.base.dtype == "float64"
     assert type(study.base.data).__name__ == "Assumption1"
+
+
+ZIP = "\n[zip]\nphases.query.steps = [1, 2]\nmodel.dim = [8, 16]\n"
+HALTON = "\n[halton]\npoints = 2\naxes.model.dim = {low = 1, high = 8, integer = true}\n"
+BLOCK = """
+[blocks.wide]
+axes.model.dim = [64]
+phases.query.steps = 3
+[blocks.narrow]
+halton.points = 2
+halton.axes.model.dim = {low = 1, high = 8, integer = true}
+phases.1.steps = 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("grid", "override", "option", "values"),
+    [
+        (AXES, "model.dim=32", "--axis model.dim=[...]", "[32]"),
+        (AXES, "phases.1.step_size=1.0", "--axis phases.query.step_size=[...]", "[1.0]"),
+        (ZIP, "model.dim=32", "--set zip.model.dim=[...]", "[32, 33]"),
+        ("\n[[cells]]\nmodel.dim = 8\n", "model.dim=32", "--set cells=[...]", "[{model={dim=32}}]"),
+        (
+            HALTON,
+            "model.dim=32",
+            "--set halton.axes.model.dim={low=..., high=...}",
+            "{low=9, high=12, integer=true}",
+        ),
+        (BLOCK, "model.dim=32", "--set blocks.wide.axes.model.dim=[...]", "[32]"),
+        (BLOCK, "phases.query.steps=9", "--set blocks.wide.phases.query.steps=...", "9"),
+    ],
+)
+def test_an_override_that_no_cell_sees_is_refused_and_its_remedy_works(
+    tmp_path, grid, override, option, values
+):
+    path = tmp_path / "swept.toml"
+    path.write_text(SMALL + grid)
+    with pytest.raises(InputError) as raised:
+        toml.read(path, [override])
+    assert str(raised.value).startswith(f"--set {override}: every cell has its own ")
+    assert str(raised.value).endswith(f", it is swept; give {option}")
+    kind, _, key = option.partition("=")[0].partition(" ")
+    changed = {"--set": ([f"{key}={values}"], []), "--axis": ([], [f"{key}={values}"])}[kind]
+    assert toml.read(path, *changed).cells != toml.read(path).cells
+
+
+def test_an_override_that_some_cells_see_is_taken(tmp_path):
+    path = tmp_path / "swept.toml"
+    path.write_text(SMALL + BLOCK.replace("axes.model.dim = [64]\n", ""))
+    assert toml.read(path, ["model.dim=32"]).cells[0].setting.model.dim == 32
+    path.write_text(SMALL + "\n[[cells]]\nmodel.dim = 8\n[[cells]]\nphases.query.steps = 2\n")
+    assert [cell.setting.model.dim for cell in toml.read(path, ["model.dim=32"]).cells] == [8, 32]
+
+
+@pytest.mark.parametrize(
+    ("line", "override"),
+    [
+        ("axes.model.dim = [4, 8]", "axes={model={dim=[4, 8]}}"),
+        (HALTON, "halton={points=2, axes={model={dim={low=1, high=8, integer=true}}}}"),
+        ("cells = [{phases.query.steps = 3}]", "cells=[{phases={query={steps=3}}}]"),
+        ("blocks.b.axes.model.dim = [4, 8]", "blocks.b={axes={model={dim=[4, 8]}}}"),
+        ("blocks.b.axes.model.dim = [4, 8]", "blocks.b.axes.model.dim=[4, 8]"),
+    ],
+)
+def test_tables_of_the_grid_are_the_same_in_a_file_and_in_an_override(tmp_path, line, override):
+    head, phases, rest = SMALL.partition("[data]")
+    top, line = (line, "") if not line.startswith("\n") else ("", line)
+    (tmp_path / "a.toml").write_text(f"{head}{top}\n{phases}{rest}{line}")
+    (tmp_path / "b.toml").write_text(SMALL)
+    cells = [
+        toml.read(tmp_path / name, given).cells for name, given in (("a.toml", []), ("b.toml", [override]))
+    ]
+    assert [cell.settings for cell in cells[0]] == [cell.settings for cell in cells[1]] != [{}]
+    assert [cell.config_hash for cell in cells[0]] == [cell.config_hash for cell in cells[1]]
+
+
+def test_null_takes_a_key_out(file):
+    study = toml.read(file, ["axes.model.dim=null", "data.test_sequences=null", "model.dim=32"])
+    assert {cell.setting.model.dim for cell in study.cells} == {32}
+    assert study.base.data.test_sequences == 0
+    with pytest.raises(InputError, match=r"--set data.tests=null: data.tests: is not set"):
+        toml.read(file, ["data.tests=null"])
 
 
 def test_missing_and_malformed_files_are_named(tmp_path, file):
@@ -161,7 +243,7 @@ def test_a_long_row_of_files_is_refused(tmp_path):
         ("axes.phases.query.step_size=[nan]", r"axes.phases.query.step_size\[0\]: nan is not allowed here"),
         ("seeds=abc", "seeds: expected a number, a range such as '0:20', or a list$"),
         ("name='a b'", "name: expected letters, digits, .* a letter or digit first$"),
-        ("seeds=[2147483648]", r"seeds\[0\]: expected 'int' <= 2147483647"),
+        ("seeds=[2147483648]", r"seeds\[0\]: expected 'int' <= 2147483647, got 2147483648$"),
         ("data.vocab_size=2147483648", "data.vocab_size: expected 'int' <= 2147483647"),
         (
             "data.length=2000000000",

@@ -3,7 +3,7 @@ import functools
 import pytest
 
 from jaxattn.errors import InputError
-from jaxattn.study.tree import assign, check_values, flatten, merge, parse, place_of_thing
+from jaxattn.study.tree import assign, check_values, flatten, merge, numbered, parse, place_of_thing
 
 
 def test_dotted_keys_reach_into_tables_and_lists_by_name_or_number():
@@ -91,3 +91,28 @@ def test_flattening_keeps_tables_that_are_values():
 )
 def test_values_are_tomls_and_else_texts(text, value):
     assert parse(text) == value
+
+
+def test_none_takes_a_key_or_an_entry_out():
+    tree = {"data": {"path": "x", "columns": ["a", "b"]}, "phases": [{"name": "one"}, {"name": "two"}]}
+    assert assign(tree, "data.columns", None) == tree | {"data": {"path": "x"}}
+    assert assign(tree, "phases.one", None) == tree | {"phases": [{"name": "two"}]}
+    grid = {"axes": {"model.dim": [1]}, "blocks": {"b": {"halton": {"points": 3, "axes": {"a.b": {}}}}}}
+    assert assign(grid, "axes.model.dim", None) == grid | {"axes": {}}
+    assert assign(grid, "blocks.b.halton.axes.a.b", None)["blocks"]["b"]["halton"]["axes"] == {}
+    assert tree["data"]["columns"] == ["a", "b"]
+    for key in ("data.colums", "probes.bins"):
+        with pytest.raises(InputError, match=f"{key}: is not set, so that it has its default"):
+            assign(tree, key, None)
+
+
+def test_entries_of_lists_have_numbers_and_perhaps_names():
+    tree = {"phases": [{"name": "one"}, {"name": "two"}], "probes": {"own": ["moment"]}}
+    for key, number in (
+        ("phases.two.steps", "phases.1.steps"),
+        ("phases.1.steps", "phases.1.steps"),
+        ("probes.own.0.power", "probes.own.0.power"),
+        ("phases.three", "phases.three"),
+        ("model.dim.deep", "model.dim.deep"),
+    ):
+        assert numbered(tree, key) == number
