@@ -1,5 +1,8 @@
 """An item: a figure, table or number that the paper or its review thread reports, and how it is run again."""
 
+import hashlib
+import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,3 +73,9 @@ class Item:
             place = DATA[self.needs]
             changes.append(f"{place.key}={data_dir / place.below}")
         return Study.read(SWEEPS / f"{self.name}.toml", [*changes, *overrides])
+
+    def digest(self, scale: Scale) -> str:
+        """Name what is run at a scale: equal for equal settings, wherever the data lies."""
+        settings = tomllib.loads((SWEEPS / f"{self.name}.toml").read_text(encoding="utf-8"))
+        changes = self.laptop if scale == "laptop" else ()
+        return hashlib.sha256(json.dumps([settings, changes], sort_keys=True).encode()).hexdigest()

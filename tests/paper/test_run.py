@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -109,3 +110,9 @@ def test_an_item_that_does_not_fit_is_a_failure_that_names_the_remedy(again, tmp
 def test_an_unknown_item_is_named(again):
     with pytest.raises(InputError, match="fig9: no such item"):
         again(only=["fig9"])
+
+
+def test_the_page_is_the_same_from_the_records_alone(page, again, tmp_path):
+    shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
+    copied = again(out=tmp_path / "copy", only=["fig3_imdb"])
+    assert [path.read_bytes() for path in copied.paths[:3]] == [path.read_bytes() for path in page.paths[:3]]

@@ -1,0 +1,94 @@
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jaxattn.claims.rows import around, at_least
+from jaxattn.errors import InputError
+from jaxattn.paper import ITEMS, page, record
+from jaxattn.paper.compare import Estimate, Finding
+from jaxattn.paper.section import NOT_RUN, Picture, Section
+
+ITEM = next(item for item in ITEMS if item.name == "fig2_synthetic")
+SECTION = Section(
+    ITEM,
+    "agrees in 1, cannot tell in 1",
+    "jaxattn reproduce --only fig2_synthetic",
+    facts={"run time": "3 s"},
+    findings=(
+        Finding("ρ of E·v", Estimate(0.1 + 0.2, math.nan, 1.0), "5 seeds", at_least(0.9), "increasing"),
+        Finding("the lowest", Estimate(0.0, -0.1, 0.1), "tokens", around(0.0, 0.3)),
+        Finding("alone", Estimate(1.0, math.nan, math.nan), "nothing"),
+    ),
+    tables={"Bin means": pd.DataFrame({"x": ["-0.5", "–"], "tokens": ["3", "4"]})},
+    pictures=(Picture("figures/fig2_synthetic.png", "All seeds.", b"\x89PNG"),),
+    seconds=3.25,
+    machine="2 CPU cores",
+)
+NO_RUNS = {item.name: Path("nowhere") for item in ITEMS}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with one record."""
+    for name, content in record.files(SECTION, "laptop").items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def test_what_is_read_is_what_was_written(folder):
+    mine = record.read(ITEM, "laptop", folder)
+    assert page.as_markdown((mine,), "laptop") == page.as_markdown((SECTION,), "laptop")
+    assert page.as_html((mine,), "laptop") == page.as_html((SECTION,), "laptop")
+    pd.testing.assert_frame_equal(page.agreement((mine,)), page.agreement((SECTION,)), check_exact=True)
+    assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
+
+
+def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_others(folder):
+    written = page.write(folder, NO_RUNS, scale="laptop")
+    verdicts = written.summary.set_index("item")["verdict"]
+    assert verdicts["fig2_synthetic"] == SECTION.verdict
+    assert verdicts["fig3_imdb"] == NOT_RUN
+    assert "![fig2_synthetic](figures/fig2_synthetic.png)" in written.paths[0].read_text()
+    failed = page.write(folder, NO_RUNS, scale="laptop", failed={"fig2_synthetic": "no memory"})
+    assert "the run failed" in failed.sections[[item.name for item in ITEMS].index("fig2_synthetic")].remedy
+
+
+def test_a_record_of_another_scale_or_of_other_settings_is_not_shown(folder):
+    assert record.read(ITEM, "full", folder).verdict == NOT_RUN
+    path = folder / record.place(ITEM)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"settings": "of before"}))
+    shown = record.read(ITEM, "laptop", folder)
+    assert shown.verdict == NOT_RUN
+    assert shown.remedy.startswith("its settings have changed since it was run; run `jaxattn reproduce")
+
+
+def test_settings_are_equal_wherever_the_data_lies_and_differ_between_scales():
+    digests = {item.digest(scale) for item in ITEMS if item.measure for scale in ("laptop", "full")}
+    runs = [item for item in ITEMS if item.measure]
+    assert len(digests) == len(runs) + sum(bool(item.laptop) for item in runs)
+
+
+@pytest.mark.parametrize("damage", ["[]", "{", '{"scale": "laptop"}'])
+def test_a_damaged_record_is_named_with_its_remedy(folder, damage):
+    (folder / record.place(ITEM)).write_text(damage)
+    with pytest.raises(InputError, match=r"fig2_synthetic.json: damaged: .* remove it and run `jaxattn"):
+        record.read(ITEM, "laptop", folder)
+
+
+def test_a_lost_figure_is_named(folder):
+    (folder / "figures" / "fig2_synthetic.png").unlink()
+    with pytest.raises(InputError, match=r"figures/fig2_synthetic.png: not there, but .* names it; run `"):
+        record.read(ITEM, "laptop", folder)
+
+
+def test_the_committed_page_is_what_its_records_say():
+    committed = Path(__file__).parents[2] / "results" / "paper"
+    sections = tuple(record.read(item, "full", committed) for item in ITEMS)
+    assert page.as_markdown(sections, "full") == (committed / "index.md").read_text(encoding="utf-8")
+    assert page.as_html(sections, "full") == (committed / "index.html").read_text(encoding="utf-8")
+    assert {each.item.name for each in sections if each.verdict == NOT_RUN} == set()
