@@ -199,7 +199,7 @@ def reproduce(
     Example: jaxattn reproduce --only fig2_synthetic fig3_imdb --data-dir ../data
 
     Args:
-        only: Run these items only; the page shows the others as far as they are done.
+        only: Run these items only; the page shows the others as far as their runs or records are there.
         scale: Published sizes (full), or smaller ones that two cores run in half an hour.
         data_dir: Folder that holds tfds/imdb_reviews and yelp_stars.parquet; without it their items are not
             run.

@@ -30,7 +30,7 @@ def reproduce(
         command: the command line, for the manifests.
         reporter: where progress goes.
         only: names of the items to run, in this order; all by default. The page shows the others as far
-            as they are done.
+            as their runs, or the records those have left, are there.
         scale: "full" runs the studies as they are, "laptop" with the items' overrides.
         data_dir: the folder with the data sets, see `item.DATA`; None leaves their items out.
         max_memory: bytes that may be used on a device; chosen for the device by default.
