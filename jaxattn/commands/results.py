@@ -203,7 +203,7 @@ def reproduce(
         scale: Published sizes (full), or smaller ones that two cores run in half an hour.
         data_dir: Folder that holds tfds/imdb_reviews and yelp_stars.parquet; without it their items are not
             run.
-        out: Results folder; runs that are finished there are not run again.
+        out: Results folder, of one scale; runs that are finished there are not run again.
     """
     from jaxattn import paper
     from jaxattn.engine import devices

@@ -52,7 +52,7 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
 
     Args:
         item: the item.
-        scale: the scale of the page; a record of another one is left alone.
+        scale: the scale of the page.
         folder: the folder of results.
 
     Returns:
@@ -60,30 +60,13 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
         what to run.
 
     Raises:
-        InputError: the record, or a figure of it, is damaged.
+        InputError: the record is of another scale, or it, or a figure of it, is damaged.
     """
     path = folder / place(item)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["scale"] != scale:
-            return missing(item, scale)
-        if content["settings"] != item.digest(scale):
-            return missing(item, scale, "its settings have changed since it was run")
-        findings = tuple(map(_read, content["findings"]))
-        return Section(
-            item,
-            compare.verdict(findings),
-            command(item, scale),
-            facts=content["facts"],
-            findings=findings,
-            tables={title: pd.DataFrame(**table) for title, table in content["tables"].items()},
-            pictures=tuple(
-                Picture(each["file"], each["caption"], (folder / each["file"]).read_bytes())
-                for each in content["pictures"]
-            ),
-            seconds=content["seconds"],
-            machine=content["machine"],
-        )
+        found, settings = content["scale"], content["settings"]
+        section = _section(item, scale, content, folder)
     except FileNotFoundError as error:
         if error.filename == str(path):
             return missing(item, scale)
@@ -92,6 +75,32 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: damaged: {error}; remove it and {_remedy(item, scale)}") from None
+    if found != scale:
+        raise InputError(
+            f"{folder}: holds results at {found} scale; add `--scale {found}`, or "
+            "name another folder with --out"
+        )
+    if settings != item.digest(scale):
+        return missing(item, scale, "its settings have changed since it was run")
+    return section
+
+
+def _section(item: Item, scale: Scale, content: dict[str, Any], folder: Path) -> Section:
+    findings = tuple(map(_read, content["findings"]))
+    return Section(
+        item,
+        compare.verdict(findings),
+        command(item, scale),
+        facts=content["facts"],
+        findings=findings,
+        tables={title: pd.DataFrame(**table) for title, table in content["tables"].items()},
+        pictures=tuple(
+            Picture(each["file"], each["caption"], (folder / each["file"]).read_bytes())
+            for each in content["pictures"]
+        ),
+        seconds=content["seconds"],
+        machine=content["machine"],
+    )
 
 
 def _remedy(item: Item, scale: Scale) -> str:

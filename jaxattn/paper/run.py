@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxattn.engine import run as engine
 from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError, RunError
-from jaxattn.paper import page
+from jaxattn.paper import page, record
 from jaxattn.paper.item import Item, Scale
 from jaxattn.paper.items import ITEMS
 from jaxattn.paper.page import Page
@@ -40,7 +40,8 @@ def reproduce(
         What was written.
 
     Raises:
-        InputError: an unknown item, an override that does not fit.
+        InputError: an unknown item, an override that does not fit, a folder whose records are damaged or of
+            another scale.
         RunError: the page cannot be written.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
@@ -48,6 +49,8 @@ def reproduce(
     for name in only:
         if name not in known:
             raise InputError(f"--only {name}: no such item; there are {', '.join(known)}")
+    for item in ITEMS:  # before anything runs: a page of another scale must not be overwritten
+        record.read(item, scale, out)
     wanted = [known[name] for name in only or known if known[name].measure]
     failed: dict[str, str] = {}
     for number, item in enumerate(wanted, 1):

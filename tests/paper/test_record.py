@@ -57,8 +57,12 @@ def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_ot
     assert "the run failed" in failed.sections[[item.name for item in ITEMS].index("fig2_synthetic")].remedy
 
 
-def test_a_record_of_another_scale_or_of_other_settings_is_not_shown(folder):
-    assert record.read(ITEM, "full", folder).verdict == NOT_RUN
+def test_results_of_another_scale_are_not_overwritten(folder):
+    with pytest.raises(InputError, match=r"holds results at laptop scale; add `--scale laptop`, or name"):
+        record.read(ITEM, "full", folder)
+
+
+def test_a_record_of_other_settings_is_not_shown(folder):
     path = folder / record.place(ITEM)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": "of before"}))

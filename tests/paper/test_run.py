@@ -112,6 +112,13 @@ def test_an_unknown_item_is_named(again):
         again(only=["fig9"])
 
 
+def test_nothing_runs_in_a_folder_of_another_scale(page, again):
+    before = {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")}
+    with pytest.raises(InputError, match="holds results at laptop scale; add `--scale laptop`"):
+        again(scale="full", only=["fig2_synthetic"])
+    assert {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")} == before
+
+
 def test_the_page_is_the_same_from_the_records_alone(page, again, tmp_path):
     shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
     copied = again(out=tmp_path / "copy", only=["fig3_imdb"])
