@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,7 +134,10 @@ def test_a_killed_run_continues_to_the_same_bits(own, tmp_path, monkeypatch, cap
     assert "stopped" in capsys.readouterr().out
     before = ja.load(tmp_path / "killed")
     assert not before.finished
+    began = time.monotonic()
     assert command(monkeypatch, "run", own / "study.toml", "--out", tmp_path / "killed", "--quiet") == 0
+    # What the killed process took counts as well.
+    assert ja.load(tmp_path / "killed").manifest["wall_time_s"] > time.monotonic() - began
     for table in ("records", "tokens"):
         got, wanted = (getattr(ja.load(path), table) for path in (tmp_path / "killed", own / "finished"))
         assert got.equals(wanted)

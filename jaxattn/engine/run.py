@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxattn import backend
-from jaxattn.engine import batches, loggers, manifest, memory, peak
+from jaxattn.engine import batches, loggers, manifest, memory, spent
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.execute import Callbacks, Clock, CompilationCache, Interrupted, execute
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
@@ -88,8 +88,7 @@ def run(
         RunError: a folder that cannot be written, too few file handles, or a failure that is to stop the run.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
-    started = time.monotonic()
-    peak.forget()
+    meter = spent.start()
     memory.check_address_space(reporter.note)
     checkpoints.check_handles()
     folder = Store(directory, reporter.warn)
@@ -105,6 +104,8 @@ def run(
             if renewed:
                 folder.write_manifest(now)
             return Outcome(folder.directory, now["failures"], [], len(own), True, renewed)
+        # A process that was killed left its manifest as it began; its last line tells more.
+        meter = meter.after(now, *folder.read_log()[-1:])
         now["status"] = "running"
         folder.write_manifest(now)
         errors: list[dict[str, Any]] = []
@@ -119,15 +120,12 @@ def run(
         try:
             files = study.names.files(study.own_kinds)
             with _logging(folder, study.name, log, profile) as write, _stopping(reporter.quiet) as stop:
-                queue = _Queue(folder, reporter, stop, on_failure, write, clock, files, replan)
+                queue = _Queue(folder, reporter, stop, on_failure, write, clock, files, replan, meter)
                 queue.run(todo, len(own), errors)
             now |= folder.merge([batch.name for batch in own if folder.is_marked(batch.name)])
             now["status"] = "failed" if errors else "finished"
         finally:
-            now["errors"] = errors
-            now["wall_time_s"] = round(now["wall_time_s"] + time.monotonic() - started, 3)
-            now["peak_memory_mib"] = round(max(now.get("peak_memory_mib") or 0.0, peak.mib() or 0.0)) or None
-            folder.write_manifest(now)
+            folder.write_manifest(now | {"errors": errors} | meter.read())
     return Outcome(folder.directory, now["failures"], errors, len(own), False)
 
 
@@ -254,6 +252,7 @@ class _Queue(NamedTuple):
     clock: Clock
     files: frozenset[str]
     replan: Callable[[Batch, list[Batch]], None]
+    meter: spent.Meter
 
     def run(self, todo: list[Batch], whole: int, errors: list[dict[str, Any]]) -> None:
         """Run what is to do of `whole` batches; note in `errors` those that could not be run.
@@ -310,7 +309,9 @@ class _Queue(NamedTuple):
                 "start": started,
                 "batch": batch.name,
                 "overall": overall,
-            } | measured
+                **self.meter.read(),
+                **measured,
+            }
             for to in self.write:
                 to(entry, series)
 
