@@ -96,3 +96,6 @@ def test_the_committed_page_is_what_its_records_say():
     assert page.as_markdown(sections, "full") == (committed / "index.md").read_text(encoding="utf-8")
     assert page.as_html(sections, "full") == (committed / "index.html").read_text(encoding="utf-8")
     assert {each.item.name for each in sections if each.verdict == NOT_RUN} == set()
+    doubtful = [each for each in sections if "differs" in each.verdict or "cannot tell" in each.verdict]
+    assert doubtful
+    assert {each.item.name for each in doubtful if not each.reason} == set()
