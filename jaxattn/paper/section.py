@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from jaxattn.api import Study
 from jaxattn.errors import InputError
 from jaxattn.paper import compare
 from jaxattn.paper.compare import Finding
@@ -149,13 +151,12 @@ def _machine(loaded: Run) -> str:
 
 
 def _facts(loaded: Run, item: Item, scale: Scale) -> dict[str, str]:
-    config = loaded.manifest["config"]
     seeds = loaded.manifest["seeds"]
     memory = loaded.manifest.get("peak_memory_mib")
     facts = {
         "sweep file": f"jaxattn/paper/sweeps/{item.name}.toml",
         "overrides": ", ".join(item.laptop) if scale == "laptop" and item.laptop else "none",
-        "model": f"{config['model']['kind']}, d = {config['model']['dim']}",
+        "model": _models(loaded.manifest["config"]),
         "cells × seeds": f"{len(loaded.manifest['cells'])} × {len(seeds)}",
         "run time": f"{loaded.manifest['wall_time_s']:.0f} s",
         "most memory": "-" if memory is None else f"{memory / 1024:.1f} GiB",
@@ -168,6 +169,12 @@ def _facts(loaded: Run, item: Item, scale: Scale) -> dict[str, str]:
             if metric in last:
                 facts[f"{metric.replace('_', ' ')} (first cell)"] = f"{last[metric]:.3f}"
     return facts
+
+
+def _models(config: dict[str, Any]) -> str:
+    tables = [cell.tables["model"] for cell in Study.of_tables(config).cells]
+    kinds, dims = (dict.fromkeys(str(table[key]) for table in tables) for key in ("kind", "dim"))
+    return f"{', '.join(kinds)}, d = {', '.join(dims)}"
 
 
 def _pictures(loaded: Run, item: Item) -> tuple[Picture, ...]:

@@ -27,6 +27,7 @@ SECTION = Section(
     seconds=3.25,
     machine="2 CPU cores",
 )
+COMMITTED = Path(__file__).parents[2] / "results" / "paper"
 NO_RUNS = {item.name: Path("nowhere") for item in ITEMS}
 
 
@@ -90,11 +91,19 @@ def test_a_lost_figure_is_named(folder):
         record.read(ITEM, "laptop", folder)
 
 
+@pytest.mark.parametrize("item", [item for item in ITEMS if item.measure], ids=lambda item: item.name)
+def test_a_committed_record_names_every_model_and_dimension_of_its_cells(item):
+    facts = record.read(item, "full", COMMITTED).facts
+    kinds, dims = facts["model"].split(", d = ")
+    models = [cell.tables["model"] for cell in item.study("full", Path("nowhere")).cells]
+    assert set(kinds.split(", ")) == {model["kind"] for model in models}
+    assert set(dims.split(", ")) == {str(model["dim"]) for model in models}
+
+
 def test_the_committed_page_is_what_its_records_say():
-    committed = Path(__file__).parents[2] / "results" / "paper"
-    sections = tuple(record.read(item, "full", committed) for item in ITEMS)
-    assert page.as_markdown(sections, "full") == (committed / "index.md").read_text(encoding="utf-8")
-    assert page.as_html(sections, "full") == (committed / "index.html").read_text(encoding="utf-8")
+    sections = tuple(record.read(item, "full", COMMITTED) for item in ITEMS)
+    assert page.as_markdown(sections, "full") == (COMMITTED / "index.md").read_text(encoding="utf-8")
+    assert page.as_html(sections, "full") == (COMMITTED / "index.html").read_text(encoding="utf-8")
     assert {each.item.name for each in sections if each.verdict == NOT_RUN} == set()
     doubtful = [each for each in sections if "differs" in each.verdict or "cannot tell" in each.verdict]
     assert doubtful
