@@ -200,7 +200,7 @@ def reproduce(
 
     Args:
         only: Run these items only; the page shows the others as far as their runs or records are there.
-        scale: Published sizes (full), or smaller ones that two cores run in half an hour.
+        scale: Published sizes (full), or smaller ones that two cores run in a quarter of an hour.
         data_dir: Folder that holds tfds/imdb_reviews and yelp_stars.parquet; without it their items are not
             run.
         out: Results folder, of one scale; runs that are finished there are not run again.
