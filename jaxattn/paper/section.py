@@ -104,6 +104,7 @@ def measured(item: Item, run: Path, scale: Scale) -> Section | None:
     try:
         found = item.measure(loaded)
         pictures = _pictures(loaded, item)
+        facts = _facts(loaded, item, scale)
     except InputError as error:
         return Section(item, compare.CANNOT_TELL, command(item, scale), f"the run cannot be read: {error}")
     findings = tuple(found.findings)
@@ -111,7 +112,7 @@ def measured(item: Item, run: Path, scale: Scale) -> Section | None:
         item,
         compare.verdict(findings),
         command(item, scale),
-        facts=_facts(loaded, item, scale),
+        facts=facts,
         findings=findings,
         tables={title: texts(table) for title, table in found.tables.items()},
         pictures=pictures,
