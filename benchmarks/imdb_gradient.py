@@ -1,4 +1,4 @@
-"""One full-batch gradient of p on IMDB: against its floor, and against what the field writes today.
+"""One full-batch gradient of p on IMDB, against its floor.
 
     python benchmarks/imdb_gradient.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
@@ -7,9 +7,7 @@ All rows of the table are measured in one process, in turn, so that their ratios
 - floor: the three products with E that any method needs, E p, E v and (∂L/∂a)ᵀ E;
 - jaxattn: the whole ∂L/∂p, and the gradient of E, p and v together;
 - a joint step: E, p and v by Adam, against what it must read and write: E and its two moments in both
-  directions, and E for two products forwards and two backwards;
-- PyTorch: an nn.Embedding model of the same size in minibatches of 128, a few batches of average length
-  timed and extrapolated to the corpus (with the `torch` extra installed).
+  directions, and E for two products forwards and two backwards.
 """
 
 import argparse
@@ -28,7 +26,7 @@ import optax
 
 import jaxattn as ja
 
-DIM, BATCH = 2048, 128
+DIM = 2048
 FLOOR, JOINT_FLOOR = "three products with E (the floor)", "E and two moments read and written, four products"
 JOINT, STEPS = "joint step of E, p and v by Adam", 4
 
@@ -54,34 +52,6 @@ def load_times(data_dir):
             jax.block_until_ready(loaded.train)
             times.append(time.perf_counter() - begin)
     return loaded.train, times
-
-
-def torch_epoch(corpus, batches):
-    """Time ∂L/∂p of minibatches of padded sequences through nn.Embedding; seconds for the whole corpus."""
-    import torch
-
-    torch.set_num_threads(os.cpu_count() or 1)
-    ids, mask = ja.models.reference.padded_sequences(corpus)
-    lengths = mask.sum(axis=1)
-    rng = np.random.default_rng(0)
-    embedding = torch.nn.Embedding(corpus.vocab_size, DIM)
-    embedding.weight.requires_grad_(False)
-    query = torch.nn.Parameter(torch.randn(DIM) / DIM**0.5)
-    head = torch.randn(DIM) / DIM**0.5
-
-    def batch(rows):
-        longest = lengths[rows].max()
-        tokens, real = torch.as_tensor(ids[rows, :longest]), torch.as_tensor(mask[rows, :longest])
-        labels = torch.as_tensor(np.array(corpus.labels)[rows], dtype=torch.float32)
-        embedded = embedding(tokens)
-        attention = torch.softmax((embedded @ query).masked_fill(~real, -torch.inf), dim=1)
-        logits = torch.einsum("nt,ntd->nd", attention, embedded) @ head
-        torch.nn.functional.softplus(-labels * logits).sum().backward()
-
-    drawn = [rng.choice(corpus.num_sequences, BATCH, replace=False) for _ in range(batches + 1)]
-    batch(drawn[0])
-    times = [seconds(lambda rows=rows: batch(rows), 1)[0] for rows in drawn[1:]]
-    return statistics.median(times) * corpus.num_sequences / BATCH
 
 
 def joint_rows(params, corpus):
@@ -153,13 +123,6 @@ def main():
     measured = {name: statistics.median(each) for name, each in times.items()}
     floors = {name: JOINT_FLOOR if name in (JOINT, JOINT_FLOOR) else FLOOR for name in measured}
     ratios = {name: statistics.median(np.divide(times[name], times[floors[name]])) for name in measured}
-    try:
-        measured["PyTorch nn.Embedding, ∂L/∂p, extrapolated"] = torch_epoch(corpus, batches=5)
-    except ImportError:
-        print("PyTorch is not installed; pip install torch to compare")
-    for name in measured.keys() - ratios.keys():
-        ratios[name] = measured[name] / measured[FLOOR]
-
     lines = [
         f"IMDB, {corpus.num_sequences:,} reviews, V = {corpus.vocab_size:,}, d = {DIM:,}, float32, "
         f"{os.cpu_count()} CPU cores, jax {jax.__version__}; medians of {arguments.repeats}.",
@@ -170,10 +133,6 @@ def main():
         "",
         f"From tensorflow-datasets to bags of both splits: {cold:.1f} s; from the cache: {cached:.1f} s.",
     ]
-    whole = measured["∂L/∂p, the whole"]
-    for name in measured:
-        if name.startswith("PyTorch"):
-            lines.append(f"PyTorch takes {measured[name] / whole:,.0f} times as long as jaxattn.")
     print("\n".join(lines))
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from jaxattn.results.load import Results, load
 from jaxattn.study import concepts, toml
 from jaxattn.study.definition import Definition
 from jaxattn.study.kinds import convert, describe, plain, values_of
+from jaxattn.study.messages import counted
 from jaxattn.study.namespace import Namespace
 
 __all__ = ["ChipPlan", "Finished", "Plan", "Results", "Study", "load", "run"]
@@ -196,7 +197,7 @@ class Study(Definition):
         return Path(directory) if directory is not None else Path("results") / self.name
 
     def _repr_html_(self) -> str:
-        plan = f"{len(self.cells)} cells × {len(self.seeds)} seeds"
+        plan = f"{counted(len(self.cells), 'cell')} × {counted(len(self.seeds), 'seed')}"
         cells = pd.DataFrame([{"cell": cell.number, **cell.settings} for cell in self.cells])
         return f"<p><b>{self.name}</b>: {plan}</p>{cells.head(20).to_html(index=False, escape=True)}"
 
@@ -222,7 +223,8 @@ class Study(Definition):
         phases = dict.fromkeys(phase.name for cell in self.cells for phase in cell.setting.phases)
         axes = dict.fromkeys(key for cell in self.cells for key in cell.settings)
         built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
-        figures.check(built_in, phases=list(phases), axes=list(axes))
+        blind = {cell.number for cell in self.cells if not hasattr(cell.setting.model, "scores_and_values")}
+        figures.check(built_in, phases=list(phases), axes=list(axes), without_tokens=blind)
         for number, figure in enumerate(self.figures):
             if number not in built_in:
                 options = {key: x for key, x in figure.items() if key != "kind"}

@@ -169,7 +169,8 @@ class Phase(Protocol):
 
     `jaxattn.Phase` has all of it but `train`, `steps` and `step(task, state)`, which `advance` repeats.
     A state is any pytree with `params`, `step` (), the steps taken, and `failed_at` (), the step at which the
-    seed failed or -1; `jaxattn.dynamics.State` is one.
+    seed failed or -1; `jaxattn.dynamics.State` is one. A phase may also have `refines`, names of metrics of
+    standard probes that it measures itself, to more digits.
 
     Attributes:
         name: in tables.

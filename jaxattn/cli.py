@@ -15,6 +15,11 @@ def main() -> None:
     with suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _stop)
+    if sys.argv[1:] == ["--version"]:
+        from jaxattn.storage import origin
+
+        print(f"jaxattn {origin.version('jaxattn')}")
+        return
     import tyro
 
     from jaxattn.commands import bench, results, studies
@@ -43,7 +48,7 @@ def main() -> None:
         code = tyro.extras.subcommand_cli_from_dict(
             commands,
             prog="jaxattn",
-            description="Experiments on attention with trained embeddings.",
+            description="Experiments on attention with trained embeddings. --version says which one this is.",
             use_underscores=False,
             config=(tyro.conf.FlagCreatePairsOff,),
         )
@@ -52,9 +57,12 @@ def main() -> None:
         code = complain(error, 2)
     except RunError as error:
         code = complain(error, 1)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+    except OSError as error:
+        # What is left of the output must not be written once more when Python ends.
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        reason = f"{error.filename or 'standard output'}: {error.strerror or error}; mend this and repeat"
+        code = 1 if isinstance(error, BrokenPipeError) else complain(RunError(reason), 1)
     sys.exit(code)
 
 

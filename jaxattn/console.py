@@ -1,4 +1,4 @@
-"""What commands print."""
+"""What commands print: tables that fit a terminal of 80 columns, and lines."""
 
 import re
 import shutil
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # Rows of a table, and characters of a cell, that are read rather than searched.
 ROWS = 1000
 LONG = 40
+GAP = 2
 
 
 def complain(error: Exception, status: int) -> int:
@@ -30,36 +31,74 @@ def print_written(written: Any) -> None:
         print(f"jaxattn: {problem}", file=sys.stderr)
 
 
-def print_summary(results: Any, **options: Any) -> None:
-    """Print the last step of each phase: metrics below each other if that fits, else cells.
+def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
+    """Print the last step of each phase, of at most six metrics that `headline.metrics` chooses.
 
     Args:
         results: a run.
+        every: print all metrics.
+        rest: what the user gives for those that are left out.
         options: of the bootstrap, as `statistics.summary_rows`.
     """
-    from jaxattn.results import statistics
+    from jaxattn.results import combine, headline, statistics
     from jaxattn.results.remarks import remarks
 
-    title, keys = statistics.summary_title(results), [*results.axes, "phase"]
-    rows = statistics.summary_rows(results, **options)
-    turned = statistics.turned(rows, keys)
-    if len(turned) > len(rows) and len(list(_pieces(turned, 1))) == 1:
-        print_table(title, turned)
-    else:
-        print_table(title, rows, keys=len(keys))
-    for line in remarks(results):
+    chosen = headline.metrics(results)
+    left = 0 if every else len(headline.recorded(results)) - len(chosen)
+    shown = combine.choose(results, metrics=chosen) if left else results
+    rows = statistics.summary_rows(shown, metrics=chosen if left else None, **options)
+    print_title(statistics.summary_title(shown))
+    for title, table in _fitting(rows, [*results.axes, "phase"]):
+        print_table(title, table)
+    for line in remarks(shown):
         print(line)
+    if left:
+        print(f"{left} more metrics: {rest}")
     print_made_by(results.made_by)
+
+
+def print_closing(results: Any) -> None:
+    """Print in two sentences what a run has learned."""
+    from jaxattn.results.headline import sentences
+
+    for sentence in sentences(results):
+        print(sentence)
+
+
+def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
+    """Lay out a summary so that no column goes on below: in one table if that fits, else one per metric."""
+    from jaxattn.results.statistics import turned
+
+    by_metric = turned(rows, keys)
+    for table in (by_metric, rows) if len(by_metric) > len(rows) else (rows, by_metric):
+        if _together(_full_widths(table)) <= _width():
+            yield "", table
+            return
+    for metric in rows.columns[len(keys) :]:
+        own = rows[rows[metric] != ""]
+        yield metric, own[[*keys, metric]].rename(columns={metric: "value"})
 
 
 def print_made_by(made_by: str) -> None:
     """Say which other source made what was shown, if another one did."""
     if made_by:
-        print(f"jaxattn: {made_by}", file=sys.stderr)
+        print(f"jaxattn: {_plain(made_by)}", file=sys.stderr)
 
 
-def print_table(title: str, frame: "pd.DataFrame", keys: int = 1) -> None:
-    """Print a table to stdout; its columns go on below, beside the first `keys`, where it is too wide."""
+def print_title(title: str) -> None:
+    """Print the title of a table."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(width=_width(), highlight=False).print(Text(_plain(title), "table.title"))
+
+
+def print_table(title: str, frame: "pd.DataFrame") -> None:
+    """Print a table to stdout, whatever its width.
+
+    Where it is too wide, columns with the same value in all rows become a line, and cells and headings are
+    broken between words; where that is not enough, every row is printed over several lines.
+    """
     # The help of a command needs none of these.
     import pandas as pd
     from rich import box
@@ -67,40 +106,67 @@ def print_table(title: str, frame: "pd.DataFrame", keys: int = 1) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    # Names that users give are no markup.
-    console = Console(width=_width(), highlight=False)
-    console.print(Text(_plain(title), "table.title"))
-    for places in _pieces(frame, keys):
-        piece = frame.iloc[:ROWS, places]
-        table = Table(box=box.SIMPLE_HEAD)
-        for name, values in piece.items():
-            head = Text(_heading(name, _column_width(name, values)), "table.header")
+    if title:
+        print_title(title)
+    piece = frame.iloc[:ROWS]
+    if _together(_full_widths(piece)) > _width() and len(piece) > 1:
+        same = [len({_written(x) for x in values}) == 1 for _, values in piece.items()]
+        common = piece.iloc[:1, [k for k, one in enumerate(same) if one]]
+        piece = piece.iloc[:, [k for k, one in enumerate(same) if not one]]
+        for name, values in common.items():
+            print(f"{_plain(str(name))}: {_written(values.iloc[0])} in all rows")
+    widths = _widths(piece)
+    if widths is None:
+        _print_records(piece)
+    else:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+        for (name, values), width in zip(piece.items(), widths, strict=True):
+            head = Text(_heading(name, width), "table.header")
             justify: Any = "right" if pd.api.types.is_numeric_dtype(values) else "left"
-            table.add_column(head, justify=justify, overflow="fold")
+            table.add_column(head, justify=justify, overflow="fold", width=width)
         for row in piece.itertuples(index=False):
             table.add_row(*(Text(_written(x)) for x in row))
-        console.print(table)
+        # Names that users give are no markup.
+        Console(width=_width(), highlight=False).print(table)
+    print()
     if len(frame) > ROWS:
         print(f"... and {len(frame) - ROWS:,} rows more")
 
 
-def _pieces(frame: "pd.DataFrame", keys: int) -> Iterator[list[int]]:
-    """Divide columns, by their places, over tables that are as wide as what they are printed on."""
-    widths = [_column_width(name, values) for name, values in frame.items()]
-    first = list(range(keys))
-    piece = list(first)
-    for place in range(keys, len(widths)):
-        together = sum(widths[k] for k in [*piece, place])
-        if len(piece) > keys and together + 3 * len(piece) + 4 > _width():
-            yield piece
-            piece = list(first)
-        piece.append(place)
-    yield piece
+def _print_records(frame: "pd.DataFrame") -> None:
+    """Print each row of a table over several lines."""
+    names = [_plain(str(name)) for name in frame.columns]
+    for row in frame.itertuples(index=False):
+        for name, x in zip(names, row, strict=True):
+            print(f"{name}: {_written(x)}")
+        print()
 
 
-def _column_width(name: Any, values: "pd.Series") -> int:
-    cells = max((len(_written(x)) for x in values[:ROWS]), default=0)
-    return max(min(cells, LONG), *map(len, _parts(name)))
+def _widths(frame: "pd.DataFrame") -> list[int] | None:
+    """Divide the width between columns: what they want, less for the widest; None if a word had to be cut."""
+    widths = _full_widths(frame)
+    least = [
+        min(max(map(len, [*_parts(name), *(word for x in values for word in _written(x).split())])), LONG)
+        for name, values in frame.items()
+    ]
+    while _together(widths) > _width():
+        spare = [width if width > least[k] else 0 for k, width in enumerate(widths)]
+        if not any(spare):
+            return None
+        widths[spare.index(max(spare))] -= 1
+    return widths
+
+
+def _together(widths: list[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _full_widths(frame: "pd.DataFrame") -> list[int]:
+    """What columns want: their longest cell up to 40, and a heading broken at its dots and underscores."""
+    return [
+        max(min(max((len(_written(x)) for x in values[:ROWS]), default=0), LONG), *map(len, _parts(name)))
+        for name, values in frame.items()
+    ]
 
 
 def _heading(name: Any, width: int) -> str:

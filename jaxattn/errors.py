@@ -5,8 +5,9 @@ import traceback
 
 class _OneLine(Exception):
     def __str__(self) -> str:
-        # Names that users give may hold line breaks.
-        return super().__str__().replace("\r", "\\r").replace("\n", "\\n")
+        # Names that users and folders give may hold line breaks, and what a terminal would obey.
+        text = super().__str__()
+        return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
 
 
 class InputError(_OneLine, ValueError):

@@ -25,8 +25,8 @@ training split: the posterior difference of a rare token is noise. A small corpu
 needs a lower one. Correlations over bins, `spearman_..._bins`, are over means of all tokens in `bins` equal
 intervals of the posterior difference from `low` to `high`; tokens beyond are in none. Those of its size begin
 at 0.
-`important_mass` and `important_selected` call tokens with a posterior difference of size `important` or more
-important."""
+Important, for `important_mass`, `important_selected` and `important_tied`, is a token with a posterior
+difference of size `important` or more that occurs `min_count` times or more."""
 
 
 def glossary() -> str:
@@ -34,7 +34,8 @@ def glossary() -> str:
     sections = [
         "# Metrics",
         "What the records of a study hold, by the names that tables, figures and `aggregate --metrics` know. "
-        "This page is made of the probes themselves: `python -m jaxattn.glossary`.",
+        "This page is made of the probes themselves: `python -m jaxattn.glossary`. What means over seeds and "
+        "their intervals are says [intervals.md](intervals.md).",
         "## What `[probes]` sets",
         PROBES_SETTINGS,
         _settings(),

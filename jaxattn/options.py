@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.errors import InputError
+from jaxattn.storage import files
 
 if TYPE_CHECKING:
     from jaxattn.api import Study
@@ -29,6 +30,7 @@ Set = Annotated[
     ),
 ]
 Quiet = Annotated[bool, arg(help="Print results and errors only.")]
+Every = Annotated[bool, arg(name="all", help="Print all metrics, not the six that say most.")]
 Out = Annotated[Path | None, arg(metavar="DIR", help="Results folder; results/<sweep name> by default.")]
 Seeds = Annotated[
     str | None,
@@ -102,7 +104,7 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
         if not counts:
             found.append(directory)
         for folder in (directory / f"shard-{k}-of-{n}" for n in sorted(counts) for k in range(1, n + 1)):
-            (found if folder in begun else missing).append(folder)
+            (found if folder in begun else missing).append(files.inside(folder, directory))
     return found, missing
 
 

@@ -1,7 +1,9 @@
 import json
+import os
 import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,17 @@ def test_run_then_aggregate_then_report(monkeypatch, capsys, tmp_path):
     assert status == 0
     assert "loss" in out
     assert str(folder / "report.html") in out
+    first, second = out.splitlines()[-2:]
+    assert first.startswith("After phase query, the test accuracy is 0.")
+    assert "importance" in second
+    assert "attention selects an important token in" in second
+    assert "log_gradient_norm" not in out
+    assert "more metrics: --all" in out
+    status, out, _ = call(
+        monkeypatch, capsys, "run", SWEEPS / "quickstart.toml", *SMALL, "--out", folder, "--all"
+    )
+    assert status == 0
+    assert "log_gradient_norm" in out
     for name in ("records.parquet", "tokens.parquet", "manifest.json", "report.html"):
         assert (folder / name).stat().st_size > 0
     status, out, _ = call(
@@ -55,7 +68,7 @@ def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
     status, out, _ = call(monkeypatch, capsys, "aggregate", *shards, *options)
     assert status == 0
     assert "loss" in out
-    assert "Means over cells of the same model.dim, last step of each phase: interquartile mean [95 %" in out
+    assert "Means over cells of the same model.dim, last step of each phase: mean over 2 seeds [95 %" in out
     assert "accuracy" not in out
     assert "tabular" in (tmp_path / "loss.tex").read_text()
     status, out, _ = call(monkeypatch, capsys, "status", shards[0])
@@ -78,7 +91,15 @@ def test_a_quiet_plan_prints_its_tables_alone(monkeypatch, capsys, tmp_path):
     words = ["plan", SWEEPS / "quickstart.toml", *SMALL, "--quick", "--out", tmp_path / "none"]
     status, out, error = call(monkeypatch, capsys, *words)
     assert (status, error) == (0, "")
-    assert "quickstart: 1 cells in 1 groups, 1 batches, 0 of them done" in out
+    assert "quickstart: 1 cell in 1 group, 1 batch, 0 done" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("embed records ")]
+    assert {"loss", "test_accuracy", "one_step_error"} <= set(line.removeprefix("embed records ").split(", "))
+
+
+def test_the_version_is_that_of_the_package(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["jaxattn", "--version"])
+    cli.main()
+    assert capsys.readouterr().out == f"jaxattn {metadata.version('jaxattn')}\n"
 
 
 def test_schema_and_doctor_print_what_they_found(monkeypatch, capsys):
@@ -258,3 +279,26 @@ def test_diagnose_says_what_does_not_fit(monkeypatch, capsys, tmp_path, trained)
         assert (status, out) == (2, "")
         assert said in error
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["status", "aggregate", "report"])
+def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(monkeypatch, capsys, tmp_path, command):
+    os.mkfifo(tmp_path / "manifest.json")
+    status, _, error = call(monkeypatch, capsys, command, tmp_path)
+    assert status == 2
+    assert "manifest.json: no regular file; remove it" in error
+
+
+@pytest.mark.parametrize("command", [["schema"], ["status", "results/published/selection_vs_eta0"]])
+def test_a_full_standard_output_is_one_line(command):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxattn", *command],
+            cwd=SWEEPS.parent, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "jaxattn: standard output: No space left on device; mend this and repeat"
+    )
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -38,7 +38,7 @@ def test_columns_of_one_name_are_all_printed(lines):
     assert [line.split() for line in lines(console.print_table, "t", frame)][-2] == ["1", "2", "3"]
 
 
-def run_of(directory, cells, seeds=2):
+def run_of(directory, cells, seeds=2, metrics=METRICS):
     settings = [
         {"phases.embed.step_size": 1.0, "phases.query.step_size": 0.1 * (1 + k)} for k in range(cells)
     ]
@@ -47,7 +47,7 @@ def run_of(directory, cells, seeds=2):
         for cell in range(cells)
         for seed in range(seeds)
         for phase in ("embed", "query")
-        for metric in METRICS
+        for metric in metrics
     ]
     records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
     named = [{"cell": k, "settings": s if cells > 1 else {}} for k, s in enumerate(settings)]
@@ -65,10 +65,8 @@ def test_a_summary_fits_the_terminal_and_nothing_is_cut(lines, tmp_path, cells, 
     found = lines(console.print_summary, run_of(tmp_path, cells), width=width, resamples=20)
     assert max(map(len, found)) <= width
     assert "…" not in "".join(found)
-    assert "mean [95 % bootstrap interval] over 2 seeds; with fewer than 6, the" in " ".join(
-        " ".join(found).split()
-    )
-    values = [line for line in found if "[" in line and "bootstrap" not in line]
+    assert "mean over 2 seeds [95 % interval, Student's t]" in " ".join(" ".join(found).split())
+    values = [line for line in found if "[" in line and "Student" not in line]
     # Every value has a line of its own in one of the tables.
     assert sum(line.count("[") for line in values) == cells * 2 * len(METRICS)
     heads = "".join("".join(line.split()) for line in found if "[" not in line)
@@ -76,6 +74,48 @@ def test_a_summary_fits_the_terminal_and_nothing_is_cut(lines, tmp_path, cells, 
         assert metric in "".join(found) or all(part in heads for part in metric.split("_"))
     if cells > 1:
         assert all(line.split()[0] == "1" for line in values)
+    # A table for everything or one for each metric: never one that goes on below.
+    assert sum(line.startswith("──") for line in found) in (1, len(METRICS))
+
+
+MANY = [*METRICS, *(f"spectral_norm_of_layer_{k}" for k in range(14))]
+
+
+@pytest.mark.parametrize("cells", [1, 6])
+def test_at_most_six_metrics_are_printed_and_the_rest_with_all(lines, tmp_path, cells):
+    run = run_of(tmp_path, cells, metrics=MANY)
+    found = " ".join(" ".join(lines(console.print_summary, run, resamples=20)).split())
+    assert sum(f" {name} " in found for name in MANY) == 6
+    assert "13 more metrics: --all" in found
+    found = " ".join(" ".join(lines(console.print_summary, run, every=True, resamples=20)).split())
+    assert all(f" {name} " in found for name in MANY)
+    assert "more metrics" not in found
+
+
+def test_what_is_the_same_in_all_rows_of_a_wide_table_is_said_once(lines):
+    frame = pd.DataFrame(
+        {f"data.some_setting_{k}": [f"some long value {k}"] * 3 for k in range(6)} | {"cell": [0, 1, 2]}
+    )
+    found = lines(console.print_table, "t", frame)
+    assert found[1] == "data.some_setting_0: some long value 0 in all rows"
+    assert [line.strip() for line in found if line.strip().isdecimal()] == ["0", "1", "2"]
+    assert sum(line.startswith("──") for line in found) == 1
+
+
+def test_a_table_whose_words_do_not_fit_side_by_side_is_printed_row_by_row(lines):
+    frame = pd.DataFrame(
+        {f"axis_{k}": [f"a-word-of-some-length-{k}-{row}" for row in "xy"] for k in range(5)}
+    )
+    found = lines(console.print_table, "t", frame)
+    assert found[1:6] == [f"axis_{k}: a-word-of-some-length-{k}-x" for k in range(5)]
+    assert not any(line.startswith("──") for line in found)
+
+
+def test_cells_of_a_wide_table_are_broken_between_words_only(lines):
+    text = "a sentence of many words that goes on " * 3
+    found = lines(console.print_table, "t", pd.DataFrame({"name": ["x"], "said": [text], "and": [text]}))
+    assert max(map(len, found)) <= 80
+    assert {word for line in found[3:] for word in line.split()} <= {*text.split(), "x"}
 
 
 def test_long_tables_end(lines, monkeypatch):

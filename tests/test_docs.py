@@ -27,9 +27,3 @@ def test_an_example_is_at_most_thirty_lines(title, code):
 def test_there_is_an_example_of_each_kind():
     kinds = ["A model", "A corpus", "A loss and a start", "A phase", "An optimiser", "A probe", "A figure"]
     assert [title for title, _ in EXAMPLES] == [*kinds, "Without a study"]
-
-
-def test_every_path_that_the_page_links_to_exists():
-    links = re.findall(r"\]\(((?!http)[^)#]+)\)", PAGE.read_text(encoding="utf-8"))
-    assert links
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []

@@ -1,5 +1,8 @@
+import inspect
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,8 +10,77 @@ import pytest
 
 from jaxattn import cli
 from jaxattn.api import Study
+from jaxattn.commands import results
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+
+
+def git(folder, *words):
+    return subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True)
+
+
+def printed():
+    """Commands of jaxattn and of its benchmarks that pages print, in blocks or in a cell of a table."""
+    lines = []
+    for text in PAGES.values():
+        for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+            lines += block.replace("\\\n", " ").replace("&&", "\n").splitlines()
+        lines += re.findall(r"\| `(.*?)` \|", text)
+    wanted = [line.partition(" #")[0] for line in lines if re.match(r"\s*(jaxattn|python benchmarks)", line)]
+    return sorted({line.replace("SWEEP", "sweeps/quickstart.toml").strip() for line in wanted})
+
+
+def is_study(words):
+    return words[:2] in (["jaxattn", verb] for verb in ("run", "plan", "launch"))
+
+
+def written(words):
+    """Say where a command writes; None if it prints alone."""
+    if "--out" in words:
+        return Path(words[words.index("--out") + 1])
+    if is_study(words):
+        return Study.read(ROOT / words[2]).folder()
+    function = getattr(results, words[1], len)
+    out = inspect.signature(function).parameters.get("out")
+    return out and out.default
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """What git tracks, in a repository of its own."""
+    listed = git(ROOT, "ls-files", "-z")
+    if listed.returncode:
+        pytest.skip("not a checkout of git")
+    folder = tmp_path_factory.mktemp("clone")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    return folder
+
+
+@pytest.mark.parametrize("command", printed())
+def test_what_a_page_prints_writes_to_nothing_that_is_tracked(command, clone):
+    place = written(command.split())
+    if place and place.parts[0] == "results":
+        assert not (clone / place).exists()
+        assert git(clone, "check-ignore", str(place / "file")).returncode == 0
+
+
+@pytest.mark.parametrize("sweep", sorted({line.split()[2] for line in printed() if is_study(line.split())}))
+def test_no_study_of_a_page_is_refused_in_a_fresh_clone(sweep, clone, monkeypatch, capsys):
+    if "imdb" in sweep:
+        pytest.skip("needs data; that its folder is not there is tested above")
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(sys, "argv", ["jaxattn", "plan", sweep, "--quick"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0, capsys.readouterr().err
+    assert git(clone, "diff", "--stat").stdout == ""
 
 
 def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
@@ -47,11 +119,10 @@ def test_the_sweep_file_of_the_readme_is_valid_with_its_points(tmp_path):
     assert {type(cell.setting.phases[1].steps) for cell in study.cells} == {int}
 
 
-def test_every_path_that_the_readme_links_to_exists():
-    root = Path(__file__).parents[1]
-    links = re.findall(r"\]\(((?!http)[^)#]+)\)", README)
-    assert links
-    assert [link for link in links if not (root / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_that_a_page_links_to_exists(page):
+    links = re.findall(r"\]\(((?!http)[^)#]+)\)", PAGES[page])
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.slow

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from jaxattn.claims.measured import Measured, round_up
+from jaxattn.claims.measured import Measured, round_up, worst
 from jaxattn.claims.rows import Claim, Row, around, mean, share
 from jaxattn.results.fits import powers
 from jaxattn.results.numbers import brief
@@ -75,7 +76,16 @@ def unbounded(cells: Sequence[Measured]) -> list[Row]:
         rate = margin * np.exp(log_time + cell.last("log_gradient_norm"))
     satisfied = (rate >= low) & (rate <= high)
     measured, there = "margin · t ‖∂L/∂p‖ at the end", cell.reached
-    rows = [share(claim, f"{measured} between {low:g} and {high:g}", satisfied, certificate=cell.ends)]
+    rows = [
+        share(
+            claim,
+            f"{measured} between {low:g} and {high:g}",
+            satisfied,
+            known=np.isfinite(rate),
+            certificate=cell.ends,
+            why=cell.why,
+        )
+    ]
     if there.sum() > 1:
         # Elsewhere ‖∂L/∂p‖ may be what rounding left of forces that balance.
         which = "" if there.all() else f", seeds that come to ‖p‖ = {brief(cell.until_norm)}"
@@ -102,7 +112,7 @@ def converges(cells: Sequence[Measured]) -> list[Row]:
     measured = f"power of ‖p‖ in 1 - cos, ‖p‖ from {brief(low)} to {brief(high)}"
     return [
         _is_close(cell, claim, CLOSE),
-        mean(claim, measured, power, around(-2.0, 0.1), certificate=cell.certificate()),
+        mean(claim, measured, power, around(-2.0, 0.1), certificate=cell.certificate(), why=cell.why),
     ]
 
 
@@ -124,10 +134,11 @@ def selects(cells: Sequence[Measured], *, promised: bool = True) -> list[Row]:
         # Without Assumption 1 a sequence may hold several relevant tokens, or none.
         only_one = cell["data.kind"] == "assumption1"
         which = "the important token" if only_one else "a relevant token, where there is one,"
-        rows.append(share(claim, f"{which} selected in every sequence", held == 1))
+        of: dict[str, Any] = {"known": np.isfinite(held), "why": cell.why}
+        rows.append(share(claim, f"{which} selected in every sequence", held == 1, **of))
         if not promised:
             measured = f"share of sequences with {which} selected"
-            rows.append(mean(claim, measured, held, between=(0.0, 1.0)))
+            rows.append(mean(claim, measured, held, between=(0.0, 1.0), why=cell.why))
     return rows
 
 
@@ -145,10 +156,11 @@ def several(cells: Sequence[Measured]) -> list[Row]:
         one = Claim("MR", "at least one relevant token is selected in every sequence", cell.setting)
         every = Claim("MR", "all relevant tokens are selected", cell.setting, promised=False)
         own = Claim("MR", "p is max-margin for its own selection", cell.setting, promised=False)
-        held, all_held = (cell.last(f"{x}relevant_selected") for x in ("", "all_"))
+        held, all_held = (cell.last(f"{x}relevant_selected") for x in ("", "only_"))
+        of: dict[str, Any] = {"known": np.isfinite(held), "why": cell.why}
         rows += [
-            share(one, "a relevant token selected in every sequence", held == 1),
-            share(every, "all relevant tokens selected in some sequence", all_held > 0),
+            share(one, "a relevant token selected in every sequence", held == 1, **of),
+            share(every, "all relevant tokens selected in some sequence", all_held > 0, **of),
             _is_close(cell, own, CLOSE_ELSEWHERE),
         ]
     return rows
@@ -165,13 +177,14 @@ def direction_elsewhere(cells: Sequence[Measured]) -> list[Row]:
         away, there = cell.last("certified_distance"), cell.reached
         if not there.any():
             text = f"{cell.ends}; {cell.certificate()}"
-            rows.append(mean(claim, "1 - cos where the flow ends", away, certificate=text))
+            rows.append(mean(claim, "1 - cos where the flow ends", away, certificate=text, why=cell.why))
             continue
-        text = f"1 - cos ≤ {round_up(np.max(away[there]))}, {cell.certificate()}"
+        text = f"{worst(away[there])}{cell.certificate()}"
         if not there.all():
-            text += f"; {cell.ends}, 1 - cos ≤ {round_up(np.nanmax(away[~there]))} there"
+            text += f"; {cell.ends}, {worst(away[~there])}there".removesuffix(", there")
         measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)}, seeds that come to ‖p‖ = {brief(cell.until_norm)}"
-        rows.append(share(claim, measured, away[there] <= CLOSE_ELSEWHERE, certificate=text))
+        near = away[there] <= CLOSE_ELSEWHERE
+        rows.append(share(claim, measured, near, known=np.isfinite(away[there]), certificate=text))
     return rows
 
 
@@ -190,15 +203,15 @@ def with_ties(cells: Sequence[Measured]) -> list[Row]:
         away, certified = cell.last("limit_certified_distance"), cell.last("limit_feasible") == 1
         finite = np.isnan(away)
         satisfied = certified & (finite | (cell.reached & (away <= CLOSE_ELSEWHERE)))
-        far = away[cell.reached & ~finite]
-        worst = f"1 - cos ≤ {round_up(far.max())}, " if far.size else ""
         proof = cell.certificate("limit_")
-        text = f"{worst}{proof}; {cell.ends}"
+        text = f"{worst(away[cell.reached])}{proof}; {cell.ends}"
         measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)} at ‖p‖ = {brief(cell.until_norm)}, or a finite limit"
         tied = cell.last("tied_sequences")
+        share_of = "share of sequences with tied tokens"
+        known = np.isfinite(cell.last("limit_feasible"))
         rows += [
-            share(claim, measured, satisfied, certificate=text),
-            mean(claim, "share of sequences with tied tokens", tied, between=(0.0, 1.0), certificate=proof),
+            share(claim, measured, satisfied, known=known, certificate=text, why=cell.why),
+            mean(claim, share_of, tied, between=(0.0, 1.0), certificate=proof, why=cell.why),
         ]
     return rows
 
@@ -223,8 +236,9 @@ def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row
     (before,), (cell,) = alone, together
     until = cell["phases.together.until_norm"]
     # Where v_mm is not tight, other tokens may stay within a few nats for ever: only the order is asked for.
-    same = (before.last("relevant_margin") > 0) & (cell.last("relevant_margin", "together") > 0)
-    there = cell.last("p_norm", "together") >= until * (1 - 1e-9)
+    margins = before.last("relevant_margin"), cell.last("relevant_margin", "together")
+    same, norm = (margins[0] > 0) & (margins[1] > 0), cell.last("p_norm", "together")
+    there, why = norm >= until * (1 - 1e-9), cell.why or before.why
     relaxed, apart, head = (
         cell.last(name, "together")
         for name in ("relaxed_certified_distance", "unrelaxed_one_minus_cosine", "head_one_minus_cosine")
@@ -234,29 +248,31 @@ def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row
     tends = Claim("V", "p/‖p‖ tends to p_relax, as on the regularisation path of arXiv 2306.13596", where)
     stays = Claim("V", "training v as well does not change the limit direction of p", where, promised=False)
     of_v = Claim("V", "v/‖v‖ tends to the max-margin head of the selected tokens", where, promised=False)
-    worst = f"1 - cos ≤ {round_up(np.max(relaxed))}, {cell.certificate('relaxed_', 'together')}"
+    proof = f"{worst(relaxed)}{cell.certificate('relaxed_', 'together')}"
     ends = f"‖p‖ = {brief(until)} in {there.sum()} of {len(there)}"
-    mismatch = (
-        f"directly and with v slaved dp/dt differs by {round_up(np.max(cell.last('mismatch', 'together')))}"
-    )
+    apart_by = round_up(np.nanmax(cell.last("mismatch", "together")))
+    mismatch = f"directly and with v slaved dp/dt differs by {apart_by}"
     support = cell.last("relaxed_support", "together")
+
+    def near(claim: Claim, what: str, away: Any, certificate: str) -> Row:
+        measured, found = f"1 - cos ≤ {brief(CLOSE_TOGETHER)} to {what}", there & (away <= CLOSE_TOGETHER)
+        known = np.isfinite(away) & np.isfinite(norm)
+        return share(claim, measured, found, known=known, certificate=certificate, why=why)
+
     return [
-        share(keeps, "the important token on top in every sequence, as for p alone", same, certificate=ends),
         share(
-            tends,
-            f"1 - cos ≤ {brief(CLOSE_TOGETHER)} to p_relax",
-            there & (relaxed <= CLOSE_TOGETHER),
-            certificate=worst,
+            keeps,
+            "the important token on top in every sequence, as for p alone",
+            same,
+            known=np.isfinite(margins).all(axis=0),
+            certificate=ends,
+            why=why,
         ),
-        share(stays, f"1 - cos ≤ {brief(CLOSE_TOGETHER)} to p_mm", there & (apart <= CLOSE_TOGETHER)),
-        mean(stays, "1 - cos to p_mm", apart, between=(0.0, 2.0)),
-        mean(stays, "share of sequences on which v_mm is tight", support, between=(0.0, 1.0)),
-        share(
-            of_v,
-            f"1 - cos ≤ {brief(CLOSE_TOGETHER)} to v_mm",
-            there & (head <= CLOSE_TOGETHER),
-            certificate=mismatch,
-        ),
+        near(tends, "p_relax", relaxed, proof),
+        near(stays, "p_mm", apart, "-"),
+        mean(stays, "1 - cos to p_mm", apart, between=(0.0, 2.0), why=why),
+        mean(stays, "share of sequences on which v_mm is tight", support, between=(0.0, 1.0), why=why),
+        near(of_v, "v_mm", head, mismatch),
     ]
 
 
@@ -284,6 +300,7 @@ def grows_on_texts(cells: Sequence[Measured]) -> list[Row]:
 def _is_close(cell: Measured, claim: Claim, close: float) -> Row:
     """Make the row that p comes so close to its max-margin direction."""
     away = cell.last("certified_distance")
-    text = f"1 - cos ≤ {round_up(np.max(away))}, {cell.certificate()}"
+    text = f"{worst(away)}{cell.certificate()}"
     measured = f"1 - cos ≤ {brief(close)} at ‖p‖ = {brief(cell.until_norm)}"
-    return share(claim, measured, cell.reached & (away <= close), certificate=text)
+    known, near = np.isfinite(away) & np.isfinite(cell.last("p_norm")), cell.reached & (away <= close)
+    return share(claim, measured, near, known=known, certificate=text, why=cell.why)

@@ -76,14 +76,24 @@ class Measured:
     def ends(self) -> str:
         """Say where the flows end."""
         there, norm = self.reached, self.last("p_norm")
+        before, total = norm[~there & np.isfinite(norm)], len(norm)
         texts = []
         if there.any():
-            texts.append(f"‖p‖ = {brief(float(f'{norm[there].min():.2e}'))} in {there.sum()} of {len(norm)}")
-        if not there.all():
-            low, high = (f"{end(norm[~there]):.0f}" for end in (np.min, np.max))
+            texts.append(f"‖p‖ = {brief(float(f'{norm[there].min():.2e}'))} in {there.sum()} of {total}")
+        if before.size:
+            low, high = (f"{end(before):.0f}" for end in (np.min, np.max))
             span = low if low == high else f"{low} to {high}"
-            texts.append(f"{(~there).sum()} of {len(norm)} end at ‖p‖ = {span}")
+            texts.append(f"{before.size} of {total} end at ‖p‖ = {span}")
+        if lost := int(np.isnan(norm).sum()):
+            texts.append(f"{lost} of {total} have no end: {self.why}")
         return ", ".join(texts)
+
+    @property
+    def why(self) -> str:
+        """Say why seeds have no value: the reasons of those that failed, if any did."""
+        failed = self.run.failures
+        own = failed[(failed["cell"] == self.cell) & (failed["seed"] < self.seeds)]
+        return " or ".join(own["reason"].unique())
 
     def certificate(self, prefix: str = "", phase: str = "limit") -> str:
         """Write the worst certificate of all seeds: duality gap, primal residual, how many are certified."""
@@ -93,8 +103,14 @@ class Measured:
         total = f"{certified.sum()} of {len(certified)} certified"
         if not certified.any():
             return total
-        gap, primal = (round_up(x[certified].max()) for x in bounds)
+        gap, primal = (round_up(np.nanmax(x[certified])) for x in bounds)
         return f"gap ≤ {gap}, primal ≤ {primal}, {total}"
+
+
+def worst(away: np.ndarray) -> str:
+    """Write the largest 1 - cos of the seeds that have one, to go before a certificate; nothing for none."""
+    found = away[np.isfinite(away)]
+    return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 
 
 def round_up(x: float) -> str:

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,20 +13,20 @@ from typing import NamedTuple
 import pandas as pd
 
 from jaxattn.api import Study
-from jaxattn.claims import judges, studies
+from jaxattn.claims import judges, studies, words
 from jaxattn.claims.measured import Measured
 from jaxattn.claims.rows import FAILS, Row
-from jaxattn.claims.rows import __doc__ as meaning
 from jaxattn.claims.studies import Plan, TextPlan
 from jaxattn.data.source import Source
 from jaxattn.engine import devices
+from jaxattn.engine.manifest import PACKAGES
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run as execute
 from jaxattn.errors import InputError, RunError
 from jaxattn.results.load import load
-from jaxattn.results.tables import markdown
+from jaxattn.storage import origin
 
-CLAIMS = ("L4.1", "MC", "L4.2", "T4.3", "L4.4/4.5", "V", "MR")
+CLAIMS = tuple(words.STATEMENTS)
 ON_TEXTS = ("L4.1", "L4.2")
 PLAN, TEXT_PLAN = Plan(), TextPlan()
 
@@ -91,7 +92,7 @@ class Scoreboard:
             {
                 "claim": row.claim.name,
                 "setting": row.claim.setting,
-                "seeds": row.seeds,
+                "seeds": row.counted,
                 "measured": row.measured,
                 "value": row.text,
                 "tolerance": row.tolerance.text if row.tolerance else "-",
@@ -102,19 +103,27 @@ class Scoreboard:
         )
 
     def numbers(self) -> pd.DataFrame:
-        """Lay out for computing: `table` with statement and promised, and value, low and high as numbers."""
+        """Lay out for computing: `table` with statement and promised, and all numbers as numbers.
+
+        Returns:
+            `seeds` counts the seeds that have a value, `missing` those that have none, and `why` says why.
+        """
         frame = self.table().drop(columns="value")
+        frame["seeds"] = [row.seeds for row in self.rows]
+        for place, name in enumerate(("missing", "why"), list(frame.columns).index("seeds") + 1):
+            frame.insert(place, name, [getattr(row, name) for row in self.rows])
         frame.insert(1, "statement", [row.claim.statement for row in self.rows])
         frame.insert(3, "promised", [row.claim.promised for row in self.rows])
         for place, name in enumerate(("value", "low", "high"), list(frame.columns).index("measured") + 1):
             frame.insert(place, name, [getattr(row, name) for row in self.rows])
         return frame
 
-    def write(self, folder: str | Path) -> list[Path]:
-        """Write claims.csv (`numbers`) and claims.md (`table`, what is promised and what is not apart).
+    def write(self, folder: str | Path, *, command: str = "") -> list[Path]:
+        """Write claims.csv (`numbers`) and claims.md (a page of `table`; see `words.page`).
 
         Args:
             folder: where; it is made if it is not there.
+            command: the command that made it, for the page.
 
         Returns:
             The files.
@@ -127,23 +136,22 @@ class Scoreboard:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.numbers().to_csv(csv, index=False)
-            markdown.write_text(self.markdown(), encoding="utf-8")
+            markdown.write_text(self.markdown(command), encoding="utf-8")
         except OSError as error:
             raise RunError(
                 f"{folder}: cannot be written: {error.strerror or error}; give another folder"
             ) from None
         return [csv, markdown]
 
-    def markdown(self) -> str:
-        """Write both tables in Markdown."""
-        table = self.table()
-        promised = [row.claim.promised for row in self.rows]
-        parts = [
-            ("What the theory promises", table[promised]),
-            ("Where the theory promises nothing", table[[not x for x in promised]]),
-        ]
-        texts = [f"## {title}\n\n{markdown(part)}" for title, part in parts if len(part)]
-        return "\n\n".join([*texts, f"## How to read this\n\n{(meaning or '').strip()}"]) + "\n"
+    def markdown(self, command: str = "") -> str:
+        """Write the page, made now by some command."""
+        versions = {name: origin.version(name) for name in PACKAGES}
+        made = {
+            "Made by": f"`{command}`" if command else "jaxattn.claims.run",
+            "Date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "Versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        }
+        return words.page(self.rows, self.table(), made)
 
 
 def run(
@@ -159,7 +167,8 @@ def run(
     """Run the studies of the claims, and judge what they measured.
 
     Args:
-        seeds: number of seeds, 0 .. seeds - 1; 36 or more can show that a yes/no claim holds.
+        seeds: number of seeds, 0 .. seeds - 1, chosen before the run; 36 or more can show that a yes/no
+            claim holds.
         only: ids of the claims to measure, all by default; see `CLAIMS`.
         source: texts for the claims that need no Assumption 1, for example IMDB; None to leave them out.
         plan: the synthetic settings.

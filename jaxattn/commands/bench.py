@@ -38,7 +38,7 @@ def bench(
     if files:
         if only or out or seeds is not None:
             raise InputError("bench: files are shown as they are; leave --only, --seeds and --out out")
-        print_table("µs a step and seed", benchmark.beside([benchmark.read(path) for path in files]), keys=2)
+        print_table("µs a step and seed", benchmark.beside([benchmark.read(path) for path in files]))
         return 0
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: give at least 1")

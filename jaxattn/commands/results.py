@@ -3,13 +3,14 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
 from jaxattn.console import print_made_by, print_summary, print_table, print_written
 from jaxattn.errors import InputError
 from jaxattn.options import (
+    Every,
     Folder,
     Folders,
     MaxMemory,
@@ -33,8 +34,9 @@ def aggregate(
     seed: int = 0,
     resamples: int = 2000,
     out: Annotated[Path | None, arg(metavar="FILE")] = None,
+    every: Every = False,
 ) -> int:
-    """Aggregate records over seeds: mean, median, interquartile mean and 95 % bootstrap intervals.
+    """Aggregate records over seeds: mean, median, interquartile mean and 95 % intervals (docs/intervals.md).
 
     Example: jaxattn aggregate results/shard1 results/shard2 --metrics loss --by model.dim --out loss.tex
 
@@ -44,7 +46,7 @@ def aggregate(
         phases: Keep these phases only.
         by: Average, seed by seed, over the cells that agree in these keys of the config.
         pair: Differences B - A between two values of a swept key, seed by seed.
-        seed: Seed of the bootstrap.
+        seed: Seed of the bootstrap, which interquartile means have.
         resamples: Number of bootstrap resamples.
         out: Write every (cell, phase, step, metric) to this CSV or Parquet file, or the printed table to
             this LaTeX or Markdown file.
@@ -65,8 +67,8 @@ def aggregate(
         loaded = combine.paired(loaded, key, first.strip(), second.strip())
     if by:
         loaded = combine.group(loaded, by)
-    options = {"seed": seed, "resamples": resamples}
-    print_summary(loaded, **options)
+    options: dict[str, Any] = {"seed": seed, "resamples": resamples}
+    print_summary(loaded, every=every or bool(metrics), **options)
     if out is not None:
         lay_out = statistics.aggregate if out.suffix in (".csv", ".parquet") else statistics.summary_table
         tables.write(lay_out(loaded, **options), out)
@@ -153,16 +155,18 @@ def claims(
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
 
     Args:
-        seeds: Number of seeds.
+        seeds: Number of seeds; with fewer than 36, yes/no rows can fail but not hold.
         only: Measure these claims only, for example T4.3 MC.
         data_dir: Folder of tensorflow-datasets that holds imdb_reviews, to measure on real reviews too.
         out: Results folder.
     """
-    from jaxattn.claims import scoreboard
+    from jaxattn.claims import scoreboard, words
     from jaxattn.data.readers import Tfds
     from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
 
+    if seeds > 1 and (few := words.too_few(seeds)):
+        print(f"jaxattn: {few}", file=sys.stderr)
     keep_compiled()
     source = Tfds(dataset="imdb_reviews", data_dir=str(data_dir), min_count=45) if data_dir else None
     with Reporter(quiet) as reporter:
@@ -174,14 +178,12 @@ def claims(
             print("stopped; nothing is lost, continue with the same command", file=sys.stderr)
             return 130
     table = board.table()
-    for promised, title in (
-        (True, "What the theory promises"),
-        (False, "Where the theory promises nothing"),
-    ):
+    for promised, title in words.PARTS:
         part = table[[row.claim.promised == promised for row in board.rows]]
         if len(part):
             print_table(title, part)
-    for path in board.write(out):
+    print(words.chances(board.rows))
+    for path in board.write(out, command=shlex.join(["jaxattn", *sys.argv[1:]])):
         print(path)
     return board.status
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from jaxattn.console import print_made_by, print_summary, print_table, print_written
+from jaxattn.console import print_closing, print_made_by, print_summary, print_table, print_written
 from jaxattn.errors import InputError, RunError
 from jaxattn.options import (
     Axis,
+    Every,
     Folders,
     MaxMemory,
     Out,
@@ -45,9 +46,10 @@ def run(
     log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb")] = (),
     distributed: Annotated[str | None, arg(metavar="auto|N,I")] = None,
     distributed_timeout: Annotated[float, arg(metavar="SECONDS")] = 300.0,
+    every: Every = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run a sweep file, or continue it where it was stopped; then print a table and draw the report.
+    """Run a sweep file, or continue it where it was stopped; then draw the report and say what was learned.
 
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512 --out /tmp/quick
 
@@ -97,22 +99,24 @@ def run(
             reporter.note(f"{directory}: already finished, nothing to run")
         folders = [directory]
         if distributed is not None:
-            every = wait(study, whole, which[1], distributed_timeout, reporter.note)
-            folders = every if which[0] == 1 else folders
-    return _show(outcome, report, folders)
+            shards = wait(study, whole, which[1], distributed_timeout, reporter.note)
+            folders = shards if which[0] == 1 else folders
+    return _show(outcome, report, folders, every)
 
 
-def _show(outcome: Any, report: Any, folders: list[Path]) -> int:
+def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
     """Print what a run left, over some folders, and return the exit status."""
     for error in outcome.errors:
         print(f"jaxattn: failed: {error['batch']}: {error['reason']}", file=sys.stderr)
     if len(outcome.errors) == outcome.batches:
         return 1
-    print_summary(_together(folders))
+    together = _together(folders)
+    print_summary(together, every=every)
     if report is None:
         print(outcome.directory / "report.html")
     else:
         print_written(report)
+    print_closing(together)
     for failure in outcome.failures:
         where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
         print(f"jaxattn: failed: {where}", file=sys.stderr)
@@ -153,6 +157,7 @@ def plan(
         return _plan_on(target, study, read_size(max_memory), quiet)
     from jaxattn.engine.devices import use_all_cores
     from jaxattn.engine.memory import check_address_space
+    from jaxattn.engine.plan import recorded
     from jaxattn.engine.progress import Reporter
 
     keep_compiled()
@@ -164,6 +169,8 @@ def plan(
         )
     print_table("Cells", cells)
     print_table("Compile groups: each is one compiled program for each phase", groups)
+    for line in recorded(study):
+        print(line)
     print(sentence)
     return 0
 
@@ -175,7 +182,7 @@ def _plan_on(name: str, study: Any, max_memory: int | None, quiet: bool) -> int:
     with Reporter(quiet) as reporter:
         found = study.plan(target=name, max_memory=max_memory, progress=reporter.update)
     (title, programs), (title_of_groups, groups) = found.tables
-    print_table(title, programs, keys=3)
+    print_table(title, programs)
     print_table(title_of_groups, groups)
     print(found.sentence)
     return int(any(program.error for program in found.programs))
@@ -228,7 +235,9 @@ def launch(
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
         raise RunError(f"launch: jobs {', '.join(failed)} failed; their logs are in {directory / 'jobs'}")
-    print_summary(_together(folders))
+    together = _together(folders)
+    print_summary(together, rest=f"jaxattn aggregate {directory} --all")
+    print_closing(together)
     return 0
 
 

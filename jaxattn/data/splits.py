@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 from jax import Array
+from jaxtyping import Bool
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.importance import average_signed_frequency, posterior_difference, token_counts
@@ -27,6 +29,21 @@ class TokenStatistics:
     count: Leaf
     alpha: Leaf
     posterior_difference: Leaf
+
+    def important(self, size: float | Array, min_count: int | Array) -> Bool[Array, " V"]:
+        """Mark the important tokens: |posterior difference| ≥ `size` for a class, `min_count` occurrences.
+
+        The posterior difference of a rare token is noise: that of a token that occurs once is 1.
+
+        Args:
+            size: least |posterior difference|.
+            min_count: least number of occurrences.
+
+        Returns:
+            (V,) bool.
+        """
+        large = (jnp.abs(self.posterior_difference) >= size).any(axis=1)
+        return large & (self.count >= min_count)
 
 
 @struct.dataclass

@@ -20,10 +20,12 @@ from jaxattn.errors import InputError
 from jaxattn.models import one_layer
 from jaxattn.results.binning import BINS, bin_numbers, quantile_edges
 from jaxattn.results.correlations import STATISTICS, Binned, Floats, correlations
-from jaxattn.results.intervals import percentile, resamples
+from jaxattn.results.intervals import TAILS, accelerated, clopper_pearson, resamples
 from jaxattn.theory import selection
 
 BLOCK = 1_000_000
+# Of tokens, each left out once for the acceleration of a bootstrap interval.
+GROUPS = 40
 # Squares of products of larger entries overflow.
 LARGEST = 1e70
 PAIRS = (
@@ -33,6 +35,7 @@ PAIRS = (
     "E·p against |posterior difference|",
 )
 SELECTED = "sequences that select an important token"
+TIED = "sequences in which an important token ties on top"
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,13 @@ class Diagnosis:
     """What a model knows of the importance of tokens.
 
     Attributes:
-        quantities: one row per quantity and statistic: value, low and high (95 % bootstrap interval),
+        quantities: one row per quantity and statistic: value, low and high (95 % interval, NaN for none),
             null_low and null_high (95 % of random models), healthy (one gradient step; NaN for E·p, which a
             step on E leaves alone), verdict.
         verdicts: one line per quantity.
         tokens: id, token, count, class, alpha, posterior_difference, Ep, Ev, and selected, the number of
-            sequences in which the token has the highest score. One row per token that occurs, for K > 2
-            classes also per class.
+            sequences in which the token has the highest score and not all have it. One row per token that
+            occurs, for K > 2 classes also per class.
         facts: sizes and settings, by name.
         over: which tokens the correlations are over, in words.
         class_names: names of the classes, the negative one first for two; empty if they have none.
@@ -124,7 +127,7 @@ def diagnose(
         min_count: tokens that occur less often are in no statistic.
         important: tokens with |posterior difference| of at least this, and frequent enough, are important.
         draws: number of random models.
-        resampled: number of bootstrap resamples, of tokens for correlations, of sequences for shares.
+        resampled: number of bootstrap resamples of tokens, for correlations.
         seed: seed of all that is random.
 
     Returns:
@@ -146,8 +149,9 @@ def diagnose(
     scores, values = E @ p, (E @ v).reshape(len(E), -1)
     rng = np.random.default_rng(seed)
     point, selected = _measure(ground, scores, values, np.asarray(embedding).dtype)
-    spread = _bootstrap(ground, scores, values, resampled, rng)
-    hits = rng.binomial(corpus.num_sequences, point[-1], (1, resampled)) / corpus.num_sequences
+    bounds = _bootstrap(ground, scores, values, point[:-2], resampled, rng)
+    n = corpus.num_sequences
+    shares = [clopper_pearson(round(x * n), n) if np.isfinite(x) else (np.nan, np.nan) for x in point[-2:]]
     null = np.stack(
         [
             _measure(ground, *random, np.float64)[0]
@@ -155,11 +159,12 @@ def diagnose(
         ]
     )
     healthy = _one_step_values(ground, dim, seed)
+    which = f"|posterior difference| ≥ {important:g}, at least {min_count} occurrences"
     occur, used = int((ground.count > 0).sum()), int(ground.used.sum())
-    quantities = _table(point, np.concatenate([spread, hits]), null, healthy)
+    quantities = _table(point, np.column_stack([bounds, *shares]), null, healthy)
     return Diagnosis(
         quantities,
-        tuple(_verdicts(quantities)),
+        tuple(_verdicts(quantities, f"important: {which}")),
         _token_table(ground, scores, values, selected, tokens),
         {
             "tokens of the embedding (V)": len(E),
@@ -168,9 +173,7 @@ def diagnose(
             "sequences": corpus.num_sequences,
             "tokens that occur": occur,
             f"tokens with at least {min_count} occurrences": used,
-            f"important tokens (|posterior difference| of at least {important:g})": int(
-                ground.important.sum()
-            ),
+            f"important tokens ({which})": int(ground.important.sum()),
             "random models": draws,
         },
         f"{used:,} of {occur:,} tokens: those that occur at least {min_count} times (min_count)",
@@ -222,22 +225,24 @@ def _ground(corpus: Corpus, min_count: int, important: float) -> _Ground:
         raise InputError(
             f"min_count: {min_count}; only {int(used.sum())} tokens occur as often, lower it to have three"
         )
-    with np.errstate(invalid="ignore"):
-        large = (np.abs(difference) >= important).any(axis=1)
-    return _Ground(corpus, count, alpha, difference, used, used & large)
+    large = np.asarray(found.important(important, min_count))
+    return _Ground(corpus, count, alpha, difference, used, large)
 
 
 def _measure(
     ground: _Ground, scores: Floats, values: Floats, precision: Any
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Measure all quantities once: (17,); and which entries of the corpus's bags are selected."""
+    """Measure all quantities once: (18,); and which entries of the corpus's bags are selected."""
     once = np.ones((1, int(ground.used.sum())))
     # Scores are all that a selection depends on: an embedding of dimension 1 carries them.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
     chosen = selection(unit, scores[:, None], ground.corpus)
-    share = np.mean(np.asarray(chosen.important_counts(ground.corpus, ground.important)) > 0)
+    shares = [float(np.asarray(x).mean()) for x in chosen.selects(ground.corpus, ground.important)]
     found = _correlations(ground.axes(), scores[ground.used], values[ground.used], once)[:, 0]
-    return np.append(found, share), np.asarray(chosen.mask)
+    if not ground.important.any():
+        shares = [float("nan")] * 2
+    decided = ground.corpus.bags.spread(chosen.decided(ground.corpus))
+    return np.append(found, shares), np.asarray(chosen.mask & decided)
 
 
 def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weights: Floats) -> Floats:
@@ -252,16 +257,28 @@ def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weig
 
 
 def _bootstrap(
-    ground: _Ground, scores: Floats, values: Floats, number: int, rng: np.random.Generator
+    ground: _Ground, scores: Floats, values: Floats, point: Floats, number: int, rng: np.random.Generator
 ) -> Floats:
-    """Correlate over resampled tokens: (16, number)."""
+    """Bound correlations over resampled tokens: (2, 16), NaN over bins.
+
+    Means of resampled tokens within bins are noisier than those of all tokens: they tell nothing of the
+    latter's correlations.
+    """
     axes, points = ground.axes(), int(ground.used.sum())
     block = max(1, min(number, BLOCK // points))
-    parts = []
-    for first in range(0, number, block):
-        weights = resamples(points, min(block, number - first), rng)
-        parts.append(_correlations(axes, scores[ground.used], values[ground.used], weights))
-    return np.concatenate(parts, axis=1)
+
+    def correlated(weights: Floats) -> Floats:
+        return _correlations(axes, scores[ground.used], values[ground.used], weights)
+
+    sizes = [min(block, number - first) for first in range(0, number, block)]
+    draws = np.concatenate([correlated(resamples(points, size, rng)) for size in sizes], axis=1)
+    groups = rng.permutation(points) % min(points, GROUPS)
+    left_out = correlated((groups != np.arange(groups.max() + 1)[:, None]).astype(float))
+    low, high = accelerated(point, draws.T, left_out.T)
+    over_tokens = np.array([name.endswith("tokens") for _ in PAIRS for name in STATISTICS])
+    # A correlation of 1 that resampling does not move tells no interval.
+    moves = np.ptp(draws, axis=1) > 1e-9
+    return np.where(over_tokens & moves, np.stack([low, high]), np.nan)
 
 
 def _random_models(
@@ -283,7 +300,7 @@ def _random_models(
 
 
 def _one_step_values(ground: _Ground, dim: int, seed: int) -> Floats:
-    """Measure what one gradient step on E adds to E·v: (17,), NaN for what concerns E·p."""
+    """Measure what one gradient step on E adds to E·v: (18,), NaN for what concerns E·p."""
     corpus = ground.corpus
     start = one_layer.init(
         jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes
@@ -294,13 +311,17 @@ def _one_step_values(ground: _Ground, dim: int, seed: int) -> Floats:
     added = np.asarray((moved.E - start.E) @ start.v, np.float64).reshape(corpus.vocab_size, -1)
     once = np.ones((1, int(ground.used.sum())))
     found = _correlations(ground.axes(), np.zeros(len(added))[ground.used], added[ground.used], once)[:, 0]
-    return np.append(found, np.nan)
+    return np.append(found, [np.nan] * 2)
 
 
-def _table(point: Floats, spread: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
-    names = [(pair, statistic) for pair in PAIRS for statistic in STATISTICS] + [(SELECTED, "share")]
-    low, high = percentile(spread.T)
-    null_low, null_high = percentile(null)
+def _table(point: Floats, bounds: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
+    names = [(pair, statistic) for pair in PAIRS for statistic in STATISTICS]
+    names += [(SELECTED, "share"), (TIED, "share")]
+    low, high = bounds
+    # A band of models that were drawn, not an interval: some may have no correlation.
+    known = np.isfinite(null).any(axis=0)
+    band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
+    null_low, null_high = np.where(known, band, np.nan)
     table = pd.DataFrame(names, columns=["quantity", "statistic"]).assign(
         value=point, low=low, high=high, null_low=null_low, null_high=null_high, healthy=healthy
     )
@@ -319,7 +340,7 @@ def _verdict(value: float, low: float, high: float) -> str:
     )
 
 
-def _verdicts(quantities: pd.DataFrame) -> Iterable[str]:
+def _verdicts(quantities: pd.DataFrame, important: str) -> Iterable[str]:
     """Say in a line what each quantity means; of the statistics, Spearman's over tokens speaks."""
     meaning = {
         PAIRS[0]: "the head reads a token as evidence for a label",
@@ -327,8 +348,10 @@ def _verdicts(quantities: pd.DataFrame) -> Iterable[str]:
         PAIRS[2]: "attention prefers important tokens",
         PAIRS[3]: "attention prefers important tokens",
         SELECTED: "attention selects important tokens",
+        TIED: "important tokens tie more than by chance",
     }
     spoken = quantities[quantities["statistic"].isin(["Spearman, tokens", "share"])]
+    spoken = spoken[(spoken["quantity"] != TIED) | (spoken["value"] > 0)]
     for row in spoken.itertuples(index=False):
         yes = (
             meaning[row.quantity]
@@ -338,7 +361,8 @@ def _verdicts(quantities: pd.DataFrame) -> Iterable[str]:
         said = "" if row.verdict == "not defined" else f": {yes}"
         band = f"[{row.null_low:.3f}, {row.null_high:.3f}]"
         step = f" (one gradient step: {row.healthy:.3f})" if np.isfinite(row.healthy) else ""
-        yield f"{row.quantity}: {row.value:.3f} is {row.verdict} {band}{said}{step}"
+        which = f" ({important})" if row.quantity == SELECTED else ""
+        yield f"{row.quantity}{which}: {row.value:.3f} is {row.verdict} {band}{said}{step}"
 
 
 def _token_table(

@@ -19,8 +19,8 @@ from jaxattn.results.tokens import with_classes
 NOTE = (
     "The null band holds 95 % of random models E_s, p ~ N(0, I/d), v on the sphere, on this corpus. One "
     "step: what a gradient step on E adds to E·v in such a model; it leaves E·p alone. Intervals are 95 % "
-    "bootstrap intervals over tokens, for the share of sequences over sequences; over bins they may lie "
-    "below the value, since resampled tokens make noisier means. Bins of α hold equally many tokens, those "
+    "bootstrap intervals (BCa) over tokens, for the share of sequences that of Clopper and Pearson; "
+    "correlations over bins have none. Bins of α hold equally many tokens, those "
     f"of the posterior difference are {BINS} equal intervals."
 )
 
@@ -60,10 +60,7 @@ def figure(diagnosis: Diagnosis) -> Drawn:
     results = Run(
         Path(),
         {
-            "config": {
-                "probes": {"bins": BINS, "low": -1.0, "high": 1.0},
-                "data": {"class_names": list(diagnosis.class_names)},
-            },
+            "config": {"data": {"class_names": list(diagnosis.class_names)}},
             "cells": [{"cell": 0, "settings": {}}],
             "seeds": [0],
         },

@@ -49,6 +49,7 @@ class _Flow(Phase, frozen=True, kw_only=True):
     dtype: ClassVar[str] = "float64"
     # One seed's arrays fit a core's cache, and a slow seed holds up no other.
     seeds_per_core: ClassVar[int] = 1
+    refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
     rotation_invariant: ClassVar[bool] = True
     progress: ClassVar[str] = "steps"
 

@@ -18,7 +18,7 @@ from jaxattn.dynamics.coordinates import Coordinates
 from jaxattn.dynamics.exact_flow import check_ends, check_settings
 from jaxattn.dynamics.joint_coordinates import JointCoordinates, joint_coordinates
 from jaxattn.dynamics.seeds import of_seeds, over_seeds
-from jaxattn.dynamics.slaved import Meeting, meet
+from jaxattn.dynamics.slaved import Meeting, meet, neglected
 from jaxattn.errors import InputError
 from jaxattn.theory.selection import Selection
 from jaxattn.trees import Leaf
@@ -26,8 +26,8 @@ from jaxattn.trees import Leaf
 # ‖v‖ max ‖E_s‖ at which v is slaved: what is left out is about the inverse of it, and rounding of v
 # changes weights by 1e-9.
 FAR = 1e7
-# Angle between the velocities of p in the two descriptions, where they meet.
-_MISMATCH = 1e-2
+# Error of the velocity of p with v slaved: where both descriptions meet, and on the way.
+_MISMATCH = 1e-3
 
 
 @struct.dataclass
@@ -49,7 +49,8 @@ class JointPath(Ended):
         rejected: () int32; steps tried and thrown away.
         selection: the token of every sequence that v_mm is the max-margin head of; what it says is defined
             where the path has come to the second half.
-        mismatch: (); sine of the angle between dp/dt directly and with v slaved, where they meet; NaN before.
+        mismatch: (); error of dp/dt with v slaved, NaN before: the sine of the angle between either dp/dt
+            where they meet, or the largest relative error of a weight from there on, whichever is larger.
     """
 
     p: Leaf
@@ -79,8 +80,9 @@ def joint_flow(
         dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v,
 
     by arc length until ‖v‖ max ‖E_s‖ = 1e7, and from there with v slaved: v/‖v‖ the max-margin head of the
-    attended tokens, its multipliers as weights of the sequences, log ‖v‖ apart. Both describe p's velocity
-    where they meet; if they do not agree there, the path ends with status UNSETTLED.
+    attended tokens, its multipliers as weights of the sequences, log ‖v‖ apart. The path ends with status
+    UNSETTLED where both meet if p's velocities do not agree there, and later on at the last row at which the
+    multipliers are the weights.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
@@ -93,8 +95,9 @@ def joint_flow(
 
     Returns:
         The path. Status NORM is the end that was asked for. UNSETTLED: ‖v‖ grows, but p does not settle on
-        one token of every sequence on which v is tight. BALANCED: the forces cancel up to rounding, where p
-        rests at a mixture of tokens while v may go on growing, or where no v separates what is attended to.
+        one token of every sequence on which v is tight; the path up to there stays. BALANCED: the forces
+        cancel up to rounding, where p rests at a mixture of tokens while v may go on growing, or where no v
+        separates what is attended to.
         A seed that fails says so, keeps its last state and does not stop the others.
 
     Raises:
@@ -136,14 +139,21 @@ def _follow(E, p, v, corpus, settings, max_steps, points):
     ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
     far = integrate(met.flow, ends, until_norm, max_steps, points - half + 1)
     first, second = _directly(flow, near.rows), _slaved(met, far.rows, near.rows.steps[-1])
-    rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, second)
+    errors = jax.vmap(partial(neglected, met))(far.rows.z, second.log_v_norm - met.head.log_norm)
+    good = jnp.cumprod(errors <= _MISMATCH)
+    last = jnp.maximum(good.sum() - 1, 0)
+    kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
+    rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, kept)
+    settled = goes_on & (good[-1] > 0)
+    # Rows after the first that is not kept have no errors of their own.
+    errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
         **vars(rows),
-        status=jnp.where(goes_on, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
+        status=jnp.where(settled, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
         accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
         rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),
         selection=Selection(met.head.chosen),
-        mismatch=jnp.where(arrived, met.mismatch, jnp.nan),
+        mismatch=jnp.where(arrived, jnp.maximum(met.mismatch, errors.max()), jnp.nan),
     )
 
 

@@ -38,6 +38,7 @@ class Phase(Spec, frozen=True, kw_only=True):
         failure: what it means that a seed failed.
         dtype: the precision of its state in every study; that of the study if None.
         seeds_per_core: how many seeds a core of a CPU takes at a time; as many as its cache holds if None.
+        refines: metrics of standard probes that its own ones replace: its state knows them to more digits.
         rotation_invariant: whether a rotation of R^d before it is the same as one after it, so that it may
             run in coordinates of a span.
     """
@@ -45,6 +46,7 @@ class Phase(Spec, frozen=True, kw_only=True):
     failure: ClassVar[str] = "loss or gradient is not finite"
     dtype: ClassVar[str | None] = None
     seeds_per_core: ClassVar[int | None] = None
+    refines: ClassVar[tuple[str, ...]] = ()
     rotation_invariant: ClassVar[bool] = False
 
     name: str

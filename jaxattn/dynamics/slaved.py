@@ -9,7 +9,9 @@ attend to. Its multipliers λ, Σ λ_s y E_s = v_mm, are the weights of the sequ
     w_X = e^(b_X - r (y f_X - 1))                     if it is not.
 
 A sequence of the second kind weighs nothing until its attention lies on a mixture of tokens that is tight
-too, y f_X = 1, and then holds p there: a wall, the steeper the larger r. See docs/joint_flow.md.
+too, y f_X = 1, and then holds p there: a wall, the steeper the larger r. That all sequences of one s weigh
+the same takes a small r (1 - y f_X); where a wall keeps attention from settling, it grows. See
+docs/joint_flow.md.
 """
 
 from typing import NamedTuple
@@ -30,6 +32,8 @@ _NO_MULTIPLIER = 1e-9
 _CLEAR = 1e-9
 # Up to the inverse of this, in units of its width, a wall stands where it would if it were vertical.
 _STEEP = 32.0
+# Weights that are less than others by more nats do not hold p.
+_ACTIVE = 100.0
 
 
 @struct.dataclass
@@ -74,8 +78,9 @@ class Meeting(NamedTuple):
         head: v_mm.
         log_scale: log r, ().
         flow: p from here on; its walls are steep enough up to the norm that was asked for.
-        mismatch: sine of the angle between dp/dt here by either flow, with walls of steepness r, (); infinite
-            if v_mm is tight without a multiplier on a sequence, whose weight then is not known.
+        mismatch: sine of the angle between dp/dt here by the joint flow and by `flow`, or what is `neglected`
+            if that is larger, (); infinite if v_mm is tight without a multiplier on a sequence, whose weight
+            then is not known.
     """
 
     head: Head
@@ -110,21 +115,46 @@ def meet(flow: JointCoordinates, z: Float[Array, "m"], until_norm: Float[Array, 
     # Both kinds in one unit; that of the tight ones differs from sequence to sequence by 1/r only.
     log_weight = force.log_weight - jnp.where(tight, force.log_weight - share, 0).sum() / tight.sum()
     (f,) = corpus.bags.sum(force.attention * take(head.values, corpus.bags.index.astype(jnp.int32)))
-    log_weight = jnp.where(tight, share, log_weight + r * (corpus.labels * f - 1))
-
     clearance = jnp.where(tight, jnp.inf, corpus.labels * head.values[head.token] - 1)
     # e^(-steepness · clearance) is to be far less than e^(-p·(E_s - E_s')), the weakest force on the way.
     steep = jnp.maximum(r, _STEEP * until_norm / (unit * clearance))
-    as_steep_as_now, onwards = (
-        _slaved(here, head, Weights(log_weight, jnp.where(tight, 0, x))) for x in (r, steep)
-    )
-    u, v = flow.velocity(z)[: len(z_p)], as_steep_as_now.velocity(here.zero)
-    return Meeting(
-        head=head,
-        log_scale=jnp.log(r),
-        flow=onwards,
-        mismatch=jnp.where(clearance.min() > _CLEAR, here.norm(v - u / positive(here.norm(u))), jnp.inf),
-    )
+    # A wall that p leans on stays where it is, within 100/r of y f = 1; others are to stand there later.
+    beyond = corpus.labels * f - 1
+    log_weight += jnp.where(r * beyond < _ACTIVE, steep, r) * beyond
+    weigh = Weights(jnp.where(tight, share, log_weight), jnp.where(tight, 0, steep))
+    onwards = _slaved(here, head, weigh)
+    u, v = flow.velocity(z)[: len(z_p)], onwards.velocity(here.zero)
+    known = clearance.min() > _CLEAR
+    met = Meeting(head, jnp.log(r), onwards, here.norm(v - u / positive(here.norm(u))))
+    error = jnp.maximum(met.mismatch, neglected(met, here.zero, met.log_scale))
+    return met._replace(mismatch=jnp.where(known, error, jnp.inf))
+
+
+def neglected(met: Meeting, z: Float[Array, "m"], log_scale: Float[Array, ""]) -> Float[Array, ""]:
+    """Compute the largest relative error of the weights of tight sequences on the way, with v slaved.
+
+        max_X max_i r q_i |γ_i - γ_s(X)|,   γ = E v_mm.
+
+    Args:
+        met: where v was slaved.
+        z: a point of `met.flow`.
+        log_scale: log r there.
+
+    Returns:
+        The error, (); infinite if another sequence rests on a token on which v_mm is tight: its wall is at no
+        mixture, but recedes like log r.
+    """
+    flow, head = met.flow, met.head
+    bags = flow.corpus.bags
+    index, tight = bags.index.astype(jnp.int32), flow.weigh.steepness == 0
+    score = jnp.where(bags.count > 0, take(flow.scores + flow.lift @ z, index), -jnp.inf)
+    below, value = score - bags.spread(bags.max(score)), take(head.values, index)
+    off = jnp.abs(value - bags.spread(take(head.values, head.token)))
+    # Two tokens on the margin of v_mm differ by rounding.
+    lost = bags.max(below + jnp.log(jnp.where(off > _CLEAR, bags.count * off, 0)))
+    margin = jnp.abs(bags.spread(flow.corpus.labels) * value - 1)
+    rests = bags.max(jnp.where((below == 0) & (margin <= _CLEAR), jnp.inf, -jnp.inf))
+    return jnp.exp(log_scale + jnp.where(tight, lost, rests).max())
 
 
 def _slaved(here: Coordinates, head: Head, weights: Weights) -> Coordinates:

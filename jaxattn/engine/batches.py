@@ -95,7 +95,8 @@ def _held(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Bat
     }
     held: list[list[Batch]] = [[] for _ in groups]
     for between, seeds in map(spans, known):
-        if between.start in place:
+        # A name that a stranger has written may hold no lane.
+        if between and seeds and between.start in place:
             k, index = place[between.start]
             end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
             held[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))

@@ -5,9 +5,11 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.data.corpus import Corpus, class_labels
+from jaxattn.data.splits import Splits
 from jaxattn.data.text import Progress
 from jaxattn.engine.program import load, seed_keys
 from jaxattn.study.definition import Definition
+from jaxattn.theory.step_size import advise
 
 
 def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
@@ -19,7 +21,7 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
         progress: told how far the reading is.
 
     Returns:
-        Titles and tables: sizes, length quantiles, step sizes, the most important tokens.
+        Titles and tables: sizes, length quantiles, advice on one step on E, the most important tokens.
     """
     with jax.enable_x64(study.dtype == "float64"):
         loaded = load(study.base, seed_keys([0])[0], progress, {})
@@ -29,9 +31,7 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
         sizes = pd.DataFrame([_sizes(name, split) for name, split in splits.items()])
         quantiles = pd.DataFrame([_quantiles(name, split) for name, split in splits.items()])
         tokens = jax.tree.map(np.asarray, held.tokens)
-    tables = [("Sizes", sizes), ("Sequence lengths (quantiles)", quantiles)]
-    title = "One step on E: the largest |E·v| that a step size gives; begin with 3"
-    tables.append((title, _step_sizes(tokens.alpha)))
+        tables = [("Sizes", sizes), ("Sequence lengths (quantiles)", quantiles), _one_step(study, held)]
     classes = tokens.alpha.shape[1]
     for k in range(classes):
         alpha = tokens.alpha[:, k]
@@ -51,15 +51,36 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
     return tables
 
 
-def _step_sizes(alpha: np.ndarray) -> pd.DataFrame:
-    """Invert the one-step law: |E_s·v| = η0 |α_s| / 2 for two classes and η0 |α_s| for K, as ‖v‖ = 1.
-
-    At 3 the loss is no longer that of the start, and attention, from scores that the next phase makes of
-    these values, can tell tokens apart; far below, nothing is written into E, and far above, logits saturate.
-    """
-    share = np.abs(alpha).max() / (2 if alpha.shape[1] == 1 else 1)
-    sizes = [{"largest |E·v|": x, "step_size": float(f"{x / share:.2g}")} for x in (1.0, 3.0, 10.0)]
-    return pd.DataFrame(sizes if share else [])
+def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
+    """Advise a size of one step on E: a sentence or two, and what some sizes do."""
+    setting, tokens = study.base, held.tokens
+    least, count = setting.probes.important, setting.probes.min_count
+    important = np.asarray(tokens.important(least, count))
+    which = f"|posterior difference| ≥ {least:g}, at least {count} occurrences"
+    dim = float(getattr(setting.model, "dim", np.inf))
+    alpha = tokens.alpha[:, 0] if tokens.alpha.shape[1] == 1 else tokens.alpha
+    advice = advise(held.train, alpha, important, tokens.count > 0, dim)
+    if advice is None:
+        return f"One step on E: no advice, since no token is important ({which})", pd.DataFrame()
+    begin = float(f"{advice.step_size:.2g}")
+    sizes = [begin / 4, begin, 4 * begin]
+    table = pd.DataFrame(
+        {
+            "step_size": sizes,
+            "|E·v| of important tokens": [x * advice.important for x in sizes],
+            "spread of the others": [float(np.hypot(advice.noise, x * advice.others)) for x in sizes],
+            "ratio": [advice.ratio(x) for x in sizes],
+            "size of logits": [x * advice.logits for x in sizes],
+        }
+    )
+    most = f"{advice.important / advice.others:.2g}" if advice.others else "any number of"
+    bound = f"|E·v| of the median important token ({important.sum():,} with {which})"
+    said = (
+        f"It can make E·p U-shaped: with its size {bound} grows to {most} times the spread of the others"
+        if advice.is_enough
+        else f"None makes E·p U-shaped on this data: {bound} is at most {most} times the spread of the others"
+    )
+    return f"One step on E, d = {dim:g}: begin with step_size = {begin:g}. {said}", table
 
 
 def _sizes(name: str, split: Corpus) -> dict[str, object]:

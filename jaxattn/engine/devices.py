@@ -33,6 +33,12 @@ def use_all_cores() -> None:
             jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
 
 
+def here() -> dict[str, Any]:
+    """Describe the devices of this process: how lanes are divided among them decides last digits."""
+    device = jax.devices()[0]
+    return {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
+
+
 def vmap_over_devices(
     function: Callable[..., Any],
     in_axes: Sequence[int | None],

@@ -24,7 +24,7 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
     """
     path = directory / NAME
     while True:
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:
+        with open(path, "r+", encoding="utf-8", opener=_open) as file:
             _lock(file, directory, warn)
             # Whoever had it before may have removed the folder's last files, and this one with them.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
@@ -35,13 +35,22 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
 def is_locked(directory: Path) -> bool:
     """Tell whether a process works in a folder."""
     try:
-        with open(directory / NAME, encoding="utf-8") as file:
+        with open(directory / NAME, encoding="utf-8", opener=_open_existing) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
     return False
+
+
+def _open(path: str, mode: int) -> int:
+    # What is locked is emptied, and must not be a file elsewhere.
+    return os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+
+
+def _open_existing(path: str, mode: int) -> int:
+    return os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _lock(file: Any, directory: Path, warn: Callable[[str], None], tries: int = 5) -> None:

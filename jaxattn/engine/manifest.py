@@ -4,9 +4,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import jax
-
 from jaxattn.data.source import Source
+from jaxattn.engine import devices
 from jaxattn.engine.batches import Batch
 from jaxattn.storage import origin
 from jaxattn.storage.manifest import FORMAT
@@ -25,7 +24,6 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         command: the command line.
         shard: I and N, if it is the I-th of N shares.
     """
-    device = jax.devices()[0]
     source = origin.installed()
     cells = [
         {"cell": cell.number, "settings": cell.settings, "config_hash": cell.config_hash}
@@ -50,7 +48,7 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         "versions": {name: origin.version(name) for name in PACKAGES},
         "git_commit": source["commit"],
         "made_by": [source],
-        "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
+        "device": devices.here(),
         "dtype": study.dtype,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "wall_time_s": 0.0,

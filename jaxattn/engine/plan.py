@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pandas as pd
 
+from jaxattn import backend
 from jaxattn.data.text import silent
 from jaxattn.engine import batches, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
@@ -17,7 +19,10 @@ from jaxattn.engine.manifest import describe
 from jaxattn.engine.run import cut_batches
 from jaxattn.engine.runtime import estimate_runtime
 from jaxattn.engine.store import Store
+from jaxattn.probes.fit import BEST
+from jaxattn.study import seed
 from jaxattn.study.definition import Definition
+from jaxattn.study.messages import counted
 from jaxattn.study.setting import Setting
 
 
@@ -76,9 +81,62 @@ def plan(
             seconds += time
         rows.append(row)
     cells = _cells(groups, cut, marked)
-    counts = f"{len(cells)} cells in {len(rows)} groups, {len(cut)} batches, {len(marked)} of them done"
+    sizes = counted(len(cells), "cell"), counted(len(rows), "group"), counted(len(cut), "batch")
+    counts = "{} in {}, {}, {} done".format(*sizes, f"{len(marked)} of them" if len(cut) > 1 else len(marked))
     left_over = "" if quick else f", about {duration(seconds)} left"
     return [cells, pd.DataFrame(rows)], f"{study.name}: {counts}{left_over}"
+
+
+def recorded(study: Definition) -> list[str]:
+    """Say what every phase records in the first cell, and what it does not, and why: a line for each.
+
+    Args:
+        study: what would run; its texts are read.
+
+    Returns:
+        The lines.
+
+    Raises:
+        InputError: as `plan`.
+    """
+    setting = study.cells[0].setting
+    shared = setting.data.load(silent) if setting.data.shared else None
+
+    def run(keys: Any) -> list[Any]:
+        corpora = shared.splits if shared else seed.draw(setting, keys[0])
+        params = seed.start(setting, corpora, keys[1], (shared or setting.data).tokens)
+        found = []
+        for index, phase in enumerate(setting.phases):
+            with jax.enable_x64("float64" in (setting.dtype, phase.dtype)):
+                carried = seed.begin(setting, index, params, corpora, keys[1])
+                own = phase.metrics(carried.state)
+            params = carried.state.params
+            found.append((seed.measure(setting, index, carried, corpora), own))
+        return found
+
+    with backend.precision(setting.dtype):
+        found = jax.eval_shape(run, jax.eval_shape(seed.keys, 0))
+    return [_line(setting, index, *metrics) for index, metrics in enumerate(found)]
+
+
+def _line(setting: Setting, index: int, measured: dict[int, dict[str, Any]], own: dict[str, Any]) -> str:
+    """Say what a phase records, given its metrics by the number of their probe and its own."""
+    phase = setting.phases[index]
+    shapes = {name: x.shape for metrics in (*measured.values(), own) for name, x in metrics.items()}
+    names = [f"{name}_00 .. {size[0] - 1:02d}" if size else name for name, size in shapes.items()]
+    names += [name for name, by in BEST.items() if {"test_accuracy", by} <= shapes.keys()]
+    missing = [probe for number, probe in enumerate(setting.probes.at_steps) if not measured.get(number)]
+    for probe in setting.probes.of_phases:
+        if probe.applies(setting.model, setting.loss, phase):
+            names += probe.metrics
+        else:
+            missing.append(probe)
+    without = [
+        f"{', '.join(getattr(probe, 'labels', {})) or type(probe).__name__} "
+        f"({'wants ' + probe.wants if hasattr(probe, 'wants') else 'does not apply'})"
+        for probe in missing
+    ]
+    return f"{phase.name} records {', '.join(names)}" + (f"; not {'; '.join(without)}" if without else "")
 
 
 def _coordinates(setting: Setting) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxattn import backend
-from jaxattn.engine import batches, loggers, manifest, memory, spent
+from jaxattn.engine import batches, devices, loggers, manifest, memory, spent
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.execute import Callbacks, Clock, CompilationCache, Interrupted, execute
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
@@ -96,6 +96,8 @@ def run(
         groups = compile_groups(study.cells)
         raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
         known = folder.join(manifest.describe(study, command, shard), accept_code)
+        if not folder.batches():
+            known["device"] = devices.here()
         cut = cut_batches(study, groups, folder, known, max_memory, shard[1], raising, reporter.update)
         own, now = _share(*cut, known, shard)
         todo = _unfinished(own, folder, reporter)
@@ -104,6 +106,7 @@ def run(
             if renewed:
                 folder.write_manifest(now)
             return Outcome(folder.directory, now["failures"], [], len(own), True, renewed)
+        now["continued_on"] = _moved(now, reporter)
         # A process that was killed left its manifest as it began; its last line tells more.
         meter = meter.after(now, *folder.read_log()[-1:])
         now["status"] = "running"
@@ -127,6 +130,16 @@ def run(
         finally:
             folder.write_manifest(now | {"errors": errors} | meter.read())
     return Outcome(folder.directory, now["failures"], errors, len(own), False)
+
+
+def _moved(known: Mapping[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
+    """Say that a run goes on where numbers may have other bits; returns all devices since it was begun."""
+    every = [known["device"], *known.get("continued_on", ())]
+    if (now := devices.here()) != every[-1]:
+        words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
+        reporter.note("begun on {}, going on on {}: numbers may differ in their last digits".format(*words))
+        every.append(now)
+    return every[1:]
 
 
 def _share(

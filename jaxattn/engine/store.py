@@ -1,7 +1,6 @@
 """The results folder of a run: lock, manifest, parts and checkpoints. All writing of a study starts here."""
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from jaxattn.engine import lock
@@ -17,7 +17,7 @@ from jaxattn.engine.manifest import differences
 from jaxattn.errors import InputError, RunError
 from jaxattn.storage import checkpoints, files, manifest, marks, origin
 from jaxattn.storage.files import Damaged
-from jaxattn.storage.marks import TABLES, Mark, Origin
+from jaxattn.storage.marks import TABLES, Line, Mark, Origin
 
 # What is there before anything was computed, or is left when nothing could be.
 EMPTY = (lock.NAME, "parts", "checkpoints", manifest.NAME)
@@ -39,6 +39,8 @@ class Store:
         A start that fails before anything was computed leaves no folder.
         """
         with self._guard(self.directory):
+            # What is written to, and what old tables and checkpoints are deleted from.
+            files.check_links(self.directory, "parts", "checkpoints", "damaged", "figures")
             if strange := self._is_strange():
                 made, begun = [], True
             else:
@@ -162,19 +164,21 @@ class Store:
     def log(self, entry: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl, where others can watch the run."""
         path = self.directory / "metrics.jsonl"
-        with self._guard(path), open(path, "ab") as file:
-            file.write(files.sealed(entry))
+        with self._guard(path):
+            files.append(path, files.sealed(entry))
 
     def read_log(self) -> list[dict[str, Any]]:
-        """Read metrics.jsonl; a line that is not whole is left out."""
+        """Read metrics.jsonl; a line that is not what was written is left out."""
         entries = []
         try:
-            lines = files.read(self.directory / "metrics.jsonl").splitlines()
+            lines = files.read(self.directory / "metrics.jsonl", self.directory).splitlines()
         except Damaged:
             return []
         for line in lines:
             with suppress(ValueError):
-                entries.append(files.unsealed(json.loads(line)))
+                entry = files.unsealed(files.parse(line))
+                msgspec.convert(entry, Line)
+                entries.append(entry)
         return entries
 
     def batches(self) -> list[str]:
@@ -193,7 +197,8 @@ class Store:
             if mark is None or not mark.finished:
                 return False
             for name, sha256 in mark.tables.items():
-                files.check(marks.table_path(self.directory, batch, name, sha256), sha256)
+                place = marks.table_path(self.directory, batch, name, sha256)
+                files.check(place, self.directory, sha256)
         except Damaged as error:
             self.set_aside(batch, error)
             return False
@@ -214,7 +219,7 @@ class Store:
         """Restore a batch's checkpoint, a tree like `like`, to the host; None sets a damaged one aside."""
         folder = marks.checkpoint_path(self.directory, batch, mark.checkpoint.number)
         try:
-            return checkpoints.restore(folder, mark.checkpoint, like)
+            return checkpoints.restore(folder, mark.checkpoint, self.directory, like)
         except Damaged as error:
             self.set_aside(batch, error)
             return None
@@ -267,7 +272,8 @@ class Store:
         for name, table in tables().items():
             content = _parquet(table)
             digests[name] = files.digest(content)
-            files.write(marks.table_path(self.directory, batch, name, digests[name]), content)
+            place = marks.table_path(self.directory, batch, name, digests[name])
+            files.write(place, content, self.directory)
         return digests
 
     def _drop_others(self, batch: str, mark: Mark) -> None:
@@ -305,7 +311,8 @@ class Store:
         """Tell whether the merged tables are those that the manifest speaks of."""
         try:
             for name in TABLES:
-                files.check(self.directory / f"{name}.parquet", known["sha256"].get(name, ""))
+                path = self.directory / f"{name}.parquet"
+                files.check(path, self.directory, known["sha256"].get(name, ""))
         except Damaged as error:
             self.warn(f"{error}; making it anew from its parts")
             return False
@@ -324,7 +331,11 @@ class Store:
         sums = {}
         for name in TABLES:
             parts = [
-                (marks.table_path(self.directory, batch, name, mark.tables[name]), mark.tables[name])
+                (
+                    marks.table_path(self.directory, batch, name, mark.tables[name]),
+                    self.directory,
+                    mark.tables[name],
+                )
                 for batch, mark in found.items()
             ]
             if len(parts) == 1:
@@ -333,7 +344,7 @@ class Store:
                 content = _parquet(pd.concat([marks.read_table(*part) for part in parts], ignore_index=True))
             path = self.directory / f"{name}.parquet"
             with self._guard(path):
-                files.write(path, content)
+                files.write(path, content, self.directory)
             sums[name] = files.digest(content)
         makers = [mark.origin.made_by for mark in found.values()]
         return {

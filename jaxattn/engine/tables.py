@@ -7,7 +7,9 @@ import pandas as pd
 
 from jaxattn.data.splits import Loaded
 from jaxattn.engine.batches import Batch
+from jaxattn.errors import InputError
 from jaxattn.probes.fit import BEST
+from jaxattn.study.contract import NOT_REAL
 
 
 def rows(measured: dict[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
@@ -15,6 +17,8 @@ def rows(measured: dict[str, np.ndarray], batch: Batch, phase: str, step: int) -
     lanes = batch.lanes
     columns = {}
     for name, values in ((name, values[: len(lanes)]) for name, values in measured.items()):
+        if np.iscomplexobj(values):
+            raise InputError(f"probes: {name!r} is complex; {NOT_REAL}")
         if values.ndim == 1:
             columns[name] = values
         else:

@@ -1,4 +1,4 @@
-"""Agreement of curves by shape alone, with bootstrap intervals, and the rule that turns it into a verdict.
+"""Agreement of curves by shape alone, with intervals over seeds, and the rule that turns it into a verdict.
 
 What is not published (optimiser, rates, cut-off) sets the heights of the curves, so only ranks, the place of
 the minimum and the range of rise are compared. One rule, `RULE`, gives every verdict.
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from jaxattn.claims.rows import Tolerance
 from jaxattn.results.binning import bin_numbers
 from jaxattn.results.correlations import spearman
-from jaxattn.results.intervals import ENOUGH_SEEDS, TOO_FEW, clopper_pearson, percentile, student_t
+from jaxattn.results.intervals import ENOUGH_SEEDS, clopper_pearson, held, jackknife, student_t
 from jaxattn.results.numbers import with_interval
 
 AGREES, DIFFERS, CANNOT_TELL, MEASURED = "agrees", "differs", "cannot tell", "measured"
@@ -24,19 +24,26 @@ RULE = (
     "A number agrees if its whole 95 % interval lies within the criterion, differs if none of it does, and "
     "cannot tell if it straddles the criterion or has no interval. It is only measured if nothing is "
     "published to hold it against. Shapes are compared, never heights: they depend on what is not published. "
-    "Intervals are over seeds; with fewer than six, tokens within bins are resampled as well, and "
-    f"{TOO_FEW}."
+    "Intervals are over seeds: Student's t, with the jackknife's standard error where all seeds together "
+    "make a number; of shares those of Clopper and Pearson. One seed has none. Nor has a number that is the "
+    f"same whichever seed is left out, which is held against the criterion itself from {ENOUGH_SEEDS} seeds "
+    "on. An interval of a bin is never narrower than the bin."
 )
-RESAMPLES = 1000
+OLD = (
+    "Not so yet on this page: intervals of shapes are percentile bootstrap intervals, which cover less than "
+    "95 % with few seeds; with fewer than six, tokens within bins were resampled as well. They will be made "
+    "again."
+)
 Rows = NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A number with its 95 % interval, NaN if there is none."""
+    """A number with its 95 % interval, NaN if there is none, and how many seeds it is made of."""
 
     value: float
     low: float
     high: float
+    seeds: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,17 +69,20 @@ class Finding:
         """What interval and criterion say."""
         if self.criterion is None:
             return MEASURED
-        value, low, high = self.estimate
-        if not np.isfinite([value, low, high]).all():
-            return CANNOT_TELL
-        if self.criterion.low <= low and high <= self.criterion.high:
-            return AGREES
-        return CANNOT_TELL if low <= self.criterion.high and self.criterion.low <= high else DIFFERS
+        where = held(*self.estimate, (self.criterion.low, self.criterion.high))
+        return {"inside": AGREES, "outside": DIFFERS}.get(where, CANNOT_TELL)
+
+    @property
+    def old(self) -> bool:
+        """Whether its interval was made by an earlier version, which did not say of how many seeds."""
+        return math.isfinite(self.estimate.low) and not self.estimate.seeds
 
     @property
     def text(self) -> str:
         """The number with its interval."""
-        return with_interval(*self.estimate)
+        value, low, high, seeds = self.estimate
+        same = seeds > 1 and math.isfinite(value) and math.isnan(low)
+        return with_interval(value, low, high) + f" whichever of {seeds} seeds is left out" * same
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -87,41 +97,42 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 class Binned(NamedTuple):
-    """Means and standard deviations within bins, as measured (row 0) and resampled (the rows after it).
+    """Means and standard deviations within bins, of all seeds (row 0) and with each left out (after it).
 
     Attributes:
         centres: (m,) of the bins.
-        tokens: (m,) how many, of all seeds.
-        mean: (1 + B, m), NaN for an empty bin.
-        sd: (1 + B, m), NaN for an empty bin.
-        over: what was resampled, in words.
+        tokens: (m,) how many a seed has, mean over seeds.
+        mean: (1 + S, m), NaN for an empty bin; (1, m) for one seed.
+        sd: as mean.
     """
 
     centres: Rows
-    tokens: NDArray[np.int64]
+    tokens: Rows
     mean: Rows
     sd: Rows
-    over: str
+
+    @property
+    def width(self) -> float:
+        """Of a bin, where all are equally wide."""
+        return float(self.centres[1] - self.centres[0]) if len(self.centres) > 1 else 0.0
+
+    @property
+    def over(self) -> str:
+        """What intervals are over, in words."""
+        seeds = len(self.mean) - 1 or 1
+        return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def binned(
-    tokens: pd.DataFrame,
-    quantity: str,
-    *,
-    edges: ArrayLike,
-    x: str = "posterior_difference",
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    tokens: pd.DataFrame, quantity: str, *, edges: ArrayLike, x: str = "posterior_difference"
 ) -> Binned:
-    """Average a quantity within bins and resample it: seeds, and for few seeds the tokens of each bin too.
+    """Average a quantity within bins, over all seeds and over all but each.
 
     Args:
         tokens: rows with columns seed, x and the quantity.
         quantity: the column to average.
         edges: (m + 1,) ascending bounds of the bins; points outside are left out.
         x: the column that is binned.
-        resamples: number of resamples B.
-        seed: seed of the resampling.
 
     Returns:
         The bins.
@@ -133,55 +144,57 @@ def binned(
     inside = (place >= 0) & np.isfinite(y)
     place, y = place[inside], y[inside]
     seeds, lane = np.unique(tokens["seed"].to_numpy()[inside], return_inverse=True)
-    rng = np.random.default_rng(seed)
-    centres = (edges[1:] + edges[:-1]) / 2
-    few = len(seeds) < ENOUGH_SEEDS
-    sums = np.zeros((3, len(seeds), 1 + resamples * few, bins))
-    for s in range(len(seeds)):
-        for b in range(bins):
-            own = y[(lane == s) & (place == b)]
-            drawn = own[None]
-            if few and len(own):
-                drawn = np.concatenate([drawn, own[rng.integers(0, len(own), (resamples, len(own)))]])
-            for power in range(3):
-                sums[power, s, :, b] = (drawn**power).sum(axis=1)
-    weights = np.ones((1 + resamples, len(seeds)))
-    weights[1:] = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), resamples)
+    cell, weights = lane * bins + place, 1 - np.eye(1 + len(seeds), len(seeds), -1)
+    weights = weights if len(seeds) > 1 else weights[:1]
     n, first, second = (
-        np.einsum("rs,srb->rb", weights, np.broadcast_to(x, (len(seeds), 1 + resamples, bins))) for x in sums
+        weights @ np.bincount(cell, y**power, len(seeds) * bins).reshape(len(seeds), bins)
+        for power in range(3)
     )
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = first / n
         sd = np.sqrt(np.maximum(second / n - mean**2, 0))
-    return Binned(centres, np.bincount(place, minlength=bins), mean, sd, _over(len(seeds)))
+    counts = np.bincount(place, minlength=bins) / max(len(seeds), 1)
+    return Binned((edges[1:] + edges[:-1]) / 2, counts, mean, sd)
 
 
-def _over(seeds: int) -> str:
-    if seeds == 1:
-        return "tokens within bins, one seed"
-    return f"{seeds} seeds" + (" and tokens within bins" if seeds < ENOUGH_SEEDS else "")
+def estimate(
+    rows: ArrayLike, *, between: tuple[float, float] = (-math.inf, math.inf), width: float = 0.0
+) -> Estimate:
+    """Read off a number from its value (first) and its values with each seed left out: jackknife, 95 %.
 
+    Args:
+        rows: (1 + S,) float, as of `binned`.
+        between: what the number can be at all; the interval is cut there.
+        width: of the bin that the number is the centre of; the interval is never narrower.
 
-def estimate(rows: ArrayLike) -> Estimate:
-    """Read off a number from its value (first) and its resamples: percentile interval, 95 %."""
-    rows = np.asarray(rows, float)
-    if not np.isfinite(rows[0]):
-        return Estimate(float(rows[0]), math.nan, math.nan)
-    low, high = percentile(rows[1:])
-    return Estimate(float(rows[0]), float(low), float(high))
+    Returns:
+        The number.
+    """
+    value, *others = np.asarray(rows, float).tolist()
+    low, high = jackknife(value, others)
+    if width and len(others) > 1 and np.isfinite(others).all():
+        half = np.fmax(high - value, width / 2)
+        low, high = value - half, value + half
+    low, high = np.clip([low, high], *between).tolist()
+    return Estimate(value, low, high, len(others) or 1)
 
 
 def over_seeds(samples: ArrayLike) -> Estimate:
-    """Read off a mean over seeds with Student's t interval."""
+    """Read off a mean over the seeds that have a value, with Student's t interval."""
     samples = np.asarray(samples, float)
-    return Estimate(float(samples.mean()), *student_t(samples))
+    found = samples[np.isfinite(samples)]
+    if not len(found):
+        return Estimate(math.nan, math.nan, math.nan)
+    low, high = student_t(found)
+    return Estimate(float(found.mean()), float(low), float(high), len(found))
 
 
 def share(found: ArrayLike) -> Estimate:
     """Read off a share from booleans, with the interval of Clopper and Pearson."""
     found = np.asarray(found, bool)
     hits = int(found.sum())
-    return Estimate(hits / len(found), *clopper_pearson(hits, len(found)))
+    low, high = clopper_pearson(hits, len(found))
+    return Estimate(hits / len(found), float(low), float(high), len(found))
 
 
 def lowest(rows: Rows, centres: Rows) -> Rows:

@@ -24,7 +24,7 @@ from jaxattn.paper.compare import (
     u_shape,
 )
 from jaxattn.paper.published import Curve, Number
-from jaxattn.results.binning import BINS, HIGH, LOW
+from jaxattn.results.binning import axis
 from jaxattn.results.correlations import spearman
 from jaxattn.results.fits import power_law
 from jaxattn.results.numbers import format_number, setting
@@ -32,7 +32,6 @@ from jaxattn.results.run import Run
 from jaxattn.results.statistics import last_steps
 from jaxattn.results.tokens import at_end
 
-EDGES = np.linspace(LOW, HIGH, BINS + 1)
 # What counts as the same shape; chosen here, since the paper shows its curves and gives no measure of them.
 RISING, U_SHAPED, NEAR_ZERO = at_least(0.9), at_least(0.8), around(0.0, 0.3)
 SAME_RANKS, SAME_MINIMUM, SAME_RUN = at_least(0.8), 0.2, 5.0
@@ -61,7 +60,7 @@ def shapes(results: Run, cell: int = 0) -> Measured:
     findings = [
         Finding(
             "Spearman of E·v and the bin centres",
-            estimate(spearman(ev.mean, ev.centres)),
+            estimate(spearman(ev.mean, ev.centres), between=(-1.0, 1.0)),
             ev.over,
             RISING,
             "increasing",
@@ -69,12 +68,18 @@ def shapes(results: Run, cell: int = 0) -> Measured:
         _rise(ev, None),
         Finding(
             "U-shape of E·p about 0 (1 for a U)",
-            estimate(u_shape(ep.mean, ep.centres)),
+            estimate(u_shape(ep.mean, ep.centres), between=(-1.0, 1.0)),
             ep.over,
             U_SHAPED,
             "U-shaped",
         ),
-        Finding("where E·p is lowest", estimate(lowest(ep.mean, ep.centres)), ep.over, NEAR_ZERO, "U-shaped"),
+        Finding(
+            "where E·p is lowest",
+            estimate(lowest(ep.mean, ep.centres), width=ep.width),
+            ep.over,
+            NEAR_ZERO,
+            "U-shaped",
+        ),
     ]
     return Measured(findings, {"Bin means": _table(ev, ep)})
 
@@ -88,7 +93,7 @@ def beside(ev_curve: Curve, ep_curve: Curve) -> Measure:
         findings = [
             Finding(
                 f"Spearman of {curve.name} and the published bin means",
-                estimate(spearman(own.mean, curve.values)),
+                estimate(spearman(own.mean, np.array(curve.values)), between=(-1.0, 1.0)),
                 own.over,
                 SAME_RANKS,
                 "1",
@@ -98,8 +103,8 @@ def beside(ev_curve: Curve, ep_curve: Curve) -> Measure:
         findings += [
             _rise(ev, ev_curve),
             Finding(
-                f"where {ep_curve.name.partition(', ')[2]} is lowest",
-                estimate(lowest(ep.mean, ep.centres)),
+                f"where {_letters(ep_curve)} is lowest",
+                estimate(lowest(ep.mean, ep.centres), width=ep.width),
                 ep.over,
                 around(round(best, 3), SAME_MINIMUM),
                 f"{best:.3f}",
@@ -198,44 +203,45 @@ def four_classes(results: Run) -> Measured:
         findings += [
             Finding(
                 f"{name}: bins whose sign is that of the posterior difference, published range",
-                estimate(sign_change(own.mean, own.centres)),
+                estimate(sign_change(own.mean, own.centres), between=(0.0, 1.0)),
                 own.over,
                 SAME_SIGNS,
                 format_number(published_signs),
             ),
             Finding(
                 f"{name}: Spearman with the published rows",
-                estimate(spearman(own.mean, curve.values)),
+                estimate(spearman(own.mean, np.array(curve.values)), between=(-1.0, 1.0)),
                 own.over,
                 SAME_ORDER,
                 "1",
             ),
             Finding(
                 f"{name}: Spearman with the posterior difference, its whole range",
-                estimate(spearman(whole.mean, whole.centres)),
+                estimate(spearman(whole.mean, whole.centres), between=(-1.0, 1.0)),
                 whole.over,
                 RISING,
                 "rows rise",
             ),
             Finding(
                 f"{name}: bins whose sign is that of α, 19 bins of equally many tokens",
-                estimate(sign_change(by_alpha.mean, by_alpha.centres)),
+                estimate(sign_change(by_alpha.mean, by_alpha.centres), between=(0.0, 1.0)),
                 by_alpha.over,
                 SAME_SIGNS,
                 format_number(published_signs),
             ),
             Finding(
                 f"{name}: Spearman with the published rows, the same bins",
-                estimate(spearman(by_alpha.mean, curve.values)),
+                estimate(spearman(by_alpha.mean, np.array(curve.values)), between=(-1.0, 1.0)),
                 by_alpha.over,
                 SAME_ORDER,
                 "1",
             ),
         ]
-        tables[f"Class {label + 1}"] = pd.DataFrame(
+        class_name = at_end(results, phase=_last_phase(results, 0)).name(label)
+        tables[f"Class {class_name}, the published {name}"] = pd.DataFrame(
             {
                 "posterior difference": [f"{x:.4f}" for x in curve.centres],
-                "tokens": own.tokens,
+                "tokens per seed": own.tokens,
                 f"{name}, ours": own.mean[0],
                 f"{name}, published": curve.values,
                 "α, 19 bins of equally many tokens": [f"{x:.1e}" for x in by_alpha.centres],
@@ -253,7 +259,7 @@ def law(results: Run) -> Measured:
     fit = power_law(wide.index.to_numpy(float), wide.to_numpy(float))
     finding = Finding(
         "power of d in the error per unit of η0",
-        Estimate(fit.slope, fit.low, fit.high),
+        Estimate(fit.slope, fit.low, fit.high, fit.seeds),
         f"{fit.seeds} seeds",
         around(-0.5, 0.05),
         f"{published.LAW_POWER.value:g}",
@@ -331,7 +337,10 @@ def last(results: Run, cell: int, metric: str) -> tuple[Estimate, str]:
         return Estimate(np.nan, np.nan, np.nan), "not measured"
     found = over_seeds(values)
     if metric.endswith(("accuracy", "mass")):
-        found = Estimate(*np.clip(found, 0.0, 1.0).tolist())
+        value, low, high = np.clip(found[:3], 0.0, 1.0).tolist()
+        found = Estimate(value, low, high, found.seeds)
+    if found.seeds < len(values):
+        return found, f"{found.seeds} of {len(values)} seeds, which have a value"
     return found, "one seed" if len(values) == 1 else f"{len(values)} seeds"
 
 
@@ -362,8 +371,11 @@ def _tokens(results: Run, cell: int = 0, label: int | None = None) -> pd.DataFra
     return tokens if label is None else tokens[tokens["class"] == label]
 
 
-def _bins(results: Run, quantity: str, cell: int = 0, edges: NDArray[np.float64] = EDGES) -> Binned:
-    return binned(_tokens(results, cell), quantity, edges=edges)
+def _bins(results: Run, quantity: str, cell: int = 0) -> Binned:
+    own = axis(results, cell)
+    return binned(
+        _tokens(results, cell), quantity, edges=np.linspace(own["low"], own["high"], own["bins"] + 1)
+    )
 
 
 def _rise(own: Binned, curve: Curve | None) -> Finding:
@@ -379,11 +391,17 @@ def _rise(own: Binned, curve: Curve | None) -> Finding:
 
 
 def _table(ev: Binned, ep: Binned, *curves: Curve) -> pd.DataFrame:
-    table = {"posterior difference": [f"{x:.2f}" for x in ev.centres], "tokens": ev.tokens}
-    for name, own, curve in zip(("E·v", "E·p"), (ev, ep), _padded(curves), strict=True):
+    table = {"posterior difference": [f"{x:.2f}" for x in ev.centres], "tokens per seed": ev.tokens}
+    for letters, own, curve in zip(LETTERS.values(), (ev, ep), _padded(curves), strict=True):
+        name = _letters(curve) if curve else letters
         table |= {f"{name}, ours": own.mean[0], f"{name}, spread": own.sd[0]}
         table |= {f"{name}, published": curve.values} if curve else {}
     return pd.DataFrame(table)
+
+
+def _letters(curve: Curve) -> str:
+    """The quantity of a curve as its model writes it: E·p, or E·W2 p."""
+    return curve.name.partition(", ")[2]
 
 
 def _padded(curves: Sequence[Curve]) -> Sequence[Curve | None]:

@@ -1,7 +1,6 @@
 """The page: every item with its figure, our numbers beside the published ones, and its verdict."""
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +14,8 @@ from jaxattn.paper.items import ITEMS
 from jaxattn.paper.section import Section, measured, missing, texts
 from jaxattn.results.page import fill
 from jaxattn.results.tables import markdown
+from jaxattn.storage.files import inside
+from jaxattn.storage.files import write as write_file
 
 TEMPLATE = Path(__file__).with_name("page.html")
 AGREEMENT = (
@@ -43,7 +44,12 @@ class Page:
 
 
 def write(
-    out: Path, runs: Mapping[str, Path], *, scale: Scale, failed: Mapping[str, str] = MappingProxyType({})
+    out: Path,
+    runs: Mapping[str, Path],
+    *,
+    scale: Scale,
+    failed: Mapping[str, str] = MappingProxyType({}),
+    overrides: Sequence[str] = (),
 ) -> Page:
     """Write index.md, index.html and agreement.csv, and of every item its record and its figures.
 
@@ -55,6 +61,7 @@ def write(
         runs: the run folder of every item by name.
         scale: the scale of the runs.
         failed: items whose run failed, and why.
+        overrides: further overrides that the runs were made with.
 
     Returns:
         What was written.
@@ -63,32 +70,29 @@ def write(
         InputError: a record that is damaged.
         RunError: a file cannot be written.
     """
-    fresh = {item.name: measured(item, runs[item.name], scale) for item in ITEMS}
+    fresh = {item.name: measured(item, runs[item.name], scale, out, overrides) for item in ITEMS}
     sections = tuple(
         fresh[item.name]
         or (missing(item, scale, "the run failed") if item.name in failed else record.read(item, scale, out))
         for item in ITEMS
     )
-    files = {
+    contents = {
         "index.md": as_markdown(sections, scale).encode(),
         "index.html": as_html(sections, scale).encode(),
         "agreement.csv": agreement(sections).to_csv(index=False, lineterminator="\n").encode(),
     }
     for each in fresh.values():
         if each and each.ran:
-            files |= record.files(each, scale)
+            contents |= record.files(each, scale)
     try:
-        for name in files:
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            partial = out / f"{name}.partial"
-            partial.write_bytes(content)
-            os.replace(partial, out / name)
+        for name, content in contents.items():
+            inside((out / name).parent, out).mkdir(parents=True, exist_ok=True)
+            write_file(out / name, content, out)
     except OSError as error:
         raise RunError(
             f"{out}: cannot be written: {error.strerror or error}; give another folder with --out"
         ) from None
-    return Page(sections, tuple(out / name for name in files), failed)
+    return Page(sections, tuple(out / name for name in contents), failed)
 
 
 def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
@@ -177,6 +181,7 @@ def _introduction(sections: tuple[Section, ...], scale: Scale) -> list[str]:
         sizes,
         *([_cost(ran, scale)] if (ran := [each for each in sections if each.ran]) else []),
         compare.RULE,
+        *([compare.OLD] if any(finding.old for each in sections for finding in each.findings) else []),
     ]
 
 

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from jaxattn.claims.rows import Tolerance
@@ -13,6 +14,47 @@ from jaxattn.paper import compare
 from jaxattn.paper.compare import Estimate, Finding
 from jaxattn.paper.item import Item, Scale
 from jaxattn.paper.section import Picture, Section, command, missing
+from jaxattn.spec import Count, NotNegative
+from jaxattn.storage import files as storage
+
+
+class _Criterion(msgspec.Struct):
+    low: float
+    high: float | None
+    text: str
+
+
+class _Finding(msgspec.Struct):
+    measured: str
+    estimate: tuple[float | None, float | None, float | None]
+    over: str
+    published: str
+    criterion: _Criterion | None
+    # Of records before there were any, nothing tells how many.
+    seeds: Count = 0
+
+
+class _Picture(msgspec.Struct):
+    file: str
+    caption: str
+
+
+class _Table(msgspec.Struct):
+    columns: list[str]
+    data: list[list[str]]
+
+
+class Record(msgspec.Struct):
+    """What the file of an item holds."""
+
+    scale: str
+    settings: str
+    seconds: NotNegative
+    machine: str
+    facts: dict[str, str]
+    findings: list[_Finding]
+    pictures: list[_Picture]
+    tables: dict[str, _Table]
 
 
 def place(item: Item) -> str:
@@ -63,18 +105,18 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
         InputError: the record is of another scale, or it, or a figure of it, is damaged.
     """
     path = folder / place(item)
+    if not path.exists():
+        return missing(item, scale)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        found, settings = content["scale"], content["settings"]
-        section = _section(item, scale, content, folder)
-    except FileNotFoundError as error:
-        if error.filename == str(path):
-            return missing(item, scale)
-        raise InputError(
-            f"{error.filename}: not there, but {path} names it; {_remedy(item, scale)}"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        kept = msgspec.convert(storage.read_json(path, folder), Record)
+        pictures = [storage.read(folder / x.file, folder, most=storage.MOST_JSON) for x in kept.pictures]
+        section = _section(item, scale, kept, pictures)
+    except storage.Damaged as error:
+        named = "; remove it and" if str(error).startswith(f"{path}: ") else f", but {path} names it;"
+        raise InputError(f"{error}{named} {_remedy(item, scale)}") from None
+    except ValueError as error:
         raise InputError(f"{path}: damaged: {error}; remove it and {_remedy(item, scale)}") from None
+    found, settings = kept.scale, kept.settings
     if found != scale:
         raise InputError(
             f"{folder}: holds results at {found} scale; add `--scale {found}`, or "
@@ -85,21 +127,22 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
     return section
 
 
-def _section(item: Item, scale: Scale, content: dict[str, Any], folder: Path) -> Section:
-    findings = tuple(map(_read, content["findings"]))
+def _section(item: Item, scale: Scale, kept: Record, pictures: list[bytes]) -> Section:
+    findings = tuple(map(_read, kept.findings))
     return Section(
         item,
         compare.verdict(findings),
         command(item, scale),
-        facts=content["facts"],
+        facts=kept.facts,
         findings=findings,
-        tables={title: pd.DataFrame(**table) for title, table in content["tables"].items()},
+        tables={
+            title: pd.DataFrame(table.data, columns=table.columns) for title, table in kept.tables.items()
+        },
         pictures=tuple(
-            Picture(each["file"], each["caption"], (folder / each["file"]).read_bytes())
-            for each in content["pictures"]
+            Picture(each.file, each.caption, data) for each, data in zip(kept.pictures, pictures, strict=True)
         ),
-        seconds=content["seconds"],
-        machine=content["machine"],
+        seconds=kept.seconds,
+        machine=kept.machine,
     )
 
 
@@ -111,7 +154,8 @@ def _written(finding: Finding) -> dict[str, Any]:
     criterion = finding.criterion
     return {
         "measured": finding.measured,
-        "estimate": [_finite(x) for x in finding.estimate],
+        "estimate": [_finite(x) for x in finding.estimate[:3]],
+        "seeds": finding.estimate.seeds,
         "over": finding.over,
         "published": finding.published,
         "criterion": criterion
@@ -123,10 +167,10 @@ def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
-def _read(written: dict[str, Any]) -> Finding:
-    criterion = written["criterion"]
-    if criterion:
-        high = math.inf if criterion["high"] is None else criterion["high"]
-        criterion = Tolerance(criterion["low"], high, criterion["text"])
-    estimate = Estimate(*(math.nan if x is None else x for x in written["estimate"]))
-    return Finding(written["measured"], estimate, written["over"], criterion, written["published"])
+def _read(written: _Finding) -> Finding:
+    within = None
+    if known := written.criterion:
+        within = Tolerance(known.low, math.inf if known.high is None else known.high, known.text)
+    value, low, high = (math.nan if x is None else x for x in written.estimate)
+    estimate = Estimate(value, low, high, written.seeds)
+    return Finding(written.measured, estimate, written.over, within, written.published)

@@ -7,9 +7,10 @@ from jaxattn.engine import run as engine
 from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError, RunError
 from jaxattn.paper import page, record
-from jaxattn.paper.item import Item, Scale
+from jaxattn.paper.item import DATA, Item, Scale
 from jaxattn.paper.items import ITEMS
 from jaxattn.paper.page import Page
+from jaxattn.storage.files import inside
 
 
 def reproduce(
@@ -29,8 +30,8 @@ def reproduce(
         out: the results folder; runs go to out/runs/SCALE/NAME.
         command: the command line, for the manifests.
         reporter: where progress goes.
-        only: names of the items to run, in this order; all by default. The page shows the others as far
-            as their runs, or the records those have left, are there.
+        only: names of the items to run, in this order; by default all whose data are there. The page shows
+            the others as far as their runs, or the records those have left, are there.
         scale: "full" runs the studies as they are, "laptop" with the items' overrides.
         data_dir: the folder with the data sets, see `item.DATA`; None leaves their items out.
         max_memory: bytes that may be used on a device; chosen for the device by default.
@@ -40,8 +41,8 @@ def reproduce(
         What was written.
 
     Raises:
-        InputError: an unknown item, an override that does not fit, a folder whose records are damaged or of
-            another scale.
+        InputError: an unknown item, one whose data are missing, an override that does not fit, a folder
+            whose records are damaged or of another scale.
         RunError: the page cannot be written.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
@@ -49,17 +50,24 @@ def reproduce(
     for name in only:
         if name not in known:
             raise InputError(f"--only {name}: no such item; there are {', '.join(known)}")
-    for item in ITEMS:  # before anything runs: a page of another scale must not be overwritten
-        record.read(item, scale, out)
+    # Before anything runs: a page of another scale must not be overwritten.
+    kept = {item.name: record.read(item, scale, out) for item in ITEMS}
     wanted = [known[name] for name in only or known if known[name].measure]
+    if data_dir is None:
+        lacking = [item for item in wanted if item.needs != "nothing"]
+        for item in lacking:
+            if only and not kept[item.name].ran:
+                raise InputError(f"--only {item.name}: no data; {kept[item.name].remedy}")
+        wanted = [item for item in wanted if item.needs == "nothing"]
+        if lacking:
+            places = "; ".join(f"DIR/{place.below}: {place.what}" for place in DATA.values())
+            reporter.note(f"{len(lacking)} items on reviews are not run; add `--data-dir DIR`, with {places}")
     failed: dict[str, str] = {}
     for number, item in enumerate(wanted, 1):
-        if item.needs != "nothing" and data_dir is None:
-            continue
         reporter.note(f"{number} of {len(wanted)}: {item.name}")
         study = item.study(scale, data_dir, overrides)
         try:
-            place = folder(out, scale, item)
+            place = inside(folder(out, scale, item), out)
             outcome = engine.run(study, place, command=command, reporter=reporter, max_memory=max_memory)
         except (InputError, RunError) as error:
             failed[item.name] = str(error)
@@ -69,7 +77,7 @@ def reproduce(
         if item.name in failed:
             reporter.note(f"{item.name}: {failed[item.name]}")
     runs = {item.name: folder(out, scale, item) for item in ITEMS}
-    return page.write(out, runs, scale=scale, failed=failed)
+    return page.write(out, runs, scale=scale, failed=failed, overrides=overrides)
 
 
 def folder(out: Path, scale: Scale, item: Item) -> Path:

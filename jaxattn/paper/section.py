@@ -1,7 +1,7 @@
 """A section of the page: what a finished run of an item shows, or what to do about one that is not there."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.api import Study
+from jaxattn.engine.manifest import differences
 from jaxattn.errors import InputError
 from jaxattn.paper import compare
 from jaxattn.paper.compare import Finding
@@ -18,6 +19,7 @@ from jaxattn.results import figures, style
 from jaxattn.results.load import load
 from jaxattn.results.numbers import format_number
 from jaxattn.results.run import Run
+from jaxattn.storage.files import inside
 
 # A page of twenty figures stays small.
 PIXELS_PER_INCH = 110
@@ -96,17 +98,35 @@ def command(item: Item, scale: Scale) -> str:
     return shlex.join(words)
 
 
-def measured(item: Item, run: Path, scale: Scale) -> Section | None:
-    """Measure a run; None if there is none that is finished."""
-    loaded = _finished(run)
+def measured(item: Item, run: Path, scale: Scale, out: Path, overrides: Sequence[str] = ()) -> Section | None:
+    """Measure a run; None if there is none that is finished.
+
+    What is run is told by the item alone: of a folder, which may be anybody's, nothing is imported.
+
+    Args:
+        item: the item.
+        run: its run.
+        scale: its scale.
+        out: the folder of results, outside of which nothing is read.
+        overrides: further overrides that it was run with.
+    """
+    loaded = _finished(run, out)
     if item.measure is None or loaded is None:
         return None
+    study = item.study(scale, overrides=overrides)
+    changed = differences(dict(loaded.manifest["config"]), study.config)
+    if changed or _cells(loaded.manifest["cells"]) != _cells(
+        {"settings": cell.settings, "config_hash": cell.config_hash} for cell in study.cells
+    ):
+        return missing(item, scale, f"{run} holds a run of other settings; delete it")
     try:
         found = item.measure(loaded)
         pictures = _pictures(loaded, item)
-        facts = _facts(loaded, item, scale)
-    except InputError as error:
-        return Section(item, compare.CANNOT_TELL, command(item, scale), f"the run cannot be read: {error}")
+        facts = _facts(loaded, study, item, scale)
+    # Tables that anybody has written can surface as almost any exception.
+    except Exception as error:
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        return Section(item, compare.CANNOT_TELL, command(item, scale), f"the run cannot be read: {reason}")
     findings = tuple(found.findings)
     return Section(
         item,
@@ -137,9 +157,13 @@ def texts(table: pd.DataFrame) -> pd.DataFrame:
     return table.map(lambda x: format_number(x) if isinstance(x, float) else str(x))
 
 
-def _finished(run: Path) -> Run | None:
+def _cells(cells: Iterable[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+    return [(cell["settings"], cell.get("config_hash")) for cell in cells]
+
+
+def _finished(run: Path, out: Path) -> Run | None:
     try:
-        loaded = load(run)
+        loaded = load(inside(run, out))
     except InputError:
         return None
     return loaded if loaded.finished else None
@@ -147,17 +171,17 @@ def _finished(run: Path) -> Run | None:
 
 def _machine(loaded: Run) -> str:
     device = loaded.manifest["device"]
-    kind = "CPU cores" if device["platform"] == "cpu" else device["kind"]
-    return f"{device['count']} {kind}"
+    kind = "CPU cores" if device.get("platform") == "cpu" else device.get("kind", "devices")
+    return f"{device.get('count', 1)} {kind}"
 
 
-def _facts(loaded: Run, item: Item, scale: Scale) -> dict[str, str]:
+def _facts(loaded: Run, study: Study, item: Item, scale: Scale) -> dict[str, str]:
     seeds = loaded.manifest["seeds"]
     memory = loaded.manifest.get("peak_memory_mib")
     facts = {
         "sweep file": f"jaxattn/paper/sweeps/{item.name}.toml",
         "overrides": ", ".join(item.laptop) if scale == "laptop" and item.laptop else "none",
-        "model": _models(loaded.manifest["config"]),
+        "model": _models(study),
         "cells × seeds": f"{len(loaded.manifest['cells'])} × {len(seeds)}",
         "run time": f"{loaded.manifest['wall_time_s']:.0f} s",
         "most memory": "-" if memory is None else f"{memory / 1024:.1f} GiB",
@@ -172,8 +196,8 @@ def _facts(loaded: Run, item: Item, scale: Scale) -> dict[str, str]:
     return facts
 
 
-def _models(config: dict[str, Any]) -> str:
-    tables = [cell.tables["model"] for cell in Study.of_tables(config).cells]
+def _models(study: Study) -> str:
+    tables = [cell.tables["model"] for cell in study.cells]
     kinds, dims = (dict.fromkeys(str(table[key]) for table in tables) for key in ("kind", "dim"))
     return f"{', '.join(kinds)}, d = {', '.join(dims)}"
 

@@ -49,7 +49,7 @@ class AttentionEntropy(Spec, frozen=True, kw_only=True):
         Raises:
             InputError: a model whose attention is not softmax over the scores of tokens.
         """
-        if not seen.model.attends_to_tokens:
+        if not getattr(seen.model, "attends_to_tokens", False):
             raise InputError(
                 "attention_entropy: the model's attention is not softmax over scores of tokens; "
                 "leave this probe out"

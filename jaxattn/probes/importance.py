@@ -31,6 +31,7 @@ class Importance(Spec, frozen=True, kw_only=True):
     """
 
     rotation_invariant: ClassVar[bool] = True
+    wants: ClassVar[str] = "a model with scores_and_values"
     labels: ClassVar[dict[str, str]] = {
         "spearman_Ev_bins": r"Spearman of $E_s^\top v$, bins",
         "spearman_Ev_tokens": r"Spearman of $E_s^\top v$, tokens",
@@ -43,7 +44,7 @@ class Importance(Spec, frozen=True, kw_only=True):
 
     bins: Count = 20
     low: float = -1.0
-    high: float = 14 / 15
+    high: float = 1.0
     min_count: Count = 50
 
     def measure(self, seen: Seen) -> dict[str, Array]:

@@ -50,7 +50,7 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
         "margin_ratio": "margin of $p$ / largest margin",
         "margin_shortfall": "1 - margin of $p$ / largest margin",
         "certified_distance": r"$1-\cos$ to the true direction, at most",
-        "feasible": "selection can be separated",
+        "feasible": "selection can be separated (1) or cannot (0)",
         "max_margin": "largest margin",
         "duality_gap": "relative duality gap",
         "primal_residual": "primal residual",
@@ -79,7 +79,7 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
         Returns:
             What every probe step is worth, (S, k) each: 1 - cos to the max-margin direction, and the margin
             on the last selection relative to the largest one. What the max-margin problem says, (S,) each.
-            NaN where no direction separates the selection.
+            NaN where no direction separates the selection; `feasible` is NaN where neither is proven.
         """
         # On one device: the solver is not written for arrays that lie on several.
         E, corpus = jax.device_get((params.E, loaded.splits.train))
@@ -144,7 +144,7 @@ def _relative(margins: Any, largest: Any) -> np.ndarray:
 
 
 def _facts(mm: MaxMargin, away: Any) -> tuple[Any, ...]:
-    bound, feasible = certified_distance(away, mm.duality_gap), np.asarray(mm.feasible, float)
+    bound, feasible = certified_distance(away, mm.duality_gap), np.asarray(mm.decided)
     support = 1.0 * (mm.multipliers > 0).sum(axis=-1)
     return bound, feasible, mm.margin, mm.duality_gap, mm.primal_residual, support
 

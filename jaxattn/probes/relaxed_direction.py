@@ -91,7 +91,7 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[Metrics, 
     facts = (
         certified_distance(away[0][-1:], query.duality_gap)[0],
         relaxed.support.mean(),
-        query.feasible,
+        relaxed.decided,
         query.duality_gap,
         query.primal_residual,
     )

@@ -11,18 +11,21 @@ from jaxattn.theory import margin, selection_of
 
 
 class RelevantTokens(Spec, frozen=True, kw_only=True):
-    """Shares of the sequences with relevant tokens in which one, all, or just these are selected.
+    """Shares of the sequences with relevant tokens that select one, select all, or in which they tie.
+
+    A sequence selects a relevant token if the tokens on top of it are all relevant, and not all of its tokens
+    are on top. Where a relevant token shares the top with one that is not, or with all others, they tie.
 
     Attributes:
         relevant: tokens 0 .. relevant - 1 are the relevant ones.
-        nats: a token counts as selected if its score is so close to the top one of its sequence.
+        nats: a token is on top if its score is so close to the highest one of its sequence.
     """
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "relevant_selected": "sequences that select a relevant token",
-        "all_relevant_selected": "sequences that select all relevant tokens",
         "only_relevant_selected": "sequences that select just the relevant tokens",
+        "relevant_tied": "sequences in which a relevant token ties on top",
         "relevant_margin": "margin of $p$ on the relevant tokens",
     }
 
@@ -38,13 +41,12 @@ class RelevantTokens(Spec, frozen=True, kw_only=True):
         corpus, scores = seen.corpora.train, seen.scores_and_values[0]
         relevant = jnp.arange(corpus.vocab_size) < self.relevant
         chosen, present = attended(scores, corpus, self.nats), selection_of(relevant, corpus)
-        selected = chosen.important_counts(corpus, relevant)
+        selects, tied = chosen.selects(corpus, relevant)
         every = present.counts(corpus)
-        all_of_them = (selected == every) & (every > 0)
         found = {
-            "relevant_selected": selected > 0,
-            "all_relevant_selected": all_of_them,
-            "only_relevant_selected": all_of_them & (chosen.counts(corpus) == every),
+            "relevant_selected": selects,
+            "only_relevant_selected": selects & (chosen.counts(corpus) == every),
+            "relevant_tied": tied,
         }
         shares = {name: x.sum() / (every > 0).sum() for name, x in found.items()}
         return shares | {"relevant_margin": margin(seen.params.p, seen.params.E, corpus, present)}

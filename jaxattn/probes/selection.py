@@ -9,39 +9,50 @@ from jax import Array
 from jaxattn.attention import attend
 from jaxattn.data.corpus import Corpus
 from jaxattn.probes.seen import Seen
-from jaxattn.spec import Share, Spec
+from jaxattn.spec import Count, Share, Spec
 from jaxattn.theory import Selection, selection_from_scores
 
 
 class Selected(Spec, frozen=True, kw_only=True):
     """Attention on important tokens, and the tokens with the highest score of each sequence.
 
+    A sequence selects an important token if the tokens with its highest score are all important, and not all
+    of its tokens have that score. Where an important token has it together with one that is not, or with all
+    others, they tie: under uniform attention every sequence with an important token does. NaN if there is no
+    important token.
+
     Attributes:
-        important: tokens with |posterior difference| of at least this count as important.
+        important: tokens with |posterior difference| of at least this are important,
+        min_count: if they occur so often: the posterior difference of a rare token is noise.
     """
 
     rotation_invariant: ClassVar[bool] = True
+    wants: ClassVar[str] = "a model with attends_to_tokens = True"
     labels: ClassVar[dict[str, str]] = {
         "important_mass": "attention on important tokens",
         "important_selected": "sequences that select an important token",
-        "selected_tokens": "tokens selected in a sequence",
+        "important_tied": "sequences in which an important token ties on top",
+        "selected_tokens": "tokens on top of a sequence",
     }
 
     important: Share = 0.5
+    min_count: Count = 50
 
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed; nothing where attention is not softmax over the model's scores."""
         if not getattr(seen.model, "attends_to_tokens", False):
             return {}
         scores, train = seen.scores_and_values[0], seen.corpora.train
-        difference = seen.corpora.tokens.posterior_difference
-        important = (jnp.abs(difference) >= self.important).any(axis=1)
+        important = seen.corpora.tokens.important(self.important, self.min_count)
         chosen = selection_from_scores(scores, train)
-        return {
+        selects, tied = chosen.selects(train, important)
+        shares = {
             "important_mass": attend(train, scores, important.astype(scores.dtype)).mean(),
-            "important_selected": (chosen.important_counts(train, important) > 0).mean(),
-            "selected_tokens": chosen.counts(train).mean(),
+            "important_selected": selects.mean(),
+            "important_tied": tied.mean(),
         }
+        known = {name: jnp.where(important.any(), share, jnp.nan) for name, share in shares.items()}
+        return known | {"selected_tokens": chosen.counts(train).mean()}
 
 
 def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:

@@ -19,8 +19,8 @@ class Probes(Spec, frozen=True, kw_only=True):
         bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
         low: lower end of the first bin.
         high: upper end of the last bin.
-        min_count: correlations over tokens are over those with at least so many occurrences.
-        important: tokens with |posterior difference| of at least this count as important.
+        min_count: tokens that occur less often are in no correlation over tokens, and not important.
+        important: tokens with |posterior difference| of at least this are important.
         max_margin: whether every phase that moves p alone ends by finding the max-margin direction of its
             selection, against which every probe's p is held.
         tokens: whether attention on tokens, and what E·v and E·p know of their importance, is measured.
@@ -30,7 +30,7 @@ class Probes(Spec, frozen=True, kw_only=True):
     per_decade: Count = 8
     bins: Count = 20
     low: float = -1.0
-    high: float = 14 / 15
+    high: float = 1.0
     min_count: Count = 50
     important: Share = 0.5
     max_margin: bool = False
@@ -50,7 +50,8 @@ class Probes(Spec, frozen=True, kw_only=True):
     def at_steps(self) -> tuple[Any, ...]:
         """The probes of single steps: each has `measure(seen)`."""
         binned = Importance(bins=self.bins, low=self.low, high=self.high, min_count=self.min_count)
-        of_tokens = (Selected(important=self.important), binned) if self.tokens else ()
+        selected = Selected(important=self.important, min_count=self.min_count)
+        of_tokens = (selected, binned) if self.tokens else ()
         own = tuple(probe for probe in self.own if hasattr(probe, "measure"))
         return Fit(), *of_tokens, OneStepError(), *own
 

@@ -1,12 +1,30 @@
 """Points in bins: which bin each is in, and means over bins."""
 
+from contextlib import suppress
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-# Twenty bins over [-1, 14/15] give the bin centres published with arXiv 2505.17282.
+from jaxattn.errors import InputError
+from jaxattn.results.run import Run
+
 BINS = 20
-LOW, HIGH = -1.0, 14 / 15
+
+
+def axis(results: Run, cell: int) -> dict[str, Any]:
+    """Look up the bins of the posterior difference of a cell: those its probes have, or `BINS` over [-1, 1].
+
+    Returns:
+        bins, low and high, as `bin_means` takes them.
+    """
+    found: dict[str, Any] = {"bins": BINS, "low": -1.0, "high": 1.0}
+    with suppress(InputError):
+        if number := results.lookup(cell, "probes.bins"):
+            ends = {end: results.lookup(cell, f"probes.{end}") for end in ("low", "high")}
+            found = {"bins": number} | ends
+    return found
 
 
 def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
@@ -22,9 +40,11 @@ def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
         (N,) from -1 to m - 1.
     """
     x, edges = np.asarray(x, float), np.asarray(edges, float)
-    # A ratio of counts that was rounded to single precision still belongs to the last bin.
-    inside = (x >= edges[0]) & (x <= edges[-1] + 1e-6)
-    number = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, len(edges) - 2)
+    # Ratios of counts lie on edges, and were rounded to single precision.
+    gaps = np.diff(edges[np.isfinite(edges)])
+    slack = 1e-5 * gaps.min() if gaps.size else 0.0
+    inside = (x >= edges[0] - slack) & (x <= edges[-1] + slack)
+    number = np.clip(np.searchsorted(edges - slack, x, side="right") - 1, 0, len(edges) - 2)
     return np.where(inside, number, -1)
 
 
@@ -35,7 +55,7 @@ def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
 
 
 def bin_means(
-    x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = LOW, high: float = HIGH
+    x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = -1.0, high: float = 1.0
 ) -> pd.DataFrame:
     """Average y in equal bins of x.
 

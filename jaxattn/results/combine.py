@@ -184,7 +184,7 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     found = _regroup(results, rest, signed, f"differences ({key} = {high} minus {low})")
     if not found.records["value"].notna().any():
         raise InputError(f"{key}: {first!r} and {second!r} have no seed, phase, step and metric in common")
-    return found
+    return replace(found, manifest=dict(found.manifest) | {"differences": True})
 
 
 def _regroup(

@@ -1,6 +1,7 @@
 """Figure: metrics against step."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import matplotlib.axes
@@ -13,7 +14,7 @@ from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import file_name, seed_words, settings_label, unknown_metric
 from jaxattn.results.run import Run
-from jaxattn.results.statistics import aggregate
+from jaxattn.results.statistics import aggregate, geometric_words
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
 
 PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
@@ -27,7 +28,7 @@ def curves(
     metrics: tuple[str, ...] | None = None,
     cells: tuple[int, ...] | None = None,
 ) -> Drawn:
-    """Draw metrics against step: the interquartile mean over seeds in its 95 % bootstrap interval.
+    """Draw metrics against step: the mean over seeds in its 95 % interval, as `statistics.aggregate`.
 
     Args:
         results: a results folder.
@@ -54,7 +55,7 @@ def curves(
     labels = [settings_label(results.settings(cell)) or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
     wanted = records["phase"].isin(phases) & records["metric"].isin(drawn) & records["cell"].isin(chosen)
-    table = aggregate(records[wanted])
+    table = aggregate(replace(results, records=records[wanted]))
     if not (table["n"] > 0).any():
         raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
     palette = colours(len(chosen), ordered=_ordered(results))
@@ -84,7 +85,7 @@ def curves(
         "Training curves",
         f"{'Phase' if len(phases) == 1 else 'Phases'} {', '.join(phases)}{words}: "
         + (
-            "interquartile mean over seeds against step; the band is its 95 % bootstrap interval"
+            f"mean over seeds against step{geometric_words(table)}; the band is its 95 % interval"
             if counts.max() > 1
             else "values against step"
         )
@@ -163,8 +164,8 @@ def _columns(panels: int) -> int:
 
 def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool) -> None:
     look: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
-    ax.plot(rows["step"], rows["iqm"], color=colour, **look)
-    ax.fill_between(rows["step"], rows["iqm_low"], rows["iqm_high"], color=colour, alpha=0.18, linewidth=0)
+    ax.plot(rows["step"], rows["mean"], color=colour, **look)
+    ax.fill_between(rows["step"], rows["mean_low"], rows["mean_high"], color=colour, alpha=0.18, linewidth=0)
 
 
 def _scales(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
@@ -178,7 +179,7 @@ def _scales(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
         start = [0] if (rows["step"] == 0).any() else []
         ticks = [*start, *decades[:: -(-len(decades) // 4)]]
         ax.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks] if last < 1e5 else None)
-    value = rows["iqm"].dropna()
+    value = rows["mean"].dropna()
     if len(value) and value.min() > 0 and value.max() > 100 * value.min():
         ax.set_yscale("log")
 

@@ -1,7 +1,48 @@
 """Figures with their words: as drawn now, or as a file that was drawn before."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from jaxattn.spec import Count
+from jaxattn.storage import files
+from jaxattn.storage.files import Damaged
+
+# Checksums of all files of the report; and words of the figures that the user's own functions drew, for
+# whoever draws it without them.
+DRAWN = "figures/drawn.json"
+
+
+class OwnWords(msgspec.Struct, frozen=True):
+    """The words of a figure of the user's own, and its place among the figures of the sweep file."""
+
+    index: Count
+    name: str
+    title: str
+    caption: str
+
+
+class Words(msgspec.Struct, frozen=True):
+    """What `DRAWN` holds; the names of files start from the results folder."""
+
+    sha256: dict[str, str]
+    own: tuple[OwnWords, ...] = ()
+
+
+def read_words(directory: Path) -> Words:
+    """Read what a report left of itself.
+
+    Raises:
+        Damaged: it is missing, or not what was written.
+        InputError: it cannot be read.
+    """
+    path = directory / DRAWN
+    try:
+        return msgspec.convert(files.read_sealed(path, directory), Words)
+    except msgspec.ValidationError as error:
+        raise Damaged(f"{path}: damaged ({error})") from None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,17 @@
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from jaxattn.errors import InputError
-from jaxattn.results.drawn import Drawn, Picture
+from jaxattn.results.drawn import Drawn, OwnWords, Picture, read_words
 from jaxattn.results.labels import file_name
 from jaxattn.results.run import Run
 from jaxattn.storage import files
@@ -26,9 +30,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "top_tokens": "jaxattn.results.top_tokens:top_tokens",
     }
 )
-# Checksums of all files of the report; and words of the figures that the user's own functions drew, for
-# whoever draws it without them.
-DRAWN = "figures/drawn.json"
+OF_TOKENS = ("importance", "one_step_law", "top_tokens")
 AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
 
 
@@ -51,20 +53,33 @@ def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
     return getattr(importlib.import_module(module), name)
 
 
-def check(specs: Mapping[int, Mapping[str, Any]], *, phases: Sequence[str], axes: Sequence[str]) -> None:
+def check(
+    specs: Mapping[int, Mapping[str, Any]],
+    *,
+    phases: Sequence[str],
+    axes: Sequence[str],
+    without_tokens: Collection[int] = (),
+) -> None:
     """Check the figures that a sweep file asks for, before anything is computed.
 
     Args:
         specs: by number, one mapping per figure: its kind, and the options of that kind's function.
         phases: the names of the phases.
         axes: the swept keys.
+        without_tokens: cells whose model has no scores and values of tokens.
 
     Raises:
-        InputError: an unknown kind, option, phase or axis, or a missing option.
+        InputError: an unknown kind, option, phase or axis, a missing option, or a figure of tokens for a cell
+            that has none.
     """
     for index, spec in specs.items():
         place = f"figures[{index}]"
         _bind(spec, place)
+        if spec["kind"] in OF_TOKENS and spec.get("cell", 0) in without_tokens:
+            raise InputError(
+                f"{place}: {spec['kind']} shows scores and values of tokens, which the model does not tell; "
+                "leave the figure out, or write scores_and_values(params) in the model"
+            )
         for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
             if spec.get(option) is not None and spec[option] not in allowed:
                 raise InputError(
@@ -142,9 +157,10 @@ def draw_all(
         drawn: Drawn | Picture
         try:
             if ":" not in kind:
-                drawn = draw(results, spec)
+                drawn = _guarded(partial(draw, results, spec))
             elif kind in own:
-                drawn = _guarded(results, own[kind], spec)
+                options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
+                drawn = _guarded(partial(draw_own, results, own[kind], options))
             elif number in before:
                 drawn = _as_drawn(before[number])
             else:
@@ -163,21 +179,20 @@ def _as_drawn(picture: Picture) -> Picture:
     return replace(picture, caption=picture.caption.removesuffix(AS_DRAWN) + AS_DRAWN)
 
 
-def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> list[dict[str, Any]]:
-    """Collect what `DRAWN` holds: number, name, title and caption of every figure of the user's own kinds."""
+def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> tuple[OwnWords, ...]:
+    """Collect number, name, title and caption of every figure of the user's own kinds."""
     specs = results.manifest["config"].get("figures") or []
-    return [
-        {"index": each.number, "name": each.name, "title": each.title, "caption": each.caption}
+    return tuple(
+        OwnWords(each.number, each.name, each.title, each.caption)
         for each in figures
-        if each.number is not None and each.number < len(specs) and ":" in str(specs[each.number]["kind"])
-    ]
+        if each.number is not None and each.number < len(specs) and ":" in str(specs[each.number].get("kind"))
+    )
 
 
-def _guarded(results: Run, drawing: Callable[..., Any], spec: Mapping[str, Any]) -> Drawn:
-    """Draw with the user's function; whatever it raises costs its own figure alone."""
-    options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
+def _guarded(drawing: Callable[[], Drawn]) -> Drawn:
+    """Draw; whatever a user's function, or what a folder holds, raises costs its own figure alone."""
     try:
-        return draw_own(results, drawing, options)
+        return drawing()
     except InputError:
         raise
     except Exception as error:
@@ -187,36 +202,43 @@ def _guarded(results: Run, drawing: Callable[..., Any], spec: Mapping[str, Any])
 def _drawn_before(results: Run) -> dict[int, Picture]:
     """The user's own figures as the run drew them, by number; a folder may hold anything there."""
     found = {}
-    try:
-        drawn = files.read_sealed(results.directory / DRAWN)
-        for entry in drawn["own"]:
-            name, title, caption = (str(entry[key]) for key in ("name", "title", "caption"))
-            path, number = f"figures/{file_name(name)}.png", int(entry["index"])
-            content = files.read(results.directory / path, drawn["sha256"][path])
-            found[number] = Picture(file_name(name), title, caption, content, number)
-    except (ValueError, KeyError, TypeError):
-        return found
+    with suppress(InputError):
+        drawn = read_words(results.directory)
+        for each in drawn.own:
+            name = file_name(each.name)
+            path = f"figures/{name}.png"
+            content = files.read(
+                results.directory / path, results.directory, drawn.sha256.get(path, "none"), files.MOST_JSON
+            )
+            found[each.index] = Picture(name, each.title, each.caption, content, each.index)
     return found
 
 
 def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., Drawn], dict[str, Any]]:
     kind = spec.get("kind")
     drawing = function(kind, place)
-    # JSON and TOML have lists where functions take tuples.
-    options = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in spec.items()
-        if key != "kind" and value is not None
-    }
+    options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
     parameters = list(inspect.signature(drawing).parameters.values())[1:]
     names = [parameter.name for parameter in parameters]
     for key in options:
         if key not in names:
             raise InputError(f"{place}: {kind} has no option {key!r}; {_instead(key, names)}")
-    for parameter in parameters:
-        if parameter.default is parameter.empty and parameter.name not in options:
-            raise InputError(f"{place}: {kind} needs {parameter.name!r}")
-    return drawing, options
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
+    if missing:
+        raise InputError(f"{place}: {kind} needs {' and '.join(map(repr, missing))}")
+    types = get_type_hints(drawing, include_extras=True)
+    return drawing, {key: _typed(value, types[key], f"{place}.{key}") for key, value in options.items()}
+
+
+def _typed(value: Any, kind: Any, place: str) -> Any:
+    """Check an option against its annotation; JSON and TOML have lists where functions take tuples."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list | tuple):
+        value = [x.item() if hasattr(x, "item") else x for x in value]
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{place}: {error}; give one that fits") from None
 
 
 def _instead(given: Any, allowed: Sequence[str]) -> str:

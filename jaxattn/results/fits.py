@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from jaxattn.results.statistics import bootstrap_mean
+from jaxattn.results.intervals import LEVEL, student_t
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fit y ≈ exp(intercept) x^slope, with an interval of the slope over seeds (NaN for one seed)."""
+    """A fit y ≈ exp(intercept) x^slope, with an interval of the slope over seeds, NaN for none."""
 
     slope: float
     intercept: float
@@ -26,21 +26,17 @@ def power_law(
     x: ArrayLike,
     y_by_seed: ArrayLike,
     *,
-    seed: int = 0,
-    resamples: int = 2000,
-    confidence: float = 0.95,
+    confidence: float = LEVEL,
 ) -> PowerLaw:
     """Fit one power law to all seeds.
 
-    log y_{x,s} = intercept + slope · log x. The slope is the mean of the seeds' own slopes, so that
-    resampling seeds means resampling those.
+    log y_{x,s} = intercept + slope · log x. The slope is the mean of the seeds' own slopes, with Student's
+    interval of that mean.
 
     Args:
         x: (m,) > 0, or (m, seeds) if every seed has its own; NaN marks a point to leave out. At least two
             of them different.
         y_by_seed: (m, seeds); a seed without a positive finite value at every x is left out.
-        seed: seed of the resampling.
-        resamples: bootstrap resamples.
         confidence: coverage of the interval.
 
     Returns:
@@ -55,9 +51,9 @@ def power_law(
     seeds = int(np.isfinite(slopes).sum())
     if seeds < len(slopes) or not seeds:
         return PowerLaw(np.nan, np.nan, np.nan, np.nan, seeds)
-    low, high = bootstrap_mean(slopes, seed=seed, resamples=resamples, confidence=confidence)
+    low, high = student_t(slopes, confidence=confidence)
     slope = float(slopes.mean())
-    return PowerLaw(slope, float(mean_y.mean() - slope * mean_x.mean()), low, high, seeds)
+    return PowerLaw(slope, float(mean_y.mean() - slope * mean_x.mean()), float(low), float(high), seeds)
 
 
 def powers(x: Any, y: Any) -> Floats:

@@ -1,6 +1,5 @@
 """Figures of token importance: E·v and E·p against the posterior difference, and the one-step law."""
 
-from contextlib import suppress
 from typing import Any
 
 import matplotlib.axes
@@ -10,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from jaxattn.errors import InputError
-from jaxattn.results.binning import BINS, HIGH, LOW, bin_means
+from jaxattn.results.binning import axis, bin_means
 from jaxattn.results.correlations import spearman
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import VALUES, file_name, minus, shown
@@ -50,13 +49,11 @@ def importance(
     """
     tokens = at_end(results, phase=phase, cell=cell)
     of_seeds = at_end(results, phase=phase, cell=cell, average=False).table if tokens.seeds > 1 else None
-    bins: dict[str, Any] = {"bins": BINS, "low": LOW, "high": HIGH}
-    chosen = results.manifest["config"].get("probes", {})
-    bins |= {key: value for key, value in chosen.items() if key in bins and chosen.get("bins")}
+    bins = axis(results, cell)
     labels = _labels(tokens, label, MOST_CLASSES)
     several = len(tokens.classes) > 1
-    scores = "E·W2 p" if _kind(results, cell) == "two_layer_weights" else "E·p"
-    names = VALUES | ({"Ep": r"$E_s^\top W_2\, p$"} if scores != "E·p" else {})
+    scores, label_of_scores = results.score_names(cell)
+    names = VALUES | {"Ep": label_of_scores}
     outside, facts = 0, []
     with style():
         figure = Figure(figsize=(WIDTH, 2.65 * len(labels)), layout="constrained")
@@ -86,7 +83,7 @@ def importance(
         inside += f" {len(labels)} of {len(tokens.classes)} classes are shown; option label draws another."
     return Drawn(
         file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
-        "Token importance",
+        "Token importance" + (f", cell {cell} of {cells}" if (cells := len(results.cells)) > 1 else ""),
         f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs} after phase "
         f"{tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} "
         f"equal bins of [{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the "
@@ -235,12 +232,6 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
     )
     ax.axhline(0, color=GREY, linewidth=0.6, zorder=0.9)
     ax.axvline(0, color=GREY, linewidth=0.6, zorder=0.9)
-
-
-def _kind(results: Run, cell: int) -> str | None:
-    with suppress(InputError):
-        return results.lookup(cell, "model.kind")
-    return None
 
 
 def _fact(means: pd.DataFrame, quantity: str) -> str:

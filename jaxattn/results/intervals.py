@@ -1,6 +1,11 @@
-"""95 % intervals: of a mean, of a probability, and of whatever was computed from resamples."""
+"""All 95 % intervals: of means, geometric means, shares, and of what is resampled; see docs/intervals.md.
+
+Every function gives none, NaN, where data say nothing of how far a number is from the truth: for a single
+seed, and where all seeds give the same number, as at a boundary of what it can be.
+"""
 
 import math
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -9,33 +14,54 @@ Floats = NDArray[np.float64]
 
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-# Resamples of n seeds alone span their range at best, which covers the truth with probability 1 - 2^(1 - n).
+# A resampled interval of fewer seeds covers less than it says.
+BOOTSTRAP_SEEDS = 20
+# n seeds that all give the same number put the median of all seeds there with 1 - 2^(1 - n) ≥ 95 %.
 ENOUGH_SEEDS = 6
-TOO_FEW = "the interval says little of what other seeds would give"
 
 
-def student_t(samples: ArrayLike) -> tuple[float, float]:
-    """Bound a mean from independent samples: mean ± t √(variance / n).
+def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
+    """Bound means of independent samples: mean ± t √(variance / n).
 
     Args:
-        samples: (n,) float.
+        samples: (..., n) float.
+        confidence: coverage.
 
     Returns:
-        The bounds; NaN for fewer than two samples or one that is not finite.
+        The bounds, (...) each; NaN for fewer than two samples, one that is not finite, or equal ones.
     """
-    from scipy.special import stdtrit  # slow to import
-
     samples = np.asarray(samples, float)
-    n = len(samples)
-    if n < 2 or not np.isfinite(samples).all():
-        return math.nan, math.nan
-    half = float(stdtrit(n - 1, TAILS[1]) * samples.std(ddof=1) / math.sqrt(n))
-    centre = float(samples.mean())
-    return centre - half, centre + half
+    n = samples.shape[-1]
+    centre = samples.mean(axis=-1) if n else np.full(samples.shape[:-1], np.nan)
+    if n < 2:
+        return _around(centre, np.full_like(centre, np.nan))
+    varies = (samples != samples[..., :1]).any(axis=-1)
+    with np.errstate(invalid="ignore"):
+        error = samples.std(axis=-1, ddof=1) / math.sqrt(n)
+    return _around(centre, np.where(varies, _quantile_of_t(n - 1, confidence) * error, np.nan))
 
 
-def clopper_pearson(hits: int, trials: int) -> tuple[float, float]:
-    """Bound a probability from k hits in n trials, with coverage of at least 95 % whatever it is.
+def geometric(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
+    """Bound geometric means: `student_t` of the logarithms.
+
+    Args:
+        samples: (..., n) float > 0.
+        confidence: coverage.
+
+    Returns:
+        As `student_t`.
+    """
+    low, high = student_t(np.log(np.asarray(samples, float)), confidence=confidence)
+    return np.exp(low), np.exp(high)
+
+
+def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tuple[Any, Any]:
+    """Bound probabilities from k hits in n trials, with at least that coverage whatever they are.
+
+    Args:
+        hits: (...) int.
+        trials: n.
+        confidence: coverage 1 - α.
 
     Returns:
         The α/2 quantile of Beta(k, n - k + 1), 0 for no hit, and the 1 - α/2 quantile of Beta(k + 1, n - k),
@@ -46,28 +72,97 @@ def clopper_pearson(hits: int, trials: int) -> tuple[float, float]:
     """
     from scipy.special import betaincinv  # slow to import
 
-    misses = trials - hits
-    low = float(betaincinv(hits, misses + 1, TAILS[0])) if hits else 0.0
-    high = float(betaincinv(hits + 1, misses, TAILS[1])) if misses else 1.0
-    return low, high
+    hits = np.asarray(hits, float)
+    misses, tail = trials - hits, (1 - confidence) / 2
+    low = np.where(hits > 0, betaincinv(np.maximum(hits, 1), misses + 1, tail), 0.0)
+    high = np.where(misses > 0, betaincinv(hits + 1, np.maximum(misses, 1), 1 - tail), 1.0)
+    return low[()], high[()]
 
 
-def percentile(draws: ArrayLike) -> tuple[Floats, Floats]:
-    """Take the percentile interval of resampled numbers.
+def jackknife(value: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[Any, Any]:
+    """Bound a number that n seeds make together: value ± t σ, σ² = (n - 1)/n Σ_i (x_(i) - mean of them)².
+
+    Of a mean that is Student's interval; of any other symmetric function of the seeds σ² is too large on
+    average, never too small.
 
     Args:
-        draws: (B, ...) float; those that are not finite are left out.
+        value: (...) float, of all seeds.
+        left_out: (n, ...) float, x_(i) of all seeds but i.
+        confidence: coverage.
 
     Returns:
-        The bounds, (...) each; NaN where no draw is finite.
+        The bounds, (...) each; NaN for one seed, for what is not finite, and where no seed matters.
+
+    Source:
+        Efron and Stein, Annals of Statistics 9 (1981).
     """
-    draws = np.asarray(draws, float)
-    draws = np.where(np.isfinite(draws), draws, np.nan)
-    bounds = np.full((2, *draws.shape[1:]), np.nan)
-    known = np.isfinite(draws).any(axis=0)
-    if known.any():
-        bounds[:, known] = np.nanquantile(draws[:, known], TAILS, axis=0)
-    return np.asarray(bounds[0]), np.asarray(bounds[1])
+    value, left_out = np.asarray(value, float), np.asarray(left_out, float)
+    n = len(left_out)
+    if n < 2:
+        return _around(value, np.full_like(value, np.nan))
+    matters = (left_out != left_out[:1]).any(axis=0)
+    with np.errstate(invalid="ignore"):
+        error = math.sqrt(n - 1) * left_out.std(axis=0)
+    return _around(value, np.where(matters, _quantile_of_t(n - 1, confidence) * error, np.nan))
+
+
+def accelerated(value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[Floats, Floats]:
+    """Bound resampled numbers: the bootstrap that is corrected for bias and acceleration (BCa).
+
+    The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))) for z = ± the normal quantile, with z0 = Φ⁻¹(share
+    of draws below the value) and a = Σ d³ / (6 (Σ d²)^(3/2)) for d = mean of x_(i) - x_(i).
+
+    Args:
+        value: (...) float.
+        draws: (B, ...) float.
+        left_out: (n, ...) float, x_(i) of all points but i, or but the i-th group of points.
+        confidence: coverage.
+
+    Returns:
+        The bounds, (...) each, which hold the value; NaN where a number is not finite, or where the value is
+        not inside its draws.
+
+    Source:
+        Efron, Journal of the American Statistical Association 82 (1987).
+    """
+    from scipy.special import ndtr, ndtri  # slow to import
+
+    value, draws, left_out = (np.asarray(x, float) for x in (value, draws, left_out))
+    below = (draws < value).mean(axis=0) + (draws == value).mean(axis=0) / 2
+    apart = left_out.mean(axis=0) - left_out
+    with np.errstate(invalid="ignore", divide="ignore"):
+        bias, power = ndtri(below), (apart**3).sum(axis=0) / 6 / (apart**2).sum(axis=0) ** 1.5
+        bounds = []
+        for tail in ((1 - confidence) / 2, (1 + confidence) / 2):
+            z = bias + ndtri(tail)
+            bounds.append(_quantiles(draws, ndtr(bias + z / (1 - power * z))))
+    known = np.isfinite(draws).all(axis=0) & (below > 0) & (below < 1) & np.isfinite(power)
+    low, high = np.minimum(bounds[0], value), np.maximum(bounds[1], value)
+    return np.where(known, low, np.nan), np.where(known, high, np.nan)
+
+
+def held(
+    value: float, low: float, high: float, seeds: int, within: tuple[float, float]
+) -> Literal["inside", "outside", "astride", "unknown"]:
+    """Hold an interval against a range: does all of it, or nothing, or some lie inside?
+
+    Args:
+        value: the number.
+        low, high: its interval, NaN for none. Without one the number stands for it where it is the same for
+            `ENOUGH_SEEDS` or more; with fewer, nothing is known.
+        seeds: how many it comes from.
+        within: the range.
+
+    Returns:
+        Where the interval lies.
+    """
+    if math.isfinite(value) and math.isnan(low) and seeds >= ENOUGH_SEEDS:
+        low = high = value
+    if not np.isfinite([value, low, high]).all():
+        return "unknown"
+    if within[0] <= low and high <= within[1]:
+        return "inside"
+    return "astride" if low <= within[1] and within[0] <= high else "outside"
 
 
 def resamples(points: int, number: int, rng: np.random.Generator) -> Floats:
@@ -75,3 +170,23 @@ def resamples(points: int, number: int, rng: np.random.Generator) -> Floats:
     draws = rng.integers(0, points, (number, points))
     draws += points * np.arange(number)[:, None]
     return np.bincount(draws.ravel(), minlength=number * points).reshape(number, points).astype(float)
+
+
+def _around(centre: Any, half: Any) -> tuple[Any, Any]:
+    return centre - half, centre + half
+
+
+def _quantile_of_t(freedom: int, confidence: float) -> float:
+    from scipy.special import stdtrit  # slow to import
+
+    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
+def _quantiles(draws: Floats, share: Any) -> Any:
+    """Interpolate the quantile of every column that is asked of it."""
+    ordered = np.sort(draws, axis=0)
+    place = np.asarray(np.nan_to_num(share) * (len(draws) - 1))
+    first = place.astype(int)
+    last = np.minimum(first + 1, len(draws) - 1)
+    below, above = (np.take_along_axis(ordered, x[None], axis=0)[0] for x in (first, last))
+    return below + (place - first) * (above - below)

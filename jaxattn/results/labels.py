@@ -26,6 +26,7 @@ METRICS = MappingProxyType(
         "margin_ratio": "margin of $p$ / largest margin",
         "margin_shortfall": "1 - margin of $p$ / largest margin",
         "important_selected": "sequences that select an important token",
+        "important_tied": "sequences in which an important token ties on top",
         "evaluations": "gradient evaluations",
         "arc_length": "length of the path",
         "log_time": r"$\log\,t$",
@@ -33,7 +34,7 @@ METRICS = MappingProxyType(
         "came_to_end": "paths that come to the end asked for",
         "log_loss": r"$\log\,L$",
         "drift": r"drift of $E^\top E - pp^\top - vv^\top$",
-        "mismatch": "sine of the angle between two descriptions of $dp/dt$",
+        "mismatch": "error of $dp/dt$ with $v$ following from $p$",
         "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
         "spearman_Ep_signed_bins": r"Spearman of $E_s^\top p$ and posterior difference, bins",
         "spearman_Ep_signed_tokens": r"Spearman of $E_s^\top p$ and posterior difference, tokens",
@@ -47,6 +48,7 @@ RENAMED = MappingProxyType(
         "best_test_accuracy": "test_accuracy_best_on_test",
         "spearman_Ep_bins": "spearman_Ep_signed_bins",
         "spearman_Ep_tokens": "spearman_Ep_signed_tokens",
+        "all_relevant_selected": "only_relevant_selected",
     }
 )
 AXES = MappingProxyType(
@@ -57,6 +59,15 @@ AXES = MappingProxyType(
         "data.sequences": "$n$",
     }
 )
+# Scores of tokens by the kind of model, in captions and in figures, where they are not E·p.
+SCORES = MappingProxyType(
+    {
+        "key_query": ("E·W p", r"$E_s^\top W p$"),
+        "two_layer_weights": ("E·W2 p", r"$E_s^\top W_2\, p$"),
+        "multi_head": ("E·p, averaged over heads,", r"$E_s^\top \bar p$"),
+    }
+)
+OWN_SCORES = "the score", "score of token $s$"
 VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
 
 

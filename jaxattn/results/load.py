@@ -17,7 +17,7 @@ from jaxattn.results.run import Run
 SHOWN_ROWS = 24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results(Run):
     """One run, finished or not, with what can be asked of it; the tables are attributes of `run.Run`."""
 
@@ -42,7 +42,7 @@ class Results(Run):
         resamples: int = 2000,
         confidence: float = 0.95,
     ) -> pd.DataFrame:
-        """Summarise every (cell, phase, step, metric) over seeds, with bootstrap intervals.
+        """Summarise every (cell, phase, step, metric) over seeds, with 95 % intervals (docs/intervals.md).
 
         Args:
             metrics: names; all if empty.
@@ -50,7 +50,7 @@ class Results(Run):
             where: values that keys of a cell's config must have.
             by: average, seed by seed, over the cells that agree in these keys of the config; see
                 `combine.group`.
-            seed: seed of the bootstrap.
+            seed: seed of the bootstrap, which interquartile means have.
             resamples: number of resamples.
             confidence: coverage of the intervals.
 
@@ -64,7 +64,7 @@ class Results(Run):
         pooled = combine.group(chosen, by) if by else chosen
         return statistics.aggregate(pooled, seed=seed, resamples=resamples, confidence=confidence)
 
-    def summary(self, *, metrics: Sequence[str] = (), statistic: str = "iqm") -> pd.DataFrame:
+    def summary(self, *, metrics: Sequence[str] = (), statistic: str = "mean") -> pd.DataFrame:
         """Lay out the last step of each phase for reading; see `statistics.summary_table`."""
         return statistics.summary_table(self, metrics=metrics or None, statistic=statistic)
 

@@ -1,28 +1,142 @@
-"""Pages of HTML that hold everything they show, in one style."""
+"""Pages of HTML that hold everything they show, in one style; their tables fit every screen and paper."""
 
 import base64
+import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-STYLE = Path(__file__).with_name("page.css")
+import pandas as pd
+from markupsafe import Markup, escape
+
+HERE = Path(__file__).parent
+STYLE = HERE / "page.css"
+# Widths in em. Of a page of A4 in the smallest letters of page.css, and of a telephone in those of the text.
+MOST, PHONE = 77.0, 27.0
+COLUMNS = 16
+LETTER, BOLD_LETTER, PADDING = 0.63, 0.7, 0.8
+# A page says of each of its tables once what else every cell of a column would have to say.
+COLUMN_RULES = "".join(
+    f"tr > :nth-child({k}) {{ text-align: var(--a{k}, right); }}\n"
+    f".many td:nth-child({k})::before {{ content: var(--h{k}); }}\n"
+    for k in range(1, COLUMNS + 1)
+)
+# Longer words are broken anywhere.
+LONG = 30
+NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e-?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
+# Names break behind underscores and dots, but numbers do not.
+BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
+
+# Numbers stay with their units, and bounds with each other.
+BOUND = re.compile(r"(?<=\d) (?=(?:s|GiB|%)$)|(?<=,) (?=[-–\d.e]+\])")
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        head: its name.
+        cells: its texts.
+        number: whether all are numbers, which stand at the right.
+        long: whether a word is so long that it may be broken.
+        least: the least width in em in which no other word is.
+    """
+
+    head: str
+    cells: list[str]
+    number: bool
+    long: bool
+    least: float
+
+
+class Piece(NamedTuple):
+    """Columns of a table that fit side by side.
+
+    Attributes:
+        columns: the columns.
+        least: their least width in em.
+    """
+
+    columns: list[Column]
+    least: float
+
+    @property
+    def many(self) -> bool:
+        """Whether a telephone has no room for them."""
+        return self.least > PHONE
+
+    @property
+    def style(self) -> str:
+        """What `COLUMN_RULES` and page.css ask for: the width, where columns stand, and heads for cards."""
+        said = [f"--least:{self.least}"]
+        for k, column in enumerate(self.columns, 1):
+            said += [f"--a{k}:left"] * (not column.number and k > 1)
+            said += [f"--h{k}:{json.dumps(column.head, ensure_ascii=False)}"] * self.many
+        return ";".join(said)
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The texts, row by row."""
+        return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
 def fill(template: Path, **content: Any) -> str:
     """Fill a template.
 
     Args:
-        template: a file in Jinja's language; {{ style }} stands for the style that all pages share, and
-            | embedded turns bytes into base64.
+        template: a file in Jinja's language; {{ style }} stands for the style that all pages share,
+            | embedded turns bytes into base64, and `shown` of table.html lays out a table of texts.
         content: what it names.
 
     Returns:
         HTML; every text of the content is escaped.
     """
     import jinja2
-    from markupsafe import Markup
 
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=jinja2.FileSystemLoader(HERE)
+    )
     environment.undefined = jinja2.StrictUndefined
     environment.filters["embedded"] = lambda data: base64.b64encode(data).decode()
-    style = Markup(STYLE.read_text(encoding="utf-8"))
+    environment.filters["breakable"] = lambda text: Markup("<wbr>").join(map(escape, BREAK.split(text)))
+    environment.globals["pieces"] = pieces
+    style = Markup(COLUMN_RULES + STYLE.read_text(encoding="utf-8"))
     return environment.from_string(template.read_text(encoding="utf-8")).render(style=style, **content)
+
+
+def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
+    """Divide the columns of a table, so that on paper none is cut off, however many there are.
+
+    Args:
+        table: texts.
+        keys: how many columns at the left every piece begins with.
+    """
+    columns = [
+        _column(str(name), [BOUND.sub("\N{NO-BREAK SPACE}", str(x)) for x in cells])
+        for name, cells in zip(table, table.T.to_numpy(), strict=True)
+    ]
+    piece = columns[:keys]
+    for column in columns[keys:]:
+        if len(piece) > keys and (_together([*piece, column]) > MOST or len(piece) == COLUMNS):
+            yield Piece(piece, _together(piece))
+            piece = columns[:keys]
+        piece = [*piece, column]
+    yield Piece(piece, _together(piece))
+
+
+def _together(columns: list[Column]) -> float:
+    return round(sum(column.least for column in columns), 1)
+
+
+def _column(head: str, cells: list[str]) -> Column:
+    in_head, in_cells = (
+        max((len(word) for x in texts for word in _words(x)), default=0) for texts in ([head], cells)
+    )
+    least = PADDING + max(BOLD_LETTER * min(in_head, LONG), LETTER * min(in_cells, LONG))
+    return Column(head, cells, all(map(NUMBER.fullmatch, cells)), max(in_head, in_cells) > LONG, least)
+
+
+def _words(text: str) -> list[str]:
+    """Split where a line may end."""
+    return re.split(rf"[ \n]+|(?<=\w-)(?=[A-Za-z])|{BREAK.pattern}", text)

@@ -5,17 +5,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from jaxattn.errors import InputError
 from jaxattn.models import MODELS, span
 from jaxattn.results.run import Run
+from jaxattn.spec import PositiveInt
 from jaxattn.storage import checkpoints, marks
-from jaxattn.storage.files import Damaged
+from jaxattn.storage.files import Damaged, memory
 from jaxattn.storage.manifest import FORMAT, mending
 from jaxattn.study.seed import keys
 
 Arrays = dict[str, np.ndarray]
+_AGAIN = "load another folder, or run the sweep again"
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -88,8 +91,8 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
     batch, lane, seed = _lane(results, cell, seed)
     arrays = {name: x[lane] for name, x in _after(_restore(results, cell, batch), phase).items()}
     try:
-        vocab_size = int(results.lookup(cell, "data.vocab_size"))
-    except InputError:
+        vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
+    except (InputError, msgspec.ValidationError):
         vocab_size = None  # a text tells its own, and no other cell pads it
     with jax.enable_x64(True):
         arrays = _without_padding(_in_full(results, cell, seed, arrays), vocab_size)
@@ -102,10 +105,14 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
 
 def _built_in(results: Run, cell: int) -> Any:
     """Make the model that a cell names, None if it is none of this library's."""
-    target = MODELS.get(results.lookup(cell, "model.kind"))
+    target = MODELS.get(str(results.lookup(cell, "model.kind")))
     if target is None:
         return None
-    return target(**{name: results.lookup(cell, f"model.{name}") for name in target.__struct_fields__})
+    settings = {name: results.lookup(cell, f"model.{name}") for name in target.__struct_fields__}
+    try:
+        return msgspec.convert(settings, target)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{results.directory}: no model of this library: {error}; {_AGAIN}") from None
 
 
 def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
@@ -137,11 +144,20 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
         raise InputError(f"{directory}: {batch} is not finished; continue it with: {results.command}")
     folder = marks.checkpoint_path(directory, batch, mark.checkpoint.number)
     try:
-        state = checkpoints.restore(folder, mark.checkpoint)
+        state = checkpoints.restore(folder, mark.checkpoint, directory)
     except Damaged as error:
         mark_path = marks.path(directory, batch)
         raise InputError(f"{error}; delete {mark_path} and run again: {results.command}") from None
+    of_batch = (each for each in results.manifest["batches"] if each["name"] == batch)
+    lanes = max(len(each["cells"]) * len(each["seeds"]) for each in of_batch)
+    phases = list(state.values()) if isinstance(state, dict) else [None]
+    if not all(isinstance(of, dict) and _has_lanes(of, lanes) for of in phases):
+        raise InputError(f"{folder}: not the parameters of the {lanes} lanes of {batch}; {_AGAIN}")
     return {name: state[name] for name in _in_order(results, cell, list(state))}
+
+
+def _has_lanes(arrays: Arrays, lanes: int) -> bool:
+    return all(np.shape(x)[:1] >= (lanes,) for x in arrays.values())
 
 
 def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
@@ -170,6 +186,8 @@ def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
     if not hasattr(model, "in_span") or model.dim in ("inf", arrays["E"].shape[1]):
         return arrays
     E, v = arrays["E"], arrays["v"]
+    if model.dim * E.shape[1] * E.itemsize > memory() // 4:
+        raise InputError(f"{results.directory}: vectors of d = {model.dim:,} do not fit in memory; {_AGAIN}")
     classes = 2 if v.ndim == 1 else v.shape[1]
     sizes: dict[str, Any] = {"vocab_size": len(E), "num_classes": classes, "dtype": E.dtype}
     basis = np.asarray(span.basis(keys(seed)[1], dim=model.dim, **sizes))

@@ -81,7 +81,10 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     paths = {name: directory / f"{name}.parquet" for name in wanted}
     if not paths or not all(path.exists() for path in paths.values()):
         return None
-    return {name: [marks.read_table(paths[name], wanted[name])] if name in paths else [] for name in COLUMNS}
+    return {
+        name: [marks.read_table(paths[name], directory, wanted[name])] if name in paths else []
+        for name in COLUMNS
+    }
 
 
 def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[Mark, dict[str, pd.DataFrame]]]:
@@ -102,12 +105,35 @@ def _joined(tables: list[pd.DataFrame], name: str, known: Mapping[str, Any]) -> 
     columns = COLUMNS[name]
     # A batch that was saved before its first measurement has tables without columns.
     tables = [table for table in tables if len(table)]
+    cells = {entry["cell"] for entry in known["cells"]}
     for table in tables:
         if missing := [column for column in columns if column not in table]:
             raise InputError(f"{name}.parquet: no column {missing[0]!r}; repeat: {command(known)}")
+        if strange := [column for column in columns if not _holds(table[column], column)]:
+            what = f"column {strange[0]!r} holds something else than {_kind(strange[0])}"
+            raise InputError(f"{name}.parquet: {what}; repeat: {command(known)}")
+        if not cells.issuperset(table["cell"].unique()):
+            raise InputError(f"{name}.parquet: cells that the manifest lacks; repeat: {command(known)}")
     if not tables:
         return pd.DataFrame(columns=list(columns))
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
+
+
+def _kind(column: str) -> str:
+    if column in ("phase", "metric", "token"):
+        return "texts"
+    return "integers" if column in ("cell", "seed", "step", "id", "count", "class") else "numbers"
+
+
+def _holds(values: pd.Series, column: str) -> bool:
+    """Tell whether a column holds what its name says; what is computed from it counts on that."""
+    kind, of = _kind(column), values.dtype
+    if kind == "integers":
+        return bool(pd.api.types.is_integer_dtype(of))
+    if kind == "numbers":
+        return bool(pd.api.types.is_numeric_dtype(of) and not pd.api.types.is_complex_dtype(of))
+    found = values.cat.categories if isinstance(of, pd.CategoricalDtype) else values
+    return pd.api.types.infer_dtype(found, skipna=False) in ("string", "empty") and bool(values.notna().all())
 
 
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:

@@ -3,17 +3,18 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from jaxattn.errors import InputError, RunError
-from jaxattn.results import page, style
-from jaxattn.results.drawn import Drawn, Picture
-from jaxattn.results.figures import DRAWN, draw_all, words_of_own
+from jaxattn.results import headline, page, style
+from jaxattn.results.drawn import DRAWN, Drawn, Picture, Words
+from jaxattn.results.figures import draw_all, words_of_own
 from jaxattn.results.load import load
 from jaxattn.results.numbers import format_number, setting
 from jaxattn.results.remarks import remarks
@@ -68,7 +69,7 @@ def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = Mapping
     """
     results = load(directory)
     drawn, problems = draw_all(results, own)
-    summary = results.with_axes(aggregate(last_steps(results.records)))
+    summary = aggregate(replace(results, records=last_steps(results.records)))
     table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
     images = [each.png() for each in drawn]
     html = render(results, drawn, images, problems)
@@ -78,10 +79,13 @@ def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = Mapping
         if isinstance(each, Drawn):
             content[f"figures/{each.name}.pdf"] = style.pdf(each.figure)
     sums = {name: files.digest(written) for name, written in content.items()}
-    page, summary, *figures = (_write(results.directory / name, x) for name, x in content.items())
+    page, summary, *figures = (
+        _write(results.directory / name, x, results.directory) for name, x in content.items()
+    )
     _write(
         results.directory / DRAWN,
-        files.sealed({"sha256": sums, "own": words_of_own(results, drawn)}, indent=2),
+        files.sealed(msgspec.to_builtins(Words(sums, words_of_own(results, drawn))), indent=2),
+        results.directory,
     )
     return Report(page, summary, tuple(figures), tuple(problems), results.made_by)
 
@@ -110,8 +114,9 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         failures=results.manifest.get("failures", []),
         problems=problems,
         facts=_facts(results.manifest) | ({"source": results.made_by} if results.made_by else {}),
-        cells=_table(results.cells.map(setting)) if results.axes else None,
-        summary=_table(summary_table(results)),
+        cells=results.cells.map(setting) if results.axes else None,
+        sentences=headline.sentences(results),
+        summaries=_summaries(results),
         summary_words=summary_words(results),
         remarks=remarks(results),
         figures=shown,
@@ -127,16 +132,14 @@ def _width(image: bytes) -> int:
 
 def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
     """What was run where, as far as the manifest says so."""
-    device = manifest.get("device")
-    if isinstance(device, dict):
-        device = f"{device.get('count', 1)} × {device.get('kind') or device.get('platform')}"
-    seconds, memory = manifest.get("wall_time_s"), manifest.get("peak_memory_mib")
+    device, kind = manifest["device"], manifest["device"].get("kind") or manifest["device"].get("platform")
+    seconds, memory = manifest["wall_time_s"], manifest["peak_memory_mib"]
     facts = {
         "cells × seeds": f"{len(manifest['cells'])} × {len(manifest['seeds'])}",
         "status": None if manifest.get("status") == "finished" else manifest.get("status"),
-        "device": device,
+        "device": f"{device.get('count', 1)} × {kind}" if kind else None,
         "number type": manifest.get("dtype"),
-        "wall time": None if seconds is None else _duration(float(seconds)),
+        "wall time": _duration(seconds),
         "most memory": None if memory is None else f"{memory / 1024:.1f} GiB",
         "started": manifest.get("started"),
         "config hash": manifest.get("config_hash"),
@@ -159,12 +162,18 @@ def _tops(results: Run) -> list[dict[str, Any]]:
             for name, column in (("E·p", "Ep"), ("E·v", "Ev"), ("α", "alpha")):
                 shown[name] = best[column].map(format_number)
             shown["count"] = best["count"].map("{:,}".format)
-            tops.append({"phase": phase, "how": tokens.over_seeds, "table": _table(shown)})
+            tops.append({"phase": phase, "how": tokens.over_seeds, "table": shown})
     return tops
 
 
-def _table(frame: pd.DataFrame) -> dict[str, Any]:
-    return {"head": [str(name) for name in frame.columns], "rows": frame.astype(str).to_numpy().tolist()}
+def _summaries(results: Run) -> list[tuple[pd.DataFrame, int]]:
+    """Lay out the metrics that say most, then all if there are more; and count the columns that are keys."""
+    chosen, every = headline.metrics(results), headline.recorded(results)
+    tables = [
+        summary_table(results, metrics=names)
+        for names in ([chosen, every] if len(every) > len(chosen) else [chosen])
+    ]
+    return [(table, 1 if table.columns[0] == "metric" else len(results.axes) + 1) for table in tables]
 
 
 def _duration(seconds: float) -> str:
@@ -174,12 +183,12 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _write(path: Path, content: bytes) -> Path:
+def _write(path: Path, content: bytes, folder: Path) -> Path:
     """Write a file as a whole or not at all."""
     try:
         if path.parent.name == "figures":
             path.parent.mkdir(exist_ok=True)
-        files.write(path, content)
+        files.write(path, content, folder)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RunError(

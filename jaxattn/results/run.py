@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.errors import InputError
-from jaxattn.results.labels import METRICS, metric_label
+from jaxattn.results.labels import METRICS, OWN_SCORES, SCORES, VALUES, metric_label
 from jaxattn.results.numbers import setting
 from jaxattn.storage import origin
 from jaxattn.storage.manifest import command
@@ -16,7 +16,7 @@ from jaxattn.storage.manifest import command
 FAILURES = ("cell", "seed", "phase", "step", "reason")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """One run, finished or not.
 
@@ -94,14 +94,29 @@ class Run:
 
     def label(self, metric: str) -> str:
         """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
-        return metric_label(metric, self.manifest.get("labels", METRICS))
+        text = metric_label(metric, self.manifest.get("labels", METRICS))
+        scores = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
+        return text.replace(VALUES["Ep"], scores.pop() if len(scores) == 1 else OWN_SCORES[1])
 
     def cell_words(self, cell: int) -> str:
         """Name a cell in a caption; nothing if there is only one."""
         if len(self.manifest["cells"]) == 1:
             return ""
         settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
-        return f", cell {cell} ({settings})"
+        return f", cell {cell} of {len(self.manifest['cells'])} ({settings})"
+
+    def score_names(self, cell: int) -> tuple[str, str]:
+        """Name what scores of tokens are in the model of a cell, in a caption and in a figure."""
+        try:
+            kind = str(self.lookup(cell, "model.kind"))
+        except InputError:
+            kind = ""
+        return OWN_SCORES if ":" in kind else SCORES.get(kind, ("E·p", VALUES["Ep"]))
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.manifest['cells'])} × {len(self.manifest['seeds'])} cells × seeds"
+        words = sizes, f"{len(self.records):,} records", self.manifest.get("status", "unknown")
+        return f"{type(self).__name__}({str(self.directory)!r}, {', '.join(words)})"
 
     def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Put the axis values of every row right after its cell number."""
@@ -139,7 +154,8 @@ def find(tree: Any, key: str) -> Any:
     for part in key.split("."):
         if isinstance(tree, list | tuple):
             named = {str(number): entry for number, entry in enumerate(tree)}
-            tree = (named | {entry.get("name", ""): entry for entry in tree}).get(part)
+            tables = [entry for entry in tree if isinstance(entry, Mapping)]
+            tree = (named | {str(entry.get("name", "")): entry for entry in tables}).get(part)
         else:
             tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree

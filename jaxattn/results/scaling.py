@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.fits import PowerLaw, power_law
+from jaxattn.results.intervals import held
 from jaxattn.results.labels import (
     axis_label,
     file_name,
@@ -24,7 +25,7 @@ from jaxattn.results.labels import (
 )
 from jaxattn.results.numbers import setting
 from jaxattn.results.run import Run
-from jaxattn.results.statistics import aggregate, last_steps
+from jaxattn.results.statistics import aggregate, geometric_words, last_steps
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
 
 GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}
@@ -67,7 +68,7 @@ def scaling(
         phase: which phase; by default the last one that recorded the metric.
         expected: a slope to compare with, drawn as a dashed guide.
         tolerance: how far from it the slope may be: it holds if its whole 95 % interval is that near, does
-            not if none of it is, and is undecided else.
+            not if none of it is, and is undecided else, or with one seed, which has no interval.
 
     Returns:
         The figure.
@@ -109,8 +110,8 @@ def scaling(
         file_name("scaling", metric, axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} against {axis}",
         f"{metric} at the end of phase {phase} against {axis}, logarithmic axes ({seed_words(counts)}). Dark "
-        f"dots: interquartile mean with its 95 % bootstrap interval; light dots: single seeds; line: power "
-        f"law fitted to all seeds. {' '.join(verdicts)}",
+        f"dots: mean{geometric_words(series[0].table)} with its 95 % interval; light dots: single seeds; "
+        f"line: power law fitted to all seeds. {' '.join(verdicts)}",
         figure,
     )
 
@@ -118,7 +119,7 @@ def scaling(
 def _draw(ax: matplotlib.axes.Axes, line: Series, colour: Any, expected: float | None) -> Line2D:
     seeds: Any = {"s": 9, "color": colour, "alpha": 0.25, "linewidths": 0, "zorder": 2}
     ax.scatter(np.repeat(line.x, line.y.shape[1]), line.y.ravel(), **seeds)
-    value, low, high = (line.table[name].to_numpy(float) for name in ("iqm", "iqm_low", "iqm_high"))
+    value, low, high = (line.table[name].to_numpy(float) for name in ("mean", "mean_low", "mean_high"))
     bars = np.nan_to_num([value - low, high - value]).clip(min=0)
     rim: Any = {"markeredgecolor": "white", "markeredgewidth": 0.6}
     ax.errorbar(line.x, value, bars, fmt="o", color=colour, markersize=5, elinewidth=1, zorder=5, **rim)
@@ -198,11 +199,10 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
 
 
 def verdict(law: PowerLaw, expected: float, tolerance: float) -> str:
-    """Judge a slope by its interval (by itself if it has none): "holds", "does not hold" or "undecided"."""
-    low, high = (law.low, law.high) if np.isfinite(law.low) else (law.slope, law.slope)
-    if low >= expected - tolerance and high <= expected + tolerance:
-        return "holds"
-    return "undecided" if low <= expected + tolerance and high >= expected - tolerance else "does not hold"
+    """Judge a slope by its interval: "holds", "does not hold" or "undecided"."""
+    words = {"inside": "holds", "outside": "does not hold"}
+    within = (expected - tolerance, expected + tolerance)
+    return words.get(held(law.slope, law.low, law.high, law.seeds, within), "undecided")
 
 
 def _series(

@@ -1,17 +1,27 @@
-"""Seeds to numbers: means, medians, interquartile means and their bootstrap intervals."""
+"""Seeds to numbers: means, medians, interquartile means and their intervals."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from jaxattn.results.intervals import ENOUGH_SEEDS, TOO_FEW
+from jaxattn.results.intervals import (
+    BOOTSTRAP_SEEDS,
+    accelerated,
+    clopper_pearson,
+    geometric,
+    student_t,
+)
 from jaxattn.results.labels import seed_words
 from jaxattn.results.numbers import interval, setting
 from jaxattn.results.run import Run
+from jaxattn.results.scales import LINEAR, LOG, YES_NO, Scale, scale
+
+Floats = NDArray[np.float64]
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
 # One block of series times resamples stays below 16 MB.
@@ -27,9 +37,17 @@ def aggregate(
 ) -> pd.DataFrame:
     """Summarise every series over its seeds.
 
-    A series is one (cell, phase, step, metric). The interquartile mean is the mean of the middle half,
-    iqm = 2 ∫_{1/4}^{3/4} x(u) du over the empirical quantile function x(u): seeds at a quartile count by
-    the fraction that lies inside. Intervals are percentile bootstrap intervals over seeds.
+    A series is one (cell, phase, step, metric). Its scale is the one that `scales` declares for the metric,
+    and decides what the mean is:
+
+        linear    the mean, with Student's interval
+        log       the geometric mean exp(mean of log x), with exp of Student's interval of log x
+        yes/no    the share of seeds, with the interval of Clopper and Pearson
+
+    A series with a number that has no logarithm, or is no yes/no, is linear, and so are differences. The
+    interquartile mean is the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du over the empirical
+    quantile function x(u): seeds at a quartile count by the fraction that lies inside. It has a bootstrap
+    interval (BCa) from `intervals.BOOTSTRAP_SEEDS` seeds on, and none before.
 
     Args:
         results: a results folder, or its records or some rows of them.
@@ -39,13 +57,13 @@ def aggregate(
         confidence: coverage of the intervals.
 
     Returns:
-        One row per series: cell, axis values (if a folder was given), phase, step, metric, n, mean, median,
-        iqm, mean_low, mean_high, iqm_low, iqm_high. Seeds that are not finite are left out, and n counts the
-        others. One seed has no interval (NaN).
+        One row per series: cell, axis values (if a folder was given), phase, step, metric, scale, n, missing,
+        mean, median, iqm, mean_low, mean_high, iqm_low, iqm_high. Seeds that are not finite are left out: n
+        counts the others, missing counts them. One seed, and seeds that are all equal, have no interval.
 
     Source:
-        Interquartile means with bootstrap intervals: Agarwal et al., arXiv 2108.13264; `rliable` drops whole
-        seeds instead (the same if 4 divides n).
+        Interquartile means over seeds: Agarwal et al., arXiv 2108.13264; `rliable` drops whole seeds instead
+        (the same if 4 divides n).
     """
     records = results.records if isinstance(results, Run) else results
     phase, phases = pd.factorize(records["phase"])
@@ -58,18 +76,28 @@ def aggregate(
     keys, value = keys[:, order], value[order]
     start = np.flatnonzero(np.r_[True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)][: len(value)])
     n = np.add.reduceat(np.isfinite(value), start, dtype=np.int64) if len(start) else start
+    plain = isinstance(results, Run) and bool(results.manifest.get("differences"))
+    declared = [Scale() if plain else scale(str(name)) for name in metrics]
+    columns = zip(*declared, strict=True) if declared else ((), (), ())
+    kind, low, high = (np.array(x, object)[keys[3, start]] for x in columns)
+    low, high = (x.astype(float)[:, None] for x in (low, high))
     summary = np.full((len(start), len(STATISTICS)), np.nan)
     for seeds in np.unique(n[n > 0]):
         rows = np.flatnonzero(n == seeds)
         series = value[start[rows, None] + np.arange(seeds)]
-        summary[rows] = _summarise(series, seed=seed, resamples=resamples, confidence=confidence)
+        kind[rows] = _possible(series, kind[rows])
+        means = _means(series, kind[rows], low[rows], high[rows], confidence)
+        middles = _middles(series, seed=seed, resamples=resamples, confidence=confidence)
+        summary[rows] = np.stack([means[0], *middles[:2], *means[1:], *middles[2:]], axis=1)
     table = pd.DataFrame(
         {
             "cell": keys[0, start],
             "phase": np.asarray(phases, object)[keys[1, start]],
             "step": keys[2, start],
             "metric": np.asarray(metrics, object)[keys[3, start]],
+            "scale": kind,
             "n": n,
+            "missing": np.diff(np.r_[start, len(value)]) - n,
         }
     )
     table = pd.concat([table, pd.DataFrame(summary, columns=list(STATISTICS))], axis=1)
@@ -93,7 +121,7 @@ def summary_rows(
     results: Run,
     *,
     metrics: Sequence[str] | None = None,
-    statistic: str = "iqm",
+    statistic: str = "mean",
     seed: int = 0,
     resamples: int = 2000,
     confidence: float = 0.95,
@@ -103,22 +131,31 @@ def summary_rows(
     Args:
         results: a results folder.
         metrics: which metrics; by default all but the single bins.
-        statistic: "iqm" or "mean".
+        statistic: "mean", on the scale of the metric, or "iqm".
         seed: as `aggregate`.
         resamples: as `aggregate`.
         confidence: as `aggregate`.
 
     Returns:
-        Text such as "0.873 [0.871, 0.875]", with "(n=3)" where fewer seeds than planned are finite. One row
-        per cell and phase: the values of the axes, the phase, and a column per metric.
+        Text such as "0.873 [0.871, 0.875]", "1.00 (all equal)" where seeds do not differ, and "(n=3)"
+        added where fewer seeds than planned have a value. One row per cell and phase: the values of the
+        axes, the phase, and a column per metric.
     """
     records, chosen = _shown(results, metrics)
-    table = results.with_axes(aggregate(records, seed=seed, resamples=resamples, confidence=confidence))
+    shown = replace(results, records=records)
+    table = aggregate(shown, seed=seed, resamples=resamples, confidence=confidence)
     planned = len(results.manifest["seeds"])
     text = [
-        interval(value, low, high) + ("" if n == planned else f" (n={n})")
-        for value, low, high, n in zip(
-            table[statistic], table[f"{statistic}_low"], table[f"{statistic}_high"], table["n"], strict=True
+        interval(*row[:3])
+        + (" (all equal)" if n > 1 and np.isnan(row[3]) else "")
+        + (f" (n={n})" if n < planned else "")
+        for *row, n in zip(
+            table[statistic],
+            table[f"{statistic}_low"],
+            table[f"{statistic}_high"],
+            table["mean_low"],
+            table["n"],
+            strict=True,
         )
     ]
     keys = [*(results.axes or []), "phase"]
@@ -138,13 +175,24 @@ def summary_title(results: Run) -> str:
 def summary_words(results: Run) -> str:
     """Say what the entries of a summary are: the estimator, its interval, and over how many seeds."""
     records, _ = _shown(results, None)
-    finite = records[np.isfinite(records["value"])]
-    counts = finite.groupby(["cell", "phase", "metric"], observed=True).size()
+    table = aggregate(replace(results, records=records), resamples=1)
+    counts = table.loc[table["n"] > 0, "n"]
     if counts.empty or counts.max() == 1:
-        return "1 seed, without an interval" if len(counts) else "no seed has a finite value"
-    words = f"interquartile mean [95 % bootstrap interval] over {seed_words(counts)}"
-    few = ((counts > 1) & (counts < ENOUGH_SEEDS)).any()
-    return words + f"; with fewer than {ENOUGH_SEEDS}, {TOO_FEW}" * bool(few)
+        return "1 seed, without an interval" if len(counts) else "no seed has a value"
+    words = [f"mean over {seed_words(counts)} [95 % interval, Student's t]"]
+    for kind, what in (
+        (LOG, "geometric mean [t interval of the logarithm]"),
+        (YES_NO, "share of seeds [Clopper-Pearson]"),
+    ):
+        if names := list(dict.fromkeys(table.loc[(table["scale"] == kind) & (table["n"] > 0), "metric"])):
+            words.append(f"of {', '.join(names)}: {what}")
+    return "; ".join(words)
+
+
+def geometric_words(table: pd.DataFrame) -> str:
+    """Say of an aggregate that is drawn which of its means are geometric, or nothing."""
+    names = list(dict.fromkeys(table.loc[table["scale"] == LOG, "metric"]))
+    return f" (geometric for {', '.join(names)})" * bool(names)
 
 
 def _shown(results: Run, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:
@@ -166,40 +214,51 @@ def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
 
 
-def bootstrap_mean(
-    samples: ArrayLike, *, seed: int = 0, resamples: int = 2000, confidence: float = 0.95
-) -> tuple[float, float]:
-    """Bound the mean of samples, (n,), by the bootstrap of `aggregate`; NaN for one sample."""
-    series = np.sort(np.asarray(samples, float))[None]
-    summary = _summarise(series, seed=seed, resamples=resamples, confidence=confidence)[0]
-    return float(summary[STATISTICS.index("mean_low")]), float(summary[STATISTICS.index("mean_high")])
+def _possible(series: Floats, kind: NDArray[Any]) -> NDArray[Any]:
+    """Take the scale of (m, n) values to be linear where they have no logarithm, or are no yes/no."""
+    fits = (kind == LINEAR) | ((kind == LOG) & (series > 0).all(axis=1))
+    return np.where(fits | ((kind == YES_NO) & np.isin(series, (0, 1)).all(axis=1)), kind, LINEAR)
 
 
-def _summarise(
-    series: NDArray[np.float64], *, seed: int, resamples: int, confidence: float
-) -> NDArray[np.float64]:
-    """Compute `STATISTICS` of (m, n) values, ascending along n."""
+def _means(series: Floats, kind: NDArray[Any], low: Floats, high: Floats, confidence: float) -> list[Floats]:
+    """Compute mean and bounds of (m, n) values, each on its scale; bounds are cut at low and high, (m, 1)."""
+    bounds = np.stack(student_t(series, confidence=confidence))
+    # What is outside of its range is another's metric of the same name.
+    inside = ((series >= low) & (series <= high)).all(axis=1)
+    bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
+    found = np.stack([series.mean(axis=1), *bounds])
+    logs, shares = kind == LOG, kind == YES_NO
+    found[:, logs] = (
+        np.exp(np.log(series[logs]).mean(axis=1)),
+        *geometric(series[logs], confidence=confidence),
+    )
+    hits = series[shares].sum(axis=1)
+    found[1:, shares] = clopper_pearson(hits, series.shape[1], confidence=confidence)
+    return list(found)
+
+
+def _middles(series: Floats, *, seed: int, resamples: int, confidence: float) -> list[Floats]:
+    """Compute median, interquartile mean and its bounds of (m, n) values, ascending along n."""
     seeds = series.shape[1]
-    weights = _iqm_weights(seeds)
-    summary = np.full((len(series), len(STATISTICS)), np.nan)
-    summary[:, 0] = series.mean(axis=1)
-    summary[:, 1] = np.median(series, axis=1)
-    summary[:, 2] = series @ weights
-    if seeds > 1:
+    iqm = series @ _iqm_weights(seeds)
+    bounds = np.full((2, len(series)), np.nan)
+    if seeds >= BOOTSTRAP_SEEDS:
         draws = np.random.default_rng(seed).integers(0, seeds, (resamples, seeds))
-        # In ascending series sorted draws are sorted resamples. Both statistics of a resample are then linear
-        # in the series, with one matrix for all series: thousands of them cost one product.
-        linear = np.zeros((2, resamples, seeds))
+        # In ascending series sorted draws are sorted resamples. The statistic of a resample is then linear in
+        # the series, with one matrix for all series: thousands of them cost one product.
+        resampled = np.zeros((resamples, seeds))
         where = (np.arange(resamples)[:, None], np.sort(draws, axis=1))
-        np.add.at(linear[0], where, 1 / seeds)
-        np.add.at(linear[1], where, weights)
-        tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+        np.add.at(resampled, where, _iqm_weights(seeds))
+        left_out = np.zeros((seeds, seeds))
+        left_out[~np.eye(seeds, dtype=bool)] = np.tile(_iqm_weights(seeds - 1), seeds)
         step = max(1, BLOCK // resamples)
         for first in range(0, len(series), step):
-            block = slice(first, first + step)
-            for operator, columns in zip(linear, (slice(3, 5), slice(5, 7)), strict=True):
-                summary[block, columns] = np.quantile(series[block] @ operator.T, tails, axis=1).T
-    return summary
+            block = series[first : first + step].T
+            of_draws, of_others = resampled @ block, left_out @ block
+            bounds[:, first : first + step] = accelerated(
+                iqm[first : first + step], of_draws, of_others, confidence=confidence
+            )
+    return [np.median(series, axis=1), iqm, *bounds]
 
 
 def _iqm_weights(n: int) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """Tables as files: CSV, Parquet, LaTeX and Markdown."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,25 +9,26 @@ import pandas as pd
 
 from jaxattn.errors import InputError, RunError
 from jaxattn.results.numbers import format_number
+from jaxattn.storage import files
 
 
 def write(table: pd.DataFrame, path: Path) -> None:
-    """Write a table in the format that the suffix names: .csv, .parquet, .tex or .md.
+    """Write a whole table or nothing, in the format that the suffix names: .csv, .parquet, .tex or .md.
 
     Raises:
         InputError: another suffix.
         RunError: the file cannot be written.
     """
-    writers: dict[str, Callable[[], Any]] = {
-        ".csv": lambda: table.to_csv(path, index=False),
-        ".parquet": lambda: table.to_parquet(path, index=False),
-        ".tex": lambda: path.write_text(latex(table), encoding="utf-8"),
-        ".md": lambda: path.write_text(markdown(table) + "\n", encoding="utf-8"),
+    writers: dict[str, Callable[[], bytes]] = {
+        ".csv": lambda: table.to_csv(index=False, lineterminator="\n").encode(),
+        ".parquet": lambda: table.to_parquet(None, index=False),
+        ".tex": lambda: latex(table).encode(),
+        ".md": lambda: f"{markdown(table)}\n".encode(),
     }
     if path.suffix not in writers:
         raise InputError(f"{path}: tables are written as {', '.join(writers)}; choose one of these suffixes")
     try:
-        writers[path.suffix]()
+        files.replace(Path(os.path.realpath(path)), writers[path.suffix]())
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
 

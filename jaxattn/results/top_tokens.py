@@ -1,5 +1,8 @@
 """Figure: the tokens that attention prefers."""
 
+from typing import Annotated
+
+import msgspec
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -11,9 +14,17 @@ from jaxattn.results.run import Run
 from jaxattn.results.style import BLUE, GREY, INK, RED, SOFT, WIDTH, colours, legend_below, style
 from jaxattn.results.tokens import at_end, top
 
+# A line each, on one figure.
+MOST = 500
+
 
 def top_tokens(
-    results: Run, *, phase: str | None = None, cell: int = 0, number: int = 20, min_count: int = 1
+    results: Run,
+    *,
+    phase: str | None = None,
+    cell: int = 0,
+    number: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = 20,
+    min_count: int = 1,
 ) -> Drawn:
     """Draw the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by their class).
 
@@ -49,9 +60,10 @@ def top_tokens(
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
         shade = [signs[k][1] for k in sign]
         legend = {name: colour for k, (name, colour) in signs.items() if (sign == k).any()}
+    scores, label_of_scores = results.score_names(cell)
     names = [shown(str(token)) for token in best["token"]]
     columns = {
-        VALUES["Ep"]: [format_number(value) for value in best["Ep"]],
+        label_of_scores: [format_number(value) for value in best["Ep"]],
         VALUES["Ev"]: [format_number(value) for value in best["Ev"]],
         r"$\alpha_s$": [format_number(value) for value in best["alpha"]],
         "count": [f"{value:,}" for value in best["count"]],
@@ -65,7 +77,7 @@ def top_tokens(
         ax.set_ylim(len(best) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.grid(visible=False, axis="y")
-        ax.set_xlabel(VALUES["Ep"])
+        ax.set_xlabel(label_of_scores)
         ax.axvline(0, color=SOFT, linewidth=0.6)
         texts.set_axis_off()
         texts.set_xlim(0, len(columns))
@@ -85,7 +97,7 @@ def top_tokens(
             "top_tokens", tokens.phase, *([f"cell{cell}"] if len(results.manifest["cells"]) > 1 else [])
         ),
         "Tokens that attention prefers",
-        f"The {len(best)} tokens{first} with the largest E·p{often} after phase {tokens.phase}"
+        f"The {len(best)} tokens{first} with the largest {scores}{often} after phase {tokens.phase}"
         f"{results.cell_words(cell)}, {number_of_seeds}; colour: {whose}.",
         figure,
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxattn.results.figures import DRAWN
+from jaxattn.results.drawn import DRAWN, read_words
 from jaxattn.storage import checkpoints, files, manifest, marks
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.marks import Mark
@@ -69,11 +69,12 @@ def _of_mark(directory: Path, batch: str, mark: Mark, known: Mapping[str, Any], 
     ]
     for table, sha256 in mark.tables.items():
         try:
-            files.check(marks.table_path(directory, batch, table, sha256), sha256)
+            files.check(marks.table_path(directory, batch, table, sha256), directory, sha256)
         except Damaged as error:
             found.append(f"{error}; {again}")
     try:
-        checkpoints.restore(marks.checkpoint_path(directory, batch, mark.checkpoint.number), mark.checkpoint)
+        saved = marks.checkpoint_path(directory, batch, mark.checkpoint.number)
+        checkpoints.restore(saved, mark.checkpoint, directory)
     except Damaged as error:
         # A run looks no more at the parameters of what is finished.
         first = f"delete {place} and " if mark.finished else ""
@@ -82,20 +83,19 @@ def _of_mark(directory: Path, batch: str, mark: Mark, known: Mapping[str, Any], 
 
 
 def _drawn(directory: Path) -> Iterator[Damaged]:
-    path = directory / DRAWN
-    if not path.exists():
+    if not (directory / DRAWN).exists():
         return
     try:
-        drawn = files.read_sealed(path)
+        drawn = read_words(directory)
     except Damaged as error:
         yield error
         return
-    yield from _damaged(directory, drawn["sha256"])
+    yield from _damaged(directory, drawn.sha256)
 
 
 def _damaged(directory: Path, sums: Mapping[str, str]) -> Iterator[Damaged]:
     for name, sha256 in sums.items():
         try:
-            files.check(directory / name, sha256)
+            files.check(directory / name, directory, sha256)
         except Damaged as error:
             yield error

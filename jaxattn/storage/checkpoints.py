@@ -2,8 +2,10 @@
 
 import errno
 import importlib
+import math
 import os
 import resource
+import stat
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -52,11 +54,12 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
     return Checkpoint(int(folder.name), _checksums(arrays), _listed(folder))
 
 
-def restore(folder: Path, known: Checkpoint, like: Any = None) -> Any:
+def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
     """Read arrays.
 
     Args:
         folder: where they are.
+        directory: the results folder, outside of which nothing is read.
         known: what their mark says of them.
         like: a tree of arrays, or of their shapes and types. If None, dictionaries by their names.
 
@@ -70,10 +73,12 @@ def restore(folder: Path, known: Checkpoint, like: Any = None) -> Any:
     import orbax.checkpoint as ocp
 
     check_handles()
-    _check_files(folder, known)
+    _check_files(folder, known, directory)
     try:
         with _checkpointer() as checkpointer:
-            tree = checkpointer.metadata(folder).item_metadata.tree if like is None else like
+            held = checkpointer.metadata(folder).item_metadata.tree
+            _check_sizes(held)
+            tree = held if like is None else like
             each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
     # Damage can surface as almost any exception of orbax and tensorstore; so can what is no damage.
@@ -111,16 +116,27 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
     return found
 
 
-def _check_files(folder: Path, known: Checkpoint) -> None:
+def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
     """Compare sizes, and the small files, so that orbax is given nothing that it stumbles over."""
+    files.inside(folder, directory)
+    for path in folder.rglob("*"):
+        if not stat.S_ISDIR(path.lstat().st_mode) and path.relative_to(folder).as_posix() not in known.files:
+            raise Damaged(f"{path}: damaged (no file of this checkpoint)")
     for name, (size, sha256) in known.files.items():
         path = folder / name
         if sha256 is not None:
-            files.check(path, sha256)
-        elif not path.is_file():
-            raise Damaged(f"{path}: missing")
-        elif path.stat().st_size != size:
-            raise Damaged(f"{path}: damaged (its size differs)")
+            files.check(path, directory, sha256)
+            continue
+        with files.opened(path, directory) as file:
+            if os.fstat(file.fileno()).st_size != size:
+                raise Damaged(f"{path}: damaged (its size differs)")
+
+
+def _check_sizes(held: Any) -> None:
+    """Raise ValueError if arrays are said to be larger than memory; what allocates them would abort."""
+    sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(held) if x.shape]
+    if sum(sizes) > files.memory():
+        raise ValueError(f"its arrays are said to have {sum(sizes):,} bytes, more than memory holds")
 
 
 def _checksums(arrays: Any) -> dict[str, int]:

@@ -1,31 +1,72 @@
-"""Files that are there as a whole or not at all, and that tell when they are damaged."""
+"""Files of a folder: there as a whole or not at all, telling when they are damaged, and never outside it."""
 
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from jaxattn.errors import InputError
 
 SEAL = "seal"
+# The manifest of a million seeds is a fifth of it.
+MOST_JSON = 2**28
+# Writers of ours nest less than ten deep, and Python's own readers and writers break at some hundred.
+MOST_NESTED = 100
 
 
 class Damaged(InputError):
     """A file is missing, or not what it was when it was written; the message names it."""
 
 
-def write(path: Path, content: bytes) -> None:
-    """Replace a file in one step that outlives a crash of the machine.
+def inside(path: Path, folder: Path) -> Path:
+    """Return a path as it is; Damaged if it, or a symbolic link on its way, leads out of a folder."""
+    try:
+        leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    except ValueError:  # no path at all
+        leads = False
+    if not leads:
+        raise Damaged(f"{path}: leads out of {folder}, and nothing outside is read or written; remove it")
+    return path
+
+
+def check_links(folder: Path, *below: str) -> None:
+    """Look at the entries of a folder, and of some folders in it; raise as `inside` if one leads out."""
+    for place in (folder, *(folder / name for name in below)):
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(inside(place, folder)) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    inside(Path(entry.path), folder)
+
+
+def write(path: Path, content: bytes, folder: Path) -> None:
+    """Replace a file of a folder in one step that outlives a crash of the machine.
 
     Raises:
         OSError: it cannot be written.
+        Damaged: it would be written outside the folder.
     """
+    inside(path.parent, folder)
+    replace(path, content)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Write to the end of a file that is no symbolic link; raises OSError."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(path, "ab", opener=lambda name, mode: os.open(name, mode | flags, 0o666)) as file:
+        file.write(content)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace a file, wherever it is, in one step that outlives a crash of the machine; raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -41,35 +82,43 @@ def write(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
-def read(path: Path, sha256: str | None = None) -> bytes:
-    """Read a file.
+def read(path: Path, folder: Path, sha256: str | None = None, most: int | None = None) -> bytes:
+    """Read a file of a folder.
 
     Args:
         path: the file.
+        folder: what it may not lie outside of, by whatever links.
         sha256: checksum of what it should hold; not checked if None.
+        most: bytes that it may have; by default a quarter of the machine's memory.
 
     Raises:
-        Damaged: it is missing, or holds something else.
+        Damaged: it is missing, holds something else, is no regular file, too large or not in the folder.
         InputError: it cannot be read.
     """
-    with _reading(path), open(path, "rb") as file:
+    with opened(path, folder, most) as file:
         content = file.read()
     _compare(path, digest(content), sha256)
     return content
 
 
-def check(path: Path, sha256: str) -> None:
-    """Compare a file with its checksum; raise as `read`."""
-    with _reading(path), open(path, "rb") as file:
+def check(path: Path, folder: Path, sha256: str) -> None:
+    """Compare a file of a folder with its checksum; raise as `read`."""
+    with opened(path, folder) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     _compare(path, found, sha256)
 
 
-def names(folder: Path) -> list[str]:
-    """List what is in a folder, nothing if there is none; InputError if it cannot be read."""
+def memory() -> int:
+    """Tell how many bytes of memory the machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def names(place: Path, folder: Path) -> list[str]:
+    """List what is at a place in a folder, nothing if there is none; InputError if it cannot be read."""
+    inside(place, folder)
     try:
-        with _reading(folder):
-            return sorted(os.listdir(folder))
+        with _reading(place):
+            return sorted(os.listdir(place))
     except Damaged:
         return []
 
@@ -99,13 +148,37 @@ def unsealed(content: Any) -> dict[str, Any]:
     return rest
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a file that holds what `sealed` has written; raise as `read`."""
-    text = read(path)
+def read_json(path: Path, folder: Path) -> Any:
+    """Read a file of a folder that holds JSON; raise as `read`."""
+    text = read(path, folder, most=MOST_JSON)
     try:
-        return unsealed(json.loads(text))
+        return parse(text)
     except ValueError as error:
         raise Damaged(f"{path}: damaged ({error})") from None
+
+
+def read_sealed(path: Path, folder: Path) -> dict[str, Any]:
+    """Read a file of a folder that holds what `sealed` has written; raise as `read`."""
+    content = read_json(path, folder)
+    try:
+        return unsealed(content)
+    except ValueError as error:
+        raise Damaged(f"{path}: damaged ({error})") from None
+
+
+def parse(text: bytes) -> Any:
+    """Read JSON; ValueError if it is none, or nested too deep."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    level = [content]
+    for _ in range(MOST_NESTED):
+        held = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+        level = [x for each in held for x in each if isinstance(x, dict | list)]
+        if not level:
+            return content
+    raise ValueError("nested too deep")
 
 
 def _seal(content: Mapping[str, Any]) -> str:
@@ -116,6 +189,24 @@ def _seal(content: Mapping[str, Any]) -> str:
 def _compare(path: Path, found: str, wanted: str | None) -> None:
     if wanted is not None and found != wanted:
         raise Damaged(f"{path}: damaged (its checksum differs)")
+
+
+@contextmanager
+def opened(path: Path, folder: Path, most: int | None = None) -> Iterator[BufferedReader]:
+    """Open a file of a folder for reading; raise as `read`."""
+    inside(path, folder)
+    # A FIFO that nobody writes to would keep its reader waiting.
+    with (
+        _reading(path),
+        open(path, "rb", opener=lambda name, mode: os.open(name, mode | os.O_NONBLOCK)) as file,
+    ):
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise Damaged(f"{path}: no regular file; remove it")
+        most = memory() // 4 if most is None else most
+        if found.st_size > most:
+            raise Damaged(f"{path}: {found.st_size:,} bytes, and more than {most:,} are not read")
+        yield file
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The manifest of a results folder: what was run, and the command that mends or continues it."""
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,11 +9,13 @@ from typing import Annotated, Any
 import msgspec
 
 from jaxattn.errors import InputError
-from jaxattn.spec import PositiveInt
+from jaxattn.spec import Count, NotNegative, PositiveInt, Share
 from jaxattn.storage import files, marks
 from jaxattn.storage.files import Damaged
+from jaxattn.storage.marks import Failure
 
 NAME = "manifest.json"
+MOST_BINS = 10_000
 # Since 5, manifests are sealed; older ones are read as they are, and not continued.
 FORMAT = 5
 REBUILD = "run the same sweep again into this folder to rebuild it from what is there"
@@ -23,7 +24,7 @@ REBUILD = "run the same sweep again into this folder to rebuild it from what is 
 class Cell(msgspec.Struct):
     """One cell: its number, the value of every axis, the hash of what determines its numbers."""
 
-    cell: int
+    cell: Count
     settings: dict[str, int | float | str | bool]
     config_hash: str | None = None
 
@@ -32,18 +33,8 @@ class Batch(msgspec.Struct):
     """Lanes that ran together."""
 
     name: str
-    cells: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
-    seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
-
-
-class Failure(msgspec.Struct):
-    """One seed of one cell whose numbers failed, and from where on."""
-
-    cell: int
-    seed: int
-    phase: str
-    step: int
-    reason: str
+    cells: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 
 
 class Error(msgspec.Struct):
@@ -60,37 +51,62 @@ class Phase(msgspec.Struct):
     name: str
 
 
+class Probes(msgspec.Struct):
+    """The probes, as far as figures and remarks follow them."""
+
+    bins: Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)] | None = None
+    low: float | None = None
+    high: float | None = None
+    min_count: Count | None = None
+    important: Share | None = None
+
+
 class Config(msgspec.Struct):
     """The tables of the study that are read back by more than their names."""
 
     phases: tuple[Phase, ...]
-    probes: dict[str, Any] = {}
+    probes: Probes = msgspec.field(default_factory=Probes)
     figures: tuple[dict[str, Any], ...] = ()
 
 
+class Device(msgspec.Struct):
+    """What it ran on."""
+
+    platform: str = ""
+    kind: str = ""
+    count: PositiveInt = 1
+
+
 class Manifest(msgspec.Struct):
-    """What every reader may count on; there is more that is only shown."""
+    """What every reader may count on; what else is in the file is not read."""
 
     name: str
     command: str | tuple[str, ...]
     config: Config
     cells: Annotated[tuple[Cell, ...], msgspec.Meta(min_length=1)]
-    seeds: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+    seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     format: int = 1
     status: str = "stopped"
     description: str = ""
+    config_hash: str | None = None
+    shard: tuple[PositiveInt, PositiveInt] = (1, 1)
     widths: tuple[PositiveInt, ...] = ()
     batches: tuple[Batch, ...] = ()
     elsewhere: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
     errors: tuple[Error, ...] = ()
     sha256: dict[str, str] = {}
-    labels: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     code: dict[str, str | None] = {}
     versions: dict[str, str | None] = {}
+    git_commit: str | None = None
     made_by: tuple[dict[str, str | None], ...] = ()
-    wall_time_s: float = 0.0
-    peak_memory_mib: float | None = None
+    device: Device = msgspec.field(default_factory=Device)
+    continued_on: tuple[Device, ...] = ()
+    dtype: str | None = None
+    started: str | None = None
+    wall_time_s: NotNegative = 0.0
+    peak_memory_mib: NotNegative | None = None
 
 
 def read(directory: Path) -> dict[str, Any]:
@@ -116,13 +132,13 @@ def find(directory: Path) -> dict[str, Any] | None:
     """
     path = directory / NAME
     try:
-        text = files.read(path)
+        text = files.read(path, directory, most=files.MOST_JSON)
     except Damaged as error:
         if not path.exists() and not marks.batches(directory):
             return None
         raise Damaged(f"{error}; {REBUILD}") from None
     try:
-        content = json.loads(text)
+        content = files.parse(text)
         if not _is_old(content):
             content = files.unsealed(content)
     except ValueError as error:
@@ -143,7 +159,7 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     named.update(cell for error in checked.errors for cell in error.cells)
     if unknown := named - cells:
         raise InputError(f"{path}: cell {min(unknown)} is not one of its cells; give the manifest of a run")
-    return msgspec.to_builtins(checked) | content
+    return {key: content.get(key, default) for key, default in msgspec.to_builtins(checked).items()}
 
 
 def write(directory: Path, content: Mapping[str, Any]) -> None:
@@ -152,7 +168,7 @@ def write(directory: Path, content: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    files.write(directory / NAME, files.sealed(content, indent=2))
+    files.write(directory / NAME, files.sealed(content, indent=2), directory)
 
 
 def command(manifest: Mapping[str, Any]) -> str:

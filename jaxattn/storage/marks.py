@@ -13,11 +13,41 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from jaxattn.spec import NotNegative
 from jaxattn.storage import files
 from jaxattn.storage.files import Damaged
 
 TABLES = ("records", "tokens")
+# Bytes of an entry of a table in memory, at least.
+SMALLEST = 4
 NAME = re.compile(r"cells-(\d+)-(\d+)-seeds-(\d+)-(\d+)")
+
+
+class Failure(msgspec.Struct):
+    """One seed of one cell whose numbers failed, and from where on."""
+
+    cell: int
+    seed: int
+    phase: str
+    step: int
+    reason: str
+
+
+class Line(msgspec.Struct):
+    """What readers of metrics.jsonl may count on in a line."""
+
+    time: float
+    start: float
+    batch: str
+    overall: float
+    share: float
+    phase: str
+    step: int
+    steps: int
+    failures: list[Failure]
+    losses: dict[str, list[float]] = {}
+    wall_time_s: NotNegative | None = None
+    peak_memory_mib: NotNegative | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -91,7 +121,9 @@ def checkpoint_path(directory: Path, batch: str, number: int) -> Path:
 def batches(directory: Path) -> list[str]:
     """Name the batches that have a mark."""
     names = (
-        name.removesuffix(".json") for name in files.names(directory / "parts") if name.endswith(".json")
+        name.removesuffix(".json")
+        for name in files.names(directory / "parts", directory)
+        if name.endswith(".json")
     )
     return [name for name in names if NAME.fullmatch(name)]
 
@@ -105,15 +137,19 @@ def read(directory: Path, batch: str) -> Mark | None:
     """
     place = path(directory, batch)
     try:
-        content = files.read_sealed(place)
+        content = files.read_sealed(place, directory)
     except Damaged:
         if place.exists():
             raise
         return None
     try:
-        return msgspec.convert(content, Mark)
+        mark = msgspec.convert(content, Mark)
+        msgspec.convert(mark.failures, list[Failure])
     except msgspec.ValidationError as error:
         raise Damaged(f"{place}: damaged ({error})") from None
+    if set(mark.tables) != set(TABLES):
+        raise Damaged(f"{place}: damaged (it names other tables than {' and '.join(TABLES)})")
+    return mark
 
 
 def write(directory: Path, batch: str, mark: Mark) -> None:
@@ -122,7 +158,7 @@ def write(directory: Path, batch: str, mark: Mark) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    files.write(path(directory, batch), files.sealed(msgspec.to_builtins(mark)))
+    files.write(path(directory, batch), files.sealed(msgspec.to_builtins(mark)), directory)
 
 
 def foreign(mark: Mark, cells: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -142,7 +178,7 @@ def read_with_tables(directory: Path, batch: str) -> tuple[Mark, dict[str, pd.Da
     while (mark := read(directory, batch)) is not None:
         try:
             return mark, {
-                name: read_table(table_path(directory, batch, name, sha256), sha256)
+                name: read_table(table_path(directory, batch, name, sha256), directory, sha256)
                 for name, sha256 in mark.tables.items()
             }
         except Damaged:
@@ -152,16 +188,22 @@ def read_with_tables(directory: Path, batch: str) -> tuple[Mark, dict[str, pd.Da
     return None
 
 
-def read_table(place: Path, sha256: str | None) -> pd.DataFrame:
-    """Read a Parquet table.
+def read_table(place: Path, directory: Path, sha256: str | None) -> pd.DataFrame:
+    """Read a Parquet table of a results folder.
 
     Raises:
         Damaged: it is missing, or not what was written.
         InputError: it cannot be read.
     """
-    content = files.read(place, sha256)
+    from pyarrow.parquet import read_metadata  # slow to import
+
+    content = files.read(place, directory, sha256)
     # Damage that no checksum shows can surface as almost any exception of pyarrow and pandas.
     try:
+        # A few bytes can stand for any number of rows that are equal.
+        known = read_metadata(io.BytesIO(content))
+        if known.num_rows * known.num_columns * SMALLEST > files.memory():
+            raise ValueError(f"{known.num_rows:,} rows, more than memory holds")
         return pd.read_parquet(io.BytesIO(content))
     except Exception as error:
         reason = str(error).partition("\n")[0].rstrip(".")

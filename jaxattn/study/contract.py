@@ -1,6 +1,6 @@
 """What a setting's things promise each other, tried on shapes alone before anything is compiled."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from jaxattn.study import concepts, seed
 from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
 from jaxattn.study.kinds import Concept
 from jaxattn.study.setting import Setting
+
+NOT_REAL = "records are real; return its real and imaginary parts, or its absolute value"
 
 
 def rehearse(
@@ -45,7 +47,7 @@ def rehearse(
         rehearsal = _Rehearsal(setting, shared, files)
         numbers = {path: jax.ShapeDtypeStruct((), dtype) for path, dtype in varying.items()}
         try:
-            rehearsal.run(numbers)
+            train = rehearsal.run(numbers)
         except RunError as error:
             if not isinstance(error.__cause__, jax.errors.JAXTypeError) or rehearsal.fails({}):
                 raise
@@ -55,6 +57,7 @@ def rehearse(
                 f"{words}: cells that differ in it share a program, but {error} needs its value; annotate it "
                 "as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
+        rehearsal.minibatches(train)
 
 
 class _Rehearsal:
@@ -63,11 +66,11 @@ class _Rehearsal:
     def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]):
         self.setting, self.shared, self.files = setting, shared, files
 
-    def run(self, numbers: Hyperparameters) -> None:
-        """Go through everything; `numbers` are traced."""
+    def run(self, numbers: Hyperparameters) -> Corpus:
+        """Go through everything; `numbers` are traced. Returns the shapes of the training corpus."""
         keys = jax.eval_shape(seed.keys, 0)
 
-        def run(numbers: Hyperparameters, keys: tuple[Array, Array]) -> None:
+        def run(numbers: Hyperparameters, keys: tuple[Array, Array]) -> Corpus:
             setting, used = with_hyperparameters(self.setting, numbers), used_tokens(numbers)
             corpora = self.shared.splits if self.shared else self.corpora(setting, keys[0], used)
             tokens = (self.shared or setting.data).tokens
@@ -75,8 +78,9 @@ class _Rehearsal:
             self.model(setting, params, corpora.train)
             for index in range(len(setting.phases)):
                 params = self.phase(setting, index, params, corpora, keys[1])
+            return corpora.train
 
-        jax.eval_shape(run, dict(numbers), keys)
+        return jax.eval_shape(run, dict(numbers), keys)
 
     def fails(self, numbers: Hyperparameters) -> bool:
         """Tell whether code needs a value while programs are made, of these numbers or of arrays."""
@@ -116,7 +120,13 @@ class _Rehearsal:
         with self.at("model", concepts.MODEL):
             logits, name = setting.model.logits(params, corpus), _name(setting.model)
             _wants(f"{name}.logits", logits, {(n, *columns)}, f"for {n} sequences of {classes} classes")
-            if hasattr(setting.model, "scores_and_values"):
+            if not hasattr(setting.model, "scores_and_values"):
+                if getattr(setting.model, "attends_to_tokens", False):
+                    raise InputError(
+                        f"{_name(setting.model)} says attends_to_tokens, but not by which scores; write "
+                        "scores_and_values(params), or leave attends_to_tokens out"
+                    )
+            else:
                 name = f"{name}.scores_and_values"
                 found = setting.model.scores_and_values(params)
                 if not (isinstance(found, tuple) and len(found) == 2):
@@ -127,6 +137,21 @@ class _Rehearsal:
             each = setting.loss(logits, corpus.labels)
             _wants(_name(setting.loss), each, {(n,)}, "one for every sequence, averaged afterwards")
 
+    def minibatches(self, corpus: Corpus) -> None:
+        """Refuse a loss that couples sequences where a step on a minibatch gives it all of them."""
+        setting = self.setting
+        batched = [k for k, phase in enumerate(setting.phases) if getattr(phase, "batch_size", None)]
+        if not batched or getattr(setting.model, "cuts_batches", False):
+            return
+        with self.at("loss", concepts.LOSS):
+            couples = _couples(setting.loss, corpus.num_sequences, corpus.num_classes)
+        if couples:
+            raise InputError(
+                f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, and would see "
+                "all of them, not those of the batch alone; leave batch_size out, or set cuts_batches = True "
+                "in the model"
+            )
+
     def phase(self, setting: Setting, index: int, params: Any, corpora: Splits, key: Array) -> Any:
         phase, place = setting.phases[index], f"phases[{index}]"
         name, known = _name(phase), trees.names(params)
@@ -135,8 +160,7 @@ class _Rehearsal:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
             if not jnp.issubdtype(jnp.result_type(x := trees.get(params, parameter)), jnp.floating):
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
-        double = setting.dtype == "float64" or phase.dtype == "float64"
-        with jax.enable_x64(double), self.at(place, concepts.PHASE):
+        with jax.enable_x64(_is_double(setting, phase)), self.at(place, concepts.PHASE):
             setting.probes.steps(phase)
             carried = seed.begin(setting, index, params, corpora, key)
             state = carried.state
@@ -152,15 +176,17 @@ class _Rehearsal:
             further = seed.advance(setting, index, carried, corpora, jnp.int32(1))
             _same(carried, further, f"{name}.advance returns")
             metrics = _columns(f"{name}.metrics", phase.metrics(state), 0)
-        self.probes(setting, index, carried, corpora, dict.fromkeys(metrics, f"phase {phase.name}"))
+        self.probes(setting, index, carried, corpora, metrics)
         return state.params
 
     def probes(
-        self, setting: Setting, index: int, carried: Any, corpora: Splits, owner: dict[str, str]
+        self, setting: Setting, index: int, carried: Any, corpora: Splits, metrics: Sequence[str]
     ) -> None:
         every, own = setting.probes.at_steps, setting.probes.own
         seen = seed.look(setting, index, carried.state.params, corpora)
-        owner |= dict.fromkeys(BEST, "the study")
+        phase = setting.phases[index]
+        refined = getattr(phase, "refines", ())
+        owner = dict.fromkeys(BEST, "the study") | dict.fromkeys(metrics, f"phase {phase.name}")
 
         def place(probe: Any) -> str:
             found = [k for k, x in enumerate(own) if x is probe]
@@ -168,17 +194,19 @@ class _Rehearsal:
 
         for number in seed.probes(setting, index):
             probe = every[number]
-            with self.at(place(probe), concepts.PROBE):
+            with self.at(place(probe), _wanted(probe)):
                 measured = probe.measure(seen.with_memory(carried.memory.get(number)))
-                _free(_columns(_name(probe), measured, 1), owner, place(probe))
+                names = _columns(_name(probe), measured, 1)
+                standard = place(probe) == "probes"
+                _free((x for x in names if not (standard and x in refined)), owner, place(probe))
         for probe in setting.probes.of_phases:
-            with self.at(place(probe), concepts.PROBE):
-                if probe.applies(setting.model, setting.loss, setting.phases[index]):
-                    probe.observe(setting.phases[index], carried.state)
+            with jax.enable_x64(_is_double(setting, phase)), self.at(place(probe), _wanted(probe)):
+                if probe.applies(setting.model, setting.loss, phase):
+                    probe.observe(phase, carried.state)
                     _free(probe.metrics, owner, place(probe))
 
     @contextmanager
-    def at(self, place: str, concept: Concept) -> Iterator[None]:
+    def at(self, place: str, concept: Concept | str) -> Iterator[None]:
         """Say where something raised, and whose mistake it is."""
         try:
             with at(place):
@@ -189,7 +217,32 @@ class _Rehearsal:
             if found := in_user_code(error, self.files, place):
                 raise found from error
             reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-            raise InputError(f"{place}: {reason}; {concept.name} wants {concept.wants}") from error
+            wanted = concept if isinstance(concept, str) else f"{concept.name} wants {concept.wants}"
+            raise InputError(f"{place}: {reason}; {wanted}") from error
+
+
+def _couples(loss: Any, sequences: int, classes: int) -> bool:
+    """Tell whether the loss of a sequence moves when others are replaced, on a few random ones."""
+
+    def moves(n: int) -> bool:
+        rng = np.random.default_rng(0)
+        logits = 2 * rng.standard_normal((2, n) if classes == 2 else (2, n, classes))
+        labels = class_labels(rng.integers(0, classes, (2, n)), classes)
+        compute = jax.jit(lambda f, y: loss(f.astype(jnp.result_type(float)), y.astype(jnp.int32)))
+        before, place = np.asarray(compute(logits[0], labels[0])), np.arange(n)
+        for others in (place % 2 == 0, place % 2 == 1, place < n // 2, place >= n // 2):
+            mixed = [np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (logits, labels)]
+            after = np.asarray(compute(*mixed))
+            # A shift by the largest logit, which cancels, leaves rounding.
+            same = np.isclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)
+            if not same[~others].all():
+                return True
+        return False
+
+    try:
+        return moves(8)
+    except Exception:  # it may know how many there are
+        return moves(sequences)
 
 
 def _wants(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
@@ -218,7 +271,9 @@ def _columns(what: str, metrics: Any, axes: int) -> list[str]:
         raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers by name")
     names = []
     for name, value in metrics.items():
-        number = isinstance(value, int | float | Array) and jnp.ndim(value) <= axes
+        number = isinstance(value, int | float | complex | Array) and jnp.ndim(value) <= axes
+        if number and jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
+            raise InputError(f"{what} returns {shown(value)} for {name!r}; {NOT_REAL}")
         if not (isinstance(name, str) and number):
             kinds = "a number, or numbers (m,)" if axes else "a number"
             raise InputError(f"{what} returns {shown(value)} for {name!r}; return {kinds}")
@@ -233,6 +288,17 @@ def _free(names: Iterable[str], owner: dict[str, str], place: str) -> None:
             by = owner[name] if owner[name] != "probes" else "a standard probe"
             raise InputError(f"{name!r} is measured already, by {by}; give it another name")
         owner[name] = place
+
+
+def _is_double(setting: Setting, phase: Any) -> bool:
+    return "float64" in (setting.dtype, phase.dtype)
+
+
+def _wanted(probe: Any) -> Concept | str:
+    """Say what a probe wants, of whoever can mend it."""
+    if hasattr(probe, "function") or not type(probe).__module__.startswith("jaxattn."):
+        return concepts.PROBE
+    return f"the built-in probe {type(probe).__name__} cannot look at this model"
 
 
 def _name(thing: Any) -> str:

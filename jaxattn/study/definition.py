@@ -142,7 +142,8 @@ def _tables(tree: Mapping[str, Any]) -> Tables:
         return msgspec.convert(dict(tree), Tables)
     except msgspec.ValidationError as error:
         keys = list(Tables.__struct_fields__)
-        raise InputError(explain(str(error), "", tree, keys, _CHOICES, _PATTERNS)) from None
+        required = [field.name for field in msgspec.structs.fields(Tables) if field.required]
+        raise InputError(explain(str(error), "", tree, keys, _CHOICES, _PATTERNS, required)) from None
 
 
 _CHOICES = {"dtype": ["float32", "float64"]}

@@ -171,7 +171,8 @@ def convert(target: Any, values: Table, place: str) -> Table:
     except msgspec.ValidationError as error:
         known = [field.name for field in fields if field.name != takes]
         choices = {field.name: _literals(field.type) for field in fields}
-        raise InputError(explain(str(error), place, rest, known, choices)) from None
+        required = [field.name for field in fields if field.default is inspect.Parameter.empty]
+        raise InputError(explain(str(error), place, rest, known, choices, required=required)) from None
 
 
 def fields_of(target: Any, place: str = "") -> list[Field]:

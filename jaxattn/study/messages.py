@@ -13,6 +13,7 @@ def explain(
     keys: list[str],
     choices: Mapping[str, list[str]],
     patterns: Mapping[str, str] = {},
+    required: Iterable[str] = (),
 ) -> str:
     """Put msgspec's message key first and make it a remedy.
 
@@ -23,6 +24,7 @@ def explain(
         keys: the right keys, of which an unknown one is told the nearest.
         choices: the right values of keys that have few.
         patterns: patterns in words, by key.
+        required: the keys that there must be; all that are missing are told at once.
 
     Returns:
         The message.
@@ -31,6 +33,9 @@ def explain(
     inner = inner.rstrip("`").lstrip(".")
     text = text.replace("Object contains unknown field", "unknown key").replace("`", "'")
     text = text.replace("Object missing required field", "missing key")
+    missing = [key for key in required if key not in values]
+    if text.startswith("missing key") and not inner and len(missing) > 1:
+        text = f"missing keys {', '.join(map(repr, missing))}"
     text = text[:1].lower() + text[1:]
     if "matching regex" in text:
         text = patterns.get(inner, text)
@@ -49,6 +54,11 @@ def nearest(given: str, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
     return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}" if known else ""
+
+
+def counted(number: int, word: str) -> str:
+    """Write how many there are of something: "1 cell", "2 batches"."""
+    return f"{number} {word if number == 1 else word + ('es' if word.endswith('ch') else 's')}"
 
 
 def _given(values: Any, inner: str) -> str:

@@ -10,10 +10,16 @@ from flax import struct
 from jaxattn.theory.constraints import Constraints
 from jaxattn.trees import Leaf
 
-# A margin below this share of the longest embedding is rounding, and counts as none.
-INFEASIBLE = 1e-11
+# No direction separates if none has a cosine above this with every difference: so far sums of float64 tell.
+INFEASIBLE = 1e-14
 # Tokens whose embeddings differ by less than this share of the longest one are the same to a solver.
 COINCIDE = 1e-13
+# Rounding of float64, and the pairs looked at together in extended precision.
+_EPS, _BLOCK = 2.0**-52, 4096
+# A relative duality gap below this may come from rounding in the sum of large multipliers.
+_ROUNDING = 1e-5
+# Pairs of which no margin is required must hold up to this cosine.
+_LEVEL = 1e-12
 # Ties, and pairs of which no margin is required, must hold to this share of the margin for p to be feasible.
 _UNTIED = 1e-8
 
@@ -50,8 +56,9 @@ class MaxMargin:
 
         ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap).
 
-    If the problem is infeasible, Σ λ (E_s - E_s') + Σ μ (E_s - E_s'') ≈ 0 with Σ λ = 1: no direction
-    can have a positive product with every difference.
+    If it is infeasible, Σ λ (E_s - E_s') + Σ μ (E_s - E_s'') ≈ 0 with Σ λ = 1: no direction can have a
+    positive product with every difference. `dual_residual`, at most 1e-14, says how closely, and does not
+    depend on their lengths. A problem may be neither `feasible` nor `infeasible`: undecided, or not tried.
 
     Attributes:
         p: (d,); the shortest vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
@@ -63,7 +70,8 @@ class MaxMargin:
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
         dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair;
-            if infeasible ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ relative to the longest embedding.
+            if not feasible ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, rounding included:
+            no direction that keeps the ties has a cosine above this with every difference.
         duality_gap: (); 1 - (margin / margin_bound)², the relative gap of ½ ‖p‖²; 1 if not feasible.
         num_pairs: () int; distinct pairs of the problem.
         iterations: () int; iterations of the solver.
@@ -88,9 +96,23 @@ class MaxMargin:
 
     @property
     def feasible(self) -> Leaf:
-        """Whether p satisfies all constraints; bool, or (S,) bool for a batch."""
-        feasible = np.isin(self.status, [Status.SOLVED, Status.NOTHING, Status.LOOSE])
-        return bool(feasible) if feasible.ndim == 0 else feasible
+        """Whether p satisfies all constraints, bool or (S,) bool; False is no proof that none does."""
+        return self._is(Status.SOLVED, Status.NOTHING, Status.LOOSE)
+
+    @property
+    def infeasible(self) -> Leaf:
+        """Whether the multipliers prove that no p satisfies all constraints, bool or (S,) bool."""
+        return self._is(Status.INFEASIBLE, Status.CIRCLE)
+
+    @property
+    def decided(self) -> Leaf:
+        """1 if feasible, 0 if infeasible, NaN if neither is proven, float or (S,) float."""
+        decided = np.where(self.feasible, 1.0, np.where(self.infeasible, 0.0, np.nan))
+        return float(decided) if decided.ndim == 0 else decided
+
+    def _is(self, *statuses: Status) -> Leaf:
+        found = np.isin(self.status, statuses)
+        return bool(found) if found.ndim == 0 else found
 
     @property
     def reason(self) -> str | list[str]:
@@ -98,10 +120,6 @@ class MaxMargin:
         if np.ndim(self.status) == 0:
             return _REASONS[Status(int(self.status))]
         return [_REASONS[Status(int(status))] for status in self.status]
-
-
-# A relative duality gap below this may come from rounding in the sum of large multipliers.
-_ROUNDING = 1e-5
 
 
 class Solution(NamedTuple):
@@ -116,6 +134,14 @@ class Solution(NamedTuple):
     iterations: int
 
 
+class _Tight(NamedTuple):
+    """The pairs with a multiplier, (k,), their differences (k, d), and those of the ties (t, d)."""
+
+    support: np.ndarray
+    pairs: np.ndarray
+    ties: np.ndarray
+
+
 def certify(
     E: np.ndarray,
     constraints: Constraints,
@@ -123,10 +149,11 @@ def certify(
     tie_multipliers: np.ndarray,
     *,
     tolerance: float,
+    p: np.ndarray | None = None,
     iterations: int = 0,
     solver: str = "",
 ) -> MaxMargin:
-    """Recompute p from E and the multipliers, scale it to feasibility, and bound the margin both ways.
+    """Scale a direction to feasibility, and bound the margin from both sides, or prove that there is none.
 
     Args:
         E: (V, d) float64.
@@ -134,6 +161,7 @@ def certify(
         multipliers: (m,); λ of any scale; negative ones count as 0.
         tie_multipliers: (t,); μ at the same scale.
         tolerance: largest duality gap of a solved problem.
+        p: (d,); the direction, of any length; by default the sum of the multipliers.
         iterations: for the statistics.
         solver: for the statistics.
 
@@ -146,14 +174,14 @@ def certify(
     support = np.flatnonzero(multipliers > 0)
     weight, pairs = multipliers[support], np.stack([better[support], worse[support]], axis=1)
     total = weight @ required[support]
-    weight, tie_weight = weight / total, tie_multipliers / total
-    w = _combine(E, pairs, weight) + _combine(E, ties, tie_weight)
-    length = float(np.linalg.norm(w))
-    longest = np.sqrt(np.square(E).sum(axis=1).max())
-
-    scores = E @ w
-    lowest, sunk = reached(scores[better] - scores[worse], required)
-    untied = float(np.abs(scores[ties[:, 0]] - scores[ties[:, 1]]).max(initial=sunk))
+    if not 0 < total < np.inf:
+        return unsolved(Status.UNDECIDED, E.shape[1], ties=ties, solver=solver)
+    both = np.concatenate([weight, tie_multipliers]) / total
+    ends = np.concatenate([pairs, ties])
+    differences = E[ends[:, 0]] - E[ends[:, 1]]
+    summed, sizes = both @ differences, np.abs(both) * lengths(differences)
+    # Differences and their sum are right to the last digit of each.
+    length = float(np.linalg.norm(summed)) + _EPS * sizes.sum()
     found: dict[str, Any] = {
         "pairs": pairs,
         "ties": ties,
@@ -162,34 +190,33 @@ def certify(
         "margin_bound": length,
         "solver": solver,
     }
-    rounding = INFEASIBLE * longest
-    if not (lowest > rounding * length and untied <= _UNTIED * lowest):
-        proven = length <= rounding
-        answer = unsolved(Status.INFEASIBLE if proven else Status.UNDECIDED, E.shape[1])
-        residual = length / longest
+    tight = _Tight(support, *np.split(differences, [len(support)]))
+    p = _scaled(E, constraints, tight, summed if p is None else p)
+    if p is None:
+        share = sizes[: len(support)] @ (required[support] > 0)
+        # The sum over pairs of one embedding twice is zero without rounding.
+        same = not differences[both != 0].any()
+        residual = length / share if share > 0 else 0.0 if same else np.inf
+        status = Status.INFEASIBLE if residual <= INFEASIBLE else Status.UNDECIDED
+        answer = unsolved(status, E.shape[1])
+        weight, tie_weight = np.split(both, [len(support)])
         return replace(
             answer, multipliers=weight, tie_multipliers=tie_weight, dual_residual=residual, **found
         )
-    differences = np.concatenate([E[pairs[:, 0]] - E[pairs[:, 1]], E[ties[:, 0]] - E[ties[:, 1]]])
-    p = w / lowest
-    if tolerance < 1 - (lowest / length**2) ** 2 < _ROUNDING:
-        p = _met(E, constraints, differences, np.append(required[support], np.zeros(len(ties))), p)
-        scores = E @ p
-        untied = lowest * float(np.abs(scores[ties[:, 0]] - scores[ties[:, 1]]).max(initial=0.0))
+    if tolerance < 1 - 1 / (p @ p * length**2) < _ROUNDING:
+        p = _met(E, constraints, tight, p)
     margin = 1 / float(np.linalg.norm(p))
-    scale = 1 / (margin * length)
-    weight, tie_weight = scale * weight, scale * tie_weight
-    scores = E @ p
-    summed = np.append(weight, tie_weight) @ differences
-    violation = float((required - (scores[better] - scores[worse])).max())
+    scale = 1 / (margin * max(float(np.linalg.norm(summed)), np.finfo(float).tiny))
+    weight, tie_weight = np.split(scale * both, [len(support)])
+    values, untied = _values(E, constraints, tight, p)
     gap = max(0.0, 1 - (margin / length) ** 2)
     return MaxMargin(
         p=p,
         margin=margin,
         multipliers=weight,
         tie_multipliers=tie_weight,
-        primal_residual=max(violation, untied / lowest, 0.0),
-        dual_residual=np.linalg.norm(p - summed) / np.linalg.norm(p),
+        primal_residual=max(float((required - values).max()), untied, 0.0),
+        dual_residual=np.linalg.norm(p - np.append(weight, tie_weight) @ differences) / np.linalg.norm(p),
         duality_gap=gap,
         status=np.int8(Status.SOLVED if gap <= tolerance else Status.LOOSE),
         **found,
@@ -218,9 +245,55 @@ def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None, solver
     )
 
 
-def _met(
-    E: np.ndarray, constraints: Constraints, tight: np.ndarray, needed: np.ndarray, p: np.ndarray
-) -> np.ndarray:
+def _values(
+    E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Compute p·(E_s - E_s') of all pairs, (m,), and how large |p·(E_s - E_s'')| of a tie may be.
+
+    Scores have rounding errors relative to the longest embeddings, which may be far above a margin. What may
+    be the smallest value is summed over the difference, and where that cancels as well, in extended
+    precision and less its rounding error.
+    """
+    better, worse, _, _, required = constraints
+    scores, sizes, strict = E @ p, lengths(E) * np.linalg.norm(p), required > 0
+    values = scores[better] - scores[worse]
+    error = 32 * _EPS * (sizes[better] + sizes[worse])
+    values[tight.support], error[tight.support] = _at_least(tight.pairs, p), 0
+    lowest = float(((values + error)[strict] / required[strict]).min())
+    if lowest > 0:
+        close = np.flatnonzero((values - error <= required * lowest) & (error > 0))
+        for some in np.split(close, range(_BLOCK, len(close), _BLOCK)):
+            values[some] = _at_least(E[better[some]] - E[worse[some]], p)
+    untied = np.abs(tight.ties @ p) + _EPS * lengths(tight.ties) * np.linalg.norm(p)
+    return values, float(untied.max(initial=0.0))
+
+
+def _at_least(rows: np.ndarray, p: np.ndarray) -> np.ndarray:
+    values, size = rows @ p, lengths(rows) * np.linalg.norm(p)
+    small = values < 1e-4 * size
+    if small.any():
+        exactly = rows[small].astype(np.longdouble) @ p.astype(np.longdouble)
+        # The differences are rounded, and p will be when it is scaled.
+        error = len(p) * float(np.finfo(np.longdouble).eps) + _EPS
+        values[small] = exactly.astype(float) - error * size[small]
+    return values
+
+
+def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray) -> np.ndarray | None:
+    """Scale p until every pair has what it requires; None if no scale does."""
+    if not (np.isfinite(p).all() and p.any()):
+        return None
+    values, untied = _values(E, constraints, tight, p)
+    lowest, sunk = reached(values, constraints.required)
+    below = np.flatnonzero((values < 0) & (constraints.required == 0))
+    if not (lowest > 0 and max(sunk, untied) <= _UNTIED * lowest):
+        return None
+    # What is little beside the margin may be all of a short difference.
+    size = lengths(E[constraints.better[below]] - E[constraints.worse[below]]) * np.linalg.norm(p)
+    return p / lowest if (values[below] >= -_LEVEL * size).all() else None
+
+
+def _met(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray) -> np.ndarray:
     """Move p by as little as meets tight constraints as equalities; keep it if that makes it longer.
 
     Where the margin is small the multipliers are large, their sum has rounding errors of ε Σ λ, and its
@@ -228,13 +301,18 @@ def _met(
     """
     from scipy.linalg import lstsq  # slow to import
 
-    moved = p + lstsq(tight, needed - tight @ p, lapack_driver="gelsy")[0]
-    scores = E @ moved
-    lowest, sunk = reached(scores[constraints.better] - scores[constraints.worse], constraints.required)
-    if not (lowest > 0 and sunk <= _UNTIED * lowest):
-        return p
-    moved = moved / lowest
-    return moved if np.linalg.norm(moved) < np.linalg.norm(p) else p
+    rows = np.concatenate([tight.pairs, tight.ties])
+    needed = np.append(constraints.required[tight.support], np.zeros(len(tight.ties)))
+    size = lengths(rows)
+    size[size == 0] = 1.0
+    move = lstsq(rows / size[:, None], (needed - rows @ p) / size, lapack_driver="gelsy")[0]
+    moved = _scaled(E, constraints, tight, p + move)
+    return p if moved is None or np.linalg.norm(moved) > np.linalg.norm(p) else moved
+
+
+def lengths(rows: np.ndarray) -> np.ndarray:
+    """Compute ‖row‖, (m,)."""
+    return np.sqrt(np.einsum("ij,ij->i", rows, rows))
 
 
 def bounds(
@@ -266,11 +344,3 @@ def reached(differences: np.ndarray, required: np.ndarray) -> tuple[float, float
     strict = required > 0
     lowest = float((differences[strict] / required[strict]).min(initial=np.inf))
     return lowest, -float(differences[~strict].min(initial=0.0))
-
-
-def _combine(E: np.ndarray, pairs: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Compute Σ weight (E_s - E_s') through the vocabulary, so that no (pairs, d) array is needed."""
-    vocab = len(E)
-    return E.T @ (
-        np.bincount(pairs[:, 0], weight, minlength=vocab) - np.bincount(pairs[:, 1], weight, minlength=vocab)
-    )

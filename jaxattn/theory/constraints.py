@@ -109,6 +109,24 @@ def circle(constraints: Constraints) -> np.ndarray:
     return np.array(around)
 
 
+def coinciding(E: np.ndarray, constraints: Constraints) -> int | None:
+    """Find a pair of one embedding twice of which something is required: it contradicts itself.
+
+    Args:
+        E: (V, d) float64.
+        constraints: the constraints.
+
+    Returns:
+        The number of one such pair, None if there is none.
+    """
+    better, worse, *_, required = constraints
+    size = np.einsum("ij,ij->i", E, E)
+    for pair in np.flatnonzero((size[better] == size[worse]) & (required > 0)):
+        if (E[better[pair]] == E[worse[pair]]).all():
+            return int(pair)
+    return None
+
+
 def _leaders(one: np.ndarray, other: np.ndarray, vocab: int) -> np.ndarray:
     from scipy.sparse import coo_array  # slow to import
     from scipy.sparse.csgraph import connected_components

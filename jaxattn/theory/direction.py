@@ -1,5 +1,6 @@
 """The max-margin direction as a function of the embeddings, for derivatives."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -7,7 +8,7 @@ from jaxtyping import Array, Float
 from jaxattn.errors import InputError
 from jaxattn.theory.certificate import MaxMargin
 
-# Smaller singular values of the tight differences, relative to the largest, mean pairs that depend on others.
+# Smaller singular values, relative to the largest, mean normalised differences that depend on others.
 _DEPENDENT = 1e-10
 
 
@@ -52,4 +53,8 @@ def direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMargin) -> Float[A
         )
     required = np.repeat([1.0, 0.0], [len(answer.pairs), len(answer.ties)])
     E = jnp.asarray(E)
-    return jnp.linalg.pinv(E[ends[:, 0]] - E[ends[:, 1]], rtol=_DEPENDENT) @ required
+    rows = E[ends[:, 0]] - E[ends[:, 1]]
+    # Rows of any lengths count alike; the lengths cancel, and have no part in the derivative.
+    size = jax.lax.stop_gradient(jnp.linalg.norm(rows, axis=1))
+    size = jnp.where(size > 0, size, 1.0)
+    return jnp.linalg.pinv(rows / size[:, None], rtol=_DEPENDENT) @ (required / size)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxattn.theory.certificate import COINCIDE, Solution, bounds
+from jaxattn.theory.certificate import COINCIDE, INFEASIBLE, Solution, bounds
 from jaxattn.theory.support import polish
 
 
@@ -29,14 +29,17 @@ def least_distance(rows: np.ndarray, required: np.ndarray | float = 1.0) -> Solu
         return Solution(1.0 * (lengths == lengths.min()), 0)
     multipliers = np.full(len(rows), 1 / len(rows))
     height = 1.0
-    # Rounding is smallest where h is near the margin, which the first pass finds.
-    for _ in range(2):
+    # Rounding is smallest where h is near the margin, which one pass or several find.
+    for attempt in range(8):
         matrix = np.vstack([rows.T, height * required])
         target = np.append(np.zeros(rows.shape[1]), 1.0)
         try:
             multipliers, _ = nnls(matrix, target, maxiter=30 * max(matrix.shape))
         except RuntimeError:  # too many iterations: the certificate judges what there is
             break
-        height = max(bounds(rows, multipliers, required)[1], 1e-7)
+        bound = bounds(rows, multipliers, required)[1]
+        if not bound > INFEASIBLE or (attempt and bound > height / 10):
+            break
+        height = bound
     multipliers = polish(rows, multipliers, multipliers > 0, required)
     return Solution(multipliers, int((multipliers > 0).sum()))

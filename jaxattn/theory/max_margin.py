@@ -1,5 +1,6 @@
 """The max-margin direction of a selection, for one problem or for many, small or large."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -12,14 +13,17 @@ from jaxattn.cores import map_on_cores
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.theory.active_set import active_set
-from jaxattn.theory.certificate import MaxMargin, Solution, Status, certify, unsolved
-from jaxattn.theory.constraints import Constraints, circle, constraints
+from jaxattn.theory.certificate import MaxMargin, Solution, Status, certify, lengths, unsolved
+from jaxattn.theory.constraints import Constraints, circle, coinciding, constraints
 from jaxattn.theory.interior_point import interior_point, isometric
 from jaxattn.theory.least_distance import least_distance
+from jaxattn.theory.scaled import with_care
 from jaxattn.theory.selection import Selection, require_finite
 
 # Entries of the matrix of differences up to which the exact method takes well under a second.
 _SMALL = 1_000_000
+# And up to which another try with all care does.
+_CARE = 10 * _SMALL
 _SOLVERS = ("auto", "exact", "interior", "cutting")
 
 
@@ -50,11 +54,10 @@ class _Problem(NamedTuple):
             solution = least_distance(self.differences, required)
         elif solver == "interior":
             (solution,) = interior_point([self.differences])
-            return _conclude_or_finish(self, solution, tolerance=tolerance)
         else:
             limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
             solution = active_set(self.rows, better, worse, required, **limits)
-        return _conclude(self, solution, solver=solver, tolerance=tolerance)
+        return _conclude_or_finish(self, solution, solver=solver, tolerance=tolerance)
 
 
 def max_margin(
@@ -70,9 +73,10 @@ def max_margin(
         p_mm = argmin ‖p‖²  s.t.  p·(E_s - E_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(E_s - E_s'') = 0  for s, s'' ∈ S_X.
 
-    A selection that no direction separates is an answer, not an error: `feasible` is False, `reason` says
-    why, and the multipliers prove it. Whatever the solver, the certificate is computed from E and the
-    multipliers, in float64 whether or not JAX has x64 enabled.
+    A selection that no direction separates is an answer, not an error: `infeasible` is True, `reason` says
+    why, and the multipliers prove it. Where rounding leaves it open, neither that nor `feasible` is True.
+    Whatever the solver, the certificate is computed from E, p and the multipliers, in float64 whether or
+    not JAX has x64 enabled, and whatever the lengths of the differences are.
 
     Args:
         E: (V, d) float; embeddings.
@@ -140,12 +144,14 @@ def max_margin_batch(
 
     def prepare(seed: int) -> _Problem | MaxMargin:
         own = corpus if shared else jax.tree.map(lambda x: x[seed], corpus)
-        return _prepare_or_report(E[seed], own, Selection(mask[seed]), coordinates[seed])
+        return _prepare_or_report(
+            E[seed], own, Selection(mask[seed]), np.asarray(coordinates[seed], np.float64)
+        )
 
     posed = map_on_cores(prepare, range(len(E)))
     problems = [problem for problem in posed if isinstance(problem, _Problem)]
     solutions = interior_point([problem.differences for problem in problems]) if problems else []
-    conclude = partial(_conclude_or_finish, tolerance=tolerance)
+    conclude = partial(_conclude_or_finish, solver="interior", tolerance=tolerance)
     solved = iter(map_on_cores(conclude, problems, solutions))
     return _stack([answer if isinstance(answer, MaxMargin) else next(solved) for answer in posed])
 
@@ -174,6 +180,10 @@ def _pose(E: np.ndarray, found: Constraints, rows: np.ndarray | None = None) -> 
     better, worse, ties, _, required = found
     if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties)
+    same = coinciding(E, found)
+    if same is not None:
+        alone = 1.0 * (np.arange(len(better)) == same)
+        return certify(E, found, alone, np.zeros(len(ties)), tolerance=0.0)
     around = circle(found)
     if len(around):
         multipliers = np.zeros(len(better))
@@ -202,36 +212,53 @@ def _untie(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
     return rows
 
 
-def _conclude(problem: _Problem, solution: Solution, *, solver: str, tolerance: float) -> MaxMargin:
-    E, ties = problem.E, problem.constraints.ties
-    better, worse, *_ = problem.constraints
+def _conclude(
+    problem: _Problem,
+    solution: Solution,
+    p: np.ndarray | None = None,
+    *,
+    solver: str,
+    tolerance: float,
+) -> MaxMargin:
+    E, (better, worse, ties, *_) = problem.E, problem.constraints
     multipliers = np.maximum(solution.multipliers, 0)
+    support = np.flatnonzero(multipliers)
+    apart = E[ties[:, 0]] - E[ties[:, 1]]
+    size = lengths(apart)
+    size[size == 0] = 1.0
     tie_multipliers = np.zeros(len(ties))
     if len(ties):
-        w = E.T @ (
-            np.bincount(better, multipliers, minlength=len(E))
-            - np.bincount(worse, multipliers, minlength=len(E))
-        )
-        apart = E[ties[:, 0]] - E[ties[:, 1]]
-        tie_multipliers = -np.linalg.lstsq(apart.T, w, rcond=1e-12)[0]
+        w = multipliers[support] @ (E[better[support]] - E[worse[support]])
+        tie_multipliers = -np.linalg.lstsq((apart / size[:, None]).T, w, rcond=1e-12)[0] / size
     return certify(
         E,
         problem.constraints,
         multipliers,
         tie_multipliers,
+        p=p,
         tolerance=tolerance,
         iterations=solution.iterations,
         solver=solver,
     )
 
 
-def _conclude_or_finish(problem: _Problem, solution: Solution, *, tolerance: float) -> MaxMargin:
-    answer = _conclude(problem, solution, solver="interior", tolerance=tolerance)
-    if answer.status in (Status.SOLVED, Status.INFEASIBLE):
-        return answer
-    # Nearly degenerate: rounding stopped the interior point short of a certificate.
-    exact = least_distance(problem.differences)
-    return _conclude(problem, exact, solver="interior", tolerance=tolerance)
+def _conclude_or_finish(problem: _Problem, solution: Solution, *, solver: str, tolerance: float) -> MaxMargin:
+    """Certify a solution; where rounding stopped its solver short, try again with ever more care."""
+    answer = _conclude(problem, solution, solver=solver, tolerance=tolerance)
+    required = problem.constraints.required
+    retries: list[Callable[[], tuple[Solution, np.ndarray | None]]] = [
+        lambda: (least_distance(problem.differences, required), None),
+        lambda: with_care(problem.E, problem.constraints),
+    ]
+    for retry in retries[solver == "exact" :]:
+        if answer.status in (Status.SOLVED, Status.INFEASIBLE):
+            break
+        if len(required) * problem.E.shape[1] > _CARE:
+            break
+        other = _conclude(problem, *retry(), solver=solver, tolerance=tolerance)
+        if other.infeasible or (other.feasible, -other.duality_gap) > (answer.feasible, -answer.duality_gap):
+            answer = other
+    return answer
 
 
 def _stack(answers: list[MaxMargin]) -> MaxMargin:

@@ -57,8 +57,18 @@ class RelaxedMaxMargin:
 
     @property
     def feasible(self) -> bool:
-        """Whether both problems have a solution."""
+        """Whether both problems have a solution. False is no proof that one has none."""
         return bool(self.head.feasible and self.query.feasible)
+
+    @property
+    def infeasible(self) -> bool:
+        """Whether it is proven that one of the problems has no solution."""
+        return bool(self.head.infeasible or self.query.infeasible)
+
+    @property
+    def decided(self) -> float:
+        """1 if feasible, 0 if infeasible, NaN if neither is proven."""
+        return 1.0 if self.feasible else 0.0 if self.infeasible else np.nan
 
     @property
     def reason(self) -> str:
@@ -81,8 +91,8 @@ def relaxed_max_margin(
                                      p·(E_{s(X)} - E_s') ≥ 0  for the other X.
 
     Only sequences on which v_mm is tight keep pushing p; the others just keep their selection. If no such
-    sequence has another token, p_relax = 0. What cannot be separated is an answer, not an error: `feasible`
-    is False and `reason` says whether v or p is to blame.
+    sequence has another token, p_relax = 0. What cannot be separated is an answer, not an error: `infeasible`
+    is True and `reason` says whether v or p is to blame.
 
     Args:
         E: (V, d) float; embeddings.

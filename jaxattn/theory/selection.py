@@ -43,6 +43,29 @@ class Selection:
         """
         return _count(corpus, self.mask, jnp.asarray(important))
 
+    def selects(
+        self, corpus: Corpus, important: Bool[Array | np.ndarray, " V"]
+    ) -> tuple[Bool[Array, " n"], Bool[Array, " n"]]:
+        """In which sequences attention tells important tokens from others, and in which they tie.
+
+        A sequence selects an important token if all tokens of S_X are important and S_X ≠ X. One where an
+        important token shares the top with one that is not, or with all other tokens, has a tie.
+
+        Args:
+            corpus: the corpus the selection was made on.
+            important: (V,) bool; which tokens are important.
+
+        Returns:
+            Whether each sequence selects one, and whether it has such a tie, (n,) bool each; never both.
+        """
+        on_top = self.important_counts(corpus, important)
+        alone = (on_top > 0) & (on_top == self.counts(corpus)) & self.decided(corpus)
+        return alone, (on_top > 0) & ~alone
+
+    def decided(self, corpus: Corpus) -> Bool[Array, " n"]:
+        """In which sequences some token is not selected, S_X ≠ X. Returns (n,) bool."""
+        return self.counts(corpus) < _count(corpus, corpus.bags.count > 0)
+
     def tokens(self, corpus: Corpus) -> Bool[Array | np.ndarray, " V"]:
         """Which tokens are selected in at least one sequence. Returns (V,) bool."""
         nowhere = jnp.zeros(corpus.vocab_size, bool)

@@ -56,7 +56,6 @@ def limit():
         "duality_gap": 3e-15,
         "primal_residual": 2e-16,
         "relevant_selected": 1.0,
-        "all_relevant_selected": 1.0,
         "only_relevant_selected": 1.0,
     }
     return {("limit", name): x for name, x in found.items()}
@@ -121,6 +120,26 @@ def test_what_is_not_followed_to_its_end_is_in_no_mean_of_rates(cell, limit):
     assert rate.measured.endswith("seeds that come to ‖p‖ = 1e6")
 
 
+def test_a_seed_whose_flow_failed_has_no_value_and_voids_no_row(cell, limit):
+    found = cell(limit)
+    records, reason = found.run.records, "the flow met NaN or a step too short to represent"
+    records.loc[(records["seed"] == 3) & (records["step"] > 20), "value"] = np.nan
+    records.loc[(records["seed"] == 3) & records["metric"].isin([*CERTIFICATE, "max_margin"]), "value"] = (
+        np.nan
+    )
+    records.loc[(records["seed"] == 3) & (records["metric"] == "relevant_selected"), "value"] = np.nan
+    failure = {"cell": 0, "seed": 3, "phase": "limit", "step": 21, "reason": reason}
+    found.run.manifest["failures"] = [failure, failure | {"cell": 1, "reason": "another"}]
+    assert found.ends == f"‖p‖ = 1e6 in 39 of 40, 1 of 40 have no end: {reason}"
+    rows = [*judges.unbounded([found]), *judges.converges([found]), *judges.selects([found])]
+    assert {row.verdict for row in rows} == {HOLDS}
+    # The power is fitted to what was followed.
+    assert [row.missing for row in rows if "power" not in row.measured] == [1, 0, 1, 1]
+    assert "nan" not in " ".join([*(row.text + row.certificate for row in rows)])
+    (_, held) = judges.selects([found], promised=False)
+    assert (held.verdict, held.seeds, held.why) == ("measured", 39, reason)
+
+
 def test_limits_with_ties_are_reached_or_finite(cell, limit):
     def made(away, holds):
         found = {
@@ -141,7 +160,7 @@ def test_limits_with_ties_are_reached_or_finite(cell, limit):
 
 
 def test_several_relevant_tokens(cell, limit):
-    limit["limit", "all_relevant_selected"] = 0.0
+    limit["limit", "only_relevant_selected"] = 0.0
     kind = {"data.kind": "multi_relevant", "data.relevant_per_sequence": 2}
     rows = judges.several([cell(limit, **kind)])
     assert verdicts(rows) == [HOLDS, "does not hold", "holds there too"]

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from datetime import UTC, datetime
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.claims import CLAIMS, TextPlan, run
+from jaxattn.claims import CLAIMS, TextPlan, run, words
 from jaxattn.data.readers import Csv
 from jaxattn.errors import InputError, RunError
 
@@ -39,8 +41,8 @@ def every(plan, folder):
 def test_every_claim_has_rows_and_every_row_a_number_with_an_interval(every):
     assert {row.claim.name for row in every.rows if row.claim.promised} == set(CLAIMS)
     for row in every.rows:
-        assert np.isfinite([row.value, row.low, row.high]).all(), row
-        assert row.low <= row.value <= row.high
+        assert np.isfinite(row.value), row
+        assert row.low <= row.value <= row.high or row.text.endswith(f" in all {row.seeds}")
         assert row.verdict in VERDICTS[row.claim.promised]
 
 
@@ -63,20 +65,39 @@ def test_what_is_done_is_not_done_again(board, plan, folder):
 
 
 def test_the_files_say_what_the_table_says(board, tmp_path):
-    csv, markdown = board.write(tmp_path / "new" / "folder")
+    csv, markdown = board.write(tmp_path / "new" / "folder", command="jaxattn claims --seeds 3")
     read, table = pd.read_csv(csv), board.table()
     assert list(table.columns) == [
         "claim", "setting", "seeds", "measured", "value", "tolerance", "verdict", "certificate",
     ]  # fmt: skip
-    for column in ("claim", "setting", "seeds", "measured", "tolerance", "verdict", "certificate"):
+    for column in ("claim", "setting", "measured", "tolerance", "verdict", "certificate"):
         assert read[column].tolist() == table[column].tolist()
-    for column in ("value", "low", "high"):
+    for column in ("value", "low", "high", "seeds", "missing"):
         np.testing.assert_array_equal(read[column], [getattr(row, column) for row in board.rows])
     assert read["promised"].tolist() == [row.claim.promised for row in board.rows]
     text = markdown.read_text(encoding="utf-8")
     assert all(f"| {value} |" in text for value in table["value"])
-    assert text.index("What the theory promises") < text.index("Where the theory promises nothing")
+    assert text.index("## What the theory promises") < text.index("## Where the theory promises nothing")
     assert text.count("\n| ") == len(table) + 4
+    assert text.startswith("# ")
+    assert "Made by: `jaxattn claims --seeds 3`" in text
+    assert f"Date: {datetime.now(UTC):%Y-%m-%d}" in text
+    assert f"jax {jax.__version__}" in text
+    assert f"**{board.rows[0].claim.name}**: " in text
+    assert "36 seeds or more" in text
+    assert "more seeds would tell" not in text
+
+
+def test_every_claim_is_said_in_words():
+    assert all(len(words.STATEMENTS[name].split()) > 10 for name in CLAIMS)
+
+
+def test_the_chances_of_a_wrong_row_are_told(board):
+    judged = sum(row.tolerance is not None for row in board.rows)
+    assert f"{judged} of them judged" in words.chances(board.rows)
+    assert f"up to {0.05 * judged:.1f} of the {judged} intervals" in words.chances(board.rows)
+    assert words.too_few(35).startswith("35 seeds are too few for yes/no rows")
+    assert words.too_few(36) == ""
 
 
 def test_a_folder_that_cannot_be_written(board, tmp_path):

@@ -10,6 +10,7 @@ from scipy import stats
 import jaxattn as ja
 from jaxattn.diagnosis import diagnose
 from jaxattn.diagnosis.files import figure, tables, write
+from jaxattn.engine.program import seed_keys
 from jaxattn.errors import InputError
 
 V, DIM = 60, 32
@@ -43,7 +44,9 @@ def test_a_model_whose_values_are_alpha_and_whose_scores_are_its_size(corpus, al
     for quantity in ("E·v against α", "E·p against |α|"):
         for statistic in ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins"):
             here = row(found, quantity, statistic)
-            np.testing.assert_allclose(here[["value", "low", "high"]].astype(float), 1, rtol=0, atol=1e-9)
+            np.testing.assert_allclose(here["value"], 1, rtol=0, atol=1e-9)
+            # At a boundary, and over bins, there is no interval.
+            assert np.isnan([here["low"], here["high"]]).all()
             assert here["verdict"] == "above the null band"
     assert "the head reads a token as evidence" in found.verdicts[0]
 
@@ -77,7 +80,9 @@ def test_a_trained_model_is_healthy(corpus):
     params = ja.dynamics.run(sgd, sgd.init(embedded), corpus, 300).params
     found = diagnose(params.E, params.p, params.v, corpus, **FAST)
     spoken = found.quantities[found.quantities["statistic"].isin(["Spearman, tokens", "share"])]
-    assert (spoken["verdict"] == "above the null band").all()
+    assert (spoken["verdict"].iloc[:-1] == "above the null band").all()
+    # No token ties, and of that nothing is said.
+    assert (spoken["value"].iloc[-1], len(found.verdicts)) == (0, 5)
 
 
 def test_what_one_gradient_step_writes_is_alpha_to_the_accuracy_of_the_dimension(corpus, alpha):
@@ -100,7 +105,52 @@ def test_selected_tokens_equal_a_loop_over_sequences(corpus, alpha, rng):
     difference = np.abs(np.asarray(ja.data.posterior_difference(corpus)))
     share = row(found, "sequences that select an important token", "share")
     assert share["value"] == pytest.approx(np.mean(difference[best] >= 0.4), abs=1e-12)
-    assert share["low"] < share["value"] < share["high"]
+    size = len(best)
+    expected = stats.binomtest(round(share["value"] * size), size).proportion_ci(method="exact")
+    np.testing.assert_allclose([share["low"], share["high"]], expected, rtol=1e-9)
+    tokens = found.quantities[found.quantities["statistic"].str.endswith("tokens")].dropna()
+    assert len(tokens)
+    assert (tokens["low"] <= tokens["value"]).all()
+    assert (tokens["value"] <= tokens["high"]).all()
+
+
+def test_a_study_and_a_diagnosis_of_its_model_count_the_same_selections(tmp_path):
+    data = ja.data.Independent(vocab_size=V, relevant=24, length=12, sequences=400)
+    phases = [
+        ja.dynamics.OneStep(name="embed", step_size=200.0),
+        ja.dynamics.Descent(name="query", train=["p"], optimizer="sgd", step_size=4.0, steps=40),
+    ]
+    settings = {"important": 0.4, "min_count": 70}
+    study = ja.Study(
+        name="both",
+        seeds=1,
+        data=data,
+        model=ja.models.OneLayer(dim=DIM),
+        phases=phases,
+        probes=ja.Probes(**settings),
+    )
+    results = study.run(tmp_path / "run", quiet=True)
+    params, corpus = results.params(seed=0), study.base.data.draw(seed_keys([0])[0][0]).train
+    found = diagnose(params.E, params.p, params.v, corpus, draws=5, resampled=5, **settings)
+    last = results.records[(results.records["phase"] == "query") & (results.records["step"] == 40)]
+    last = last.set_index("metric")["value"]
+    assert 0 < last["important_selected"] < 1
+    assert row(found, "sequences that select an important token", "share")["value"] == pytest.approx(
+        last["important_selected"], abs=1e-7
+    )
+    assert "(important: |posterior difference| ≥ 0.4, at least 70 occurrences)" in found.verdicts[4]
+
+
+def test_uniform_attention_selects_nothing_and_says_that_all_tie(corpus, alpha):
+    found = diagnose(*planted(np.zeros(V), alpha), corpus, **FAST)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    important = np.abs(np.asarray(ja.data.posterior_difference(corpus))) >= 0.5
+    holds = np.mean([important[x[m]].any() for x, m in zip(ids, mask, strict=True)])
+    assert row(found, "sequences that select an important token", "share")["value"] == 0
+    tied = row(found, "sequences in which an important token ties on top", "share")
+    assert (tied["value"], tied["verdict"]) == (pytest.approx(holds), "above the null band")
+    assert found.verdicts[-1].endswith("important tokens tie more than by chance")
+    assert (found.tokens["selected"] == 0).all()
 
 
 def test_several_classes():

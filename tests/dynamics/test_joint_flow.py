@@ -1,4 +1,6 @@
 import functools
+import importlib
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +105,53 @@ def test_it_is_the_flow_of_both_on_its_own_path():
     np.testing.assert_allclose(path.p[-1], end[:size], atol=2e-3)
     np.testing.assert_allclose(path.log_v_norm[-1], np.log(np.linalg.norm(end[size:])), atol=1e-3)
     np.testing.assert_allclose(path.v[-1], end[size:] / np.linalg.norm(end[size:]), atol=1e-4)
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """The benchmark that holds the flow against an ODE written in NumPy, with SciPy's Radau."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    return importlib.import_module("joint_flow")
+
+
+def flipped(key, **sizes):
+    """Draw under Assumption 1, and flip two labels."""
+    corpus = ja.data.assumption1(key, **sizes)
+    return corpus.replace(labels=corpus.labels.at[:2].multiply(-1))
+
+
+@pytest.mark.parametrize("kind", ["2", "3", "assumption1", "flipped"])
+def test_it_agrees_with_an_independent_ode_as_far_as_it_goes(benchmark, kind):
+    """One of two seeds with two relevant tokens leans on walls where v is slaved, the other on ties."""
+    names = {name.split()[1] if "," in name else name: draw for name, draw in benchmark.DATA.items()}
+    params, corpora = benchmark.problems((names | {"flipped": flipped})[kind], 2)
+    path = flow(params, corpora, until_norm=1e3, points=64, max_steps=300)
+    for seed in range(2):
+        rows = benchmark.apart(*take((params, corpora, path), seed))
+        assert len(rows) > 8
+        assert rows[:, 1].max() < 1e-4
+        if path.stop[seed] == "norm":
+            assert rows[-1, 0] > 16.5
+            assert path.mismatch[seed] < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relevant", ["2", "3"])
+def test_of_64_seeds_every_one_agrees_or_says_where_it_stops(benchmark, relevant):
+    name = f"multi_relevant, {relevant} relevant tokens"
+    found = benchmark.measure(name, benchmark.DATA[name], 64)
+    assert found["share that agrees to 1e-4 as far as it goes"] == 1
+    assert set(found["ended by"]) <= {"norm", "unsettled"}
+
+
+def test_the_ode_does_not_depend_on_its_tolerance(benchmark):
+    params, corpora = benchmark.problems(benchmark.DATA["assumption1"], 1)
+    own, corpus = take((params, corpora), 0)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    given = *map(np.asarray, (own.E, own.p, own.v)), ids, mask, np.asarray(corpus.labels)
+    loose, tight = (benchmark.follow(*given, 16.5, tolerance).at(16.4) for tolerance in (1e-7, 1e-9))
+    np.testing.assert_allclose(loose[0], tight[0], atol=1e-5)
+    np.testing.assert_allclose(loose[1], tight[1], atol=1e-7)
 
 
 def test_every_seed_tends_to_the_relaxed_max_margin_direction_and_v_to_its_own():

@@ -35,6 +35,14 @@ def test_gaps_between_seeds_make_batches_of_their_own(study):
     assert [list(batch.seeds) for batch in cut(wanted, known)] == [[0], [1, 2, 3, 4, 5], [6], [9]]
 
 
+@pytest.mark.parametrize(
+    "name", ["cells-00000-00000-seeds-00003-00002", "cells-00001-00000-seeds-00000-00001"]
+)
+def test_a_name_that_holds_no_lane_is_no_batch(study, name):
+    wanted = study(seeds=3, chunk=3)
+    assert [list(batch.seeds) for batch in cut(wanted, [name])] == [[0, 1, 2]]
+
+
 def test_lanes_are_every_seed_of_every_cell_once(study):
     axes = {"model.dim": [8, 16], "phases.query.step_size": [0.1, 0.2, 0.3]}
     for chunk in (1, 2, 4, 100):

@@ -1,6 +1,7 @@
 import json
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxattn as ja
@@ -65,12 +66,33 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
     loss = "logistic" if classes == 2 else "cross_entropy"
     wanted = Study.of_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
-    found = dict(describe.corpus(wanted, 1, silent))
-    table = found["One step on E: the largest |E·v| that a step size gives; begin with 3"]
+    ((title, table),) = [
+        x for x in describe.corpus(wanted, 1, silent) if x[0].startswith("One step on E, d = ")
+    ]
+    assert f"begin with step_size = {table['step_size'][1]:g}. It can make E·p U-shaped" in title
     corpus = wanted.base.data.draw(seed_keys([0])[0][0]).train
     v = jnp.eye(4)[0] if classes == 2 else jnp.eye(4)[:, :classes]
     params = ja.models.one_layer.Params(E=jnp.zeros((20, 4)), p=jnp.zeros(4), v=v)
-    for size, step_size in table.to_numpy():
+    difference = np.asarray(ja.data.posterior_difference(corpus)).reshape(20, -1)
+    probes = wanted.base.probes
+    important = (np.abs(difference) >= 0.5).any(1) & (
+        np.asarray(ja.data.token_counts(corpus)) >= probes.min_count
+    )
+    assert f"({important.sum()} with |posterior difference| ≥ 0.5, at least {probes.min_count} occ" in title
+    dim = wanted.base.model.dim
+    for step_size, size, spread, ratio, logits in table.to_numpy():
         moved = ja.dynamics.one_step(params, corpus, step_size=step_size)
-        # Two digits are shown.
-        assert abs(moved.E @ v).max() == pytest.approx(size, rel=0.05)
+        values = np.asarray(moved.E @ v).reshape(20, -1)
+        assert size == pytest.approx(np.median(np.abs(values[important]).max(1)), rel=1e-4)
+        rest = np.hypot(dim**-0.5, np.sqrt(values[~important].var(axis=0).mean()))
+        assert (spread, ratio) == pytest.approx((rest, size / rest), rel=1e-4)
+        of_sequences = np.asarray(ja.models.one_layer.logits(moved, corpus))
+        assert logits == pytest.approx(np.sqrt(np.mean(of_sequences**2)), rel=1e-4)
+
+
+def test_without_important_tokens_there_is_no_advice(tables):
+    wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
+    titles = [title for title, _ in describe.corpus(wanted, 1, silent)]
+    assert (
+        "One step on E: no advice, since no token is important (|posterior difference| ≥ 0.5, " in titles[2]
+    )

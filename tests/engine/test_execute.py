@@ -196,8 +196,7 @@ def test_flow_records_equal_the_path_and_its_limit_worked_out_alone(flow_run, x6
         assert rows["feasible"].iloc[-1] == 1
         assert 0.99 < rows["margin_ratio"].iloc[-1] <= 1
         important = np.asarray(ja.data.average_signed_frequency(corpus)) != 0
-        share = (chosen.important_counts(corpus, important) > 0).mean()
-        assert rows["important_selected"].iloc[-1] == share
+        assert rows["important_selected"].iloc[-1] == chosen.selects(corpus, important)[0].mean()
 
 
 def test_only_phases_that_move_p_alone_have_a_limit(flow_run, read):
@@ -387,7 +386,7 @@ def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
     by_query = ja.theory.selection_from_scores(params.E @ params.p, train)
     important = np.abs(np.asarray(ja.data.posterior_difference(train))) >= 0.5
     assert (chosen.mask != by_query.mask).any()
-    assert value["important_selected"] == (chosen.important_counts(train, important) > 0).mean()
+    assert value["important_selected"] == chosen.selects(train, important)[0].mean()
 
 
 def test_own_code_is_what_its_pure_functions_say(own_run, x64, read, study):
@@ -407,8 +406,7 @@ def test_a_model_that_starts_with_other_scores_selects_by_them(own_run, x64, rea
         own = ja.theory.selection_from_scores(setting.model.scores_and_values(params)[0], corpora.train)
         assert bool((own.mask == by_query.mask).all()) == (rotation == "identity")
         important = np.abs(np.asarray(corpora.tokens.posterior_difference[:, 0])) >= 0.5
-        expected = (own.important_counts(corpora.train, important) > 0).mean()
-        assert found["important_selected"] == expected
+        assert found["important_selected"] == own.selects(corpora.train, important)[0].mean()
         assert found["selected_tokens"] == own.counts(corpora.train).mean()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from jaxattn.engine import memory
 from jaxattn.engine import plan as planning
-from jaxattn.engine.plan import plan
+from jaxattn.engine.plan import plan, recorded
 from jaxattn.errors import InputError
 
 
@@ -64,3 +64,32 @@ def test_coordinates_of_the_span_are_said_where_they_are_fewer(tmp_path, study, 
     exclude = [{"model.dim": "inf", "phases.query.optimizer": "adam"}]
     _, groups = plan(study(axes=axes, exclude=exclude, dtype=dtype), tmp_path, quick=True)[0]
     assert groups["coordinates"].tolist() == ["16", "16", "22 for d = 64", "64", "22 for d = inf"]
+
+
+def test_what_every_phase_records_is_what_a_run_records(tmp_path, study, go, read):
+    phases = [*study().tree["phases"], {"name": "flow", "kind": "exact_flow", "until_norm": 2.0, "points": 3}]
+    wanted = study(phases=phases, probes={"bins": 3, "max_margin": True})
+    lines = recorded(wanted)
+    go(tmp_path / "small", wanted)
+    records, _ = read(tmp_path / "small")
+    for phase, line in zip(("embed", "query", "flow"), lines, strict=True):
+        found = set(records.loc[records["phase"] == phase, "metric"])
+        said, _, missing = line.removeprefix(f"{phase} records ").partition("; not ")
+        names = {name for text in said.split(", ") for name in _spelled(text)}
+        assert names == found
+        assert ("one_step_error (does not apply)" in missing) == (phase != "embed")
+        assert ("max_margin" in names) == (phase != "embed")
+
+
+def _spelled(text):
+    """Spell out "Ev_bin_00 .. 02"."""
+    first, several, last = text.partition(" .. ")
+    return [f"{first[:-2]}{k:02d}" for k in range(int(last) + 1)] if several else [text]
+
+
+def test_what_is_not_recorded_has_its_reason(tmp_path, study):
+    two_layers = study(model={"kind": "two_layer", "dim": 4}, phases=study().tree["phases"][:1])
+    (line,) = recorded(two_layers)
+    reason = "(wants a model with attends_to_tokens = True)"
+    assert f"; not important_mass, important_selected, important_tied, selected_tokens {reason}" in line
+    assert {"loss", "p_norm"} <= set(line.partition("; ")[0].split(", "))

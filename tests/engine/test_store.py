@@ -299,3 +299,46 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
         f"{tmp_path / 'small'}: this file system has no locks (No locks available); start no second run there"
     ]
     assert not lock.is_locked(folder.directory)
+
+
+def test_nothing_outside_is_emptied_deleted_or_written_to(copy, go, study, tmp_path):
+    """Links that a folder came with: to a file by the lock's name, to a folder where old checkpoints lie."""
+    home = tmp_path / "home"
+    shutil.copytree(copy / "checkpoints" / FIRST, home)
+    (home / "letters").mkdir()
+    (home / "letters" / "a").write_text("kept")
+    places = (copy / ".lock", copy / "metrics.jsonl", copy / "checkpoints" / FIRST, copy / "damaged")
+    for place in places:
+        kept = place.rename(tmp_path / "kept") if place.exists() else None
+        place.symlink_to(home if place.name in (FIRST, "damaged") else home / "letters" / "a")
+        with pytest.raises(InputError, match=rf"{place.name}: leads out of"):
+            go(copy, study(chunk=1))
+        place.unlink()
+        if kept:
+            kept.rename(place)
+    assert (home / "letters" / "a").read_text() == "kept"
+    assert go(copy, study(chunk=1))[0].already_finished
+
+
+def test_a_lock_is_never_a_link(tmp_path):
+    (tmp_path / "victim").write_text("kept")
+    (tmp_path / ".lock").symlink_to("victim")
+    with pytest.raises(OSError, match="symbolic links"), lock.locked(tmp_path):
+        pass
+    assert not lock.is_locked(tmp_path)
+    assert (tmp_path / "victim").read_text() == "kept"
+
+
+def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
+    line = json.loads((copy / "metrics.jsonl").read_text().splitlines()[-1])
+    line.pop(files.SEAL)
+    wrong = [
+        {},
+        line | {"batch": 3},
+        line | {"failures": [3]},
+        line | {"share": "x"},
+        line | {"wall_time_s": -1},
+    ]
+    (copy / "metrics.jsonl").write_bytes(b"".join(map(files.sealed, [*wrong, line])))
+    assert store.Store(copy).read_log() == [line]
+    assert "finished" in status(copy)[1]

@@ -2,8 +2,20 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 
-from jaxattn.engine.tables import with_best
+from jaxattn.engine.batches import Batch
+from jaxattn.engine.tables import rows, with_best
+from jaxattn.errors import InputError
+
+
+def test_a_complex_number_is_no_record(study):
+    batch = Batch(None, tuple(study().cells), range(3, 4))
+    assert rows({"turn": np.array([2.0])}, batch, "query", 1)["value"].tolist() == [2.0]
+    with pytest.raises(
+        InputError, match=r"^probes: 'turn' is complex; records are real; return its real and"
+    ):
+        rows({"turn": np.array([1j])}, batch, "query", 1)
 
 
 def test_the_best_test_accuracy_is_chosen_on_test_or_on_validation_data(rng):

@@ -8,7 +8,6 @@ from scipy import stats
 
 import jaxattn as ja
 from jaxattn.paper.choices import choices
-from jaxattn.paper.measures import EDGES
 from jaxattn.results.load import load
 
 BASE = {
@@ -52,11 +51,11 @@ def measured(run):
 def shapes_by_hand(results, cell):
     """Spearman of the bin means of E·v, the weaker slope of those of E·p, where it is lowest."""
     tokens = results.tokens[results.tokens["cell"] == cell]
-    edges = EDGES
+    edges = np.linspace(-1, 1, 21)
     centres, ev, ep = [], [], []
     x = tokens["posterior_difference"]
     for low, high in itertools.pairwise(edges):
-        within = tokens[(x >= low) & ((x < high) | (high == EDGES[-1]))]
+        within = tokens[(x >= low) & ((x < high) | (high == edges[-1]))]
         if len(within):
             centres.append((low + high) / 2)
             ev.append(within["Ev"].mean())

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
+from jaxattn import Study
 from jaxattn.paper import compare, published
+from jaxattn.paper.item import SWEEPS
 
 
 def test_tables_have_as_many_values_as_places_and_name_their_source():
@@ -28,3 +30,14 @@ def test_published_scores_are_u_shaped_by_our_own_measure(curve):
 def test_published_rows_of_yelp_change_their_sign_at_zero():
     for curve in (published.YELP_EV_2, published.YELP_EV_4):
         assert compare.sign_change(np.array([curve.values]), np.array(curve.centres))[0] > 0.9
+
+
+def test_items_beside_published_bins_have_those_and_others_hold_every_token():
+    for item in SWEEPS.glob("*.toml"):
+        probes = Study.read(item).base.probes
+        edges = np.linspace(probes.low, probes.high, probes.bins + 1)
+        if item.stem.startswith(("imdb", "yelp", "fig", "mlp", "two_layer")) and item.stem != "yelp4":
+            assert (edges[1:] + edges[:-1]) / 2 == pytest.approx(published.BIN_CENTRES)
+    for name in ("topics", "xor", "negation", "yelp4", "k_class_law"):
+        probes = Study.read(SWEEPS / f"{name}.toml").base.probes
+        assert (probes.low, probes.high) == (-1, 1)

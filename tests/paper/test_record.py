@@ -1,5 +1,7 @@
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -7,7 +9,7 @@ import pytest
 
 from jaxattn.claims.rows import around, at_least
 from jaxattn.errors import InputError
-from jaxattn.paper import ITEMS, page, record
+from jaxattn.paper import ITEMS, compare, page, record
 from jaxattn.paper.compare import Estimate, Finding
 from jaxattn.paper.section import NOT_RUN, Picture, Section
 
@@ -18,7 +20,7 @@ SECTION = Section(
     "jaxattn reproduce --only fig2_synthetic",
     facts={"run time": "3 s"},
     findings=(
-        Finding("ρ of E·v", Estimate(0.1 + 0.2, math.nan, 1.0), "5 seeds", at_least(0.9), "increasing"),
+        Finding("ρ of E·v", Estimate(0.1 + 0.2, math.nan, 1.0, 5), "5 seeds", at_least(0.9), "increasing"),
         Finding("the lowest", Estimate(0.0, -0.1, 0.1), "tokens", around(0.0, 0.3)),
         Finding("alone", Estimate(1.0, math.nan, math.nan), "nothing"),
     ),
@@ -27,7 +29,7 @@ SECTION = Section(
     seconds=3.25,
     machine="2 CPU cores",
 )
-COMMITTED = Path(__file__).parents[2] / "results" / "paper"
+COMMITTED = Path(__file__).parents[2] / "results" / "published" / "paper"
 NO_RUNS = {item.name: Path("nowhere") for item in ITEMS}
 
 
@@ -81,13 +83,19 @@ def test_settings_are_equal_wherever_the_data_lies_and_differ_between_scales():
 @pytest.mark.parametrize("damage", ["[]", "{", '{"scale": "laptop"}'])
 def test_a_damaged_record_is_named_with_its_remedy(folder, damage):
     (folder / record.place(ITEM)).write_text(damage)
-    with pytest.raises(InputError, match=r"fig2_synthetic.json: damaged: .* remove it and run `jaxattn"):
+    with pytest.raises(InputError, match=r"fig2_synthetic.json: damaged.*; remove it and run `jaxattn"):
         record.read(ITEM, "laptop", folder)
+
+
+def test_a_page_of_older_intervals_says_so():
+    assert compare.OLD in page.as_markdown((SECTION,), "laptop")
+    new = Finding("the lowest", Estimate(0.0, -0.1, 0.1, 5), "5 seeds", around(0.0, 0.3))
+    assert compare.OLD not in page.as_markdown((replace(SECTION, findings=(new,)),), "laptop")
 
 
 def test_a_lost_figure_is_named(folder):
     (folder / "figures" / "fig2_synthetic.png").unlink()
-    with pytest.raises(InputError, match=r"figures/fig2_synthetic.png: not there, but .* names it; run `"):
+    with pytest.raises(InputError, match=r"figures/fig2_synthetic.png: missing, but .* names it; run `"):
         record.read(ITEM, "laptop", folder)
 
 
@@ -108,3 +116,22 @@ def test_the_committed_page_is_what_its_records_say():
     doubtful = [each for each in sections if "differs" in each.verdict or "cannot tell" in each.verdict]
     assert doubtful
     assert {each.item.name for each in doubtful if not each.reason} == set()
+
+
+@pytest.mark.parametrize("way", ["dots", "absolute", "link"])
+def test_a_record_shows_no_file_outside(folder, tmp_path, way):
+    out = tmp_path / "out"
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("out"))
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (out / "figures" / "link.png").symlink_to(tmp_path / "secret.png")
+    file = {"dots": "../secret.png", "absolute": str(tmp_path / "secret.png"), "link": "figures/link.png"}[
+        way
+    ]
+    path = out / record.place(ITEM)
+    content = json.loads(path.read_text())
+    content["pictures"][0]["file"] = file
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        InputError, match=r"leads out of .*, but \S+fig2_synthetic.json names it; run `jaxattn"
+    ):
+        record.read(ITEM, "laptop", out)

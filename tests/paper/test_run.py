@@ -1,12 +1,18 @@
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from jaxattn import cli
 from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError
-from jaxattn.paper import ITEMS, reproduce
+from jaxattn.paper import ITEMS, reproduce, run
+from jaxattn.paper.page import write
+from jaxattn.results import load, report
+from jaxattn.storage import manifest
 
 TINY = (
     "model.dim=16",
@@ -37,7 +43,7 @@ def again(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(again):
     """The page after one item was run."""
-    return again(only=["fig2_synthetic", "fig3_imdb"])
+    return again(only=["fig2_synthetic"])
 
 
 @pytest.mark.parametrize("scale", ["laptop", "full"])
@@ -73,6 +79,38 @@ def test_missing_data_is_said_with_its_remedy(page):
     part = text[text.index("## fig3_imdb") : text.index("## fig3_yelp")]
     assert "Not run: run `jaxattn reproduce --only fig3_imdb --data-dir DIR`, with DIR/tfds" in part
     assert page.summary.set_index("item")["verdict"]["fig3_imdb"] == "not run"
+
+
+def test_an_item_that_is_asked_for_without_its_data_is_refused_with_the_remedy(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "paper"
+    monkeypatch.setattr(
+        sys, "argv", ["jaxattn", "reproduce", "--only", "fig2_synthetic", "fig1_imdb", "--out", str(out)]
+    )
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "--only fig1_imdb: no data; run `jaxattn reproduce --only fig1_imdb --data-dir DIR`, with DIR/tfds: "
+        "imdb_reviews of tensorflow-datasets"
+    )
+    assert not out.exists()
+
+
+def test_items_left_out_for_want_of_data_are_told_in_a_line(tmp_path, capsys, monkeypatch):
+    items = [replace(item, measure=None) if item.needs == "nothing" else item for item in ITEMS]
+    monkeypatch.setattr(run, "ITEMS", items)  # nothing is left to run
+    with Reporter(quiet=False) as reporter:
+        run.reproduce(out=tmp_path, command="jaxattn reproduce", reporter=reporter)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("20 items on reviews are not run; add `--data-dir DIR`, with DIR/tfds: ")
+
+
+def test_an_item_whose_record_is_there_needs_no_data(page, again, monkeypatch):
+    items = [replace(item, needs="imdb") if item.name == "fig2_synthetic" else item for item in ITEMS]
+    monkeypatch.setattr(run, "ITEMS", items)
+    shown = again(only=["fig2_synthetic"])
+    assert shown.summary.set_index("item")["verdict"]["fig2_synthetic"] != "not run"
 
 
 def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(page):
@@ -121,5 +159,54 @@ def test_nothing_runs_in_a_folder_of_another_scale(page, again):
 
 def test_the_page_is_the_same_from_the_records_alone(page, again, tmp_path):
     shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
-    copied = again(out=tmp_path / "copy", only=["fig3_imdb"])
+    copied = write(tmp_path / "copy", {item.name: tmp_path for item in ITEMS}, scale="laptop")
     assert [path.read_bytes() for path in copied.paths[:3]] == [path.read_bytes() for path in page.paths[:3]]
+
+
+EVIL = "from pathlib import Path\nPath({place!r}).touch()\nclass M: ...\n"
+CODE = "evil.py:M"
+
+
+def _of_stranger(config, key):
+    phases = config["phases"]
+    forged = {
+        "model": {**config["model"], "kind": CODE},
+        "data": {**config["data"], "kind": CODE},
+        "loss": {"kind": CODE},
+        "phases": [{**phase, "kind": CODE} for phase in phases],
+        "optimizer": [{**phase, "optimizer": CODE} for phase in phases],
+        "start": [{**phase, "start": {"E": {"kind": CODE}}} for phase in phases],
+        "probes": config["probes"] | {"own": [CODE]},
+        "figures": [{"kind": CODE}],
+    }
+    return config | {"phases" if key in ("optimizer", "start") else key: forged[key]}
+
+
+@pytest.mark.parametrize(
+    "key", ["model", "data", "loss", "phases", "optimizer", "start", "probes", "figures"]
+)
+def test_nothing_that_a_finished_run_names_is_imported(page, tmp_path, monkeypatch, key):
+    out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
+    ran = out / "runs" / "laptop" / "fig2_synthetic"
+    for place in (tmp_path, out, ran):
+        (place / "evil.py").write_text(EVIL.format(place=str(tmp_path / "executed")))
+    monkeypatch.chdir(tmp_path)
+    known = manifest.read(ran)
+    manifest.write(ran, known | {"config": _of_stranger(known["config"], key), "code": {CODE: None}})
+    runs = {item.name: run.folder(out, "laptop", item) for item in ITEMS}
+    made = write(out, runs, scale="laptop", overrides=TINY)
+    load(ran)._repr_html_()
+    report.write(ran)
+    assert not (tmp_path / "executed").exists()
+    if key != "figures":  # which are drawn as a study asks for, and change no number
+        shown = made.sections[[item.name for item in ITEMS].index("fig2_synthetic")]
+        assert "holds a run of other settings; delete it" in shown.remedy
+
+
+def test_a_run_that_is_a_link_is_not_read(page, again, tmp_path):
+    out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
+    (out / "runs").rename(tmp_path / "runs")
+    (out / "runs").symlink_to(tmp_path / "runs")
+    made = again(out=out, only=["fig2_synthetic"])
+    assert "runs/laptop/fig2_synthetic: leads out of" in made.failed["fig2_synthetic"]
+    assert made.summary.set_index("item")["verdict"]["fig2_synthetic"] == "not run"

@@ -59,15 +59,23 @@ def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
     assert not {"test_loss", "test_accuracy"} & set(Fit().measure(seen(classes=classes, test=False)))
 
 
-def test_selected_is_attention_on_important_tokens(seen):
+@pytest.mark.parametrize("least", [1, 6])
+def test_selected_is_attention_on_important_tokens(seen, least):
     shown = seen()
-    found = Selected(important=0.3).measure(shown)
+    found = Selected(important=0.3, min_count=least).measure(shown)
     train, scores = shown.corpora.train, shown.scores_and_values[0]
-    important = np.abs(np.asarray(shown.corpora.tokens.posterior_difference[:, 0])) >= 0.3
+    tokens = shown.corpora.tokens
+    large, count = np.abs(np.asarray(tokens.posterior_difference[:, 0])) >= 0.3, np.asarray(tokens.count)
+    important = large & (count >= least)
+    assert 0 < important.sum() <= large.sum() - (least > 1)
     q, ids, mask = attention(scores, train)
     np.testing.assert_allclose(found["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-12)
-    chosen = ja.theory.selection_from_scores(scores, train)
-    assert found["important_selected"] == (chosen.important_counts(train, important) > 0).mean()
+    best = [
+        ids[i][np.argmax(np.where(mask[i], np.asarray(scores)[ids[i]], -np.inf))] for i in range(len(ids))
+    ]
+    several = np.array([len(set(row[there])) > 1 for row, there in zip(np.asarray(ids), mask, strict=True)])
+    assert found["important_selected"] == (important[best] & several).mean()
+    assert found["important_tied"] == (important[best] & ~several).mean()
     highest = np.where(mask, np.asarray(scores)[ids], -np.inf).max(1)
     distinct = [
         len({int(s) for s, there in zip(row, present, strict=True) if there and scores[s] == top})
@@ -80,15 +88,31 @@ def test_selected_is_attention_on_important_tokens(seen):
 def test_a_model_selects_by_its_own_scores(seen, model):
     """With a key-query matrix the scores are not E·p, and what is selected follows the scores."""
     shown = seen(model)
-    found = Selected(important=0.3).measure(shown)
+    found = Selected(important=0.3, min_count=1).measure(shown)
     train, scores = shown.corpora.train, model.scores_and_values(shown.params)[0]
     chosen = ja.theory.selection_from_scores(scores, train)
     by_query = ja.theory.selection_from_scores(shown.params.E @ shown.params.p, train)
     assert bool((chosen.mask == by_query.mask).all()) == isinstance(model, ja.models.Mlp)
     important = np.abs(np.asarray(shown.corpora.tokens.posterior_difference[:, 0])) >= 0.3
-    assert found["important_selected"] == (chosen.important_counts(train, important) > 0).mean()
+    selects, tied = chosen.selects(train, important)
+    assert (found["important_selected"], found["important_tied"]) == (selects.mean(), tied.mean())
     q, ids, _ = attention(scores, train)
     np.testing.assert_allclose(found["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-12)
+
+
+def test_uniform_attention_selects_nothing_and_ties_everywhere(x64):
+    """Token 0 says +1, token 1 says -1, the others nothing."""
+    corpus = ja.data.from_sequences(
+        [[0, 2, 3], [1, 2, 3], [0, 2], [1, 3], [2, 3], [2, 3]], [1, -1] * 3, vocab_size=4
+    )
+    model, splits, found = ja.models.OneLayer(dim=4), Splits(corpus, token_statistics(corpus)), []
+    for scores in ([0.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0], [0.0, 0, 1, 1]):
+        params = ja.models.one_layer.Params(jnp.eye(4), jnp.asarray(scores), jnp.ones(4))
+        found.append(Selected(min_count=1).measure(Seen(params, model, LOSS, splits, QUERY)))
+    np.testing.assert_allclose([x["important_selected"] for x in found], [0, 4 / 6, 1 / 6, 0], atol=1e-6)
+    np.testing.assert_allclose([x["important_tied"] for x in found], [4 / 6, 0, 3 / 6, 0], atol=1e-6)
+    without = Selected(min_count=3).measure(Seen(params, model, LOSS, splits, QUERY))
+    assert all(np.isnan(without[f"important_{x}"]) for x in ("mass", "selected", "tied"))
 
 
 def test_models_without_attention_over_tokens_have_no_selection(seen):
@@ -141,10 +165,12 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
         ),
         rtol=1e-10,
     )
-    edges = np.linspace(-1, 14 / 15, 5)
+    edges = np.linspace(-1, 1, 5)
+    # One that is an edge but for rounding is in the bin that the edge begins.
+    difference = difference.round(9)
     means = []
     for k in range(columns):
-        inside = (difference[:, k] >= -1) & (difference[:, k] <= 14 / 15)
+        inside = np.isfinite(difference[:, k])
         sums, _ = np.histogram(difference[inside, k], edges, weights=np.asarray(scores)[inside])
         with np.errstate(invalid="ignore"):
             means.append(sums / np.histogram(difference[inside, k], edges)[0])

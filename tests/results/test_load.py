@@ -158,7 +158,13 @@ def test_results_import_neither_jax_nor_what_is_above_them():
             package = ".".join(name.split(".")[:2])
             # Trained parameters alone are arrays of JAX, of a model and of a seed.
             of_params = ("jaxattn.models", "jaxattn.study") if path.name == "params.py" else ()
-            below = package in ("jaxattn.results", "jaxattn.storage", "jaxattn.errors", *of_params)
+            below = package in (
+                "jaxattn.results",
+                "jaxattn.storage",
+                "jaxattn.errors",
+                "jaxattn.spec",
+                *of_params,
+            )
             assert name.split(".")[0] != "jax" or path.name == "params.py", f"{path.name} imports {name}"
             assert not name.startswith("jaxattn") or below, path.name
             assert name != "matplotlib.pyplot", path.name

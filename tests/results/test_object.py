@@ -67,3 +67,11 @@ def test_many_cells_are_shown_in_part(results):
     records = pd.concat([loss.assign(cell=np.int32(cell)) for cell in range(200)])
     many = dataclasses.replace(run, manifest=dict(run.manifest) | {"cells": cells}, records=records)
     assert many._repr_html_().count("<tr") < 40
+
+
+def test_results_are_printed_in_one_short_line(results):
+    shown = repr(results["dims"])
+    assert shown.startswith("Results('")
+    assert shown.endswith("4 × 6 cells × seeds, " + f"{len(results['dims'].records):,} records, finished)")
+    assert len(shown.splitlines()) == 1
+    assert len(shown) < 300

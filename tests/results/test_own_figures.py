@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -11,6 +12,7 @@ from jaxattn.errors import InputError
 from jaxattn.results import load, report
 from jaxattn.results.drawn import Drawn, Picture
 from jaxattn.results.figures import draw_all
+from jaxattn.results.verify import verify
 from jaxattn.storage.files import digest, sealed
 
 KIND = "lab.figures:losses"
@@ -115,3 +117,53 @@ def test_labels_of_probes_come_first(results):
     assert run.label("p_norm") == r"$\Vert p\Vert$"
     drawn = named.figure("curves", metrics=("p_norm",))
     assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == ["size of p"]
+
+
+def test_a_figure_without_a_checksum_or_by_a_link_is_not_shown(folder, tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"\x89PNG secret")
+    (folder / "figures").mkdir()
+    (folder / "figures" / "secret.png").symlink_to(tmp_path / "secret.png")
+    entry = {"index": 1, "name": "secret", "title": "", "caption": ""}
+    for sha256 in (None, digest(b"\x89PNG secret")):
+        sums = {"figures/secret.png": sha256}
+        (folder / "figures" / "drawn.json").write_bytes(sealed({"own": [entry], "sha256": sums}))
+        assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
+
+
+def test_a_report_is_not_written_outside_its_folder(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "figures").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"figures: leads out of"):
+        report.write(folder)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("content", [{}, [], {"sha256": []}, {"sha256": {"a": None}, "own": [3]}])
+def test_strange_words_are_damage_and_no_traceback(folder, content):
+    (folder / "figures").mkdir()
+    text = sealed(content) if isinstance(content, dict) else b"[]"
+    (folder / "figures" / "drawn.json").write_bytes(text)
+    assert "drawn.json: damaged (" in verify(folder)[0]
+    assert len(draw_all(load(folder))[0]) == 1
+
+
+WRONG = [
+    {"kind": "curves", "metrics": 3},
+    {"kind": "curves", "cells": ["x"]},
+    {"kind": "top_tokens", "number": "many"},
+    {"kind": "top_tokens", "number": 10**9},
+    {"kind": "importance", "cell": "first"},
+    {"kind": "convergence", "expected": [1]},
+]
+
+
+@pytest.mark.parametrize("spec", WRONG, ids=str)
+def test_options_of_wrong_types_are_one_line(results, spec):
+    option = next(key for key in spec if key != "kind")
+    with pytest.raises(InputError, match=rf"figure\.{option}: Expected .*; give one that fits"):
+        results["text"].figure(**spec)
+
+
+def test_numbers_of_numpy_are_options_too(results):
+    assert "2 of 4 cells" in results["dims"].figure("curves", cells=np.arange(2)).caption
+    assert results["text"].figure("top_tokens", number=np.int64(3))

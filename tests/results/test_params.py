@@ -21,6 +21,7 @@ from jaxattn.storage import manifest as manifests
 DIM, PADDED = 4, 6
 SIZES = [3, 6]
 SEEDS = [2, 5]
+TABLES = dict.fromkeys(marks.TABLES, "0" * 64)
 BATCH = "cells-00000-00001-seeds-00002-00005"
 BEGUN = "cells-00000-00001-seeds-00007-00007"
 
@@ -56,7 +57,7 @@ def folder(write, tmp_path_factory):
     for batch in (BATCH, BEGUN):
         (folder / "checkpoints" / batch).mkdir(parents=True)
         checkpoint = checkpoints.save(marks.checkpoint_path(folder, batch, 3), state)
-        mark = marks.Mark(batch == BATCH, 0, 3, [], {}, checkpoint, marks.Origin({}, {}, {}))
+        mark = marks.Mark(batch == BATCH, 0, 3, [], TABLES, checkpoint, marks.Origin({}, {}, {}))
         marks.write(folder, batch, mark)
     return folder
 
@@ -166,11 +167,12 @@ def test_arrays_in_large_files_are_summed(tmp_path, monkeypatch):
     known = checkpoints.save(tmp_path / "1", {"a": np.arange(1000.0), "b": {"c": jnp.ones(3)}})
     assert {sha256 for _, sha256 in known.files.values()} == {None}
     assert set(known.arrays) == {"a", "b/c"}
-    found = checkpoints.restore(tmp_path / "1", known)
+    found = checkpoints.restore(tmp_path / "1", known, tmp_path)
     np.testing.assert_array_equal(found["b"]["c"], 1)
     other = marks.Checkpoint(1, known.arrays | {"a": known.arrays["a"] ^ 1}, known.files)
+    like = {"a": np.zeros(1000), "b": {"c": np.zeros(3, np.float32)}}
     with pytest.raises(InputError, match="the checksums of its arrays differ"):
-        checkpoints.restore(tmp_path / "1", other, {"a": np.zeros(1000), "b": {"c": np.zeros(3, np.float32)}})
+        checkpoints.restore(tmp_path / "1", other, tmp_path, like)
 
 
 def test_parameters_are_a_frozen_pytree():
@@ -201,3 +203,13 @@ def test_a_built_in_model_gives_its_own_type(folder, tmp_path):
     ours = dataclasses.replace(load(folder), models={1: ja.models.OneLayer(dim=DIM)})
     assert isinstance(ours.params(cell=1, seed=5), ja.models.one_layer.Params)
     assert isinstance(ours.params(cell=0, seed=5), Parameters)
+
+
+@pytest.mark.parametrize("dim", [10**12, 2**31 - 1, "many", [3]])
+def test_a_model_that_cannot_be_is_one_line(folder, dim):
+    """An allocation of that size would end the interpreter."""
+    results = load(folder)
+    config = dict(results.manifest["config"]) | {"model": {"kind": "one_layer", "dim": dim}}
+    forged = dataclasses.replace(results, manifest=dict(results.manifest) | {"config": config})
+    with pytest.raises(InputError, match=r"no model of this library: |do not fit in memory"):
+        forged.params()

@@ -7,6 +7,7 @@ import pytest
 
 from jaxattn.errors import InputError
 from jaxattn.results import load
+from jaxattn.results.read import read
 from jaxattn.storage import manifest, marks
 from jaxattn.storage.files import digest
 
@@ -116,3 +117,41 @@ def test_a_run_that_goes_on_while_it_is_read_is_read_again(running, monkeypatch)
 def test_a_finished_run_without_its_table_is_read_from_its_parts(running):
     manifest.write(running, manifest.read(running) | {"status": "finished"})
     assert not load(running).finished
+
+
+WRONG = {"value": "x", "step": 0.5, "seed": "0", "cell": 7, "phase": 3, "metric": None}
+
+
+@pytest.mark.parametrize("column", list(WRONG))
+def test_a_column_of_another_kind_is_named(write, tmp_path, column):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=1)
+    table = pd.read_parquet(folder / "records.parquet")
+    table[column] = WRONG[column]
+    content = table.to_parquet(None, index=False)
+    (folder / "records.parquet").write_bytes(content)
+    known = manifest.read(folder)
+    manifest.write(folder, known | {"sha256": known["sha256"] | {"records": digest(content)}})
+    reason = (
+        "cells that the manifest lacks" if column == "cell" else f"column '{column}' holds something else"
+    )
+    with pytest.raises(InputError, match=rf"records\.parquet: {reason}"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"wall_time_s": float("nan")}, {"wall_time_s": -1.0}, {"device": 3}, {"peak_memory_mib": float("nan")}],
+)
+def test_what_is_shown_is_checked_too(write, tmp_path, changes):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=1, **changes)
+    with pytest.raises(InputError, match=r"manifest\.json: Expected .*; give the manifest of a run"):
+        read(folder)
+
+
+@pytest.mark.parametrize("bins", ["x", 2**40, [1]])
+def test_bins_that_cannot_be_are_named(write, tmp_path, bins):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=1)
+    known = manifest.read(folder)
+    manifest.write(folder, known | {"config": known["config"] | {"probes": {"bins": bins}}})
+    with pytest.raises(InputError, match=r"manifest\.json: Expected .*config\.probes\.bins"):
+        read(folder)

@@ -63,3 +63,26 @@ def test_it_counts_tokens_that_are_in_no_bin(planted):
     (line,) = remarks(planted(1, high=high, spearman_Ev_bins=0.9))
     assert line.startswith(f"spearman_Ev_bins: without {number} tokens of a seed whose posterior difference")
     assert remarks(planted(1, high=1.0, spearman_Ev_bins=0.9)) == []
+
+
+def test_it_says_which_tokens_are_important_and_by_which_definition(planted):
+    for least in (1, 30):
+        run = planted(least, important_selected=0.5, important_tied=0.0)
+        run.manifest["config"]["probes"]["important"] = 0.5
+        (line,) = remarks(run)
+        tokens = run.tokens[run.tokens["cell"] == 0].drop_duplicates(["seed", "id"])
+        large = tokens["posterior_difference"].abs() >= 0.5
+        assert (tokens["seed"].nunique(), large.any()) == (4, True)
+        counts = [
+            (large & ((tokens["count"] >= least) == often)).groupby(tokens["seed"]).sum()
+            for often in (True, False)
+        ]
+        words = [str(x.min()) if x.min() == x.max() else f"{x.min()} to {x.max()}" for x in counts]
+        assert line.startswith("important_mass, important_selected, important_tied: important is |posterior ")
+        assert (
+            f"≥ 0.5 (probes.important) in {least} or more occurrences (probes.min_count): {words[0]} " in line
+        )
+        assert line.endswith(f"without {words[1]} rarer ones" if counts[1].any() else "tokens of a seed")
+    run = planted(1, important_selected=0.5)
+    run.manifest["config"]["probes"]["important"] = 0.5
+    assert "older definition: |posterior difference| ≥ 0.5, however rare, and ties" in remarks(run)[0]

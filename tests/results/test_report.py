@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from jaxattn.errors import InputError, RunError
-from jaxattn.results import aggregate, load, report
+from jaxattn.results import aggregate, headline, load, report
 from jaxattn.results.statistics import last_steps
 from jaxattn.storage import manifest, origin
 
@@ -47,7 +47,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.links += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -100,6 +100,16 @@ def test_page_says_what_was_run(written):
         "After phase joint",
     ):
         assert expected in text, expected
+
+
+def test_a_page_shows_six_metrics_in_its_table_and_all_of_them_below(written):
+    run, text = load(written.page.parent), Page(written.page.read_text(encoding="utf-8")).text
+    first, below = text.split("All metrics\n")
+    table = first[first.index("Last step of each phase") :]
+    assert all(metric in table for metric in headline.metrics(run))
+    assert "p_norm" not in table
+    assert all(metric in below for metric in headline.recorded(run))
+    assert all(sentence in first for sentence in headline.sentences(run))
 
 
 def test_page_escapes_what_the_run_says(written):

@@ -5,7 +5,7 @@ import importlib
 import sys
 import time
 
-FULL = {"kills": 200, "damages": 500, "sweep_files": 5000, "corpora": 500, "weights": 500}
+FULL = {"forged": 100, "kills": 300, "damages": 1000, "sweep_files": 5000, "corpora": 500, "weights": 500}
 
 
 def main() -> None:
@@ -14,13 +14,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(FULL), default=list(FULL))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="this share of the full counts")
+    parser.add_argument(
+        "--longest", type=float, default=5.0, help="seconds without a word; more on a machine that is busy"
+    )
     given = parser.parse_args()
     if not 0 < given.share <= 1:
         parser.error(f"--share {given.share}: give a share above 0, at most 1")
     print("| attack | outcome | how often |\n|---|---|---|")
     for name in given.only:
         count, begin = max(1, round(given.share * FULL[name])), time.monotonic()
-        found = importlib.import_module(name).attack(count, given.seed)
+        module = importlib.import_module(name)
+        module.LONGEST_S = given.longest
+        found = module.attack(count, given.seed)
         for outcome, times in found.items():
             print(f"| {name} | {outcome} | {times} |", flush=True)
         print(f"{name}: {count} in {time.monotonic() - begin:.0f} s, seed {given.seed}", file=sys.stderr)

@@ -1,14 +1,21 @@
-"""One flipped bit in any file of a half-finished or a finished folder: named and mended, or no matter."""
+"""Damage of any file of a half-finished or a finished folder: named and mended, or no matter.
 
+One bit is flipped, the file is cut off, or in its place is that of an earlier moment of the run, that of
+another run, or one with another digit, its seal made anew or not.
+"""
+
+import json
 import os
 import random
+import re
 import shutil
+import sys
 import tempfile
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +32,16 @@ from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError
 from jaxattn.results import report
 from jaxattn.results.verify import verify
+from jaxattn.storage import files
 
 SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
 SEEDS = (0, 1)
 SAVING = Clock(block_s=0.0, checkpoint_s=0.0, checkpoint_share=np.inf)
 # Nothing may take longer without a word.
 LONGEST_S = 5.0
+KINDS = (
+    "a bit", "cut off", "an earlier file", "another run's file", "a digit", "a digit, resealed",
+)  # fmt: skip
 WITHOUT_CHECKSUM = (".lock", "metrics.jsonl")
 
 
@@ -63,7 +74,7 @@ class Words(Reporter):
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """Flip one bit `count` times; read, verify, continue and mend the folder each time.
+    """Damage a file `count` times; read, verify, continue and mend the folder each time.
 
     Returns:
         How often each outcome was seen.
@@ -72,24 +83,33 @@ def attack(count: int, seed: int) -> dict[str, int]:
         AssertionError: numbers that differ, an exception, a traceback, a wait without a word.
     """
     outcomes: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as name, _compiled_once():
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         root = Path(name)
+        # How long a compiler is silent is its own affair.
+        with Words() as words:
+            engine.run(_other(), root / "other", command="another command", reporter=words, clock=SAVING)
+        report.write(root / "other")
+        stack.enter_context(_compiled_once())
         folders = {"finished": root / "finished", "half-finished": root / "half"}
         _make(folders["finished"], folders["half-finished"])
+        others = {"an earlier file": folders["half-finished"], "another run's file": root / "other"}
         expected = {state: _read(folder) for state, folder in folders.items()}
         for number in range(count):
             drawn = random.Random(f"{seed} {number}")
             state = drawn.choice(sorted(folders))
             folder = shutil.copytree(folders[state], root / "damaged")
             path = _choose(folder, drawn)
-            bit = _flip(path, drawn)
-            case = f"seed {seed}, damage {number}: bit {bit} of {path.relative_to(folder)}, {state}"
+            kind = drawn.choice(KINDS)
+            before = path.read_bytes()
+            kind = _damage(kind, folder, path, others, drawn)
+            case = f"seed {seed}, damage {number}: {kind} of {path.relative_to(folder)}, {state}"
             try:
-                found = _suffer(folder, path, expected[state], expected["finished"])
+                found = _suffer(folder, path, expected[state], expected["finished"], before, kind)
             except Exception as error:
                 raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
-            outcomes[f"{state}, {found}"] += 1
+            outcomes[f"{kind}, {state}: {found}"] += 1
             shutil.rmtree(folder)
+            print(f"{number + 1} of {count}: {kind}, {state}: {found}", file=sys.stderr, flush=True)
     return dict(sorted(outcomes.items()))
 
 
@@ -101,14 +121,25 @@ def _choose(folder: Path, drawn: random.Random) -> Path:
     return drawn.choice([path for path in files if path.relative_to(folder).parts[0] == kind])
 
 
-def _suffer(folder: Path, path: Path, before: Reading, after: Reading) -> str:
+def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: bytes, kind: str) -> str:
     """Do with a damaged folder what a user would do; say what came of it."""
+    if path.read_bytes() == content:
+        return "the same bytes"
     with _listening() as heard:
         damaged = _timed(lambda: verify(folder))
-        assert all(path.name in line for line in damaged), f"not named: {damaged}"
-        assert damaged or path.name in WITHOUT_CHECKSUM, "not noticed"
+        # An earlier manifest is whole, and says how far the run was; seals are no signatures.
+        earlier = kind == "an earlier file" and path.name == "manifest.json"
+        resealed = kind == "a digit, resealed"
+        assert damaged or earlier or resealed or path.name in WITHOUT_CHECKSUM, "not noticed"
         _compare(folder, path, before)
-        _run(folder)
+        refused = _refused(folder)
+        if refused:
+            # Another run's manifest or mark is whole: it is told apart by its config, and may be deleted.
+            assert "of another config" in refused or path.name in refused, refused
+            path.unlink()
+            _run(folder)
+        if resealed and not damaged and not refused:
+            return "taken at its word; tables and parameters as they were"
         _compare(folder, path, after)
         result = "named, mended by the same command" if damaged else "of no consequence"
         for line in verify(folder):
@@ -116,7 +147,8 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading) -> str:
             if "jaxattn report" in line:
                 report.write(folder)
             else:
-                Path(line.partition("; delete ")[2].partition(" and mend it with: ")[0]).unlink()
+                named = line.partition("; delete ")[2].partition(" and ")[0]
+                (Path(named) if named else path).unlink(missing_ok=True)
                 _run(folder)
         assert verify(folder) == []
         _same(_read(folder), after)
@@ -133,7 +165,10 @@ def _compare(folder: Path, path: Path, expected: Reading) -> None:
     else:
         _same(found, expected)
         return
-    assert path.name in line, f"not named: {line}"
+    # A manifest names tables and marks that another one does not know.
+    apart = ("records.parquet", "tokens.parquet", "of another config than the manifest says")
+    batch = path.name.partition(".")[0] if path.parent.name == "parts" else path.name
+    assert any(each in line for each in (batch, *(apart if path.name == "manifest.json" else ()))), line
     assert "\n" not in line
 
 
@@ -174,6 +209,14 @@ def _study() -> ja.Study:
     return ja.Study.of_tables(tree | {"chunk": 1, "seeds": len(SEEDS), "figures": ["curves"]})
 
 
+@cache
+def _other() -> ja.Study:
+    """Another run: its files have the same names, and its cells another config."""
+    tree = dict(_study().tree)
+    tree["phases"] = [tree["phases"][0], tree["phases"][1] | {"steps": 4}]
+    return ja.Study.of_tables(tree)
+
+
 @contextmanager
 def _compiled_once() -> Iterator[None]:
     """Let all runs share their programs, which they would trace and compile anew."""
@@ -197,6 +240,41 @@ def _timed(function: Callable[[], Any]) -> Any:
         return function()
     finally:
         assert time.monotonic() - begin < LONGEST_S, f"nothing for {time.monotonic() - begin:.1f} s"
+
+
+def _damage(kind: str, folder: Path, path: Path, others: dict[str, Path], drawn: random.Random) -> str:
+    """Damage a file; tell how: what a kind cannot be done to has a bit flipped."""
+    if kind == "cut off":
+        os.truncate(path, drawn.randrange(path.stat().st_size))
+        return kind
+    if kind in others:
+        same = others[kind] / path.relative_to(folder)
+        if same.is_file() and same.read_bytes() not in (b"", path.read_bytes()):
+            shutil.copy(same, path)
+            return kind
+    if kind.startswith("a digit") and path.suffix == ".json" and b'"seal"' in path.read_bytes():
+        text = path.read_text()
+        places = [found.start() for found in re.finditer(r"\d", text)]
+        place = drawn.choice(places)
+        other = drawn.choice([digit for digit in "123456789" if digit != text[place]])
+        path.write_text(text[:place] + other + text[place + 1 :])
+        if kind == "a digit, resealed":
+            with suppress(ValueError):
+                content = json.loads(path.read_text())
+                content.pop(files.SEAL)
+                path.write_bytes(files.sealed(content))
+        return kind
+    _flip(path, drawn)
+    return "a bit"
+
+
+def _refused(folder: Path) -> str:
+    """Run again by the same command; say why that is refused, nothing if it is not."""
+    try:
+        _run(folder)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _flip(path: Path, drawn: random.Random) -> int:

@@ -1,92 +1,226 @@
-"""SIGKILL at random moments of a small study, which then ends with the numbers of an undisturbed run."""
+"""SIGKILL at random moments: of runs, first ones and with more seeds, of reports and of aggregated tables.
 
+What was killed is done again by the same command, and ends with the numbers and files of an undisturbed one.
+"""
+
+import multiprocessing
 import os
 import random
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import damages
-import jax
+import pandas as pd
 
-# Saves after every step, so that most kills hit something that is being written.
-CHILD = """
-import sys
-from pathlib import Path
-from jaxattn import Study
+import jaxattn as ja
+from jaxattn.engine import run as engine
 from jaxattn.engine.execute import Clock
 from jaxattn.engine.progress import Reporter
-from jaxattn.engine.run import run
+from jaxattn.errors import InputError
+from jaxattn.results import report, tables
+from jaxattn.results.verify import verify
+
+# A process that has imported everything and started nothing, of which others are copies.
+FRESH = multiprocessing.get_context("forkserver")
+FIRST, ALL = 3, 7
+TABLE = "table.csv"
+TIMES = 20
+
+
 class Telling(Reporter):
-    def update(self, *_):
-        print("step", flush=True)
-study = Study.read(sys.argv[1], ["seeds=7", "chunk=3", "phases.query.steps=20", "probes.per_decade=2"])
-with Telling(quiet=True) as reporter:
-    print("begun", flush=True)
-    run(study, Path(sys.argv[2]), command="test", reporter=reporter, clock=Clock(0.0, 0.0, float("inf")))
-"""
+    """Tells another process of every step."""
+
+    def __init__(self, told: Connection):
+        super().__init__(quiet=True)
+        self.told = told
+
+    def update(self, description: str, fraction: float, state: str = "", part: str = "") -> None:
+        self.told.send("step")
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
-    """Kill a study `count` times; what is killed is continued until it is finished, then another begins.
+    """Kill a process `count` times, and do again what it did.
 
     Returns:
-        How often it was killed where, and how many folders ended with the numbers of an undisturbed run.
+        What was killed where how often, and how many folders ended as undisturbed ones.
 
     Raises:
-        AssertionError: other numbers, an exception, a traceback.
+        AssertionError: other numbers or files, an exception, a traceback.
     """
     outcomes: Counter[str] = Counter()
     moments = random.Random(seed)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, _keeping_programs(Path(name)):
         root = Path(name)
-        _run(root / "undisturbed", root / "compiled", None)
-        expected = damages._read(root / "undisturbed")
+        begun, expected = _undisturbed(root)
         killed, number = 0, 0
-        while killed < count or (root / str(number)).exists():
-            wait = (moments.randint(0, 8), moments.uniform(0, 0.15)) if killed < count else None
-            folder = root / str(number)
-            case = f"seed {seed}, kill {killed}, folder {number}"
-            try:
-                was = _run(folder, root / "compiled", wait)
-                if was:
-                    killed += 1
-                    outcomes[was] += 1
+        while killed < count or any((root / kind).exists() for kind in KINDS):
+            number += 1
+            kind = list(KINDS)[number % len(KINDS)]
+            folder = root / kind
+            if not folder.exists():
+                if killed >= count:
                     continue
-                damages._same(damages._read(folder), expected)
+                shutil.copytree(begun[kind], folder)
+            # A report is one long step.
+            steps, seconds = (1, 3.0) if kind == "report" else (8, 0.15)
+            wait = (moments.randint(0, steps), moments.uniform(0, seconds)) if killed < count else None
+            case = f"seed {seed}, kill {killed}, of {kind}"
+            try:
+                was = _work(root, kind, folder, wait)
+                _check(kind, folder, expected, ended=not was)
             except Exception as error:
                 raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
-            outcomes["folders that ended with the same numbers"] += 1
-            number += 1
+            killed += bool(was)
+            outcomes[f"{kind}: {was or 'ended as what nobody disturbed'}"] += 1
+            print(f"{killed} of {count}: {kind}: {was or 'ended'}", file=sys.stderr, flush=True)
+            if not was:
+                shutil.rmtree(folder)
     return dict(sorted(outcomes.items()))
 
 
-def _run(folder: Path, compiled: Path, wait: tuple[int, float] | None) -> str:
-    """Run or continue, and kill after some steps and seconds; tell where, and nothing if it ended."""
-    cache = jax.config.jax_compilation_cache_dir or str(compiled)
-    environment = os.environ | {
+def _undisturbed(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
+    """Make what every kind begins from, and what each is to end as."""
+    first, whole, topped = root / "first", root / "whole", root / "topped"
+    (root / "nothing").mkdir()
+    _work(root, "run with fewer seeds", first, None)
+    _work(root, "run", shutil.copytree(root / "nothing", whole), None)
+    _work(root, "run with more seeds", shutil.copytree(first, topped), None)
+    _work(root, "report", whole, None)
+    wanted = set()
+    for number in range(2):
+        tables.write(_aggregated(whole, number), whole / TABLE)
+        wanted.add((whole / TABLE).read_bytes())
+    assert len(wanted) == 2
+    expected = {
+        "run": damages._read(whole),
+        "run with more seeds": damages._read(topped),
+        "report": _files(whole),
+        "aggregate": wanted,
+    }
+    begun = {"run": root / "nothing", "run with more seeds": first, "report": whole, "aggregate": whole}
+    return begun, expected
+
+
+def _check(kind: str, folder: Path, expected: dict[str, Any], *, ended: bool) -> None:
+    """What is there is right or says in one line what is missing, and is whole when it has ended."""
+    if kind == "aggregate":
+        assert (folder / TABLE).read_bytes() in expected[kind], "half a table"
+    elif kind == "report":
+        report.write(folder)
+        assert verify(folder) == []
+        assert _files(folder) == expected[kind]
+    elif ended:
+        damages._same(damages._read(folder), expected[kind])
+    else:
+        with suppress(InputError):
+            ja.load(folder)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    paths = [folder / "report.html", folder / "summary.csv", *(folder / "figures").iterdir()]
+    return {path.name: path.read_bytes() for path in paths if not path.name.startswith(".")}
+
+
+def _run(folder: Path, told: Connection, seeds: int = ALL) -> None:
+    """Save after every step, so that most kills hit something that is being written."""
+    changes = [f"seeds={seeds}", "chunk=3", "phases.query.steps=20", "probes.per_decade=2"]
+    clock = Clock(block_s=0.0, checkpoint_s=0.0, checkpoint_share=float("inf"))
+    with Telling(told) as reporter:
+        study = ja.Study.read(damages.SMALL, changes)
+        engine.run(study, folder, command="test", reporter=reporter, clock=clock)
+
+
+def _report(folder: Path, told: Connection) -> None:
+    for _ in range(TIMES):
+        report.write(folder)
+        told.send("step")
+
+
+def _tables(folder: Path, told: Connection) -> None:
+    found = [_aggregated(folder, number) for number in range(2)]
+    for number in range(1000 * TIMES):
+        tables.write(found[number % 2], folder / TABLE)
+        if number % 100 == 0:
+            told.send("step")
+
+
+def _aggregated(folder: Path, number: int) -> pd.DataFrame:
+    """Two tables that differ in every interval, to be written one over the other."""
+    return ja.load(folder).aggregate(confidence=(0.9, 0.95)[number])
+
+
+def _run_first(folder: Path, told: Connection) -> None:
+    _run(folder, told, FIRST)
+
+
+KINDS: dict[str, Callable[[Path, Connection], None]] = {
+    "run": _run,
+    "run with more seeds": _run,
+    "report": _report,
+    "aggregate": _tables,
+}
+
+
+def _in_child(kind: str, folder: Path, said: Path, told: Connection) -> None:
+    with open(said, "wb") as file:
+        os.dup2(file.fileno(), 2)
+    told.send("begun")
+    (KINDS | {"run with fewer seeds": _run_first})[kind](folder, told)
+    told.send("ended")
+
+
+def _work(root: Path, kind: str, folder: Path, wait: tuple[int, float] | None) -> str:
+    """Work in a process of its own, and kill it after some steps and seconds; tell where, or nothing."""
+    here, there = FRESH.Pipe(duplex=False)
+    said = root / "said"
+    process = FRESH.Process(target=_in_child, args=(kind, folder, said, there))
+    process.start()
+    there.close()
+    seen = 0
+    with suppress(EOFError):
+        while wait is None or seen <= wait[0]:
+            if here.recv() == "ended":
+                break
+            seen += 1
+        else:
+            time.sleep(wait[1])
+            process.kill()
+    process.join()
+    here.close()
+    text = said.read_text(errors="replace")
+    assert "Traceback" not in text, text
+    if process.exitcode == -signal.SIGKILL:
+        return "killed before its first step" if seen <= 1 else "killed on its way"
+    assert process.exitcode == 0, text
+    return ""
+
+
+@contextmanager
+def _keeping_programs(root: Path) -> Iterator[None]:
+    """Let all processes share what is compiled."""
+    kept = {
         "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_COMPILATION_CACHE_DIR": str(root / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    command = [sys.executable, "-c", CHILD, str(damages.SMALL), str(folder)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
-        if wait is None:
-            _, said = process.communicate()
-        else:
-            steps, seconds = wait
-            seen = [process.stdout.readline() for _ in range(1 + steps)]
-            time.sleep(seconds)
-            process.send_signal(signal.SIGKILL)
-            _, said = process.communicate()
-    if process.returncode == -signal.SIGKILL:
-        return "killed before its first step" if "step\n" not in seen else "killed on its way"
-    assert process.returncode == 0, said
-    assert "Traceback" not in said, said
-    return ""
+    before = {name: os.environ.get(name) for name in kept}
+    os.environ.update(kept)
+    FRESH.set_forkserver_preload(["kills"])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value

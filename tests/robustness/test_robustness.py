@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-SMALL = {"kills": 2, "damages": 20, "sweep_files": 50, "corpora": 20}
-MORE = {"kills": 20, "damages": 100, "sweep_files": 500, "corpora": 100}
+SMALL = {"forged": 4, "kills": 4, "damages": 20, "sweep_files": 50, "corpora": 20}
+MORE = {"forged": 24, "kills": 24, "damages": 100, "sweep_files": 500, "corpora": 100}
 
 
 @pytest.mark.parametrize(

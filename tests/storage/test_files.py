@@ -25,7 +25,7 @@ def test_a_file_is_replaced_as_a_whole_after_it_is_on_the_disk(tmp_path, monkeyp
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", seen)
-    files.write(path, b"new")
+    files.write(path, b"new", tmp_path)
     (temporary, before), (folder, after) = synced
     assert temporary.startswith(f"{tmp_path}/.file.")
     assert (before, after, folder) == (b"old", b"new", str(tmp_path))
@@ -35,14 +35,14 @@ def test_a_file_is_replaced_as_a_whole_after_it_is_on_the_disk(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        files.write(path, b"newer")
+        files.write(path, b"newer", tmp_path)
     assert [x.name for x in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"new"
 
 
 def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
     with pytest.raises(FileNotFoundError):
-        files.write(tmp_path / "gone" / "file", b"")
+        files.write(tmp_path / "gone" / "file", b"", tmp_path)
     assert not (tmp_path / "gone").exists()
 
 
@@ -51,39 +51,39 @@ def test_what_is_read_is_what_the_checksum_says(tmp_path):
     path.write_bytes(b"content")
     sha256 = hashlib.sha256(b"content").hexdigest()
     assert files.digest(b"content") == sha256
-    assert files.read(path) == files.read(path, sha256) == b"content"
-    files.check(path, sha256)
+    assert files.read(path, tmp_path) == files.read(path, tmp_path, sha256) == b"content"
+    files.check(path, tmp_path, sha256)
     path.write_bytes(b"contens")
     for reading in (files.read, files.check):
         with pytest.raises(Damaged, match=f"{path}: damaged"):
-            reading(path, sha256)
+            reading(path, tmp_path, sha256)
         with pytest.raises(Damaged, match=f"{tmp_path}: a folder is in its place"):
-            reading(tmp_path, sha256)
+            reading(tmp_path, tmp_path, sha256)
         with pytest.raises(Damaged, match=f"{path}/x: missing"):
-            reading(path / "x", sha256)
+            reading(path / "x", tmp_path, sha256)
 
 
 def test_names_of_a_folder(tmp_path, monkeypatch):
     for name in ("b", "a"):
         (tmp_path / name).write_text("")
-    assert files.names(tmp_path) == ["a", "b"]
-    assert files.names(tmp_path / "none") == files.names(tmp_path / "a") == []
+    assert files.names(tmp_path, tmp_path) == ["a", "b"]
+    assert files.names(tmp_path / "none", tmp_path) == files.names(tmp_path / "a", tmp_path) == []
 
     def refuse(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "listdir", refuse)
     with pytest.raises(InputError, match=f"{tmp_path}: cannot be read: Permission denied"):
-        files.names(tmp_path)
+        files.names(tmp_path, tmp_path)
 
 
 def test_what_cannot_be_read_is_not_damaged(tmp_path, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(InputError, match="file: cannot be read: Permission denied; mend this") as caught:
-        files.read(tmp_path / "file")
+        files.read(tmp_path / "file", tmp_path)
     assert not isinstance(caught.value, Damaged)
 
 
@@ -92,7 +92,7 @@ def test_any_flipped_bit_of_a_sealed_object_is_found(tmp_path, indent):
     text = files.sealed(CONTENT, indent)
     path = tmp_path / "sealed.json"
     path.write_bytes(text)
-    assert files.read_sealed(path) == CONTENT
+    assert files.read_sealed(path, tmp_path) == CONTENT
     for bit in range(8 * len(text)):
         changed = bytearray(text)
         changed[bit // 8] ^= 1 << bit % 8
@@ -108,5 +108,66 @@ def test_what_is_not_sealed_is_damaged(tmp_path, text):
     path = tmp_path / "sealed.json"
     path.write_text(text)
     with pytest.raises(Damaged, match=r"sealed\.json: damaged \(") as caught:
-        files.read_sealed(path)
+        files.read_sealed(path, tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["absolute", "dots", "link", "linked folder", "device"])
+def test_nothing_outside_a_folder_is_read_or_written(tmp_path, way):
+    folder, secret = tmp_path / "folder", tmp_path / "outside" / "secret"
+    folder.mkdir()
+    secret.parent.mkdir()
+    secret.write_bytes(b"secret")
+    (folder / "link").symlink_to(secret)
+    (folder / "linked").symlink_to(secret.parent)
+    (folder / "device").symlink_to("/dev/zero")
+    name = {"absolute": str(secret), "dots": "../outside/secret", "link": "link", "device": "device"}
+    path = folder / name.get(way, "linked/secret")
+    digest = files.digest(b"secret")
+    readers = [files.read, files.read_json, files.read_sealed, lambda p, f: files.check(p, f, digest)]
+    for reading in readers:
+        with pytest.raises(Damaged, match=f"leads out of {folder}, and nothing outside is read or written"):
+            reading(path, folder)
+    if way not in ("link", "device"):  # those are replaced, and what they lead to stays
+        with pytest.raises(Damaged, match="leads out of"):
+            files.write(path, b"changed", folder)
+    with pytest.raises(Damaged, match="leads out of"):
+        files.check_links(folder)
+    assert secret.read_bytes() == b"secret"
+
+
+def test_links_within_a_folder_and_a_folder_that_is_linked_are_followed(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "folder").symlink_to("real")
+    files.write(tmp_path / "folder" / "a", b"a", tmp_path / "folder")
+    (tmp_path / "real" / "b").symlink_to("a")
+    assert files.read(tmp_path / "folder" / "b", tmp_path / "folder") == b"a"
+    files.check_links(tmp_path / "folder")
+
+
+def test_a_planted_link_under_the_temporary_name_is_not_written_through(tmp_path):
+    (tmp_path / "victim").write_bytes(b"kept")
+    (tmp_path / f".file.{os.getpid()}").symlink_to("victim")
+    files.replace(tmp_path / "file", b"new")
+    assert ((tmp_path / "victim").read_bytes(), (tmp_path / "file").read_bytes()) == (b"kept", b"new")
+    (tmp_path / "log").symlink_to("victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        files.append(tmp_path / "log", b"more")
+
+
+def test_what_is_no_regular_file_or_too_large_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(Damaged, match=r"fifo: no regular file; remove it"):
+        files.read(tmp_path / "fifo", tmp_path)
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 2**40)
+    with pytest.raises(Damaged, match=r"sparse: 1,099,511,627,776 bytes, and more than"):
+        files.read(tmp_path / "sparse", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, '{"a":' * 10**5, "[" * 101 + "]" * 101, "9" * 5000])
+def test_json_without_end_is_damage(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(Damaged, match=r"x\.json: damaged \("):
+        files.read_json(tmp_path / "x.json", tmp_path)
+    assert files.parse(b"[" * 100 + b"]" * 100)

@@ -10,7 +10,7 @@ from jaxattn.errors import InputError
 from jaxattn.storage import files, manifest
 from jaxattn.storage.files import Damaged
 
-COMMITTED = Path(__file__).parents[2] / "results"
+COMMITTED = Path(__file__).parents[2] / "results" / "published"
 WHOLE = {
     "format": manifest.FORMAT,
     "name": "run",

@@ -5,13 +5,16 @@ import copy
 import re
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxattn as ja
 from jaxattn import cli
 from jaxattn.api import Study
 from jaxattn.errors import InputError, UserCodeError
-from jaxattn.study import toml
+from jaxattn.losses import LOSSES
+from jaxattn.study import contract, toml
 from jaxattn.study.namespace import Namespace
 
 CODE = """
@@ -174,6 +177,18 @@ def loss(params, corpus):
 def evaluations(params, corpus):
     return params.p.sum()
 
+def turn(params, corpus):
+    return jnp.exp(1j * params.p.sum())
+
+class Claims(Model):
+    attends_to_tokens = True
+
+class Cuts(Model):
+    cuts_batches = True
+
+def contrast(logits, labels):
+    return jax.nn.logsumexp(logits) - labels * logits
+
 def Ev_bin_00(params, corpus):
     return params.p.sum()
 
@@ -235,6 +250,17 @@ def model(kind, **settings):
     return {"kind": f"mine.py:{kind}", **settings}
 
 
+BATCHED = [
+    {
+        "name": "move",
+        "kind": "descent",
+        "train": ["p"],
+        "optimizer": "sgd",
+        "step_size": 0.1,
+        "steps": 2,
+        "batch_size": 4,
+    }
+]
 WRONG = {
     # what cannot be found
     "no file": (
@@ -273,7 +299,14 @@ WRONG = {
     # settings
     "unknown setting": ({"model": model("Model", dimm=3)}, "model: unknown key 'dimm'; did you mean 'dim'?"),
     "wrong type": ({"model": model("Model", dim="wide")}, "model.dim: expected 'int', got 'str'"),
-    "missing setting": ({"data": {"kind": "mine.py:needle"}}, "data: missing key 'vocab_size'"),
+    "missing setting": (
+        {"data": {"kind": "mine.py:needle", "length": 3, "sequences": 5}},
+        "data: missing key 'vocab_size'",
+    ),
+    "missing settings": (
+        {"data": {"kind": "mine.py:needle", "length": 3}},
+        "data: missing keys 'vocab_size', 'sequences'",
+    ),
     "positional": (
         {"loss": {"kind": "mine.py:positional", "power": 3.0}},
         "loss: positional: 'power' is positional; put * before the settings",
@@ -364,6 +397,23 @@ WRONG = {
         {"probes": {"own": ["mine.py:text"]}},
         "probes.own[0]: mine.py:text returns str for 'text'; return a number",
     ),
+    "complex": (
+        {"probes": {"own": ["mine.py:turn"]}},
+        "probes.own[0]: mine.py:turn returns complex64[] for 'turn'; records are real; return its real and",
+    ),
+    "scores that are not told": (
+        {"model": model("Claims")},
+        "model: Claims says attends_to_tokens, but not by which scores; write scores_and_values(params)",
+    ),
+    "entropy of what does not attend": (
+        {"probes": {"own": ["attention_entropy"]}},
+        "probes.own[0]: attention_entropy: the model's attention is not softmax over scores of tokens",
+    ),
+    "coupled sequences": (
+        {"loss": "mine.py:contrast", "phases": BATCHED},
+        "phases[0].batch_size: mine.py:contrast couples sequences, and would see all of them, not those of "
+        "the batch alone; leave batch_size out",
+    ),
     "nothing": (
         {"probes": {"own": ["mine.py:nothing"]}},
         "probes.own[0]: mine.py:nothing returns NoneType for 'nothing'",
@@ -409,6 +459,49 @@ def test_a_mistake_is_one_line_with_its_place(names, tmp_path, case):
     error = said(names, tmp_path, **changes)
     assert isinstance(error, InputError)
     assert str(error).startswith(expected) or expected in str(error), str(error)
+
+
+def test_a_loss_that_couples_sequences_may_have_the_whole_corpus_or_a_corpus_of_the_batch(names, tmp_path):
+    whole = [{key: x for key, x in BATCHED[0].items() if key != "batch_size"}]
+    for changes in ({"phases": whole}, {"phases": BATCHED, "model": model("Cuts")}):
+        study(names, loss="mine.py:contrast", **changes).plan(tmp_path / "out", quick=True)
+
+
+def ranking(logits, labels):
+    return jax.nn.relu(1 - labels * (logits - logits.mean()))
+
+
+def by_rank(logits, labels):
+    return jnp.argsort(jnp.argsort(logits)) * logits
+
+
+def balanced(logits, labels):
+    return jax.nn.softplus(-labels * logits) / (labels == labels[:, None]).mean(axis=1)
+
+
+def shifted(logits, labels):
+    """Of single sequences, though computed with the largest logit of all."""
+    top = jax.lax.stop_gradient(logits.max())
+    return jnp.log(jnp.exp(-top) + jnp.exp(-labels * logits - top)) + top
+
+
+def weighed(logits, labels):
+    return jnp.linspace(1, 2, 10) * jax.nn.softplus(-labels * logits)
+
+
+@pytest.mark.parametrize(
+    ("loss", "couples"),
+    [(ranking, True), (by_rank, True), (balanced, True), (shifted, False), (weighed, False)],
+)
+def test_coupled_sequences_are_found_also_without_derivatives(loss, couples):
+    assert contract._couples(loss, 10, 2) == couples
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_built_in_loss_couples_sequences(name, classes):
+    if (name, classes) not in (("logistic", 3), ("cross_entropy", 2)):
+        assert not contract._couples(LOSSES[name](smoothing=0.1), 10, classes)
 
 
 def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
@@ -531,8 +624,8 @@ def test_code_that_raises_in_a_run_stops_its_own_cells_alone(
 def test_a_probe_that_measures_nan_stops_nothing_and_shows_as_a_dash(sweep, tmp_path, monkeypatch, capsys):
     path = sweep(probes={"own": ["runs.py:undefined"]})
     assert command(monkeypatch, "run", path, "--out", tmp_path / "out", "--quiet") == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if " undefined " in line]
-    assert line.split() == ["undefined", "–", "(n=0)"]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("undefined ")]
+    assert " ".join(line.split()) == "undefined – (n=0)"
     found = ja.load(tmp_path / "out")
     assert found.failures.empty
     assert found.aggregate(metrics=["undefined"])["n"].tolist() == [0, 0, 0, 0]

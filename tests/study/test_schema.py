@@ -115,7 +115,7 @@ def test_settings_are_described_in_the_words_of_their_classes(made):
     assert texts["columns"]["description"].startswith("names of the fields of files without a header line")
     assert texts["min_count"]["description"].startswith("words that occur less often")  # of its base
     probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
-    assert probes["min_count"]["description"].startswith("correlations over tokens")
+    assert probes["min_count"]["description"].startswith("tokens that occur less often")
 
 
 def test_own_code_is_allowed_everywhere(made):

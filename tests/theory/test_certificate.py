@@ -88,6 +88,7 @@ def test_what_is_no_proof_of_infeasibility_does_not_pass_for_one(infeasible, fea
         answer = certify(E, found, off, exact.tie_multipliers, tolerance=1e-10)
         assert answer.status == Status.UNDECIDED
         assert not answer.feasible
+        assert not answer.infeasible
         assert answer.duality_gap == 1
     for E, found, _, _ in feasible:
         for _ in range(5):
@@ -127,6 +128,11 @@ def test_reasons_are_words_one_for_each_seed():
     both = replace(nothing, status=np.array([Status.NOTHING, Status.INVALID], np.int8))
     assert isinstance(both, MaxMargin)
     assert both.feasible.tolist() == [True, False]
+    assert both.infeasible.tolist() == [False, False]
     assert both.reason == [nothing.reason, invalid.reason]
+    proven = [unsolved(status, 3).decided for status in Status]
+    np.testing.assert_array_equal(proven, [1, 1, 1, 0, 0, np.nan, np.nan])
+    every = replace(nothing, status=np.array(list(Status), np.int8))
+    np.testing.assert_array_equal(every.decided, proven)
     words = {unsolved(status, 3).reason for status in Status}
     assert len(words) == len(Status)

@@ -233,6 +233,7 @@ def test_tokens_in_a_circle_are_infeasible_whatever_the_embeddings(rng):
     answer = max_margin(rng.normal(size=(6, 9)), corpus, Selection(mask))
     assert answer.status == Status.CIRCLE
     assert "in a circle" in answer.reason
+    assert answer.infeasible
     assert not answer.feasible
     assert sorted(answer.pairs.tolist()) == [[0, 1], [2, 3], [3, 0]]
     for E in (rng.normal(size=(6, 9)), rng.normal(size=(6, 2))):

@@ -167,6 +167,8 @@ def test_a_head_that_cannot_be_is_told():
     ):
         answer = relaxed_max_margin(E, *selecting_first(lists, labels, 3))
         assert answer.head.status == status
+        assert answer.infeasible
+        assert answer.decided == 0
         assert not answer.feasible
         assert answer.duality_gap == 1
         assert np.isnan(answer.p).all()

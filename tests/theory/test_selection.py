@@ -116,3 +116,19 @@ def test_bad_input(corpus, rng):
         selection(p, E, corpus, tie=-0.1)
     with pytest.raises(InputError, match="tie: nan"):
         selection(p, E, corpus, tie=np.nan)
+
+
+def test_a_sequence_selects_by_a_loop(corpus, rng, loops):
+    """Rounded scores tie often: with others, among important tokens, over a whole sequence."""
+    bags, selected = loops
+    seen = set()
+    for _ in range(30):
+        important = rng.random(50) < 0.5
+        chosen = selection(np.ones(1), np.round(0.7 * rng.normal(size=(50, 1))), corpus)
+        selects, tied = map(np.asarray, chosen.selects(corpus, important))
+        for k, (top, tokens) in enumerate(zip(selected(corpus, chosen), bags(corpus), strict=True)):
+            kinds = {bool(important[s]) for s in top}
+            assert selects[k] == (kinds == {True} and len(top) < len(tokens))
+            assert tied[k] == (True in kinds and not selects[k])
+            seen.add((len(top) == len(tokens), *sorted(kinds)))
+    assert len(seen) == 6

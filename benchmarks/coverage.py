@@ -1,0 +1,71 @@
+"""How often 95 % intervals hold the truth, on normal and on skewed data: the table of docs/intervals.md.
+
+python benchmarks/coverage.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from jaxattn.docstrings import table
+from jaxattn.results.intervals import BOOTSTRAP_SEEDS, clopper_pearson, geometric, student_t
+from jaxattn.results.statistics import aggregate
+
+LAWS = {"normal": stats.norm(), "exponential": stats.expon(), "lognormal": stats.lognorm(1)}
+SEEDS = (3, 5, 8, 10, 20, 40)
+SHARES = (0.5, 0.9, 0.99)
+
+
+def main() -> None:
+    """Print the table in Markdown."""
+    rng = np.random.default_rng(0)
+    rows: dict[str, Callable[[int], float | None]] = {}
+    for name, law in LAWS.items():
+        rows[f"Student's t, mean, {name}"] = lambda n, law=law: held(
+            student_t(law.rvs((20_000, n), random_state=rng)), law.mean()
+        )
+    lognormal = LAWS["lognormal"]
+    rows["t of logarithms, geometric mean, lognormal"] = lambda n: held(
+        geometric(lognormal.rvs((20_000, n), random_state=rng)), 1.0
+    )
+    for name, law in LAWS.items():
+        rows[f"BCa, interquartile mean, {name}"] = lambda n, law=law: of_middle(law, n, rng)
+    for p in SHARES:
+        rows[f"Clopper-Pearson, share of {p:g} (exact)"] = lambda n, p=p: of_share(p, n)
+    cells = [[name, *(written(row(n)) for n in SEEDS)] for name, row in rows.items()]
+    print(table(["interval", *(f"n = {n}" for n in SEEDS)], cells))
+
+
+def held(bounds: tuple[Any, Any], truth: float) -> float:
+    """Share of the intervals that hold the truth."""
+    return float(((bounds[0] <= truth) & (truth <= bounds[1])).mean())
+
+
+def of_middle(law: Any, n: int, rng: np.random.Generator) -> float | None:
+    """Coverage of the interval of the interquartile mean, if it has one."""
+    if n < BOOTSTRAP_SEEDS:
+        return None
+    values = law.rvs((4000, n), random_state=rng)
+    steps, seeds = (x.ravel() for x in np.indices(values.shape))
+    records = {"cell": 0, "seed": seeds, "phase": "p", "step": steps, "metric": "x", "value": values.ravel()}
+    found = aggregate(pd.DataFrame(records))
+    truth = law.ppf(np.linspace(0.25, 0.75, 20_001)).mean()
+    return held((found["iqm_low"], found["iqm_high"]), truth)
+
+
+def of_share(p: float, n: int) -> float:
+    """Coverage of the interval of a share, summed over all counts."""
+    low, high = clopper_pearson(np.arange(n + 1), n)
+    return float(stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)].sum())
+
+
+def written(share: float | None) -> str:
+    """Write a coverage."""
+    return "–" if share is None else f"{share:.3f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Per-seed tables of every synthetic sweep, made small: whether a change of the code moves a bit of them.
+
+    python benchmarks/guard.py against REV       # today's code and that of a revision, both on this machine
+    python benchmarks/guard.py record DIR        # one of them alone
+    python benchmarks/guard.py compare DIR DIR
+
+It guards moves of code, not the truth of numbers. Compilers round otherwise on other processors, so that only
+tables of one machine can be compared.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+HERE = Path(__file__).parents[1]
+PAPER = "jaxattn/paper/sweeps"
+FEW = ("seeds=2", "data.sequences=64")
+WIDE = (*FEW, "data.vocab_size=30")
+SMALL = (*WIDE, "model.dim=32")
+FLOW = (*FEW, "data.relevant=8", "data.length=4")
+ONE_FLOW = (*FLOW, "data.vocab_size=20", "model.dim=32")
+ALONE = (*ONE_FLOW, "axes=null", "probes.max_margin=false")
+QUERY = ("data.relevant=12", "data.test_sequences=32", "phases.query.steps=50")
+JOINT = ("data.relevant=12", "data.test_sequences=32", "phases.joint.steps=20")
+KEYS = ["cell", "seed", "phase", "step", "metric"]
+
+
+class Small(NamedTuple):
+    """A sweep file and what makes it small."""
+
+    path: str
+    overrides: tuple[str, ...]
+
+
+STUDIES = {
+    "quickstart": Small("sweeps/quickstart.toml", (*SMALL, *QUERY)),
+    "one_step_law": Small(
+        "sweeps/one_step_law.toml", (*WIDE, "data.relevant=12", "axes.model.dim=[16,32]", "figures=[]")
+    ),
+    "flow_methods": Small(
+        "sweeps/flow_methods.toml",
+        (*ONE_FLOW, "phases.query.steps=60", "blocks.normalised, plain gradients.phases.query.steps=60"),
+    ),
+    "margin_convergence": Small(
+        "sweeps/margin_convergence.toml", (*FLOW, "axes.data.vocab_size=[20,24]", "axes.model.dim=[32]")
+    ),
+    "joint_flow": Small(
+        "sweeps/margin_convergence.toml",
+        (*ALONE, "phases.query.kind=joint_flow", "phases.query.until_norm=1e3"),
+    ),
+    "full_flow": Small(
+        "sweeps/margin_convergence.toml",
+        (*ALONE, "phases.query.kind=full_flow", "phases.query.until_norm=null"),
+    ),
+    "selection_vs_eta0": Small(
+        "sweeps/selection_vs_eta0.toml",
+        (
+            *FLOW, "data.vocab_size=20",
+            "axes.model.dim=[16,'inf']", "axes.phases.embed.step_size=[3.0,300.0]",
+            "probes.own=[{kind='relevant_tokens',relevant=8}]",
+        ),
+    ),
+    "own": Small("sweeps/own/study.toml", ("seeds=3", "phases.query.steps=40")),
+    "own_clipped": Small("sweeps/own/clipped.toml", ("seeds=3", "phases.query.steps=40")),
+    "minibatches": Small(
+        "sweeps/quickstart.toml",
+        (
+            *SMALL, *QUERY, "phases.query.batch_size=16", "data.validation_sequences=32",
+            "phases.query.patience=3", "phases.query.check_every=5",
+        ),
+    ),
+    **{
+        kind: Small("sweeps/quickstart.toml", (*SMALL, *QUERY, f"model.kind={kind}"))
+        for kind in ("key_query", "two_layer", "two_layer_weights", "mlp")
+    },
+    "fig2_synthetic": Small(f"{PAPER}/fig2_synthetic.toml", (*SMALL, *JOINT)),
+    "topics": Small(f"{PAPER}/topics.toml", (*SMALL, *JOINT)),
+    "k_class_law": Small(
+        f"{PAPER}/k_class_law.toml", (*WIDE, "data.relevant=12", "axes.model.dim=[16,32]", "figures=[]")
+    ),
+    "small_d": Small(f"{PAPER}/small_d.toml", (*WIDE, *JOINT, "axes.model.dim=[8,32]")),
+    "label_noise": Small(f"{PAPER}/label_noise.toml", (*SMALL, *JOINT)),
+    "xor": Small(f"{PAPER}/xor.toml", ("seeds=2", "data.sequences=64", "data.test_sequences=32")),
+    "negation": Small(f"{PAPER}/negation.toml", ("seeds=2", "data.sequences=64", "data.test_sequences=32")),
+}  # fmt: skip
+# Killed once on its way, and continued.
+CONTINUED = "own"
+
+
+def record(folder: Path, names: list[str]) -> None:
+    """Run the small studies with the package that is imported, and write what they find of every seed."""
+    import jaxattn as ja
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            begin = time.perf_counter()
+            study = ja.Study.read(HERE / STUDIES[name].path, STUDIES[name].overrides)
+            _write(study.run(Path(scratch) / name, quiet=True), folder, name)
+            print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
+        if CONTINUED in names:
+            _write(_continued(Path(scratch) / "continued"), folder, "continued")
+
+
+def _write(results, folder: Path, name: str) -> None:
+    results.records.to_parquet(folder / f"{name}.records.parquet")
+    results.tokens.to_parquet(folder / f"{name}.tokens.parquet")
+
+
+def _continued(folder: Path):
+    """Run a study that is killed at its first checkpoint, and then continued."""
+    import jaxattn as ja
+    from jaxattn.engine.execute import Clock
+    from jaxattn.engine.progress import Reporter
+    from jaxattn.engine.run import run
+
+    study = ja.Study.read(HERE / STUDIES[CONTINUED].path, [*STUDIES[CONTINUED].overrides, "chunk=3"])
+    child = os.fork()
+    if child == 0:
+
+        class Killing(Reporter):
+            def update(self, place: str, *_) -> None:
+                if "query step" in place:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        with Killing(quiet=True) as reporter:
+            # Saves after every step.
+            run(study, folder, command="guard", reporter=reporter, clock=Clock(0.0, 0.0, float("inf")))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "it was not killed"
+    return study.run(folder, quiet=True)
+
+
+def compare(before: Path, after: Path) -> int:
+    """Tell where two recordings differ; returns how many tables do."""
+    differing = 0
+    for name in sorted({x.name for folder in (before, after) for x in folder.glob("*.parquet")}):
+        if not ((before / name).exists() and (after / name).exists()):
+            print(f"{name}: only in {before if (before / name).exists() else after}")
+            differing += 1
+            continue
+        if told := _difference(pd.read_parquet(before / name), pd.read_parquet(after / name)):
+            print(f"{name}: {told}")
+            differing += 1
+    print(f"{differing} tables differ")
+    return differing
+
+
+def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
+    if "metric" not in a:
+        a, b = (
+            x.melt([k for k in ("cell", "seed", "phase", "token") if k in x], var_name="metric")
+            for x in (a, b)
+        )
+    keys = [key for key in a.columns if key != "value"]
+    both = a.merge(b, on=keys, how="outer", suffixes=("_a", "_b"), indicator=True)
+    texts = [
+        f"{len(rows)} rows of {', '.join(sorted(rows['metric'].astype(str).unique()))} are only {where}"
+        for side, where in (("left_only", "before"), ("right_only", "after"))
+        if len(rows := both[both["_merge"] == side])
+    ]
+    shared = both[both["_merge"] == "both"]
+    x, y = shared["value_a"].to_numpy(), shared["value_b"].to_numpy()
+    same = [u == v or (u != u and v != v) for u, v in zip(x, y, strict=True)]
+    if not all(same):
+        rows = shared[~np.array(same)]
+        u, v = (pd.to_numeric(rows[f"value_{side}"], errors="coerce").to_numpy(float) for side in "ab")
+        most = np.nanmax(np.abs(u - v) / np.maximum(np.abs(u), 1e-300), initial=0.0)
+        metrics = rows.groupby("metric", observed=True).size().to_dict()
+        texts.append(
+            f"{len(rows)} of {len(shared)} values differ, by {most:.1e} of their size at most: {metrics}"
+        )
+    return "; ".join(texts)
+
+
+def against(revision: str) -> int:
+    """Record a revision and the working tree on this machine, and compare."""
+    with tempfile.TemporaryDirectory() as scratch:
+        other = Path(scratch) / "other"
+        subprocess.run(["git", "worktree", "add", "--detach", str(other), revision], cwd=HERE, check=True)
+        try:
+            for root, name in ((other, "before"), (HERE, "after")):
+                script = root / "benchmarks" / "guard.py"
+                command = [sys.executable, str(script), "record", str(Path(scratch) / name)]
+                subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=True)
+            return compare(Path(scratch) / "before", Path(scratch) / "after")
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(other)], cwd=HERE, check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("against").add_argument("revision")
+    recording = commands.add_parser("record")
+    recording.add_argument("folder", type=Path)
+    recording.add_argument("--only", nargs="*", default=list(STUDIES), choices=list(STUDIES))
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "record":
+        record(asked.folder, asked.only)
+    elif asked.command == "compare":
+        sys.exit(bool(compare(asked.before, asked.after)))
+    else:
+        sys.exit(bool(against(asked.revision)))
+
+
+if __name__ == "__main__":
+    main()

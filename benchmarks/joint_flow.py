@@ -1,0 +1,136 @@
+"""The flow of p and v together against an independent ODE: how many seeds agree, and how many end unsettled.
+
+    python benchmarks/joint_flow.py --out results/benchmarks [--seeds 64]
+
+V = 16 with 8 relevant tokens, n = 40, T = 6, d = 32, one step of 60 on E. `joint_flow` goes to ‖p‖ = 1000,
+the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 17.3, where v has been slaved since about 15.5. Rows of
+a path up to there are compared with the ODE at the same log ‖v‖.
+"""
+
+import argparse
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from joint_ode import follow
+
+import jaxattn as ja
+from jaxattn.models.reference import padded_sequences
+
+SIZES = {"vocab_size": 16, "relevant": 8, "length": 6, "sequences": 40}
+UNTIL, AGREES = 17.3, 1e-4
+DISTANCE = "largest ‖p - p_ODE‖/‖p‖"
+# Seeds of one call, so that all calls share a program.
+CHUNK = 8
+
+
+DATA = {
+    "multi_relevant, 2 relevant tokens": partial(ja.data.multi_relevant, relevant_per_sequence=2),
+    "multi_relevant, 3 relevant tokens": partial(ja.data.multi_relevant, relevant_per_sequence=3),
+    "assumption1": ja.data.assumption1,
+}
+
+
+def problems(generate, seeds):
+    """Draw corpora, and the parameters after one step."""
+
+    def draw(key):
+        data_key, model_key = jax.random.split(key)
+        corpus = generate(data_key, **SIZES)
+        params = ja.models.one_layer.init(
+            model_key, vocab_size=SIZES["vocab_size"], dim=32, dtype=jnp.float64
+        )
+        return ja.dynamics.one_step(params, corpus, step_size=60.0), corpus
+
+    return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), seeds))
+
+
+def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
+    """Compute ‖p - p_ODE‖/‖p_ODE‖ of the rows of one seed's path, beside their log ‖v‖, (rows, 2)."""
+    log_norm = np.asarray(path.log_v_norm)
+    # Rows that ‖v‖ tells from all that come later; the end is approached, not passed.
+    later = np.append(np.minimum.accumulate(log_norm[::-1])[::-1][1:], np.inf)
+    until = min(until, log_norm.max() - 0.01)
+    rows = np.flatnonzero((log_norm < later) & (log_norm > log_norm[0]) & (log_norm < until))
+    found = follow(
+        *(np.asarray(x) for x in (params.E, params.p, params.v)),
+        *padded_sequences(corpus),
+        np.asarray(corpus.labels),
+        until,
+        tolerance,
+    )
+    rows = rows[log_norm[rows] < found.until]
+    expected = np.array([found.at(x)[0] for x in log_norm[rows]]).reshape(len(rows), -1)
+    off = np.linalg.norm(np.asarray(path.p)[rows] - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    return np.stack([log_norm[rows], off], axis=1)
+
+
+def tied_pairs(params, corpus, selection):
+    """Count pairs (s(X), s') with y E_s'·v_mm = 1 too, X in the support of v_mm; None if there is no v_mm."""
+    found = ja.theory.relaxed_max_margin(params.E, corpus, selection)
+    if not found.head.feasible:
+        return None
+    values = np.asarray(params.E) @ found.v
+    ids, mask = padded_sequences(corpus)
+    on_margin = np.abs(np.asarray(corpus.labels)[:, None] * values[ids] - 1) <= 1e-8
+    return sum(len(set(ids[X][(on_margin & mask)[X]])) - 1 for X in np.flatnonzero(found.support))
+
+
+def measure(name, generate, seeds):
+    """Follow all seeds by either, and count."""
+    params, corpora = problems(generate, seeds)
+    found = []
+    for first in range(0, seeds, CHUNK):
+        some = jax.tree.map(lambda x, first=first: x[first : first + CHUNK], (params, corpora))
+        paths = jax.device_get(ja.dynamics.joint_flow(*some, until_norm=1e3))
+        for place in range(len(paths.status)):
+            own = jax.tree.map(lambda x, place=place: np.asarray(x[place]), (*some, paths))
+            found.append({"seed": first + place, **compare(*own)})
+            print(json.dumps(found[-1], ensure_ascii=False), flush=True)
+    agree = [one for one in found if one[DISTANCE] <= AGREES]
+    row = {
+        "data": name,
+        "seeds": seeds,
+        "ended by": dict(Counter(one["end"] for one in found)),
+        "share that agrees to 1e-4 as far as it goes": len(agree) / seeds,
+        "share that ends by norm and agrees": sum(one["end"] == "norm" for one in agree) / seeds,
+        "share unsettled": sum(one["end"] == "unsettled" for one in found) / seeds,
+        "each": found,
+    }
+    print(json.dumps({key: x for key, x in row.items() if key != "each"}, ensure_ascii=False), flush=True)
+    return row
+
+
+def compare(params, corpus, path):
+    """Hold one seed's path against the ODE."""
+    rows = apart(params, corpus, path)
+    return {
+        "end": path.stop,
+        "mismatch": f"{path.mismatch:.2g}",
+        "pairs tied on the margin of v_mm": tied_pairs(params, corpus, path.selection),
+        "log ‖v‖ compared to": round(float(rows[-1, 0]), 2),
+        DISTANCE: float(f"{rows[:, 1].max():.2g}"),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=64)
+    parser.add_argument("--out", type=Path, help="folder for joint_flow.json")
+    given = parser.parse_args()
+    with jax.enable_x64(True):
+        rows = []
+        for name, generate in DATA.items():
+            rows.append(measure(name, generate, given.seeds))
+            if given.out:
+                given.out.mkdir(parents=True, exist_ok=True)
+                text = json.dumps({"jax": jax.__version__, "rows": rows}, indent=1, ensure_ascii=False)
+                (given.out / "joint_flow.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

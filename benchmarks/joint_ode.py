@@ -1,0 +1,103 @@
+"""Gradient flow on p and v together, E fixed, by NumPy and SciPy alone: an oracle for `joint_flow`.
+
+The state is p, u = v/‖v‖ and ρ = log ‖v‖. With γ = E u, attention q and weights w = sigmoid(-y e^ρ q·γ) of
+the sequences, kept as logarithms,
+
+    dp = e^ρ Σ_X y w Σ_{i<j} q_i q_j (γ_i - γ_j) (E_i - E_j),    G = Σ_X y w Σ_i q_i E_i,
+    dρ = e^(-ρ) u·G,    du = e^(-ρ) (G - (u·G) u).
+
+Two tokens at a time, no force is a difference of larger ones. The clock runs like ‖dp‖ + |dρ|. Weights lose
+their digits where e^ρ does: rounding of u by 1e-16 changes them by 1e-6 at ρ = 23.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.integrate import OdeSolution, Radau
+from scipy.optimize import brentq
+
+
+@dataclass
+class JointODE:
+    """The flow for one corpus of padded sequences.
+
+    Attributes:
+        E: embeddings in an orthonormal basis of the span of E, p and v, (V, m).
+        ids: tokens, (n, T).
+        mask: which of them are there, (n, T).
+        labels: -1 or 1, (n,).
+    """
+
+    E: np.ndarray
+    ids: np.ndarray
+    mask: np.ndarray
+    labels: np.ndarray
+
+    def __call__(self, _, state):
+        """Compute the velocity of one state, (2 m + 1,), or of k side by side, (2 m + 1, k)."""
+        several = state.reshape(len(state), -1).T
+        p, u, rho = np.split(several, [self.E.shape[1], -1], axis=1)
+        u = u / np.linalg.norm(u, axis=1, keepdims=True)
+        scores = np.where(self.mask, (p @ self.E.T)[:, self.ids], -np.inf)
+        scores -= scores.max(axis=2, keepdims=True)
+        q = np.exp(scores)
+        q /= q.sum(axis=2, keepdims=True)
+        values = (u @ self.E.T)[:, self.ids]
+        log_weight = -np.logaddexp(0, self.labels * np.exp(rho) * (q * values).sum(axis=2))
+        weight = (self.labels * np.exp(log_weight - log_weight.max(axis=1, keepdims=True)))[:, :, None]
+        i, j = np.triu_indices(self.ids.shape[1], 1)
+        pair = weight * q[:, :, i] * q[:, :, j] * (values[:, :, i] - values[:, :, j])
+        apart = self.E[self.ids[:, i]] - self.E[self.ids[:, j]]
+        dp = np.exp(rho) * np.tensordot(pair, apart, 2)
+        G = np.tensordot(weight * q, self.E[self.ids], 2)
+        along = (u * G).sum(axis=1, keepdims=True)
+        found = np.concatenate([dp, np.exp(-rho) * (G - along * u), np.exp(-rho) * along], axis=1)
+        speed = np.linalg.norm(dp, axis=1, keepdims=True) + np.abs(found[:, -1:])
+        return (found / speed).T.reshape(state.shape)
+
+
+@dataclass
+class Followed:
+    """The path, to be looked up by log ‖v‖.
+
+    Attributes:
+        solution: the state at any time.
+        rho: log ‖v‖ at the ends of steps.
+        basis: (m, d).
+    """
+
+    solution: OdeSolution
+    rho: np.ndarray
+    basis: np.ndarray
+
+    @property
+    def until(self):
+        """Log ‖v‖ that was reached."""
+        return self.rho[-1]
+
+    def at(self, log_norm):
+        """Look up p and v/‖v‖ where ‖v‖ is last as small as that, (2, d)."""
+        last = np.flatnonzero(self.rho[:-1] <= log_norm)[-1]
+        ends = self.solution.ts[last : last + 2]
+        found = brentq(lambda t: self.solution(t)[-1] - log_norm, *ends, xtol=1e-14)
+        p, u = self.solution(found)[:-1].reshape(2, -1)
+        return np.stack([p, u / np.linalg.norm(u)]) @ self.basis
+
+
+def follow(E, p, v, ids, mask, labels, until, tolerance=1e-8, evaluations=100_000):
+    """Follow the flow from p and v until log ‖v‖ is as large as that, or that much is spent."""
+    basis = np.linalg.svd(np.concatenate([E, p[None], v[None]]), full_matrices=False)[2]
+    m, length = len(basis), np.linalg.norm(v)
+    start = np.concatenate([basis @ p, basis @ v / length, [np.log(length)]])
+    # u has to be known to a small part of e^(-ρ).
+    allowed = np.concatenate([np.full(m, tolerance), np.full(m, 1e-5 * tolerance), [tolerance]])
+    field = JointODE(E @ basis.T, ids, mask, labels)
+    solver = Radau(field, 0.0, start, np.inf, rtol=tolerance, atol=allowed, vectorized=True)
+    times, rho, pieces = [0.0], [start[-1]], []
+    while solver.status == "running" and rho[-1] < until and solver.nfev < evaluations:
+        solver.step()
+        if solver.t > times[-1]:
+            times.append(solver.t)
+            rho.append(solver.y[-1])
+            pieces.append(solver.dense_output())
+    return Followed(OdeSolution(times, pieces), np.array(rho), basis)

@@ -1,0 +1,157 @@
+"""What a run says at first sight: six metrics, and two sentences."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from jaxattn.results.numbers import setting
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import last_steps, summary_rows
+
+MOST = 6
+ACCURACIES = ("test_accuracy", "validation_accuracy", "accuracy", "train_accuracy")
+LOSSES = ("loss", "log_loss", "test_loss")
+VALUES = ("spearman_Ev_tokens", "spearman_Ev_bins", "correlation_Ev_alpha")
+DIRECTIONS = {
+    "one_minus_cosine": "its max-margin direction",
+    "relaxed_one_minus_cosine": "p_relax",
+    "limit_one_minus_cosine": "its limit",
+}
+# What built-in phases and probes record unasked, in the order in which it is shown.
+STANDARD = (
+    "important_selected", "spearman_Ev_tokens", "spearman_Ep_absolute_tokens", "one_step_error",
+    "important_mass", "important_tied", *ACCURACIES, *LOSSES, *VALUES, "spearman_Ep_absolute_bins",
+    "selected_tokens",
+    "spearman_Ep_signed_tokens", "spearman_Ep_signed_bins", "p_norm", "log_gradient_norm", "validation_loss",
+    "test_accuracy_best_on_test", "test_accuracy_best_on_validation", "evaluations", "came_to_end",
+    "arc_length", "log_time", "log_v_norm", "drift", "mismatch",
+)  # fmt: skip
+# "0.873 [0.871, 0.875]", as `summary_rows` writes it.
+NUMBER = r"(-?[\d.]+(?:e-?\d+)?)"
+ESTIMATE = re.compile(rf"{NUMBER}(?: \[{NUMBER}, {NUMBER}\])?")
+
+
+class _Said(NamedTuple):
+    """What a table says of a metric in a cell: its settings, the phase, the text, and the numbers in it."""
+
+    settings: str
+    phase: str
+    text: str
+    value: float
+    low: float
+    high: float
+
+
+def metrics(results: Run) -> list[str]:
+    """Choose at most six metrics: an accuracy, the loss, two that were asked for, then by `STANDARD`.
+
+    Asked for is what no study records by itself: the user's own metrics, and built-in probes in `probes.own`.
+
+    Args:
+        results: a run.
+
+    Returns:
+        Names, the first one first; of accuracies test, validation and training are tried in this order.
+    """
+    names = recorded(results)
+    asked = [name for name in names if name not in STANDARD]
+    first = [_first(group, names) for group in (ACCURACIES, LOSSES)]
+    others = [name for name in STANDARD if name in names]
+    order = dict.fromkeys([*filter(None, first), *asked[:2], *others, *asked])
+    return list(order)[:MOST]
+
+
+def sentences(results: Run) -> tuple[str, str]:
+    """Say in two sentences how well a run learned, and what E·v, attention and p know.
+
+    Args:
+        results: a run of any phases and metrics.
+
+    Returns:
+        The numbers are those of `summary_rows`, at the last step of the last phase that recorded them; of
+        several cells those of the lowest and the highest one.
+    """
+    names = recorded(results, finite=True)
+    asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
+    fit = [name for group in (ACCURACIES, LOSSES) if (name := _first(group, names))]
+    values, direction = (_first(group, names) for group in (VALUES, DIRECTIONS))
+    known: list[tuple[str | None, Callable[[list[_Said]], str]]] = [
+        (values, lambda said: _follows(values or "", said)),
+        (_first(["important_selected"], names), _selects),
+        (direction, lambda said: f"p is 1 - cos = {_range(said)} from {DIRECTIONS[direction or '']}"),
+        *((name, lambda said, name=name: f"{name} is {_range(said)}") for name in asked[:1]),
+    ]
+    rest = [name for name in metrics(results) if name in names and name not in fit]
+    table = summary_rows(results, metrics=[*dict.fromkeys([*fit, *(x for x, _ in known if x), *rest])])
+    found = {name: _said(results, table, name) for name in table.columns if name in names}
+    learned = [words(found[name]) for name, words in known if name and found[name]][:3]
+    learned = learned or [f"{name} is {_range(found[name])}" for name in rest if found[name]][:1]
+    fits = [f"the {name.replace('_', ' ')} is {_range(found[name])}" for name in fit if found[name]]
+    phases = {said.phase for name in fit for said in found[name]}
+    after = f"After phase {phases.pop()}" if len(phases) == 1 else "After the last phase"
+    return (
+        f"{after}, {' and '.join(fits)}." if fits else "No accuracy and no loss has a finite value.",
+        f"{_begun('; '.join(learned))}." if learned else "No other metric has a finite value.",
+    )
+
+
+def recorded(results: Run, *, finite: bool = False) -> list[str]:
+    """List the metrics at the end of the phases, single bins left out, or those that have a finite value."""
+    last = last_steps(results.records)
+    names = last["metric"][np.isfinite(last["value"]) | (not finite)].unique()
+    return [str(name) for name in names if not re.search(r"_bin_\d+$", str(name))]
+
+
+def _first(group: Iterable[str], names: Sequence[str]) -> str | None:
+    return next((name for name in group if name in names), None)
+
+
+def _said(results: Run, table: pd.DataFrame, metric: str) -> list[_Said]:
+    """Read a metric of every cell off a summary, where it has a value, lowest first."""
+    last: dict[str, _Said] = {}
+    short = {axis: axis.rpartition(".")[2] for axis in results.axes}
+    names = short if len(set(short.values())) == len(short) else {axis: axis for axis in short}
+    for row in table.to_dict("records"):
+        if found := ESTIMATE.match(row[metric]):
+            settings = ", ".join(f"{names[axis]} = {setting(row[axis])}" for axis in names if row[axis])
+            numbers = (float(x) if x else float("nan") for x in found.groups())
+            last[settings] = _Said(settings, row["phase"], row[metric], *numbers)
+    return sorted(last.values(), key=lambda said: said.value)
+
+
+def _range(said: list[_Said]) -> str:
+    low, high = said[0], said[-1]
+    if low.text == high.text:
+        return low.text
+    return f"{low.text} at {low.settings} to {high.text} at {high.settings}"
+
+
+def _follows(metric: str, said: list[_Said]) -> str:
+    """Say whether E·v follows importance; one seed decides nothing."""
+    over = metric.rpartition("_")[2]
+    how = "correlation with α" if over == "alpha" else f"Spearman over {over}"
+    if not any(cell.low == cell.low for cell in said):
+        return f"of E·v and importance the {how} is {_range(said)}"
+    yes, against = sum(cell.low > 0 for cell in said), sum(cell.high < 0 for cell in said)
+    weakly = " weakly" if yes and max(cell.low for cell in said) < 0.5 else ""
+    words = (
+        f"E·v follows importance{weakly}"
+        if yes
+        else "E·v runs against importance"
+        if against
+        else "no sign that E·v follows importance"
+    )
+    among = f" in {yes or against} of {len(said)} cells" if 0 < (yes or against) < len(said) else ""
+    return f"{words}{among}, {how} {_range(said)}"
+
+
+def _selects(said: list[_Said]) -> str:
+    return f"attention selects an important token in {_range(said)} of the sequences"
+
+
+def _begun(text: str) -> str:
+    """Begin a sentence; names of metrics and parameters stay as they are."""
+    return text[0].upper() + text[1:] if text.startswith(("attention ", "no ", "of ")) else text

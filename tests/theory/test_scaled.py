@@ -1,0 +1,176 @@
+"""Differences of any lengths: every answer is checked in rational arithmetic, from E and the answer alone."""
+
+import math
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+import jaxattn as ja
+from jaxattn.theory import Selection, direction, max_margin, max_margin_batch, selection_of
+from jaxattn.theory.certificate import Status
+from jaxattn.theory.constraints import constraints
+from jaxattn.theory.max_margin import shortest
+
+SOLVERS = ("exact", "interior", "cutting", "batch", "required")
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def posed(rows, ties=()):
+    """Tokens of one sequence each: the first, and those that tie with it, above one that is a row below."""
+    ties = np.reshape(ties, (-1, rows.shape[1]))
+    E, top = np.concatenate([0 * rows[:1], -ties, -rows]), 1 + len(ties)
+    lists = [[*range(top), top + i] for i in range(len(rows))]
+    corpus = ja.data.from_sequences(lists, [1] * len(lists), vocab_size=len(E))
+    return E, corpus, selection_of(np.arange(len(E)) < top, corpus)
+
+
+def solve(E, corpus, chosen, solver, rng):
+    """The answer of a solver, and what it requires of each token that has to be lower."""
+    required = dict.fromkeys(range(len(E)), 1.0)
+    if solver == "required":
+        found = constraints(corpus, chosen)
+        some = rng.choice([0.0, 0.5, 1.0], len(found.worse))
+        some[rng.integers(len(some))] = 1.0
+        required = dict(zip(found.worse.tolist(), some.tolist(), strict=True))
+        return shortest(np.asarray(E, float), found._replace(required=some), tolerance=1e-10), required
+    if solver == "batch":
+        answers = max_margin_batch(np.stack([E, E]), corpus, Selection(np.stack([chosen.mask] * 2)))
+        return jax.tree.map(lambda x: x[0], answers), required
+    return max_margin(E, corpus, chosen, solver=solver), required
+
+
+def norm(exact):
+    return math.sqrt(sum(float(x) ** 2 for x in exact))
+
+
+def check(E, answer, required):
+    """Check by its primal certificate what is feasible, by its multipliers what is infeasible."""
+    exact = [[Fraction(float(x)) for x in row] for row in E]
+
+    def difference(pair):
+        return [x - y for x, y in zip(exact[pair[0]], exact[pair[1]], strict=True)]
+
+    top = len(answer.ties) + 1
+    assert not (answer.feasible and answer.infeasible)
+    if answer.feasible:
+        p = [Fraction(float(x)) for x in answer.p]
+        assert math.isclose(norm(p) * answer.margin, 1, rel_tol=1e-12)
+        for lower in range(top, len(E)):
+            value = sum(x * y for x, y in zip(difference((0, lower)), p, strict=True))
+            assert value >= required[lower] - max(1e-12, float(answer.primal_residual))
+            assert value > 0 or not required[lower]
+        for tied in range(1, top):
+            value = sum(x * y for x, y in zip(difference((0, tied)), p, strict=True))
+            assert abs(value) <= 1e-8 * (1 + 1e-9)
+    assert (answer.multipliers >= 0).all()
+    pairs, ties = (x.tolist() for x in (answer.pairs, answer.ties))
+    weights = [Fraction(float(x)) for x in (*answer.multipliers, *answer.tie_multipliers)]
+    parts = [[x * y for y in difference(ends)] for x, ends in zip(weights, pairs + ties, strict=True)]
+    summed = [sum(column) for column in zip(*parts, strict=True)]
+    if answer.infeasible:
+        share = sum(norm(part) for part, (_, t) in zip(parts, pairs, strict=False) if required[t])
+        assert any(weights[: len(pairs)])
+        assert norm(summed) <= answer.dual_residual * share <= 1e-14 * share
+    if answer.feasible:
+        total = sum(x * Fraction(required[t]) for x, (_, t) in zip(weights, pairs, strict=False))
+        assert answer.margin_bound >= norm(summed) / float(total) * (1 - 1e-12)
+
+
+def draw(rng):
+    """Rows, ties, and whether they can be separated: False if they contradict each other exactly."""
+    dim, m = (int(x) for x in (rng.integers(2, 7), rng.integers(1, 9)))
+    lengths = 10.0 ** (rng.uniform(-1, 1, (m, 1)) * rng.choice([0, 3, 12]))
+    kind = rng.choice(["apart", "parallel", "contradict", "any"])
+    p, rows = unit(rng.normal(size=dim)), unit(rng.normal(size=(m, dim)))
+    if kind == "any":
+        return lengths * rows, (), None
+    if kind == "contradict":
+        rows = lengths * rows
+        return np.concatenate([rows, -rows[:1] * 2.0 ** rng.integers(-40, 40)]), (), False
+    if kind == "parallel":
+        rows = rows[:1] * rng.choice([-1, 1], (m, 1)) + 10.0 ** -rng.uniform(2, 12) * rows
+    cosine = 10.0 ** -rng.choice([0.3, 1, 3, 6, 9, 11])
+    rows = unit(rows - np.outer(rows @ p, p))
+    rows = lengths * (rows - np.outer(rows @ p, p) + cosine * rng.uniform(1, 3, (m, 1)) * p)
+    if rng.random() < 0.3:
+        rows = np.concatenate([rows, rows[:1] * rng.choice([1.0, 1e5])])
+    ties = rng.normal(size=(int(dim > 3 and rng.random() < 0.3), dim))
+    return rows, ties - np.outer(ties @ p, p), True
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_whatever_the_lengths_no_answer_is_false(solver, dtype):
+    count = 25 if solver in ("interior", "batch") else 150
+    settled = 0
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        rows, ties, separable = draw(rng)
+        E, corpus, chosen = posed(rows, ties)
+        E = E.astype(dtype)
+        answer, required = solve(E, corpus, chosen, solver, rng)
+        check(E, answer, required)
+        # Rounding to float32 makes another problem.
+        if dtype == np.float64 and not len(ties):
+            if separable:
+                assert not answer.infeasible
+            if separable is False and (solver != "required" or required[1] or required[len(E) - 1]):
+                assert not answer.feasible
+            if solver != "required":
+                assert answer.feasible or answer.infeasible
+        settled += answer.feasible or answer.infeasible
+    assert settled > 0.85 * count
+
+
+def test_an_independent_solver_of_the_normalised_problem_agrees(rng):
+    count = [0, 0]
+    for _ in range(60):
+        m, dim = (int(x) for x in (rng.integers(3, 12), rng.integers(2, 5)))
+        rows = unit(rng.normal(size=(m, dim)))
+        # The largest t with Â p ≥ t in a box.
+        cost = np.append(np.zeros(dim), -1.0)
+        best = -linprog(cost, np.c_[-rows, np.ones(m)], np.zeros(m), bounds=[(-1, 1)] * dim + [(0, None)]).fun
+        answer = max_margin(*posed(10.0 ** rng.uniform(-12, 12, (m, 1)) * rows))
+        assert answer.feasible == (best > 1e-9)
+        assert answer.infeasible == (best <= 1e-9)
+        count[best > 1e-9] += 1
+    assert min(count) > 10
+
+
+@pytest.mark.parametrize("solver", SOLVERS[:4])
+def test_orthogonal_differences_of_very_different_lengths(solver, rng):
+    """a_1 = 1e8 p_1 ≥ 1 and a_2 = 1e-3 p_2 ≥ 1."""
+    problem = posed(np.diag([1e8, 1e-3]))
+    answer, _ = solve(*problem, solver, rng)
+    assert answer.status == Status.SOLVED
+    assert answer.duality_gap < 1e-12
+    # The gap leaves the first entry open, of which the length of p knows nothing.
+    assert np.linalg.norm(answer.p - [1e-8, 1e3]) <= np.sqrt(answer.duality_gap + 1e-14) * 1e3
+    np.testing.assert_allclose(answer.margin, 1e-3, rtol=1e-12)
+    if len(answer.pairs) == 2:
+        np.testing.assert_allclose(direction(problem[0], answer), [1e-8, 1e3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", SOLVERS[:4])
+@pytest.mark.parametrize("small", [1e-6, 1e-9, 1e-12])
+def test_a_small_margin_is_found_to_what_float64_leaves_of_it(solver, small, rng):
+    """Differences ±e + ε f: p = f/ε, whose entries are rounded by 1e-16 / ε of what they have to reach."""
+    e, f = np.linalg.qr(rng.normal(size=(10, 10)))[0][:2]
+    answer, _ = solve(*posed(np.stack([e + small * f, small * f - e])), solver, rng)
+    assert answer.feasible
+    assert answer.duality_gap < 1e-10 + 1e-14 / small
+    np.testing.assert_allclose(answer.margin, small, rtol=1e-14 / small)
+
+
+def test_a_pair_within_the_ties_contradicts_itself():
+    """One embedding twice beside a tie; and a difference that is a multiple of the tie's."""
+    for rows in ([[0.0, 0.0, 0.0], [1e-9, 0.0, 0.0]], [[1e-9, 0.0, 0.0], [3e9, -6e9, 9e9]]):
+        answer = max_margin(*posed(np.array(rows), [[1.0, -2.0, 3.0]]))
+        assert answer.status == Status.INFEASIBLE
+        assert answer.dual_residual <= 1e-14
