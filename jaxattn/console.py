@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 ROWS = 1000
 LONG = 40
 GAP = 2
+# A number and its unit are read as one word: 31.4 kB, 38.5 k, 174 µs.
+_WORD = re.compile(r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\S+")
 
 
 def complain(error: Exception, status: int) -> int:
@@ -114,7 +116,8 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
         common = piece.iloc[:1, [k for k, one in enumerate(same) if one]]
         piece = piece.iloc[:, [k for k, one in enumerate(same) if not one]]
         for name, values in common.items():
-            print(f"{_plain(str(name))}: {_written(values.iloc[0])} in all rows")
+            if value := _written(values.iloc[0]):
+                print(f"{_plain(str(name))}: {value} in all rows")
     widths = _widths(piece)
     if widths is None:
         _print_records(piece)
@@ -146,7 +149,7 @@ def _widths(frame: "pd.DataFrame") -> list[int] | None:
     """Divide the width between columns: what they want, less for the widest; None if a word had to be cut."""
     widths = _full_widths(frame)
     least = [
-        min(max(map(len, [*_parts(name), *(word for x in values for word in _written(x).split())])), LONG)
+        min(max(map(len, [*_parts(name), *(word for x in values for word in _WORD.findall(_written(x)))])), LONG)
         for name, values in frame.items()
     ]
     while _together(widths) > _width():

@@ -38,6 +38,12 @@ def test_columns_of_one_name_are_all_printed(lines):
     assert [line.split() for line in lines(console.print_table, "t", frame)][-2] == ["1", "2", "3"]
 
 
+def test_a_number_stays_with_its_unit(lines):
+    frame = pd.DataFrame({"bytes": ["3.18 kB", "16 B"], "words": ["a few words of text", "and some more"]})
+    printed = lines(console.print_table, "t", frame, width=20)
+    assert [line.split()[:2] for line in printed if "kB" in line] == [["3.18", "kB"]]
+
+
 def run_of(directory, cells, seeds=2, metrics=METRICS):
     settings = [
         {"phases.embed.step_size": 1.0, "phases.query.step_size": 0.1 * (1 + k)} for k in range(cells)

@@ -33,7 +33,7 @@ def groups(rows: Rows) -> pd.DataFrame:
             "batches": row.batches,
             "memory of a lane": f"{quantity(row.per_lane)}B",
             "of a device": f"{quantity(row.held)}B",
-            "compiling": f"{row.compile_s:.0f} s",
+            "compile": f"{row.compile_s:.0f} s",
             "time at least": seconds(row.seconds_at_least),
         }
         for row in rows
@@ -70,7 +70,7 @@ def seconds(x: int | float) -> str:
 def _program(row: Any) -> dict[str, Any]:
     first = {"group": row.group, "phase": row.phase, "program": row.program, "where": row.where}
     if row.bytes is None:
-        empty = dict.fromkeys(("per", "bytes", "flops", "launches", "at least", "memory", "compiling"), "")
+        empty = dict.fromkeys(("per", "bytes", "flops", "launches", "at least", "memory", "compile"), "")
         return first | empty | {"notes": row.error}
     notes = {words: getattr(row, name) for name, words in _NOTES.items()}
     return first | {
@@ -80,6 +80,6 @@ def _program(row: Any) -> dict[str, Any]:
         "launches": f"{row.launches:.0f}",
         "at least": seconds(row.seconds_at_least),
         "memory": f"{quantity(row.held)}B",
-        "compiling": f"{row.compile_s:.1f} s",
+        "compile": f"{row.compile_s:.1f} s",
         "notes": ", ".join(f"{number} {words}" for words, number in notes.items() if number),
     }
