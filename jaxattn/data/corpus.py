@@ -303,12 +303,15 @@ def from_counted(
     return jax.tree.map(jnp.asarray, corpus)
 
 
-def from_draws(tokens: Array, labels: Array, *, vocab_size: int, num_classes: int) -> Corpus:
-    """Build a corpus from equally long sequences inside jit and under vmap; ids are not checked.
+def from_draws(
+    tokens: Array, labels: Array, *, vocab_size: int, num_classes: int, mask: Array | None = None
+) -> Corpus:
+    """Build a corpus from padded sequences inside jit and under vmap; ids are not checked.
 
     Args:
         tokens: (n, T) int; token ids, repetitions allowed.
         labels: (n,) int; see `Corpus`.
+        mask: (n, T) bool; which places hold a token, all if None.
         vocab_size: V.
         num_classes: K.
 
@@ -316,13 +319,15 @@ def from_draws(tokens: Array, labels: Array, *, vocab_size: int, num_classes: in
         The corpus; each bag is one row of T entries at most.
     """
     sequences, length = tokens.shape
-    ordered = jnp.sort(tokens, axis=1)
+    # Beyond the vocabulary, places without a token are the last of their row.
+    ordered = jnp.sort(tokens if mask is None else jnp.where(mask, tokens, vocab_size), axis=1)
     position = jnp.broadcast_to(jnp.arange(length), ordered.shape)
     first = jnp.concatenate([jnp.ones((sequences, 1), bool), ordered[:, 1:] != ordered[:, :-1]], axis=1)
     start = jnp.where(first, position, length)
     following = jnp.concatenate([start[:, 1:], jnp.full((sequences, 1), length, start.dtype)], axis=1)
     next_start = jax.lax.cummin(following, axis=1, reverse=True)
-    count = jnp.where(first, next_start - position, 0).astype(np.min_scalar_type(length))
+    is_token = first if mask is None else first & (ordered < vocab_size)
+    count = jnp.where(is_token, next_start - position, 0).astype(np.min_scalar_type(length))
     return from_bags(
         jnp.repeat(jnp.arange(sequences), length),
         ordered.ravel(),

@@ -41,7 +41,7 @@ def read_words(directory: Path) -> Words:
     path = directory / DRAWN
     try:
         return msgspec.convert(files.read_sealed(path, directory), Words)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise Damaged(f"{path}: damaged ({error})") from None
 
 

@@ -149,7 +149,7 @@ def find(directory: Path) -> dict[str, Any] | None:
 def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     try:
         checked = msgspec.convert(content, Manifest)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise InputError(f"{path}: {error}; give the manifest of a run") from None
     if checked.format > FORMAT:
         raise InputError(f"{path}: written by a newer version of jaxattn; read it with that one")

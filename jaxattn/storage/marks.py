@@ -145,7 +145,7 @@ def read(directory: Path, batch: str) -> Mark | None:
     try:
         mark = msgspec.convert(content, Mark)
         msgspec.convert(mark.failures, list[Failure])
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise Damaged(f"{place}: damaged ({error})") from None
     if set(mark.tables) != set(TABLES):
         raise Damaged(f"{place}: damaged (it names other tables than {' and '.join(TABLES)})")

@@ -33,6 +33,8 @@ STRANGE = [
     ("failures", [{"cell": 7, "seed": 1, "phase": "query", "step": 3, "reason": "NaN"}]),
     ("batches", [{"name": "a", "cells": [], "seeds": [0]}]),
     ("wall_time_s", "long"),
+    ("wall_time_s", "\udcff"),
+    ("seeds", ["\udcff"]),
     ("config", None),
     ("config", {}),
     ("config", {"phases": 3}),

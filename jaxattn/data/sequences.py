@@ -1,0 +1,145 @@
+"""Sequences of token ids in their order, with a mask and the position of a query."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import Array
+from jaxtyping import Bool, Int
+
+from jaxattn.data.corpus import Corpus, from_draws
+from jaxattn.data.dataset import Dataset
+from jaxattn.errors import InputError
+from jaxattn.trees import Leaf
+
+
+class Sequences(Dataset):
+    """n sequences of at most T tokens in order.
+
+    Attributes:
+        ids: (n, T) int32; token ids in [0, V), any where `mask` is False.
+        mask: (n, T) bool; which positions hold a token.
+        targets: (n,) classes as of a `Corpus`, (n,) or (n, T) tokens, or what else a loss takes.
+        query: (n,) int32; the position that asks, such as that of the last token. None if none does.
+        vocab_size: V (static).
+        classes: K, if the targets are classes (static).
+    """
+
+    ids: Leaf
+    mask: Leaf
+    query: Leaf = None
+    vocab_size: int = struct.field(pytree_node=False, kw_only=True)
+    classes: int | None = struct.field(pytree_node=False, default=None, kw_only=True)
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes K that the targets name; None if they are no classes."""
+        return self.classes
+
+    @property
+    def lengths(self) -> Array:
+        """Tokens of every sequence T(X), (n,) int32."""
+        return self.mask.sum(axis=1, dtype=jnp.int32)
+
+    @property
+    def causal(self) -> Array:
+        """Which positions a position sees, (n, T, T) bool: tokens at its own position and before it."""
+        order = jnp.arange(self.ids.shape[1])
+        return self.mask[:, None, :] & (order[None, :] <= order[:, None])
+
+    def bags(self) -> Corpus:
+        """Count the tokens of every sequence, inside jit and under vmap.
+
+        Returns:
+            The corpus of the same sequences without their order; of targets that are classes.
+
+        Raises:
+            InputError: the targets are no classes.
+        """
+        if self.classes is None:
+            raise InputError("bags: the targets are no classes; give Sequences their number, classes=K")
+        return from_draws(
+            self.ids, self.targets, mask=self.mask, vocab_size=self.vocab_size, num_classes=self.classes
+        )
+
+    def check(self) -> None:
+        """Check on the host: a row for every example, ids within the vocabulary, a query on a token."""
+        super().check()
+        ids, mask = np.asarray(self.ids), np.asarray(self.mask)
+        if not mask.any(axis=1).all():
+            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: it holds no token; remove it")
+        outside = mask & ((ids < 0) | (ids >= self.vocab_size))
+        if outside.any():
+            sequence, position = np.argwhere(outside)[0]
+            raise InputError(
+                f"token id {ids[sequence, position]} of sequence {sequence}: ids run from 0 to "
+                f"{self.vocab_size - 1}; raise vocab_size or map the token to a known one"
+            )
+        if self.query is not None:
+            query = np.asarray(self.query)
+            asks = (query >= 0) & (query < mask.shape[1])
+            asks &= np.take_along_axis(mask, np.where(asks, query, 0)[:, None], axis=1)[:, 0]
+            if not asks.all():
+                where = int(np.argmin(asks))
+                raise InputError(f"query {query[where]} of sequence {where}: there is no token")
+
+
+def of_corpus(corpus: Corpus, longest: int) -> Sequences:
+    """Write bags out as sequences, equal tokens side by side, inside jit and under vmap.
+
+    Args:
+        corpus: n sequences over V tokens.
+        longest: T, at least the length of the longest sequence.
+
+    Returns:
+        n sequences with the same targets.
+    """
+    bags = corpus.bags
+    count = bags.count.astype(jnp.int32).ravel()
+    owner = jnp.repeat(bags.owner, bags.index.shape[1])
+    order = jnp.argsort(jnp.where(count > 0, owner, corpus.num_sequences), stable=True)
+    end = jnp.cumsum(count[order])
+    first = jnp.cumsum(corpus.lengths) - corpus.lengths
+    position = first[:, None] + jnp.arange(longest)
+    mask = jnp.arange(longest) < corpus.lengths[:, None]
+    entry = jnp.minimum(jnp.searchsorted(end, position, side="right"), len(order) - 1)
+    ids = jnp.where(mask, bags.index.ravel()[order][entry].astype(jnp.int32), 0)
+    return Sequences(
+        targets=corpus.labels,
+        ids=ids,
+        mask=mask,
+        vocab_size=corpus.vocab_size,
+        classes=corpus.num_classes,
+    )
+
+
+def padded(sequences: list[Any], targets: Any, *, vocab_size: int, classes: int | None = None) -> Sequences:
+    """Build sequences from lists of token ids.
+
+    Args:
+        sequences: n lists of token ids in [0, vocab_size).
+        targets: (n, ...) see `Sequences`.
+        vocab_size: V.
+        classes: K, if the targets are classes.
+
+    Returns:
+        The sequences; their query is the last token.
+
+    Raises:
+        InputError: an empty sequence, a token id out of range, numbers that differ.
+    """
+    longest = max(map(len, sequences), default=0)
+    mask: Bool[np.ndarray, "n T"] = np.arange(longest) < np.array([len(x) for x in sequences])[:, None]
+    ids: Int[np.ndarray, "n T"] = np.zeros(mask.shape, np.int32)
+    ids[mask] = np.concatenate([np.asarray(x, np.int32) for x in sequences])
+    made = Sequences(
+        targets=jnp.asarray(targets),
+        ids=jnp.asarray(ids),
+        mask=jnp.asarray(mask),
+        query=jnp.asarray(mask.sum(axis=1) - 1, jnp.int32),
+        vocab_size=vocab_size,
+        classes=classes,
+    )
+    made.check()
+    return made

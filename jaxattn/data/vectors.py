@@ -1,0 +1,50 @@
+"""Sequences of real tokens, with a query of their own if there is one."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxattn.data.dataset import Dataset
+from jaxattn.errors import InputError, shown
+from jaxattn.trees import Leaf
+
+
+class Vectors(Dataset):
+    """n sequences of T tokens in R^d.
+
+    Attributes:
+        X: (n, T, d) tokens.
+        targets: (n,) -1 or +1, classes 0 .. K-1, numbers, or (n, ...) what else a loss takes.
+        z: (n, d) query of each sequence; None if there is none.
+        mask: (n, T) bool; which tokens there are. None if all.
+        classes: K, if the targets are classes (static).
+    """
+
+    X: Leaf
+    z: Leaf = None
+    mask: Leaf = None
+    classes: int | None = struct.field(pytree_node=False, default=None, kw_only=True)
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes K that the targets name; None if they are no classes."""
+        return self.classes
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of the tokens."""
+        return self.X.shape[-1]
+
+    def masked(self, scores: Leaf) -> Leaf:
+        """Put -∞ in place of the scores (n, T) of tokens that are not there."""
+        return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
+
+    def check(self) -> None:
+        """Check on the host: a row for every example, a token in each, queries of the tokens' dimension."""
+        super().check()
+        if np.ndim(self.X) != 3:
+            raise InputError(f"X: {shown(self.X)}; give tokens (n, T, d)")
+        if self.z is not None and np.shape(self.z) != (self.num_examples, self.dim):
+            raise InputError(f"z: {shown(self.z)} for tokens of dimension {self.dim}; give queries (n, d)")
+        if self.mask is not None and not np.asarray(self.mask).any(axis=1).all():
+            raise InputError(f"sequence {int(np.argmin(np.asarray(self.mask).any(axis=1)))}: it has no token")

@@ -1,0 +1,53 @@
+"""Datasets: what all have in common, examples that are taken, leaves that disagree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.data.dataset import Dataset, check_classes
+from jaxattn.errors import InputError
+
+
+class Pairs(Dataset):
+    left: jax.Array
+    right: jax.Array
+
+
+def pairs(n=5):
+    left = jnp.arange(2.0 * n).reshape(n, 2)
+    return Pairs(targets=jnp.arange(n), left=left, right=-left)
+
+
+def test_examples_are_taken_by_number_also_under_jit_and_vmap():
+    data, index = pairs(), jnp.array([[4, 0], [1, 3]])
+    taken = jax.jit(jax.vmap(data.take))(index)
+    for lane, (first, second) in enumerate(np.asarray(index)):
+        one = jax.tree.map(lambda x, lane=lane: x[lane], taken)
+        assert one.num_examples == 2
+        np.testing.assert_array_equal(one.left, np.asarray(data.left)[[first, second]])
+        np.testing.assert_array_equal(one.targets, [first, second])
+
+
+def test_a_subclass_is_a_frozen_pytree():
+    data = pairs()
+    assert len(jax.tree.leaves(data)) == 3
+    with pytest.raises(AttributeError):
+        data.left = 0
+    assert data.num_classes is None
+
+
+@pytest.mark.parametrize("wrong", [jnp.ones((4, 2)), jnp.float32(1)])
+def test_leaves_without_a_row_for_every_example_are_refused(wrong):
+    pairs().check()
+    with pytest.raises(InputError, match=r"right: float32\[.*\] for 5 targets; give one row"):
+        pairs().replace(right=wrong).check()
+
+
+def test_targets_that_are_no_classes_are_named():
+    check_classes("train", jnp.array([-1, 1]), 2, signs=True)
+    check_classes("train", jnp.array([0, 1]), 2, signs=False)
+    with pytest.raises(InputError, match=r"a test target is 0; those of 2 classes are \[-1, 1\]"):
+        check_classes("test", jnp.array([0, 1]), 2, signs=True)
+    with pytest.raises(InputError, match=r"those of 50 classes are 0 \.\. 49"):
+        check_classes("test", jnp.array([50]), 50, signs=False)

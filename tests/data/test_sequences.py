@@ -1,0 +1,93 @@
+"""Sequences in order: bags of them, what a position sees, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.data.corpus import from_sequences
+from jaxattn.data.sequences import Sequences, of_corpus, padded
+from jaxattn.errors import InputError
+
+LISTS = [[3, 1, 3, 0], [2], [1, 1, 1], [0, 4, 2, 4, 4]]
+CLASSES = [1, -1, -1, 1]
+
+
+def sequences(**changes):
+    return padded(LISTS, np.array(CLASSES), vocab_size=5, classes=2).replace(**changes)
+
+
+def counted(corpus, vocab_size=5):
+    """Counts (n, V) by a loop over the entries of the bags."""
+    table = np.zeros((corpus.num_sequences, vocab_size), int)
+    bags = corpus.bags
+    for row, owner in enumerate(np.asarray(bags.owner)):
+        for token, count in zip(np.asarray(bags.index)[row], np.asarray(bags.count)[row], strict=True):
+            table[owner, token if count else 0] += count
+    return table
+
+
+def test_bags_count_the_tokens_of_every_sequence():
+    expected = np.array([np.bincount(tokens, minlength=5) for tokens in LISTS])
+    for bags in (sequences().bags(), jax.jit(Sequences.bags)(sequences())):
+        np.testing.assert_array_equal(counted(bags), expected)
+        np.testing.assert_array_equal(bags.lengths, list(map(len, LISTS)))
+        np.testing.assert_array_equal(bags.labels, CLASSES)
+
+
+def test_bags_are_those_of_a_corpus_of_the_same_lists():
+    of_lists, of_bags = from_sequences(LISTS, CLASSES, vocab_size=5), sequences().bags()
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(5), jnp.float32)
+    np.testing.assert_allclose(of_bags.bags.dot(x)[0], of_lists.bags.dot(x)[0], rtol=1e-6)
+    y = jnp.asarray(np.random.default_rng(1).standard_normal(4), jnp.float32)
+    np.testing.assert_allclose(of_bags.occurrences.dot(y)[0], of_lists.occurrences.dot(y)[0], rtol=1e-6)
+
+
+def test_what_lies_under_the_mask_is_no_token():
+    clean = sequences()
+    dirty = clean.replace(ids=jnp.where(clean.mask, clean.ids, 77))
+    np.testing.assert_array_equal(counted(dirty.bags()), counted(clean.bags()))
+
+
+def test_a_position_sees_itself_and_tokens_before_it():
+    causal = np.asarray(sequences().causal)
+    for n, tokens in enumerate(LISTS):
+        for i in range(causal.shape[1]):
+            assert [j for j in range(causal.shape[2]) if causal[n, i, j]] == [
+                j for j in range(len(tokens)) if j <= i
+            ]
+
+
+def test_bags_written_out_are_counted_as_they_were():
+    corpus = from_sequences(LISTS, CLASSES, vocab_size=5)
+    written = jax.jit(of_corpus, static_argnums=1)(corpus, 6)
+    written.check()
+    for n, tokens in enumerate(LISTS):
+        assert sorted(np.asarray(written.ids)[n][np.asarray(written.mask)[n]]) == sorted(tokens)
+    np.testing.assert_array_equal(counted(written.bags()), counted(corpus))
+
+
+def test_examples_keep_their_queries():
+    taken = sequences().take(jnp.array([3, 1]))
+    np.testing.assert_array_equal(taken.query, [4, 0])
+    np.testing.assert_array_equal(taken.lengths, [5, 1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ids": jnp.full((4, 5), 9)}, "token id 9 of sequence 0: ids run from 0 to 4"),
+        ({"query": jnp.array([0, 1, 0, 0])}, "query 1 of sequence 1: there is no token"),
+        ({"query": jnp.array([0, 0, 0, 5])}, "query 5 of sequence 3"),
+        ({"mask": jnp.zeros((4, 5), bool)}, "sequence 0: it holds no token"),
+        ({"query": jnp.zeros(3, int)}, "query: int32\\[3\\] for 4 targets"),
+    ],
+)
+def test_sequences_that_are_wrong_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        sequences(**changes).check()
+
+
+def test_bags_want_classes():
+    with pytest.raises(InputError, match="classes=K"):
+        sequences(classes=None).bags()
