@@ -67,7 +67,7 @@ def main():
         held = [params.E @ basis, basis.T @ params.p, basis.T @ params.v]
         for dtype in ("float32", "float64"):
             arrays = [x.astype(dtype) for x in held]
-            curves[f"normalised steps, {dtype}"] = loop(*arrays, ids, mask, corpus.labels, mm.p @ basis)
+            curves[f"normalised steps, {dtype}"] = loop(*arrays, ids, mask, corpus.targets, mm.p @ basis)
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for (name, rows), colour in zip(curves.items(), ("#1f5fa8", "#d98b2b", "#b5413a"), strict=True):

@@ -61,7 +61,7 @@ def problems(generate, sizes, dim, scale, seeds):
 def end(E, p, v, corpus, relevant):
     """Tell which tokens one seed ends on, and how far from the law it is."""
     ids, mask = padded_sequences(corpus)
-    labels = np.asarray(corpus.labels)
+    labels = np.asarray(corpus.targets)
     on_top = ids[np.arange(len(ids)), np.where(mask, (E @ p)[ids], -np.inf).argmax(axis=1)]
     chosen, sign = np.unique(on_top), np.zeros(len(E))
     consistent = all(np.ptp(labels[on_top == s]) == 0 for s in chosen)

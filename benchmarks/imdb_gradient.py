@@ -102,7 +102,7 @@ def main():
         return kept[0]
 
     attend = ja.attention.attend
-    tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(attend(c, a, g), c.labels)))
+    tokens_only = jax.jit(jax.grad(lambda a, g, c: ja.losses.logistic(attend(c, a, g), c.targets)))
     rows = {
         FLOOR: lambda: products(params.E, params.p, params.v, scores),
         "∂L/∂p, the whole": lambda: gradient_p(params, corpus),
@@ -124,7 +124,7 @@ def main():
     floors = {name: JOINT_FLOOR if name in (JOINT, JOINT_FLOOR) else FLOOR for name in measured}
     ratios = {name: statistics.median(np.divide(times[name], times[floors[name]])) for name in measured}
     lines = [
-        f"IMDB, {corpus.num_sequences:,} reviews, V = {corpus.vocab_size:,}, d = {DIM:,}, float32, "
+        f"IMDB, {corpus.num_examples:,} reviews, V = {corpus.vocab_size:,}, d = {DIM:,}, float32, "
         f"{os.cpu_count()} CPU cores, jax {jax.__version__}; medians of {arguments.repeats}.",
         "",
         "| what | median | × its floor |",

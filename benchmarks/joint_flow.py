@@ -59,7 +59,7 @@ def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
     found = follow(
         *(np.asarray(x) for x in (params.E, params.p, params.v)),
         *padded_sequences(corpus),
-        np.asarray(corpus.labels),
+        np.asarray(corpus.targets),
         until,
         tolerance,
     )
@@ -76,7 +76,7 @@ def tied_pairs(params, corpus, selection):
         return None
     values = np.asarray(params.E) @ found.v
     ids, mask = padded_sequences(corpus)
-    on_margin = np.abs(np.asarray(corpus.labels)[:, None] * values[ids] - 1) <= 1e-8
+    on_margin = np.abs(np.asarray(corpus.targets)[:, None] * values[ids] - 1) <= 1e-8
     return sum(len(set(ids[X][(on_margin & mask)[X]])) - 1 for X in np.flatnonzero(found.support))
 
 

@@ -31,7 +31,7 @@ def measure(vocab_size, sequences, length, relevant):
     K = E @ E.T
 
     def loss(a, corpus):
-        return ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.labels).mean()
+        return ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.targets).mean()
 
     g = jax.grad(loss)
     moves = {

@@ -116,9 +116,9 @@ def textbook_loop(each, sequences, steps, embed, query):
 
     def whole():
         for (params, corpus), (ids, mask) in zip(each, sequences, strict=True):
-            moved = first(params, ids, mask, corpus.labels)
+            moved = first(params, ids, mask, corpus.targets)
             for _ in range(steps):
-                moved = step(moved, ids, mask, corpus.labels)
+                moved = step(moved, ids, mask, corpus.targets)
             jax.block_until_ready(moved)
 
     return whole
@@ -133,7 +133,7 @@ def textbook_vmap(each, sequences, steps, embed, query):
 
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *[params for params, _ in each])
     ids, mask = (jnp.stack(x) for x in zip(*sequences, strict=True))
-    labels = jnp.stack([corpus.labels for _, corpus in each])
+    labels = jnp.stack([corpus.targets for _, corpus in each])
     compiled = jax.jit(jax.vmap(train))
     return lambda: compiled(stacked, ids, mask, labels)
 
@@ -149,7 +149,7 @@ def torch_loop(each, sequences, steps, embed, query):
     def whole():
         for (params, corpus), (ids, mask) in zip(each, sequences, strict=True):
             tokens, real = torch.as_tensor(np.array(ids)), torch.as_tensor(np.array(mask))
-            labels = torch.as_tensor(np.array(corpus.labels), dtype=torch.float32)
+            labels = torch.as_tensor(np.array(corpus.targets), dtype=torch.float32)
             embedding = torch.nn.Embedding.from_pretrained(torch.as_tensor(np.array(params.E)), freeze=False)
             p = torch.nn.Parameter(torch.as_tensor(np.array(params.p)))
             v = torch.as_tensor(np.array(params.v))

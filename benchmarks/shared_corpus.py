@@ -53,7 +53,7 @@ def entries(corpus):
 
 def gradient(scores, values, corpus):
     """∂L/∂a of one seed."""
-    return jax.grad(lambda a: ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.labels))(
+    return jax.grad(lambda a: ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.targets))(
         scores
     )
 
@@ -82,7 +82,7 @@ def exact_gradient(corpus, scores, values):
     sequence, token, count = entries(corpus)
     order = np.argsort(sequence, kind="stable")
     sequence, token, count = sequence[order], token[order], count[order]
-    n, labels = corpus.num_sequences, np.asarray(corpus.labels, float)
+    n, labels = corpus.num_examples, np.asarray(corpus.targets, float)
     top = np.full(n, -np.inf)
     np.maximum.at(top, sequence, scores[token])
     weight = count * np.exp(scores[token] - top[sequence])
@@ -152,9 +152,9 @@ def main():
     else:
         corpus, kind = zipf_corpus(), "Zipf"
     sequence, token, count = entries(corpus)
-    shape = (corpus.num_sequences, corpus.vocab_size)
+    shape = (corpus.num_examples, corpus.vocab_size)
     matrix = scipy.sparse.csr_array((count.astype(np.float32), (sequence, token)), shape=shape)
-    labels = np.asarray(corpus.labels, np.float32)[:, None]
+    labels = np.asarray(corpus.targets, np.float32)[:, None]
     compute = scipy_gradient(matrix, matrix.T.tocsr(), labels)
 
     lines = [

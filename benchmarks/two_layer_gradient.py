@@ -27,7 +27,6 @@ import numpy as np
 import optax
 
 import jaxattn as ja
-from jaxattn.data.corpus import cut_out
 from jaxattn.models.reference import padded_sequences, two_layer_logits
 
 MODELS = {"two_layer": ja.models.two_layer, "two_layer_weights": ja.models.two_layer_weights}
@@ -87,7 +86,7 @@ class Chunks:
     def __init__(self, corpus, params, positions, samples=None):
         self.params = params
         ids, mask = padded_sequences(corpus)
-        lengths, labels = mask.sum(axis=1), np.asarray(corpus.labels)
+        lengths, labels = mask.sum(axis=1), np.asarray(corpus.targets)
         order = np.argsort(lengths, kind="stable")
         chunks, begin = [], 0
         while begin < len(order):
@@ -147,14 +146,14 @@ class Step:
 def minibatch(corpus, kind, params, size, repeats):
     """Time a step on a minibatch, which ours cuts out of the corpus."""
     model, names = MODELS[kind], NAMES[kind]
-    own = np.sort(np.random.default_rng(0).choice(corpus.num_sequences, size, replace=False))
+    own = np.sort(np.random.default_rng(0).choice(corpus.num_examples, size, replace=False))
     batch = sub_corpus(corpus, own)
-    padded = [jnp.asarray(x) for x in (*padded_sequences(batch), batch.labels)]
+    padded = [jnp.asarray(x) for x in (*padded_sequences(batch), batch.targets)]
     padded = [x.reshape(-1, PART, *x.shape[1:]) for x in padded]
 
     def ours(params, corpus, own):
-        on = cut_out(corpus, own)
-        return jax.grad(lambda x: loss(model.logits(x, on), on.labels, size))(params)
+        on = corpus.take(own)
+        return jax.grad(lambda x: loss(model.logits(x, on), on.targets, size))(params)
 
     def textbook(params, *parts):
         def add(total, part):
@@ -186,8 +185,8 @@ def minibatch(corpus, kind, params, size, repeats):
 
 def full_batch(corpus, kind, params, samples, repeats):
     """Time one gradient of the whole corpus; the textbook's is extrapolated from chunks."""
-    model, n = MODELS[kind], corpus.num_sequences
-    gradient = jax.jit(jax.grad(lambda x, c: loss(model.logits(x, c), c.labels, n)))
+    model, n = MODELS[kind], corpus.num_examples
+    gradient = jax.jit(jax.grad(lambda x, c: loss(model.logits(x, c), c.targets, n)))
     calls = {
         "in token space": partial(gradient, params, corpus),
         "logits, part of it": partial(jax.jit(model.logits), params, corpus),
@@ -219,7 +218,7 @@ def sub_corpus(corpus, rows):
     return ja.data.from_flat(
         ids[rows][mask[rows]],
         mask[rows].sum(axis=1),
-        np.asarray(corpus.labels)[rows],
+        np.asarray(corpus.targets)[rows],
         vocab_size=corpus.vocab_size,
     )
 
@@ -228,7 +227,7 @@ def about(corpus):
     distinct = np.bincount(np.asarray(corpus.bags.owner), (np.asarray(corpus.bags.count) > 0).sum(1))
     lengths = np.asarray(corpus.lengths, np.float64)
     return {
-        "sequences": corpus.num_sequences,
+        "sequences": corpus.num_examples,
         "vocab_size": corpus.vocab_size,
         "mean_length": lengths.mean(),
         "longest": int(lengths.max()),

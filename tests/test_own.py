@@ -96,7 +96,7 @@ def test_numbers_equal_the_study_written_out_for_one_seed(own):
         return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=1)
 
     def loss(x):
-        margin = train.labels * (attention(x) * (x["E"] @ plain.v)[ids]).sum(axis=1)
+        margin = train.targets * (attention(x) * (x["E"] @ plain.v)[ids]).sum(axis=1)
         return jnp.where(margin < 0, 1 - power * margin, (1 + jnp.abs(margin)) ** -power).mean()
 
     params["E"] = params["E"] - 50.0 * jax.grad(loss)(params)["E"]

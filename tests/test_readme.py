@@ -91,7 +91,7 @@ def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
     assert names["logits"].shape == (256,)
     assert names["params"].E.shape == (64, 1024)
     assert names["loss"].shape == ()
-    assert names["corpus2"].num_sequences == 2
+    assert names["corpus2"].num_examples == 2
     assert names["mm"].feasible
     assert names["mm"].duality_gap < 1e-10
     assert 1 - names["cosine"] < 1e-5

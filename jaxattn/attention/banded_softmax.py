@@ -45,7 +45,7 @@ def forward(
         in_band = (sums[:, 0] == 0) & (new[:, 0] >= present)
         return jnp.where(in_band, ceiling, shift), jnp.where(in_band[:, None], new, sums)
 
-    shape = (corpus.num_sequences, columns.shape[1] + 1, len(scores))
+    shape = (corpus.num_examples, columns.shape[1] + 1, len(scores))
     start = (jnp.zeros((shape[0], shape[2]), scores.dtype), jnp.zeros(shape, scores.dtype))
     shift, sums = jax.lax.fori_loop(0, num_bands, band, start)
     sums = sums.transpose(2, 1, 0)

@@ -71,7 +71,7 @@ _pool.defvjp(_forward, _backward)
 
 
 def _is_dense(corpus: Corpus) -> bool:
-    size = corpus.num_sequences * corpus.vocab_size
+    size = corpus.num_examples * corpus.vocab_size
     return size <= min(DENSE * corpus.bags.index.size, MOST_POSITIONS)
 
 

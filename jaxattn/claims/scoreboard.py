@@ -234,4 +234,4 @@ def _words(source: Source, reporter: Reporter) -> str:
     if corpus.num_classes != 2:
         raise InputError(f"source: {corpus.num_classes} classes; give texts with two labels")
     name = getattr(source, "dataset", "texts")
-    return f"{name}, V = {corpus.vocab_size}, n = {corpus.num_sequences}"
+    return f"{name}, V = {corpus.vocab_size}, n = {corpus.num_examples}"

@@ -10,22 +10,22 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from jaxattn.data.dataset import Dataset, check_classes
 from jaxattn.data.ragged import positions, ragged
 from jaxattn.data.sizes import check_positions
 from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class Corpus:
+class Corpus(Dataset):
     """n labelled sequences over V tokens, as bags of token counts. A pytree with static shapes.
 
     Attributes:
+        targets: (n,) int32 labels; -1 or +1 for two classes, 0 .. K-1 for K > 2.
         bags: count[X, s] by sequence: which tokens a sequence holds.
         occurrences: the same counts by token: which sequences hold a token.
         occurrence_to_bag: int32, shaped like the entries of `occurrences`; where each lies in the flattened
             entries of `bags`, so that values per entry are summed by token with a gather. 0 for padding.
-        labels: (n,) int32; -1 or +1 for two classes, 0 .. K-1 for K > 2.
         lengths: (n,) int32; tokens per sequence, T(X).
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
@@ -37,7 +37,6 @@ class Corpus:
     bags: Leaf
     occurrences: Leaf
     occurrence_to_bag: Leaf
-    labels: Leaf
     lengths: Leaf
     vocab_size: int = struct.field(pytree_node=False)
     num_classes: int = struct.field(pytree_node=False, default=2)
@@ -45,9 +44,9 @@ class Corpus:
     mean_entries: int | None = struct.field(pytree_node=False, default=None)
 
     @property
-    def num_sequences(self) -> int:
-        """The number of sequences n."""
-        return self.labels.shape[-1]
+    def num_examples(self) -> int:
+        """The number of sequences n, also with a leading axis of seeds."""
+        return self.targets.shape[-1]
 
     @property
     def num_entries(self) -> int:
@@ -57,12 +56,61 @@ class Corpus:
     @property
     def num_pairs(self) -> int:
         """About how many pairs of entries are in one sequence: as many as if all sequences were equal."""
-        return math.ceil(self.num_entries**2 / self.num_sequences)
+        return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property
     def class_index(self) -> Array:
         """Labels as class numbers 0 .. K-1, int32 (n,); for two classes -1 is class 0 and +1 is class 1."""
-        return (self.labels + 1) // 2 if self.num_classes == 2 else self.labels
+        return (self.targets + 1) // 2 if self.num_classes == 2 else self.targets
+
+    def take(self, index: Array) -> "Corpus":
+        """Make a corpus of some sequences, inside jit and under vmap: a minibatch.
+
+        Its bags have room for the longest sequences. What a program does not look at is not computed, such as
+        the layout by token, which takes a sort.
+
+        Args:
+            index: (B,) int; numbers of distinct sequences.
+
+        Returns:
+            B sequences of the same tokens and classes.
+        """
+        bags, (size,) = self.bags, index.shape
+        num_rows, width = bags.index.shape
+        first = positions(bags.owner, index)
+        number = positions(bags.owner, index, side="right") - first
+        longest = math.prod(level.shape[1] for level in bags.tree)
+        end = jnp.cumsum(number)
+        place = jnp.arange(min(size * longest, num_rows))
+        owner = positions(end, place, side="right")
+        own = jnp.minimum(owner, size - 1)
+        is_row = owner < size
+        row = jnp.where(is_row, (first + number - end)[own] + place, 0)
+        cut = from_bags(
+            jnp.repeat(owner, width),
+            bags.index[row].ravel(),
+            jnp.where(is_row[:, None], bags.count[row], 0).ravel(),
+            self.targets[index],
+            vocab_size=self.vocab_size,
+            num_classes=self.num_classes,
+            longest_bag=longest * width,
+            most_occurrences=size,
+            class_names=self.class_names,
+        )
+        mean = math.ceil(self.num_entries * size / self.num_examples)
+        return cut.replace(lengths=self.lengths[index], mean_entries=mean)
+
+    def check(self) -> None:
+        """Check on the host: labels are classes and tokens lie within the vocabulary; of one seed or of many.
+
+        Raises:
+            InputError: a label that is not -1 or +1, or 0 .. K-1 for K > 2 classes; a token not in 0 .. V-1.
+        """
+        check_classes(self.targets, self.num_classes, signs=True)
+        # What lies beyond the vocabulary is missing where sequences are listed by token.
+        held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
+        if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
+            raise InputError(f"a sequence holds a token that is not one of 0 to {self.vocab_size - 1}")
 
 
 def class_labels(class_index: Any, num_classes: int) -> Any:
@@ -135,51 +183,12 @@ def from_bags(
         bags=bags,
         occurrences=occurrences,
         occurrence_to_bag=occurrence_to_bag,
-        labels=xp.asarray(labels).astype(np.int32),
+        targets=xp.asarray(labels).astype(np.int32),
         lengths=lengths.astype(np.int32),
         vocab_size=vocab_size,
         num_classes=num_classes,
         class_names=class_names,
     )
-
-
-def cut_out(corpus: Corpus, sequences: Array) -> Corpus:
-    """Make a corpus of some sequences of another, inside jit and under vmap: a minibatch.
-
-    Its bags have room for the longest sequences. What a program does not look at is not computed, such as
-    the layout by token, which takes a sort.
-
-    Args:
-        corpus: n sequences.
-        sequences: (B,) int; numbers of distinct sequences.
-
-    Returns:
-        B sequences of the same tokens and classes.
-    """
-    bags, (size,) = corpus.bags, sequences.shape
-    num_rows, width = bags.index.shape
-    first = positions(bags.owner, sequences)
-    number = positions(bags.owner, sequences, side="right") - first
-    longest = math.prod(level.shape[1] for level in bags.tree)
-    end = jnp.cumsum(number)
-    place = jnp.arange(min(size * longest, num_rows))
-    owner = positions(end, place, side="right")
-    own = jnp.minimum(owner, size - 1)
-    is_row = owner < size
-    row = jnp.where(is_row, (first + number - end)[own] + place, 0)
-    cut = from_bags(
-        jnp.repeat(owner, width),
-        bags.index[row].ravel(),
-        jnp.where(is_row[:, None], bags.count[row], 0).ravel(),
-        corpus.labels[sequences],
-        vocab_size=corpus.vocab_size,
-        num_classes=corpus.num_classes,
-        longest_bag=longest * width,
-        most_occurrences=size,
-        class_names=corpus.class_names,
-    )
-    mean = math.ceil(corpus.num_entries * size / corpus.num_sequences)
-    return cut.replace(lengths=corpus.lengths[sequences], mean_entries=mean)  # type: ignore[attr-defined]
 
 
 def from_sequences(

@@ -70,11 +70,10 @@ def leaves(data: Dataset) -> Iterator[tuple[str, Array]]:
         yield jax.tree_util.keystr(path, simple=True, separator="."), x
 
 
-def check_classes(name: str, targets: Array, num_classes: int, *, signs: bool) -> None:
+def check_classes(targets: Array, num_classes: int, *, signs: bool) -> None:
     """Check that targets are classes.
 
     Args:
-        name: of the split, for the message.
         targets: any shape.
         num_classes: K.
         signs: whether two classes are -1 and +1, rather than 0 and 1.
@@ -85,4 +84,4 @@ def check_classes(name: str, targets: Array, num_classes: int, *, signs: bool) -
     allowed = [-1, 1] if signs and num_classes == 2 else list(range(num_classes))
     if wrong := sorted(set(np.unique(np.asarray(targets)).tolist()) - set(allowed)):
         listed = allowed if num_classes <= 20 else f"0 .. {num_classes - 1}"
-        raise InputError(f"data: a {name} target is {wrong[0]}; those of {num_classes} classes are {listed}")
+        raise InputError(f"a label is {wrong[0]}; labels of {num_classes} classes are {listed}")

@@ -26,9 +26,9 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, "V"] | Float[Array,
     longest = corpus.lengths.max()
     # Relative to the longest sequence, equal lengths weigh exactly 1: sums of counts are then exact.
     weight = longest / corpus.lengths.astype(float)
-    scale = 1 / (corpus.num_sequences * longest.astype(float))
+    scale = 1 / (corpus.num_examples * longest.astype(float))
     if corpus.num_classes == 2:
-        return corpus.occurrences.dot(corpus.labels * weight)[0] * scale
+        return corpus.occurrences.dot(corpus.targets * weight)[0] * scale
     by_class = jnp.stack(corpus.occurrences.dot(*(_indicators(corpus) * weight)), axis=1)
     differences = by_class[:, :, None] - by_class[:, None, :]
     return differences.mean(axis=2) * scale
@@ -43,7 +43,7 @@ def class_counts(corpus: Corpus) -> Float[Array, "V K"]:
 @jax.jit
 def token_counts(corpus: Corpus) -> Float[Array, "V"]:
     """Count the occurrences of every token."""
-    return corpus.occurrences.dot(jnp.ones(corpus.num_sequences))[0]
+    return corpus.occurrences.dot(jnp.ones(corpus.num_examples))[0]
 
 
 @jax.jit

@@ -25,7 +25,7 @@ def flip_labels(key: Array, corpus: Corpus, label_noise: float | Array) -> Corpu
     """
     classes = corpus.num_classes
     whether, which = jax.random.split(key)
-    flipped = jax.random.uniform(whether, corpus.labels.shape) < label_noise
-    shift = jax.random.randint(which, corpus.labels.shape, 1, classes)
+    flipped = jax.random.uniform(whether, corpus.targets.shape) < label_noise
+    shift = jax.random.randint(which, corpus.targets.shape, 1, classes)
     other = class_labels((corpus.class_index + shift) % classes, classes)
-    return corpus.replace(labels=jnp.where(flipped, other, corpus.labels))  # type: ignore[attr-defined]
+    return corpus.replace(targets=jnp.where(flipped, other, corpus.targets))

@@ -98,7 +98,7 @@ def of_corpus(corpus: Corpus, longest: int) -> Sequences:
     bags = corpus.bags
     count = bags.count.astype(jnp.int32).ravel()
     owner = jnp.repeat(bags.owner, bags.index.shape[1])
-    order = jnp.argsort(jnp.where(count > 0, owner, corpus.num_sequences), stable=True)
+    order = jnp.argsort(jnp.where(count > 0, owner, corpus.num_examples), stable=True)
     end = jnp.cumsum(count[order])
     first = jnp.cumsum(corpus.lengths) - corpus.lengths
     position = first[:, None] + jnp.arange(longest)
@@ -106,7 +106,7 @@ def of_corpus(corpus: Corpus, longest: int) -> Sequences:
     entry = jnp.minimum(jnp.searchsorted(end, position, side="right"), len(order) - 1)
     ids = jnp.where(mask, bags.index.ravel()[order][entry].astype(jnp.int32), 0)
     return Sequences(
-        targets=corpus.labels,
+        targets=corpus.targets,
         ids=ids,
         mask=mask,
         vocab_size=corpus.vocab_size,

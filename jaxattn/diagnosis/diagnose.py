@@ -150,7 +150,7 @@ def diagnose(
     rng = np.random.default_rng(seed)
     point, selected = _measure(ground, scores, values, np.asarray(embedding).dtype)
     bounds = _bootstrap(ground, scores, values, point[:-2], resampled, rng)
-    n = corpus.num_sequences
+    n = corpus.num_examples
     shares = [clopper_pearson(round(x * n), n) if np.isfinite(x) else (np.nan, np.nan) for x in point[-2:]]
     null = np.stack(
         [
@@ -170,7 +170,7 @@ def diagnose(
             "tokens of the embedding (V)": len(E),
             "dimension (d)": dim,
             "classes": corpus.num_classes,
-            "sequences": corpus.num_sequences,
+            "sequences": corpus.num_examples,
             "tokens that occur": occur,
             f"tokens with at least {min_count} occurrences": used,
             f"important tokens ({which})": int(ground.important.sum()),

@@ -273,7 +273,7 @@ def _idle(
     present = bags.count > 0
     total, moment = bags.sum(jnp.where(attended, counts, 0), jnp.where(attended, counts * means, 0))
     f = moment / positive(total)
-    weight = corpus.labels * jax.nn.sigmoid(-corpus.labels * f) / positive(total)
+    weight = corpus.targets * jax.nn.sigmoid(-corpus.targets * f) / positive(total)
     pull = jnp.where(present, bags.spread(weight) * counts * (means - bags.spread(f)), 0)
     first = -bags.max(jnp.where(attended, -1.0 * take(leader, index), -jnp.inf))
     top = jnp.where(jnp.isfinite(first), first, 0).astype(jnp.int32)

@@ -13,7 +13,7 @@ import optax
 from jax import Array
 
 from jaxattn import backend, losses, trees
-from jaxattn.data.corpus import Corpus, cut_out
+from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm, Info, State, run
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.gradients import Logits, loss, loss_and_gradients
@@ -66,12 +66,12 @@ def descent(
         weights = None
         if batch_size is not None:
             key = jax.random.wrap_key_data(state.key)
-            size = min(batch_size, corpus.num_sequences)
-            position = deal(key, state.step, size, corpus.num_sequences)
+            size = min(batch_size, corpus.num_examples)
+            position = deal(key, state.step, size, corpus.num_examples)
             if cuts_batches:
                 own = jnp.zeros(size, jnp.int32).at[position]
-                every = jnp.arange(corpus.num_sequences, dtype=jnp.int32)
-                corpus = cut_out(corpus, own.set(every, mode="drop", unique_indices=True))
+                every = jnp.arange(corpus.num_examples, dtype=jnp.int32)
+                corpus = corpus.take(own.set(every, mode="drop", unique_indices=True))
             else:
                 weights = jnp.where(position < size, 1 / size, 0.0)
         value, gradients = loss_and_gradients(state.params, corpus, train, logits, weights, per_sequence)

@@ -85,7 +85,7 @@ def token_force(
     Source:
         The gradient on p of arXiv 2505.17282; the factoring is this library's.
     """
-    bags, labels = corpus.bags, corpus.labels
+    bags, labels = corpus.bags, corpus.targets
     token, present = bags.index.astype(jnp.int32), bags.count > 0
     score = jnp.where(present, take(scores, token), -jnp.inf)
     value = take(values, token) if values.ndim == 1 else values
@@ -115,7 +115,7 @@ def token_force(
     force, gross = by_token(corpus, pull)
     return Force(
         force=force,
-        log_scale=largest - jnp.log(corpus.num_sequences),
+        log_scale=largest - jnp.log(corpus.num_examples),
         gross=gross.sum(),
         pull=pull,
         turn=q - bags.spread(jnp.exp(gap) * slope) * c / 2,
@@ -178,5 +178,5 @@ def dense(corpus: Corpus, entries: Float[Array, "R W"]) -> Float[Array, "n V"]:
     """Write the entries of all bags into an (n, V) array: a scatter without collisions."""
     bags = corpus.bags
     column = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), corpus.vocab_size)
-    empty = jnp.zeros((corpus.num_sequences, corpus.vocab_size), entries.dtype)
+    empty = jnp.zeros((corpus.num_examples, corpus.vocab_size), entries.dtype)
     return empty.at[bags.owner[:, None], column].set(entries, mode="drop", unique_indices=True)

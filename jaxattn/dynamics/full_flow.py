@@ -206,11 +206,11 @@ def _log_loss(point: _Point, corpus: Corpus) -> Array:
     scores, values = point.E @ point.p, point.E @ point.v
     attention = joint_force(corpus, scores, values).of_scores.attention
     (logits,) = bags.sum(attention * values[bags.index.astype(jnp.int32)])
-    margins = corpus.labels * logits
+    margins = corpus.targets * logits
     # log log(1 + x) = log x up to rounding for x = e^(-36).
     safe = jnp.minimum(margins, 36.0)
     log_losses = jnp.where(margins > 36, -margins, jnp.log(jax.nn.softplus(-safe)))
-    return jax.scipy.special.logsumexp(log_losses) - jnp.log(corpus.num_sequences)
+    return jax.scipy.special.logsumexp(log_losses) - jnp.log(corpus.num_examples)
 
 
 def _distance(point: _Point, start: _Point) -> Array:

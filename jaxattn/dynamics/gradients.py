@@ -34,7 +34,7 @@ def loss(
     Returns:
         L, a scalar.
     """
-    return losses.mean(per_sequence, logits(params, corpus), corpus.labels, weights)
+    return losses.mean(per_sequence, logits(params, corpus), corpus.targets, weights)
 
 
 def loss_and_gradients(

@@ -55,10 +55,10 @@ def joint_force(corpus: Corpus, scores: Float[Array, "V"], values: Float[Array, 
     """
     force = token_force(corpus, scores, values)
     largest = force.log_weight.max()
-    share = corpus.labels * jnp.exp(force.log_weight - largest)
+    share = corpus.targets * jnp.exp(force.log_weight - largest)
     pull = corpus.bags.spread(share) * force.attention
     head, gross = by_token(corpus, pull)
-    log_scale = largest - jnp.log(corpus.num_sequences)
+    log_scale = largest - jnp.log(corpus.num_examples)
     shift = force.log_scale - log_scale
     return Forces(
         of_scores=force,

@@ -62,7 +62,7 @@ def log_excess_loss(corpus: Corpus, scores: Float[Array, "V"], values: Float[Arr
     Source:
         Derived from the loss of arXiv 2505.17282.
     """
-    bags, labels = corpus.bags, corpus.labels
+    bags, labels = corpus.bags, corpus.targets
     token, present = bags.index.astype(jnp.int32), bags.count > 0
     score = jnp.where(present, take(scores, token), -jnp.inf)
     agreement = bags.spread(labels) * take(values, token)

@@ -42,7 +42,7 @@ def of_seeds(params: Any, corpus: Corpus) -> Inputs:
     if not known or E[-2:] != (corpus.vocab_size, p[-1]) or p[-1] != v[-1]:
         raise InputError(f"shapes do not fit: E {E}, p {p}, v {v}, corpus over {corpus.vocab_size} tokens")
     parts = (params.E, 2), (params.p, 1), (params.v, 1)
-    batched = (*(x.ndim > base for x, base in parts), corpus.labels.ndim > 1)
+    batched = (*(x.ndim > base for x, base in parts), corpus.targets.ndim > 1)
     arrays = (params.E, params.p, params.v, corpus)
     sizes = {
         jax.tree.leaves(x)[0].shape[0] for x, has_seeds in zip(arrays, batched, strict=True) if has_seeds

@@ -115,11 +115,11 @@ def meet(flow: JointCoordinates, z: Float[Array, "m"], until_norm: Float[Array, 
     # Both kinds in one unit; that of the tight ones differs from sequence to sequence by 1/r only.
     log_weight = force.log_weight - jnp.where(tight, force.log_weight - share, 0).sum() / tight.sum()
     (f,) = corpus.bags.sum(force.attention * take(head.values, corpus.bags.index.astype(jnp.int32)))
-    clearance = jnp.where(tight, jnp.inf, corpus.labels * head.values[head.token] - 1)
+    clearance = jnp.where(tight, jnp.inf, corpus.targets * head.values[head.token] - 1)
     # e^(-steepness · clearance) is to be far less than e^(-p·(E_s - E_s')), the weakest force on the way.
     steep = jnp.maximum(r, _STEEP * until_norm / (unit * clearance))
     # A wall that p leans on stays where it is, within 100/r of y f = 1; others are to stand there later.
-    beyond = corpus.labels * f - 1
+    beyond = corpus.targets * f - 1
     log_weight += jnp.where(r * beyond < _ACTIVE, steep, r) * beyond
     weigh = Weights(jnp.where(tight, share, log_weight), jnp.where(tight, 0, steep))
     onwards = _slaved(here, head, weigh)
@@ -152,14 +152,14 @@ def neglected(met: Meeting, z: Float[Array, "m"], log_scale: Float[Array, ""]) -
     off = jnp.abs(value - bags.spread(take(head.values, head.token)))
     # Two tokens on the margin of v_mm differ by rounding.
     lost = bags.max(below + jnp.log(jnp.where(off > _CLEAR, bags.count * off, 0)))
-    margin = jnp.abs(bags.spread(flow.corpus.labels) * value - 1)
+    margin = jnp.abs(bags.spread(flow.corpus.targets) * value - 1)
     rests = bags.max(jnp.where((below == 0) & (margin <= _CLEAR), jnp.inf, -jnp.inf))
     return jnp.exp(log_scale + jnp.where(tight, lost, rests).max())
 
 
 def _slaved(here: Coordinates, head: Head, weights: Weights) -> Coordinates:
     # `token_force` takes a mean over sequences.
-    weigh = Weights(weights.log_weight + jnp.log(here.corpus.num_sequences), weights.steepness)
+    weigh = Weights(weights.log_weight + jnp.log(here.corpus.num_examples), weights.steepness)
     # Along p scores fall apart by 2 max ‖E_s‖ at most; forces that change faster are those against a wall.
     steepest = 2 / here.unit
     return here.replace(values=head.values, weigh=weigh, steepest=steepest)  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ def _slaved(here: Coordinates, head: Head, weights: Weights) -> Coordinates:
 
 def _head(here: Coordinates, values: Array, spread: Array) -> Head:
     """Find the tokens that sequences attend to, and the max-margin head of them."""
-    labels, vocab = here.corpus.labels, here.corpus.vocab_size
+    labels, vocab = here.corpus.targets, here.corpus.vocab_size
     chosen, token = _attended(here.corpus, here.scores, values, spread)
     sign = jnp.zeros(vocab).at[token].add(1.0 * labels)
     sharing = jnp.zeros(vocab).at[token].add(1.0)
@@ -200,7 +200,7 @@ def _attended(
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     score = jnp.where(present, take(scores, index), -jnp.inf)
     attended = present & (score >= bags.spread(bags.max(score)) - spread)
-    agreement = jnp.where(attended, bags.spread(corpus.labels) * take(values, index), -jnp.inf)
+    agreement = jnp.where(attended, bags.spread(corpus.targets) * take(values, index), -jnp.inf)
     best = attended & (agreement == bags.spread(bags.max(agreement)))
     # Of several that agree as much, the first.
     first = -bags.max(jnp.where(best, -index.astype(scores.dtype), -jnp.inf))

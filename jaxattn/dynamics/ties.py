@@ -114,9 +114,9 @@ def class_values(
     """Compute Γ of every entry, the same number for all entries of one class in one sequence."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
-    owner = jnp.minimum(bags.owner, corpus.num_sequences - 1)[:, None]
+    owner = jnp.minimum(bags.owner, corpus.num_examples - 1)[:, None]
     place = owner, take(leader, index)
-    empty = jnp.zeros((corpus.num_sequences, corpus.vocab_size), values.dtype)
+    empty = jnp.zeros((corpus.num_examples, corpus.vocab_size), values.dtype)
     weight = empty.at[place].add(counts)
     moment = empty.at[place].add(counts * take(values, index))
     return (moment / positive(weight))[place]

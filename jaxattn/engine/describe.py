@@ -86,12 +86,12 @@ def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
 def _sizes(name: str, split: Corpus) -> dict[str, object]:
     labels = class_labels(np.arange(split.num_classes), split.num_classes)
     shares = {
-        f"label {name}": np.mean(np.asarray(split.labels) == label)
+        f"label {name}": np.mean(np.asarray(split.targets) == label)
         for name, label in zip(split.class_names or labels, labels, strict=True)
     }
     return {
         "split": name,
-        "sequences": f"{split.num_sequences:,}",
+        "sequences": f"{split.num_examples:,}",
         "tokens": f"{int(np.asarray(split.lengths, np.int64).sum()):,}",
         "distinct pairs": f"{int((np.asarray(split.bags.count) > 0).sum()):,}",
         "vocabulary": f"{split.vocab_size:,}",

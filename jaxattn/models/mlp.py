@@ -90,7 +90,7 @@ def logits(params: Params, corpus: Corpus) -> Array:
     """
     scores = params.E @ params.p
     # Of a minibatch there are fewer averages than tokens to multiply with W.
-    few = corpus.num_sequences < corpus.vocab_size
+    few = corpus.num_examples < corpus.vocab_size
     hidden = pool(corpus, scores, params.E) @ params.W if few else pool(corpus, scores, params.E @ params.W)
     return jax.nn.relu(hidden + params.b) @ params.v
 

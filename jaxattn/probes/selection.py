@@ -76,9 +76,9 @@ def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[S
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
     entries = np.where(present, scores[np.asarray(bags.index)], -np.inf)
-    owner = np.minimum(np.asarray(bags.owner), corpus.num_sequences - 1)
-    top = np.full(corpus.num_sequences, -np.inf)
+    owner = np.minimum(np.asarray(bags.owner), corpus.num_examples - 1)
+    top = np.full(corpus.num_examples, -np.inf)
     np.maximum.at(top, owner, entries.max(axis=1))
     chosen = present & (entries >= top[owner][:, None] - nats)
-    counts = np.bincount(owner, chosen.sum(axis=1), corpus.num_sequences)
+    counts = np.bincount(owner, chosen.sum(axis=1), corpus.num_examples)
     return Selection(chosen), counts

@@ -115,7 +115,7 @@ class _Rehearsal:
         return seed.start(setting, corpora, key, tokens, used)
 
     def model(self, setting: Setting, params: Any, corpus: Corpus) -> None:
-        n, classes, vocab = corpus.num_sequences, corpus.num_classes, corpus.vocab_size
+        n, classes, vocab = corpus.num_examples, corpus.num_classes, corpus.vocab_size
         columns = () if classes == 2 else (classes,)
         with self.at("model", concepts.MODEL):
             logits, name = setting.model.logits(params, corpus), _name(setting.model)
@@ -134,7 +134,7 @@ class _Rehearsal:
                 _wants(name, found[0], {(vocab,)}, "the score of every token")
                 _wants(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
         with self.at("loss", concepts.LOSS):
-            each = setting.loss(logits, corpus.labels)
+            each = setting.loss(logits, corpus.targets)
             _wants(_name(setting.loss), each, {(n,)}, "one for every sequence, averaged afterwards")
 
     def minibatches(self, corpus: Corpus) -> None:
@@ -144,7 +144,7 @@ class _Rehearsal:
         if not batched or getattr(setting.model, "cuts_batches", False):
             return
         with self.at("loss", concepts.LOSS):
-            couples = _couples(setting.loss, corpus.num_sequences, corpus.num_classes)
+            couples = _couples(setting.loss, corpus.num_examples, corpus.num_classes)
         if couples:
             raise InputError(
                 f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, and would see "
@@ -306,21 +306,8 @@ def _name(thing: Any) -> str:
 
 
 def check_corpora(splits: Splits) -> None:
-    """Check the labels and tokens of corpora, of one seed or of many.
-
-    Raises:
-        InputError: a label that is not -1 or +1, or 0 .. K-1 for K > 2 classes; a token that is not 0 .. V-1.
-    """
+    """Check on the host what data holds, of one seed or of many; raises InputError as `Dataset.check`."""
     for name in ("train", "test", "validation"):
-        if (corpus := getattr(splits, name)) is None:
-            continue
-        classes, vocab_size = corpus.num_classes, corpus.vocab_size
-        allowed = class_labels(np.arange(classes), classes).tolist()
-        if wrong := sorted(set(np.unique(np.asarray(corpus.labels)).tolist()) - set(allowed)):
-            raise InputError(f"data: a {name} label is {wrong[0]}; labels of {classes} classes are {allowed}")
-        # What lies beyond the vocabulary is missing where sequences are listed by token.
-        held = np.asarray(corpus.occurrences.count).sum() == np.asarray(corpus.lengths).sum()
-        if not held or np.asarray(corpus.bags.index).max() >= vocab_size:
-            raise InputError(
-                f"data: a {name} sequence holds a token that is not one of 0 to {vocab_size - 1}"
-            )
+        if (data := getattr(splits, name)) is not None:
+            with at(f"data: {name}"):
+                data.check()

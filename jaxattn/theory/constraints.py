@@ -56,7 +56,7 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
     sequence, token, chosen = owner[present], np.asarray(corpus.bags.index)[present], mask[present]
     token = token.astype(np.int32)
 
-    first = np.full(corpus.num_sequences, vocab, np.int32)
+    first = np.full(corpus.num_examples, vocab, np.int32)
     np.minimum.at(first, sequence[chosen], token[chosen])
     if (first == vocab).any():
         where = int(np.argmax(first == vocab))

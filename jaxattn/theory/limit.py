@@ -114,7 +114,7 @@ def limit(
         raise InputError(f"shapes do not fit: E {E.shape}, p {p.shape}, v {v.shape}")
     leader = constraints(corpus, selection).leader
     entries = _entries(corpus, selection, leader, E @ p, E @ v)
-    n, labels = corpus.num_sequences, np.asarray(corpus.labels)
+    n, labels = corpus.num_examples, np.asarray(corpus.targets)
     top = np.where(entries.chosen, entries.weight, 0)
     total = np.bincount(entries.sequence, top, n)
     f = np.bincount(entries.sequence, top * entries.mean, n) / total

@@ -134,10 +134,10 @@ def max_margin_batch(
         InputError: shapes that do not fit.
     """
     E, mask = np.asarray(E), np.asarray(selection.mask)
-    shared = corpus.labels.ndim == 1
-    if mask.ndim != 3 or not 0 < len(E) == len(mask) or not (shared or len(corpus.labels) == len(E)):
+    shared = corpus.targets.ndim == 1
+    if mask.ndim != 3 or not 0 < len(E) == len(mask) or not (shared or len(corpus.targets) == len(E)):
         raise InputError(
-            f"E {E.shape}, selection {mask.shape}, labels {corpus.labels.shape}: give one of each per seed"
+            f"E {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: give one of each per seed"
         )
     corpus = jax.tree.map(np.asarray, corpus)
     coordinates = isometric(E) if E.shape[1] <= E.shape[2] else E
@@ -160,8 +160,8 @@ def _prepare_or_report(
     E: np.ndarray, corpus: Corpus, selection: Selection, rows: np.ndarray
 ) -> _Problem | MaxMargin:
     present = (corpus.bags.count > 0) & selection.mask
-    selected = np.bincount(corpus.bags.owner, present.sum(axis=1), minlength=corpus.num_sequences)
-    if not np.isfinite(E).all() or (selected[: corpus.num_sequences] == 0).any():
+    selected = np.bincount(corpus.bags.owner, present.sum(axis=1), minlength=corpus.num_examples)
+    if not np.isfinite(E).all() or (selected[: corpus.num_examples] == 0).any():
         return unsolved(Status.INVALID, E.shape[1])
     return _prepare(E, corpus, selection, rows)
 

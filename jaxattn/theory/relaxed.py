@@ -121,7 +121,7 @@ def relaxed_max_margin(
     E = np.asarray(E, np.float64)
     if E.ndim != 2 or len(E) != corpus.vocab_size:
         raise InputError(f"E: shape {E.shape} for V = {corpus.vocab_size} tokens; give (V, d)")
-    token, labels = _tokens(corpus, chosen), np.asarray(corpus.labels)
+    token, labels = _tokens(corpus, chosen), np.asarray(corpus.targets)
     head = max_margin_head(E, token, labels, tolerance=tolerance)
     if not head.feasible:
         query = unsolved(Status.INVALID, E.shape[1])
@@ -173,12 +173,12 @@ def _tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
         raise InputError(f"chosen: made for bags {mask.shape}, not {bags.index.shape}; make it anew")
     picked = mask & (np.asarray(bags.count) > 0)
     owner: Any = np.broadcast_to(np.asarray(bags.owner)[:, None], mask.shape)[picked]
-    count = np.bincount(owner, minlength=corpus.num_sequences)
+    count = np.bincount(owner, minlength=corpus.num_examples)
     if (count != 1).any():
         where = int(np.argmax(count != 1))
         raise InputError(
             f"chosen: sequence {where} has {count[where]} selected tokens, but is one point to v; select one"
         )
-    token = np.zeros(corpus.num_sequences, np.int64)
+    token = np.zeros(corpus.num_examples, np.int64)
     token[owner] = np.asarray(bags.index)[picked]
     return token

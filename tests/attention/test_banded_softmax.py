@@ -27,7 +27,7 @@ def batch_of(rng, spreads, classes, dtype):
 def textbook(corpus, scores, columns, weights):
     """f, and the gradient of Σ weights · f, sequence by sequence in float64."""
     scores, columns, weights = (np.asarray(x, np.float64) for x in (scores, columns, weights))
-    counts = np.zeros((corpus.num_sequences, corpus.vocab_size))
+    counts = np.zeros((corpus.num_examples, corpus.vocab_size))
     ids, mask = ja.models.reference.padded_sequences(corpus)
     np.add.at(counts, (np.nonzero(mask)[0], np.asarray(ids)[np.asarray(mask)]), 1)
     f = np.zeros((*columns.shape[:2], len(counts)))
@@ -53,7 +53,7 @@ def both_ways(corpus, scores, columns, weights, num_bands):
 @pytest.mark.parametrize("classes", [1, 3])
 def test_any_number_of_bands_equals_the_textbook(rng, x64, corpus, spread, classes):
     scores, columns = batch_of(rng, [512 * spread, 512 * spread / 2, 0], classes, np.float64)
-    weights = rng.normal(size=(3, classes, corpus.num_sequences))
+    weights = rng.normal(size=(3, classes, corpus.num_examples))
     num_bands = bands.count(jnp.asarray(scores), 200).max()
     assert num_bands == int(spread) + 1
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), num_bands)
@@ -64,7 +64,7 @@ def test_any_number_of_bands_equals_the_textbook(rng, x64, corpus, spread, class
 @pytest.mark.parametrize("spread", [30, 64, 300, 1e4])
 def test_float32_loses_nothing_to_underflow(rng, corpus, spread):
     scores, columns = batch_of(rng, [spread, 20], 1, np.float32)
-    weights = np.asarray(rng.normal(size=(2, 1, corpus.num_sequences)), np.float32)
+    weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
     num_bands = bands.count(jnp.asarray(scores), 200).max()
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), num_bands)
     for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
@@ -74,7 +74,7 @@ def test_float32_loses_nothing_to_underflow(rng, corpus, spread):
 def test_scores_too_large_for_a_band_beside_others(rng, corpus):
     scores, columns = batch_of(rng, [0, 150], 1, np.float32)
     scores[0] = 2.0**31
-    weights = np.asarray(rng.normal(size=(2, 1, corpus.num_sequences)), np.float32)
+    weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
     mine = both_ways(corpus, *map(jnp.asarray, (scores, columns, weights)), 3)
     for one, other in zip(mine, textbook(corpus, scores, columns, weights), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
@@ -82,7 +82,7 @@ def test_scores_too_large_for_a_band_beside_others(rng, corpus):
 
 def test_cancellation_is_noticed(corpus, rng, x64):
     scores = np.linspace(0, 1, 90)[rng.permutation(90)] * np.array([[1.0], [1e6]])
-    columns, weights = rng.normal(size=(2, 1, 90)), np.ones((2, 1, corpus.num_sequences))
+    columns, weights = rng.normal(size=(2, 1, 90)), np.ones((2, 1, corpus.num_examples))
     f, shift, normaliser = banded_softmax.forward(corpus, *map(jnp.asarray, (scores, columns)), 2000)
     d_sums = weights / normaliser[:, None]
     *_, cancelled = banded_softmax.backward(
@@ -94,7 +94,7 @@ def test_cancellation_is_noticed(corpus, rng, x64):
 def test_first_derivatives_pass_through(rng, x64, corpus):
     scores, columns = map(jnp.asarray, batch_of(rng, [5, 700], 1, np.float64))
     along = jnp.asarray(rng.normal(size=scores.shape))
-    weights = jnp.ones((2, 1, corpus.num_sequences))
+    weights = jnp.ones((2, 1, corpus.num_examples))
     slope = jax.jvp(lambda a: banded_softmax.forward(corpus, a, columns, 2)[0].sum(), (scores,), (along,))[1]
     _, d_scores, _ = both_ways(corpus, scores, columns, weights, 2)
     np.testing.assert_allclose(slope, (d_scores * along).sum(), rtol=1e-11)
@@ -105,5 +105,5 @@ def test_derivatives_of_a_normaliser_whose_square_underflows(rng, corpus):
     along = np.asarray(rng.normal(size=scores.shape), np.float32)
     call = lambda a: banded_softmax.forward(corpus, a, jnp.asarray(columns), 1)[0].sum()  # noqa: E731
     slope = jax.jvp(call, (jnp.asarray(scores),), (jnp.asarray(along),))[1]
-    _, d_scores, _ = textbook(corpus, scores, columns, np.ones((2, 1, corpus.num_sequences)))
+    _, d_scores, _ = textbook(corpus, scores, columns, np.ones((2, 1, corpus.num_examples)))
     np.testing.assert_allclose(slope, (d_scores * along).sum(), rtol=2e-5)

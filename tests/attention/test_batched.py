@@ -87,7 +87,7 @@ def test_products_with_the_whole_matrix_of_a_tpu_give_the_textbook(rng, corpus, 
     present = bags[0] > 0
     tokens = np.repeat(bags[1][present], bags[0][present])
     lengths = np.bincount(owner[present], weights=bags[0][present]).astype(int)
-    whole = ja.data.from_flat(tokens, lengths, corpus.labels, vocab_size=90)
+    whole = ja.data.from_flat(tokens, lengths, corpus.targets, vocab_size=90)
     assert len(whole.bags.dense) == len(whole.occurrences.dense) == 1
     # What a TPU calls; the platform of this process chooses another form.
     monkeypatch.setattr(Ragged, "matmul", Ragged._matmul_dense)

@@ -49,7 +49,7 @@ def scores(params):
 
 
 def dense_counts(corpus):
-    counts = np.zeros((corpus.num_sequences, corpus.vocab_size))
+    counts = np.zeros((corpus.num_examples, corpus.vocab_size))
     bags = jax.tree.map(np.asarray, corpus.bags)
     np.add.at(counts, (np.minimum(bags.owner, len(counts) - 1)[:, None], bags.index), bags.count)
     return counts
@@ -146,7 +146,7 @@ def test_vmapped_equals_looped_whatever_the_spread_of_each_member(x64, large, mo
     corpus = large()
     batch = [draw(init, corpus, scale=scale) for scale in (1.0, 30.0, 2.0)]
     assert [bool(factored_kernel.is_safe(*scores(x))) for x in batch] == [True, False, True]
-    gradient = jax.jit(jax.grad(lambda x: ja.losses.classification(module.logits(x, corpus), corpus.labels)))
+    gradient = jax.jit(jax.grad(lambda x: ja.losses.classification(module.logits(x, corpus), corpus.targets)))
     vmapped = jax.vmap(gradient)(jax.tree.map(lambda *x: jnp.stack(x), *batch))
     for member, params in enumerate(batch):
         for mine, theirs in zip(jax.tree.leaves(vmapped), jax.tree.leaves(gradient(params)), strict=True):

@@ -30,7 +30,7 @@ def textbook(corpus, scores, values):
 @pytest.mark.parametrize("spread", [1.0, 30.0, 1e4])
 def test_values_and_derivatives_equal_the_textbook(rng, x64, corpus, shape, spread):
     scores, values = jnp.asarray(spread * rng.normal(size=90)), jnp.asarray(rng.normal(size=shape))
-    weight = jnp.asarray(rng.normal(size=(corpus.num_sequences, *shape[1:])))
+    weight = jnp.asarray(rng.normal(size=(corpus.num_examples, *shape[1:])))
     for form in (attend, lambda c, a, g: textbook(c, a, g)):
         results = jax.value_and_grad(lambda x, form=form: (weight * form(corpus, *x)).sum())((scores, values))
         flat = jax.tree.leaves(results)

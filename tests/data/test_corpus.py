@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.corpus import cut_out, from_counted, from_draws
+from jaxattn.data.corpus import Corpus, from_counted, from_draws
 from jaxattn.errors import InputError
 from jaxattn.models.reference import padded_sequences
 
@@ -18,7 +18,7 @@ from_sequences = inspect.unwrap(ja.data.from_sequences)
 def counts(corpus):
     """The dense n × V matrix of counts, from each of the two layouts."""
     by_sequence = jax.jit(jax.vmap(lambda x: corpus.bags.dot(x)[0]))(jnp.eye(corpus.vocab_size)).T
-    by_token = jax.jit(jax.vmap(lambda x: corpus.occurrences.dot(x)[0]))(jnp.eye(corpus.num_sequences))
+    by_token = jax.jit(jax.vmap(lambda x: corpus.occurrences.dot(x)[0]))(jnp.eye(corpus.num_examples))
     np.testing.assert_array_equal(by_sequence, by_token)
     return by_sequence
 
@@ -165,11 +165,11 @@ def test_what_is_cut_out_is_a_corpus_of_those_sequences(rng, ragged, form):
         tokens, labels = jnp.asarray(rng.integers(0, 60, (9, length))), jnp.asarray([1, -1, 1] * 3)
         corpus = from_draws(tokens, labels, vocab_size=62, num_classes=2)
     every, chosen = counts(corpus), np.array([3, 0, 8, 5])
-    cut = jax.jit(cut_out)(corpus, jnp.asarray(chosen))
+    cut = jax.jit(Corpus.take)(corpus, jnp.asarray(chosen))
     np.testing.assert_array_equal(counts(cut), every[chosen])
-    np.testing.assert_array_equal(cut.labels, corpus.labels[chosen])
+    np.testing.assert_array_equal(cut.targets, corpus.targets[chosen])
     np.testing.assert_array_equal(cut.lengths, every[chosen].sum(axis=1))
     present = np.asarray(cut.occurrences.count) > 0
     in_bags = np.asarray(cut.bags.count).ravel()[cut.occurrence_to_bag]
     np.testing.assert_array_equal(in_bags[present], np.asarray(cut.occurrences.count)[present])
-    assert cut.num_entries == np.ceil(corpus.num_entries * 4 / corpus.num_sequences)
+    assert cut.num_entries == np.ceil(corpus.num_entries * 4 / corpus.num_examples)

@@ -45,9 +45,9 @@ def test_leaves_without_a_row_for_every_example_are_refused(wrong):
 
 
 def test_targets_that_are_no_classes_are_named():
-    check_classes("train", jnp.array([-1, 1]), 2, signs=True)
-    check_classes("train", jnp.array([0, 1]), 2, signs=False)
-    with pytest.raises(InputError, match=r"a test target is 0; those of 2 classes are \[-1, 1\]"):
-        check_classes("test", jnp.array([0, 1]), 2, signs=True)
-    with pytest.raises(InputError, match=r"those of 50 classes are 0 \.\. 49"):
-        check_classes("test", jnp.array([50]), 50, signs=False)
+    check_classes(jnp.array([-1, 1]), 2, signs=True)
+    check_classes(jnp.array([0, 1]), 2, signs=False)
+    with pytest.raises(InputError, match=r"a label is 0; labels of 2 classes are \[-1, 1\]"):
+        check_classes(jnp.array([0, 1]), 2, signs=True)
+    with pytest.raises(InputError, match=r"labels of 50 classes are 0 \.\. 49"):
+        check_classes(jnp.array([50]), 50, signs=False)

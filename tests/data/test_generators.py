@@ -123,6 +123,6 @@ def test_a_padded_vocabulary_draws_as_the_small_one(generator):
     for kind in KINDS:
         small, large = (generator(kind, vocab_size=size) for size in (16, 20))
         padded = large.draw(key, jnp.int32(16))
-        assert same(small.draw(key).train.labels, padded.train.labels)
+        assert same(small.draw(key).train.targets, padded.train.targets)
         np.testing.assert_array_equal(padded.tokens.count[:16], small.draw(key).tokens.count)
         np.testing.assert_array_equal(padded.tokens.count[16:], 0)

@@ -16,7 +16,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 def sequences(corpus):
     ids, mask = padded_sequences(corpus)
     assert mask.all()
-    return np.asarray(ids).tolist(), np.asarray(corpus.labels).tolist()
+    return np.asarray(ids).tolist(), np.asarray(corpus.targets).tolist()
 
 
 def alpha(corpus):
@@ -57,7 +57,7 @@ def test_xor_label_is_whether_the_two_tokens_agree(pairs):
 def test_negation_of_half_the_sequences_has_no_first_order_signal_at_all(seed):
     corpus = ja.data.negation(jax.random.key(seed), **NEGATION)
     assert (alpha(corpus) == 0).all()
-    assert np.asarray(corpus.labels).sum() == 0
+    assert np.asarray(corpus.targets).sum() == 0
 
 
 @pytest.mark.parametrize("negated", [0.0, 0.1, 0.25, 0.5, 0.7, 1.0])

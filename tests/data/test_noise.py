@@ -28,7 +28,7 @@ def test_the_share_of_other_labels_is_that_of_a_binomial(classes, noise):
     corpus = draw(classes)
     noisy = ja.data.flip_labels(jax.random.key(2), corpus, noise)
     before, after = np.asarray(corpus.class_index), np.asarray(noisy.class_index)
-    assert set(np.asarray(noisy.labels).tolist()) == set(np.asarray(corpus.labels).tolist())
+    assert set(np.asarray(noisy.targets).tolist()) == set(np.asarray(corpus.targets).tolist())
     number = 12_000 // classes
     for k in range(classes):
         for other in range(classes):
@@ -43,15 +43,15 @@ def test_the_share_of_other_labels_is_that_of_a_binomial(classes, noise):
 def test_certain_noise_leaves_no_label():
     corpus = draw(3)
     noisy = ja.data.flip_labels(jax.random.key(2), corpus, 1.0)
-    assert (noisy.labels != corpus.labels).all()
+    assert (noisy.targets != corpus.targets).all()
 
 
 def test_more_noise_changes_the_labels_that_less_noise_changed_and_lanes_may_differ():
     corpus = draw(3)
     noise = jnp.array([0.0, 0.1, 0.4])
-    lanes = jax.vmap(lambda x: ja.data.flip_labels(jax.random.key(3), corpus, x).labels)(noise)
+    lanes = jax.vmap(lambda x: ja.data.flip_labels(jax.random.key(3), corpus, x).targets)(noise)
     for row, x in zip(lanes, (0.0, 0.1, 0.4), strict=True):
-        alone = ja.data.flip_labels(jax.random.key(3), corpus, x).labels
+        alone = ja.data.flip_labels(jax.random.key(3), corpus, x).targets
         np.testing.assert_array_equal(row, alone)
-    changed = np.asarray(lanes != corpus.labels)
+    changed = np.asarray(lanes != corpus.targets)
     assert (changed[1] <= changed[2]).all()

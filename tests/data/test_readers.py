@@ -144,8 +144,8 @@ class TestEveryKind:
     def test_corpora(self, source, tmp_path):
         train, test, vocabulary, _ = text_module.load(source, cache_dir=tmp_path / "cache")
         assert vocabulary.tokens[:3] == ("bad", "film", "good")
-        assert sorted(train.labels.tolist()) == [-1, -1, 1, 1]
-        assert sorted(test.labels.tolist()) == [-1, 1]
+        assert sorted(train.targets.tolist()) == [-1, -1, 1, 1]
+        assert sorted(test.targets.tolist()) == [-1, 1]
 
     def test_files_are_all_there_is_to_know(self, source, tmp_path):
         assert source.files()

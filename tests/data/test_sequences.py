@@ -19,7 +19,7 @@ def sequences(**changes):
 
 def counted(corpus, vocab_size=5):
     """Counts (n, V) by a loop over the entries of the bags."""
-    table = np.zeros((corpus.num_sequences, vocab_size), int)
+    table = np.zeros((corpus.num_examples, vocab_size), int)
     bags = corpus.bags
     for row, owner in enumerate(np.asarray(bags.owner)):
         for token, count in zip(np.asarray(bags.index)[row], np.asarray(bags.count)[row], strict=True):
@@ -32,7 +32,7 @@ def test_bags_count_the_tokens_of_every_sequence():
     for bags in (sequences().bags(), jax.jit(Sequences.bags)(sequences())):
         np.testing.assert_array_equal(counted(bags), expected)
         np.testing.assert_array_equal(bags.lengths, list(map(len, LISTS)))
-        np.testing.assert_array_equal(bags.labels, CLASSES)
+        np.testing.assert_array_equal(bags.targets, CLASSES)
 
 
 def test_bags_are_those_of_a_corpus_of_the_same_lists():

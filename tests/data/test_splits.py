@@ -31,8 +31,8 @@ def test_noise_is_in_training_and_validation_labels_and_without_it_corpora_are_a
     assert same(clean.test, noisy.test)
     flipped = []
     for before, after in ((clean.train, noisy.train), (clean.validation, noisy.validation)):
-        assert same(before.replace(labels=after.labels), after)
-        flipped.append(np.asarray(before.labels != after.labels))
+        assert same(before.replace(targets=after.targets), after)
+        flipped.append(np.asarray(before.targets != after.targets))
         assert abs(flipped[-1].mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 120)
     assert not np.array_equal(*flipped)
     bags = [np.asarray(corpus.bags.index) for corpus in (clean.train, clean.validation, clean.test)]

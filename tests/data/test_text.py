@@ -155,8 +155,8 @@ def test_load(source, settings):
     expected = Counter(w for t, _ in ROWS for w in tokenise(t))
     assert dict(zip(vocabulary.tokens, vocabulary.counts, strict=True)) == expected
     assert vocabulary.tokens[:3] == ("film", "good", "a")
-    assert train.labels.tolist() == [1, -1, -1, 1]
-    assert test.labels.tolist() == [1, -1]
+    assert train.targets.tolist() == [1, -1, -1, 1]
+    assert test.targets.tolist() == [1, -1]
     for corpus, rows in ((train, ROWS), (test, TEST)):
         dense = [[tokenise(t).count(word) for word in vocabulary.tokens] for t, _ in rows]
         np.testing.assert_array_equal(counts(corpus), dense)
@@ -193,7 +193,7 @@ def test_labels_are_numbered_as_listed_and_ignored_rows_do_not_count(tmp_path, s
     rows = [("one", 1), ("three only", 3), ("five", 5), ("two one", 2), ("four", 4.0)]
     source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=(5, 4, 2, 1), ignore_labels=(3,))
     train, _, vocabulary, _ = load(source, **settings)
-    assert train.labels.tolist() == [3, 0, 2, 1]
+    assert train.targets.tolist() == [3, 0, 2, 1]
     assert train.num_classes == 4
     assert set(vocabulary.tokens) == {"one", "two", "four", "five"}
 
@@ -201,7 +201,7 @@ def test_labels_are_numbered_as_listed_and_ignored_rows_do_not_count(tmp_path, s
 def test_two_classes_are_signs_in_the_order_listed(tmp_path, settings):
     rows = [("a", "good"), ("a", "bad"), ("a", "good")]
     source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=("good", "bad"))
-    assert load(source, **settings).train.labels.tolist() == [-1, 1, -1]
+    assert load(source, **settings).train.targets.tolist() == [-1, 1, -1]
 
 
 def test_bounds_of_the_vocabulary_and_the_length(source, settings):
@@ -223,8 +223,8 @@ def test_a_text_without_a_known_word(tmp_path, settings):
     write(tmp_path / "a.jsonl", ROWS)
     assert "test split, line 2" in message(source, **settings)
     train, test, *_ = load(changed(source, empty="drop"), **settings)
-    assert train.num_sequences == 4
-    assert test.labels.tolist() == [1]
+    assert train.num_examples == 4
+    assert test.targets.tolist() == [1]
     write(tmp_path / "b.jsonl", [("unseen", 0)])
     assert "no row of the test split holds a known word" in message(changed(source, empty="drop"), **settings)
 
@@ -233,7 +233,7 @@ def test_dropping_keeps_texts_with_their_labels(tmp_path, settings):
     rows = [("rare", 0), ("good", 1), ("odd", 1), ("good good", 0), ("", 0)]
     source = Jsonl(path=write(tmp_path / "a.jsonl", rows), min_count=2, empty="drop")
     train = load(source, **settings).train
-    assert train.labels.tolist() == [1, -1]
+    assert train.targets.tolist() == [1, -1]
     assert train.lengths.tolist() == [1, 2]
 
 
@@ -303,8 +303,8 @@ def held(corpus, vocabulary):
 
 def test_balanced_splits_hold_the_same_rows_of_each_class_every_time(stars, settings):
     train, test, vocabulary, _ = load(stars, **settings)
-    assert np.bincount(train.labels).tolist() == [10, 10, 10, 10]
-    assert np.bincount(test.labels).tolist() == [4, 4, 4, 4]
+    assert np.bincount(train.targets).tolist() == [10, 10, 10, 10]
+    assert np.bincount(test.targets).tolist() == [4, 4, 4, 4]
     rows = held(train, vocabulary)
     assert len(rows) == 40
     by_class = [{f"w{i}" for i, (_, y) in enumerate(STARS) if y == label} for label in stars.labels]
@@ -325,9 +325,9 @@ def test_a_class_without_rows_cannot_be_balanced(stars, settings):
 def test_validation_rows_are_held_out_of_every_class(stars, settings, share, number):
     whole = load(stars, **settings)
     train, test, vocabulary, validation = load(changed(stars, validation=share), **settings)
-    assert np.bincount(validation.labels).tolist() == [number] * 4
-    assert np.bincount(train.labels).tolist() == [10 - number] * 4
-    assert test.num_sequences == 16
+    assert np.bincount(validation.targets).tolist() == [number] * 4
+    assert np.bincount(train.targets).tolist() == [10 - number] * 4
+    assert test.num_examples == 16
     # The vocabulary is that of the rows trained on: numbered words of held-out rows are unknown.
     assert held(train, vocabulary) == set(vocabulary.tokens) - {f"star{k}" for k in range(6)}
     assert held(validation, vocabulary) == set()
@@ -340,8 +340,8 @@ def test_validation_rows_keep_their_labels(settings, tmp_path):
     loaded = load(source, **settings)
     good = loaded.vocabulary.index["good"]
     for corpus, number in ((loaded.train, 40), (loaded.validation, 10)):
-        np.testing.assert_array_equal(corpus.labels, np.where(counts(corpus)[:, good] > 0, 1, -1))
-        assert corpus.num_sequences == number
+        np.testing.assert_array_equal(corpus.targets, np.where(counts(corpus)[:, good] > 0, 1, -1))
+        assert corpus.num_examples == number
     assert same(load(source, **settings), loaded)
 
 
@@ -368,7 +368,7 @@ def test_classes_keep_their_names(tmp_path, settings):
         for _ in range(2):
             train = load(source, **settings).train
             assert train.class_names == tuple(map(str, labels))
-            assert train.labels.tolist()[:2] == ([1, 0] if len(labels) == 3 else [-1, 1])
+            assert train.targets.tolist()[:2] == ([1, 0] if len(labels) == 3 else [-1, 1])
 
 
 def test_progress_is_told_to_the_end(tmp_path, settings):

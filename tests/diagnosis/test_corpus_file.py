@@ -57,7 +57,7 @@ def test_texts_with_the_vocabulary_of_a_model(texts, tmp_path):
     assert tokens == ("[PAD]", "film", "good", "", "bad")
     dense = np.asarray(corpus.bags.matmul(jnp.eye(5)))
     assert dense.tolist() == [[0, 1, 1, 0, 0], [0, 1, 0, 0, 1], [0, 0, 2, 0, 0], [0, 0, 0, 0, 1]]
-    assert corpus.labels.tolist() == learnt.labels.tolist()
+    assert corpus.targets.tolist() == learnt.targets.tolist()
 
 
 def test_what_cannot_be_read(texts, tmp_path):
@@ -85,4 +85,4 @@ def test_a_corpus_of_ones_own_beside_the_file(tmp_path):
     (tmp_path / "own.toml").write_text('[data]\nkind = "mine.py:corpus"\nvocab_size = 3\n')
     corpus, tokens = read_corpus(tmp_path / "own.toml", overrides=["data.vocab_size=4"])
     assert tokens == ("0", "1", "2", "3")
-    assert corpus.num_sequences == 2
+    assert corpus.num_examples == 2

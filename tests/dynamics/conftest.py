@@ -23,6 +23,6 @@ def textbook():
     def loss(corpus, scores, values):
         ids, mask = ja.models.reference.padded_sequences(corpus)
         q = jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1)
-        return jnp.log1p(jnp.exp(-corpus.labels * (q * values[ids]).sum(axis=1))).mean()
+        return jnp.log1p(jnp.exp(-corpus.targets * (q * values[ids]).sum(axis=1))).mean()
 
     return loss

@@ -145,7 +145,7 @@ def test_steps_on_minibatches_equal_full_steps_on_corpora_of_the_batch_alone(pro
     for step in range(7):
         (own,) = np.nonzero(np.asarray(deal(key, jnp.int32(step), 8, 40)) < 8)
         alone = ja.data.from_sequences(
-            [ids[k][mask[k]].tolist() for k in own], np.asarray(corpus.labels)[own].tolist(), vocab_size=20
+            [ids[k][mask[k]].tolist() for k in own], np.asarray(corpus.targets)[own].tolist(), vocab_size=20
         )
         expected = ja.dynamics.one_step(state.params, alone, step_size=0.5, train=("E", "p"))
         state, _ = algorithm.step(state, corpus)

@@ -28,7 +28,7 @@ def exact_force(corpus, scores, values):
     ids, mask = ja.models.reference.padded_sequences(corpus)
     values = [mpmath.mpf(float(x)) for x in values]
     force = [mpmath.mpf(0)] * len(values)
-    for row, real, y in zip(ids, mask, np.asarray(corpus.labels).tolist(), strict=True):
+    for row, real, y in zip(ids, mask, np.asarray(corpus.targets).tolist(), strict=True):
         tokens = row[real].tolist()
         weight = [mpmath.exp(scores[s] - scores[tokens[0]]) for s in tokens]
         total = mpmath.fsum(weight)
@@ -52,7 +52,7 @@ def exact_direction(params, corpus):
     force = exact_force(corpus, [mpmath.fdot(row, p) for row in E], values)
     moved = [mpmath.fdot(force, column) for column in zip(*E, strict=True)]
     norm = mpmath.sqrt(mpmath.fdot(moved, moved))
-    return np.array([float(x / norm) for x in moved]), float(mpmath.log(norm / corpus.num_sequences))
+    return np.array([float(x / norm) for x in moved]), float(mpmath.log(norm / corpus.num_examples))
 
 
 def far_away(corpus, norm):
@@ -94,7 +94,7 @@ def test_force_of_every_token_is_right_however_far_apart_the_scores_are(corpus, 
         values[::3] = 0.3
     if ties == "of all tokens":
         scores[:] = 2000.0
-    n = corpus.num_sequences
+    n = corpus.num_examples
     expected, log_largest = scaled(exact_force(corpus, [mpmath.mpf(x) for x in scores.tolist()], values), n)
     force, _ = evaluate(corpus, jnp.asarray(scores), jnp.asarray(values))
     largest = np.abs(force.force).max()
@@ -113,7 +113,7 @@ def test_curvature_is_the_difference_quotient_of_the_exact_force_far_away(corpus
         return exact_force(corpus, [a + multiple * x for a, x in zip(start, towards, strict=True)], values)
 
     quotient = [(plus - minus) / (2 * h) for plus, minus in zip(at(h), at(-h), strict=True)]
-    expected, log_largest = scaled(quotient, corpus.num_sequences)
+    expected, log_largest = scaled(quotient, corpus.num_examples)
     force, curvature = evaluate(corpus, scores, values)
     got = curvature @ jnp.asarray([float(x) for x in towards])
     largest = np.abs(got).max()

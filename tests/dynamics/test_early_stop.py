@@ -115,5 +115,5 @@ def test_parameters_of_any_names_may_be_watched_by_another_loss(problem):
     algorithm = early_stop(inner, steps=9, every=3, patience=9, logits=logits, per_sequence=squared)
     state = run(algorithm, algorithm.init(own), (train, held_out), 9)
     assert state.best_loss.dtype == jnp.float64
-    expected = ((held_out.labels - logits(state.params, held_out)) ** 2).mean() / 2
+    expected = ((held_out.targets - logits(state.params, held_out)) ** 2).mean() / 2
     np.testing.assert_allclose(state.best_loss, expected, rtol=1e-12)

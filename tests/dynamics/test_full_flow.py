@@ -93,7 +93,7 @@ def test_tokens_on_top_line_up_with_the_head(relevant, scale, all_relevant):
     for seed in range(2):
         E, p, v = (np.asarray(getattr(path, name)[seed]) for name in ("E", "p", "v"))
         corpus = take(corpora, seed)
-        labels, token = np.asarray(corpus.labels), on_top(E[-1], p[-1], corpus)
+        labels, token = np.asarray(corpus.targets), on_top(E[-1], p[-1], corpus)
         chosen = np.unique(token)
         # A token speaks for one label.
         assert len(set(zip(token.tolist(), labels.tolist(), strict=True))) == len(chosen)

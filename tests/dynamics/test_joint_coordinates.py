@@ -31,7 +31,7 @@ def test_forces_keep_their_digits_where_the_loss_has_none(corpus):
     """At values of 1e5 the loss is e^(-1e4) and less; forces shrink with it, and their directions stay."""
     scores = jax.random.normal(jax.random.key(3), (44,))
     values = jnp.asarray(np.sign(scores))
-    labels = corpus.replace(labels=jnp.ones_like(corpus.labels))
+    labels = corpus.replace(targets=jnp.ones_like(corpus.targets))
     near, far = (evaluate(labels, scores, 1e5 + shift + 0.1 * values)[0] for shift in (0, 50))
     np.testing.assert_allclose(far.log_scale - near.log_scale, -50, rtol=1e-12)
     np.testing.assert_allclose(far.head, near.head, rtol=1e-9)

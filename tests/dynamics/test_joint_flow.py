@@ -117,7 +117,7 @@ def benchmark(monkeypatch):
 def flipped(key, **sizes):
     """Draw under Assumption 1, and flip two labels."""
     corpus = ja.data.assumption1(key, **sizes)
-    return corpus.replace(labels=corpus.labels.at[:2].multiply(-1))
+    return corpus.replace(targets=corpus.targets.at[:2].multiply(-1))
 
 
 @pytest.mark.parametrize("kind", ["2", "3", "assumption1", "flipped"])
@@ -148,7 +148,7 @@ def test_the_ode_does_not_depend_on_its_tolerance(benchmark):
     params, corpora = benchmark.problems(benchmark.DATA["assumption1"], 1)
     own, corpus = take((params, corpora), 0)
     ids, mask = ja.models.reference.padded_sequences(corpus)
-    given = *map(np.asarray, (own.E, own.p, own.v)), ids, mask, np.asarray(corpus.labels)
+    given = *map(np.asarray, (own.E, own.p, own.v)), ids, mask, np.asarray(corpus.targets)
     loose, tight = (benchmark.follow(*given, 16.5, tolerance).at(16.4) for tolerance in (1e-7, 1e-9))
     np.testing.assert_allclose(loose[0], tight[0], atol=1e-5)
     np.testing.assert_allclose(loose[1], tight[1], atol=1e-7)

@@ -23,7 +23,7 @@ def excess(p, params, corpus):
     """L - L* with L* from a loop over sequences."""
     values = np.asarray(params.E) @ np.asarray(params.v)
     ids, mask = ja.models.reference.padded_sequences(corpus)
-    labels = np.asarray(corpus.labels)
+    labels = np.asarray(corpus.targets)
     best = [max(y * values[row[real]]) for row, real, y in zip(ids, mask, labels, strict=True)]
     return ja.dynamics.loss(params.replace(p=p), corpus) - np.log1p(np.exp(-np.array(best))).mean()
 

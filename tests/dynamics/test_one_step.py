@@ -43,13 +43,13 @@ def test_the_loss_may_be_another_one(problem):
     exponential = ja.losses.Exponential()
     f = ja.models.one_layer.logits(params, corpus)
     got, gradients = ja.dynamics.loss_and_gradients(params, corpus, ("p",), per_sequence=exponential)
-    np.testing.assert_allclose(got, np.exp(-corpus.labels * np.asarray(f)).mean(), rtol=1e-6)
+    np.testing.assert_allclose(got, np.exp(-corpus.targets * np.asarray(f)).mean(), rtol=1e-6)
     moved = ja.dynamics.one_step(params, corpus, step_size=2.0, train=("p",), per_sequence=exponential)
     np.testing.assert_allclose(moved.p, params.p - 2 * gradients["p"], rtol=1e-5, atol=1e-7)
 
     def by_position(p):
         ids, mask = ja.models.reference.padded_sequences(corpus)
-        return jnp.exp(-corpus.labels * ja.models.reference.logits(params.replace(p=p), ids, mask)).mean()
+        return jnp.exp(-corpus.targets * ja.models.reference.logits(params.replace(p=p), ids, mask)).mean()
 
     np.testing.assert_allclose(gradients["p"], jax.grad(by_position)(params.p), rtol=1e-3, atol=1e-7)
 

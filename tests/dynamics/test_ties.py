@@ -170,7 +170,7 @@ def exact_pull(corpus, params, p):
     ids, mask = ja.models.reference.padded_sequences(corpus)
     vocab = E.rows
     force, turn = mpmath.zeros(vocab, 1), mpmath.zeros(vocab)
-    for row, real, y in zip(ids, mask, np.asarray(corpus.labels).tolist(), strict=True):
+    for row, real, y in zip(ids, mask, np.asarray(corpus.targets).tolist(), strict=True):
         tokens = row[real].tolist()
         top = max(scores[s] for s in tokens)
         weight = [mpmath.exp(scores[s] - top) for s in tokens]

@@ -27,8 +27,8 @@ def texts(tmp_path, tables):
 def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
     wanted = texts(validation=0.25)
     loaded = wanted.base.data.load(silent)
-    assert loaded.splits.validation.num_sequences == 10
-    assert loaded.splits.train.num_sequences == 30
+    assert loaded.splits.validation.num_examples == 10
+    assert loaded.splits.train.num_examples == 30
     assert loaded.splits.test is None
     ((_, sizes), *_) = describe.corpus(wanted, 1, silent)
     assert sizes["split"].tolist() == ["train", "validation"]

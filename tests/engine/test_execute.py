@@ -245,7 +245,7 @@ def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, rea
     train = wanted.base.data.draw(train_key).train
     params = model.init(of_seed.keys(1)[1], vocab_size=20, num_classes=2, dtype=jnp.float64)
     moments = dict.fromkeys(trained, (0.0, 0.0))
-    gradient_of = jax.jit(jax.grad(lambda x: losses.logistic(model.logits(x, train), train.labels).mean()))
+    gradient_of = jax.jit(jax.grad(lambda x: losses.logistic(model.logits(x, train), train.targets).mean()))
     for step in range(1, 7):
         gradient = gradient_of(params)
         moved = {}
@@ -256,7 +256,7 @@ def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, rea
             root = jnp.sqrt(second / (1 - 0.999**step)) + 1e-8
             moved[name] = getattr(params, name) - 0.01 * first / (1 - 0.9**step) / root
         params = params.replace(**moved)
-    expected = losses.logistic(model.logits(params, train), train.labels).mean()
+    expected = losses.logistic(model.logits(params, train), train.targets).mean()
     np.testing.assert_allclose(found.loc[(1, "all", 6), "loss"], expected, rtol=1e-8)
     assert found.loc[(1, "all", 6), "loss"] < found.loc[(1, "all", 0), "loss"]
     assert ("important_selected" in found) == model.attends_to_tokens
@@ -354,7 +354,7 @@ def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
         def loss(params):
             scores, values = 2.0 * (params.E @ (params.W @ params.p)), params.E @ params.v
             q = jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1)
-            return (0.5 * jnp.maximum(0, 1 - corpus.labels * (q * values[ids]).sum(1)) ** 2).mean()
+            return (0.5 * jnp.maximum(0, 1 - corpus.targets * (q * values[ids]).sum(1)) ** 2).mean()
 
         return jax.jit(loss)
 

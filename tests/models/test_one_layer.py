@@ -35,7 +35,7 @@ def test_logits_and_all_gradients_equal_the_textbook(rng, x64, classes):
         logits = ja.models.one_layer.logits(params, corpus)
         np.testing.assert_allclose(logits, textbook(params), rtol=1e-10, atol=1e-12)
         ours = jax.grad(ja.dynamics.loss)(params, corpus)
-        theirs = jax.grad(lambda x: ja.losses.classification(textbook(x), corpus.labels))(params)  # noqa: B023
+        theirs = jax.grad(lambda x: ja.losses.classification(textbook(x), corpus.targets))(params)  # noqa: B023
         for name in ("E", "p", "v"):
             np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-12)
 

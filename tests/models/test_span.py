@@ -128,7 +128,7 @@ def test_training_at_infinite_d_follows_the_recurrences_of_its_gram_matrix():
     after = moved(params, corpus, optax.sgd(0.5), 30)
 
     def loss(a, gamma):
-        return ja.losses.classification(ja.attention.attend(corpus, a, gamma), corpus.labels).mean()
+        return ja.losses.classification(ja.attention.attend(corpus, a, gamma), corpus.targets).mean()
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
     K, a, gamma, pp, pv, vv = np.eye(8), np.zeros(8), np.zeros(8), 1.0, 0.0, 1.0

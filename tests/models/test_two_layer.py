@@ -9,7 +9,7 @@ from jax.test_util import check_grads
 import jaxattn as ja
 from jaxattn.attention import held_rows, pair_tiles, row_attention, sequence_blocks
 from jaxattn.attention.self_attention import prefers_gram
-from jaxattn.data.corpus import cut_out, from_draws
+from jaxattn.data.corpus import Corpus, from_draws
 from jaxattn.models import reference, two_layer, two_layer_weights
 
 
@@ -84,12 +84,12 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
     if kept is not None:
         monkeypatch.setattr(row_attention, "_most_kept", lambda corpus, queries: kept)
     for own in ([3, 0, 7, 11], list(range(12))):
-        batch = jax.jit(cut_out)(corpus, jnp.array(own))
+        batch = jax.jit(Corpus.take)(corpus, jnp.array(own))
         assert row_attention._most_kept(batch, jnp.zeros((81, 7))) > 0
         ids, mask = reference.padded_sequences(corpus)
         alone = ja.data.from_sequences(
             [ids[k][mask[k]].tolist() for k in own],
-            np.asarray(corpus.labels)[own].tolist(),
+            np.asarray(corpus.targets)[own].tolist(),
             vocab_size=81,
             num_classes=classes,
         )
@@ -110,9 +110,9 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
 
     @jax.jit
     def gradient(scale, own):
-        on = cut_out(corpus, own)
+        on = corpus.take(own)
         scaled = params.replace(E=scale * params.E)
-        return jax.grad(lambda x: ja.losses.classification(module.logits(x, on), on.labels))(scaled)
+        return jax.grad(lambda x: ja.losses.classification(module.logits(x, on), on.targets))(scaled)
 
     scales, own = jnp.array([1.0, 0.5]), jnp.array([[3, 0, 7], [9, 4, 5]])
     vmapped = jax.vmap(gradient)(scales, own)

@@ -15,9 +15,9 @@ def test_distance_of_every_embedding_to_the_law(x64, corpus, show, draw, classes
     found = probe.measure(seen)["embedding_error"]
     # α_s by its definition: signed frequency per sequence, averaged.
     ids, real = models.reference.padded_sequences(corpus)
-    n, v = len(corpus.labels), np.asarray(before.v)
+    n, v = len(corpus.targets), np.asarray(before.v)
     alpha = np.zeros((12, 1 if classes == 2 else classes))
-    for row, mask, label in zip(ids, real, np.asarray(corpus.labels), strict=True):
+    for row, mask, label in zip(ids, real, np.asarray(corpus.targets), strict=True):
         weight = np.array([label / 2]) if classes == 2 else np.eye(classes)[label] - 1 / classes
         for s in np.asarray(row)[np.asarray(mask)]:
             alpha[s] += weight / mask.sum() / n

@@ -22,7 +22,7 @@ def dense(model, seeds, corpus, train, per_sequence=losses.DEFAULT):
 
         def loss(flat):
             f = TEXTBOOK[type(model)](params.replace(**unravel(flat)), ids, mask)
-            return per_sequence(f, corpus.labels).mean()
+            return per_sequence(f, corpus.targets).mean()
 
         return jax.hessian(loss)(flat)
 

@@ -44,7 +44,7 @@ def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
 
     def of_query(p):
         return ja.losses.classification(
-            ja.models.one_layer.logits(params.replace(p=p), train), train.labels
+            ja.models.one_layer.logits(params.replace(p=p), train), train.targets
         ).mean()
 
     loss, gradient = jax.value_and_grad(of_query)(params.p)
@@ -52,8 +52,8 @@ def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
     np.testing.assert_allclose(found["log_gradient_norm"], jnp.log(jnp.linalg.norm(gradient)), rtol=1e-10)
     np.testing.assert_allclose(found["p_norm"], np.linalg.norm(params.p), rtol=1e-12)
     chosen = np.where(logits > 0, 1, -1) if classes == 2 else np.argmax(logits, axis=1)
-    assert found["train_accuracy"] == np.mean(chosen == np.asarray(train.labels))
-    of_test = ja.losses.classification(ja.models.one_layer.logits(params, test), test.labels).mean()
+    assert found["train_accuracy"] == np.mean(chosen == np.asarray(train.targets))
+    of_test = ja.losses.classification(ja.models.one_layer.logits(params, test), test.targets).mean()
     np.testing.assert_allclose(found["test_loss"], of_test, rtol=1e-12)
     assert "validation_loss" not in found
     assert not {"test_loss", "test_accuracy"} & set(Fit().measure(seen(classes=classes, test=False)))

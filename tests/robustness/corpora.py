@@ -250,7 +250,7 @@ def _expected(rows: list[tuple[str, Any]], settings: dict[str, Any]) -> list[tup
 def _held(found: text.TextCorpora) -> list[tuple[Any, dict[str, int]]]:
     corpus, tokens = found.train, found.vocabulary.tokens
     owner, index, count = (np.asarray(x) for x in (corpus.bags.owner, corpus.bags.index, corpus.bags.count))
-    rows: list[dict[str, int]] = [{} for _ in range(corpus.num_sequences)]
+    rows: list[dict[str, int]] = [{} for _ in range(corpus.num_examples)]
     for row, places, numbers in zip(owner, index, count, strict=True):
         if row < len(rows):
             rows[row] |= {tokens[s]: int(n) for s, n in zip(places, numbers, strict=True) if n}

@@ -131,7 +131,9 @@ def _suffer(folder: Path, path: Path, before: Reading, after: Reading, content: 
         earlier = kind == "an earlier file" and path.name == "manifest.json"
         resealed = kind == "a digit, resealed"
         assert damaged or earlier or resealed or path.name in WITHOUT_CHECKSUM, "not noticed"
-        _compare(folder, path, before)
+        # By an earlier manifest the run goes on, and has no last parameters yet.
+        begun = before._replace(params=()) if earlier and not ja.load(folder).finished else before
+        _compare(folder, path, begun)
         refused = _refused(folder)
         if refused:
             # Another run's manifest or mark is whole: it is told apart by its config, and may be deleted.

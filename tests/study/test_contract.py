@@ -78,7 +78,7 @@ class Keyless(Model):
 
 class TwoLogits(Model):
     def logits(self, params, corpus):
-        return jnp.zeros((corpus.num_sequences, 2))
+        return jnp.zeros((corpus.num_examples, 2))
 
 class Raises(Model):
     def logits(self, params, corpus):
@@ -634,9 +634,9 @@ def test_a_probe_that_measures_nan_stops_nothing_and_shows_as_a_dash(sweep, tmp_
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"zero": 0}, "data: a train label is 0; labels of 2 classes are [-1, 1]"),
-        ({"add": 5}, "data: a train sequence holds a token that is not one of 0 to 11"),
-        ({"add": -1}, "data: a train sequence holds a token that is not one of 0 to 11"),
+        ({"zero": 0}, "data: train: a label is 0; labels of 2 classes are [-1, 1]"),
+        ({"add": 5}, "data: train: a sequence holds a token that is not one of 0 to 11"),
+        ({"add": -1}, "data: train: a sequence holds a token that is not one of 0 to 11"),
     ],
 )
 def test_labels_and_tokens_that_there_are_not_are_found_before_anything_is_learned(

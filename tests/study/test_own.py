@@ -53,19 +53,19 @@ def test_what_a_data_function_takes_says_what_it_is(study):
 def test_a_generator_draws_every_split_with_its_own_size(study):
     data = study("own").base.data
     splits = data.draw(jax.random.key(0))
-    assert (splits.train.num_sequences, splits.test.num_sequences, splits.validation) == (12, 8, None)
+    assert (splits.train.num_examples, splits.test.num_examples, splits.validation) == (12, 8, None)
     assert list(data.tokens) == [str(s) for s in range(10)]
     np.testing.assert_array_equal(splits.tokens.count, token_statistics(splits.train).count)
     validated = study("own", data=study("own").tree["data"] | {"validation_sequences": 4, "label_noise": 0.5})
     assert validated.base.data.held_out
     noisy = validated.base.data.draw(jax.random.key(0))
-    assert noisy.validation.num_sequences == 4
-    assert (noisy.train.labels != splits.train.labels).any()
-    np.testing.assert_array_equal(noisy.test.labels, splits.test.labels)
+    assert noisy.validation.num_examples == 4
+    assert (noisy.train.targets != splits.train.targets).any()
+    np.testing.assert_array_equal(noisy.test.targets, splits.test.targets)
 
 
 def test_a_shared_corpus_is_made_once_with_its_settings(study):
     loaded = study("own", data={"kind": "mine.py:fixed", "sequences": 6}).base.data.load()
     assert loaded.shared
-    assert loaded.splits.train.num_sequences == 6
+    assert loaded.splits.train.num_examples == 6
     assert loaded.tokens == [str(s) for s in range(10)]

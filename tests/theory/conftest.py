@@ -30,7 +30,7 @@ def selected(corpus, selection):
     """The selected tokens of every sequence, sorted."""
     index, mask = np.asarray(corpus.bags.index), np.asarray(selection.mask)
     owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], mask.shape)
-    return [sorted(index[mask & (owner == x)].tolist()) for x in range(corpus.num_sequences)]
+    return [sorted(index[mask & (owner == x)].tolist()) for x in range(corpus.num_examples)]
 
 
 @pytest.fixture(scope="session")

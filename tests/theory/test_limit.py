@@ -40,7 +40,7 @@ def by_loops(params, corpus, chosen, bags_of):
     of = {s: min(x) for x in classes for s in x}
     tied = {s for x in classes if len(x) > 1 for s in x}
     gradient, gross, pulls = np.zeros(len(a)), 0.0, {}
-    labels = np.asarray(corpus.labels)
+    labels = np.asarray(corpus.targets)
     for tokens, top, y in zip(bags(corpus), selected(corpus, chosen), labels, strict=True):
         q = np.exp(a[top] - a[of[top[0]]])
         total = q.sum()
@@ -63,7 +63,7 @@ def hessian_of_tied_loss(params, corpus, chosen, bags_of):
 
     def loss(p):
         f = [jax.nn.softmax(params.E[top] @ p) @ values[top] for top in tops]
-        return sum(jax.nn.softplus(-y * x) for x, y in zip(f, np.asarray(corpus.labels), strict=True))
+        return sum(jax.nn.softplus(-y * x) for x, y in zip(f, np.asarray(corpus.targets), strict=True))
 
     with jax.enable_x64(True):
         return np.asarray(jax.hessian(loss)(jnp.asarray(params.p)))
