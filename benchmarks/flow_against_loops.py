@@ -57,9 +57,9 @@ def main():
     curves = {}
     with jax.enable_x64(True):
         params, corpus = jax.jit(problem)(0)
-        path = ja.dynamics.exact_flow(params, corpus, until_norm=UNTIL)
-        chosen = ja.theory.selection(path.p[-1], params.E, corpus)
-        mm = ja.theory.max_margin(params.E, corpus, chosen)
+        path = ja.dynamics.exact_flow(ja.theory.scores.one_layer(params, corpus), params.p, until_norm=UNTIL)
+        chosen = ja.theory.selection(path.p[-1], ja.theory.Scores(params.E, corpus))
+        mm = ja.theory.max_margin(ja.theory.Scores(params.E, corpus), chosen)
         distance = ja.theory.one_minus_cosine(path.p, mm.p)
         curves["exact flow"] = np.stack([np.arange(len(distance)), path.norm, distance], 1).tolist()
         ids, mask = ja.models.reference.padded_sequences(corpus)

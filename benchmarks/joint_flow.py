@@ -71,7 +71,7 @@ def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
 
 def tied_pairs(params, corpus, selection):
     """Count pairs (s(X), s') with y E_s'·v_mm = 1 too, X in the support of v_mm; None if there is no v_mm."""
-    found = ja.theory.relaxed_max_margin(params.E, corpus, selection)
+    found = ja.theory.relaxed_max_margin(ja.theory.Scores(params.E, corpus), selection)
     if not found.head.feasible:
         return None
     values = np.asarray(params.E) @ found.v

@@ -46,7 +46,7 @@ def measure_batch(seeds, compare):
     times = []
     for _ in range(2):
         begin = time.perf_counter()
-        answer = ja.theory.max_margin_batch(E, corpora, chosen)
+        answer = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)
         times.append(time.perf_counter() - begin)
     result = {
         "seeds": seeds,
@@ -60,7 +60,8 @@ def measure_batch(seeds, compare):
         begin = time.perf_counter()
         exact = [
             ja.theory.max_margin(
-                E[i], jax.tree.map(lambda x, i=i: x[i], corpora), ja.theory.Selection(chosen.mask[i])
+                ja.theory.Scores(E[i], jax.tree.map(lambda x, i=i: x[i], corpora)),
+                ja.theory.Selection(chosen.mask[i]),
             )
             for i in range(seeds)
         ]
@@ -95,9 +96,12 @@ def large_selections(E, p, corpus, rng):
     count = np.asarray(ja.data.token_counts(corpus))
     difference = np.abs(np.nan_to_num(np.asarray(ja.data.posterior_difference(corpus)))) * (count > 20)
     aimed = np.linalg.lstsq(E, difference, rcond=None)[0]
-    yield "initial p", ja.theory.selection(p, E, corpus)
-    yield "p aimed at the posterior difference", ja.theory.selection(aimed, E, corpus)
-    yield "random scores", ja.theory.selection(identity, rng.normal(size=(len(E), 1)), corpus)
+    yield "initial p", ja.theory.selection(p, ja.theory.Scores(E, corpus))
+    yield "p aimed at the posterior difference", ja.theory.selection(aimed, ja.theory.Scores(E, corpus))
+    yield (
+        "random scores",
+        ja.theory.selection(identity, ja.theory.Scores(rng.normal(size=(len(E), 1)), corpus)),
+    )
     drawn = rng.random(corpus.bags.index.shape, np.float32) * (np.asarray(corpus.bags.count) > 0)
     top = np.asarray(corpus.bags.max(jnp.asarray(drawn)))
     yield (
@@ -112,7 +116,9 @@ def measure_large(tolerance):
     results = []
     for name, chosen in large_selections(E, p, corpus, rng):
         begin = time.perf_counter()
-        answer = ja.theory.max_margin(E, corpus, chosen, solver="cutting", tolerance=tolerance)
+        answer = ja.theory.max_margin(
+            ja.theory.Scores(E, corpus), chosen, solver="cutting", tolerance=tolerance
+        )
         results.append(
             {
                 "selection": name,

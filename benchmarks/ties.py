@@ -64,16 +64,22 @@ def measure(name, params, corpus, shared, max_steps=10_000):
     """Follow the flow of every seed, and certify its limit."""
     begin = time.perf_counter()
     path = jax.block_until_ready(
-        ja.dynamics.exact_flow(params, corpus, until_norm=1e6, points=16, max_steps=max_steps)
+        ja.dynamics.exact_flow(
+            ja.theory.scores.one_layer(params, corpus),
+            params.p,
+            until_norm=1e6,
+            points=16,
+            max_steps=max_steps,
+        )
     )
     took = time.perf_counter() - begin
     params, corpora, path = jax.device_get((params, corpus, path))
 
     def certify(seed):
         own, chosen = jax.tree.map(lambda x: x[seed], (params, path.selection))
-        found = ja.theory.limit(
-            own, corpora if shared else jax.tree.map(lambda x: x[seed], corpora), path.p[seed, -1], chosen
-        )
+        corpus = corpora if shared else jax.tree.map(lambda x: x[seed], corpora)
+        scores = ja.theory.scores.one_layer(own, corpus)
+        found = ja.theory.limit(scores, path.p[seed, -1], chosen)
         away = float(ja.theory.one_minus_cosine(path.p[seed, -1], found.direction.p))
         return {"holds": found.holds, "1 - cos": away, "ties": len(found.direction.ties)}
 

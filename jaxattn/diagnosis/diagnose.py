@@ -21,7 +21,7 @@ from jaxattn.models import one_layer
 from jaxattn.results.binning import BINS, bin_numbers, quantile_edges
 from jaxattn.results.correlations import STATISTICS, Binned, Floats, correlations
 from jaxattn.results.intervals import TAILS, accelerated, clopper_pearson, resamples
-from jaxattn.theory import selection
+from jaxattn.theory import Scores, selection
 
 BLOCK = 1_000_000
 # Of tokens, each left out once for the acceleration of a bootstrap interval.
@@ -236,7 +236,7 @@ def _measure(
     once = np.ones((1, int(ground.used.sum())))
     # Scores are all that a selection depends on: an embedding of dimension 1 carries them.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
-    chosen = selection(unit, scores[:, None], ground.corpus)
+    chosen = selection(unit, Scores(scores[:, None], ground.corpus))
     shares = [float(np.asarray(x).mean()) for x in chosen.selects(ground.corpus, ground.important)]
     found = _correlations(ground.axes(), scores[ground.used], values[ground.used], once)[:, 0]
     if not ground.important.any():

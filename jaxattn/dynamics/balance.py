@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.coordinates import positive
-from jaxattn.dynamics.direction import token_curvature, token_force
+from jaxattn.dynamics.cross_entropy import pulls, score_force
+from jaxattn.dynamics.direction import token_curvature
 from jaxattn.dynamics.ties import (
     Ties,
     below_top,
@@ -80,7 +81,9 @@ class _Rest(NamedTuple):
     loose: Array
 
 
-def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus) -> Balance:
+def find_ties(
+    E: Float[Array, "V d"], p: Float[Array, "d"], values: Float[Array, "V *K"], corpus: Corpus
+) -> Balance:
     """Find the tokens that tie where the forces balance up to rounding, and the balance next to p.
 
     Tokens tie that a sequence attends to together. How far below the top attention ends is told by a hole
@@ -91,8 +94,8 @@ def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"]
     Args:
         E: (V, d).
         p: (d,); where the flow of all of p ended.
-        v: (d,).
-        corpus: n sequences of two classes over V tokens.
+        values: γ, (V,), or (V, K) for K > 2 classes.
+        corpus: n sequences over V tokens.
 
     Returns:
         The ties, and whether they hold: Newton's method finds a zero of the gradient of the tied part of
@@ -100,11 +103,11 @@ def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"]
     """
     below = below_top(corpus, E @ p)
     edges = _holes(below)
-    nothing = Balance(no_ties(E, v, corpus), p, jnp.asarray(False))
+    nothing = Balance(no_ties(E, values, corpus), p, jnp.asarray(False))
 
     def attempt(state):
         tried, _ = state
-        found = _ties_of(E, p, v, corpus, _classes(corpus, below <= edges[tried]))
+        found = _ties_of(E, p, values, corpus, _classes(corpus, below <= edges[tried]))
         return tried + 1, jax.tree.map(partial(jnp.where, found.settled), found, nothing)
 
     begin = jnp.asarray(0, jnp.int32), nothing
@@ -112,19 +115,19 @@ def find_ties(E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"]
 
 
 def back_on_curve(
-    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus, ties: Ties
+    E: Float[Array, "V d"], p: Float[Array, "d"], values: Float[Array, "V *K"], corpus: Corpus, ties: Ties
 ) -> Float[Array, "d"]:
     """Move p to the balance from beside it, where a straight piece of a curve ends, along its normals."""
     attended = top_class(E, p, corpus, ties.leader)
-    return _rest(E, p, v, corpus, ties.normals, attended, ties.leader).p
+    return _rest(E, p, values, corpus, ties.normals, attended, ties.leader).p
 
 
-def _ties_of(E: Array, p: Array, v: Array, corpus: Corpus, leader: Array) -> Balance:
+def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array) -> Balance:
     """Balance classes of tokens that may tie."""
     bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     attended = top_class(E, p, corpus, leader)
-    rest = _rest(E, p, v, corpus, _normals(E, leader), attended, leader)
+    rest = _rest(E, p, values, corpus, _normals(E, leader), attended, leader)
     # As numbers: a GPU has no atomic operation on booleans, and would compare and swap.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
     merged = jnp.where(loose, vocab, leader)
@@ -134,9 +137,10 @@ def _ties_of(E: Array, p: Array, v: Array, corpus: Corpus, leader: Array) -> Bal
         return jnp.where(present, bags.count * jnp.exp(take(scores - take(scores, leader), index)), 0)
 
     weight = weigh(leader)
-    means = class_values(corpus, leader, weight, E @ v)
+    means = class_values(corpus, leader, weight, values)
     idle = _idle(corpus, leader, attended, weight, means)
     slides = attended & take(loose, index)
+    alone = take(loose, index) & ~attended
     (total,) = bags.sum(jnp.where(slides, weight, 0))
     attention = jnp.where(slides, weight / bags.spread(positive(total)), -1)
     ties = Ties(
@@ -144,14 +148,14 @@ def _ties_of(E: Array, p: Array, v: Array, corpus: Corpus, leader: Array) -> Bal
         merged=merged,
         normals=rest.normals,
         embeddings=take(_orthogonal(E, rest.normals), merged),
-        values=jnp.where(take(loose, index) & ~attended, take(E @ v, index), means),
+        values=jnp.where(alone if values.ndim == 1 else alone[..., None], take(values, index), means),
         counts=jnp.where(idle, 0, weigh(merged)),
         watch=Watch(idle=idle, attention=attention),
         log_limit=rest.log_limit,
     )
     # What is left out has moved the balance by that much, and more of it may come until that is _SHIFT; a
     # hundred times as much may come from elsewhere, and is not trusted to move it as little.
-    others = tied_coordinates(E, rest.p, v, corpus, ties)
+    others = tied_coordinates(E, rest.p, corpus, ties)
     left_out = others.log_gross(others.zero)
     more = jnp.log(jnp.clip(_SHIFT / positive(rest.moved), 1, _MORE))
     log_limit = jnp.maximum(rest.log_limit, left_out + more)
@@ -163,15 +167,15 @@ def _ties_of(E: Array, p: Array, v: Array, corpus: Corpus, leader: Array) -> Bal
 
 
 def _rest(
-    E: Array, p: Array, v: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
+    E: Array, p: Array, values: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
 ) -> _Rest:
     """Move p within 𝒯, across directions without derivative, to where the tied part has no gradient."""
-    scores, values, lift = E @ p, E @ v, E @ normals.T
+    scores, lift = E @ p, E @ normals.T
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
 
     def at(y):
-        force = token_force(tied, scores + lift @ y, values)
+        force = score_force(tied, scores + lift @ y, values)
         return force, jnp.diag(1.0 * ~spans) - lift.T @ token_curvature(tied, force) @ lift
 
     size, vectors = jnp.linalg.eigh(at(jnp.zeros(len(normals)))[1])
@@ -260,7 +264,7 @@ def _idle(
     leader: Int[Array, "V"],
     attended: Bool[Array, "R W"],
     counts: Float[Array, "R W"],
-    means: Float[Array, "R W"],
+    means: Float[Array, "R W *K"],
 ) -> Bool[Array, "R W"]:
     """Find entries whose pulls on the top class cancel over all sequences that have both.
 
@@ -271,13 +275,17 @@ def _idle(
     bags, vocab = corpus.bags, corpus.vocab_size
     index = bags.index.astype(jnp.int32)
     present = bags.count > 0
-    total, moment = bags.sum(jnp.where(attended, counts, 0), jnp.where(attended, counts * means, 0))
-    f = moment / positive(total)
-    weight = corpus.targets * jax.nn.sigmoid(-corpus.targets * f) / positive(total)
-    pull = jnp.where(present, bags.spread(weight) * counts * (means - bags.spread(f)), 0)
+    weight = jnp.where(attended, counts, 0)
+    columns = means if means.ndim == 3 else means[..., None]
+    total, *moments = bags.sum(weight, *(weight * column for column in jnp.moveaxis(columns, -1, 0)))
+    f = jnp.stack(moments, axis=-1) / positive(total)[:, None]
+    f = f if means.ndim == 3 else f[:, 0]
+    share = jnp.where(present, counts, 0) / bags.spread(positive(total))
+    product, size = pulls(corpus, f, means - bags.spread(f))
+    pull, size = share * product, share * size
     first = -bags.max(jnp.where(attended, -1.0 * take(leader, index), -jnp.inf))
     top = jnp.where(jnp.isfinite(first), first, 0).astype(jnp.int32)
     place = jnp.broadcast_to(bags.spread(top), index.shape), take(leader, index)
     empty = jnp.zeros((vocab, vocab), pull.dtype)
-    net, gross = empty.at[place].add(pull), empty.at[place].add(jnp.abs(pull))
+    net, gross = empty.at[place].add(pull), empty.at[place].add(size)
     return present & ~attended & (jnp.abs(net) <= _CANCELS * gross)[place]

@@ -18,7 +18,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.direction import LOGISTIC, Force, token_curvature, token_force
+from jaxattn.dynamics.cross_entropy import score_force
+from jaxattn.dynamics.direction import LOGISTIC, Force, token_curvature
 from jaxattn.dynamics.watch import Watch, leap
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
@@ -47,11 +48,11 @@ class Local:
 
 @struct.dataclass
 class Coordinates:
-    """The flow on p for one corpus, one E and one v, from one start.
+    """The flow on p for one corpus, one E (the keys of all tokens) and their values, from one start.
 
     Attributes:
         corpus: n sequences.
-        values: γ = E v, (V,), or of every entry of the bags, (R, W).
+        values: γ, (V,), or of every entry of the bags, (R, W); with a last axis of K for K > 2 classes.
         start: p_0, (d,).
         scores: a_0 = E p_0, (V,).
         basis: B, (r, d), or None for the identity.
@@ -206,19 +207,22 @@ class Coordinates:
         return self._pull(z)[1].log_gross
 
     def _pull(self, z: Array) -> tuple[Array, Force]:
-        force = token_force(self.corpus, self.scores + self.lift @ z, self.values, self.weigh)
+        force = score_force(self.corpus, self.scores + self.lift @ z, self.values, self.weigh)
         return force.force if self.basis is not None else force.force @ self.lift, force
 
 
 def coordinates(
-    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus
+    E: Float[Array, "V d"],
+    p: Float[Array, "d"],
+    values: Float[Array, "V *K"] | Float[Array, "R W *K"],
+    corpus: Corpus,
 ) -> Coordinates:
     """Set up the flow that starts at p."""
     spans = E.shape[0] <= E.shape[1]
     scores = E @ p
     return Coordinates(
         corpus=corpus,
-        values=E @ v,
+        values=values,
         start=p,
         scores=scores,
         basis=E if spans else None,

@@ -36,6 +36,8 @@ class Force:
         attention: (R, W); q of every entry, 0 where there is none.
         log_weight: (n,); log g.
         slope: (n,); k.
+        modes: (R, W, K); for K > 2 classes, whose `turn` is q, what takes the place of k c cᵀ, see
+            `token_curvature`; None for two.
     """
 
     force: Array
@@ -46,6 +48,7 @@ class Force:
     attention: Array
     log_weight: Array
     slope: Array
+    modes: Array | None = None
 
     @property
     def log_gross(self) -> Float[Array, ""]:
@@ -128,10 +131,14 @@ def token_force(
 def token_curvature(corpus: Corpus, force: Force) -> Float[Array, "V V"]:
     """Compute H = ∂(-∂L/∂a)/∂a in units of the force's exp(log_scale).
 
-    H = Σ_X w (diag(c) - c qᵀ - q cᵀ + k c cᵀ),   w = y g/n,   c = q (γ - f),   k = ∂ log g/∂f.
+    H = Σ_X w (diag(c) - c qᵀ - q cᵀ + k c cᵀ),   w = y g/n,   c = q (γ - f),   k = ∂ log g/∂f,
+
+    and for K > 2 classes, with c = q r·(γ - f) and w = 1/n, in place of w k c cᵀ
+
+    -(1/n) Σ_X Σ_k π_k m_k m_kᵀ,   m_k = q (e_k - π)·(γ - f).
 
     Args:
-        corpus: n sequences of two classes over V tokens.
+        corpus: n sequences over V tokens.
         force: the force at some scores and values.
 
     Returns:
@@ -142,7 +149,11 @@ def token_curvature(corpus: Corpus, force: Force) -> Float[Array, "V V"]:
     """
     # Both cross terms and the square in one product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
     product = dense(corpus, force.pull).T @ dense(corpus, force.turn)
-    return jnp.diag(force.force) - product - product.T
+    curvature = jnp.diag(force.force) - product - product.T
+    if force.modes is None:
+        return curvature
+    modes = [dense(corpus, mode) for mode in jnp.moveaxis(force.modes, -1, 0)]
+    return curvature - sum(mode.T @ mode for mode in modes)
 
 
 def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, "d"], Float[Array, ""]]:

@@ -9,20 +9,21 @@ Late in the path p is almost straight, so the steps grow like ‖p‖ and the la
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
-from jax import Array
+from jaxtyping import Array, Float
 
-from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.arc_length import Ended, Ends, Stop, Trajectory, beginning, integrate
 from jaxattn.dynamics.balance import Balance, back_on_curve, find_ties
 from jaxattn.dynamics.coordinates import when
 from jaxattn.dynamics.seeds import of_seeds, over_seeds
 from jaxattn.dynamics.ties import Ties, no_ties, tied_coordinates, top_class
 from jaxattn.errors import InputError
+from jaxattn.theory.scores import Scores, require_values
 from jaxattn.theory.selection import Selection
 from jaxattn.trees import Leaf
 
@@ -64,8 +65,8 @@ class Path(Ended):
 
 
 def exact_flow(
-    params: Any,
-    corpus: Corpus,
+    scores: Scores,
+    p: Float[Array | np.ndarray, "..."],
     *,
     until_norm: float = 1e6,
     until_arc_length: float = math.inf,
@@ -75,13 +76,18 @@ def exact_flow(
     points: int = 64,
     width: int | None = None,
 ) -> Path:
-    """Follow the exact path of gradient flow on p, E and v fixed, logistic loss, until the first of its ends.
+    """Follow the exact path of gradient flow on p, keys and values fixed, until the first of its ends.
+
+    Of two classes the loss is logistic, of K > 2 it is cross-entropy:
+
+        L = (1/n) Σ_X ℓ(f(X), y_X),   f(X) = Σ_s q_s γ_s,   q = softmax of a = Φ p over X.
 
     Everything is computed in float64, whatever the inputs and the session's setting.
 
     Args:
-        params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
-        corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
+        scores: keys (m, D), values (m,), or (m, K) for K > 2 classes, and bags of n sequences; any of them
+            may have a leading axis of B seeds. `theory.scores.one_layer` makes them of E and v.
+        p: (D,), or (B, D); the start.
         until_norm: end at this ‖p‖.
         until_arc_length: end at this length of the path; finite if `until_norm` is not.
         until_direction: end when the sine of the angle between p and its velocity is this small; it is the
@@ -96,7 +102,7 @@ def exact_flow(
         last state and does not stop the others.
 
     Raises:
-        InputError: more than two classes, shapes that do not fit, ends that are never reached.
+        InputError: no values, shapes that do not fit, ends that are never reached.
 
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282; the method is this library's.
@@ -105,8 +111,11 @@ def exact_flow(
         raise InputError("until_norm and until_arc_length are both infinite; give one of them")
     check_ends(until_norm=until_norm, until_arc_length=until_arc_length)
     check_settings(rtol, points)
-    ends = until_norm, until_arc_length, until_direction, rtol
-    return over_seeds(_follow, of_seeds(params, corpus), ends, max_steps, points=points, width=width)
+    ends, classes = (until_norm, until_arc_length, until_direction, rtol), scores.corpus.num_classes
+    require_values(scores)
+    parts = {"keys": (scores.keys, 2), "p": (p, 1), "values": (scores.values, 1 + (classes > 2))}
+    inputs = of_seeds(parts, scores.corpus)
+    return over_seeds(_follow, inputs, ends, max_steps, points=points, width=width)
 
 
 def check_ends(**ends: float) -> None:
@@ -146,12 +155,12 @@ class _Stage(NamedTuple):
     left: Array
 
 
-def _follow(E, p, v, corpus, ends, max_steps, points):
+def _follow(E, p, values, corpus, ends, max_steps, points):
     """Follow the path of one seed."""
     ends = Ends(*ends)
     reach = jnp.minimum(ends.norm, ends.arc_length)
-    ties = no_ties(E, v, corpus)
-    first = tied_coordinates(E, p, v, corpus, ties)
+    ties = no_ties(E, values, corpus)
+    first = tied_coordinates(E, p, corpus, ties)
     empty = jnp.zeros(points)
     begin = _Stage(
         start=p,
@@ -164,12 +173,12 @@ def _follow(E, p, v, corpus, ends, max_steps, points):
     )
 
     def stage(state):
-        flow = tied_coordinates(E, state.start, v, corpus, state.ties)
+        flow = tied_coordinates(E, state.start, corpus, state.ties)
         path = integrate(flow, ends, reach, max_steps, points, state.path)
         old = jnp.arange(points) < state.path.reached
         points_p = jnp.where(old[:, None], state.p, _points(flow, path.rows.z, state))
         norm = jnp.where(old, state.norm, jax.vmap(partial(flow.norm, multiple=1.0))(path.rows.z))
-        return _next_stage(E, v, corpus, state, state._replace(p=points_p, norm=norm, path=path))
+        return _next_stage(E, values, corpus, state, state._replace(p=points_p, norm=norm, path=path))
 
     end = jax.lax.while_loop(lambda state: state.left > 0, stage, begin)
     path = end.path
@@ -196,19 +205,19 @@ def _points(flow, z, state):
     return state.start + (moved - (moved @ state.ties.normals.T) @ state.ties.normals)
 
 
-def _next_stage(E, v, corpus, before: _Stage, after: _Stage) -> _Stage:
+def _next_stage(E, values, corpus, before: _Stage, after: _Stage) -> _Stage:
     """Decide how the path goes on, if it does."""
     path, ties = after.path, before.ties
     slides = before.tied & ties.watch.slides
-    p = when(slides, lambda p: back_on_curve(E, p, v, corpus, ties), after.p[-1])
+    p = when(slides, lambda p: back_on_curve(E, p, values, corpus, ties), after.p[-1])
     balances = path.status == Stop.BALANCED
     looks = balances & (~before.tied | slides)
     # Without progress the next stage would begin and end here too.
     stuck = balances & before.tied & (path.accepted == before.path.accepted)
     found = when(
         looks,
-        lambda _: find_ties(E, p, v, corpus),
-        Balance(no_ties(E, v, corpus), p, jnp.asarray(False)),
+        lambda _: find_ties(E, p, values, corpus),
+        Balance(no_ties(E, values, corpus), p, jnp.asarray(False)),
     )
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, path.status)

@@ -15,6 +15,7 @@ from jaxattn.dynamics.full_flow import full_flow
 from jaxattn.dynamics.joint_flow import joint_flow
 from jaxattn.dynamics.phase import Phase, Task, require_one_layer
 from jaxattn.spec import NotNegative, Positive, PositiveInt, Static
+from jaxattn.theory.scores import one_layer
 from jaxattn.trees import Leaf
 
 # A longer v than this is shortened to it in the parameters of a row: its square would overflow float32.
@@ -120,8 +121,8 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
     def follow(self, params: Any, corpus: Corpus) -> Any:
         """Find the path."""
         return exact_flow(
-            params,
-            corpus,
+            one_layer(params, corpus),
+            params.p,
             until_norm=self.until_norm,
             until_arc_length=math.inf if self.until_arc_length is None else self.until_arc_length,
             until_direction=self.until_direction,

@@ -20,7 +20,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.arc_length import Ended, Stop
 from jaxattn.dynamics.exact_flow import check_settings
 from jaxattn.dynamics.joint_coordinates import joint_force
-from jaxattn.dynamics.seeds import of_seeds, over_seeds
+from jaxattn.dynamics.seeds import of_params, of_seeds, over_seeds
 from jaxattn.errors import InputError
 from jaxattn.trees import Leaf
 
@@ -119,7 +119,7 @@ def full_flow(
             "full_flow inside jit or vmap needs float64: call jax.config.update('jax_enable_x64', True) "
             "first, or call it outside, where it takes many seeds by itself"
         )
-    inputs, settings = of_seeds(params, corpus), (until_log_loss, rtol)
+    inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_log_loss, rtol)
     return over_seeds(_follower(max_steps), inputs, settings, max_steps, points=points, width=width)
 
 

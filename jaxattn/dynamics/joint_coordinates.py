@@ -197,7 +197,7 @@ def joint_coordinates(
     E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus, far: float
 ) -> JointCoordinates:
     """Set up the flow that starts at p and v, and ends at ‖v‖ max ‖E_s‖ = far."""
-    query = coordinates(E, p, v, corpus)
+    query = coordinates(E, p, E @ v, corpus)
     head = query.replace(  # type: ignore[attr-defined]
         start=v, scores=query.values, offset=v if query.basis is None else query.values
     )

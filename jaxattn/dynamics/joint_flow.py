@@ -17,7 +17,7 @@ from jaxattn.dynamics.arc_length import Ended, Ends, Row, Stop, integrate
 from jaxattn.dynamics.coordinates import Coordinates
 from jaxattn.dynamics.exact_flow import check_ends, check_settings
 from jaxattn.dynamics.joint_coordinates import JointCoordinates, joint_coordinates
-from jaxattn.dynamics.seeds import of_seeds, over_seeds
+from jaxattn.dynamics.seeds import of_params, of_seeds, over_seeds
 from jaxattn.dynamics.slaved import Meeting, meet, neglected
 from jaxattn.errors import InputError
 from jaxattn.theory.selection import Selection
@@ -110,8 +110,8 @@ def joint_flow(
     if not math.isfinite(until_norm):
         raise InputError(f"until_norm: {until_norm}; give a finite one")
     check_ends(until_norm=until_norm)
-    settings = until_norm, rtol
-    return over_seeds(_follow, of_seeds(params, corpus), settings, max_steps, points=points, width=width)
+    inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_norm, rtol)
+    return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)
 
 
 @struct.dataclass

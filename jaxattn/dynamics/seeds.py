@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxattn import backend
 from jaxattn.data.corpus import Corpus
@@ -14,10 +15,10 @@ from jaxattn.errors import InputError
 
 
 class Inputs(NamedTuple):
-    """E, p, v and a corpus, any of them with a leading axis of seeds.
+    """Arrays such as E, p and v, and a corpus, any of them with a leading axis of seeds.
 
     Attributes:
-        arrays: the four.
+        arrays: the arrays, the corpus last.
         batched: which of them have the axis.
         seeds: how many seeds, None for a single path without the axis.
     """
@@ -27,8 +28,8 @@ class Inputs(NamedTuple):
     seeds: int | None
 
 
-def of_seeds(params: Any, corpus: Corpus) -> Inputs:
-    """Check shapes, and tell which arrays have a leading axis of seeds.
+def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
+    """Name E, p and v, which a flow of both p and v moves, for `of_seeds`.
 
     Raises:
         InputError: more than two classes, shapes that do not fit.
@@ -37,20 +38,41 @@ def of_seeds(params: Any, corpus: Corpus) -> Inputs:
         raise InputError(
             f"corpus: {corpus.num_classes} classes; the flow is that of the logistic loss of two"
         )
-    E, p, v = params.E.shape, params.p.shape, params.v.shape
-    known = len(E) in (2, 3) and len(p) in (1, 2) and len(v) in (1, 2)
-    if not known or E[-2:] != (corpus.vocab_size, p[-1]) or p[-1] != v[-1]:
-        raise InputError(f"shapes do not fit: E {E}, p {p}, v {v}, corpus over {corpus.vocab_size} tokens")
-    parts = (params.E, 2), (params.p, 1), (params.v, 1)
-    batched = (*(x.ndim > base for x, base in parts), corpus.targets.ndim > 1)
-    arrays = (params.E, params.p, params.v, corpus)
+    if np.shape(params.p)[-1:] != np.shape(params.v)[-1:]:
+        shapes = (f"{name} {np.shape(getattr(params, name))}" for name in "Epv")
+        raise InputError(f"shapes do not fit: {', '.join(shapes)}; p and v are of one dimension")
+    return {"E": (params.E, 2), "p": (params.p, 1), "v": (params.v, 1)}
+
+
+def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
+    """Check shapes, and tell which arrays have a leading axis of seeds.
+
+    Args:
+        parts: arrays by name, each with its number of axes for one seed; first the embeddings or keys of all
+            tokens, then p.
+        corpus: n sequences over as many tokens.
+
+    Returns:
+        What `over_seeds` takes.
+
+    Raises:
+        InputError: shapes that do not fit.
+    """
+    shapes = {name: np.shape(x) for name, (x, _) in parts.items()}
+    (rows, p), names = list(shapes.values())[:2], ", ".join([*parts, "corpus"])
+    known = all(len(shapes[name]) in (axes, axes + 1) for name, (_, axes) in parts.items())
+    if not known or rows[-2:] != (corpus.vocab_size, p[-1]):
+        shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise InputError(f"shapes do not fit: {shown}, corpus over {corpus.vocab_size} tokens")
+    batched = (*(np.ndim(x) > axes for x, axes in parts.values()), corpus.targets.ndim > 1)
+    arrays = (*(x for x, _ in parts.values()), corpus)
     sizes = {
         jax.tree.leaves(x)[0].shape[0] for x, has_seeds in zip(arrays, batched, strict=True) if has_seeds
     }
     if len(sizes) > 1:
-        raise InputError(f"E, p, v and corpus have leading axes of {sorted(sizes)} seeds; give each the same")
+        raise InputError(f"{names} have leading axes of {sorted(sizes)} seeds; give each the same")
     if sizes == {0}:
-        raise InputError("E, p, v and corpus have leading axes of 0 seeds; give at least one")
+        raise InputError(f"{names} have leading axes of 0 seeds; give at least one")
     return Inputs(arrays, batched, sizes.pop() if sizes else None)
 
 
@@ -66,7 +88,7 @@ def over_seeds(
     """Integrate chunks of seeds one after the other, so that a slow seed holds up its own chunk only.
 
     Args:
-        follow: (E, p, v, corpus, numbers, max_steps, points) -> a pytree; what one seed does, in float64.
+        follow: (arrays, corpus, numbers, max_steps, points) -> a pytree; what one seed does, in float64.
         inputs: of all seeds.
         numbers: settings that all seeds share.
         max_steps: another one.
@@ -82,11 +104,11 @@ def over_seeds(
     for name, number, least in (("max_steps", max_steps, 0), ("width", 1 if width is None else width, 1)):
         if not isinstance(number, jax.core.Tracer) and number < least:
             raise InputError(f"{name}: {number}; give at least {least}")
-    *params, corpus = inputs.arrays
+    *given, corpus = inputs.arrays
     # On a CPU one seed's arrays fit a core's cache, and a slow seed holds up no other.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
     with backend.float64():
-        arrays = (*(jnp.asarray(x, jnp.float64) for x in params), corpus)
+        arrays = (*(jnp.asarray(x, jnp.float64) for x in given), corpus)
         settings = jnp.asarray(numbers, jnp.float64), jnp.asarray(max_steps, jnp.int32)
         return _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
 

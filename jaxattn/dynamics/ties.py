@@ -35,8 +35,8 @@ class Ties:
         merged: (V,) int32; the same, but itself where the class slides.
         normals: an orthonormal basis of 𝒯 and rows of zeros, (min(V, d), d).
         embeddings: Q E, (V, d); equal where tokens are merged.
-        values: (R, W); Γ of the class of every entry of the bags in its sequence, γ of a token that slides
-            and is not attended to.
+        values: (R, W), or (R, W, K) for K > 2 classes; Γ of the class of every entry of the bags in its
+            sequence, γ of a token that slides and is not attended to.
         counts: (R, W); count e^(a_s - a_merged) of every entry, 0 for those that are idle.
         watch: entries that tied tokens answer, so that they pull at nothing; and those that slide.
         log_limit: log of the forces of others at which they move the balance of tied tokens, ().
@@ -52,7 +52,7 @@ class Ties:
     log_limit: Array
 
 
-def no_ties(E: Float[Array, "V d"], v: Float[Array, "d"], corpus: Corpus) -> Ties:
+def no_ties(E: Float[Array, "V d"], values: Float[Array, "V *K"], corpus: Corpus) -> Ties:
     """Let every token be a class of its own."""
     token, count = corpus.bags.index.astype(jnp.int32), corpus.bags.count
     alone = jnp.arange(len(E), dtype=jnp.int32)
@@ -61,21 +61,18 @@ def no_ties(E: Float[Array, "V d"], v: Float[Array, "d"], corpus: Corpus) -> Tie
         merged=alone,
         normals=jnp.zeros((min(E.shape), E.shape[1])),
         embeddings=E,
-        values=take(E @ v, token),
+        values=take(values, token),
         counts=count.astype(E.dtype),
         watch=Watch(idle=jnp.zeros(count.shape, bool), attention=jnp.full(count.shape, -1.0)),
         log_limit=jnp.asarray(jnp.inf),
     )
 
 
-def tied_coordinates(
-    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus, ties: Ties
-) -> Coordinates:
+def tied_coordinates(E: Float[Array, "V d"], p: Float[Array, "d"], corpus: Corpus, ties: Ties) -> Coordinates:
     """Set up the flow of Q p that starts at p, (1 - Q) p fixed."""
-    flow = coordinates(ties.embeddings, p, v, corpus)
+    flow = coordinates(ties.embeddings, p, ties.values, corpus)
     return flow.replace(  # type: ignore[attr-defined]
         corpus=with_counts(corpus, ties.counts),
-        values=ties.values,
         scores=take(E @ p, ties.merged),
         unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
         log_limit=ties.log_limit,
@@ -109,9 +106,12 @@ def below_top(corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array, "R W"]:
 
 
 def class_values(
-    corpus: Corpus, leader: Int[Array, "V"], counts: Float[Array, "R W"], values: Float[Array, "V"]
-) -> Float[Array, "R W"]:
-    """Compute Γ of every entry, the same number for all entries of one class in one sequence."""
+    corpus: Corpus, leader: Int[Array, "V"], counts: Float[Array, "R W"], values: Float[Array, "V *K"]
+) -> Float[Array, "R W *K"]:
+    """Compute Γ of every entry, the same for all entries of one class in one sequence."""
+    if values.ndim > 1:
+        each = [class_values(corpus, leader, counts, column) for column in values.T]
+        return jnp.stack(each, axis=-1)
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     owner = jnp.minimum(bags.owner, corpus.num_examples - 1)[:, None]

@@ -14,6 +14,7 @@ from jaxattn.probes.selection import attended
 from jaxattn.spec import NotNegative, Spec, Static
 from jaxattn.theory import (
     MaxMargin,
+    Scores,
     Selection,
     margin,
     max_margin,
@@ -92,7 +93,7 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
             axis = None if loaded.shared else 0
             select = partial(_selected, nats=self.nats)
             chosen = jax.jit(jax.vmap(select, in_axes=(0, 0, axis)))(history[:, -1], E, corpus)
-            mm = max_margin_batch(E, corpus, chosen)
+            mm = max_margin_batch(Scores(E, corpus), chosen)
             margins = jax.jit(jax.vmap(_margins, in_axes=(0, 0, axis, 0)))(
                 jnp.asarray(history), E, corpus, chosen
             )
@@ -128,14 +129,14 @@ def _one(history: np.ndarray, E: Any, corpus: Corpus, nats: float | None) -> tup
         missing = np.full(len(history), np.nan)
         return missing, missing, *np.full(len(_AT_THE_END), np.nan)
     chosen = _selected(history[-1], E, corpus, nats)
-    mm = max_margin(E, corpus, chosen)
+    mm = max_margin(Scores(E, corpus), chosen)
     margins = jax.jit(_margins)(jnp.asarray(history), E, corpus, chosen)
     away = one_minus_cosine(history, mm.p)
     return away, _relative(margins, mm.margin), *_facts(mm, away[-1])
 
 
 def _margins(history: Any, E: Any, corpus: Any, chosen: Selection) -> Any:
-    return jax.lax.map(lambda p: margin(p, E, corpus, chosen), history)
+    return jax.lax.map(lambda p: margin(p, Scores(E, corpus), chosen), history)
 
 
 def _relative(margins: Any, largest: Any) -> np.ndarray:

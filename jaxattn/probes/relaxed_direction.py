@@ -13,7 +13,7 @@ from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
 from jaxattn.probes.selection import attended_on_host
 from jaxattn.spec import Spec
-from jaxattn.theory import max_margin, one_minus_cosine, relaxed_max_margin
+from jaxattn.theory import Scores, max_margin, one_minus_cosine, relaxed_max_margin
 
 _ON_THE_WAY = ("relaxed_one_minus_cosine", "unrelaxed_one_minus_cosine", "head_one_minus_cosine")
 _AT_THE_END = (
@@ -85,7 +85,8 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[Metrics, 
     if (counts != 1).any():
         return nothing
     # Of pairs that v tells from each other by a bounded amount only the flow wants half.
-    relaxed, alone = relaxed_max_margin(E, corpus, chosen, tied=0.5), max_margin(E, corpus, chosen)
+    scores = Scores(E, corpus)
+    relaxed, alone = relaxed_max_margin(scores, chosen, tied=0.5), max_margin(scores, chosen)
     away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
     query = relaxed.query
     facts = (

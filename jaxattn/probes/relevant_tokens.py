@@ -7,7 +7,7 @@ from jax import Array
 
 from jaxattn.probes.selection import attended
 from jaxattn.spec import NotNegative, PositiveInt, Spec, Static
-from jaxattn.theory import margin, selection_of
+from jaxattn.theory import Scores, margin, selection_of
 
 
 class RelevantTokens(Spec, frozen=True, kw_only=True):
@@ -48,5 +48,6 @@ class RelevantTokens(Spec, frozen=True, kw_only=True):
             "only_relevant_selected": selects & (chosen.counts(corpus) == every),
             "relevant_tied": tied,
         }
+        linear = Scores(seen.params.E, corpus)
         shares = {name: x.sum() / (every > 0).sum() for name, x in found.items()}
-        return shares | {"relevant_margin": margin(seen.params.p, seen.params.E, corpus, present)}
+        return shares | {"relevant_margin": margin(seen.params.p, linear, present)}

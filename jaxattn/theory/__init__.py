@@ -1,5 +1,6 @@
 """Theory: what the dynamics should do, and how to tell that it did."""
 
+from jaxattn.theory import scores
 from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.direction import direction
 from jaxattn.theory.geometry import cosine, margin, one_minus_cosine
@@ -7,12 +8,14 @@ from jaxattn.theory.limit import Limit, limit
 from jaxattn.theory.max_margin import max_margin, max_margin_batch
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
 from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
+from jaxattn.theory.scores import Scores
 from jaxattn.theory.selection import Selection, selection, selection_from_scores, selection_of
 
 __all__ = [
     "Limit",
     "MaxMargin",
     "RelaxedMaxMargin",
+    "Scores",
     "Selection",
     "cosine",
     "direction",
@@ -24,6 +27,7 @@ __all__ = [
     "one_step_error",
     "predicted_values",
     "relaxed_max_margin",
+    "scores",
     "selection",
     "selection_from_scores",
     "selection_of",

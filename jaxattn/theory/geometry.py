@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
+from jaxattn.theory.scores import Scores
 from jaxattn.theory.selection import Selection
 
 
@@ -40,29 +40,26 @@ def one_minus_cosine(a: Any, b: Any) -> Any:
     return (0.5 * ((a - b) ** 2).sum(-1)).clip(max=2)
 
 
-def margin(
-    p: Float[Array, " d"], E: Float[Array, "V d"], corpus: Corpus, selection: Selection
-) -> Float[Array, ""]:
+def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float[Array, ""]:
     """Margin of a direction: by how much p/‖p‖ scores selected tokens above the others, at least.
 
-        min over X, s ∈ S_X, s' ∈ X \\ S_X of  p·(E_s - E_s') / ‖p‖
+        min over X, s ∈ S_X, s' ∈ X \\ S_X of  p·(Φ_s - Φ_s') / ‖p‖
 
     The max-margin direction is the one with the largest; it is negative if p does not separate.
 
     Args:
-        p: (d,) float.
-        E: (V, d) float; embeddings.
-        corpus: n sequences over V tokens.
+        p: (D,) float.
+        scores: keys Φ (m, D), and bags of n sequences.
         selection: the selected tokens of each sequence, for example those of the limit of p.
 
     Returns:
         () float; inf if there is nothing to separate, NaN if p = 0.
     """
-    bags = corpus.bags
-    scores = take(jnp.matmul(E, p, precision="highest"), bags.index.astype(jnp.int32))
+    bags = scores.corpus.bags
+    entries = take(jnp.matmul(scores.keys, p, precision="highest"), bags.index.astype(jnp.int32))
     others = (bags.count > 0) & ~selection.mask
-    lowest = -bags.max(jnp.where(selection.mask, -scores, -jnp.inf))
-    highest = bags.max(jnp.where(others, scores, -jnp.inf))
+    lowest = -bags.max(jnp.where(selection.mask, -entries, -jnp.inf))
+    highest = bags.max(jnp.where(others, entries, -jnp.inf))
     return (lowest - highest).min() / jnp.linalg.norm(p)
 
 

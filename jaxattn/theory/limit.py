@@ -1,6 +1,6 @@
 """The certificate of where gradient flow on p goes, with tokens that tie."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from flax import struct
@@ -11,6 +11,8 @@ from jaxattn.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status
 from jaxattn.theory.constraints import constraints
 from jaxattn.theory.max_margin import shortest
+from jaxattn.theory.residual import Residual, residual
+from jaxattn.theory.scores import Scores, require_values
 from jaxattn.theory.selection import Selection, require_finite
 from jaxattn.trees import Leaf
 
@@ -56,7 +58,7 @@ class Limit:
 
 
 class _Entries(NamedTuple):
-    """The tokens of all sequences, one after the other, and what tied ones amount to, all (N,)."""
+    """The tokens of all sequences, one after the other, and what tied ones amount to, (N,) and (N, C)."""
 
     sequence: np.ndarray
     token: np.ndarray
@@ -66,17 +68,16 @@ class _Entries(NamedTuple):
 
 
 def limit(
-    params: Any,
-    corpus: Corpus,
-    p: Float[Array | np.ndarray, "d"],
+    scores: Scores,
+    p: Float[Array | np.ndarray, "D"],
     selection: Selection,
     *,
     tolerance: float = 1e-10,
 ) -> Limit:
-    """Certify the limit of gradient flow on p, logistic loss, E and v fixed, from a point far along its path.
+    """Certify the limit of gradient flow on p, keys and values fixed, from a point far along its path.
 
-        p_* = argmin ‖p‖²  s.t.  p·(E_s - E_s'') = 0  for tokens that tie,
-                                 p·(E_s - E_s') ≥ 1  for s on top of X, s' of X pushed away.
+        p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens that tie,
+                                 p·(Φ_s - Φ_s') ≥ 1  for s on top of X, s' of X pushed away.
 
     All sequences with one class of tied tokens on top pull at another class together: they may push it away,
     draw it near, or cancel. It is drawn near in vain if p_* moves it away at the same rate or faster, and
@@ -88,9 +89,9 @@ def limit(
     of this is local, as the loss is not convex: that a path comes to p_*/‖p_*‖ is seen by the cosine of p.
 
     Args:
-        params: E (V, d) and v (d,).
-        corpus: n sequences of two classes over V tokens.
-        p: (d,); a point of the path, for the finite differences of tied scores.
+        scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or
+            K > 2 and cross-entropy.
+        p: (D,); a point of the path, for the finite differences of tied scores.
         selection: what is on top of every sequence in the limit, `Path.selection`.
         tolerance: largest relative duality gap.
 
@@ -98,34 +99,33 @@ def limit(
         The certificate. Everything in it is computed anew from the arguments.
 
     Raises:
-        InputError: more than two classes, NaN or inf, a sequence without selected token, shapes that do not
+        InputError: no values, NaN or inf, a sequence without selected token, shapes that do not
             fit.
 
     Source:
         docs/exact_flow_ties.md.
     """
-    if corpus.num_classes != 2:
-        raise InputError(
-            f"corpus: {corpus.num_classes} classes; the flow is that of the logistic loss of two"
-        )
-    require_finite(E=params.E, p=p, v=params.v)
-    E, p, v = (np.asarray(x, np.float64) for x in (params.E, p, params.v))
-    if E.shape != (corpus.vocab_size, len(p)) or p.shape != v.shape:
-        raise InputError(f"shapes do not fit: E {E.shape}, p {p.shape}, v {v.shape}")
+    corpus = scores.corpus
+    require_values(scores)
+    require_finite(keys=scores.keys, p=p, values=scores.values)
+    E, p, values = (np.asarray(x, np.float64) for x in (scores.keys, p, scores.values))
+    if E.shape != (corpus.vocab_size, len(p)):
+        raise InputError(f"shapes do not fit: keys {E.shape}, p {p.shape}; give (m, D) and (D,)")
+    values = values.reshape(len(E), -1)
     leader = constraints(corpus, selection).leader
-    entries = _entries(corpus, selection, leader, E @ p, E @ v)
+    entries = _entries(corpus, selection, leader, E @ p, values)
     n, labels = corpus.num_examples, np.asarray(corpus.targets)
     top = np.where(entries.chosen, entries.weight, 0)
     total = np.bincount(entries.sequence, top, n)
-    f = np.bincount(entries.sequence, top * entries.mean, n) / total
-    # Weights e^(-y f) of sequences that are right by far are below what float64 holds.
-    log_share = -np.logaddexp(0, labels * f)
+    f = _summed(entries.sequence, top[:, None] * entries.mean, n) / total[:, None]
+    # Weights like e^(-y f) of sequences that are right by far are below what float64 holds.
+    loss = residual(f, labels, corpus.num_classes)
     q = top / total[entries.sequence]
-    c = q * ((E @ v)[entries.token] - f[entries.sequence])
-    gradient, curvature, slack = _balance(E, leader, entries, c, q, labels, labels * f)
+    deviation = q[:, None] * (values[entries.token] - f[entries.sequence])
+    gradient, curvature, slack = _balance(E, leader, entries, deviation, q, loss)
     first = np.zeros(n, int)
     first[entries.sequence[entries.chosen]] = leader[entries.token[entries.chosen]]
-    net, gross = _pulls(leader, first, entries, labels, log_share - np.log(total), f)
+    net, gross = _pulls(leader, first, entries, loss, loss.log_size - np.log(total), f)
     # A token that ties with those on top, but is not selected, makes the problem infeasible.
     pushed = (net > _CANCELS * gross) | (leader[entries.token] == first[entries.sequence])
     required = np.zeros(np.shape(selection.mask))
@@ -153,18 +153,23 @@ def _entries(
     token = np.asarray(bags.index)[present].astype(int)
     weight = np.asarray(bags.count)[present] * np.exp(scores - scores[leader])[token]
     _, group = np.unique(sequence * np.int64(len(leader)) + leader[token], return_inverse=True)
-    mean = (np.bincount(group, weight * values[token]) / np.bincount(group, weight))[group]
+    moment = _summed(group, weight[:, None] * values[token], int(group.max()) + 1)
+    mean = (moment / np.bincount(group, weight)[:, None])[group]
     return _Entries(sequence, token, np.asarray(selection.mask)[present], weight, mean)
+
+
+def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
+    """Sum the rows of (N, C) by index, (size, C)."""
+    return np.stack([np.bincount(index, column, size) for column in columns.T], axis=1)
 
 
 def _balance(
     E: np.ndarray,
     leader: np.ndarray,
     entries: _Entries,
-    c: np.ndarray,
+    deviation: np.ndarray,
     q: np.ndarray,
-    labels: np.ndarray,
-    margins: np.ndarray,
+    loss: Residual,
 ) -> tuple[float, float, np.ndarray]:
     """Compute the gradient of the tied part of the loss on 𝒯, its curvature, and loose directions (k, d)."""
     tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
@@ -179,15 +184,23 @@ def _balance(
     place[tied] = np.arange(len(tied))
     inside = place[entries.token] >= 0
     rows, columns = entries.sequence[inside], place[entries.token[inside]]
-    several = np.bincount(entries.sequence[inside & entries.chosen], minlength=len(labels)) > 1
-    log_share = np.where(several, -np.logaddexp(0, margins), -np.inf)
-    share = labels * np.exp(log_share - log_share.max())
-    steepness = -labels * np.exp(-np.logaddexp(0, -margins))
-    dense_c, dense_q = np.zeros((2, len(labels), len(tied)))
-    dense_c[rows, columns], dense_q[rows, columns] = c[inside], q[inside]
-    force, gross = share @ dense_c, np.abs(share) @ np.abs(dense_c)
-    product = (share[:, None] * dense_c).T @ (dense_q - steepness[:, None] * dense_c / 2)
-    hessian = lift.T @ (product + product.T - np.diag(force)) @ lift
+    n = len(loss.direction)
+    several = np.bincount(entries.sequence[inside & entries.chosen], minlength=n) > 1
+    log_share = np.where(several, loss.log_size, -np.inf)
+    share = np.exp(log_share - log_share.max())
+    pull, size, attention = np.zeros((3, n, len(tied)))
+    parts = loss.direction[rows] * deviation[inside]
+    pull[rows, columns], size[rows, columns] = parts.sum(axis=1), np.abs(parts).sum(axis=1)
+    attention[rows, columns] = q[inside]
+    force, gross = share @ pull, share @ size
+    product = (share[:, None] * pull).T @ attention
+    hessian = product + product.T - np.diag(force)
+    weight = np.exp(np.where(several[:, None], loss.log_weight, -np.inf) - log_share.max())
+    for mode, heavy in zip(np.moveaxis(loss.modes, 1, 0), weight.T, strict=True):
+        steered = np.zeros((n, len(tied)))
+        steered[rows, columns] = (mode[rows] * deviation[inside]).sum(axis=1)
+        hessian += (heavy[:, None] * steered).T @ steered
+    hessian = lift.T @ hessian @ lift
     size, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
     loose = np.abs(size) <= _ZERO * np.abs(size).max()
     longest = np.sqrt(np.square(E).sum(axis=1).max())
@@ -209,7 +222,7 @@ def _pulls(
     leader: np.ndarray,
     first: np.ndarray,
     entries: _Entries,
-    labels: np.ndarray,
+    loss: Residual,
     log_weight: np.ndarray,
     f: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -221,6 +234,7 @@ def _pulls(
     _, group = np.unique(key, return_inverse=True)
     log_own, largest = log_weight[entries.sequence], np.full(group.max() + 1, -np.inf)
     np.maximum.at(largest, group, log_own)
-    weight = labels[entries.sequence] * np.exp(log_own - largest[group]) * entries.weight
-    pull = weight * (f[entries.sequence] - entries.mean)
-    return np.bincount(group, pull)[group], np.bincount(group, np.abs(pull))[group]
+    weight = np.exp(log_own - largest[group]) * entries.weight
+    parts = weight[:, None] * loss.direction[entries.sequence] * (f[entries.sequence] - entries.mean)
+    net, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
+    return np.bincount(group, net)[group], np.bincount(group, gross)[group]

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
 
 from jaxattn.cores import map_on_cores
 from jaxattn.data.corpus import Corpus
@@ -18,7 +17,8 @@ from jaxattn.theory.constraints import Constraints, circle, coinciding, constrai
 from jaxattn.theory.interior_point import interior_point, isometric
 from jaxattn.theory.least_distance import least_distance
 from jaxattn.theory.scaled import with_care
-from jaxattn.theory.selection import Selection, require_finite
+from jaxattn.theory.scores import Scores
+from jaxattn.theory.selection import Selection, require_finite, require_keys
 
 # Entries of the matrix of differences up to which the exact method takes well under a second.
 _SMALL = 1_000_000
@@ -31,7 +31,7 @@ class _Problem(NamedTuple):
     """One problem as its solver sees it.
 
     Attributes:
-        E: (V, d) float64.
+        E: (V, d) float64; the keys.
         constraints: the constraints.
         rows: (V, r); E in r = min(V, d) coordinates, longest row 1, orthogonal to the differences of ties.
     """
@@ -61,8 +61,7 @@ class _Problem(NamedTuple):
 
 
 def max_margin(
-    E: Float[Array | np.ndarray, "V d"],
-    corpus: Corpus,
+    scores: Scores,
     selection: Selection,
     *,
     solver: Literal["auto", "exact", "interior", "cutting"] = "auto",
@@ -70,17 +69,16 @@ def max_margin(
 ) -> MaxMargin:
     """Find the shortest p that scores selected tokens higher by 1 than the others of their sequence.
 
-        p_mm = argmin ‖p‖²  s.t.  p·(E_s - E_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
-                                  p·(E_s - E_s'') = 0  for s, s'' ∈ S_X.
+        p_mm = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
+                                  p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
 
     A selection that no direction separates is an answer, not an error: `infeasible` is True, `reason` says
     why, and the multipliers prove it. Where rounding leaves it open, neither that nor `feasible` is True.
-    Whatever the solver, the certificate is computed from E, p and the multipliers, in float64 whether or
+    Whatever the solver, the certificate is computed from Φ, p and the multipliers, in float64 whether or
     not JAX has x64 enabled, and whatever the lengths of the differences are.
 
     Args:
-        E: (V, d) float; embeddings.
-        corpus: n sequences over V tokens.
+        scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
         selection: the selected tokens of each sequence, at least one.
         solver: "exact" for least-distance programming, "interior" for the method of `max_margin_batch`,
             "cutting" for constraint generation (millions of pairs), "auto" to choose by size.
@@ -90,7 +88,7 @@ def max_margin(
         The direction, its margin and its certificate.
 
     Raises:
-        InputError: E holds NaN or inf, a sequence without selected token, shapes that do not fit, an
+        InputError: Φ holds NaN or inf, a sequence without selected token, shapes that do not fit, an
             unknown solver.
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
@@ -98,8 +96,8 @@ def max_margin(
     """
     if solver not in _SOLVERS:
         raise InputError(f"solver: {solver!r}; give one of {', '.join(_SOLVERS)}")
-    require_finite(E=E)
-    problem = _prepare(E, corpus, selection)
+    require_finite(keys=scores.keys)
+    problem = _prepare(scores, selection)
     return problem if isinstance(problem, MaxMargin) else problem.solve(solver, tolerance)
 
 
@@ -110,8 +108,7 @@ def shortest(E: np.ndarray, found: Constraints, *, tolerance: float) -> MaxMargi
 
 
 def max_margin_batch(
-    E: Float[Array | np.ndarray, "S V d"],
-    corpus: Corpus,
+    scores: Scores,
     selection: Selection,
     *,
     tolerance: float = 1e-10,
@@ -122,8 +119,8 @@ def max_margin_batch(
     `status` and `reason` and do not stop the others.
 
     Args:
-        E: (S, V, d) float; embeddings of each seed.
-        corpus: one corpus for all seeds, or one for each: arrays with a leading axis S.
+        scores: keys (S, m, D) of each seed; one corpus for all seeds, or one for each: arrays with a
+            leading axis S.
         selection: the selection of each seed, mask (S, R, W).
         tolerance: largest relative duality gap of a solved problem.
 
@@ -133,11 +130,11 @@ def max_margin_batch(
     Raises:
         InputError: shapes that do not fit.
     """
-    E, mask = np.asarray(E), np.asarray(selection.mask)
+    E, corpus, mask = np.asarray(scores.keys), scores.corpus, np.asarray(selection.mask)
     shared = corpus.targets.ndim == 1
     if mask.ndim != 3 or not 0 < len(E) == len(mask) or not (shared or len(corpus.targets) == len(E)):
         raise InputError(
-            f"E {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: give one of each per seed"
+            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: give one of each per seed"
         )
     corpus = jax.tree.map(np.asarray, corpus)
     coordinates = isometric(E) if E.shape[1] <= E.shape[2] else E
@@ -163,16 +160,13 @@ def _prepare_or_report(
     selected = np.bincount(corpus.bags.owner, present.sum(axis=1), minlength=corpus.num_examples)
     if not np.isfinite(E).all() or (selected[: corpus.num_examples] == 0).any():
         return unsolved(Status.INVALID, E.shape[1])
-    return _prepare(E, corpus, selection, rows)
+    return _prepare(Scores(E, corpus), selection, rows)
 
 
-def _prepare(
-    E: Any, corpus: Corpus, selection: Selection, rows: np.ndarray | None = None
-) -> _Problem | MaxMargin:
-    E = np.asarray(E, np.float64)
-    if E.ndim != 2 or len(E) != corpus.vocab_size:
-        raise InputError(f"E: shape {E.shape} for V = {corpus.vocab_size} tokens; give (V, d)")
-    return _pose(E, constraints(corpus, selection), rows)
+def _prepare(scores: Scores, selection: Selection, rows: np.ndarray | None = None) -> _Problem | MaxMargin:
+    require_keys(scores.keys, scores.corpus)
+    keys = np.asarray(scores.keys, np.float64)
+    return _pose(keys, constraints(scores.corpus, selection), rows)
 
 
 def _pose(E: np.ndarray, found: Constraints, rows: np.ndarray | None = None) -> _Problem | MaxMargin:

@@ -11,10 +11,11 @@ from jaxattn.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status, unsolved
 from jaxattn.theory.constraints import Constraints, constraints
 from jaxattn.theory.max_margin import shortest
-from jaxattn.theory.selection import Selection, require_finite
+from jaxattn.theory.scores import Scores
+from jaxattn.theory.selection import Selection, require_finite, require_keys
 from jaxattn.trees import Leaf
 
-# A selected token is on the margin of v if y E_s·v ≤ 1 + this: wider than rounding, closer than chance.
+# A selected token is on the margin of v if y x_s·v ≤ 1 + this: wider than rounding, closer than chance.
 _ON_MARGIN = 1e-8
 
 
@@ -25,9 +26,9 @@ class RelaxedMaxMargin:
     Attributes:
         query: the problem of p; its `pairs` are (s, s') with positive multiplier, required 1 or less.
         head: the problem of v. Its `pairs` are (s, V) for a token s selected under y = 1 and (V, s) under
-            y = -1, V standing for a token with embedding 0; its multipliers are those of v = Σ λ y E_s.
-        support: (n,) bool; the sequences on which the margin of v is tight, y E_{s(X)}·v = 1.
-        clearance: (); smallest y E_{s(X)}·v - 1 of the other sequences, inf if there are none.
+            y = -1, V standing for a token whose point is 0; its multipliers are those of v = Σ λ y x_s.
+        support: (n,) bool; the sequences on which the margin of v is tight, y x_{s(X)}·v = 1.
+        clearance: (); smallest y x_{s(X)}·v - 1 of the other sequences, inf if there are none.
     """
 
     query: MaxMargin
@@ -37,12 +38,12 @@ class RelaxedMaxMargin:
 
     @property
     def p(self) -> Leaf:
-        """The relaxed max-margin vector, (d,); NaN if there is none."""
+        """The relaxed max-margin vector, (D,); NaN if there is none."""
         return self.query.p
 
     @property
     def v(self) -> Leaf:
-        """The shortest v with y E_{s(X)}·v ≥ 1 for all X, (d,); NaN if there is none."""
+        """The shortest v with y x_{s(X)}·v ≥ 1 for all X, (e,); NaN if there is none."""
         return self.head.p
 
     @property
@@ -77,28 +78,30 @@ class RelaxedMaxMargin:
 
 
 def relaxed_max_margin(
-    E: Float[Array | np.ndarray, "V d"],
-    corpus: Corpus,
+    scores: Scores,
     chosen: Selection,
     *,
+    points: Float[Array | np.ndarray, "m e"] | None = None,
     tied: float = 1.0,
     tolerance: float = 1e-10,
 ) -> RelaxedMaxMargin:
     """Find where p and v tend to when they are trained together while sequences attend to chosen tokens.
 
-        v_mm    = argmin ‖v‖²  s.t.  y E_{s(X)}·v ≥ 1  for all X,
-        p_relax = argmin ‖p‖²  s.t.  p·(E_{s(X)} - E_s') ≥ 1  for X in the support of v_mm,
-                                     p·(E_{s(X)} - E_s') ≥ 0  for the other X.
+        v_mm    = argmin ‖v‖²  s.t.  y x_{s(X)}·v ≥ 1  for all X,
+        p_relax = argmin ‖p‖²  s.t.  p·(Φ_{s(X)} - Φ_s') ≥ 1  for X in the support of v_mm,
+                                     p·(Φ_{s(X)} - Φ_s') ≥ 0  for the other X,
+
+    with values γ_s = x_s·v of points x, which are the keys Φ too for embeddings, x = Φ = E.
 
     Only sequences on which v_mm is tight keep pushing p; the others just keep their selection. If no such
     sequence has another token, p_relax = 0. What cannot be separated is an answer, not an error: `infeasible`
     is True and `reason` says whether v or p is to blame.
 
     Args:
-        E: (V, d) float; embeddings.
-        corpus: n sequences of two classes over V tokens.
+        scores: keys Φ (m, D), and bags of n sequences of two classes; `Scores(E, corpus)` for embeddings.
         chosen: the selected token s(X) of each sequence, exactly one.
-        tied: what is required of a pair, X in the support, if y E_s'·v_mm = 1 for its other token s' too.
+        points: (m, e) float; x, the keys by default.
+        tied: what is required of a pair, X in the support, if y x_s'·v_mm = 1 for its other token s' too.
             The regularisation path and Assumption 1 know no such pairs. For gradient flow, where v tells
             s(X) from s' by a bounded amount only, it is 1/2: see docs/joint_flow.md.
         tolerance: largest relative duality gap of a solved problem.
@@ -107,26 +110,29 @@ def relaxed_max_margin(
         Both directions with their certificates.
 
     Raises:
-        InputError: more than two classes, E holds NaN or inf, a sequence with no or several selected
-            tokens, shapes that do not fit, `tied` below 0.
+        InputError: more than two classes, keys or points hold NaN or inf, a sequence with no or several
+            selected tokens, shapes that do not fit, `tied` below 0.
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2306.13596), the limit of the regularisation path of p and v.
     """
+    corpus = scores.corpus
     if corpus.num_classes != 2:
         raise InputError(f"corpus: {corpus.num_classes} classes; a max-margin head is defined for two")
     if not tied >= 0:
         raise InputError(f"tied: {tied}; give a number of 0 or more")
-    require_finite(E=E)
-    E = np.asarray(E, np.float64)
-    if E.ndim != 2 or len(E) != corpus.vocab_size:
-        raise InputError(f"E: shape {E.shape} for V = {corpus.vocab_size} tokens; give (V, d)")
+    require_keys(scores.keys, corpus)
+    keys = np.asarray(scores.keys, np.float64)
+    points = keys if points is None else np.asarray(points, np.float64)
+    require_finite(keys=keys, points=points)
+    if points.ndim != 2 or len(points) != len(keys):
+        raise InputError(f"points: shape {points.shape} for {len(keys)} tokens; give (m, e)")
     token, labels = _tokens(corpus, chosen), np.asarray(corpus.targets)
-    head = max_margin_head(E, token, labels, tolerance=tolerance)
+    head = max_margin_head(points, token, labels, tolerance=tolerance)
     if not head.feasible:
-        query = unsolved(Status.INVALID, E.shape[1])
+        query = unsolved(Status.INVALID, keys.shape[1])
         return RelaxedMaxMargin(query, head, np.zeros(len(token), bool), np.float64(np.nan))
-    values = E @ head.p
+    values = points @ head.p
     margins = labels * values[token]
     support = margins <= 1 + _ON_MARGIN
     bags = corpus.bags
@@ -134,7 +140,7 @@ def relaxed_max_margin(
     other = labels[owner] * values[np.asarray(bags.index)]
     required = np.where(np.abs(other - 1) <= _ON_MARGIN, tied, 1.0) * support[owner]
     found = constraints(corpus, chosen, required)
-    query = shortest(E, found, tolerance=tolerance)
+    query = shortest(keys, found, tolerance=tolerance)
     clearance = np.min(margins[~support] - 1, initial=np.inf)
     return RelaxedMaxMargin(query, head, support, clearance)
 

@@ -14,6 +14,7 @@ from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
+from jaxattn.theory.scores import Scores
 from jaxattn.trees import Leaf
 
 
@@ -73,13 +74,12 @@ class Selection:
 
 
 def selection(
-    p: Float[Array | np.ndarray, " d"],
-    E: Float[Array | np.ndarray, "V d"],
-    corpus: Corpus,
+    p: Float[Array | np.ndarray, " D"],
+    scores: Scores,
     *,
     tie: float | Array | None = None,
 ) -> Selection:
-    """Select the tokens with the highest score in each sequence: S_X(p) = argmax_{s ∈ X} p·E_s.
+    """Select the tokens with the highest score in each sequence: S_X(p) = argmax_{s ∈ X} p·Φ_s.
 
     Tokens tie with the best one when their score is lower by at most `tie` times the spread of all
     scores, max - min over the tokens of the corpus. So the selection is the same for p and for any
@@ -93,34 +93,33 @@ def selection(
     Works under jit and vmap. Outside of them the scores are formed in float64, whatever JAX's default.
 
     Args:
-        p: (d,) float; the query or its direction, of any length.
-        E: (V, d) float; embeddings.
-        corpus: n sequences over V tokens.
+        p: (D,) float; the parameter or its direction, of any length.
+        scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
         tie: tolerance for ties, relative to the spread of the scores.
 
     Returns:
         The selection.
 
     Raises:
-        InputError: p or E holds NaN or inf, shapes that do not fit, a negative tie (outside of jit).
+        InputError: p or Φ holds NaN or inf, shapes that do not fit, a negative tie (outside of jit).
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the set S_X(p).
     """
-    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((p, E, corpus, tie)))
-    if np.shape(p) != np.shape(E)[1:] or np.shape(E)[0] != corpus.vocab_size:
-        raise InputError(
-            f"p {np.shape(p)}, E {np.shape(E)}, V = {corpus.vocab_size}: give p (d,) and E (V, d)"
-        )
+    keys, corpus = scores.keys, scores.corpus
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((p, keys, corpus, tie)))
+    require_keys(keys, corpus)
+    if np.shape(p) != np.shape(keys)[1:]:
+        raise InputError(f"p: shape {np.shape(p)} for keys {np.shape(keys)}; give (D,) for keys (m, D)")
     if tie is not None and not traced and not tie >= 0:
         raise InputError(f"tie: {tie}; give a tolerance of 0 or more")
     if traced:
-        scores = jnp.matmul(E, p, precision="highest")
-        return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie, 0.0)
+        of_tokens = jnp.matmul(keys, p, precision="highest")
+        return _select(corpus, of_tokens, _tie(of_tokens.dtype) if tie is None else tie, 0.0)
     resolution = _tie(np.asarray(p).dtype) if tie is None else tie
-    require_finite(p=p, E=E)
+    require_finite(p=p, keys=keys)
     with backend.float64():
-        scores = jnp.asarray(np.asarray(E, np.float64) @ np.asarray(p, np.float64))
-        return _select(corpus, scores, resolution, 0.0)
+        of_tokens = jnp.asarray(np.asarray(keys, np.float64) @ np.asarray(p, np.float64))
+        return _select(corpus, of_tokens, resolution, 0.0)
 
 
 def selection_from_scores(
@@ -157,6 +156,12 @@ def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Sele
     """
     chosen = take(jnp.asarray(tokens), corpus.bags.index.astype(jnp.int32))
     return Selection(chosen & (corpus.bags.count > 0))
+
+
+def require_keys(keys: Any, corpus: Corpus) -> None:
+    """Raise InputError unless there is a key for every token."""
+    if np.ndim(keys) != 2 or np.shape(keys)[0] != corpus.vocab_size:
+        raise InputError(f"keys: shape {np.shape(keys)} for {corpus.vocab_size} tokens; give (m, D)")
 
 
 def require_finite(**arrays: Any) -> None:

@@ -25,7 +25,7 @@ def flow_and_params(request, corpus):
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
     if "alike" in request.param:
         params = params.replace(E=params.E.at[1].set(params.E[0]))
-    return coordinates(params.E, params.p, params.v, corpus), params
+    return coordinates(params.E, params.p, params.E @ params.v, corpus), params
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_lengths_and_angles_are_those_of_vectors_of_d_numbers(flow_and_params, v
 def test_sine_of_a_small_angle_keeps_its_digits(corpus, angle):
     """In two dimensions the angle between p and the velocity is given; 1 - cos² would round to 0."""
     E = jnp.asarray(np.random.default_rng(2).normal(size=(44, 2)))
-    flow = coordinates(E, jnp.array([1.0, 0.0]), E[0], corpus)
+    flow = coordinates(E, jnp.array([1.0, 0.0]), E @ E[0], corpus)
     velocity = jnp.array([np.cos(angle), np.sin(angle)])
     np.testing.assert_allclose(flow.sine(jnp.array([1e5, 0.0]), velocity), np.sin(angle), rtol=1e-6)
 
@@ -103,7 +103,7 @@ def test_forces_are_balanced_when_only_rounding_is_left_of_their_sum(score, bala
     """X = (0, 1) under both labels, values ±1, scores ±a/2: f = tanh(a/2), and f/2 of each force is left."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, -1], vocab_size=2)
     E = jnp.array([[0.5, 1.0], [-0.5, -1.0]])
-    flow = coordinates(E, jnp.array([score, 0.0]), jnp.array([0.0, 1.0]), corpus)
+    flow = coordinates(E, jnp.array([score, 0.0]), E[:, 1], corpus)
     local = at(flow, jnp.zeros(2))
     assert local.balanced == balanced
     assert np.isfinite(local.velocity).all()

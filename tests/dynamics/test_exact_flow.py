@@ -47,7 +47,9 @@ def four_pairs(sequences, labels):
 
 def flow(params, corpus, **settings):
     """Call with one number of points, so that the tests share compiled programs."""
-    return ja.dynamics.exact_flow(params, corpus, **{"until_norm": 1e3, "points": 16} | settings)
+    return ja.dynamics.exact_flow(
+        ja.theory.scores.one_layer(params, corpus), params.p, **{"until_norm": 1e3, "points": 16} | settings
+    )
 
 
 def test_descent_with_small_steps_follows_the_path_on_its_clock():
@@ -119,9 +121,9 @@ def test_normalised_descent_by_automatic_differentiation_leaves_the_limit():
 def test_every_seed_tends_to_its_certified_max_margin_direction_like_norm_to_the_minus_two():
     params, corpora = problems()
     path = flow(params, corpora, until_norm=1e6)
-    chosen = jax.vmap(ja.theory.selection)(path.p[:, -1], params.E, corpora)
+    chosen = jax.vmap(ja.theory.selection)(path.p[:, -1], ja.theory.Scores(params.E, corpora))
     for seed in range(3):
-        mm = ja.theory.max_margin(params.E[seed], *take((corpora, chosen), seed))
+        mm = ja.theory.max_margin(*take((ja.theory.Scores(params.E, corpora), chosen), seed))
         assert mm.feasible
         assert mm.duality_gap < 1e-10
         distance = ja.theory.one_minus_cosine(path.p[seed], mm.p)

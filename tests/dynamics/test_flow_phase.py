@@ -27,7 +27,7 @@ def params(task):
 @pytest.mark.parametrize("until", [{"until_norm": 30.0}, {"until_norm": 1e9, "until_arc_length": 7.0}])
 def test_rows_are_those_of_the_path(task, params, until):
     phase = ExactFlow(name="flow", points=6, **until)
-    path = exact_flow(params, task.corpora.train, points=6, **until)
+    path = exact_flow(ja.theory.scores.one_layer(params, task.corpora.train), params.p, points=6, **until)
     state = phase.init(task, params, jax.random.key(0))
     assert phase.probe_steps(8) == list(range(6))
     for row in range(6):

@@ -162,7 +162,7 @@ def test_every_seed_tends_to_the_relaxed_max_margin_direction_and_v_to_its_own()
         own, corpus = take((params, corpora), seed)
         chosen = selection_of(np.arange(12) < 4, corpus)
         np.testing.assert_array_equal(path.selection.mask[seed], chosen.mask)
-        expected = relaxed_max_margin(own.E, corpus, chosen)
+        expected = relaxed_max_margin(Scores(own.E, corpus), chosen)
         assert expected.duality_gap < 1e-10
         away = one_minus_cosine(path.p[seed], expected.p)
         assert path.stop[seed] == "norm"
@@ -175,7 +175,7 @@ def test_every_seed_tends_to_the_relaxed_max_margin_direction_and_v_to_its_own()
         assert one_minus_cosine(path.v[seed, -1], expected.v) < 1e-13
         # margin ‖p‖ = 2 log ‖v‖ + O(1).
         assert abs(expected.query.margin * path.norm[seed, -1] - 2 * path.log_v_norm[seed, -1]) < 30
-        everything = ja.theory.max_margin(own.E, corpus, chosen)
+        everything = ja.theory.max_margin(ja.theory.Scores(own.E, corpus), chosen)
         apart += one_minus_cosine(path.p[seed, -1], everything.p) > 1e-3
     assert path.mismatch.max() < 1e-3
     assert apart >= 2

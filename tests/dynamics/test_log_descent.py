@@ -57,7 +57,7 @@ def test_nothing_is_lost_where_only_best_tokens_are():
 def test_dual_acceleration_pulls_along_the_gradient_of_the_log_excess(problem, norm):
     """The first step is 2 η times -∂ log(L - L*)/∂p, which autodiff finds from the log itself."""
     params, corpus = problem
-    far = ja.dynamics.exact_flow(params, corpus, until_norm=norm).p[-1]
+    far = ja.dynamics.exact_flow(ja.theory.scores.one_layer(params, corpus), params.p, until_norm=norm).p[-1]
     start = params.replace(p=far)
     made = log_descent("dual_acceleration", 0.5)
     state, _ = made.step(made.init(start), corpus)
@@ -110,7 +110,9 @@ def test_every_method_tends_to_the_max_margin_direction_of_its_own_selection(pro
         made = log_descent(method, step_size)
         state = jax.jit(lambda s, made=made: run(made, s, corpus, 3000))(made.init(params))
         p = state.params.p
-        mm = ja.theory.max_margin(params.E, corpus, ja.theory.selection(p, params.E, corpus))
+        mm = ja.theory.max_margin(
+            ja.theory.Scores(params.E, corpus), ja.theory.selection(p, ja.theory.Scores(params.E, corpus))
+        )
         # 1 - cos is a constant of order 10 over ‖p‖² here, and none of these p is shorter than 500.
         assert jnp.linalg.norm(p) > 500
         assert ja.theory.one_minus_cosine(p, mm.p) < 1e-4, method

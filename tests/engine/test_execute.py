@@ -176,7 +176,9 @@ def test_flow_records_equal_the_path_and_its_limit_worked_out_alone(flow_run, x6
         corpus = data.generate(train_key, 20)
         params = ja.models.one_layer.init(model_keys[seed], vocab_size=12, dim=32, dtype=jnp.float64)
         params = ja.dynamics.one_step(params, corpus, step_size=100.0)
-        path = ja.dynamics.exact_flow(params, corpus, until_norm=1e4, points=12)
+        path = ja.dynamics.exact_flow(
+            ja.theory.scores.one_layer(params, corpus), params.p, until_norm=1e4, points=12
+        )
         rows = table.loc[seed]
         # The seeds of a study share a program with other seeds, which rounds differently.
         for metric, expected in (
@@ -187,8 +189,8 @@ def test_flow_records_equal_the_path_and_its_limit_worked_out_alone(flow_run, x6
         ):
             np.testing.assert_allclose(rows[metric], expected, rtol=1e-6, err_msg=metric)
         np.testing.assert_array_equal(rows["evaluations"], np.asarray(path.steps) * (6 + 12))
-        chosen = ja.theory.selection(path.p[-1], params.E, corpus)
-        mm = ja.theory.max_margin(params.E, corpus, chosen)
+        chosen = ja.theory.selection(path.p[-1], ja.theory.Scores(params.E, corpus))
+        mm = ja.theory.max_margin(ja.theory.Scores(params.E, corpus), chosen)
         away = ja.theory.one_minus_cosine(path.p, mm.p)
         np.testing.assert_allclose(rows["one_minus_cosine"], away, rtol=1e-5)
         np.testing.assert_allclose(rows["max_margin"].iloc[-1], mm.margin, rtol=1e-9)

@@ -31,12 +31,12 @@ def conclude(history, params, corpora):
 
 def test_it_is_the_certificate_of_the_end_of_the_path():
     params, corpora = two_seeds()
-    path = ja.dynamics.exact_flow(params, corpora, points=8)
+    path = ja.dynamics.exact_flow(ja.theory.scores.one_layer(params, corpora), params.p, points=8)
     history = np.array(path.p)
     on_the_way, end = conclude(history, params, corpora)
     for seed in range(2):
         own, corpus, chosen = jax.tree.map(lambda x, seed=seed: x[seed], (params, corpora, path.selection))
-        expected = ja.theory.limit(own, corpus, history[seed, -1], chosen)
+        expected = ja.theory.limit(ja.theory.scores.one_layer(own, corpus), history[seed, -1], chosen)
         away = one_minus_cosine(history[seed], expected.direction.p)
         np.testing.assert_allclose(on_the_way["limit_one_minus_cosine"][seed], away, atol=1e-12)
         assert end["limit_feasible"][seed] == expected.holds
@@ -59,7 +59,7 @@ def test_it_looks_at_the_logistic_loss_and_p_alone():
 
 def test_a_seed_with_nan_does_not_stop_the_others():
     params, corpora = two_seeds()
-    path = ja.dynamics.exact_flow(params, corpora, points=8)
+    path = ja.dynamics.exact_flow(ja.theory.scores.one_layer(params, corpora), params.p, points=8)
     history = np.array(path.p)
     expected = conclude(history, params, corpora)
     broken = params.replace(E=params.E.at[0, 3].set(jnp.nan))

@@ -51,7 +51,7 @@ def instances():
         for corpus, ties in zip(corpora, (False, True), strict=True):
             scores = rng.normal(size=VOCAB)
             scores = np.round(scores) if ties else scores
-            chosen = ja.theory.selection(scores, np.eye(VOCAB), corpus)
+            chosen = ja.theory.selection(scores, ja.theory.Scores(np.eye(VOCAB), corpus))
             for which in range(arranged + free):
                 E, p = rng.normal(size=(VOCAB, dim)), rng.normal(size=dim)
                 if which < arranged:

@@ -7,7 +7,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.errors import InputError
-from jaxattn.theory import Selection, direction, max_margin, max_margin_batch, selection_of
+from jaxattn.theory import Scores, Selection, direction, max_margin, max_margin_batch, selection_of
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -33,7 +33,7 @@ def problem(rng, dim, tied=False):
 @pytest.mark.parametrize("dim", [6, 30], ids=["V > d", "V < d"])
 def test_the_derivative_is_that_of_the_problem_solved_anew(rng, dim, tied):
     E, corpus, chosen = problem(rng, dim, tied)
-    answer = max_margin(E, corpus, chosen)
+    answer = max_margin(Scores(E, corpus), chosen)
     assert answer.feasible
     assert (len(answer.ties) > 0) == tied
     np.testing.assert_allclose(direction(E, answer), answer.p, rtol=1e-9, atol=1e-9)
@@ -41,7 +41,7 @@ def test_the_derivative_is_that_of_the_problem_solved_anew(rng, dim, tied):
         moved = rng.normal(size=E.shape)
         _, found = jax.jvp(lambda E: direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),))
         h = 1e-6
-        there, back = (max_margin(E + sign * h * moved, corpus, chosen) for sign in (1, -1))
+        there, back = (max_margin(Scores(E + sign * h * moved, corpus), chosen) for sign in (1, -1))
         assert set(map(tuple, there.pairs)) == set(map(tuple, back.pairs))
         expected = (there.p - back.p) / (2 * h)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
@@ -52,7 +52,7 @@ def test_pairs_that_depend_on_each_other_do_no_harm(rng):
     E = np.eye(4, 6) + 0.05 * rng.normal(size=(4, 6))
     corpus = ja.data.from_sequences([[0, 2], [0, 3], [1, 2], [1, 3]], [1, -1, 1, -1], vocab_size=4)
     chosen = Selection(np.asarray(corpus.bags.index) < 2)
-    answer = max_margin(E, corpus, chosen)
+    answer = max_margin(Scores(E, corpus), chosen)
     every = np.array([[0, 2], [0, 3], [1, 2], [1, 3]])
     np.testing.assert_allclose((E[every[:, 0]] - E[every[:, 1]]) @ answer.p, 1)
     answer = answer.replace(pairs=every, multipliers=np.full(4, answer.p @ answer.p / 4))
@@ -60,7 +60,7 @@ def test_pairs_that_depend_on_each_other_do_no_harm(rng):
     moved = np.zeros_like(E)
     moved[0, 1] = 1.0
     found = jax.jvp(lambda E: direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),))[1]
-    there, back = (max_margin(E + h * moved, corpus, chosen) for h in (1e-6, -1e-6))
+    there, back = (max_margin(Scores(E + h * moved, corpus), chosen) for h in (1e-6, -1e-6))
     np.testing.assert_allclose(found, (there.p - back.p) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
@@ -73,18 +73,17 @@ def test_it_is_differentiated_through_the_step_that_made_the_embeddings():
     def embeddings(step_size):
         return ja.dynamics.one_step(params, corpus, step_size=step_size).E
 
-    answer = max_margin(embeddings(100.0), corpus, chosen)
+    answer = max_margin(Scores(embeddings(100.0), corpus), chosen)
     found = jax.jacobian(lambda x: direction(embeddings(x), answer))(100.0)
-    there, back = (max_margin(embeddings(x), corpus, chosen).p for x in (100.001, 99.999))
+    there, back = (max_margin(Scores(embeddings(x), corpus), chosen).p for x in (100.001, 99.999))
     np.testing.assert_allclose(found, (there - back) / 0.002, rtol=1e-5, atol=1e-9)
 
 
 def test_bad_input(rng):
     E, corpus, chosen = problem(rng, 30)
-    answer = max_margin(E, corpus, chosen)
+    answer = max_margin(Scores(E, corpus), chosen)
     batch = max_margin_batch(
-        E[None],
-        jax.tree.map(lambda x: np.asarray(x)[None], corpus),
+        Scores(E[None], jax.tree.map(lambda x: np.asarray(x)[None], corpus)),
         jax.tree.map(lambda x: np.asarray(x)[None], chosen),
     )
     with pytest.raises(InputError, match="answer: a batch"):
@@ -97,4 +96,4 @@ def test_bad_input(rng):
     apart = E.copy()
     apart[:4] = apart[4:8]
     with pytest.raises(InputError, match="no direction to follow"):
-        direction(apart, max_margin(apart, corpus, chosen))
+        direction(apart, max_margin(Scores(apart, corpus), chosen))

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 
 import jaxattn as ja
 from jaxattn.errors import InputError
-from jaxattn.theory import Selection, max_margin, max_margin_batch, selection, selection_of
+from jaxattn.theory import Scores, Selection, max_margin, max_margin_batch, selection, selection_of
 from jaxattn.theory.certificate import Status
 
 SOLVERS = ("exact", "interior", "cutting")
@@ -88,10 +88,10 @@ def test_solvers_agree_with_an_independent_one_and_with_each_other(instances, lo
     # A program is compiled for every number of pairs; batches cover the others.
     tried = instances[10:] if solver == "interior" else instances
     for instance in tried:
-        answer = max_margin(instance.E, instance.corpus, instance.selection, solver=solver)
+        answer = max_margin(Scores(instance.E, instance.corpus), instance.selection, solver=solver)
         assert answer.solver == solver
         check(instance, answer, bags)
-        exact = max_margin(instance.E, instance.corpus, instance.selection, solver="exact")
+        exact = max_margin(Scores(instance.E, instance.corpus), instance.selection, solver="exact")
         assert answer.num_pairs == exact.num_pairs
         if answer.feasible:
             assert length(answer.p - exact.p) < 1e-10 * length(exact.p)
@@ -106,17 +106,22 @@ def stacked(instances):
     return np.stack([x.E for x in instances]), corpora, Selection(mask)
 
 
+def posed(instances):
+    E, corpora, chosen = stacked(instances)
+    return Scores(E, corpora), chosen
+
+
 @pytest.mark.parametrize("wide", [True, False], ids=["V < d", "V > d"])
 def test_a_batch_is_its_problems_one_by_one(instances, loops, wide):
     bags, _ = loops
     group = [x for x in instances if (x.E.shape[1] > len(x.E)) == wide]
-    batch = max_margin_batch(*stacked(group))
+    batch = max_margin_batch(*posed(group))
     assert batch.p.shape == (len(group), group[0].E.shape[1])
     assert len(batch.reason) == len(group)
     for seed, instance in enumerate(group):
         answer = jax.tree.map(lambda x: x[seed], batch)  # noqa: B023
         check(instance, answer, bags)
-        alone = max_margin(instance.E, instance.corpus, instance.selection, solver="exact")
+        alone = max_margin(Scores(instance.E, instance.corpus), instance.selection, solver="exact")
         assert batch.reason[seed] == alone.reason
         if alone.feasible:
             assert length(answer.p - alone.p) < 1e-10 * length(alone.p)
@@ -125,7 +130,7 @@ def test_a_batch_is_its_problems_one_by_one(instances, loops, wide):
 def test_seeds_that_cannot_be_solved_leave_the_others_untouched(instances):
     group = [x for x in instances if x.E.shape[1] > len(x.E)]
     E, corpora, chosen = stacked(group)
-    healthy = max_margin_batch(E, corpora, chosen)
+    healthy = max_margin_batch(Scores(E, corpora), chosen)
     # Between the others: NaN in E; a sequence without selected token; every token selected.
     where, count = [0, 4, len(E)], len(E) + 3
     order = np.insert(np.arange(len(E)), where, 0)
@@ -134,7 +139,7 @@ def test_seeds_that_cannot_be_solved_leave_the_others_untouched(instances):
     E[nan, 3, 3] = np.nan
     mask[without, 2] = False
     mask[everything] = True
-    batch = max_margin_batch(E, corpora, Selection(mask))
+    batch = max_margin_batch(Scores(E, corpora), Selection(mask))
     assert batch.status[nan] == batch.status[without] == Status.INVALID
     assert batch.status[everything] == Status.NOTHING
     assert batch.feasible[[nan, without, everything]].tolist() == [False, False, True]
@@ -149,9 +154,9 @@ def test_seeds_that_cannot_be_solved_leave_the_others_untouched(instances):
 def test_a_batch_may_share_its_corpus(instances):
     corpus, _, _, chosen = instances[0]
     E = np.stack([x.E for x in instances[:10]])
-    batch = max_margin_batch(E, corpus, Selection(np.stack([chosen.mask] * 10)))
+    batch = max_margin_batch(Scores(E, corpus), Selection(np.stack([chosen.mask] * 10)))
     for seed in range(10):
-        alone = max_margin(E[seed], corpus, chosen, solver="exact")
+        alone = max_margin(Scores(E[seed], corpus), chosen, solver="exact")
         assert length(batch.p[seed] - alone.p) < 1e-10 * length(alone.p)
 
 
@@ -159,10 +164,10 @@ def test_a_batch_may_have_nothing_to_solve(instances):
     corpus, E, _, _ = instances[0]
     everything = np.asarray(corpus.bags.count) > 0
     mask = np.stack([everything, np.zeros_like(everything)])
-    batch = max_margin_batch(np.stack([E, E]), corpus, Selection(mask))
+    batch = max_margin_batch(Scores(np.stack([E, E]), corpus), Selection(mask))
     assert batch.status.tolist() == [Status.NOTHING, Status.INVALID]
     with pytest.raises(InputError, match="one of each per seed"):
-        max_margin_batch(np.zeros((0, *E.shape)), corpus, Selection(mask[:0]))
+        max_margin_batch(Scores(np.zeros((0, *E.shape)), corpus), Selection(mask[:0]))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -173,7 +178,9 @@ def test_orthogonal_embeddings_by_hand(solver):
     """
     corpus = ja.data.from_sequences([[0, 1], [0, 2], [2, 0, 0]], [1, 1, -1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
-    answer = max_margin(E, corpus, selection_of(np.array([True, False, False]), corpus), solver=solver)
+    answer = max_margin(
+        Scores(E, corpus), selection_of(np.array([True, False, False]), corpus), solver=solver
+    )
     top = (w[1] + w[2]) / w.sum()
     scores = np.array([top, top - 1, top - 1])
     np.testing.assert_allclose(answer.p, scores / np.diag(E), rtol=1e-13)
@@ -188,7 +195,7 @@ def test_a_tie_by_hand(solver):
     """Tokens 0 and 1 tie above token 2: a_0 = a_1 = 1 + a_2, so a_0 = w_2 / (w_0 + w_1 + w_2)."""
     corpus = ja.data.from_sequences([[0, 1, 2]], [1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
-    answer = max_margin(E, corpus, selection_of(np.array([True, True, False]), corpus), solver=solver)
+    answer = max_margin(Scores(E, corpus), selection_of(np.array([True, True, False]), corpus), solver=solver)
     top = w[2] / w.sum()
     np.testing.assert_allclose(answer.p, np.array([top, top, top - 1]) / np.diag(E), rtol=1e-13)
     assert answer.pairs.tolist() == [[0, 2]]
@@ -202,7 +209,7 @@ def test_a_pair_that_others_imply_has_no_multiplier(solver):
     """0 above 1 above 2 on a line: 0 is above 2 by itself, and p = 1/2 by the pair that is close."""
     corpus = ja.data.from_sequences([[0, 1], [1, 2], [0, 2]], [1, 1, 1], vocab_size=3)
     first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1], [0]]))
-    answer = max_margin(np.array([[7.0], [3.0], [1.0]]), corpus, first, solver=solver)
+    answer = max_margin(Scores(np.array([[7.0], [3.0], [1.0]]), corpus), first, solver=solver)
     np.testing.assert_allclose(answer.p, [0.5], rtol=1e-14)
     assert answer.pairs.tolist() == [[1, 2]]
     assert answer.num_pairs == 3
@@ -214,7 +221,9 @@ def test_a_token_between_two_others_cannot_be_above_both(solver):
     """E_2 = (E_0 + 2 E_1) / 3: with weights 1/3 and 2/3 the differences sum to zero."""
     corpus = ja.data.from_sequences([[0, 2], [1, 2]], [1, -1], vocab_size=3)
     E = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [1 / 3, -2 / 3, 4 / 3]])
-    answer = max_margin(E, corpus, selection_of(np.array([False, False, True]), corpus), solver=solver)
+    answer = max_margin(
+        Scores(E, corpus), selection_of(np.array([False, False, True]), corpus), solver=solver
+    )
     assert answer.status == Status.INFEASIBLE
     assert "no direction separates" in answer.reason
     assert answer.pairs.tolist() == [[2, 0], [2, 1]]
@@ -230,14 +239,14 @@ def test_tokens_in_a_circle_are_infeasible_whatever_the_embeddings(rng):
     mask = np.array(
         [np.isin(row, best) for row, best in zip(index, [[0], [1, 2], [2], [3], [4]], strict=True)]
     )
-    answer = max_margin(rng.normal(size=(6, 9)), corpus, Selection(mask))
+    answer = max_margin(Scores(rng.normal(size=(6, 9)), corpus), Selection(mask))
     assert answer.status == Status.CIRCLE
     assert "in a circle" in answer.reason
     assert answer.infeasible
     assert not answer.feasible
     assert sorted(answer.pairs.tolist()) == [[0, 1], [2, 3], [3, 0]]
     for E in (rng.normal(size=(6, 9)), rng.normal(size=(6, 2))):
-        again = max_margin(E, corpus, Selection(mask))
+        again = max_margin(Scores(E, corpus), Selection(mask))
         assert (again.multipliers > 0).all()
         np.testing.assert_allclose(combine(E, again), 0, atol=1e-15)
 
@@ -246,31 +255,31 @@ def test_identical_embeddings(rng, instances):
     """If all are the same any p selects everything; a selection that tells them apart is infeasible."""
     corpus, E, scores, chosen = instances[0]
     same = np.tile(E[:1], (12, 1))
-    answer = max_margin(same, corpus, selection(rng.normal(size=16), same, corpus))
+    answer = max_margin(Scores(same, corpus), selection(rng.normal(size=16), Scores(same, corpus)))
     assert answer.status == Status.NOTHING
-    better, worse = max_margin(E, corpus, chosen, solver="exact").pairs[0]
+    better, worse = max_margin(Scores(E, corpus), chosen, solver="exact").pairs[0]
     twins = E.copy()
     twins[worse] = twins[better]
     for solver in ("exact", "cutting"):
         for alike in (same, twins):
-            answer = max_margin(alike, corpus, chosen, solver=solver)
+            answer = max_margin(Scores(alike, corpus), chosen, solver=solver)
             assert answer.status == Status.INFEASIBLE
             np.testing.assert_allclose(combine(alike, answer), 0, atol=1e-13)
     # Nothing has to tell the two lowest apart; without rounding E Eᵀ has no Cholesky factor then.
     lowest = E.copy()
     lowest[np.argsort(scores)[:2]] = 5.0 * (np.arange(16) == 3)
     E = np.stack([same, lowest, twins] + [E] * 7)
-    batch = max_margin_batch(E, corpus, Selection(np.stack([chosen.mask] * 10)))
+    batch = max_margin_batch(Scores(E, corpus), Selection(np.stack([chosen.mask] * 10)))
     infeasible = [Status.INFEASIBLE, Status.SOLVED, Status.INFEASIBLE]
     assert batch.status.tolist() == infeasible + [Status.SOLVED] * 7
-    exact = max_margin(lowest, corpus, chosen, solver="exact")
+    exact = max_margin(Scores(lowest, corpus), chosen, solver="exact")
     assert length(batch.p[1] - exact.p) < 1e-10 * length(exact.p)
 
 
 @pytest.mark.parametrize("solver", ["auto", *SOLVERS])
 def test_a_selection_of_everything_has_nothing_to_separate(instances, solver):
     corpus, E, _, _ = instances[0]
-    answer = max_margin(E, corpus, selection(np.zeros(16), E, corpus), solver=solver)
+    answer = max_margin(Scores(E, corpus), selection(np.zeros(16), Scores(E, corpus)), solver=solver)
     assert answer.feasible
     assert answer.status == Status.NOTHING
     assert answer.margin == np.inf
@@ -285,7 +294,7 @@ def test_repeated_sequences_and_tokens_change_nothing(rng):
     answers = []
     for lists in (sequences, [row + row[::-1] for row in sequences] + sequences[::2]):
         corpus = ja.data.from_sequences(lists, [1] * len(lists), vocab_size=12)
-        answers.append(max_margin(E, corpus, selection(scores, np.eye(12), corpus)))
+        answers.append(max_margin(Scores(E, corpus), selection(scores, Scores(np.eye(12), corpus))))
     for one, other in zip(*map(jax.tree.leaves, answers), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -294,8 +303,8 @@ def test_repeated_sequences_and_tokens_change_nothing(rng):
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_embeddings_of_any_length_have_the_same_answer(instances, solver, scale):
     for corpus, E, _, chosen in instances[::4]:
-        expected = max_margin(E, corpus, chosen, solver=solver)
-        answer = max_margin(scale * E, corpus, chosen, solver=solver)
+        expected = max_margin(Scores(E, corpus), chosen, solver=solver)
+        answer = max_margin(Scores(scale * E, corpus), chosen, solver=solver)
         assert answer.status == expected.status
         np.testing.assert_allclose(scale * answer.p, expected.p, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(answer.margin / scale, expected.margin, rtol=1e-12)
@@ -303,48 +312,48 @@ def test_embeddings_of_any_length_have_the_same_answer(instances, solver, scale)
 
 def test_a_wider_tolerance_is_kept_and_certified(instances):
     for corpus, E, _, chosen in instances[:10]:
-        exact = max_margin(E, corpus, chosen)
-        rough = max_margin(E, corpus, chosen, solver="cutting", tolerance=0.5)
+        exact = max_margin(Scores(E, corpus), chosen)
+        rough = max_margin(Scores(E, corpus), chosen, solver="cutting", tolerance=0.5)
         assert rough.status == Status.SOLVED
         assert rough.duality_gap <= 0.5
         assert rough.margin <= exact.margin * (1 + 1e-12)
         assert rough.margin_bound >= exact.margin * (1 - 1e-12)
-    impossible = max_margin(E, corpus, chosen, solver="exact", tolerance=-1.0)
+    impossible = max_margin(Scores(E, corpus), chosen, solver="exact", tolerance=-1.0)
     assert impossible.status == Status.LOOSE
     assert impossible.feasible
 
 
 def test_the_solver_is_chosen_by_size(instances, monkeypatch):
     corpus, E, _, chosen = instances[0]
-    assert max_margin(E, corpus, chosen).solver == "exact"
+    assert max_margin(Scores(E, corpus), chosen).solver == "exact"
     monkeypatch.setattr(importlib.import_module("jaxattn.theory.max_margin"), "_SMALL", 10)
-    assert max_margin(E, corpus, chosen).solver == "cutting"
+    assert max_margin(Scores(E, corpus), chosen).solver == "cutting"
 
 
 def test_single_precision_and_jax_arrays_are_taken_as_they_are(instances):
     corpus, E, _, chosen = instances[0]
     single = E.astype(np.float32)
-    expected = max_margin(single.astype(np.float64), corpus, chosen)
+    expected = max_margin(Scores(single.astype(np.float64), corpus), chosen)
     for given in (single, jnp.asarray(single)):
-        answer = max_margin(given, corpus, chosen)
+        answer = max_margin(Scores(given, corpus), chosen)
         assert answer.p.dtype == np.float64
         np.testing.assert_array_equal(answer.p, expected.p)
 
 
 def test_bad_input(instances):
     corpus, E, _, chosen = instances[0]
-    with pytest.raises(InputError, match="E holds NaN"):
-        max_margin(np.where(E == E[3, 3], np.nan, E), corpus, chosen)  # noqa: SIM300
+    with pytest.raises(InputError, match="keys holds NaN"):
+        max_margin(Scores(np.where(E == E[3, 3], np.nan, E), corpus), chosen)  # noqa: SIM300
     with pytest.raises(InputError, match="no selected token"):
-        max_margin(E, corpus, selection_of(np.arange(12) == 0, corpus))
-    with pytest.raises(InputError, match="V = 12"):
-        max_margin(E[:11], corpus, chosen)
+        max_margin(Scores(E, corpus), selection_of(np.arange(12) == 0, corpus))
+    with pytest.raises(InputError, match="12 tokens"):
+        max_margin(Scores(E[:11], corpus), chosen)
     with pytest.raises(InputError, match="make it anew"):
-        max_margin(E, corpus, Selection(np.ones((3, 3), bool)))
+        max_margin(Scores(E, corpus), Selection(np.ones((3, 3), bool)))
     with pytest.raises(InputError, match="one of each per seed"):
-        max_margin_batch(np.stack([E, E]), corpus, Selection(np.asarray(chosen.mask)[None]))
+        max_margin_batch(Scores(np.stack([E, E]), corpus), Selection(np.asarray(chosen.mask)[None]))
     with pytest.raises(InputError, match="one of each per seed"):
-        max_margin_batch(np.stack([E, E]), corpus, chosen)
+        max_margin_batch(Scores(np.stack([E, E]), corpus), chosen)
 
 
 @pytest.mark.parametrize("solver", ["exact", "cutting"])
@@ -354,7 +363,7 @@ def test_a_small_margin_loses_no_digits_to_the_sum_of_large_multipliers(solver, 
     e, f = np.linalg.qr(rng.normal(size=(30, 30)))[0][:2]
     E = np.stack([0 * e, -(e + small * f), e - small * f])
     corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, -1], vocab_size=3)
-    found = max_margin(E, corpus, selection_of(np.arange(3) == 0, corpus), solver=solver)
+    found = max_margin(Scores(E, corpus), selection_of(np.arange(3) == 0, corpus), solver=solver)
     np.testing.assert_allclose(found.margin, small, rtol=1e-9)
     assert found.duality_gap < 1e-10
     assert found.reason == "solved to the tolerance"

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 
 import jaxattn as ja
 from jaxattn.errors import InputError
-from jaxattn.theory import Selection, max_margin, relaxed_max_margin, selection_of
+from jaxattn.theory import Scores, Selection, max_margin, relaxed_max_margin, selection_of
 from jaxattn.theory.certificate import Status
 
 
@@ -44,6 +44,10 @@ def selecting_first(lists, labels, vocab):
     return corpus, Selection(np.asarray(corpus.bags.index) == first[:, None])
 
 
+def posed(E, corpus, chosen):
+    return Scores(E, corpus), chosen
+
+
 def draw(rng, dim, sequences):
     """Tokens 0 .. 4 carry labels, one a sequence, at several distances from the margin; 5 .. 11 do not."""
     E = rng.normal(size=(12, dim)) / 3
@@ -59,7 +63,7 @@ def test_both_programs_agree_with_an_independent_solver(rng, dim):
     relaxed = 0
     for _ in range(12):
         E, lists, labels = draw(rng, dim, 14)
-        answer = relaxed_max_margin(E, *selecting_first(lists, labels, 12))
+        answer = relaxed_max_margin(*posed(E, *selecting_first(lists, labels, 12)))
         v, p = by_loop(E, lists, labels)
         assert answer.feasible == (p is not None)
         np.testing.assert_allclose(answer.v, v, rtol=0, atol=1e-7 * np.linalg.norm(v))
@@ -76,7 +80,7 @@ def test_both_programs_agree_with_an_independent_solver(rng, dim):
         np.testing.assert_array_equal(answer.support, margins < 1 + 1e-7)
         if not answer.support.all():
             np.testing.assert_allclose(answer.clearance, margins[~answer.support].min() - 1, rtol=1e-9)
-        full = max_margin(E, *selecting_first(lists, labels, 12))
+        full = max_margin(*posed(E, *selecting_first(lists, labels, 12)))
         relaxed += not full.feasible or np.linalg.norm(answer.p) < 0.99 * np.linalg.norm(full.p)
     assert relaxed > 5
 
@@ -85,10 +89,10 @@ def test_cutting_planes_find_what_the_exact_method_finds(rng, monkeypatch):
     for _ in range(5):
         E, lists, labels = draw(rng, 20, 14)
         problem = selecting_first(lists, labels, 12)
-        exact = relaxed_max_margin(E, *problem)
+        exact = relaxed_max_margin(Scores(E, problem[0]), problem[1])
         with monkeypatch.context() as patch:
             patch.setattr(importlib.import_module("jaxattn.theory.max_margin"), "_SMALL", 0)
-            other = relaxed_max_margin(E, *problem)
+            other = relaxed_max_margin(Scores(E, problem[0]), problem[1])
         assert other.query.solver == other.head.solver == "cutting"
         np.testing.assert_allclose(other.p, exact.p, atol=1e-9 * np.linalg.norm(exact.p))
 
@@ -100,7 +104,7 @@ def test_two_directions_by_hand():
     """
     E = np.array([[1.0, 0.0, 0.0], [3.0, 0.0, 1.0], [1.0, -1.0, 0.0], [3.0, 2.0, 0.0]])
     problem = selecting_first([[0, 2], [1, 3]], [1, 1], 4)
-    answer = relaxed_max_margin(E, *problem)
+    answer = relaxed_max_margin(Scores(E, problem[0]), problem[1])
     np.testing.assert_allclose(answer.v, [1, 0, 0], atol=1e-15)
     assert answer.support.tolist() == [True, False]
     assert answer.clearance == 2
@@ -115,10 +119,10 @@ def test_all_sequences_in_the_support_is_the_max_margin_problem(rng):
     E, lists, labels = draw(rng, 20, 8)
     E[:5] = np.linalg.qr(E[:5].T)[0].T
     problem = selecting_first(lists, labels, 12)
-    answer = relaxed_max_margin(E, *problem)
+    answer = relaxed_max_margin(Scores(E, problem[0]), problem[1])
     assert answer.support.all()
     assert answer.clearance == np.inf
-    np.testing.assert_array_equal(answer.p, max_margin(E, *problem).p)
+    np.testing.assert_array_equal(answer.p, max_margin(Scores(E, problem[0]), problem[1]).p)
 
 
 def test_tokens_that_are_both_on_the_margin():
@@ -127,7 +131,7 @@ def test_tokens_that_are_both_on_the_margin():
     lists, labels = [[0, 1], [1, 2], [0, 2]], [1, 1, 1]
     problem = selecting_first(lists, labels, 3)
     for tied in (1.0, 0.5):
-        answer = relaxed_max_margin(E, *problem, tied=tied)
+        answer = relaxed_max_margin(Scores(E, problem[0]), problem[1], tied=tied)
         np.testing.assert_allclose(answer.p, by_loop(E, lists, labels, tied)[1], atol=1e-8)
         assert answer.query.pairs.tolist()[0] == [0, 1]
         np.testing.assert_allclose((E[0] - E[1]) @ answer.p, tied, rtol=1e-12)
@@ -136,7 +140,7 @@ def test_tokens_that_are_both_on_the_margin():
 def test_no_pair_that_has_to_be_told_apart():
     """Only the second sequence has another token, and v's margin is not tight on it."""
     E = np.array([[1.0, 0.0], [4.0, 1.0], [0.0, 1.0]])
-    answer = relaxed_max_margin(E, *selecting_first([[0], [1, 2]], [1, 1], 3))
+    answer = relaxed_max_margin(*posed(E, *selecting_first([[0], [1, 2]], [1, 1], 3)))
     assert answer.feasible
     assert answer.query.status == Status.NOTHING
     np.testing.assert_array_equal(answer.p, 0)
@@ -146,12 +150,12 @@ def test_no_pair_that_has_to_be_told_apart():
 def test_pairs_in_a_circle_tie_if_nothing_is_required_and_contradict_if_something_is():
     lists, labels = [[0, 1], [1, 0], [2, 3]], [1, 1, 1]
     far = np.array([[3.0, 1.0, 0.0], [4.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.0, 1.0]])
-    answer = relaxed_max_margin(far, *selecting_first(lists, labels, 4))
+    answer = relaxed_max_margin(*posed(far, *selecting_first(lists, labels, 4)))
     assert answer.support.tolist() == [False, False, True]
     np.testing.assert_allclose((far[0] - far[1]) @ answer.p, 0, atol=1e-12)
     np.testing.assert_allclose(answer.p, by_loop(far, lists, labels)[1], atol=1e-7)
     near = far / np.array([[3.0], [4.0], [1.0], [1.0]])
-    answer = relaxed_max_margin(near, *selecting_first(lists, labels, 4))
+    answer = relaxed_max_margin(*posed(near, *selecting_first(lists, labels, 4)))
     assert answer.query.status == Status.CIRCLE
     assert not answer.feasible
     assert answer.reason.startswith("v: solved")
@@ -165,7 +169,7 @@ def test_a_head_that_cannot_be_is_told():
         ([[0, 2], [0, 1]], [1, -1], Status.CIRCLE),
         ([[0, 2], [1, 2]], [1, 1], Status.INFEASIBLE),
     ):
-        answer = relaxed_max_margin(E, *selecting_first(lists, labels, 3))
+        answer = relaxed_max_margin(*posed(E, *selecting_first(lists, labels, 3)))
         assert answer.head.status == status
         assert answer.infeasible
         assert answer.decided == 0
@@ -182,25 +186,25 @@ def test_bad_input(rng):
     corpus, chosen = selecting_first(lists, labels, 12)
     three = ja.data.from_sequences(lists, [0, 1, 2, 1, 0], vocab_size=12, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
-        relaxed_max_margin(E, three, chosen)
+        relaxed_max_margin(Scores(E, three), chosen)
     with pytest.raises(InputError, match="sequence 0 has 4 selected"):
-        relaxed_max_margin(E, corpus, Selection(np.asarray(corpus.bags.count) > 0))
+        relaxed_max_margin(Scores(E, corpus), Selection(np.asarray(corpus.bags.count) > 0))
     with pytest.raises(InputError, match="sequence 0 has 0 selected"):
-        relaxed_max_margin(E, corpus, selection_of(np.zeros(12, bool), corpus))
+        relaxed_max_margin(Scores(E, corpus), selection_of(np.zeros(12, bool), corpus))
     with pytest.raises(InputError, match="make it anew"):
-        relaxed_max_margin(E, corpus, Selection(np.ones((2, 2), bool)))
-    with pytest.raises(InputError, match="V = 12"):
-        relaxed_max_margin(E[:4], corpus, chosen)
-    with pytest.raises(InputError, match="E holds NaN"):
-        relaxed_max_margin(np.full_like(E, np.nan), corpus, chosen)
+        relaxed_max_margin(Scores(E, corpus), Selection(np.ones((2, 2), bool)))
+    with pytest.raises(InputError, match="12 tokens"):
+        relaxed_max_margin(Scores(E[:4], corpus), chosen)
+    with pytest.raises(InputError, match="keys holds NaN"):
+        relaxed_max_margin(Scores(np.full_like(E, np.nan), corpus), chosen)
     with pytest.raises(InputError, match="tied"):
-        relaxed_max_margin(E, corpus, chosen, tied=-1.0)
+        relaxed_max_margin(Scores(E, corpus), chosen, tied=-1.0)
 
 
 def test_jax_arrays_are_taken_as_they_are(rng):
     E, lists, labels = draw(rng, 20, 8)
     corpus, chosen = selecting_first(lists, labels, 12)
     E = E.astype(np.float32)
-    answer = relaxed_max_margin(jax.numpy.asarray(E), corpus, selection_of(np.arange(12) < 5, corpus))
+    answer = relaxed_max_margin(Scores(jax.numpy.asarray(E), corpus), selection_of(np.arange(12) < 5, corpus))
     assert answer.p.dtype == np.float64
-    np.testing.assert_array_equal(answer.p, relaxed_max_margin(E.astype(float), corpus, chosen).p)
+    np.testing.assert_array_equal(answer.p, relaxed_max_margin(Scores(E.astype(float), corpus), chosen).p)

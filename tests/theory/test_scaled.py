@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import linprog
 
 import jaxattn as ja
-from jaxattn.theory import Selection, direction, max_margin, max_margin_batch, selection_of
+from jaxattn.theory import Scores, Selection, direction, max_margin, max_margin_batch, selection_of
 from jaxattn.theory.certificate import Status
 from jaxattn.theory.constraints import constraints
 from jaxattn.theory.max_margin import shortest
@@ -27,11 +27,12 @@ def posed(rows, ties=()):
     E, top = np.concatenate([0 * rows[:1], -ties, -rows]), 1 + len(ties)
     lists = [[*range(top), top + i] for i in range(len(rows))]
     corpus = ja.data.from_sequences(lists, [1] * len(lists), vocab_size=len(E))
-    return E, corpus, selection_of(np.arange(len(E)) < top, corpus)
+    return Scores(E, corpus), selection_of(np.arange(len(E)) < top, corpus)
 
 
-def solve(E, corpus, chosen, solver, rng):
+def solve(scores, chosen, solver, rng):
     """The answer of a solver, and what it requires of each token that has to be lower."""
+    E, corpus = scores.keys, scores.corpus
     required = dict.fromkeys(range(len(E)), 1.0)
     if solver == "required":
         found = constraints(corpus, chosen)
@@ -40,9 +41,9 @@ def solve(E, corpus, chosen, solver, rng):
         required = dict(zip(found.worse.tolist(), some.tolist(), strict=True))
         return shortest(np.asarray(E, float), found._replace(required=some), tolerance=1e-10), required
     if solver == "batch":
-        answers = max_margin_batch(np.stack([E, E]), corpus, Selection(np.stack([chosen.mask] * 2)))
+        answers = max_margin_batch(Scores(np.stack([E, E]), corpus), Selection(np.stack([chosen.mask] * 2)))
         return jax.tree.map(lambda x: x[0], answers), required
-    return max_margin(E, corpus, chosen, solver=solver), required
+    return max_margin(scores, chosen, solver=solver), required
 
 
 def norm(exact):
@@ -112,9 +113,9 @@ def test_whatever_the_lengths_no_answer_is_false(solver, dtype):
     for seed in range(count):
         rng = np.random.default_rng(seed)
         rows, ties, separable = draw(rng)
-        E, corpus, chosen = posed(rows, ties)
-        E = E.astype(dtype)
-        answer, required = solve(E, corpus, chosen, solver, rng)
+        scores, chosen = posed(rows, ties)
+        E = scores.keys.astype(dtype)
+        answer, required = solve(Scores(E, scores.corpus), chosen, solver, rng)
         check(E, answer, required)
         # Rounding to float32 makes another problem.
         if dtype == np.float64 and not len(ties):
@@ -154,7 +155,7 @@ def test_orthogonal_differences_of_very_different_lengths(solver, rng):
     assert np.linalg.norm(answer.p - [1e-8, 1e3]) <= np.sqrt(answer.duality_gap + 1e-14) * 1e3
     np.testing.assert_allclose(answer.margin, 1e-3, rtol=1e-12)
     if len(answer.pairs) == 2:
-        np.testing.assert_allclose(direction(problem[0], answer), [1e-8, 1e3], rtol=1e-6)
+        np.testing.assert_allclose(direction(problem[0].keys, answer), [1e-8, 1e3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("solver", SOLVERS[:4])

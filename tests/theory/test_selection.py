@@ -5,7 +5,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.errors import InputError
-from jaxattn.theory import Selection, selection, selection_of
+from jaxattn.theory import Scores, Selection, selection, selection_of
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def test_selection_equals_a_loop_whatever_the_length_of_p_and_the_level_of_the_s
     expected = [best(tokens, E @ p, 1e-9) for tokens in bags(corpus)]
     assert max(map(len, expected)) > 1
     assert min(map(len, expected)) == 1
-    assert selected(corpus, selection(scale * p, E, corpus)) == expected
+    assert selected(corpus, selection(scale * p, Scores(E, corpus))) == expected
 
 
 def test_p_of_zero_selects_every_token(corpus, rng, loops):
     bags, selected = loops
-    chosen = selection(np.zeros(6), rng.normal(size=(50, 6)), corpus)
+    chosen = selection(np.zeros(6), Scores(rng.normal(size=(50, 6)), corpus))
     assert selected(corpus, chosen) == bags(corpus)
 
 
@@ -61,7 +61,11 @@ def test_tokens_tie_within_a_share_of_the_spread_of_all_scores(loops, tie, dtype
         # The last two tokens occur nowhere: their scores do not count.
         E = np.array([[1.0], [1 - 4 * share], [3.0], [-1.0], [-1e6], [1e6]])
         for scale in (1.0, 1e3):
-            assert selected(corpus, selection(dtype(scale) * p, E, corpus, tie=tie)) == [expected, [2], [3]]
+            assert selected(corpus, selection(dtype(scale) * p, Scores(E, corpus), tie=tie)) == [
+                expected,
+                [2],
+                [3],
+            ]
 
 
 def test_scores_are_formed_in_double_precision_outside_of_jit(loops):
@@ -69,7 +73,7 @@ def test_scores_are_formed_in_double_precision_outside_of_jit(loops):
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=3)
     E = np.array([[1.0 + 1e-8], [1.0], [0.0]])
     assert not jax.config.jax_enable_x64
-    assert selected(corpus, selection(np.ones(1), E, corpus, tie=1e-9)) == [[0]]
+    assert selected(corpus, selection(np.ones(1), Scores(E, corpus), tie=1e-9)) == [[0]]
 
 
 def test_inside_jit_and_vmap_it_is_the_same(x64, rng, instances):
@@ -77,9 +81,9 @@ def test_inside_jit_and_vmap_it_is_the_same(x64, rng, instances):
     E, p = rng.normal(size=(2, 12, 6)), rng.normal(size=(2, 6))
     E[:, 4:9] = E[:, :1]
     both = jax.tree.map(lambda *x: jnp.stack(x), *corpora)
-    inside = jax.jit(jax.vmap(selection))(jnp.asarray(p), jnp.asarray(E), both)
+    inside = jax.jit(jax.vmap(selection))(jnp.asarray(p), Scores(jnp.asarray(E), both))
     for seed, corpus in enumerate(corpora):
-        np.testing.assert_array_equal(inside.mask[seed], selection(p[seed], E[seed], corpus).mask)
+        np.testing.assert_array_equal(inside.mask[seed], selection(p[seed], Scores(E[seed], corpus)).mask)
     assert (inside.mask.sum(axis=2) > 1).any()
 
 
@@ -87,7 +91,7 @@ def test_counts_and_tokens_equal_loops(corpus, rng, loops):
     bags, selected = loops
     important = np.arange(50) % 3 == 0
     E = np.round(2 * rng.normal(size=(50, 1)))
-    for chosen in (selection(np.ones(1), E, corpus), selection_of(important, corpus)):
+    for chosen in (selection(np.ones(1), Scores(E, corpus)), selection_of(important, corpus)):
         lists = selected(corpus, chosen)
         np.testing.assert_array_equal(chosen.counts(corpus), [len(tokens) for tokens in lists])
         expected = [sum(important[s] for s in tokens) for tokens in lists]
@@ -107,15 +111,15 @@ def test_a_selection_is_a_pytree_and_may_be_empty(corpus):
 def test_bad_input(corpus, rng):
     E, p = rng.normal(size=(50, 6)), rng.normal(size=6)
     with pytest.raises(InputError, match="p holds NaN"):
-        selection(np.where(np.arange(6) == 2, np.nan, p), E, corpus)
-    with pytest.raises(InputError, match="E holds NaN"):
-        selection(p, np.where(np.arange(6) == 2, np.inf, E), corpus)
-    with pytest.raises(InputError, match="V = 50"):
-        selection(p, E[:49], corpus)
+        selection(np.where(np.arange(6) == 2, np.nan, p), Scores(E, corpus))
+    with pytest.raises(InputError, match="keys holds NaN"):
+        selection(p, Scores(np.where(np.arange(6) == 2, np.inf, E), corpus))
+    with pytest.raises(InputError, match="50 tokens"):
+        selection(p, Scores(E[:49], corpus))
     with pytest.raises(InputError, match=r"tie: -0\.1"):
-        selection(p, E, corpus, tie=-0.1)
+        selection(p, Scores(E, corpus), tie=-0.1)
     with pytest.raises(InputError, match="tie: nan"):
-        selection(p, E, corpus, tie=np.nan)
+        selection(p, Scores(E, corpus), tie=np.nan)
 
 
 def test_a_sequence_selects_by_a_loop(corpus, rng, loops):
@@ -124,7 +128,7 @@ def test_a_sequence_selects_by_a_loop(corpus, rng, loops):
     seen = set()
     for _ in range(30):
         important = rng.random(50) < 0.5
-        chosen = selection(np.ones(1), np.round(0.7 * rng.normal(size=(50, 1))), corpus)
+        chosen = selection(np.ones(1), Scores(np.round(0.7 * rng.normal(size=(50, 1))), corpus))
         selects, tied = map(np.asarray, chosen.selects(corpus, important))
         for k, (top, tokens) in enumerate(zip(selected(corpus, chosen), bags(corpus), strict=True)):
             kinds = {bool(important[s]) for s in top}

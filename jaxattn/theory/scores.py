@@ -1,0 +1,231 @@
+"""Scores linear in the trained parameter, a = Φ p, with values given apart, and the bags of their tokens."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxattn import backend
+from jaxattn.data.corpus import Corpus, from_bags
+from jaxattn.errors import InputError
+from jaxattn.trees import Leaf
+
+# A second derivative below this, relative to the first, is rounding of float64; so is what Φ p is off by.
+_ROUNDING = 1e-9
+# Random points at which a function is held against a linear one.
+_POINTS = 3
+
+
+@struct.dataclass
+class Scores:
+    """Scores a = Φ p of m tokens, f(X) = Σ_{s ∈ X} q_s γ_s with q = softmax of a over X. A pytree.
+
+    Tokens that bags hold are E_s of the one-layer model, so that `Scores(E, corpus)` are its scores without a
+    copy; `of_vectors` and `of_query` make each vector of each sequence a token, `linear` takes any function.
+
+    Attributes:
+        keys: (m, D) float; Φ.
+        corpus: bags of n sequences over the m tokens, with their labels.
+        values: γ, (m,) for two classes and (m, K) for K > 2; None where only scores matter, as in `selection`
+            and `max_margin`.
+    """
+
+    keys: Leaf
+    corpus: Corpus
+    values: Leaf | None = None
+
+
+def one_layer(params: Any, corpus: Corpus) -> Scores:
+    """Make the scores of the one-layer model: Φ = E, γ = E v, the latter in float64.
+
+    Args:
+        params: E (V, d) and v (d,), either with a leading axis of seeds, or v (d, K) for K > 2 classes.
+        corpus: n sequences over V tokens.
+
+    Returns:
+        The scores; E is not copied.
+
+    Raises:
+        InputError: shapes that do not fit.
+    """
+    classes, shape = corpus.num_classes, np.shape(params.v)
+    axes = 1 if classes == 2 else 2
+    seeds = len(np.shape(params.E)) - 2, len(shape) - axes
+    fits = seeds[0] in (0, 1) and seeds[1] in (0, 1) and shape[-axes] == np.shape(params.E)[-1]
+    if not fits or (classes > 2 and shape[-1] != classes):
+        wanted = "v (d,)" if classes == 2 else f"v (d, {classes})"
+        raise InputError(
+            f"shapes do not fit: E {np.shape(params.E)}, v {shape}, {classes} classes; "
+            f"give E (V, d) and {wanted}"
+        )
+    with backend.float64():
+        E, v = (jnp.asarray(x, jnp.float64) for x in (params.E, params.v))
+        values = E @ v if classes > 2 else (E @ v[..., None])[..., 0]
+    return Scores(params.E, corpus, values)
+
+
+def of_vectors(
+    X: Float[Array | np.ndarray, "n T d"],
+    targets: Int[Array | np.ndarray, " n"],
+    *,
+    values: Float[Array | np.ndarray, "n T *K"] | None = None,
+    mask: Bool[Array | np.ndarray, "n T"] | None = None,
+    num_classes: int = 2,
+) -> Scores:
+    """Make the scores of real tokens under a query p: a_it = x_it·p, each vector a token of its own.
+
+    Args:
+        X: (n, T, d) float; the tokens of every sequence.
+        targets: (n,) int; labels, -1 and +1 for two classes, 0 .. K-1 for more.
+        values: γ, (n, T), or (n, T, K) for K > 2 classes.
+        mask: (n, T) bool; which tokens there are, all by default.
+        num_classes: K.
+
+    Returns:
+        Scores over m = n T tokens; token t of sequence i is number i T + t. Pure: works under jit and vmap.
+
+    Raises:
+        InputError: shapes that do not fit, a sequence without tokens (outside of jit).
+    """
+    if np.ndim(X) != 3 or np.shape(targets) != np.shape(X)[:1]:
+        raise InputError(f"X {np.shape(X)}, targets {np.shape(targets)}: give X (n, T, d) and targets (n,)")
+    n, length, dim = np.shape(X)
+    traced = any(isinstance(x, jax.core.Tracer) for x in (X, targets, values, mask))
+    xp: Any = jnp if traced else np
+    mask = xp.ones((n, length), bool) if mask is None else xp.asarray(mask)
+    for name, x, axes in (("mask", mask, 2), ("values", values, 2 if num_classes == 2 else 3)):
+        wanted = (n, length, num_classes)[:axes]
+        if x is not None and np.shape(x) != wanted:
+            raise InputError(f"{name}: shape {np.shape(x)}; give {wanted}, one for each token of X")
+    if not traced and not mask.any(axis=1).all():
+        raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} holds no token; leave it out")
+    corpus = from_bags(
+        xp.repeat(xp.arange(n), length),
+        xp.arange(n * length),
+        mask.ravel().astype(np.uint8),
+        xp.asarray(targets),
+        vocab_size=n * length,
+        num_classes=num_classes,
+        longest_bag=length,
+        most_occurrences=1,
+    )
+    if values is not None:
+        values = xp.asarray(values).reshape(n * length, *np.shape(values)[2:])
+    return Scores(xp.asarray(X).reshape(n * length, dim), jax.tree.map(jnp.asarray, corpus), values)
+
+
+def of_query(
+    X: Float[Array | np.ndarray, "n T d"],
+    z: Float[Array | np.ndarray, "n e"],
+    targets: Int[Array | np.ndarray, " n"],
+    *,
+    values: Float[Array | np.ndarray, "n T *K"] | None = None,
+    mask: Bool[Array | np.ndarray, "n T"] | None = None,
+    num_classes: int = 2,
+) -> Scores:
+    """Make the scores of real tokens and a query per sequence under a matrix: a_it = x_itᵀ W z_i.
+
+        x ᵀ W z = (x ⊗ z)·p,   p = vec W = W.reshape(-1)
+
+    The keys are n T rows of d e numbers. Only inner products matter: where d or e is larger than the number
+    of distinct tokens or queries, first write X and z in orthonormal bases of their spans, X = X' Q_xᵀ and
+    z = z' Q_zᵀ; the W of the small problem then stands for Q_x W Q_zᵀ.
+
+    Args:
+        X: (n, T, d) float; the tokens of every sequence.
+        z: (n, e) float; the query of every sequence.
+        targets: as in `of_vectors`.
+        values: as in `of_vectors`.
+        mask: as in `of_vectors`.
+        num_classes: K.
+
+    Returns:
+        Scores over m = n T tokens, D = d e.
+
+    Raises:
+        InputError: as `of_vectors`.
+    """
+    if np.ndim(X) != 3 or np.ndim(z) != 2 or np.shape(z)[0] != np.shape(X)[0]:
+        raise InputError(f"X {np.shape(X)}, z {np.shape(z)}: give X (n, T, d) and z (n, e)")
+    n, length, _ = np.shape(X)
+    traced = any(isinstance(x, jax.core.Tracer) for x in (X, z))
+    xp: Any = jnp if traced else np
+    keys = (xp.asarray(X)[:, :, :, None] * xp.asarray(z)[:, None, None, :]).reshape(n, length, -1)
+    return of_vectors(keys, targets, values=values, mask=mask, num_classes=num_classes)
+
+
+def linear(
+    function: Callable[[Any], Float[Array, " m"]],
+    like: Any,
+    corpus: Corpus,
+    *,
+    values: Float[Array | np.ndarray, "m *K"] | None = None,
+) -> Scores:
+    """Make scores of a function of the parameter after seeing that it is linear: a(p) = Φ p, Φ = ∂a/∂p.
+
+    It has to be 0 at 0, to have a second derivative of 0 at random points along random directions, up to
+    rounding of float64, and to be Φ p there: max(p, 0) has no second derivative and is not linear.
+
+    Args:
+        function: from a parameter to the scores of m tokens, (m,); traceable by JAX.
+        like: a parameter, an array or a pytree of arrays; only shapes matter.
+        corpus: n sequences over m tokens.
+        values: γ, (m,) for two classes and (m, K) for more.
+
+    Returns:
+        The scores, float64; their p is `like` with its leaves flattened one after the other, (D,).
+
+    Raises:
+        InputError: scores that are not linear, or not one number for each token.
+    """
+    with backend.float64():
+        flat, unravel = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float64), like))
+
+        def at(p):
+            return jnp.asarray(function(unravel(p)), jnp.float64)
+
+        shape = jax.eval_shape(at, flat).shape
+        if shape != (corpus.vocab_size,):
+            raise InputError(f"scores: shape {shape}; give ({corpus.vocab_size},), one for each token")
+        # Whichever mode takes fewer passes.
+        jacobian = jax.jacfwd if len(flat) <= shape[0] else jax.jacrev
+        keys = jacobian(at)(jnp.zeros_like(flat))
+        _require_linear(at, np.asarray(keys), len(flat))
+    return Scores(keys, corpus, values)
+
+
+def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -> None:
+    """Raise InputError unless a function is the linear one with these keys."""
+    rng = np.random.default_rng(0)
+    remedy = "give scores a = Φ p, or follow them by descent"
+    if (offset := float(jnp.abs(at(jnp.zeros(size))).max())) != 0:
+        raise InputError(f"scores: {offset:.3g} at parameter 0, so not linear; {remedy}")
+    for p, u, w in rng.normal(size=(_POINTS, 3, size)):
+
+        def slope(x, u=u):
+            return jax.jvp(at, (x,), (jnp.asarray(u),))[1]
+
+        first, second = (np.asarray(x) for x in jax.jvp(slope, (jnp.asarray(p),), (jnp.asarray(w),)))
+        largest = np.linalg.norm(keys, axis=1) * np.linalg.norm(u)
+        scale = max(float(np.abs(first).max()), float(largest.max()), np.finfo(float).tiny)
+        bent = float(np.abs(second).max()) / scale
+        if not bent <= _ROUNDING:
+            raise InputError(f"scores: not linear, second derivative {bent:.3g} of the first; {remedy}")
+        off = float(np.abs(np.asarray(at(jnp.asarray(p))) - keys @ p).max()) / scale
+        if not off <= _ROUNDING:
+            raise InputError(f"scores: not linear, {off:.3g} away from their derivative; {remedy}")
+
+
+def require_values(scores: Scores) -> None:
+    """Raise InputError unless there are values, of shapes that fit two classes or more."""
+    classes, tokens = scores.corpus.num_classes, scores.corpus.vocab_size
+    wanted = (tokens,) if classes == 2 else (tokens, classes)
+    shape = None if scores.values is None else np.shape(scores.values)
+    if shape is None or shape[len(shape) - len(wanted) :] != wanted:
+        given = "none" if shape is None else f"shape {shape}"
+        raise InputError(f"scores.values: {given}; give {wanted}, those of a model by one_layer")
