@@ -134,7 +134,8 @@ def max_margin_batch(
     shared = corpus.targets.ndim == 1
     if mask.ndim != 3 or not 0 < len(E) == len(mask) or not (shared or len(corpus.targets) == len(E)):
         raise InputError(
-            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: give one of each per seed"
+            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: "
+            "give one of each per seed"
         )
     corpus = jax.tree.map(np.asarray, corpus)
     coordinates = isometric(E) if E.shape[1] <= E.shape[2] else E
