@@ -71,10 +71,10 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
 
 def of_vectors(
     X: Float[Array | np.ndarray, "n T d"],
-    targets: Int[Array | np.ndarray, " n"],
+    targets: Int[Array | np.ndarray, "..."],
     *,
-    values: Float[Array | np.ndarray, "n T *K"] | None = None,
-    mask: Bool[Array | np.ndarray, "n T"] | None = None,
+    values: Float[Array | np.ndarray, "..."] | None = None,
+    mask: Bool[Array | np.ndarray, "..."] | None = None,
     num_classes: int = 2,
 ) -> Scores:
     """Make the scores of real tokens under a query p: a_it = x_it·p, each vector a token of its own.
@@ -121,11 +121,11 @@ def of_vectors(
 
 def of_query(
     X: Float[Array | np.ndarray, "n T d"],
-    z: Float[Array | np.ndarray, "n e"],
-    targets: Int[Array | np.ndarray, " n"],
+    z: Float[Array | np.ndarray, "..."],
+    targets: Int[Array | np.ndarray, "..."],
     *,
-    values: Float[Array | np.ndarray, "n T *K"] | None = None,
-    mask: Bool[Array | np.ndarray, "n T"] | None = None,
+    values: Float[Array | np.ndarray, "..."] | None = None,
+    mask: Bool[Array | np.ndarray, "..."] | None = None,
     num_classes: int = 2,
 ) -> Scores:
     """Make the scores of real tokens and a query per sequence under a matrix: a_it = x_itᵀ W z_i.

@@ -1,0 +1,139 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.theory import max_margin, relaxed_max_margin, selection
+from jaxattn.theory.scores import Scores, linear, of_query, of_vectors, one_layer, require_values
+
+N, T, D, Q = 6, 4, 5, 3
+
+
+@pytest.fixture
+def tokens(rng):
+    """X, z, a mask that leaves some tokens out, targets."""
+    mask = np.ones((N, T), bool)
+    mask[1, 3] = mask[4, 0] = False
+    return rng.normal(size=(N, T, D)), rng.normal(size=(N, Q)), mask, rng.choice([-1, 1], N)
+
+
+def tops(scores, chosen):
+    """The selected tokens of every sequence, by number."""
+    index, mask = np.asarray(scores.corpus.bags.index), np.asarray(chosen.mask)
+    return [sorted(index[x][mask[x]].tolist()) for x in range(N)]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_vectors_select_by_a_loop(tokens, rng, traced):
+    X, _, mask, targets = tokens
+    p = rng.normal(size=D)
+    make = jax.jit(of_vectors) if traced else of_vectors
+    with jax.enable_x64(True):
+        scores = make(X, targets, mask=mask)
+        found = tops(scores, selection(p, scores))
+    expected = [[i * T + max(np.flatnonzero(mask[i]), key=lambda t: X[i, t] @ p)] for i in range(N)]
+    assert found == expected
+    np.testing.assert_array_equal(scores.corpus.labels, targets)
+
+
+def test_a_query_scores_by_its_matrix(tokens, rng):
+    X, z, mask, targets = tokens
+    W = rng.normal(size=(D, Q))
+    scores = of_query(X, z, targets, mask=mask)
+    expected = np.array([[x @ W @ z[i] for x in X[i]] for i in range(N)])
+    np.testing.assert_allclose(scores.keys @ W.ravel(), expected.ravel(), rtol=1e-12)
+
+
+def test_the_attention_svm_of_a_matrix_is_the_shortest_by_another_solver(tokens, rng):
+    """min ‖W‖_F s.t. (x_top - x_t)ᵀ W z ≥ 1, by scipy's NNLS on the dual written out pair by pair."""
+    from scipy.optimize import nnls
+
+    X, z, mask, targets = tokens
+    scores = of_query(X, z, targets, mask=mask)
+    chosen = selection(rng.normal(size=D * Q), scores)
+    answer = max_margin(scores, chosen)
+    assert answer.duality_gap < 1e-10
+    rows = [
+        np.outer(X[i, top[0] - i * T] - X[i, t], z[i]).ravel()
+        for i, top in enumerate(tops(scores, chosen))
+        for t in range(T)
+        if mask[i, t] and i * T + t != top[0]
+    ]
+    u, off = nnls(np.vstack([np.array(rows).T, np.ones(len(rows))]), np.eye(D * Q + 1)[-1])
+    p = np.array(rows).T @ u / off**2
+    np.testing.assert_allclose(answer.p, p, rtol=1e-6, atol=1e-8)
+
+
+def test_equal_bags_and_vectors_have_one_margin(rng):
+    """A corpus in which no token occurs twice is a set of vectors."""
+    E = rng.normal(size=(12, 20))
+    corpus = ja.data.from_sequences(np.arange(12).reshape(3, 4).tolist(), [1, -1, 1], vocab_size=12)
+    bags, vectors = Scores(E, corpus), of_vectors(E.reshape(3, 4, 20), np.array([1, -1, 1]))
+    p = rng.normal(size=20)
+    one, other = (max_margin(x, selection(p, x)) for x in (bags, vectors))
+    np.testing.assert_array_equal(one.p, other.p)
+    v = rng.normal(size=20)
+    first, second = (relaxed_max_margin(x, selection(p, x), points=E @ np.diag(v)) for x in (bags, vectors))
+    np.testing.assert_array_equal(first.p, second.p)
+
+
+def test_a_linear_function_gives_its_jacobian(tokens):
+    X, z, _, targets = tokens
+    expected = of_query(X, z, targets)
+    like = {"A": np.zeros((D, Q), np.float32), "b": np.zeros(1)}
+
+    def function(params):
+        return (jnp.einsum("ntd,de,ne->nt", X, params["A"], z) + params["b"] * X[..., 0]).ravel()
+
+    scores = linear(function, like, expected.corpus)
+    np.testing.assert_allclose(scores.keys[:, :-1], expected.keys, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(scores.keys[:, -1], X[..., 0].ravel())
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda p: p + 1, "at parameter 0"),
+        (lambda p: p + 1e-3 * p**2, "second derivative"),
+        (lambda p: p * p[0] * p[1], "second derivative"),
+        (jax.nn.relu, "away from their derivative"),
+        (jnp.abs, "away from their derivative"),
+        (lambda p: p[:2], r"shape \(2,\)"),
+    ],
+)
+def test_what_is_not_linear_is_refused(function, why):
+    corpus = ja.data.from_sequences([[0, 1], [2]], [1, -1], vocab_size=3)
+    with pytest.raises(InputError, match=why):
+        linear(function, np.zeros(3), corpus)
+
+
+def test_values_of_the_model_are_formed_in_float64(rng):
+    corpus = ja.data.from_sequences([[0, 1], [2]], [1, -1], vocab_size=3)
+    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=500)
+    scores = one_layer(params, corpus)
+    assert scores.keys is params.E
+    expected = np.asarray(params.E, float) @ np.asarray(params.v, float)
+    np.testing.assert_allclose(scores.values, expected, rtol=1e-13)
+    seeds = jax.vmap(lambda key: ja.models.one_layer.init(key, vocab_size=3, dim=5))(
+        jax.random.split(jax.random.key(1), 2)
+    )
+    expected = np.einsum("svd,sd->sv", np.asarray(seeds.E, float), np.asarray(seeds.v, float))
+    np.testing.assert_allclose(one_layer(seeds, corpus).values, expected, rtol=1e-13)
+
+
+def test_bad_input(tokens):
+    X, z, mask, targets = tokens
+    with pytest.raises(InputError, match="targets"):
+        of_vectors(X, targets[:2])
+    with pytest.raises(InputError, match="mask: shape"):
+        of_vectors(X, targets, mask=mask[:, :2])
+    with pytest.raises(InputError, match="values: shape"):
+        of_vectors(X, targets, values=X)
+    with pytest.raises(InputError, match="sequence 2 holds no token"):
+        of_vectors(X, targets, mask=mask & (np.arange(N) != 2)[:, None])
+    with pytest.raises(InputError, match="z"):
+        of_query(X, z[:2], targets)
+    with pytest.raises(InputError, match=r"values: none; give \(24,\)"):
+        require_values(of_vectors(X, targets))
