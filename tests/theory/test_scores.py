@@ -35,7 +35,7 @@ def test_vectors_select_by_a_loop(tokens, rng, traced):
         found = tops(scores, selection(p, scores))
     expected = [[i * T + max(np.flatnonzero(mask[i]), key=lambda t: X[i, t] @ p)] for i in range(N)]
     assert found == expected
-    np.testing.assert_array_equal(scores.corpus.labels, targets)
+    np.testing.assert_array_equal(scores.corpus.targets, targets)
 
 
 def test_a_query_scores_by_its_matrix(tokens, rng):
