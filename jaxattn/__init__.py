@@ -6,18 +6,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxattn import attention, base, data, dynamics, losses, models, probes, theory
     from jaxattn.api import Results, Study, load
+    from jaxattn.base import DrawnData, Figure, Loss, Model, Phase, PhaseProbe, Probe, SharedData, Start
     from jaxattn.data import Generator
-    from jaxattn.dynamics import Phase
     from jaxattn.probes import Probes
     from jaxattn.spec import Spec, Static
 
 __version__ = "0.1.0"
 __all__ = [
+    "DrawnData",
+    "Figure",
     "Generator",
+    "Loss",
+    "Model",
     "Phase",
+    "PhaseProbe",
+    "Probe",
     "Probes",
     "Results",
+    "SharedData",
     "Spec",
+    "Start",
     "Static",
     "Study",
     "attention",
@@ -35,7 +43,15 @@ __all__ = [
 # imported before it is asked for.
 _PLACES = {
     "Generator": "jaxattn.data",
-    "Phase": "jaxattn.dynamics",
+    "DrawnData": "jaxattn.base",
+    "Figure": "jaxattn.base",
+    "Loss": "jaxattn.base",
+    "Model": "jaxattn.base",
+    "Phase": "jaxattn.base",
+    "PhaseProbe": "jaxattn.base",
+    "Probe": "jaxattn.base",
+    "SharedData": "jaxattn.base",
+    "Start": "jaxattn.base",
     "Probes": "jaxattn.probes",
     "Spec": "jaxattn.spec",
     "Static": "jaxattn.spec",

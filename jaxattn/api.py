@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
+import msgspec
 import pandas as pd
 
 from jaxattn.chips.plan import ChipPlan
-from jaxattn.errors import InputError, RunError, at
+from jaxattn.errors import InputError, RunError
 from jaxattn.probes.settings import Probes
 from jaxattn.results.load import Results, load
 from jaxattn.study import concepts, toml
 from jaxattn.study.definition import Definition
-from jaxattn.study.kinds import convert, describe, plain, values_of
+from jaxattn.study.kinds import describe, make, plain
 from jaxattn.study.messages import counted
 from jaxattn.study.namespace import Namespace
 
@@ -223,13 +224,11 @@ class Study(Definition):
         phases = dict.fromkeys(phase.name for cell in self.cells for phase in cell.setting.phases)
         axes = dict.fromkeys(key for cell in self.cells for key in cell.settings)
         built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
-        blind = {cell.number for cell in self.cells if not hasattr(cell.setting.model, "scores_and_values")}
+        blind = {cell.number for cell in self.cells if not cell.setting.model.has_scores}
         figures.check(built_in, phases=list(phases), axes=list(axes), without_tokens=blind)
         for number, figure in enumerate(self.figures):
             if number not in built_in:
-                options = {key: x for key, x in figure.items() if key != "kind"}
-                with at(f"figures[{number}]"):
-                    convert(self.names.load(figure["kind"]), options, "")
+                make(concepts.FIGURE, figure, f"figures[{number}]", self.names)
 
 
 class Finished(NamedTuple):
@@ -280,7 +279,7 @@ def _probes(probes: Any, names: Namespace) -> Any:
     given = {"own": probes} if isinstance(probes, list | tuple) else probes or {}
     if not isinstance(given, dict | Probes):
         raise InputError(f"probes: expected a Probes or a list, got {probes!r:.60}")
-    values = dict(given) if isinstance(given, dict) else values_of(given)
+    values = dict(given) if isinstance(given, dict) else msgspec.structs.asdict(given)
     own = _listed(values.get("own", ()), "probes.own")
     return values | {"own": [describe(probe, concepts.PROBE, names) for probe in own]}
 

@@ -1,105 +1,163 @@
-"""What the things of a study must be able to do: one protocol for each concept.
+"""What a study is made of: one base class for each concept, which built-in things and the user's derive from.
 
-Built-in things have no privilege: whatever has these attributes and methods can be named in a sweep file
-by its import path, or given to `Study`. All methods are pure, and traced where they take arrays. Settings
-are the fields of a frozen class (a `jaxattn.Spec` or a frozen dataclass) or, for functions, the keyword-only
-arguments; floats among them may be traced too, unless they are annotated `jaxattn.Static[float]`.
+Built-in things have no privilege. A class that derives from one of these can be named in a sweep file by its
+import path, or given to `Study`. Its settings are its annotated fields, its optional abilities are the
+attributes below, which have defaults: override those that it has. All methods are pure, and traced where they
+take arrays. Float settings may be traced too, unless they are annotated `jaxattn.Static[float]`.
 
-Wherever a protocol has one method that matters, a plain function will do:
+A plain function will do where one method is all there is. When it is loaded it becomes a class of its
+settings, which are its keyword-only arguments:
 
-    generator       (key, *, settings) -> Corpus
-    shared corpus   (*, settings) -> Corpus
-    loss            (logits, labels, *, settings) -> (n,)
-    start           (key, drawn, *, settings) -> array like drawn
-    probe           (params, corpus, *, settings) -> (), (m,) or a dictionary of them
-    figure          (results, *, settings) -> matplotlib figure or Drawn
+    data that is drawn    (key, *, settings) -> Corpus
+    data that is shared   (*, settings) -> Corpus
+    loss                  (logits, labels, *, settings) -> (n,)
+    start                 (key, drawn, *, settings) -> array like drawn
+    probe                 (params, corpus, *, settings) -> (), (m,) or a dictionary of them
+    figure                (results, *, settings) -> matplotlib figure or Drawn
 
 Letters: V tokens, n sequences, K classes, d the width of the model.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array
 
-from jaxattn.data.corpus import Corpus
-from jaxattn.data.splits import Loaded, Splits
+from jaxattn.spec import Spec
+from jaxattn.trees import Leaf
 
+if TYPE_CHECKING:  # what stands above
+    from jaxattn.data.corpus import Corpus
+    from jaxattn.data.splits import Loaded, Splits
+    from jaxattn.probes.seen import Seen
+
+# Told what is read, how much of it, and of how much, None if nobody knows; 0 of 0 makes it a remark.
 Progress = Callable[[str, int, int | None], None]
+Metrics = Mapping[str, np.ndarray]
 
 
-@runtime_checkable
-class Data(Protocol):
-    """What generators and sources of corpora have in common.
+def silent(what: str, done: int, total: int | None) -> None:
+    """Tell nobody."""
+
+
+class CommonData(Spec, frozen=True, kw_only=True):
+    """What data that is drawn and data that is shared have in common: derive from one of these two.
 
     Attributes:
-        shared: whether all seeds have the same corpora.
         pads_vocabulary: whether cells of different V may share a program.
+        inert: names of settings that change no number, such as where files lie.
         held_out: whether there is a validation corpus.
+        vocab_size: V, None if only reading tells.
+        num_classes: K.
     """
 
-    @property
-    def shared(self) -> bool: ...  # noqa: D102
-    @property
-    def pads_vocabulary(self) -> bool: ...  # noqa: D102
-    @property
-    def held_out(self) -> bool: ...  # noqa: D102
-
-
-@runtime_checkable
-class Generator(Data, Protocol):
-    """Corpora that are drawn afresh for every seed; `jaxattn.Generator` has all but `generate`.
-
-    Attributes:
-        tokens: names of the V tokens.
-    """
+    may_be_settings: ClassVar[frozenset[str]] = frozenset({"vocab_size", "num_classes"})
+    shared: ClassVar[bool]
+    pads_vocabulary: ClassVar[bool] = False
+    inert: ClassVar[frozenset[str]] = frozenset()
 
     @property
-    def tokens(self) -> Sequence[str]: ...  # noqa: D102
+    def held_out(self) -> bool:
+        """Whether there is a validation corpus."""
+        return False
 
-    def draw(self, key: Array, used: Array | None = None) -> Splits:
+    @property
+    def vocab_size(self) -> int | None:
+        """V, None if only reading tells."""
+        return None
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return 2
+
+    def entries_at_most(self) -> float:
+        """Bound the entries of all corpora, by sequence and by token, padding included."""
+        return math.inf
+
+
+class DrawnData(CommonData, frozen=True, kw_only=True):
+    """Corpora that are drawn afresh for every seed; `jaxattn.Generator` has all but `generate`."""
+
+    shared: ClassVar[bool] = False
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """Names of the V tokens."""
+        raise NotImplementedError(f"{type(self).__name__}.tokens")
+
+    def draw(self, key: Array, used: Array | None = None) -> "Splits":
         """Draw the corpora of one seed.
 
         Args:
             key: () PRNG key of the seed's data.
-            used: () int32, how many of the V tokens to draw from; all if None. Asked for only if
+            used: () int32, how many of the V tokens to draw from; all if None. Given only to data that
                 `pads_vocabulary`.
 
         Returns:
             Training corpus with its token statistics, and test and validation corpora if there are any.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.draw")
 
 
-@runtime_checkable
-class Source(Data, Protocol):
+class SharedData(CommonData, frozen=True, kw_only=True):
     """Corpora that all seeds share, such as texts; `jaxattn.data.Source` has all but the reading of rows."""
 
-    def load(self, progress: Progress) -> Loaded:
+    shared: ClassVar[bool] = True
+
+    def load(self, progress: Progress = silent) -> "Loaded":
         """Read the corpora on the host; called again, the same ones.
 
         Args:
-            progress: told (what is read, how much, of how much).
+            progress: told how far the reading is.
 
         Returns:
             The corpora, and names of the V tokens.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.load")
 
 
-@runtime_checkable
-class Model(Protocol):
+Data = DrawnData | SharedData
+
+
+class Model(Spec, frozen=True, kw_only=True):
     """A classifier of bags of tokens. Its parameters are named arrays: a dataclass, NamedTuple or dict.
 
-    A model may also have
-        scores_and_values(params) -> a (V,) and γ (V,) or (V, K), for tables, figures and probes of tokens;
-        attends_to_tokens, whether a are the scores of its softmax over the tokens of a sequence;
-        parameters, their names, so that wrong ones are found before anything is drawn;
-        token_rows, names of the parameters with a row for every token, so that V can be swept in one program;
-        cuts_batches, whether a step on a minibatch is given a corpus of its sequences alone, for models
-            whose logits of a whole corpus cost more than laying out a new one.
+    Attributes:
+        parameters: their names, so that wrong ones are found before anything is drawn; () says nothing.
+        token_rows: names of the parameters with a row for every token, so that V can be swept in one program.
+        attends_to_tokens: whether the scores are those of its softmax over the tokens of a sequence.
+        cuts_batches: whether a step on a minibatch is given a corpus of its sequences alone, for models whose
+            logits of a whole corpus cost more than laying out a new one.
+        is_one_layer: whether scores are E·p, values E·v and logits their attention, as theory takes them.
+        dim: d, None if it has no such width.
     """
+
+    may_be_settings: ClassVar[frozenset[str]] = frozenset({"dim"})
+    parameters: ClassVar[tuple[str, ...]] = ()
+    token_rows: ClassVar[tuple[str, ...]] = ()
+    attends_to_tokens: ClassVar[bool] = False
+    cuts_batches: ClassVar[bool] = False
+
+    @property
+    def is_one_layer(self) -> bool:
+        """Whether scores are E·p, values E·v and logits their attention, as theory takes them."""
+        return False
+
+    @property
+    def dim(self) -> int | Literal["inf"] | None:
+        """The width d, None if it has no such width."""
+        return None
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether its tokens have scores and values, for tables, figures and probes of tokens."""
+        return type(self).scores_and_values is not Model.scores_and_values
 
     def init(self, key: Array, *, vocab_size: int, num_classes: int, dtype: Any) -> Any:
         """Draw the parameters of one seed.
@@ -113,9 +171,9 @@ class Model(Protocol):
         Returns:
             The parameters.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.init")
 
-    def logits(self, params: Any, corpus: Corpus) -> Array:
+    def logits(self, params: Any, corpus: "Corpus") -> Array:
         """Compute f of every sequence.
 
         Args:
@@ -125,12 +183,28 @@ class Model(Protocol):
         Returns:
             (n,) for two classes, (n, K) for more; of the parameters' dtype.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.logits")
+
+    def scores_and_values(self, params: Any) -> tuple[Array, Array]:
+        """Compute scores a (V,) and values γ (V,) or (V, K) of the tokens; may be left out."""
+        raise NotImplementedError(f"{type(self).__name__}.scores_and_values")
+
+    def numbers_at_most(self, vocab_size: int, num_classes: int) -> float:
+        """Bound how many numbers the parameters are, without looking at them."""
+        return math.inf
+
+    def in_span(self) -> "Model":
+        """Return the same model in coordinates of the span of its parameters; itself if it has none."""
+        return self
 
 
-@runtime_checkable
-class Loss(Protocol):
+class Loss(Spec, frozen=True, kw_only=True):
     """The loss of a sequence; a study minimises its mean."""
+
+    @property
+    def is_logistic(self) -> bool:
+        """Whether it is the logistic loss of two classes, without smoothing."""
+        return False
 
     def __call__(self, logits: Array, labels: Array) -> Array:
         """Compute ℓ of every sequence.
@@ -142,12 +216,17 @@ class Loss(Protocol):
         Returns:
             (n,), of the logits' dtype.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.__call__")
 
 
-@runtime_checkable
-class Start(Protocol):
-    """Where one parameter starts, if not where the model draws it."""
+class Start(Spec, frozen=True, kw_only=True):
+    """Where one parameter starts, if not where the model draws it.
+
+    Attributes:
+        rotation_invariant: whether it commutes with rotations of R^d, so that it may start in a span.
+    """
+
+    rotation_invariant: ClassVar[bool] = False
 
     def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
         """Make the start of a parameter.
@@ -160,98 +239,180 @@ class Start(Protocol):
         Returns:
             An array of the shape and dtype of `drawn`.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.__call__")
 
 
-@runtime_checkable
-class Phase(Protocol):
-    """Which parameters move, by which dynamics, until when.
-
-    `jaxattn.Phase` has all of it but `train`, `steps` and `step(task, state)`, which `advance` repeats.
-    A state is any pytree with `params`, `step` (), the steps taken, and `failed_at` (), the step at which the
-    seed failed or -1; `jaxattn.dynamics.State` is one. A phase may also have `refines`, names of metrics of
-    standard probes that it measures itself, to more digits.
+class Task(NamedTuple):
+    """What a phase works on.
 
     Attributes:
-        name: in tables.
-        train: names of the parameters that move.
-        failure: what it means that a seed failed.
-        dtype: precision of the state; that of the study if None.
-        seeds_per_core: how many seeds a core of a CPU takes at a time; as many as its cache holds if None.
+        model: `logits(params, corpus)` and `scores_and_values(params)`.
+        loss: per sequence, (logits, labels) -> (n,).
+        corpora: training, validation and test corpus of one seed.
     """
 
+    model: Model
+    loss: Loss
+    corpora: "Splits"
+
+
+@struct.dataclass
+class State:
+    """What a descent carries.
+
+    Attributes:
+        params: the model's parameters.
+        optimizer: optax's state.
+        step: () int32; steps taken.
+        failed_at: () int32; the first step whose loss or gradient was not finite, -1 if none. Where vectors
+            move, gradients of matrices are left out: they show in the loss of the next step.
+        key: (2,) uint32; data of the PRNG key that minibatches are drawn with, None for the full batch.
+    """
+
+    params: Leaf
+    optimizer: Leaf
+    step: Leaf
+    failed_at: Leaf
+    key: Leaf = None
+
+
+class Phase(Spec, frozen=True, kw_only=True):
+    """Which parameters move, by which dynamics, until when: pure functions of one seed.
+
+    Subclasses have `train` and `steps`, and write `step`, which `advance` repeats, or `init` and `advance`. A
+    state is a pytree with at least `params`, `step` and `failed_at`, the step at which it failed or -1;
+    `State` is one.
+
+    Attributes:
+        name: the phase's name in tables.
+        train: names of the parameters that move.
+        steps: how many steps it has.
+        failure: what it means that a seed failed.
+        dtype: the precision of its state in every study; that of the study if None.
+        seeds_per_core: how many seeds a core of a CPU takes at a time; as many as its cache holds if None.
+        refines: metrics of standard probes that its own ones replace: its state knows them to more digits.
+        one_step: whether it is one full gradient step, of which the one-step law speaks.
+        batch_size: sequences of a step, None for all.
+        rotation_invariant: whether a rotation of R^d before it is the same as one after it, so that it may
+            run in coordinates of a span.
+    """
+
+    may_be_settings: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size"})
+    failure: ClassVar[str] = "loss or gradient is not finite"
+    dtype: ClassVar[str | None] = None
+    seeds_per_core: ClassVar[int | None] = None
+    refines: ClassVar[tuple[str, ...]] = ()
+    one_step: ClassVar[bool] = False
+
+    name: str
+
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def train(self) -> Sequence[str]:
+        """Names of the parameters that move."""
+        raise NotImplementedError(f"{type(self).__name__}.train")
+
     @property
-    def train(self) -> Sequence[str]: ...  # noqa: D102
+    def steps(self) -> int:
+        """How many steps it has."""
+        raise NotImplementedError(f"{type(self).__name__}.steps")
+
     @property
-    def failure(self) -> str: ...  # noqa: D102
+    def batch_size(self) -> int | None:
+        """Sequences of a step, None for all."""
+        return None
+
     @property
-    def dtype(self) -> str | None: ...  # noqa: D102
-    @property
-    def seeds_per_core(self) -> int | None: ...  # noqa: D102
+    def rotation_invariant(self) -> bool:
+        """Whether it may run in coordinates of a span."""
+        return False
 
     def probe_steps(self, per_decade: int) -> list[int]:
         """List the steps to measure at, ascending, 0 and the last among them."""
-        ...
+        return log_spaced(self.steps, per_decade)
 
-    def init(self, task: Any, params: Any, key: Array) -> Any:
+    def init(self, task: Task, params: Any, key: Array) -> Any:
         """Make the state that the phase starts with.
 
         Args:
-            task: a `jaxattn.dynamics.Task`: the model, the loss and the corpora of one seed.
+            task: the model, the loss and the corpora of one seed.
             params: the parameters that the phase before left.
             key: () PRNG key, for what is drawn on the way; keep it in the state.
 
         Returns:
             The state.
         """
-        ...
+        zero = jnp.zeros((), jnp.int32)
+        return State(params, (), zero, zero - 1)
 
-    def advance(self, task: Any, state: Any, steps: int | Array) -> Any:
-        """Take steps; one call with k + l steps equals two with k and l.
+    def step(self, task: Task, state: Any) -> Any:
+        """Take one step: return a state of the same structure, shapes and dtypes."""
+        raise NotImplementedError(f"{type(self).__name__}.step")
 
-        Args:
-            task: as in `init`.
-            state: where to start.
-            steps: how many, may be traced.
+    def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
+        """Take a number of steps, which may be traced; one call with k + l equals two with k and l."""
+        return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
 
-        Returns:
-            A state of the same structure, shapes and dtypes.
-        """
-        ...
+    def query(self, state: Any) -> Array:
+        """Return p in its full precision."""
+        return state.params.p
 
-    def metrics(self, state: Any) -> Mapping[str, Array]:
+    def metrics(self, state: Any) -> dict[str, Array]:
         """Tell what the state itself knows: numbers () by name."""
-        ...
+        return {"evaluations": state.step}
 
 
-@runtime_checkable
-class Probe(Protocol):
-    """What is measured at single steps.
+def log_spaced(steps: int, per_decade: int) -> list[int]:
+    """List steps to probe at: 0, log-spaced in between, and the last."""
+    count = int(np.ceil(np.log10(max(steps, 1)) * per_decade)) + 1
+    spaced = np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
+    return sorted({0, *spaced.tolist(), steps})
 
-    A probe may also have
-        labels, what figures call its metrics, by name;
-        applies(model, loss, phase) -> whether it looks at a phase;
-        remember(params) -> what it keeps of the start of a phase, its `seen.memory` in `measure`;
-        from_step, the first step that it speaks of.
+
+class Measurement(Spec, frozen=True, kw_only=True):
+    """What probes of single steps and of whole phases have in common: derive from one of these two.
+
+    Attributes:
+        labels: what figures call its metrics, by name.
+        wants: what a model must have for it, in words.
+        rotation_invariant: whether it measures the same in coordinates of a span.
     """
 
-    def measure(self, seen: Any) -> Mapping[str, Array]:
+    labels: ClassVar[Mapping[str, str]] = {}
+    wants: ClassVar[str] = ""
+    rotation_invariant: ClassVar[bool] = False
+
+    def applies(self, model: Model, loss: Loss, phase: Phase) -> bool:
+        """Tell whether it looks at a phase."""
+        return True
+
+
+class Probe(Measurement, frozen=True, kw_only=True):
+    """What is measured at single steps.
+
+    Attributes:
+        from_step: the first step of a phase that it speaks of.
+    """
+
+    from_step: ClassVar[int] = 0
+
+    def remember(self, params: Any) -> Any:
+        """Keep something of the start of a phase, which is `seen.memory` in `measure`; None is nothing."""
+        return None
+
+    def measure(self, seen: "Seen") -> Mapping[str, Array]:
         """Measure one seed.
 
         Args:
-            seen: a `jaxattn.probes.Seen`: parameters, model, loss, corpora, phase, and what follows from
-                them, each computed once for all probes.
+            seen: parameters, model, loss, corpora, phase, and what follows from them, each computed once for
+                all probes.
 
         Returns:
             Numbers (), or vectors (m,), by names that no other probe has.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.measure")
 
 
-@runtime_checkable
-class PhaseProbe(Protocol):
+class PhaseProbe(Measurement, frozen=True, kw_only=True):
     """What is measured of a whole phase when it has ended.
 
     Attributes:
@@ -259,19 +420,15 @@ class PhaseProbe(Protocol):
     """
 
     @property
-    def metrics(self) -> Sequence[str]: ...  # noqa: D102
+    def metrics(self) -> Sequence[str]:
+        """Names of all that it measures."""
+        raise NotImplementedError(f"{type(self).__name__}.metrics")
 
-    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
-        """Tell whether it looks at a phase."""
-        ...
-
-    def observe(self, phase: Any, state: Any) -> Array:
+    def observe(self, phase: Phase, state: Any) -> Array:
         """Look at the state of one seed at a probe step; any one shape."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.observe")
 
-    def conclude(
-        self, history: np.ndarray, params: Any, loaded: Loaded
-    ) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+    def conclude(self, history: np.ndarray, params: Any, loaded: "Loaded") -> tuple[Metrics, Metrics]:
         """Measure all seeds, on the host.
 
         Args:
@@ -282,22 +439,20 @@ class PhaseProbe(Protocol):
         Returns:
             What belongs to every probe step, (S, k) each, and to the phase as a whole, (S,) each.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.conclude")
 
 
-@runtime_checkable
-class Figure(Protocol):
+class Figure(Spec, frozen=True, kw_only=True):
     """A figure of a finished run, drawn on the host."""
 
-    def __call__(self, results: Any, **settings: Any) -> Any:
+    def __call__(self, results: Any) -> Any:
         """Draw it.
 
         Args:
             results: a `jaxattn.Results`.
-            settings: as its sweep file gives them.
 
         Returns:
-            A matplotlib figure, which gets the function's name and the first line of its docstring; or a
+            A matplotlib figure, which gets the class's name and the first line of its docstring; or a
             `jaxattn.results.drawn.Drawn` with words of its own.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__}.__call__")

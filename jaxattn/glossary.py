@@ -7,13 +7,14 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from jaxattn.base import Measurement
 from jaxattn.docstrings import meanings, table, written
 from jaxattn.probes import PROBES, Fit, Importance, OneStepError, Selected
 from jaxattn.probes.settings import Probes
 from jaxattn.results.labels import METRICS
 from jaxattn.study.kinds import fields_of
 
-STANDARD = {
+STANDARD: dict[str, type[Measurement]] = {
     "in every study": Fit,
     "in every study whose model has scores and values of tokens": Importance,
     "in every study whose model attends to tokens": Selected,

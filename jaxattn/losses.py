@@ -20,14 +20,14 @@ import jax.numpy as jnp
 import msgspec
 from jaxtyping import Array, Float, Int
 
+from jaxattn.base import Loss
 from jaxattn.errors import InputError
-from jaxattn.spec import Spec
 
 Weights = Float[Array, "n"] | None
 PerSequence = Callable[[Array, Array], Array]
 
 
-class _Smoothed(Spec, frozen=True, kw_only=True):
+class _Smoothed(Loss, frozen=True, kw_only=True):
     smoothing: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
     def __call__(self, logits: Float[Array, "n *K"], labels: Int[Array, "n"]) -> Float[Array, "n"]:
@@ -119,7 +119,7 @@ class Hinge(_Smoothed, frozen=True, kw_only=True):
 
 
 DEFAULT = Classification()
-LOSSES = {
+LOSSES: dict[str, type[Loss]] = {
     "classification": Classification,
     "logistic": Logistic,
     "cross_entropy": CrossEntropy,

@@ -1,7 +1,8 @@
 """Settings of one thing: what a sweep file may say of it, beside what it does."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -22,8 +23,38 @@ STATIC = "static"
 Static = Annotated[T, STATIC]
 
 
+S = TypeVar("S", bound="Spec")
+
+
+@runtime_checkable
+class Places(Protocol):
+    """Where names in a sweep file point."""
+
+    def load(self, name: str) -> Any:
+        """Import what an import path names."""
+
+    def path(self, text: str) -> Path:
+        """Find a file, relative to the sweep file's folder."""
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all settings classes: frozen, by keyword, with defaults."""
+    """Base of all settings classes: frozen, with the annotated fields as settings.
+
+    Attributes:
+        may_be_settings: attributes with a default that a subclass may make a setting.
+        takes_further: name of a setting that takes in all unknown ones, such as options of an optimiser.
+        made_of: the user's function that it is made of, and
+        kind: its import path, as the study names it.
+    """
+
+    may_be_settings: ClassVar[frozenset[str]] = frozenset()
+    takes_further: ClassVar[str | None] = None
+    made_of: ClassVar[Callable[..., Any] | None] = None
+    kind: ClassVar[str] = ""
+
+    def located(self: S, names: Places) -> S:
+        """Return it with code imported and files found that settings name."""
+        return self
 
     def check(self, *context: Any) -> None:
         """Raise InputError, naming the setting and the remedy, if these settings do not fit together."""

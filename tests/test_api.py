@@ -1,6 +1,5 @@
 """A study as an object: made in Python, written, read, planned, run and looked at."""
 
-import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -161,8 +160,7 @@ def test_what_is_written_is_read_back(mine, tmp_path):
 
 
 def test_code_that_no_file_can_import_is_not_written(tmp_path):
-    @dataclasses.dataclass(frozen=True)
-    class Local:
+    class Local(ja.Model):
         dim: int = 3
 
         def init(self, key, *, vocab_size, num_classes, dtype):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -221,8 +220,7 @@ class Params:
     log_temperature: jax.Array
 
 
-@dataclass(frozen=True)
-class Temperature:
+class Temperature(ja.Model):
     """A user's own class, in a notebook."""
 
     dim: int
@@ -274,7 +272,6 @@ class Local:
     """Where a class is that no file can import."""
 
     def make():
-        @dataclass(frozen=True)
         class Inner(Temperature):
             pass
 
@@ -354,7 +351,7 @@ def test_what_is_given_by_its_name_alone_can_be_swept_and_helpers_beside_a_file_
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     (tmp_path / "mine.toml").write_text(FILE, encoding="utf-8")
     study = ja.Study.read(tmp_path / "mine.toml", axes=["probes.own.0.power=[1.0, 2.0]"])
-    assert study.base.probes.own[0].function.settings == {"power": 2.0}
+    assert study.base.probes.own[0].power == 2.0
     plan = study.plan(tmp_path / "out", quick=True)
     assert plan.groups["vmapped"].tolist() == ["seed, probes.own.0.power"]
 
@@ -398,7 +395,7 @@ def test_python_may_give_functions_and_arrays_wherever_a_sweep_file_has_names_an
             {"probes": [lambda params, corpus: 1.0, lambda params, corpus: 2.0]},
             "tests.test_own:<lambda>: two things",
         ),
-        ({"model": norm}, "is a function; a model wants a frozen dataclass with init"),
+        ({"model": norm}, "is a function; a model wants a class derived from jaxattn.Model with init"),
     ],
 )
 def test_what_python_gives_wrongly_is_one_line(changes, message):

@@ -17,6 +17,7 @@ from jaxattn.claims import judges, studies, words
 from jaxattn.claims.measured import Measured
 from jaxattn.claims.rows import FAILS, Row
 from jaxattn.claims.studies import Plan, TextPlan
+from jaxattn.data.readers import Tfds
 from jaxattn.data.source import Source
 from jaxattn.engine import devices
 from jaxattn.engine.manifest import PACKAGES
@@ -233,5 +234,5 @@ def _words(source: Source, reporter: Reporter) -> str:
     corpus = source.load(reporter.loading).splits.train
     if corpus.num_classes != 2:
         raise InputError(f"source: {corpus.num_classes} classes; give texts with two labels")
-    name = getattr(source, "dataset", "texts")
+    name = source.dataset if isinstance(source, Tfds) else "texts"
     return f"{name}, V = {corpus.vocab_size}, n = {corpus.num_examples}"

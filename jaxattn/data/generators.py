@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from jax import Array
 
+from jaxattn.base import DrawnData
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.interactions import check_negation, check_xor, negation, xor
 from jaxattn.data.ragged import WIDTH
@@ -19,7 +20,7 @@ from jaxattn.data.synthetic import (
     multi_relevant,
     topics,
 )
-from jaxattn.spec import Count, HalfShare, PositiveInt, Share, Spec
+from jaxattn.spec import Count, HalfShare, PositiveInt, Share
 
 # What a study makes of any generator, not the generator itself.
 _OF_THE_STUDY = ("test_sequences", "validation_sequences", "label_noise")
@@ -42,20 +43,17 @@ class Numbered(Sequence[str]):
         return [str(s) for s in found] if isinstance(place, slice) else str(found)
 
 
-class Generator(Spec, frozen=True, kw_only=True):
+class Generator(DrawnData, frozen=True, kw_only=True):
     """A corpus that is drawn afresh for every seed. Subclasses write `generate`.
 
     `label_noise` replaces each training label with this probability by another class; the validation
     sequences are like the training sequences, label noise included, and the test sequences are clean.
 
     Attributes:
-        shared: False, every seed has corpora of its own.
         pads_vocabulary: whether `generate` takes `used`, so that cells of different V share a program.
         function: the pure function behind `generate`, for those that have one.
     """
 
-    shared: ClassVar[bool] = False
-    pads_vocabulary: ClassVar[bool] = False
     function: ClassVar[Callable[..., Corpus] | None] = None
 
     vocab_size: PositiveInt
@@ -64,11 +62,6 @@ class Generator(Spec, frozen=True, kw_only=True):
     test_sequences: Count = 0
     validation_sequences: Count = 0
     label_noise: HalfShare = 0.0
-
-    @property
-    def classes(self) -> int:
-        """The number of classes K."""
-        return getattr(self, "num_classes", 2)
 
     @property
     def held_out(self) -> bool:
@@ -131,16 +124,21 @@ class Generator(Spec, frozen=True, kw_only=True):
 class _Classes(Generator, frozen=True, kw_only=True):
     """Generators with relevant tokens of K classes."""
 
+    may_be_settings: ClassVar[frozenset[str]] = Generator.may_be_settings | {"relevant_per_sequence"}
     pads_vocabulary: ClassVar[bool] = True
 
     relevant: PositiveInt
     num_classes: Annotated[int, msgspec.Meta(ge=2)] = 2
 
+    @property
+    def relevant_per_sequence(self) -> int:
+        """How many relevant tokens a sequence has."""
+        return 1
+
     def check_sizes(self, sequences: int) -> None:
         """Raise InputError, naming the size, if no corpus has these sizes."""
-        per_sequence = getattr(self, "relevant_per_sequence", 1)
         sizes = (self.vocab_size, self.relevant, self.length, sequences, self.num_classes)
-        check_sizes(*sizes, relevant_per_sequence=per_sequence)
+        check_sizes(*sizes, relevant_per_sequence=self.relevant_per_sequence)
 
 
 class Assumption1(_Classes, frozen=True, kw_only=True):

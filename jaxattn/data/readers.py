@@ -99,15 +99,13 @@ class _Files(Source, frozen=True, kw_only=True):
     def check(self, *context: object) -> None:
         """Raise InputError if settings contradict each other."""
         super().check()
-        if not getattr(self, "split_column", None) and (
-            self.train != "train" or self.test not in ("test", "", None)
-        ):
+        if not self.split_column and (self.train != "train" or self.test not in ("test", "", None)):
             raise InputError("train, test: they are values of split_column; set it, or leave them out")
 
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits there are: "train", and "test" if something says where."""
-        there = self.test_path or getattr(self, "split_column", None)
+        there = self.test_path or self.split_column
         return ("train", "test") if self.test and there else ("train",)
 
     def files(self) -> dict[str, str]:
@@ -370,7 +368,7 @@ def _names(text: Any) -> tuple[str, ...]:
 
 def _fields(source: Any, have: Sequence[str], where: str, hint: str = "") -> list[str]:
     """Names of the fields for the texts, the label and, if set, the split; each must be there once."""
-    split = getattr(source, "split_column", None)
+    split = source.split_column
     named = [*(("text", name) for name in _names(source.text)), ("label", source.label)]
     named += [("split_column", split)] if split else []
     for setting, name in named:

@@ -6,12 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import jax
 import msgspec
 
+from jaxattn.base import Progress, SharedData, silent
 from jaxattn.data import text
 from jaxattn.data.encodings import codec
 from jaxattn.data.messages import reading
 from jaxattn.data.splits import Loaded, Splits, token_statistics
 from jaxattn.errors import InputError
-from jaxattn.spec import PositiveInt, Spec
+from jaxattn.spec import PositiveInt
 
 Label = int | str
 Row = tuple[str, str, Any]
@@ -30,7 +31,7 @@ class Rows(NamedTuple):
     rows: Iterator[Row]
 
 
-class Source(Spec, frozen=True, kw_only=True):
+class Source(SharedData, frozen=True, kw_only=True):
     """What all kinds of source share: splits, classes and vocabulary.
 
     Attributes:
@@ -49,12 +50,10 @@ class Source(Spec, frozen=True, kw_only=True):
         max_length: the most known words kept of a text, the first ones; None for all.
         empty: what to do with a text without a known word: "error", or "drop" to leave it out, after
             balancing and holding out.
-        shared: True, all seeds have the same corpora.
         inert: the settings that change no number: where files lie, what classes are called.
     """
 
-    shared: ClassVar[bool] = True
-    pads_vocabulary: ClassVar[bool] = False
+    may_be_settings: ClassVar[frozenset[str]] = SharedData.may_be_settings | {"encoding", "split_column"}
     inert: ClassVar[frozenset[str]] = frozenset({"path", "test_path", "data_dir", "class_names"})
 
     train: Name = "train"
@@ -84,14 +83,24 @@ class Source(Spec, frozen=True, kw_only=True):
         for name in names:
             if names.count(name) > 1:
                 raise InputError(f"class_names: {name!r} is there twice; give each class its own name")
-        codec(getattr(self, "encoding", None))
+        codec(self.encoding)
+
+    @property
+    def encoding(self) -> str | None:
+        """How the files write text; None where they say it themselves."""
+        return None
+
+    @property
+    def split_column(self) -> str | None:
+        """The column or field that names the split of a row; None if each split has files of its own."""
+        return None
 
     @property
     def held_out(self) -> bool:
         """Whether there is a validation corpus."""
         return self.validation > 0
 
-    def load(self, progress: text.Progress = text.silent) -> Loaded:
+    def load(self, progress: Progress = silent) -> Loaded:
         """Read the texts, or take them from the cache; see `text.load`."""
         read = text.load(self, progress=progress)
         splits = Splits(read.train, jax.jit(token_statistics)(read.train), read.test, read.validation)

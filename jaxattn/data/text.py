@@ -4,7 +4,7 @@ import itertools
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from jaxattn.base import Progress, silent
 from jaxattn.data import cache
 from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
 from jaxattn.errors import InputError
@@ -23,13 +24,6 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
 _STRIDE = 512
 _PARTS = ("tokens", "counts", "distinct", "classes")
-
-# progress(description, done, total): total is None if it is not known; done = total = 0 makes it a remark.
-Progress = Callable[[str, int, int | None], None]
-
-
-def silent(description: str, done: int, total: int | None) -> None:
-    """Ignore all progress."""
 
 
 @dataclass(frozen=True)

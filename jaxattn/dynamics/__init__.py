@@ -1,6 +1,7 @@
 """Dynamics: how parameters move. One step, descent, exact gradient flows; the phases made of them."""
 
-from jaxattn.dynamics.algorithm import Algorithm, Info, State, run
+from jaxattn.base import Phase, State, Task
+from jaxattn.dynamics.algorithm import Algorithm, Info, run
 from jaxattn.dynamics.descent import Descent, descent
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.exact_flow import Path, exact_flow
@@ -11,7 +12,6 @@ from jaxattn.dynamics.joint_flow import JointPath, joint_flow
 from jaxattn.dynamics.log_descent import LogDescent, log_descent, log_excess_loss
 from jaxattn.dynamics.one_step import OneStep, one_step
 from jaxattn.dynamics.optimizers import optimizer, schedule
-from jaxattn.dynamics.phase import Phase, Task
 
 PHASES: dict[str, type[Phase]] = {
     "one_step": OneStep,

@@ -11,26 +11,6 @@ from jaxattn.trees import Leaf
 
 
 @struct.dataclass
-class State:
-    """What a descent carries.
-
-    Attributes:
-        params: the model's parameters.
-        optimizer: optax's state.
-        step: () int32; steps taken.
-        failed_at: () int32; the first step whose loss or gradient was not finite, -1 if none. Where vectors
-            move, gradients of matrices are left out: they show in the loss of the next step.
-        key: (2,) uint32; data of the PRNG key that minibatches are drawn with, None for the full batch.
-    """
-
-    params: Leaf
-    optimizer: Leaf
-    step: Leaf
-    failed_at: Leaf
-    key: Leaf = None
-
-
-@struct.dataclass
 class Info:
     """What one step reports: the loss and gradient norm before the step, both scalars."""
 

@@ -13,16 +13,16 @@ import optax
 from jax import Array
 
 from jaxattn import backend, losses, trees
+from jaxattn.base import Phase, State, Task
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.algorithm import Algorithm, Info, State, run
+from jaxattn.dynamics.algorithm import Algorithm, Info, run
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.gradients import Logits, loss, loss_and_gradients
 from jaxattn.dynamics.optimizers import ROTATION_INVARIANT, ScheduleName, check_options, optimizer, schedule
-from jaxattn.dynamics.phase import Phase, Task
 from jaxattn.errors import InputError
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
-from jaxattn.spec import Count, Named, Names, Positive, PositiveInt
+from jaxattn.spec import Count, Named, Names, Places, Positive, PositiveInt
 
 
 def descent(
@@ -151,11 +151,11 @@ class Descent(Phase, frozen=True, kw_only=True):
     options: dict[str, Any] = {}  # noqa: RUF012  msgspec copies it
 
     @property
-    def rotation_invariant(self) -> bool:  # type: ignore[override]
+    def rotation_invariant(self) -> bool:
         """Whether the optimiser knows gradients by their inner products only, unlike Adam."""
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
 
-    def located(self, names: Any) -> "Descent":
+    def located(self, names: Places) -> "Descent":
         """Return it with the optimiser imported, if it is code of the user's."""
         if not (isinstance(self.optimizer, str) and ":" in self.optimizer):
             return self
@@ -194,10 +194,9 @@ class Descent(Phase, frozen=True, kw_only=True):
         constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
         if not constant and self.optimizer != "polyak":
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
-        of_model = {"logits": task.model.logits, "per_sequence": task.loss}
+        of_model: dict[str, Any] = {"logits": task.model.logits, "per_sequence": task.loss}
         made = optimizer(_factory(self.optimizer), step_size, **self.options)
-        cuts = getattr(task.model, "cuts_batches", False)
-        batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
+        batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": task.model.cuts_batches}
         moving = descent(made, train=self.train, **batches, **of_model)
         train = task.corpora.train
         if not self.patience:

@@ -10,8 +10,9 @@ from jax import Array
 from jax.custom_batching import custom_vmap
 
 from jaxattn import losses
+from jaxattn.base import State
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.algorithm import Algorithm, Info, State
+from jaxattn.dynamics.algorithm import Algorithm, Info
 from jaxattn.dynamics.gradients import Logits, loss
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer

@@ -8,12 +8,13 @@ import msgspec
 from flax import struct
 from jax import Array
 
+from jaxattn.base import Phase, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.arc_length import ASKED_FOR, Stop
 from jaxattn.dynamics.exact_flow import exact_flow
 from jaxattn.dynamics.full_flow import full_flow
 from jaxattn.dynamics.joint_flow import joint_flow
-from jaxattn.dynamics.phase import Phase, Task, require_one_layer
+from jaxattn.dynamics.phase import require_one_layer
 from jaxattn.spec import NotNegative, Positive, PositiveInt, Static
 from jaxattn.theory.scores import one_layer
 from jaxattn.trees import Leaf
@@ -53,11 +54,17 @@ class _Flow(Phase, frozen=True, kw_only=True):
     refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
     rotation_invariant: ClassVar[bool] = True
     progress: ClassVar[str] = "steps"
+    may_be_settings: ClassVar[frozenset[str]] = Phase.may_be_settings | {"points"}
+
+    @property
+    def points(self) -> int:
+        """Rows of its path, the start among them."""
+        raise NotImplementedError
 
     @property
     def steps(self) -> int:
         """Rows after the start."""
-        return self.points - 1  # type: ignore[attr-defined]
+        return self.points - 1
 
     def check(self, *context: Any) -> None:
         """Raise InputError unless the model and loss are those of the theory."""

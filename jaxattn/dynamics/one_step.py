@@ -6,12 +6,12 @@ from typing import Any, ClassVar, TypeVar
 from jax import Array
 
 from jaxattn import losses, trees
+from jaxattn.base import Phase, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm
 from jaxattn.dynamics.descent import descent
 from jaxattn.dynamics.gradients import Logits, loss_and_gradients
 from jaxattn.dynamics.optimizers import optimizer
-from jaxattn.dynamics.phase import Phase, Task
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.spec import Names, NotNegative

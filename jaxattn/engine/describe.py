@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pandas as pd
 
+from jaxattn.base import Progress
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
-from jaxattn.data.text import Progress
 from jaxattn.engine.program import load, seed_keys
 from jaxattn.study.definition import Definition
 from jaxattn.theory.step_size import advise
@@ -57,7 +57,7 @@ def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
     least, count = setting.probes.important, setting.probes.min_count
     important = np.asarray(tokens.important(least, count))
     which = f"|posterior difference| ≥ {least:g}, at least {count} occurrences"
-    dim = float(getattr(setting.model, "dim", np.inf))
+    dim = float(setting.model.dim or np.inf)
     alpha = tokens.alpha[:, 0] if tokens.alpha.shape[1] == 1 else tokens.alpha
     advice = advise(held.train, alpha, important, tokens.count > 0, dim)
     if advice is None:

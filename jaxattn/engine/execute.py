@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from jaxattn.base import SharedData
 from jaxattn.data.splits import Loaded
 from jaxattn.engine import devices, tables
 from jaxattn.engine.ahead import Ahead
@@ -71,14 +72,15 @@ class CompilationCache:
 
     def compile_ahead(self, group: CompileGroup, lanes: int, without: Container[str] = ()) -> None:
         """Have the programs of a batch compiled while it begins, but those without which it goes on."""
-        loaded = self._load_text(group) if group.setting.data.shared else None
+        data = group.setting.data
+        loaded = self._load_text(data) if isinstance(data, SharedData) else None
         self._ahead.compile(group, lanes, self._made(group), loaded, without)
 
     def load(self, group: CompileGroup, keys: jax.Array, numbers: Hyperparameters) -> Loaded:
         """Draw the corpora of a batch's lanes, or keep the text that batches share."""
         data = group.setting.data
-        if data.shared:
-            return self._load_text(group)
+        if isinstance(data, SharedData):
+            return self._load_text(data)
         loaded = Loaded(self._made(group).draw(group.setting)(keys, numbers), False, data.tokens)
         check_corpora(loaded.splits)
         return loaded
@@ -96,8 +98,7 @@ class CompilationCache:
         """Compile nothing any more."""
         self._ahead.close()
 
-    def _load_text(self, group: CompileGroup) -> Loaded:
-        data = group.setting.data
+    def _load_text(self, data: SharedData) -> Loaded:
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
             check_corpora(self._text[1].splits)

@@ -19,7 +19,6 @@ from jaxattn.study.hyperparameters import (
     hyperparameters,
     key_of,
 )
-from jaxattn.study.kinds import with_values
 from jaxattn.study.setting import Setting
 
 
@@ -126,5 +125,5 @@ def _group(number: int, cells: tuple[Cell, ...], numbers: Mapping[int, Hyperpara
     varying = tuple(path for path in numbers[cells[0].number] if len({own[path] for own in each}) > 1)
     if VOCAB_SIZE in varying:
         largest = max(own[VOCAB_SIZE] for own in each)
-        setting = setting._replace(data=with_values(setting.data, {"vocab_size": largest}))
+        setting = setting._replace(data=msgspec.structs.replace(setting.data, vocab_size=largest))
     return CompileGroup(number, setting, cells, varying, numbers)

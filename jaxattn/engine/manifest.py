@@ -72,7 +72,7 @@ def labels(study: Definition) -> dict[str, str]:
         name: label
         for cell in study.cells[:1]
         for probe in (*cell.setting.probes.at_steps, *cell.setting.probes.of_phases)
-        for name, label in getattr(probe, "labels", {}).items()
+        for name, label in probe.labels.items()
     }
 
 

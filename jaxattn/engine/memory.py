@@ -179,11 +179,11 @@ def _of_control_groups(
 def at_most(setting: Setting) -> float:
     """Bound the bytes of parameters and corpora that a lane has for itself; infinite where nothing tells."""
     data, model = setting.data, setting.model
-    if not (hasattr(data, "entries_at_most") and hasattr(model, "numbers_at_most")):
+    if data.vocab_size is None:
         return math.inf
-    numbers = model.numbers_at_most(data.vocab_size, data.classes)
+    numbers = model.numbers_at_most(data.vocab_size, data.num_classes)
     # Every token has statistics; an entry is three numbers of four bytes.
-    numbers += 4 * data.vocab_size * (2 + data.classes)
+    numbers += 4 * data.vocab_size * (2 + data.num_classes)
     return float(jnp.dtype(setting.dtype).itemsize * numbers + 12 * data.entries_at_most())
 
 

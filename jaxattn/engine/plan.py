@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import pandas as pd
 
-from jaxattn import backend
-from jaxattn.data.text import silent
+from jaxattn import backend, trees
+from jaxattn.base import Measurement, SharedData, silent
 from jaxattn.engine import batches, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.engine.manifest import describe
@@ -100,11 +100,13 @@ def recorded(study: Definition) -> list[str]:
         InputError: as `plan`.
     """
     setting = study.cells[0].setting
-    shared = setting.data.load(silent) if setting.data.shared else None
+    shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
+
+    tokens = shared.tokens if shared else seed.drawn(setting).tokens
 
     def run(keys: Any) -> list[Any]:
         corpora = shared.splits if shared else seed.draw(setting, keys[0])
-        params = seed.start(setting, corpora, keys[1], (shared or setting.data).tokens)
+        params = seed.start(setting, corpora, keys[1], tokens)
         found = []
         for index, phase in enumerate(setting.phases):
             with jax.enable_x64("float64" in (setting.dtype, phase.dtype)):
@@ -125,15 +127,17 @@ def _line(setting: Setting, index: int, measured: dict[int, dict[str, Any]], own
     shapes = {name: x.shape for metrics in (*measured.values(), own) for name, x in metrics.items()}
     names = [f"{name}_00 .. {size[0] - 1:02d}" if size else name for name, size in shapes.items()]
     names += [name for name, by in BEST.items() if {"test_accuracy", by} <= shapes.keys()]
-    missing = [probe for number, probe in enumerate(setting.probes.at_steps) if not measured.get(number)]
+    missing: list[Measurement] = [
+        probe for number, probe in enumerate(setting.probes.at_steps) if not measured.get(number)
+    ]
     for probe in setting.probes.of_phases:
         if probe.applies(setting.model, setting.loss, phase):
             names += probe.metrics
         else:
             missing.append(probe)
     without = [
-        f"{', '.join(getattr(probe, 'labels', {})) or type(probe).__name__} "
-        f"({'wants ' + probe.wants if hasattr(probe, 'wants') else 'does not apply'})"
+        f"{', '.join(probe.labels) or type(probe).__name__} "
+        f"({'wants ' + probe.wants if probe.wants else 'does not apply'})"
         for probe in missing
     ]
     return f"{phase.name} records {', '.join(names)}" + (f"; not {'; '.join(without)}" if without else "")
@@ -141,14 +145,14 @@ def _line(setting: Setting, index: int, measured: dict[int, dict[str, Any]], own
 
 def _coordinates(setting: Setting) -> str:
     """Say how long the vectors of embeddings are, where their number is known before texts are read."""
-    dim, vocab_size = getattr(setting.model, "dim", None), getattr(setting.data, "vocab_size", None)
+    dim, vocab_size = setting.model.dim, setting.data.vocab_size
     if dim is None or vocab_size is None:
         return "" if dim is None else str(dim)
-    classes = getattr(setting.data, "classes", 2)
     # Shapes are the same in any precision, and float64 would want its mode.
-    sizes = {"vocab_size": vocab_size, "num_classes": classes, "dtype": jnp.float32}
-    E = getattr(jax.eval_shape(partial(setting.model.init, **sizes), jax.random.key(0)), "E", None)
-    return str(dim) if E is None or E.shape[1] == dim else f"{E.shape[1]} for d = {dim}"
+    sizes = {"vocab_size": vocab_size, "num_classes": setting.data.num_classes, "dtype": jnp.float32}
+    params = jax.eval_shape(partial(setting.model.init, **sizes), jax.random.key(0))
+    coordinates = trees.get(params, "E").shape[1] if "E" in trees.names(params) else dim
+    return str(dim) if coordinates == dim else f"{coordinates} for d = {dim}"
 
 
 def _cells(

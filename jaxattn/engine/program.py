@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from jaxattn import backend
+from jaxattn.base import Progress, SharedData
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.engine import devices
 from jaxattn.engine.devices import shard, vmap_over_devices
@@ -134,7 +135,7 @@ def make_keys(seeds: Array) -> tuple[Array, Array]:
     return jax.vmap(seed.keys)(seeds)
 
 
-def load(setting: Setting, keys: Array, progress: Callable[..., None], numbers: Hyperparameters) -> Loaded:
+def load(setting: Setting, keys: Array, progress: Progress, numbers: Hyperparameters) -> Loaded:
     """Load the corpora that all lanes share, or draw those of every lane.
 
     Args:
@@ -146,7 +147,7 @@ def load(setting: Setting, keys: Array, progress: Callable[..., None], numbers: 
     Raises:
         InputError: data that cannot be read, sizes that do not fit.
     """
-    if setting.data.shared:
+    if isinstance(setting.data, SharedData):
         return setting.data.load(progress)
     return Loaded(drawing(setting)(keys, numbers), False, setting.data.tokens)
 
@@ -214,7 +215,7 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
     def advance(carried: Carried, splits: Splits, numbers: Hyperparameters, steps: Array) -> Carried:
         return seed.advance(with_hyperparameters(setting, numbers), index, carried, splits, steps)
 
-    def measure(carried: Carried, splits: Splits, numbers: Hyperparameters) -> dict[int, dict[str, Array]]:
+    def measure(carried: Carried, splits: Splits, numbers: Hyperparameters) -> seed.Measured:
         return seed.measure(with_hyperparameters(setting, numbers), index, carried, splits)
 
     def tokens(params: Any, splits: Splits, numbers: Hyperparameters) -> dict[str, Array]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxattn import backend
-from jaxattn.data.text import silent
+from jaxattn.base import silent
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import load, program, seed_keys, start

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxattn.base import DrawnData, SharedData, silent
 from jaxattn.data.splits import Loaded
-from jaxattn.data.text import silent
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import Compiled, Made, drawing, load, make_keys, seed_keys, starting
@@ -55,7 +55,7 @@ def shaped(
         for computed in (False, True)
     )
     seeds, numbers = fresh(_keys(lanes)), fresh(_numbers(group, lanes))
-    if not shared:
+    if isinstance(setting.data, DrawnData):
         draw = made.draw(setting)
         yield Shaped("", "draw", draw, (seeds, numbers))
         loaded = loaded or Loaded(draw.shapes(seeds, numbers), False, setting.data.tokens)
@@ -81,7 +81,7 @@ def shaped(
 def corpora(group: CompileGroup, lanes: int) -> Loaded:
     """Find the shapes of the corpora of some lanes; texts are read."""
     setting = group.setting
-    if setting.data.shared:
+    if isinstance(setting.data, SharedData):
         loaded = load(setting, seed_keys([0])[0], silent, {})
         shapes: Any = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loaded.splits)
         return Loaded(shapes, True, loaded.tokens)

@@ -70,7 +70,9 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     _, vocab_size, classes = columns["Ev"].shape
     shape = (len(lanes), vocab_size, classes)
     ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
-    used = np.array([getattr(cell.setting.data, "vocab_size", vocab_size) for cell, _ in lanes])
+    # Only a padded vocabulary has tokens that are none of a lane's.
+    sizes = [cell.setting.data.pads_vocabulary and cell.setting.data.vocab_size for cell, _ in lanes]
+    used = np.array([size or vocab_size for size in sizes])
     own = np.broadcast_to(ids < used[:, None, None], shape)
 
     def spread(x: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Models: settings with pure functions of parameters and a corpus."""
 
+from jaxattn.base import Model
 from jaxattn.models import (
     key_query,
     mlp,
@@ -17,7 +18,7 @@ from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 from jaxattn.models.two_layer_weights import TwoLayerWeights
 
-MODELS = {
+MODELS: dict[str, type[Model]] = {
     "one_layer": OneLayer,
     "mlp": Mlp,
     "two_layer": TwoLayer,

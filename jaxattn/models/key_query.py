@@ -10,9 +10,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention import attend
+from jaxattn.base import Model
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import Weights, embeddings_query_head, square
-from jaxattn.spec import PositiveInt, Spec
+from jaxattn.spec import PositiveInt
 from jaxattn.trees import Leaf
 
 
@@ -85,7 +86,7 @@ def logits(params: Params, corpus: Corpus) -> Array:
     return attend(corpus, scores, values)
 
 
-class KeyQuery(Spec, frozen=True, kw_only=True):
+class KeyQuery(Model, frozen=True, kw_only=True):
     """One layer with a trained key-query matrix W, which starts at the identity or with normal entries."""
 
     dim: PositiveInt

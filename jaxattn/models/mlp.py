@@ -10,9 +10,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention import pool
+from jaxattn.base import Model
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import Weights, embeddings_query_head, square
-from jaxattn.spec import PositiveInt, Spec
+from jaxattn.spec import PositiveInt
 from jaxattn.trees import Leaf
 
 
@@ -95,7 +96,7 @@ def logits(params: Params, corpus: Corpus) -> Array:
     return jax.nn.relu(hidden + params.b) @ params.v
 
 
-class Mlp(Spec, frozen=True, kw_only=True):
+class Mlp(Model, frozen=True, kw_only=True):
     """One hidden layer of width `dim` after the softmax."""
 
     dim: PositiveInt

@@ -10,10 +10,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention import attend
+from jaxattn.base import Model
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.models.initial import embeddings_query_head
-from jaxattn.spec import PositiveInt, Spec
+from jaxattn.spec import PositiveInt
 from jaxattn.trees import Leaf
 
 
@@ -90,7 +91,7 @@ def logits(params: Params, corpus: Corpus) -> Array:
     return of_heads(params.p, params.v).mean(axis=0)
 
 
-class MultiHead(Spec, frozen=True, kw_only=True):
+class MultiHead(Model, frozen=True, kw_only=True):
     """One layer with `heads` attention heads, whose outputs are averaged."""
 
     dim: PositiveInt

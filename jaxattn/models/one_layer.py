@@ -10,11 +10,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention import attend
+from jaxattn.base import Model
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import projection, span
 from jaxattn.models.initial import embeddings_query_head
 from jaxattn.models.span import Dim, infinite_by_name
-from jaxattn.spec import Spec
 from jaxattn.trees import Leaf
 
 
@@ -83,7 +83,7 @@ def logits(params: Params, corpus: Corpus) -> Array:
     return attend(corpus, scores, values)
 
 
-class OneLayer(Spec, frozen=True, kw_only=True):
+class OneLayer(Model, frozen=True, kw_only=True):
     """The one-layer attention classifier; `dim` is d."""
 
     dim: Dim

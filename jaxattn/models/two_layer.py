@@ -6,11 +6,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention.self_attention import two_layer_attention
+from jaxattn.base import Model
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
 from jaxattn.models.one_layer import Params, init, scores_and_values
 from jaxattn.models.span import Dim, infinite_by_name
-from jaxattn.spec import Spec
 
 # The parameters, their start and what the paper plots of them, E p and E v, are the one-layer model's.
 __all__ = ["Params", "TwoLayer", "init", "logits", "scores_and_values"]
@@ -34,7 +34,7 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     return two_layer_attention(corpus, params.E, None, scores, values, residual=residual)
 
 
-class TwoLayer(Spec, frozen=True, kw_only=True):
+class TwoLayer(Model, frozen=True, kw_only=True):
     """Self-attention without parameters before the read-out, with a residual connection or without."""
 
     dim: Dim

@@ -11,9 +11,10 @@ from jaxtyping import Array
 
 from jaxattn.attention import held_rows
 from jaxattn.attention.self_attention import two_layer_attention
+from jaxattn.base import Model
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import Weights, embeddings_query_head, square
-from jaxattn.spec import PositiveInt, Spec
+from jaxattn.spec import PositiveInt
 from jaxattn.trees import Leaf
 
 
@@ -94,7 +95,7 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     return two_layer_attention(corpus, queries, params.E, scores, values, residual=residual)
 
 
-class TwoLayerWeights(Spec, frozen=True, kw_only=True):
+class TwoLayerWeights(Model, frozen=True, kw_only=True):
     """Self-attention with a trained matrix W1 before the read-out, whose query is W2 p."""
 
     dim: PositiveInt

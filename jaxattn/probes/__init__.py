@@ -1,12 +1,6 @@
-"""Probes: what is measured of one seed, as settings with pure functions.
+"""Probes: what is measured of one seed, as settings with pure functions; `base` says what each must have."""
 
-A probe of single steps has `measure(seen)`, which returns numbers by metric name, and `labels`, what figures
-call them. It may have `remember(params)`, whose value at the start of a phase is `seen.memory`, and
-`applies(model, loss, phase)`. A probe of a whole phase has `observe(phase, state)` and `conclude(...)`.
-"""
-
-from typing import Any
-
+from jaxattn.base import Measurement
 from jaxattn.probes.alignments import Alignments
 from jaxattn.probes.attention_entropy import AttentionEntropy
 from jaxattn.probes.conservation import Conservation
@@ -25,7 +19,7 @@ from jaxattn.probes.settings import Probes
 from jaxattn.probes.sharpness import Sharpness
 
 # What a study may measure besides the standard probes, by short name.
-PROBES: dict[str, Any] = {
+PROBES: dict[str, type[Measurement]] = {
     "attention_entropy": AttentionEntropy,
     "norms": Norms,
     "alignments": Alignments,

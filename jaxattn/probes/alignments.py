@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxattn import trees
-from jaxattn.spec import Spec
+from jaxattn.base import Probe
 
 
 def cosine(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, ""]:
@@ -17,7 +17,7 @@ def cosine(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array,
     return (x * y).sum() / jnp.sqrt((x * x).sum() * (y * y).sum())
 
 
-class Alignments(Spec, frozen=True, kw_only=True):
+class Alignments(Probe, frozen=True, kw_only=True):
     """Cosines between parameters of one shape (cos_p_v), and with the descent direction (cos_p_descent).
 
     Parameters with one row per token are left out of the pairs. A parameter that has found its direction
@@ -29,7 +29,7 @@ class Alignments(Spec, frozen=True, kw_only=True):
 
     def measure(self, seen: Any) -> dict[str, Array]:
         """Measure cos_θ_θ' for every pair of equal shape, and cos_θ_descent for every trained θ."""
-        params, rows = seen.params, getattr(seen.model, "token_rows", ())
+        params, rows = seen.params, seen.model.token_rows
         alike = [
             (one, other)
             for one, other in combinations([x for x in trees.names(params) if x not in rows], 2)

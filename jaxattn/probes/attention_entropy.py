@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxattn.attention.batched import sequential_vmap_if_large
+from jaxattn.base import Probe
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
-from jaxattn.spec import Spec
 
 
 @sequential_vmap_if_large
@@ -34,7 +34,7 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array,
     return entropy
 
 
-class AttentionEntropy(Spec, frozen=True, kw_only=True):
+class AttentionEntropy(Probe, frozen=True, kw_only=True):
     """The mean entropy of attention over sequences, and its exponential, a number of tokens."""
 
     rotation_invariant: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class AttentionEntropy(Spec, frozen=True, kw_only=True):
         Raises:
             InputError: a model whose attention is not softmax over the scores of tokens.
         """
-        if not getattr(seen.model, "attends_to_tokens", False):
+        if not seen.model.attends_to_tokens:
             raise InputError(
                 "attention_entropy: the model's attention is not softmax over scores of tokens; "
                 "leave this probe out"

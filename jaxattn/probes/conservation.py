@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxattn import trees
-from jaxattn.spec import Spec
+from jaxattn.base import Probe
 
 
-class Conservation(Spec, frozen=True, kw_only=True):
+class Conservation(Probe, frozen=True, kw_only=True):
     """The drift ‖Q - Q_0‖ / ‖Q_0‖ since the start of a phase that trains all of E, p and v."""
 
     rotation_invariant: ClassVar[bool] = True

@@ -7,8 +7,8 @@ import optax
 from jax import Array
 
 from jaxattn import losses
+from jaxattn.base import Probe
 from jaxattn.probes.seen import Seen
-from jaxattn.spec import Spec
 from jaxattn.trees import get, names
 
 # What the engine adds to them: test accuracies, by the accuracy whose best value so far chooses the step.
@@ -18,7 +18,7 @@ BEST = {
 }
 
 
-class Fit(Spec, frozen=True, kw_only=True):
+class Fit(Probe, frozen=True, kw_only=True):
     """Loss and accuracy on every corpus, log of the gradient's norm, and ‖p‖."""
 
     rotation_invariant: ClassVar[bool] = True

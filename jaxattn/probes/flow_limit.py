@@ -5,12 +5,13 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from jaxattn.base import PhaseProbe
 from jaxattn.cores import map_on_cores
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
 from jaxattn.probes.selection import attended_on_host
-from jaxattn.spec import NotNegative, Spec
+from jaxattn.spec import NotNegative
 from jaxattn.theory import Scores, limit, one_minus_cosine
 
 _AT_THE_END = (
@@ -22,7 +23,7 @@ _AT_THE_END = (
 )
 
 
-class FlowLimit(Spec, frozen=True, kw_only=True):
+class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
     """The history of p against the limit of gradient flow on p, tokens that tie included.
 
     `max_margin_direction` wants a margin over all tokens that are not selected. Where tokens tie, the flow
@@ -45,7 +46,7 @@ class FlowLimit(Spec, frozen=True, kw_only=True):
 
     def applies(self, model: Any, loss: Any, phase: Any) -> bool:
         """Tell whether a phase moves p alone by the logistic loss, and scores are E·p."""
-        one_layer = getattr(model, "is_one_layer", False) and getattr(loss, "is_logistic", False)
+        one_layer = model.is_one_layer and loss.is_logistic
         return one_layer and tuple(phase.train) == ("p",)
 
     def observe(self, phase: Any, state: Any) -> Any:

@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxattn.base import Probe
 from jaxattn.probes.correlations import bin_means, pearson, spearman
 from jaxattn.probes.seen import Seen, over_classes
-from jaxattn.spec import Count, Spec
+from jaxattn.spec import Count
 
 # What is held against the posterior difference, its sign kept, or its size.
 _PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
 
 
-class Importance(Spec, frozen=True, kw_only=True):
+class Importance(Probe, frozen=True, kw_only=True):
     """Bin means and rank correlations of E·v and E·p over the posterior difference, and E·v against α.
 
     E·p of a model that has learned is U-shaped: close to 1 is its correlation with the size of the posterior
@@ -49,7 +50,7 @@ class Importance(Spec, frozen=True, kw_only=True):
 
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed; nothing for a model without scores and values of tokens."""
-        if not hasattr(seen.model, "scores_and_values"):
+        if not seen.model.has_scores:
             return {}
         tokens, (scores, values) = seen.corpora.tokens, seen.columns
         difference, found = tokens.posterior_difference, {}

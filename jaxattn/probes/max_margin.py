@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn import backend
+from jaxattn.base import PhaseProbe
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.selection import attended
-from jaxattn.spec import NotNegative, Spec, Static
+from jaxattn.spec import NotNegative, Static
 from jaxattn.theory import (
     MaxMargin,
     Scores,
@@ -34,7 +35,7 @@ _AT_THE_END = (
 )
 
 
-class MaxMarginDirection(Spec, frozen=True, kw_only=True):
+class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
     """The history of p against the max-margin direction of the selection that the phase ends with.
 
     A probe of a phase: `observe` is taken of every seed at every probe step, and `conclude` is told all of
@@ -63,7 +64,7 @@ class MaxMarginDirection(Spec, frozen=True, kw_only=True):
 
     def applies(self, model: Any, loss: Any, phase: Any) -> bool:
         """Tell whether a phase moves p alone, and scores are E·p."""
-        return getattr(model, "is_one_layer", False) and tuple(phase.train) == ("p",)
+        return model.is_one_layer and tuple(phase.train) == ("p",)
 
     def observe(self, phase: Any, state: Any) -> Any:
         """Look up p of one seed, (d,)."""

@@ -6,10 +6,10 @@ import optax
 from jaxtyping import Array
 
 from jaxattn import trees
-from jaxattn.spec import Spec
+from jaxattn.base import Probe
 
 
-class Norms(Spec, frozen=True, kw_only=True):
+class Norms(Probe, frozen=True, kw_only=True):
     """The Euclidean norm of every parameter, Frobenius' for matrices: norm_E, norm_p, ..."""
 
     rotation_invariant: ClassVar[bool] = True

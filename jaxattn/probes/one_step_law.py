@@ -4,12 +4,12 @@ from typing import Any, ClassVar
 
 from jax import Array
 
+from jaxattn.base import Probe
 from jaxattn.probes.seen import Seen
-from jaxattn.spec import Spec
 from jaxattn.theory import one_step_error
 
 
-class OneStepError(Spec, frozen=True, kw_only=True):
+class OneStepError(Probe, frozen=True, kw_only=True):
     """Distance of E·v to the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
 
     Only where the law is: after one step on E alone in the one-layer model with the logistic loss.
@@ -21,12 +21,7 @@ class OneStepError(Spec, frozen=True, kw_only=True):
 
     def applies(self, model: Any, loss: Any, phase: Any) -> bool:
         """Tell whether the law speaks of a phase."""
-        return (
-            getattr(phase, "one_step", False)
-            and tuple(phase.train) == ("E",)
-            and getattr(model, "is_one_layer", False)
-            and getattr(loss, "is_logistic", False)
-        )
+        return phase.one_step and tuple(phase.train) == ("E",) and model.is_one_layer and loss.is_logistic
 
     def remember(self, params: Any) -> Array:
         """Remember E v of the start."""

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxattn.base import PhaseProbe
 from jaxattn.cores import map_on_cores
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
 from jaxattn.probes.selection import attended_on_host
-from jaxattn.spec import Spec
 from jaxattn.theory import Scores, max_margin, one_minus_cosine, relaxed_max_margin
 
 _ON_THE_WAY = ("relaxed_one_minus_cosine", "unrelaxed_one_minus_cosine", "head_one_minus_cosine")
@@ -25,7 +25,7 @@ _AT_THE_END = (
 )
 
 
-class RelaxedDirection(Spec, frozen=True, kw_only=True):
+class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     """The history of p and v against p_relax and v_mm of the selection that the phase ends with.
 
     A probe of a phase, as `max_margin_direction` is for p alone. Of every sequence the token with the
@@ -44,7 +44,7 @@ class RelaxedDirection(Spec, frozen=True, kw_only=True):
 
     def applies(self, model: Any, loss: Any, phase: Any) -> bool:
         """Tell whether a phase moves p and v alone by the logistic loss, and scores are E·p."""
-        one_layer = getattr(model, "is_one_layer", False) and getattr(loss, "is_logistic", False)
+        one_layer = model.is_one_layer and loss.is_logistic
         return one_layer and set(phase.train) == {"p", "v"}
 
     def observe(self, phase: Any, state: Any) -> Any:

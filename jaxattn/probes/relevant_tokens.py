@@ -5,12 +5,13 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import Array
 
+from jaxattn.base import Probe
 from jaxattn.probes.selection import attended
-from jaxattn.spec import NotNegative, PositiveInt, Spec, Static
+from jaxattn.spec import NotNegative, PositiveInt, Static
 from jaxattn.theory import Scores, margin, selection_of
 
 
-class RelevantTokens(Spec, frozen=True, kw_only=True):
+class RelevantTokens(Probe, frozen=True, kw_only=True):
     """Shares of the sequences with relevant tokens that select one, select all, or in which they tie.
 
     A sequence selects a relevant token if the tokens on top of it are all relevant, and not all of its tokens
@@ -34,7 +35,7 @@ class RelevantTokens(Spec, frozen=True, kw_only=True):
 
     def applies(self, model: Any, loss: Any, phase: Any) -> bool:
         """Tell whether the model has one query p, whose scores attention is softmax over."""
-        return getattr(model, "is_one_layer", False)
+        return model.is_one_layer
 
     def measure(self, seen: Any) -> dict[str, Array]:
         """Measure one seed."""

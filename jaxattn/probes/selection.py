@@ -7,13 +7,14 @@ import numpy as np
 from jax import Array
 
 from jaxattn.attention import attend
+from jaxattn.base import Probe
 from jaxattn.data.corpus import Corpus
 from jaxattn.probes.seen import Seen
-from jaxattn.spec import Count, Share, Spec
+from jaxattn.spec import Count, Share
 from jaxattn.theory import Selection, selection_from_scores
 
 
-class Selected(Spec, frozen=True, kw_only=True):
+class Selected(Probe, frozen=True, kw_only=True):
     """Attention on important tokens, and the tokens with the highest score of each sequence.
 
     A sequence selects an important token if the tokens with its highest score are all important, and not all
@@ -40,7 +41,7 @@ class Selected(Spec, frozen=True, kw_only=True):
 
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed; nothing where attention is not softmax over the model's scores."""
-        if not getattr(seen.model, "attends_to_tokens", False):
+        if not seen.model.attends_to_tokens:
             return {}
         scores, train = seen.scores_and_values[0], seen.corpora.train
         important = seen.corpora.tokens.important(self.important, self.min_count)

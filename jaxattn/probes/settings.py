@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxattn.base import Measurement, Phase, PhaseProbe, Probe
 from jaxattn.errors import InputError
 from jaxattn.probes.fit import Fit
 from jaxattn.probes.importance import Importance
@@ -35,28 +36,28 @@ class Probes(Spec, frozen=True, kw_only=True):
     important: Share = 0.5
     max_margin: bool = False
     tokens: bool = True
-    own: tuple[Any, ...] = ()
+    own: tuple[Measurement, ...] = ()
 
     def check(self, *context: Any) -> None:
         """Raise InputError if the bins have no width."""
         if self.low >= self.high:
             raise InputError(f"probes.low: {self.low} is not below probes.high = {self.high}")
 
-    def steps(self, phase: Any) -> list[int]:
+    def steps(self, phase: Phase) -> list[int]:
         """List the steps of a phase to measure at, 0 and the last among them."""
         return phase.probe_steps(self.per_decade) if self.per_decade else sorted({0, phase.steps})
 
     @property
-    def at_steps(self) -> tuple[Any, ...]:
+    def at_steps(self) -> tuple[Probe, ...]:
         """The probes of single steps: each has `measure(seen)`."""
         binned = Importance(bins=self.bins, low=self.low, high=self.high, min_count=self.min_count)
         selected = Selected(important=self.important, min_count=self.min_count)
         of_tokens = (selected, binned) if self.tokens else ()
-        own = tuple(probe for probe in self.own if hasattr(probe, "measure"))
+        own = tuple(probe for probe in self.own if isinstance(probe, Probe))
         return Fit(), *of_tokens, OneStepError(), *own
 
     @property
-    def of_phases(self) -> tuple[Any, ...]:
+    def of_phases(self) -> tuple[PhaseProbe, ...]:
         """The probes of whole phases: each has `observe(phase, state)` and `conclude(history, ...)`."""
-        own = tuple(probe for probe in self.own if hasattr(probe, "conclude"))
+        own = tuple(probe for probe in self.own if isinstance(probe, PhaseProbe))
         return (*((MaxMarginDirection(),) if self.max_margin else ()), *own)

@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 from matfree import decomp
 
 from jaxattn import trees
+from jaxattn.base import Probe
 from jaxattn.dynamics.gradients import loss_and_gradients
-from jaxattn.spec import PositiveInt, Spec
+from jaxattn.spec import PositiveInt
 
 
 def largest_eigenvalue(
@@ -47,7 +48,7 @@ def largest_eigenvalue(
     return jnp.where(jnp.isfinite(diagonal[0]), scale * found, jnp.nan)
 
 
-class Sharpness(Spec, frozen=True, kw_only=True):
+class Sharpness(Probe, frozen=True, kw_only=True):
     """The largest eigenvalue of the Hessian of the training loss in the trained parameters.
 
     It takes `iterations` products with the Hessian, each the work of a few gradients, and keeps as many

@@ -183,7 +183,7 @@ def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
 def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
     """Bring parameters from the span of their start to R^d."""
     model = _built_in(results, cell)
-    if not hasattr(model, "in_span") or model.dim in ("inf", arrays["E"].shape[1]):
+    if model is None or model.in_span() is model or model.dim in ("inf", arrays["E"].shape[1]):
         return arrays
     E, v = arrays["E"], arrays["v"]
     if model.dim * E.shape[1] * E.itemsize > memory() // 4:

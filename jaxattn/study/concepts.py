@@ -1,58 +1,77 @@
 """What a sweep file is made of, and the built-in things of each kind by their short names; see `base`."""
 
+from jaxattn.base import (
+    Data,
+    DrawnData,
+    Figure,
+    Loss,
+    Measurement,
+    Model,
+    Phase,
+    PhaseProbe,
+    Probe,
+    SharedData,
+    Start,
+)
 from jaxattn.data import GENERATORS, READERS
 from jaxattn.dynamics import PHASES
 from jaxattn.losses import LOSSES
 from jaxattn.models import MODELS
 from jaxattn.probes import PROBES
-from jaxattn.study import own, starts
+from jaxattn.study import starts, user_functions
 from jaxattn.study.kinds import Concept
 
-_CORPORA = ("shared", "pads_vocabulary", "held_out")
-
-DATA = Concept(
+DATA = Concept[Data](
     "data",
-    GENERATORS | READERS,
-    ((*_CORPORA, "tokens", "draw"), (*_CORPORA, "load")),
-    own.data_holder,
+    {**GENERATORS, **READERS},
+    {DrawnData: ("draw", "tokens"), SharedData: ("load",)},
+    user_functions.data,
     "a function (key, *, settings) -> Corpus, or a class derived from jaxattn.Generator with "
     "generate(key, sequences)",
 )
-MODEL = Concept(
+MODEL = Concept[Model](
     "a model",
     MODELS,
-    (("init", "logits"),),
+    {Model: ("init", "logits")},
     None,
-    "a frozen dataclass with init(key, *, vocab_size, num_classes, dtype) and logits(params, corpus)",
+    "a class derived from jaxattn.Model with init(key, *, vocab_size, num_classes, dtype) and "
+    "logits(params, corpus)",
 )
-LOSS = Concept(
+LOSS = Concept[Loss](
     "a loss",
     LOSSES,
-    (("__call__",),),
-    lambda target: own.OwnLoss,
-    "a function (logits, labels, *, settings) -> (n,)",
+    {Loss: ("__call__",)},
+    user_functions.loss,
+    "a function (logits, labels, *, settings) -> (n,), or a class derived from jaxattn.Loss",
     lambda table: "classification",
 )
-START = Concept(
+START = Concept[Start](
     "a start",
     starts.STARTS,
-    (("__call__",),),
-    lambda target: own.OwnStart,
-    "a function (key, drawn, *, settings) -> array",
+    {Start: ("__call__",)},
+    user_functions.start,
+    "a function (key, drawn, *, settings) -> array, or a class derived from jaxattn.Start",
     starts.kind_of,
 )
-PHASE = Concept(
+PHASE = Concept[Phase](
     "a phase",
     PHASES,
-    (("probe_steps", "init", "advance", "train", "steps"),),
+    {Phase: ("train", "steps")},
     None,
     "a class derived from jaxattn.Phase with train, steps and step(task, state)",
 )
-PROBE = Concept(
+PROBE = Concept[Measurement](
     "a probe",
     PROBES,
-    (("measure",), ("applies", "observe", "conclude", "metrics")),
-    lambda target: own.OwnProbe,
-    "a function (params, corpus, *, settings) -> number, or a class with measure(seen)",
+    {Probe: ("measure",), PhaseProbe: ("metrics", "observe", "conclude")},
+    user_functions.probe,
+    "a function (params, corpus, *, settings) -> number, or a class derived from jaxattn.Probe with "
+    "measure(seen)",
 )
-FIGURE = Concept("a figure", {}, ((),), lambda target: own.OwnFigure, "a function (results, *, settings)")
+FIGURE = Concept[Figure](
+    "a figure",
+    {},
+    {Figure: ("__call__",)},
+    user_functions.figure,
+    "a function (results, *, settings), or a class derived from jaxattn.Figure",
+)

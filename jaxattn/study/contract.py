@@ -1,6 +1,6 @@
 """What a setting's things promise each other, tried on shapes alone before anything is compiled."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,11 +10,13 @@ import numpy as np
 from jax import Array
 
 from jaxattn import backend, trees
+from jaxattn.base import Measurement, Phase, Progress, SharedData, Task, silent
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
-from jaxattn.dynamics.phase import Phase, Task
 from jaxattn.errors import InputError, RunError, at, in_user_code, shown
+from jaxattn.losses import PerSequence
 from jaxattn.probes.fit import BEST
+from jaxattn.spec import Spec
 from jaxattn.study import concepts, seed
 from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
 from jaxattn.study.kinds import Concept
@@ -27,7 +29,7 @@ def rehearse(
     setting: Setting,
     varying: Mapping[Path, Any],
     files: frozenset[str],
-    progress: Callable[[str, int, int | None], None] = lambda *_: None,
+    progress: Progress = silent,
 ) -> None:
     """Go through the run of one seed on shapes, and check what every thing returns.
 
@@ -43,7 +45,7 @@ def rehearse(
         UserCodeError: code of the user's raised; its cause is what it raised.
     """
     with backend.precision(setting.dtype):
-        shared = setting.data.load(progress) if setting.data.shared else None
+        shared = setting.data.load(progress) if isinstance(setting.data, SharedData) else None
         rehearsal = _Rehearsal(setting, shared, files)
         numbers = {path: jax.ShapeDtypeStruct((), dtype) for path, dtype in varying.items()}
         try:
@@ -73,7 +75,7 @@ class _Rehearsal:
         def run(numbers: Hyperparameters, keys: tuple[Array, Array]) -> Corpus:
             setting, used = with_hyperparameters(self.setting, numbers), used_tokens(numbers)
             corpora = self.shared.splits if self.shared else self.corpora(setting, keys[0], used)
-            tokens = (self.shared or setting.data).tokens
+            tokens = self.shared.tokens if self.shared else seed.drawn(setting).tokens
             params = self.start(setting, corpora, keys[1], tokens, used)
             self.model(setting, params, corpora.train)
             for index in range(len(setting.phases)):
@@ -120,8 +122,8 @@ class _Rehearsal:
         with self.at("model", concepts.MODEL):
             logits, name = setting.model.logits(params, corpus), _name(setting.model)
             _wants(f"{name}.logits", logits, {(n, *columns)}, f"for {n} sequences of {classes} classes")
-            if not hasattr(setting.model, "scores_and_values"):
-                if getattr(setting.model, "attends_to_tokens", False):
+            if not setting.model.has_scores:
+                if setting.model.attends_to_tokens:
                     raise InputError(
                         f"{_name(setting.model)} says attends_to_tokens, but not by which scores; write "
                         "scores_and_values(params), or leave attends_to_tokens out"
@@ -140,8 +142,8 @@ class _Rehearsal:
     def minibatches(self, corpus: Corpus) -> None:
         """Refuse a loss that couples sequences where a step on a minibatch gives it all of them."""
         setting = self.setting
-        batched = [k for k, phase in enumerate(setting.phases) if getattr(phase, "batch_size", None)]
-        if not batched or getattr(setting.model, "cuts_batches", False):
+        batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
+        if not batched or setting.model.cuts_batches:
             return
         with self.at("loss", concepts.LOSS):
             couples = _couples(setting.loss, corpus.num_examples, corpus.num_classes)
@@ -170,7 +172,7 @@ class _Rehearsal:
                     f"{name}.init returns {shown(state)} without {missing[0]!r}; a state has params, step "
                     "and failed_at, as jaxattn.dynamics.State"
                 )
-            if getattr(type(phase), "step", Phase.step) is not Phase.step:
+            if type(phase).step is not Phase.step:
                 task = Task(setting.model, setting.loss, corpora)
                 _same(state, phase.step(task, state), f"{name}.step returns")
             further = seed.advance(setting, index, carried, corpora, jnp.int32(1))
@@ -185,10 +187,9 @@ class _Rehearsal:
         every, own = setting.probes.at_steps, setting.probes.own
         seen = seed.look(setting, index, carried.state.params, corpora)
         phase = setting.phases[index]
-        refined = getattr(phase, "refines", ())
         owner = dict.fromkeys(BEST, "the study") | dict.fromkeys(metrics, f"phase {phase.name}")
 
-        def place(probe: Any) -> str:
+        def place(probe: Measurement) -> str:
             found = [k for k, x in enumerate(own) if x is probe]
             return f"probes.own[{found[0]}]" if found else "probes"
 
@@ -198,15 +199,15 @@ class _Rehearsal:
                 measured = probe.measure(seen.with_memory(carried.memory.get(number)))
                 names = _columns(_name(probe), measured, 1)
                 standard = place(probe) == "probes"
-                _free((x for x in names if not (standard and x in refined)), owner, place(probe))
-        for probe in setting.probes.of_phases:
-            with jax.enable_x64(_is_double(setting, phase)), self.at(place(probe), _wanted(probe)):
-                if probe.applies(setting.model, setting.loss, phase):
-                    probe.observe(phase, carried.state)
-                    _free(probe.metrics, owner, place(probe))
+                _free((x for x in names if not (standard and x in phase.refines)), owner, place(probe))
+        for whole in setting.probes.of_phases:
+            with jax.enable_x64(_is_double(setting, phase)), self.at(place(whole), _wanted(whole)):
+                if whole.applies(setting.model, setting.loss, phase):
+                    whole.observe(phase, carried.state)
+                    _free(whole.metrics, owner, place(whole))
 
     @contextmanager
-    def at(self, place: str, concept: Concept | str) -> Iterator[None]:
+    def at(self, place: str, concept: Concept[Any] | str) -> Iterator[None]:
         """Say where something raised, and whose mistake it is."""
         try:
             with at(place):
@@ -221,7 +222,7 @@ class _Rehearsal:
             raise InputError(f"{place}: {reason}; {wanted}") from error
 
 
-def _couples(loss: Any, sequences: int, classes: int) -> bool:
+def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
     """Tell whether the loss of a sequence moves when others are replaced, on a few random ones."""
 
     def moves(n: int) -> bool:
@@ -290,19 +291,19 @@ def _free(names: Iterable[str], owner: dict[str, str], place: str) -> None:
         owner[name] = place
 
 
-def _is_double(setting: Setting, phase: Any) -> bool:
+def _is_double(setting: Setting, phase: Phase) -> bool:
     return "float64" in (setting.dtype, phase.dtype)
 
 
-def _wanted(probe: Any) -> Concept | str:
+def _wanted(probe: Measurement) -> Concept[Any] | str:
     """Say what a probe wants, of whoever can mend it."""
-    if hasattr(probe, "function") or not type(probe).__module__.startswith("jaxattn."):
+    if probe.kind or not type(probe).__module__.startswith("jaxattn."):
         return concepts.PROBE
     return f"the built-in probe {type(probe).__name__} cannot look at this model"
 
 
-def _name(thing: Any) -> str:
-    return getattr(getattr(thing, "function", None), "kind", type(thing).__name__)
+def _name(thing: Spec) -> str:
+    return thing.kind or type(thing).__name__
 
 
 def check_corpora(splits: Splits) -> None:

@@ -210,6 +210,6 @@ def _cell(
 
 def config_hash(made: Made) -> str:
     """Hash what determines a cell's numbers: neither names and figures nor where files lie."""
-    inert: frozenset[str] = getattr(made.setting.data, "inert", frozenset())
+    inert = made.setting.data.inert
     kept = made.tables | {"data": {key: x for key, x in made.tables["data"].items() if key not in inert}}
     return hashlib.sha256(msgspec.json.encode(kept, order="deterministic")).hexdigest()[:16]

@@ -9,10 +9,11 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 from jax import Array
 
-from jaxattn.spec import STATIC
-from jaxattn.study.kinds import fields_of, target_of, values_of, with_values
+from jaxattn.spec import STATIC, Spec
+from jaxattn.study.kinds import fields_of
 from jaxattn.study.setting import Setting
 
 Path = tuple[str | int, ...]
@@ -25,7 +26,7 @@ IN_TABLES: dict[Any, Path] = {"starts": ("model", "init"), "probes": ("probes", 
 
 def hyperparameters(setting: Setting) -> dict[Path, float | int]:
     """List the numbers that every lane of a program may have for itself."""
-    parts: dict[Path, Any] = {
+    parts: dict[Path, Spec] = {
         ("data",): setting.data,
         ("model",): setting.model,
         ("loss",): setting.loss,
@@ -36,14 +37,14 @@ def hyperparameters(setting: Setting) -> dict[Path, float | int]:
     found: dict[Path, float | int] = {
         (*path, *inner): number for path, thing in parts.items() for inner, number in _numbers(thing)
     }
-    if pads_vocabulary(setting):
+    if pads_vocabulary(setting) and setting.data.vocab_size is not None:
         found[VOCAB_SIZE] = setting.data.vocab_size
     return found
 
 
 def pads_vocabulary(setting: Setting) -> bool:
     """Tell whether cells that differ in V alone may share a program."""
-    return setting.data.pads_vocabulary and bool(getattr(setting.model, "token_rows", ()))
+    return setting.data.pads_vocabulary and bool(setting.model.token_rows)
 
 
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
@@ -59,8 +60,7 @@ def key_of(setting: Setting, path: Path) -> str:
     head, *rest = path
     if head == "phases":
         phase = setting.phases[int(rest[0])]
-        further = getattr(phase, "takes_further", None)
-        rest = [phase.name, *(part for part in rest[1:] if part != further)]
+        rest = [phase.name, *(part for part in rest[1:] if part != phase.takes_further)]
     return ".".join(map(str, (*IN_TABLES.get(head, (head,)), *rest)))
 
 
@@ -69,9 +69,9 @@ def used_tokens(numbers: Hyperparameters) -> Array | None:
     return numbers.get(VOCAB_SIZE)
 
 
-def _numbers(thing: Any) -> Iterator[tuple[Path, float]]:
-    static = _static(target_of(thing))
-    for name, value in values_of(thing).items():
+def _numbers(thing: Spec) -> Iterator[tuple[Path, float]]:
+    static = _static(type(thing))
+    for name, value in msgspec.structs.asdict(thing).items():
         if name in static:
             continue
         if isinstance(value, float):
@@ -81,7 +81,7 @@ def _numbers(thing: Any) -> Iterator[tuple[Path, float]]:
 
 
 @functools.cache
-def _static(target: Any) -> frozenset[str]:
+def _static(target: type[Spec]) -> frozenset[str]:
     """Name the settings that no lane may have for itself."""
     return frozenset(field.name for field in fields_of(target) if _is_static(field.type))
 
@@ -97,14 +97,13 @@ def _replaced(node: Any, path: Path, number: Any) -> Any:
     if not path:
         return number
     head, rest = path[0], path[1:]
-    if isinstance(node, tuple) and not hasattr(node, "_fields"):
-        return tuple(_replaced(x, rest, number) if k == head else x for k, x in enumerate(node))
-    if isinstance(node, Mapping):
-        return {**node, head: _replaced(node[head], rest, number)}
     if isinstance(node, Setting):
         if head == "probes":
             own = _replaced(node.probes.own, rest, number)
-            return node._replace(probes=with_values(node.probes, {"own": own}))
+            return node._replace(probes=msgspec.structs.replace(node.probes, own=own))
         return node._replace(**{str(head): _replaced(getattr(node, str(head)), rest, number)})
-    old = values_of(node)[str(head)]
-    return with_values(node, {str(head): _replaced(old, rest, number)})
+    if isinstance(node, tuple):
+        return tuple(_replaced(x, rest, number) if k == head else x for k, x in enumerate(node))
+    if isinstance(node, Mapping):
+        return {**node, head: _replaced(node[head], rest, number)}
+    return msgspec.structs.replace(node, **{str(head): _replaced(getattr(node, str(head)), rest, number)})

@@ -1,19 +1,20 @@
 """The JSON schema of sweep files, for editors that complete and check TOML."""
 
-import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from jaxattn.docstrings import first_line, meanings
 from jaxattn.probes.settings import Probes
+from jaxattn.spec import Spec
 from jaxattn.study import concepts
 from jaxattn.study.definition import Tables
 from jaxattn.study.grid import GRID, PRESENTATION
 from jaxattn.study.kinds import Concept, fields_of
 
 Schema = dict[str, Any]
-PARTS = {"data": concepts.DATA, "model": concepts.MODEL, "loss": concepts.LOSS}
+PARTS: dict[str, Concept[Any]] = {"data": concepts.DATA, "model": concepts.MODEL, "loss": concepts.LOSS}
 # Keys with dots are tables in tables, down to what stands there.
 AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "boolean"]}}
 VALUE = {"type": ["number", "string", "boolean", "array"]}
@@ -45,10 +46,11 @@ def schema() -> Schema:
         properties["probes"] = _table(Probes, {}, definitions)
         own = _listed(_choice(concepts.PROBE, definitions))
         properties["probes"]["properties"] |= {"own": own}
-    for properties, key, concept in (
+    listed: Sequence[tuple[Schema, str, Concept[Any]]] = (
         (changes["properties"], "phases", concepts.PHASE),
         (changes["properties"]["probes"]["properties"], "own", concepts.PROBE),
-    ):
+    )
+    for properties, key, concept in listed:
         by_name = {"type": "object", "additionalProperties": _change(concept, definitions)}
         properties[key] = {"anyOf": [properties[key], by_name]}
     inside = {key: x for key, x in changes["properties"].items() if key not in PRESENTATION or key in GRID}
@@ -72,12 +74,12 @@ def _listed(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-def _choice(concept: Concept, definitions: Schema) -> Schema:
+def _choice(concept: Concept[Any], definitions: Schema) -> Schema:
     own = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
     return {"anyOf": [*_built_in(concept, definitions), own, _name(concept)]}
 
 
-def _change(concept: Concept, definitions: Schema) -> Schema:
+def _change(concept: Concept[Any], definitions: Schema) -> Schema:
     """Describe a part of a table, of whatever kind: the settings of all of them."""
     settings: dict[str, list[Schema]] = {}
     for table in _built_in(concept, definitions):
@@ -89,11 +91,11 @@ def _change(concept: Concept, definitions: Schema) -> Schema:
     return {"anyOf": [{"type": "object", "properties": properties}, _name(concept)]}
 
 
-def _name(concept: Concept) -> Schema:
+def _name(concept: Concept[Any]) -> Schema:
     return {"type": "string", "anyOf": [{"enum": list(concept.known)}, {"pattern": ":"}]}
 
 
-def _built_in(concept: Concept, definitions: Schema) -> list[Schema]:
+def _built_in(concept: Concept[Any], definitions: Schema) -> list[Schema]:
     tables = [
         _table(target, {"kind": {"const": kind}}, definitions) for kind, target in concept.known.items()
     ]
@@ -107,27 +109,22 @@ def _built_in(concept: Concept, definitions: Schema) -> list[Schema]:
     return tables
 
 
-def _table(target: Any, first: Schema, definitions: Schema) -> Schema:
+def _table(target: type[Spec], first: Schema, definitions: Schema) -> Schema:
     fields = fields_of(target)
-    further = getattr(target, "takes_further", None)
     (*schemas,), components = msgspec.json.schema_components([field.type for field in fields])
     definitions.update(components)
     meaning = meanings(target)
     properties = first | {
         field.name: made
         | ({"description": meaning[field.name]} if field.name in meaning else {})
-        | (
-            {}
-            if field.default is inspect.Parameter.empty
-            else {"default": msgspec.to_builtins(field.default)}
-        )
+        | ({} if field.default is msgspec.NODEFAULT else {"default": msgspec.to_builtins(field.default)})
         for field, made in zip(fields, schemas, strict=True)
     }
-    required = [*first, *(field.name for field in fields if field.default is inspect.Parameter.empty)]
+    required = [*first, *(field.name for field in fields if field.default is msgspec.NODEFAULT)]
     return {
         "type": "object",
         "description": first_line(target),
         "properties": properties,
         "required": required,
-        "additionalProperties": bool(further),
+        "additionalProperties": bool(target.takes_further),
     }

@@ -4,20 +4,23 @@ A seed has two keys, one for its corpora and one for its parameters, that depend
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxattn.base import DrawnData, Probe, SharedData, Task
 from jaxattn.data.splits import Splits
-from jaxattn.dynamics.phase import Task
 from jaxattn.errors import InputError
 from jaxattn.probes.importance import token_columns
 from jaxattn.probes.seen import Seen
 from jaxattn.study.setting import Setting
 from jaxattn.trees import get, replaced
+
+# Measurements by name, by the number of their probe.
+Measured = dict[int, Mapping[str, Array]]
 
 
 class Carried(NamedTuple):
@@ -33,9 +36,16 @@ def keys(seed: int | Array) -> tuple[Array, Array]:
     return data_key, model_key
 
 
+def drawn(setting: Setting) -> DrawnData:
+    """Look up the data of a setting whose seeds have corpora of their own."""
+    assert isinstance(setting.data, DrawnData)
+    return setting.data
+
+
 def draw(setting: Setting, key: Array, used: Array | None = None) -> Splits:
     """Draw the corpora of a seed; of a padded vocabulary only the first tokens are used."""
-    return setting.data.draw(key) if used is None else setting.data.draw(key, used)
+    data = drawn(setting)
+    return data.draw(key) if used is None else data.draw(key, used)
 
 
 def start(
@@ -63,9 +73,9 @@ def begin(setting: Setting, index: int, params: Any, corpora: Splits, key: Array
     phase = setting.phases[index]
     task = Task(setting.model, setting.loss, corpora)
     memory = {
-        number: probe.remember(params)
+        number: kept
         for number, probe in probes(setting, index).items()
-        if hasattr(probe, "remember")
+        if (kept := probe.remember(params)) is not None
     }
     return Carried(phase.init(task, params, jax.random.fold_in(key, index)), memory)
 
@@ -76,7 +86,7 @@ def advance(setting: Setting, index: int, carried: Carried, corpora: Splits, ste
     return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
 
 
-def measure(setting: Setting, index: int, carried: Carried, corpora: Splits) -> dict[int, dict[str, Array]]:
+def measure(setting: Setting, index: int, carried: Carried, corpora: Splits) -> Measured:
     """Measure by every probe, given by its number: numbers, and vectors (m,)."""
     seen = look(setting, index, carried.state.params, corpora)
     found = {
@@ -90,22 +100,22 @@ def measure(setting: Setting, index: int, carried: Carried, corpora: Splits) -> 
     return found
 
 
-def merged(setting: Setting, found: dict[int, dict[str, Any]], step: int) -> dict[str, Any]:
+def merged(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
     """Put the measurements of all probes together, without those that do not speak of this step yet."""
     every = setting.probes.at_steps
     return {
         name: x
         for number, metrics in found.items()
-        if step >= getattr(every[number], "from_step", 0)
+        if step >= every[number].from_step
         for name, x in metrics.items()
     }
 
 
-def probes(setting: Setting, index: int) -> dict[int, Any]:
+def probes(setting: Setting, index: int) -> dict[int, Probe]:
     """List the probes of single steps that look at a phase, by number."""
     every = enumerate(setting.probes.at_steps)
     context = setting.model, setting.loss, setting.phases[index]
-    return {k: probe for k, probe in every if not hasattr(probe, "applies") or probe.applies(*context)}
+    return {k: probe for k, probe in every if probe.applies(*context)}
 
 
 def look(setting: Setting, index: int, params: Any, corpora: Splits) -> Seen:
@@ -115,7 +125,7 @@ def look(setting: Setting, index: int, params: Any, corpora: Splits) -> Seen:
 
 def columns(setting: Setting, index: int, params: Any, corpora: Splits) -> dict[str, Array]:
     """Collect the token table at the end of a phase; empty for a model without scores and values."""
-    if not hasattr(setting.model, "scores_and_values"):
+    if not setting.model.has_scores:
         return {}
     return token_columns(look(setting, index, params, corpora))
 
@@ -123,7 +133,7 @@ def columns(setting: Setting, index: int, params: Any, corpora: Splits) -> dict[
 def run(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array]]]:
     """Run one seed from its start to its end: yield phase, step and measurements at every probe step."""
     data_key, key = keys(seed)
-    if setting.data.shared:
+    if isinstance(setting.data, SharedData):
         corpora, _, tokens = setting.data.load()
     else:
         corpora, tokens = draw(setting, data_key), setting.data.tokens

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxattn.base import Data, Loss, Measurement, Model, Phase, Start
 from jaxattn.errors import InputError, at
 from jaxattn.probes.settings import Probes
+from jaxattn.spec import Spec
 from jaxattn.study import concepts
-from jaxattn.study.kinds import Concept, convert, keys_of, read
+from jaxattn.study.kinds import C, Concept, convert, keys_of, make
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.tree import Path, merge, place_of_thing
 
@@ -24,11 +26,11 @@ class Setting(NamedTuple):
         dtype: of parameters and measurements.
     """
 
-    data: Any
-    model: Any
-    loss: Any
-    starts: Mapping[str, Any]
-    phases: tuple[Any, ...]
+    data: Data
+    model: Model
+    loss: Loss
+    starts: Mapping[str, Start]
+    phases: tuple[Phase, ...]
     probes: Probes
     dtype: str
 
@@ -40,7 +42,7 @@ class Made(NamedTuple):
     tables: dict[str, Any]
 
 
-_CONCEPTS = {
+_CONCEPTS: dict[str, Concept[Any]] = {
     "data": concepts.DATA,
     "model": concepts.MODEL,
     "loss": concepts.LOSS,
@@ -119,14 +121,13 @@ class Maker:
         }
         return Made(in_span(setting), tables)
 
-    def _thing(self, concept: Concept, table: Any, place: str) -> tuple[Any, Any]:
+    def _thing(self, concept: Concept[C], table: Any, place: str) -> tuple[C, Any]:
         key = place, repr(table)
         if key not in self._known:
-            reading = read(concept, table, place, self._names)
-            thing = reading.make(place, self._names)
-            if concept in (concepts.DATA, concepts.MODEL):
+            thing, full = make(concept, table, place, self._names)
+            if isinstance(thing, Data | Model):
                 _ask(thing, place)
-            self._known[key] = thing, reading.table(self._names)
+            self._known[key] = thing, full
         return self._known[key]
 
     def _probes(self, table: Any) -> tuple[Probes, Any]:
@@ -145,7 +146,7 @@ def _check(setting: Setting) -> None:
     """Raise InputError if the things of a setting do not fit each other."""
     names = [phase.name for phase in setting.phases]
     # A model of the user's own need not say what it has; its parameters tell before it runs.
-    known: tuple[str, ...] = getattr(setting.model, "parameters", ())
+    known = setting.model.parameters
     for name in setting.starts:
         if known and name not in known:
             raise InputError(f"model.init: the model has no {name!r}, but {', '.join(known)}")
@@ -158,7 +159,7 @@ def _check(setting: Setting) -> None:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
         _ask(phase, place, setting)
     if setting.probes.max_margin:
-        if not getattr(setting.model, "is_one_layer", False):
+        if not setting.model.is_one_layer:
             raise InputError("probes.max_margin: only model.kind = 'one_layer' has a max-margin direction")
         if all(tuple(phase.train) != ("p",) for phase in setting.phases):
             raise InputError("probes.max_margin: no phase moves p alone; add one, or leave it out")
@@ -170,15 +171,15 @@ def in_span(setting: Setting) -> Setting:
     Raises:
         InputError: d is infinite, and something does; names it.
     """
-    things: dict[str, Any] = {
+    things: dict[str, Start | Phase | Measurement] = {
         **{f"model.init.{name}": start for name, start in setting.starts.items()},
         **{f"phases.{phase.name}": phase for phase in setting.phases},
         **{f"probes.own[{k}]": probe for k, probe in enumerate(setting.probes.own)},
     }
-    seeing = [place for place, thing in things.items() if not getattr(thing, "rotation_invariant", False)]
-    if not seeing and hasattr(setting.model, "in_span"):
+    seeing = [place for place, thing in things.items() if not thing.rotation_invariant]
+    if not seeing:
         return setting._replace(model=setting.model.in_span())
-    if getattr(setting.model, "dim", None) == "inf":
+    if setting.model.dim == "inf":
         raise InputError(
             f"model.dim: 'inf', but {seeing[0]} needs the axes of R^d (rotation_invariant is not true); give "
             "a finite dim"
@@ -186,11 +187,10 @@ def in_span(setting: Setting) -> Setting:
     return setting
 
 
-def _ask(thing: Any, place: str, *context: Any) -> None:
-    if hasattr(thing, "check"):
-        # Probes name their place themselves.
-        with at("" if place == "probes" else place):
-            thing.check(*context)
+def _ask(thing: Spec, place: str, *context: Any) -> None:
+    # Probes name their place themselves.
+    with at("" if place == "probes" else place):
+        thing.check(*context)
 
 
 def _without(table: Any, key: str, wanted: Any) -> tuple[Any, Any]:

@@ -9,12 +9,13 @@ import msgspec
 import numpy as np
 from jax import Array
 
+from jaxattn.base import Start
 from jaxattn.data.arrays import read_array
 from jaxattn.errors import InputError
-from jaxattn.spec import Spec
+from jaxattn.spec import Places
 
 
-class Zero(Spec, frozen=True, kw_only=True):
+class Zero(Start, frozen=True, kw_only=True):
     """θ_0 = 0."""
 
     rotation_invariant: ClassVar[bool] = True
@@ -24,7 +25,7 @@ class Zero(Spec, frozen=True, kw_only=True):
         return jnp.zeros_like(drawn)
 
 
-class Scaled(Spec, frozen=True, kw_only=True):
+class Scaled(Start, frozen=True, kw_only=True):
     """θ_0 = scale · what the model draws."""
 
     rotation_invariant: ClassVar[bool] = True
@@ -36,7 +37,7 @@ class Scaled(Spec, frozen=True, kw_only=True):
         return jnp.asarray(self.scale, drawn.dtype) * drawn
 
 
-class FromFile(Spec, frozen=True, kw_only=True):
+class FromFile(Start, frozen=True, kw_only=True):
     """θ_0 from an array in a file: `.npy`, or `FILE.safetensors:KEY`.
 
     With `vocabulary`, a text with one token per line, row k of the array is that of the token in line k + 1;
@@ -46,7 +47,7 @@ class FromFile(Spec, frozen=True, kw_only=True):
     file: str
     vocabulary: str | None = None
 
-    def located(self, names: Any) -> "FromFile":
+    def located(self, names: Places) -> "FromFile":
         """Return it with paths that start from the sweep file's folder."""
         place, colon, key = self.file.partition(":")
         file = f"{names.path(place)}{colon}{key}"
@@ -84,4 +85,4 @@ def kind_of(table: dict[str, Any]) -> str | None:
     return "file" if "file" in table else "scaled" if "scale" in table else None
 
 
-STARTS = {"zero": Zero, "scaled": Scaled, "file": FromFile}
+STARTS: dict[str, type[Start]] = {"zero": Zero, "scaled": Scaled, "file": FromFile}

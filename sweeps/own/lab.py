@@ -1,14 +1,13 @@
 """A lab of one's own: corpus, model, loss, start, phase, optimiser, probe and figure, all in this file.
 
 `study.toml`, and `clipped.toml` for the optimiser, name them by import path, `kind = "lab.py:Temperature"`.
-Each is a pure function of one seed, or a frozen class with pure methods; jaxattn runs all seeds and cells of
-a study in one compiled program.
+Each is a pure function of one seed, or a class with pure methods that derives from one of jaxattn's, which
+runs all seeds and cells of a study in one compiled program.
 Keyword-only arguments and fields are settings: checked by their annotations, and swept as you like. Cells
 that differ in a float share a program, in which that float is traced: write `jnp.where`, not `if`, or
 annotate it with `jaxattn.Static[float]`, and each of its values has a program of its own.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -39,8 +38,7 @@ class Params(NamedTuple):
     log_temperature: Array  # () log τ
 
 
-@dataclass(frozen=True)
-class Temperature:
+class Temperature(ja.Model):
     """f(X) = Σ_i q_i E_{x_i}·v with q = softmax(E_X p / τ): attention with a temperature τ to train."""
 
     dim: int

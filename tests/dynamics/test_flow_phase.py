@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.base import Task
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import ExactFlow, FullFlow, JointFlow, exact_flow, full_flow, joint_flow
-from jaxattn.dynamics.phase import Task
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.base import Phase, Task, log_spaced
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import PHASES
-from jaxattn.dynamics.phase import Phase, Task, log_spaced
 from jaxattn.errors import InputError
 
 

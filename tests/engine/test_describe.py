@@ -6,7 +6,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import Study
-from jaxattn.data.text import silent
+from jaxattn.base import silent
 from jaxattn.engine import describe
 from jaxattn.engine.program import seed_keys
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.data.text import silent
+from jaxattn.base import silent
 from jaxattn.engine import program
 
 

@@ -120,7 +120,7 @@ def test_models_without_attention_over_tokens_have_no_selection(seen):
     assert Importance().measure(seen(Bare())) == {}
 
 
-class Bare:
+class Bare(ja.Model):
     """A model of logits alone."""
 
     def init(self, key, *, vocab_size, num_classes, dtype):
@@ -192,8 +192,7 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
 class Given(Bare):
     """A model with scores and values of its own choice."""
 
-    def __init__(self, scores):
-        self.scores = scores
+    scores: jax.Array
 
     def scores_and_values(self, params):
         return self.scores, self.scores
@@ -203,7 +202,7 @@ def test_a_u_is_seen_by_the_absolute_posterior_difference_alone(x64):
     vocab_size = 40
     difference = (jnp.arange(vocab_size)[:, None] - 19.5) / 20
     statistics = TokenStatistics(jnp.full(vocab_size, 60.0), difference, difference)
-    shown = Seen(None, Given(difference[:, 0] ** 2), LOSS, Splits(None, statistics), QUERY)
+    shown = Seen(None, Given(scores=difference[:, 0] ** 2), LOSS, Splits(None, statistics), QUERY)
     found = Importance(low=-1.0, high=1.0).measure(shown)
     for over in ("bins", "tokens"):
         np.testing.assert_allclose(found[f"spearman_Ep_absolute_{over}"], 1, rtol=1e-12)

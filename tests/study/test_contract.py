@@ -18,7 +18,6 @@ from jaxattn.study import contract, toml
 from jaxattn.study.namespace import Namespace
 
 CODE = """
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -52,13 +51,11 @@ class Pair(NamedTuple):
     dim: int
     init = logits = None
 
-@dataclasses.dataclass(frozen=True)
-class NoLogits:
+class NoLogits(ja.Model):
     dim: int = 4
     def init(self, key, *, vocab_size, num_classes, dtype): ...
 
-@dataclasses.dataclass(frozen=True)
-class Model:
+class Model(ja.Model):
     dim: int = 4
     width: float = 1.0
 
@@ -84,7 +81,6 @@ class Raises(Model):
     def logits(self, params, corpus):
         raise KeyError("no such thing")
 
-@dataclasses.dataclass(frozen=True)
 class RaisesWhenMade(Model):
     def __post_init__(self):
         raise ValueError("never")
@@ -103,7 +99,6 @@ class DecidesByArrays(Model):
         if params.p[0] > 0:
             return super().logits(params, corpus)
 
-@dataclasses.dataclass(frozen=True)
 class Static(Model):
     width: ja.Static[float] = 1.0
     def logits(self, params, corpus):
@@ -126,7 +121,7 @@ def count_loss(logits, labels):
 def positional(logits, labels, power=2.0):
     return jnp.exp(-labels * logits)
 
-class NoCall:
+class NoCall(ja.Loss):
     pass
 
 def short(key, drawn):
@@ -138,33 +133,33 @@ def whole(key, drawn):
 class NoPhase:
     pass
 
-class NoStep(ja.Phase, frozen=True, kw_only=True):
+class NoStep(ja.Phase):
     train: tuple[str, ...] = ("p",)
     steps: int = 3
 
-class Stays(NoStep, frozen=True, kw_only=True):
+class Stays(NoStep):
     def step(self, task, state):
         return state.replace(step=state.step + 1)
 
-class NoState(Stays, frozen=True, kw_only=True):
+class NoState(Stays):
     def init(self, task, params, key):
         return params
 
-class Forgets(Stays, frozen=True, kw_only=True):
+class Forgets(Stays):
     def step(self, task, state):
         return state.params
 
-class Widens(Stays, frozen=True, kw_only=True):
+class Widens(Stays):
     def step(self, task, state):
         return state.replace(params=state.params.replace(p=state.params.p[None]))
 
-class Timed(Stays, frozen=True, kw_only=True):
+class Timed(Stays):
     time: float = 3.0
     @property
     def timed(self): return int(self.time)
     def probe_steps(self, per_decade): return [0, self.timed]
 
-class Loses(Stays, frozen=True, kw_only=True):
+class Loses(Stays):
     def metrics(self, state):
         return state.step
 
@@ -207,7 +202,7 @@ def array_setting(params, corpus, *, weights: jax.Array = None):
 def unreadable(params, corpus, *, weights: "Missing" = None):
     return params.p.sum()
 
-class NoMeasure(ja.Spec, frozen=True, kw_only=True):
+class NoMeasure(ja.Probe):
     pass
 
 number = 3
@@ -275,12 +270,12 @@ WRONG = {
     "no code": ({"model": "mine.py:number"}, "mine.py:number is neither a class nor a function"),
     "a function": (
         {"model": "mine.py:loss"},
-        "model.kind: mine.py:loss is a function; a model wants a frozen",
+        "model.kind: mine.py:loss is a function; a model wants a class derived from jaxattn.Model with",
     ),
     # what lacks something
     "no data": (
         {"data": "mine.py:NoData"},
-        "data.kind: mine.py:NoData has no 'shared'; data wants a function",
+        "data.kind: mine.py:NoData does not derive from jaxattn.DrawnData or jaxattn.SharedData; data wants a",
     ),
     "no logits": (
         {"model": model("NoLogits")},
@@ -289,7 +284,7 @@ WRONG = {
     "no call": ({"loss": "mine.py:NoCall"}, "loss.kind: mine.py:NoCall has no '__call__'; a loss wants"),
     "no phase": (
         {"phases": phase("NoPhase")},
-        "phases[0].kind: mine.py:NoPhase has no 'probe_steps'; a phase wants",
+        "phases[0].kind: mine.py:NoPhase does not derive from jaxattn.Phase; a phase wants",
     ),
     "no step": ({"phases": phase("NoStep")}, "phases[0]: NotImplementedError: NoStep.step; a phase wants"),
     "no measure": (
@@ -311,10 +306,13 @@ WRONG = {
         {"loss": {"kind": "mine.py:positional", "power": 3.0}},
         "loss: positional: 'power' is positional; put * before the settings",
     ),
-    "plain class": ({"model": model("Plain", dim=3)}, "model: Plain tells no settings; decorate"),
+    "plain class": (
+        {"model": model("Plain", dim=3)},
+        "model.kind: mine.py:Plain does not derive from jaxattn.Model; a model wants a class",
+    ),
     "named tuple": (
         {"model": model("Pair", dim=3)},
-        "model: Pair is a NamedTuple; make it a frozen dataclass",
+        "model.kind: mine.py:Pair does not derive from jaxattn.Model; a model wants a class",
     ),
     "array setting": (
         {"probes": {"own": [{"kind": "mine.py:array_setting", "weights": [1.0]}]}},

@@ -60,7 +60,7 @@ def test_exclusions_drop_the_cells_that_match_all_of_their_keys(settings, tables
 def test_cells_share_what_is_written_alike(tables, monkeypatch):
     made = []
     monkeypatch.setattr(
-        setting, "read", lambda *arguments: made.append(arguments[1]) or kinds.read(*arguments)
+        setting, "make", lambda *arguments: made.append(arguments[1]) or kinds.make(*arguments)
     )
     axes = {"phases.embed.step_size": [1.0, 2.0, 3.0], "phases.query.step_size": [0.1, 0.2, 0.3]}
     cells = Definition(tables(axes=axes)).cells
@@ -143,7 +143,7 @@ def test_the_hash_of_a_cell_is_that_of_the_study_that_says_the_same(tables):
 def test_an_axis_may_be_over_kinds_and_over_settings_of_own_code(study):
     cells = study("own", axes={"loss.softness": [0.5, 1.0], "model.rotation": ["drawn", "identity"]}).cells
     assert [cell.setting.model.rotation for cell in cells] == ["drawn", "identity"] * 2
-    assert [cell.setting.loss.function.settings["softness"] for cell in cells] == [0.5, 0.5, 1.0, 1.0]
+    assert [cell.setting.loss.softness for cell in cells] == [0.5, 0.5, 1.0, 1.0]
     cells = study(axes={"loss.kind": ["logistic", "mine.py:softened"]}).cells
     assert cells[1].tables["loss"] == {"kind": "mine.py:softened", "softness": 1.0}
     with pytest.raises(

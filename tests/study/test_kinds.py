@@ -1,6 +1,5 @@
 """One rule from tables to things and back, for built-in classes and the user's own."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +9,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.errors import InputError, UserCodeError
 from jaxattn.study import concepts
-from jaxattn.study.kinds import convert, describe, fields_of, read, values_of, with_values
+from jaxattn.study.kinds import convert, describe, fields_of, make
 from jaxattn.study.messages import nearest
 from jaxattn.study.namespace import Namespace
 
@@ -31,8 +30,8 @@ def names():
     return Namespace(SWEEPS)
 
 
-def make(concept, table, names):
-    return read(CONCEPTS[concept], table, concept, names).make(concept, names)
+def made(concept, table, names):
+    return make(CONCEPTS[concept], table, concept, names)[0]
 
 
 OWN = {
@@ -62,15 +61,12 @@ CASES = [(concept, table) for kinds in (OWN, BUILT_IN) for concept, every in kin
 @pytest.mark.parametrize(("concept", "table"), CASES, ids=[f"{c}-{k}" for k, (c, _) in enumerate(CASES)])
 def test_a_thing_is_written_down_as_the_table_that_makes_it(concept, table, names):
     """Table -> thing -> table -> thing: the same thing, with all settings."""
-    reading = read(CONCEPTS[concept], table, concept, names)
-    made = reading.make(concept, names)
-    written = reading.table(names)
-    again = read(CONCEPTS[concept], written, concept, names)
-    assert again.table(names) == written
-    assert values_of(again.make(concept, names)) == values_of(made)
-    described = describe(made, CONCEPTS[concept], names)
-    once_more = read(CONCEPTS[concept], described, concept, names)
-    assert values_of(once_more.make(concept, names)) == values_of(made)
+    thing, written = make(CONCEPTS[concept], table, concept, names)
+    again, rewritten = make(CONCEPTS[concept], written, concept, names)
+    assert rewritten == written
+    assert again == thing
+    described = describe(thing, CONCEPTS[concept], names)
+    assert made(concept, described, names) == thing
     given = {"kind": table} if isinstance(table, str) else table
     flat = written | written.get("options", {})
     assert {key: flat[key] for key in given if key in flat} == {
@@ -79,10 +75,10 @@ def test_a_thing_is_written_down_as_the_table_that_makes_it(concept, table, name
 
 
 def test_defaults_are_written_down(names):
-    reading = read(concepts.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
-    assert reading.table(names) == {"kind": "mine.py:Turned", "dim": 3, "sharpness": 1.0, "rotation": "drawn"}
-    reading = read(concepts.DATA, {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}, "data", names)
-    written = reading.table(names)
+    _, written = make(concepts.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
+    assert written == {"kind": "mine.py:Turned", "dim": 3, "sharpness": 1.0, "rotation": "drawn"}
+    table = {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}
+    _, written = make(concepts.DATA, table, "data", names)
     assert written["swapped"] == 0.0
     assert (written["test_sequences"], written["label_noise"]) == (0, 0.0)
 
@@ -137,7 +133,7 @@ def test_defaults_are_written_down(names):
         (
             "model",
             "mine.py:pairs",
-            "model.kind: mine.py:pairs is a function; a model wants a frozen dataclass",
+            "model.kind: mine.py:pairs is a function; a model wants a class derived from",
         ),
         (
             "phase",
@@ -147,8 +143,8 @@ def test_defaults_are_written_down(names):
         ("model", {"kind": "mine.py:WithoutLogits"}, "mine.py:WithoutLogits has no 'logits'; a model wants"),
         (
             "model",
-            {"kind": "mine.py:Unreadable", "dim": 3},
-            "Unreadable tells no settings; decorate it with @dataclass",
+            {"kind": "mine.py:Underived", "dim": 3},
+            "mine.py:Underived does not derive from jaxattn.Model; a model wants a class derived",
         ),
         (
             "model",
@@ -173,13 +169,13 @@ def test_defaults_are_written_down(names):
 )
 def test_mistakes_are_one_line_with_place_and_remedy(concept, table, message, names):
     with pytest.raises(InputError, match=message) as caught:
-        make(concept, table, names)
+        made(concept, table, names)
     assert "\n" not in str(caught.value)
 
 
 def test_code_that_raises_when_it_is_made_shows_its_own_lines(names):
     with pytest.raises(UserCodeError, match="model: RaisesWhenMade raises when it is made") as caught:
-        make("model", {"kind": "mine.py:RaisesWhenMade", "dim": 3}, names)
+        made("model", {"kind": "mine.py:RaisesWhenMade", "dim": 3}, names)
     assert 'raise KeyError("not like this")' in caught.value.trace
     assert "kinds.py" not in caught.value.trace
 
@@ -194,8 +190,7 @@ def test_what_python_gives_is_named_by_its_import_path():
     assert describe("hinge", concepts.LOSS, names) == "hinge"
 
 
-@dataclasses.dataclass(frozen=True)
-class Own:
+class Own(ja.Model):
     dim: int
     share: Annotated[float, msgspec.Meta(le=1)] = 0.5
 
@@ -211,8 +206,7 @@ def own_loss(logits, labels):
 
 
 def test_settings_that_cannot_be_written_down_are_named():
-    @dataclasses.dataclass(frozen=True)
-    class Holding:
+    class Holding(ja.Model):
         thing: object = None
 
     with pytest.raises(
@@ -232,35 +226,74 @@ def test_other_settings_may_be_traced_and_are_not_checked(names):
             {"label_noise": 9.0, "swapped": 7.0},
         ),
     ):
-        made = make(concept, table, names)
-        changed = with_values(made, change)
-        assert {key: values_of(changed)[key] for key in change} == change
-        assert values_of(made) != values_of(changed)
-        assert type(changed) is type(made)
+        thing = made(concept, table, names)
+        changed = msgspec.structs.replace(thing, **change)
+        assert {key: getattr(changed, key) for key in change} == change
+        assert changed != thing
+        assert type(changed) is type(thing)
 
 
-def test_fields_are_those_of_specs_dataclasses_and_keyword_only_arguments(names):
+def test_settings_are_fields_of_a_class_and_keyword_only_arguments_of_a_function(names):
     def listed(target):
         return [field.name for field in fields_of(target)]
 
-    assert listed(ja.models.MultiHead) == list(ja.models.MultiHead.__struct_fields__)
+    assert listed(ja.models.MultiHead) == ["dim", "heads"]
     assert listed(names.load("mine.py:Turned")) == ["dim", "sharpness", "rotation"]
-    assert listed(names.load("mine.py:pairs")) == ["vocab_size", "sequences", "swapped"]
-    assert listed(names.load("mine.py:softened")) == ["softness"]
+    own = ["vocab_size", "sequences", "swapped"]
+    of_every = ["test_sequences", "validation_sequences", "label_noise"]
+    assert sorted(listed(type(made("data", OWN["data"][0], names)))) == sorted([*own, *of_every])
+    assert listed(type(made("loss", "mine.py:softened", names))) == ["softness"]
+
+
+@pytest.mark.parametrize(
+    ("concept", "code", "message"),
+    [
+        ("model", "class Taken(ja.Model):\n    dim: int = 3\n    logits: int = 3", "'logits' of Taken is an"),
+        (
+            "model",
+            "class Taken(ja.Model):\n    attends_to_tokens: bool = True",
+            "annotate it as a ClassVar, or",
+        ),
+        (
+            "loss",
+            "def Taken(logits, labels, *, check: int = 3): ...",
+            "'check' of taken.py:Taken",
+        ),
+        (
+            "probe",
+            "def Taken(params, corpus, *, labels: int = 3): ...",
+            "'labels' of taken.py:Taken",
+        ),
+        ("probe", "def Taken(params, corpus, *, name: str = ''): ...", "has a setting 'name' already; give"),
+        ("data", "def Taken(key, *, label_noise: float = 0.1): ...", "has a setting 'label_noise' already"),
+    ],
+)
+def test_a_setting_named_like_an_attribute_of_its_base_is_refused(concept, code, message, tmp_path):
+    (tmp_path / "taken.py").write_text(
+        f"import jaxattn as ja\n\n{code}\n\n\nclass More:\n    pass\n", encoding="utf-8"
+    )
+    text = (tmp_path / "taken.py").read_text(encoding="utf-8")
+    if concept == "model":
+        methods = "\n    def init(self, key, **sizes): ...\n"
+        methods += "" if "logits:" in code else "    def logits(self, params, corpus): ...\n"
+        (tmp_path / "taken.py").write_text(text.replace(code, code + methods), encoding="utf-8")
+    with pytest.raises(InputError, match=message) as caught:
+        made(concept, "taken.py:Taken", Namespace(tmp_path))
+    assert "\n" not in str(caught.value)
 
 
 def test_annotations_that_name_nothing_are_one_line():
     def loss(logits, labels, *, power: "Nowhere" = 1):
         return logits
 
+    names = Namespace(given={"mine:loss": loss})
     with pytest.raises(InputError, match=r"loss: an annotation of loss cannot be read: name 'Nowhere'"):
-        fields_of(loss, "loss")
+        made("loss", "mine:loss", names)
 
 
 def test_mutable_defaults_are_not_shared():
-    @dataclasses.dataclass(frozen=True)
-    class Listed:
-        sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
+    class Listed(ja.Model):
+        sizes: list[int] = msgspec.field(default_factory=lambda: [1, 2])
         kind_of: Literal["a", "b"] = "a"
 
     one, other = convert(Listed, {}, ""), convert(Listed, {}, "")

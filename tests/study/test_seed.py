@@ -79,5 +79,5 @@ def test_a_model_without_scores_and_values_has_no_token_table(study, x64):
         lambda: (own := seed.draw(setting, data_key), seed.start(setting, own, key, []))
     )()
     assert seed.columns(setting, 0, params, corpora)["Ev"].shape == (10, 1)
-    bare = setting._replace(model=type("Bare", (), {"logits": setting.model.logits})())
+    bare = setting._replace(model=type("Bare", (ja.Model,), {})())
     assert seed.columns(bare, 0, params, corpora) == {}

@@ -1,6 +1,5 @@
 """Code as users write it, for studies that name it by import path."""
 
-import dataclasses
 from typing import ClassVar, Literal, NamedTuple
 
 import jax
@@ -28,7 +27,7 @@ def fixed(*, sequences: int = 12):
     return pairs(jax.random.key(7), vocab_size=10, sequences=sequences)
 
 
-class Pairs(ja.Generator, frozen=True, kw_only=True):
+class Pairs(ja.Generator):
     """`pairs` as a class."""
 
     length: PositiveInt = 2
@@ -45,8 +44,7 @@ class Bilinear(NamedTuple):
     v: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Turned:
+class Turned(ja.Model):
     """One layer whose scores are E W p, not E p; `sharpness` multiplies them."""
 
     dim: int
@@ -116,8 +114,7 @@ def spread(params, corpus, *, scale: float = 1.0):
     return scale * params.p.std()
 
 
-@dataclasses.dataclass(frozen=True)
-class Travelled:
+class Travelled(ja.Probe):
     """How far the query is from where the phase began."""
 
     order: ja.Static[float] = 2.0
@@ -130,8 +127,7 @@ class Travelled:
         return {"travelled": jnp.linalg.norm(seen.params.p - seen.memory, self.order)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Longest:
+class Longest(ja.PhaseProbe):
     """The largest norm of p in a phase, told at its end."""
 
     metrics = ("share_of_longest", "longest")
@@ -165,8 +161,8 @@ def of_wrong_shape(logits, labels):
     return (logits * labels).mean()
 
 
-class Unreadable:
-    """No dataclass: its settings cannot be read."""
+class Underived:
+    """It does not derive from ja.Model."""
 
     def __init__(self, dim):
         self.dim = dim
@@ -178,15 +174,13 @@ class Unreadable:
         raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
-class WithoutLogits:
+class WithoutLogits(ja.Model):
     dim: int = 3
 
     def init(self, key, **sizes):
         raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
 class RaisesWhenMade(Turned):
     def __post_init__(self):
         raise KeyError("not like this")

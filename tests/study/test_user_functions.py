@@ -4,22 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxattn import base
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.probes import Seen
-from jaxattn.study import own
-from jaxattn.study.kinds import Function
+from jaxattn.study import user_functions
 
 
 def labels_only(key, *, sequences: int = 6):
     raise NotImplementedError
 
 
-def hold(holder, target, **settings):
-    return holder(Function("mine.py:it", target, settings))
-
-
 def test_a_loss_returns_one_number_a_sequence():
-    loss = hold(own.OwnLoss, lambda logits, labels, *, power: (logits - labels) ** power, power=2)
+    def powered(logits, labels, *, power: float):
+        return (logits - labels) ** power
+
+    loss = user_functions.loss(powered, "mine.py:powered")(power=2)
     np.testing.assert_array_equal(loss(jnp.array([1.0, 2.0]), jnp.array([1, -1])), [0, 9])
 
 
@@ -27,27 +26,33 @@ SHOWN = Seen(3.0, None, None, Splits(4.0, None), None)
 
 
 def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
-    def product(params, corpus, *, scale=1.0):
+    def product(params, corpus, *, scale: float = 1.0):
         return scale * params * corpus
 
-    assert hold(own.OwnProbe, product, scale=2.0).measure(SHOWN) == {"product": 24.0}
-    named = own.OwnProbe(Function("mine.py:product", product, {}), name="other")
-    assert named.measure(SHOWN) == {"other": 12.0}
+    made = user_functions.probe(product, "mine.py:product")
+    assert made(scale=2.0).measure(SHOWN) == {"product": 24.0}
+    assert made(name="other").measure(SHOWN) == {"other": 12.0}
 
     def both(params, corpus):
         return {"sum": params + corpus, "row": jnp.arange(3)}
 
-    found = hold(own.OwnProbe, both).measure(SHOWN)
+    found = user_functions.probe(both, "mine.py:both")().measure(SHOWN)
     assert found["sum"] == 7
     np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
 
 
+def test_a_function_is_one_class_however_often_it_is_named(study):
+    one, other = study("own").base.data, study("own").base.data
+    assert type(one) is type(other)
+    assert one == other
+    assert type(one).__name__ == "pairs"
+
+
 def test_what_a_data_function_takes_says_what_it_is(study):
-    assert own.data_holder(labels_only) is own.OwnGenerator
+    assert issubclass(user_functions.data(labels_only, "mine.py:it"), base.DrawnData)
     drawn, shared = study("own").base.data, study("own", data="mine.py:fixed").base.data
-    assert isinstance(drawn, own.OwnGenerator)
-    assert isinstance(shared, own.OwnCorpus)
-    assert (drawn.shared, shared.shared) == (False, True)
+    assert isinstance(drawn, base.DrawnData)
+    assert isinstance(shared, base.SharedData)
 
 
 def test_a_generator_draws_every_split_with_its_own_size(study):

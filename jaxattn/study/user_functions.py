@@ -1,0 +1,209 @@
+"""A user's function as the class of its settings: data, a loss, a start, a probe or a figure."""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import msgspec
+from jax import Array
+
+from jaxattn.base import Data, DrawnData, Figure, Loss, Probe, Progress, SharedData, Start, silent
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.generators import Numbered
+from jaxattn.data.splits import Loaded, Splits, draw_splits, token_statistics
+from jaxattn.errors import InputError
+from jaxattn.probes.seen import Seen
+from jaxattn.spec import Count, HalfShare, Spec
+
+Function = Callable[..., Any]
+
+
+class _Made(Spec, frozen=True, kw_only=True):
+    """What classes that are made of a function have in common.
+
+    Attributes:
+        made_of: the function.
+        arguments: names of its settings.
+    """
+
+    made_of: ClassVar[Function]
+    arguments: ClassVar[tuple[str, ...]] = ()
+
+    def _call(self, *given: Any, **changed: Any) -> Any:
+        settings = {name: getattr(self, name) for name in self.arguments}
+        return type(self).made_of(*given, **settings | changed)
+
+
+class LossOfFunction(_Made, Loss, frozen=True, kw_only=True):
+    """A loss `(logits, labels, *, settings) -> (n,)`."""
+
+    def __call__(self, logits: Array, labels: Array) -> Any:
+        """Compute the loss of every sequence."""
+        return self._call(logits, labels)
+
+
+class StartOfFunction(_Made, Start, frozen=True, kw_only=True):
+    """A start `(key, drawn, *, settings) -> array like drawn`, which is what the model draws."""
+
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Any:
+        """Make the start of one parameter."""
+        return self._call(key, drawn)
+
+
+class ProbeOfFunction(_Made, Probe, frozen=True, kw_only=True):
+    """A probe `(params, corpus, *, settings) -> number, (m,) or a dictionary of them`.
+
+    Attributes:
+        name: of its number; the function's if empty.
+    """
+
+    name: str = ""
+
+    def measure(self, seen: Seen) -> Mapping[str, Any]:
+        """Measure one seed on its training corpus."""
+        found = self._call(seen.params, seen.corpora.train)
+        return found if isinstance(found, dict) else {self.name or type(self).__name__: found}
+
+
+class FigureOfFunction(_Made, Figure, frozen=True, kw_only=True):
+    """A figure `(results, *, settings) -> matplotlib figure or Drawn`."""
+
+    def __call__(self, results: Any) -> Any:
+        """Draw it."""
+        return self._call(results)
+
+
+class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
+    """Data `(key, *, settings) -> Corpus`; every seed has a corpus of its own."""
+
+    test_sequences: Count = 0
+    validation_sequences: Count = 0
+    label_noise: HalfShare = 0.0
+
+    @property
+    def held_out(self) -> bool:
+        """Whether there is a validation corpus."""
+        return self.validation_sequences > 0
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """Names of the V tokens: their numbers."""
+        corpus = jax.eval_shape(lambda key: self.draw(key).train, jax.random.key(0))
+        return Numbered(corpus.vocab_size)
+
+    def draw(self, key: Array, used: Array | None = None) -> Splits:
+        """Draw the corpora of one seed."""
+        sized = "sequences" in self.arguments
+
+        def generate(key: Array, sequences: int) -> Any:
+            return self._call(key, sequences=sequences) if sized else self._call(key)
+
+        return draw_splits(
+            generate,
+            key,
+            sequences=getattr(self, "sequences") if sized else 0,  # noqa: B009  a setting of the function
+            test_sequences=self.test_sequences,
+            validation_sequences=self.validation_sequences,
+            label_noise=self.label_noise,
+        )
+
+
+class SharedOfFunction(_Made, SharedData, frozen=True, kw_only=True):
+    """Data `(*, settings) -> Corpus` that all seeds share."""
+
+    def load(self, progress: Progress = silent) -> Loaded:
+        """Make the corpus."""
+        corpus: Corpus = self._call()
+        splits = Splits(corpus, jax.jit(token_statistics)(corpus))
+        return Loaded(splits, True, [str(s) for s in range(corpus.vocab_size)])
+
+
+def loss(target: Function, kind: str) -> type[Loss]:
+    """Make the class of a loss."""
+    return class_of(target, kind, LossOfFunction)
+
+
+def start(target: Function, kind: str) -> type[Start]:
+    """Make the class of a start."""
+    return class_of(target, kind, StartOfFunction)
+
+
+def probe(target: Function, kind: str) -> type[Probe]:
+    """Make the class of a probe."""
+    return class_of(target, kind, ProbeOfFunction)
+
+
+def figure(target: Function, kind: str) -> type[Figure]:
+    """Make the class of a figure."""
+    return class_of(target, kind, FigureOfFunction)
+
+
+def data(target: Function, kind: str) -> type[Data]:
+    """Make the class of data: drawn if the first argument is a key, shared if there are settings alone."""
+    kinds = [p.kind for p in inspect.signature(target).parameters.values()]
+    if all(kind is inspect.Parameter.KEYWORD_ONLY for kind in kinds):
+        return class_of(target, kind, SharedOfFunction)
+    return class_of(target, kind, DrawnOfFunction)
+
+
+@functools.cache
+def class_of(target: Function, kind: str, base: type[Any]) -> type[Any]:
+    """Make the class whose settings are the keyword-only arguments of a function, and those of a base.
+
+    Args:
+        target: the function.
+        kind: its import path, as the study names it.
+        base: one of the classes above.
+
+    Returns:
+        The class, always the same one.
+
+    Raises:
+        InputError: arguments that are no settings, or that have no readable annotation.
+    """
+    fields = _settings(target)
+    for name, *_ in fields:
+        if name in base.__struct_fields__:
+            raise InputError(f"{kind}: it has a setting {name!r} already; give its own another name")
+    return msgspec.defstruct(
+        target.__name__,
+        fields,
+        bases=(base,),
+        namespace={
+            "__doc__": target.__doc__,
+            "made_of": staticmethod(target),
+            "arguments": tuple(name for name, *_ in fields),
+            "kind": kind,
+        },
+        module=target.__module__,
+        frozen=True,
+        kw_only=True,
+    )
+
+
+def _settings(target: Function) -> list[Any]:
+    """List the keyword-only arguments of a function as msgspec wants fields."""
+    try:
+        hints = typing.get_type_hints(target, include_extras=True)
+        parameters = inspect.signature(target).parameters.values()
+    except NameError as error:
+        raise InputError(f"an annotation of {target.__name__} cannot be read: {error}") from None
+    except TypeError as error:
+        raise InputError(f"no function with readable arguments: {error}") from None
+    fields: list[Any] = []
+    for p in parameters:
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty:
+            raise InputError(f"{target.__name__}: {p.name!r} is positional; put * before the settings")
+        if p.kind is p.KEYWORD_ONLY:
+            default = () if p.default is p.empty else (as_default(p.default),)
+            fields.append((p.name, hints.get(p.name, Any), *default))
+    return fields
+
+
+def as_default(value: Any) -> Any:
+    """Write a default as msgspec wants it: a mutable one is made anew for everyone."""
+    mutable = isinstance(value, list | dict | set) and value
+    return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value
