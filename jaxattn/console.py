@@ -149,7 +149,10 @@ def _widths(frame: "pd.DataFrame") -> list[int] | None:
     """Divide the width between columns: what they want, less for the widest; None if a word had to be cut."""
     widths = _full_widths(frame)
     least = [
-        min(max(map(len, [*_parts(name), *(word for x in values for word in _WORD.findall(_written(x)))])), LONG)
+        min(
+            max(map(len, [*_parts(name), *(word for x in values for word in _WORD.findall(_written(x)))])),
+            LONG,
+        )
         for name, values in frame.items()
     ]
     while _together(widths) > _width():
