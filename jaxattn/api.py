@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -44,6 +45,13 @@ class Plan(NamedTuple):
     cells: pd.DataFrame
     groups: pd.DataFrame
     sentence: str
+
+    def __repr__(self) -> str:
+        return f"Plan({self.sentence})"
+
+    def _repr_html_(self) -> str:
+        groups = self.groups.to_html(index=False, max_rows=20)
+        return f"<b>Plan</b> ({escape(self.sentence)}){groups}"
 
 
 class Study(Definition):

@@ -10,14 +10,15 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from jaxattn.brief import Brief, is_concrete
 from jaxattn.data.ragged import positions, ragged
 from jaxattn.data.sizes import check_positions
 from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class Corpus:
+@struct.dataclass(repr=False)
+class Corpus(Brief):
     """n labelled sequences over V tokens, as bags of token counts. A pytree with static shapes.
 
     Attributes:
@@ -43,6 +44,20 @@ class Corpus:
     num_classes: int = struct.field(pytree_node=False, default=2)
     class_names: tuple[str, ...] | None = struct.field(pytree_node=False, default=None)
     mean_entries: int | None = struct.field(pytree_node=False, default=None)
+
+    def brief(self) -> str:
+        """Say how many sequences and tokens there are; of a batch of corpora, how many corpora."""
+        sizes = f"V = {self.vocab_size:,}, {self.num_classes} classes"
+        if not isinstance(self.labels, np.ndarray | jax.Array):
+            return sizes
+        *batch, n = self.labels.shape
+        several = f"{' × '.join(map(str, batch))} corpora, each of " if batch else ""
+        if not batch and n and is_concrete(self.lengths):
+            lengths = np.asarray(self.lengths, np.int64)
+            sizes = (
+                f"{lengths.min():,} to {lengths.max():,} tokens in each, {lengths.sum():,} in all, {sizes}"
+            )
+        return f"{several}{n:,} sequences, {sizes}"
 
     @property
     def num_sequences(self) -> int:

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention import attend
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.models.initial import embeddings_query_head
@@ -17,8 +18,8 @@ from jaxattn.spec import PositiveInt, Spec
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class Params:
+@struct.dataclass(repr=False)
+class Params(Brief):
     """Parameters of the one-layer model with H attention heads, each with a query and a read-out of its own.
 
     Attributes:

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention import attend
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import projection, span
 from jaxattn.models.initial import embeddings_query_head
@@ -18,8 +19,8 @@ from jaxattn.spec import Spec
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class Params:
+@struct.dataclass(repr=False)
+class Params(Brief):
     """Parameters of the one-layer model.
 
     Attributes:
