@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -11,9 +12,11 @@ import msgspec
 import pandas as pd
 
 from jaxattn.chips.plan import ChipPlan
+from jaxattn.data.splits import Splits
 from jaxattn.errors import InputError, RunError
 from jaxattn.probes.settings import Probes
 from jaxattn.results.load import Results, load
+from jaxattn.spec import MOST
 from jaxattn.study import concepts, toml
 from jaxattn.study.definition import Definition
 from jaxattn.study.kinds import describe, make, plain
@@ -23,6 +26,7 @@ from jaxattn.study.namespace import Namespace
 __all__ = ["ChipPlan", "Finished", "Plan", "Results", "Study", "load", "run"]
 
 OnFailure = Literal["stop", "continue", "retry"]
+Dashboard = Literal["tensorboard", "wandb"]
 Progress = Callable[[str, float], None]
 
 
@@ -42,6 +46,13 @@ class Plan(NamedTuple):
     cells: pd.DataFrame
     groups: pd.DataFrame
     sentence: str
+
+    def __repr__(self) -> str:
+        return f"Plan({self.sentence})"
+
+    def _repr_html_(self) -> str:
+        groups = self.groups.to_html(index=False, max_rows=20)
+        return f"<b>Plan</b> ({escape(self.sentence)}){groups}"
 
 
 class Study(Definition):
@@ -126,40 +137,71 @@ class Study(Definition):
         return toml.write(self.tree, path)
 
     @overload
-    def plan(self, directory: str | Path | None = ..., **options: Any) -> Plan: ...
+    def plan(
+        self,
+        directory: str | Path | None = ...,
+        *,
+        max_memory: int | None = ...,
+        quick: bool = ...,
+        progress: Progress = ...,
+    ) -> Plan: ...
 
     @overload
     def plan(
-        self, *, target: str, max_memory: int | None = ..., progress: Progress = ..., **options: Any
+        self,
+        *,
+        target: str,
+        max_memory: int | None = ...,
+        progress: Progress = ...,
+        only: Sequence[str] = ...,
+        keep: str | None = ...,
     ) -> ChipPlan: ...
 
     def plan(
-        self, directory: str | Path | None = None, *, target: str | None = None, **options: Any
+        self,
+        directory: str | Path | None = None,
+        *,
+        target: str | None = None,
+        max_memory: int | None = None,
+        quick: bool = False,
+        progress: Progress = _silent,
+        only: Sequence[str] = (),
+        keep: str | None = None,
     ) -> Plan | ChipPlan:
         """Tell what the study will do, and what of it is done already in a folder.
 
         Args:
             directory: the results folder; results/NAME by default.
             target: a chip that need not be here, such as "h200", "a100:4" or "v5e:2x2".
-            options: max_memory (bytes of a device), progress; for this machine quick, see `engine.plan`; for
-                a chip only (names of programs) and keep (a folder), see `engine.on_chip`.
+            max_memory: bytes that may be used on a device; chosen for the device by default.
+            quick: of this machine: leave out memory and time, for which every group is compiled and tried.
+            progress: told what is compiled, and the share of compile groups done.
+            only: of a target: names of the programs to compile, "query.advance" or "draw"; all if empty. Of
+                some alone it is not found out how many lanes fit.
+            keep: of a target: a folder for the texts of the compiled programs.
 
         Returns:
             The plan; with a target what every program holds, moves, computes and launches there.
 
         Raises:
-            InputError: a cell that does not fit, a folder of another config; a chip without its compiler.
+            InputError: a cell that does not fit, a folder of another config; a chip without its compiler; an
+                option of this machine given with a target, or the other way round.
         """
-        if target is None:
-            from jaxattn.engine.plan import plan
+        if target is not None:
+            if directory is not None or quick:
+                name = "quick" if directory is None else "directory"
+                raise InputError(f"{name}: nothing is looked up there for a target; give one of them")
+            return self._plan_on(target, progress, max_memory=max_memory, only=tuple(only), keep=keep)
+        if only or keep:
+            name = "only" if only else "keep"
+            raise InputError(f"{name}: programs are compiled for a target alone; give target, such as 'h200'")
+        from jaxattn.engine.plan import plan
 
-            (cells, groups), sentence = plan(self, self.folder(directory), **options)
-            return Plan(cells, groups, sentence)
-        if directory is not None:
-            raise InputError("directory: nothing is looked up there for a target; give one of them")
-        return self._plan_on(target, **options)
+        folder = self.folder(directory)
+        (cells, groups), sentence = plan(self, folder, max_memory, quick=quick, progress=progress)
+        return Plan(cells, groups, sentence)
 
-    def _plan_on(self, name: str, *, progress: Progress = _silent, **options: Any) -> ChipPlan:
+    def _plan_on(self, name: str, progress: Progress, **options: Any) -> ChipPlan:
         from jaxattn.chips import process
         from jaxattn.chips.targets import read_target
 
@@ -168,13 +210,30 @@ class Study(Definition):
         asked = {"tables": self.tree, "folder": str(self.names.folder.resolve()), **options}
         return ChipPlan.of(name, process.call(target, "jaxattn.engine.on_chip:plan_on", asked, progress))
 
-    def run(self, directory: str | Path | None = None, *, quiet: bool = False, **options: Any) -> Results:
+    def run(
+        self,
+        directory: str | Path | None = None,
+        *,
+        quiet: bool = False,
+        shard: tuple[int, int] = (1, 1),
+        max_memory: int | None = None,
+        on_failure: OnFailure = "continue",
+        accept_code: bool = False,
+        profile: bool = False,
+        log: Sequence[Dashboard] = (),
+    ) -> Results:
         """Run the study, or continue it, draw its figures and page, and read it back.
 
         Args:
             directory: the results folder; results/NAME by default.
             quiet: show no progress.
-            options: on_failure, max_memory, shard, accept_code, ... of `engine.run.run`.
+            shard: I and N: run the I-th of N shares, in a folder of its own.
+            max_memory: bytes that may be used on a device; chosen for the device by default.
+            on_failure: what to do when a batch ends in NaN, or the machine or code of yours fails it: "stop",
+                "continue" with the next batch, or "retry" it twice from its start before that.
+            accept_code: continue although code of yours has changed since the run began.
+            profile: write a JAX trace of the run into the folder, for TensorBoard or Perfetto.
+            log: dashboards that get every measurement too, "tensorboard" or "wandb" (offline).
 
         Returns:
             The results; seeds that failed are in `.failures`.
@@ -186,12 +245,46 @@ class Study(Definition):
         from jaxattn.engine.progress import Reporter
 
         with Reporter(quiet) as reporter:
-            finished = run(self, self.folder(directory), reporter=reporter, **options)
+            finished = run(
+                self,
+                self.folder(directory),
+                reporter=reporter,
+                shard=shard,
+                max_memory=max_memory,
+                on_failure=on_failure,
+                accept_code=accept_code,
+                profile=profile,
+                log=log,
+            )
         errors = finished.outcome.errors
         if len(errors) == finished.outcome.batches:
             raise RunError(errors[0]["reason"])
         models = {cell.number: cell.setting.model for cell in self.cells}
-        return replace(load(finished.outcome.directory), models=models)
+        return replace(load(finished.outcome.directory), models=models, dataset_of=self.dataset)
+
+    def dataset(self, seed: int = 0, cell: int = 0) -> Splits:
+        """Return the data of one seed of one cell, as a run has them.
+
+        Args:
+            seed: whose data; where all seeds share them, these.
+            cell: which cell.
+
+        Returns:
+            Training, test and validation corpus (None for none), and statistics of the training tokens. Of
+            a vocabulary that cells of a sweep pad to a common size, the cell's own tokens alone.
+
+        Raises:
+            InputError: no such cell or seed, data that cannot be read.
+        """
+        from jaxattn.study.dataset import dataset, swept_settings
+
+        if not 0 <= cell < len(self.cells):
+            raise InputError(f"cell {cell}: the study has cells 0 to {len(self.cells) - 1}")
+        if not 0 <= seed <= MOST:
+            raise InputError(f"seed {seed}: seeds are numbers from 0 to {MOST:,}")
+        setting = self.cells[cell].setting
+        swept = swept_settings(each.settings for each in self.cells)
+        return dataset(setting.data, seed, self.dtype, swept).splits
 
     def folder(self, directory: str | Path | None = None) -> Path:
         """Say where the results go."""

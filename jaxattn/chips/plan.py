@@ -82,7 +82,7 @@ class ChipGroup:
     seconds_at_least: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ChipPlan:
     """What the programs of a study hold, move and compute on a chip; `print` shows it as tables.
 
@@ -114,6 +114,9 @@ class ChipPlan:
     def sentence(self) -> str:
         """The whole in words."""
         return tables.sentence(self.programs, self.target)
+
+    def __repr__(self) -> str:
+        return f"ChipPlan({self.sentence})"
 
     def __str__(self) -> str:
         """Lay out the tables."""

@@ -10,6 +10,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from jaxattn.brief import is_concrete
 from jaxattn.data.dataset import Dataset, check_classes
 from jaxattn.data.ragged import positions, ragged
 from jaxattn.data.sizes import check_positions
@@ -42,6 +43,20 @@ class Corpus(Dataset):
     num_classes: int = struct.field(pytree_node=False, default=2)
     class_names: tuple[str, ...] | None = struct.field(pytree_node=False, default=None)
     mean_entries: int | None = struct.field(pytree_node=False, default=None)
+
+    def brief(self) -> str:
+        """Say how many sequences and tokens there are; of a batch of corpora, how many corpora."""
+        sizes = f"V = {self.vocab_size:,}, {self.num_classes} classes"
+        if not isinstance(self.targets, np.ndarray | jax.Array):
+            return sizes
+        *batch, n = self.targets.shape
+        several = f"{' × '.join(map(str, batch))} corpora, each of " if batch else ""
+        if not batch and n and is_concrete(self.lengths):
+            lengths = np.asarray(self.lengths, np.int64)
+            sizes = (
+                f"{lengths.min():,} to {lengths.max():,} tokens in each, {lengths.sum():,} in all, {sizes}"
+            )
+        return f"{several}{n:,} sequences, {sizes}"
 
     @property
     def num_examples(self) -> int:

@@ -1,20 +1,21 @@
 """What every kind of data has in common: n examples with targets, of which some can be taken."""
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from flax import struct
 from jax import Array
 
+from jaxattn.brief import Brief
 from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
 
 D = TypeVar("D", bound="Dataset")
 
 
-class Dataset(struct.PyTreeNode):
+class Dataset(Brief, struct.PyTreeNode, repr=False):
     """n examples with targets. A frozen pytree: a subclass is one by the fields that it names.
 
         class Pairs(ja.Dataset):
@@ -29,6 +30,10 @@ class Dataset(struct.PyTreeNode):
     """
 
     targets: Leaf
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make a subclass a frozen pytree of its fields, written in a few lines."""
+        super().__init_subclass__(**{"repr": False} | options)
 
     @property
     def num_examples(self) -> int:

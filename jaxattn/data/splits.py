@@ -9,6 +9,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool
 
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.importance import average_signed_frequency, posterior_difference, token_counts
 from jaxattn.data.noise import flip_labels
@@ -16,8 +17,8 @@ from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class TokenStatistics:
+@struct.dataclass(repr=False)
+class TokenStatistics(Brief):
     """Statistics of the V tokens of a corpus; arrays (V, C) have one column for two classes, else K.
 
     Attributes:
@@ -46,8 +47,8 @@ class TokenStatistics:
         return large & (self.count >= min_count)
 
 
-@struct.dataclass
-class Splits:
+@struct.dataclass(repr=False)
+class Splits(Brief):
     """Corpora of one seed, or with a leading axis of seeds.
 
     Attributes:

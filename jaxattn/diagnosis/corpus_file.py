@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from jaxattn.data import text
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.source import Source
 from jaxattn.data.text import Progress, silent
-from jaxattn.engine.program import load, seed_keys
 from jaxattn.errors import InputError, at
 from jaxattn.study import toml
+from jaxattn.study.dataset import dataset
 from jaxattn.study.definition import Definition
 from jaxattn.study.namespace import Namespace
 
@@ -54,9 +52,8 @@ def read_corpus(
             raise InputError(f"{path}: data.kind: this corpus has no words; leave the vocabulary out")
         read = text.load(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
         return read.train, read.vocabulary.tokens
-    loaded = load(setting, seed_keys([seed])[0], progress, {})
-    train = loaded.splits.train
-    return train if loaded.shared else jax.tree.map(lambda x: x[0], train), tuple(loaded.tokens)
+    loaded = dataset(setting.data, seed, setting.dtype, progress=progress)
+    return loaded.splits.train, tuple(loaded.tokens)
 
 
 def _study(path: Path, overrides: Sequence[str]) -> Definition:

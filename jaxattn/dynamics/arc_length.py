@@ -10,6 +10,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from jaxattn.brief import Brief
 from jaxattn.dynamics import rosenbrock
 from jaxattn.dynamics.coordinates import Local
 
@@ -51,7 +52,7 @@ _REASONS = {
 }
 
 
-class Ended:
+class Ended(Brief):
     """A path with a `status`, a `Stop`, in words; that of several seeds has a leading axis.
 
     Attributes:

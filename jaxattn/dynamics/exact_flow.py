@@ -31,7 +31,7 @@ from jaxattn.trees import Leaf
 _STAGES = 256
 
 
-@struct.dataclass
+@struct.dataclass(repr=False)
 class Path(Ended):
     """Points along gradient flow on p, float64; with a leading seed axis B on every array for B seeds.
 

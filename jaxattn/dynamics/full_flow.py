@@ -28,7 +28,7 @@ from jaxattn.trees import Leaf
 _FIRST = 1e-3
 
 
-@struct.dataclass
+@struct.dataclass(repr=False)
 class FullPath(Ended):
     """Points along gradient flow on E, p and v, float64; with a leading seed axis B for B seeds.
 

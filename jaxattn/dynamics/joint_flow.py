@@ -30,7 +30,7 @@ FAR = 1e7
 _MISMATCH = 1e-3
 
 
-@struct.dataclass
+@struct.dataclass(repr=False)
 class JointPath(Ended):
     """Points along gradient flow on p and v, float64; with a leading seed axis B for B seeds.
 

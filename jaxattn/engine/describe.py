@@ -7,7 +7,7 @@ import pandas as pd
 from jaxattn.base import Progress
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
-from jaxattn.engine.program import load, seed_keys
+from jaxattn.study.dataset import dataset
 from jaxattn.study.definition import Definition
 from jaxattn.theory.step_size import advise
 
@@ -23,9 +23,9 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
     Returns:
         Titles and tables: sizes, length quantiles, advice on one step on E, the most important tokens.
     """
+    loaded = dataset(study.base.data, 0, study.dtype, progress=progress)
+    held = loaded.splits
     with jax.enable_x64(study.dtype == "float64"):
-        loaded = load(study.base, seed_keys([0])[0], progress, {})
-        held = loaded.splits if loaded.shared else jax.tree.map(lambda x: x[0], loaded.splits)
         every = {"train": held.train, "validation": held.validation, "test": held.test}
         splits = {name: split for name, split in every.items() if split is not None}
         sizes = pd.DataFrame([_sizes(name, split) for name, split in splits.items()])

@@ -221,7 +221,7 @@ def _group_row(
 ) -> dict[str, Any]:
     """Write down what a group comes to."""
     batches = math.ceil(lanes / fitted.together)
-    steps = {phase.name: group.setting.probes.steps(phase) for phase in group.setting.phases}
+    steps = {phase.name: group.setting.probes.steps_of(phase) for phase in group.setting.phases}
     often = {"advance": lambda probed: probed[-1], "measure": len, "state_metrics": len, "observe": len}
     seconds = math.fsum(
         row["seconds_at_least"]

@@ -229,7 +229,7 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
 
     return Program(
         phase=phase,
-        probe_steps=setting.probes.steps(phase),
+        probe_steps=setting.probes.steps_of(phase),
         begin=compiled(begin, (0, axis, 0, 0), few, dtype=phase.dtype),
         advance=compiled(advance, (0, axis, 0, None), few, dtype=phase.dtype, donate_argnums=0),
         measure=compiled(measure, (0, axis, 0), look=look),

@@ -11,14 +11,15 @@ from jaxtyping import Array
 
 from jaxattn.attention import pool
 from jaxattn.base import Model
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import Weights, embeddings_query_head, square
 from jaxattn.spec import PositiveInt
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class Params:
+@struct.dataclass(repr=False)
+class Params(Brief):
     """Parameters of the model with a hidden layer as wide as the embeddings, so that E v is defined.
 
     Attributes:

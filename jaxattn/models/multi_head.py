@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.base import Model
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.models.initial import embeddings_query_head
@@ -18,8 +19,8 @@ from jaxattn.spec import PositiveInt
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class Params:
+@struct.dataclass(repr=False)
+class Params(Brief):
     """Parameters of the one-layer model with H attention heads, each with a query and a read-out of its own.
 
     Attributes:

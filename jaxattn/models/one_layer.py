@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.base import Model
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import projection, span
 from jaxattn.models.initial import embeddings_query_head
@@ -18,8 +19,8 @@ from jaxattn.models.span import Dim, infinite_by_name
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class Params:
+@struct.dataclass(repr=False)
+class Params(Brief):
     """Parameters of the one-layer model.
 
     Attributes:

@@ -6,28 +6,38 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
+from jaxattn.errors import InputError
 from jaxattn.models import key_query, mlp, multi_head, one_layer, two_layer_weights
 
 
-def padded_sequences(corpus: Corpus) -> tuple[Int[np.ndarray, "n T"], Bool[np.ndarray, "n T"]]:
+def padded_sequences(
+    corpus: Corpus, longest: int | None = None
+) -> tuple[Int[Array, "n T"], Bool[Array, "n T"]]:
     """Write bags out as padded sequences, repeated tokens side by side.
 
     Args:
         corpus: n sequences.
+        longest: T, at least the longest length; that length if None. Under jit and vmap it has to be given.
 
     Returns:
-        Token ids (n, T) with 0 as padding, and a mask (n, T) of the real tokens; T is the longest length.
+        Token ids (n, T) with 0 as padding, and a mask (n, T) of the real tokens.
+
+    Raises:
+        InputError: lengths that are traced, and no `longest`.
     """
-    bags = jax.tree.map(np.asarray, corpus.bags)
-    counts = bags.count.astype(np.int64)
-    owner = np.broadcast_to(bags.owner[:, None], counts.shape)[counts > 0]
-    tokens = np.repeat(bags.index[counts > 0].astype(np.int64), counts[counts > 0])
-    owner = np.repeat(owner, counts[counts > 0])
-    lengths = np.asarray(corpus.lengths)
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    ids = np.zeros(mask.shape, np.int64)
-    ids[mask] = tokens[np.argsort(owner, kind="stable")]
-    return ids, mask
+    bags, lengths = corpus.bags, jnp.asarray(corpus.lengths)
+    if longest is None:
+        if isinstance(lengths, jax.core.Tracer):
+            raise InputError("padded_sequences: lengths are traced; give longest=..., the largest of them")
+        longest = int(lengths.max())
+    place = jnp.arange(longest)
+    mask = place < lengths[:, None]
+    # Entries lie in the order of their sequences: that of position j ends after more than j tokens.
+    ends = jnp.cumsum(bags.count.astype(jnp.int32).ravel())
+    first = jnp.cumsum(lengths) - lengths
+    entry = jnp.searchsorted(ends, first[:, None] + place, side="right")
+    tokens = bags.index.astype(jnp.int32).ravel()[jnp.minimum(entry, bags.index.size - 1)]
+    return jnp.where(mask, tokens, 0), mask
 
 
 def logits(

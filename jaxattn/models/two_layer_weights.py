@@ -12,14 +12,15 @@ from jaxtyping import Array
 from jaxattn.attention import held_rows
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.base import Model
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import Weights, embeddings_query_head, square
 from jaxattn.spec import PositiveInt
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class Params:
+@struct.dataclass(repr=False)
+class Params(Brief):
     """Parameters of the two-layer model with weights.
 
     Attributes:

@@ -1,5 +1,6 @@
 """What a study measures on the way: the settings of the standard probes, and which others it has."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxattn.base import Measurement, Phase, PhaseProbe, Probe
@@ -9,14 +10,16 @@ from jaxattn.probes.importance import Importance
 from jaxattn.probes.max_margin import MaxMarginDirection
 from jaxattn.probes.one_step_law import OneStepError
 from jaxattn.probes.selection import Selected
-from jaxattn.spec import Count, Share, Spec
+from jaxattn.spec import Count, PositiveInt, Share, Spec
 
 
 class Probes(Spec, frozen=True, kw_only=True):
-    """What is measured on the way, at log-spaced steps.
+    """What is measured on the way, and at which steps: the first and the last of a phase are always there.
 
     Attributes:
         per_decade: probe steps in every factor of ten of the steps; 0 for both ends of a phase alone.
+        steps: the probe steps instead, in every phase as far as it has them; or by the name of the phase.
+        every: instead, every so many steps a probe step; or by the name of the phase.
         bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
         low: lower end of the first bin.
         high: upper end of the last bin.
@@ -29,6 +32,8 @@ class Probes(Spec, frozen=True, kw_only=True):
     """
 
     per_decade: Count = 8
+    steps: tuple[Count, ...] | dict[str, tuple[Count, ...]] | None = None
+    every: PositiveInt | dict[str, PositiveInt] | None = None
     bins: Count = 20
     low: float = -1.0
     high: float = 1.0
@@ -39,13 +44,37 @@ class Probes(Spec, frozen=True, kw_only=True):
     own: tuple[Measurement, ...] = ()
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the bins have no width."""
+        """Raise InputError if the bins have no width, or a phase's steps are set twice."""
         if self.low >= self.high:
             raise InputError(f"probes.low: {self.low} is not below probes.high = {self.high}")
+        named = _names(self.steps) & _names(self.every)
+        if named or (self.steps and self.every and not _names(self.steps) | _names(self.every)):
+            key = "".join(f".{name}" for name in sorted(named)[:1])
+            raise InputError(f"probes.every{key}: probes.steps{key} says the steps already; leave one out")
 
-    def steps(self, phase: Phase) -> list[int]:
-        """List the steps of a phase to measure at, 0 and the last among them."""
-        return phase.probe_steps(self.per_decade) if self.per_decade else sorted({0, phase.steps})
+    def check_phases(self, phases: Sequence[Phase]) -> None:
+        """Raise InputError if steps are set for a phase that is not there, or beyond the end of one."""
+        known = {phase.name: phase for phase in phases}
+        for key, value in (("steps", self.steps), ("every", self.every)):
+            if unknown := sorted(_names(value) - known.keys()):
+                raise InputError(f"probes.{key}.{unknown[0]}: no such phase; they are {', '.join(known)}")
+        listed = self.steps if isinstance(self.steps, dict) else {"": self.steps}
+        for name, steps in listed.items():
+            ends = [_end(phase) for phase in ([known[name]] if name else phases)] if steps else []
+            if steps and max(steps) > max(ends):
+                key, whose = (f".{name}", "the phase") if name else ("", "the longest phase")
+                raise InputError(
+                    f"probes.steps{key}: {max(steps)} is beyond the end, {whose} has {max(ends)}"
+                )
+
+    def steps_of(self, phase: Phase) -> list[int]:
+        """List the steps of a phase to measure at, ascending, 0 and the last among them."""
+        steps, every, end = _of(self.steps, phase), _of(self.every, phase), _end(phase)
+        if phase.name in _names(self.every) or (every and not steps):
+            return sorted({*range(0, end, every), end})
+        if steps:
+            return sorted({0, *(step for step in steps if step < end), end})
+        return phase.probe_steps(self.per_decade) if self.per_decade else sorted({0, end})
 
     @property
     def at_steps(self) -> tuple[Probe, ...]:
@@ -61,3 +90,17 @@ class Probes(Spec, frozen=True, kw_only=True):
         """The probes of whole phases: each has `observe(phase, state)` and `conclude(history, ...)`."""
         own = tuple(probe for probe in self.own if isinstance(probe, PhaseProbe))
         return (*((MaxMarginDirection(),) if self.max_margin else ()), *own)
+
+
+def _names(value: Any) -> set[str]:
+    """Names of the phases for which a setting is given by name."""
+    return set(value) if isinstance(value, dict) else set()
+
+
+def _of(value: Any, phase: Any) -> Any:
+    """What a setting is for a phase; None if it is given for others alone."""
+    return value.get(phase.name) if isinstance(value, dict) else value
+
+
+def _end(phase: Any) -> int:
+    return int(phase.probe_steps(1)[-1])

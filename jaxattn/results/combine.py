@@ -66,7 +66,9 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "made_by": [maker for folder in folders for maker in origin.makers(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    return replace(folders[0], manifest=manifest, records=joined["records"], tokens=joined["tokens"])
+    # Cells have other numbers here than in the studies that were run.
+    first = replace(folders[0], models={}, dataset_of=None)
+    return replace(first, manifest=manifest, records=joined["records"], tokens=joined["tokens"])
 
 
 def choose(

@@ -154,6 +154,24 @@ class Results(Run):
 
         return trained(self, cell=cell, seed=seed, phase=phase, model=model)
 
+    def dataset(self, seed: int = 0, cell: int = 0) -> Any:
+        """Return the data of one seed of one cell, as the run had them; see `dataset.dataset`.
+
+        Args:
+            seed: which seed of the run.
+            cell: which cell.
+
+        Returns:
+            A `jaxattn.data.Splits`: train, test and validation corpus, and statistics of the training tokens.
+
+        Raises:
+            InputError: an unknown cell or seed; of a folder that was loaded, data that are read from files or
+                drawn by code of somebody's own.
+        """
+        from jaxattn.results.dataset import dataset  # imports JAX, which tables and figures do not need
+
+        return dataset(self, seed=seed, cell=cell)
+
     def _repr_html_(self) -> str:
         failed = len(self.manifest.get("failures", []))
         facts = {

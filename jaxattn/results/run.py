@@ -1,6 +1,6 @@
 """A run, read back: what was run, what was measured, where every token ended."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class Run:
         tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; empty if none were
             recorded.
         models: the model of every cell, of a study that was run in this session; a folder names models only.
+        dataset_of: gives the data of (seed, cell), of a study that was run in this session; else None.
     """
 
     directory: Path
@@ -35,6 +36,7 @@ class Run:
     records: pd.DataFrame
     tokens: pd.DataFrame
     models: Mapping[int, Any] = field(default_factory=dict)
+    dataset_of: Callable[[int, int], Any] | None = None
 
     @property
     def finished(self) -> bool:
@@ -80,7 +82,7 @@ class Run:
         entry = self._entry(cell)
         if key in entry["settings"]:
             return entry["settings"][key]
-        value = find(self._config(cell), key)
+        value = find(self.config(cell), key)
         if value is None:
             swept = ", ".join(self.axes) or "nothing"
             raise InputError(f"{key}: no such key in the config of {self.directory}; swept is {swept}")
@@ -88,7 +90,7 @@ class Run:
 
     def class_names(self, cell: int) -> tuple[str, ...]:
         """Names of the classes of a cell's corpus, as far as its config tells; the negative class first."""
-        config = self._config(cell)
+        config = self.config(cell)
         names = find(config, "data.class_names") or find(config, "data.labels")
         return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
@@ -136,7 +138,8 @@ class Run:
         """Who made the run if it was another source than the installed one, in one line; else nothing."""
         return origin.differs(origin.makers(self.manifest))
 
-    def _config(self, cell: int) -> Mapping[str, Any]:
+    def config(self, cell: int) -> Mapping[str, Any]:
+        """The config of one cell, without its values on the axes."""
         config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
         return config
 

@@ -163,7 +163,7 @@ class _Rehearsal:
             if not jnp.issubdtype(jnp.result_type(x := trees.get(params, parameter)), jnp.floating):
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
         with jax.enable_x64(_is_double(setting, phase)), self.at(place, concepts.PHASE):
-            setting.probes.steps(phase)
+            setting.probes.steps_of(phase)
             carried = seed.begin(setting, index, params, corpora, key)
             state = carried.state
             missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]

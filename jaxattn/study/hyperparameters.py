@@ -35,7 +35,7 @@ def hyperparameters(setting: Setting) -> dict[Path, float | int]:
         **{("probes", k): probe for k, probe in enumerate(setting.probes.own)},
     }
     found: dict[Path, float | int] = {
-        (*path, *inner): number for path, thing in parts.items() for inner, number in _numbers(thing)
+        (*path, *inner): number for path, thing in parts.items() for inner, number in numbers_of(thing)
     }
     if pads_vocabulary(setting) and setting.data.vocab_size is not None:
         found[VOCAB_SIZE] = setting.data.vocab_size
@@ -69,7 +69,8 @@ def used_tokens(numbers: Hyperparameters) -> Array | None:
     return numbers.get(VOCAB_SIZE)
 
 
-def _numbers(thing: Spec) -> Iterator[tuple[Path, float]]:
+def numbers_of(thing: Spec) -> Iterator[tuple[Path, float]]:
+    """List the numbers of one thing that every lane may have for itself, by path within it."""
     static = _static(type(thing))
     for name, value in msgspec.structs.asdict(thing).items():
         if name in static:

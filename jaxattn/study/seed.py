@@ -140,7 +140,7 @@ def run(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array
     params = start(setting, corpora, key, tokens)
     for index, phase in enumerate(setting.phases):
         carried, done = begin(setting, index, params, corpora, key), 0
-        for step in setting.probes.steps(phase):
+        for step in setting.probes.steps_of(phase):
             carried = advance(setting, index, carried, corpora, step - done)
             found = merged(setting, measure(setting, index, carried, corpora), step)
             yield phase.name, step, found | phase.metrics(carried.state)

@@ -8,7 +8,7 @@ from jaxattn.errors import InputError, at
 from jaxattn.probes.settings import Probes
 from jaxattn.spec import Spec
 from jaxattn.study import concepts
-from jaxattn.study.kinds import C, Concept, convert, keys_of, make
+from jaxattn.study.kinds import C, Concept, convert, keys_of, make, plain
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.tree import Path, merge, place_of_thing
 
@@ -138,7 +138,8 @@ class Maker:
             further = [self._thing(concepts.PROBE, t, f"probes.own[{k}]") for k, t in enumerate(own or ())]
             probes = Probes(**standard | {"own": tuple(probe for probe, _ in further)})
             _ask(probes, "probes")
-            self._known[key] = probes, standard | {"own": [table for _, table in further]}
+            written = plain(standard, self._names) | {"own": [table for _, table in further]}
+            self._known[key] = probes, written
         return self._known[key]
 
 
@@ -158,6 +159,7 @@ def _check(setting: Setting) -> None:
             if known and parameter not in known:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
         _ask(phase, place, setting)
+    setting.probes.check_phases(setting.phases)
     if setting.probes.max_margin:
         if not setting.model.is_one_layer:
             raise InputError("probes.max_margin: only model.kind = 'one_layer' has a max-margin direction")

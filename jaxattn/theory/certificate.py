@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import struct
 
+from jaxattn.brief import Brief
 from jaxattn.theory.constraints import Constraints
 from jaxattn.trees import Leaf
 
@@ -47,8 +48,8 @@ _REASONS = {
 }
 
 
-@struct.dataclass
-class MaxMargin:
+@struct.dataclass(repr=False)
+class MaxMargin(Brief):
     """A max-margin direction and its certificate. NumPy arrays, float64; a batch adds a leading axis.
 
     With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest

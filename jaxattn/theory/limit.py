@@ -6,6 +6,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status
@@ -24,8 +25,8 @@ _ZERO = 1e-8
 _NO_FORCE = 1e-5
 
 
-@struct.dataclass
-class Limit:
+@struct.dataclass(repr=False)
+class Limit(Brief):
     """Where p goes, and what proves that gradient flow stays on course to it. NumPy numbers, float64.
 
     Attributes:

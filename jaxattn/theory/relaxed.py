@@ -6,6 +6,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status, unsolved
@@ -19,8 +20,8 @@ from jaxattn.trees import Leaf
 _ON_MARGIN = 1e-8
 
 
-@struct.dataclass
-class RelaxedMaxMargin:
+@struct.dataclass(repr=False)
+class RelaxedMaxMargin(Brief):
     """The directions of p and v together, each with its certificate. NumPy arrays, float64.
 
     Attributes:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxattn import backend
 from jaxattn.attention.batched import sequential_vmap_if_large
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.errors import InputError
@@ -18,8 +19,8 @@ from jaxattn.theory.scores import Scores
 from jaxattn.trees import Leaf
 
 
-@struct.dataclass
-class Selection:
+@struct.dataclass(repr=False)
+class Selection(Brief):
     """The selected tokens S_X of every sequence X of one corpus. A pytree with the shape of its bags.
 
     Attributes:

@@ -280,6 +280,21 @@ def test_minibatches_of_two_layers_stopped_and_continued_are_bit_identical(
     assert_is_what_the_engine_records(wanted.base, 1, read(tmp_path / "straight")[0])
 
 
+def test_listed_and_regular_probe_steps_killed_and_topped_up_are_bit_identical(
+    tmp_path, go, stop, read, study, assert_same
+):
+    probes = {"steps": {"query": [3, 7, 18]}, "every": 1, "min_count": 1}
+    wanted = study(seeds=4, chunk=2, probes=probes)
+    go(tmp_path / "straight", wanted)
+    stop(tmp_path / "stopped", study(seeds=2, chunk=2, probes=probes), 4)
+    go(tmp_path / "stopped", study(seeds=2, chunk=2, probes=probes))
+    go(tmp_path / "stopped", wanted)
+    assert_same(tmp_path / "stopped", tmp_path / "straight")
+    records = read(tmp_path / "straight")[0]
+    steps = records.groupby("phase", observed=True)["step"].unique().map(sorted).to_dict()
+    assert steps == {"embed": [0, 1], "query": [0, 3, 7, 18, 20]}
+
+
 def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
     """Compare the pure functions of one seed with the records of a run, metric by metric."""
     mine = records[records["seed"] == seed].set_index(["phase", "step", "metric"])["value"]

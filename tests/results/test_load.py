@@ -156,19 +156,23 @@ def test_results_import_neither_jax_nor_what_is_above_them():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for name in imported(ast.walk(tree)):
             package = ".".join(name.split(".")[:2])
-            # Trained parameters alone are arrays of JAX, of a model and of a seed.
-            of_params = ("jaxattn.models", "jaxattn.study") if path.name == "params.py" else ()
+            # Trained parameters and data alone are arrays of JAX, of a model or a generator, and of a seed.
+            of_arrays = {
+                "params.py": ("jaxattn.models", "jaxattn.study"),
+                "dataset.py": ("jaxattn.data", "jaxattn.study"),
+            }
             below = package in (
                 "jaxattn.results",
                 "jaxattn.storage",
                 "jaxattn.errors",
                 "jaxattn.spec",
-                *of_params,
+                *of_arrays.get(path.name, ()),
             )
             assert name.split(".")[0] != "jax" or path.name == "params.py", f"{path.name} imports {name}"
             assert not name.startswith("jaxattn") or below, path.name
             assert name != "matplotlib.pyplot", path.name
-        slow = {"matplotlib", "scipy", "jinja2", "orbax", "jaxattn.results.params", "jaxattn.results.style"}
+        slow = {"matplotlib", "scipy", "jinja2", "orbax", "jaxattn.results.style"}
+        slow |= {"jaxattn.results.params", "jaxattn.results.dataset"}
         drawing = "from jaxattn.results.style" in path.read_text(encoding="utf-8") or path.name in (
             "style.py",
             "report.py",

@@ -1,0 +1,48 @@
+"""Bags written out as padded sequences, inside jit and under vmap too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.errors import InputError
+from jaxattn.models.reference import padded_sequences
+
+SEQUENCES = [[2, 0, 2], [1], [2, 1, 1, 0], [0, 0]]
+
+
+def test_padded_sequences_are_the_lists_they_came_from():
+    corpus = ja.data.from_sequences(SEQUENCES, labels=[1, -1, 1, -1], vocab_size=3)
+    ids, mask = padded_sequences(corpus)
+    assert ids.shape == (4, 4)
+    assert [sorted(row[real].tolist()) for row, real in zip(np.array(ids), np.array(mask), strict=True)] == [
+        sorted(sequence) for sequence in SEQUENCES
+    ]
+    assert (np.array(ids)[~np.array(mask)] == 0).all()
+
+
+def test_long_and_repeated_tokens_survive(ragged):
+    corpus = ragged(2)
+    ids, mask = map(np.array, padded_sequences(corpus))
+    counts = np.stack([np.bincount(row[real], minlength=81) for row, real in zip(ids, mask, strict=True)])
+    bags = jax.tree.map(np.asarray, corpus.bags)
+    wanted = np.zeros((corpus.num_examples, 81), int)
+    np.add.at(wanted, (np.broadcast_to(bags.owner[:, None], bags.index.shape), bags.index), bags.count)
+    np.testing.assert_array_equal(counts, wanted)
+
+
+def test_it_works_under_jit_and_vmap_with_the_longest_length_given():
+    def draw(key):
+        return ja.data.independent(key, vocab_size=20, relevant=8, length=6, sequences=4)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    corpora = jax.vmap(draw)(keys)
+    ids, mask = jax.jit(jax.vmap(lambda corpus: padded_sequences(corpus, 7)))(corpora)
+    assert ids.shape == (3, 4, 7)
+    for k, key in enumerate(keys):
+        alone, real = padded_sequences(draw(key))
+        np.testing.assert_array_equal(ids[k, :, :6], alone)
+        np.testing.assert_array_equal(mask[k], jnp.pad(real, ((0, 0), (0, 1))))
+    with pytest.raises(InputError, match="lengths are traced; give longest="):
+        jax.jit(padded_sequences)(jax.tree.map(lambda x: x[0], corpora))

@@ -1,0 +1,57 @@
+"""Things that hold arrays are written in a few lines, without the entries of their arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+
+
+@pytest.fixture(scope="module")
+def things():
+    corpus = ja.data.from_sequences([[0, 2, 2], [1, 2], [0]], labels=[1, -1, 1], vocab_size=3)
+    params = ja.models.one_layer.init(jax.random.key(1), vocab_size=3, dim=4)
+    chosen = ja.theory.selection(params.p, params.E, corpus)
+    return {
+        "Corpus": corpus,
+        "Splits": ja.data.Splits(corpus, ja.data.token_statistics(corpus), corpus),
+        "Params": params,
+        "MaxMargin": ja.theory.max_margin(params.E, corpus, chosen),
+        "Path": ja.dynamics.exact_flow(params, corpus, until_norm=5.0, points=5),
+    }
+
+
+@pytest.mark.parametrize("name", ["Corpus", "Splits", "Params", "MaxMargin", "Path"])
+def test_a_thing_is_written_in_at_most_five_lines_of_100_letters(things, name):
+    lines = repr(things[name]).split("\n")
+    assert lines[0].startswith(f"{name}(")
+    assert len(lines) <= 5
+    assert max(map(len, lines)) <= 100
+    assert "Array" not in repr(things[name])
+    assert things[name]._repr_html_().startswith(f"<b>{name}</b> (")
+
+
+def test_what_is_written_is_what_is_there(things):
+    assert "3 sequences, 1 to 3 tokens in each, 6 in all, V = 3, 2 classes" in repr(things["Corpus"])
+    assert "E (3, 4) float32, p (4,) float32" in repr(things["Params"])
+    found = things["MaxMargin"]
+    assert f"margin {float(found.margin):.4g}" in repr(found)
+    assert f"duality_gap {float(found.duality_gap):.4g}" in repr(found).replace("\n  ", " ")
+    assert "validation none" in repr(things["Splits"]).replace("\n  ", " ")
+
+
+def test_traced_and_batched_things_and_shapes_alone_are_written_too(things):
+    seen = []
+
+    def look(corpus, params):
+        seen.extend([repr(corpus), repr(params)])
+        return params
+
+    twice = jax.tree.map(lambda x: jnp.stack([x, x]), (things["Corpus"], things["Params"]))
+    jax.vmap(look)(*twice)
+    shapes = jax.eval_shape(look, things["Corpus"], things["Params"])
+    assert seen[0] == seen[2] == "Corpus(3 sequences, V = 3, 2 classes)"
+    assert "E (3, 4) float32" in repr(shapes)
+    assert repr(twice[0]) == "Corpus(2 corpora, each of 3 sequences, V = 3, 2 classes)"
+    assert "2 classes" in repr(jax.tree.map(np.shape, things["Corpus"]))
