@@ -12,13 +12,14 @@ import jaxattn as ja
 def things():
     corpus = ja.data.from_sequences([[0, 2, 2], [1, 2], [0]], labels=[1, -1, 1], vocab_size=3)
     params = ja.models.one_layer.init(jax.random.key(1), vocab_size=3, dim=4)
-    chosen = ja.theory.selection(params.p, params.E, corpus)
+    scores = ja.theory.scores.one_layer(params, corpus)
+    chosen = ja.theory.selection(params.p, scores)
     return {
         "Corpus": corpus,
         "Splits": ja.data.Splits(corpus, ja.data.token_statistics(corpus), corpus),
         "Params": params,
-        "MaxMargin": ja.theory.max_margin(params.E, corpus, chosen),
-        "Path": ja.dynamics.exact_flow(params, corpus, until_norm=5.0, points=5),
+        "MaxMargin": ja.theory.max_margin(scores, chosen),
+        "Path": ja.dynamics.exact_flow(scores, params.p, until_norm=5.0, points=5),
     }
 
 
