@@ -199,7 +199,14 @@ class Model(Spec, frozen=True, kw_only=True):
 
 
 class Loss(Spec, frozen=True, kw_only=True):
-    """The loss of a sequence; a study minimises its mean."""
+    """The loss of a sequence, of which a study minimises the mean; or of a batch of them.
+
+    Attributes:
+        coupled: whether it is one number of a whole batch, as contrastive and ranking losses are. A step on a
+            minibatch then is given the sequences of the batch alone.
+    """
+
+    coupled: ClassVar[bool] = False
 
     @property
     def is_logistic(self) -> bool:
@@ -214,7 +221,7 @@ class Loss(Spec, frozen=True, kw_only=True):
             labels: (n,) int32; -1 and +1 for two classes, 0 .. K-1 for more.
 
         Returns:
-            (n,), of the logits' dtype.
+            (n,), of the logits' dtype; () if it is `coupled`.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")
 

@@ -141,7 +141,7 @@ def mean(
     """Average a loss over sequences, L = (1/n) Σ ℓ(f, y) or Σ w ℓ(f, y).
 
     Args:
-        loss: ℓ, (logits, labels) -> (n,).
+        loss: ℓ, (logits, labels) -> (n,); or -> (), that of them all, which takes no weights.
         logits: f, (n,) or (n, K).
         labels: (n,).
         weights: of the sequences, (n,), instead of 1/n for each.
@@ -150,6 +150,8 @@ def mean(
         The loss, a scalar of the logits' dtype.
     """
     each = loss(logits, labels)
+    if each.ndim == 0:
+        return each
     return each.mean() if weights is None else each @ weights.astype(each.dtype)
 
 

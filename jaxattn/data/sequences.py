@@ -85,35 +85,6 @@ class Sequences(Dataset):
                 raise InputError(f"query {query[where]} of sequence {where}: there is no token")
 
 
-def of_corpus(corpus: Corpus, longest: int) -> Sequences:
-    """Write bags out as sequences, equal tokens side by side, inside jit and under vmap.
-
-    Args:
-        corpus: n sequences over V tokens.
-        longest: T, at least the length of the longest sequence.
-
-    Returns:
-        n sequences with the same targets.
-    """
-    bags = corpus.bags
-    count = bags.count.astype(jnp.int32).ravel()
-    owner = jnp.repeat(bags.owner, bags.index.shape[1])
-    order = jnp.argsort(jnp.where(count > 0, owner, corpus.num_examples), stable=True)
-    end = jnp.cumsum(count[order])
-    first = jnp.cumsum(corpus.lengths) - corpus.lengths
-    position = first[:, None] + jnp.arange(longest)
-    mask = jnp.arange(longest) < corpus.lengths[:, None]
-    entry = jnp.minimum(jnp.searchsorted(end, position, side="right"), len(order) - 1)
-    ids = jnp.where(mask, bags.index.ravel()[order][entry].astype(jnp.int32), 0)
-    return Sequences(
-        targets=corpus.targets,
-        ids=ids,
-        mask=mask,
-        vocab_size=corpus.vocab_size,
-        classes=corpus.num_classes,
-    )
-
-
 def padded(sequences: list[Any], targets: Any, *, vocab_size: int, classes: int | None = None) -> Sequences:
     """Build sequences from lists of token ids.
 

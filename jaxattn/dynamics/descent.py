@@ -44,7 +44,8 @@ def descent(
         batch_size: sequences per step, dealt out anew in every epoch (the last ones that do not fill a batch
             sit it out); all of them by default.
         cuts_batches: make a corpus of the batch for every step. Otherwise it is a matter of weights: a step
-            costs what a full one does, which in token space is less than to lay out a corpus.
+            costs what a full one does, which in token space is less than to lay out a corpus, and the loss
+            must be one of single sequences.
         per_sequence: (logits, labels) -> (n,); logistic for two classes and cross-entropy for K by default.
 
     Returns:
@@ -196,7 +197,9 @@ class Descent(Phase, frozen=True, kw_only=True):
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
         of_model: dict[str, Any] = {"logits": task.model.logits, "per_sequence": task.loss}
         made = optimizer(_factory(self.optimizer), step_size, **self.options)
-        batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": task.model.cuts_batches}
+        # Weights leave a coupled loss all sequences.
+        cuts = task.model.cuts_batches or task.loss.coupled
+        batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
         moving = descent(made, train=self.train, **batches, **of_model)
         train = task.corpora.train
         if not self.patience:

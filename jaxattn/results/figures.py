@@ -105,12 +105,13 @@ def draw(results: Run, spec: Mapping[str, Any]) -> Drawn:
 
 
 def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]) -> Drawn:
-    """Draw with a function of the user's own.
+    """Draw with a function of the user's own, or a class of figures.
 
     Args:
         results: a results folder.
-        drawing: a function (results, **options) that returns a `Drawn`, or a matplotlib figure, which is
-            given the function's name and the first line of its docstring.
+        drawing: a function (results, **options), or a class of these options to be called with the results,
+            that returns a `Drawn`, or a matplotlib figure, which is given the name of the function or class
+            and the first line of its docstring.
         options: its options.
 
     Returns:
@@ -121,7 +122,8 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
     """
     from matplotlib.figure import Figure  # slow to import
 
-    found = drawing(results, **options)
+    is_class = isinstance(drawing, type)
+    found = drawing(**options)(results) if is_class else drawing(results, **options)
     name = getattr(drawing, "__name__", type(drawing).__name__)
     if isinstance(found, Figure):
         words = inspect.getdoc(drawing) or ""

@@ -137,21 +137,28 @@ class _Rehearsal:
                 _wants(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
         with self.at("loss", concepts.LOSS):
             each = setting.loss(logits, corpus.targets)
-            _wants(_name(setting.loss), each, {(n,)}, "one for every sequence, averaged afterwards")
+            name, coupled = _name(setting.loss), setting.loss.coupled
+            why = "that of all sequences" if coupled else "one for every sequence, averaged afterwards"
+            if not coupled and not jnp.ndim(each):
+                raise InputError(
+                    f"{name} returns {shown(each)}; return ({n},) floats, one for every sequence, or derive "
+                    "a class from jaxattn.Loss that says coupled = True"
+                )
+            _wants(name, each, {() if coupled else (n,)}, why)
 
     def minibatches(self, corpus: Corpus) -> None:
         """Refuse a loss that couples sequences where a step on a minibatch gives it all of them."""
         setting = self.setting
         batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
-        if not batched or setting.model.cuts_batches:
+        if not batched or setting.model.cuts_batches or setting.loss.coupled:
             return
         with self.at("loss", concepts.LOSS):
             couples = _couples(setting.loss, corpus.num_examples, corpus.num_classes)
         if couples:
             raise InputError(
                 f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, and would see "
-                "all of them, not those of the batch alone; leave batch_size out, or set cuts_batches = True "
-                "in the model"
+                "all of them, not those of the batch alone; derive a class from jaxattn.Loss that says "
+                "coupled = True and returns one number of the batch"
             )
 
     def phase(self, setting: Setting, index: int, params: Any, corpora: Splits, key: Array) -> Any:

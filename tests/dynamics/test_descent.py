@@ -8,7 +8,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.dynamics import descent, optimizer, run
-from jaxattn.dynamics.descent import deal
+from jaxattn.dynamics.descent import Descent, deal
 from jaxattn.errors import InputError
 
 
@@ -168,6 +168,41 @@ def test_cut_out_or_weighed_a_minibatch_of_two_layers_is_the_same(problem):
     one, other = (run(x, x.init(params, jax.random.key(0)), corpus, 7).params for x in algorithms)
     for name in ("E", "p", "v"):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-11)
+
+
+class Contrast(ja.Loss):
+    """-log of the share that the margins of positive sequences have of all exponentials."""
+
+    coupled = True
+
+    def __call__(self, logits, labels):
+        return jax.nn.logsumexp(logits) - jax.nn.logsumexp(jnp.where(labels > 0, logits, -jnp.inf))
+
+
+def test_a_loss_of_a_whole_batch_sees_the_batch_alone(problem):
+    params, corpus = problem
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    phase = Descent(name="q", train=("E", "p"), optimizer="sgd", step_size=0.5, steps=5, batch_size=8)
+    statistics = ja.data.token_statistics(corpus)
+    task = ja.dynamics.Task(ja.models.OneLayer(dim=16), Contrast(), ja.data.Splits(corpus, statistics))
+    key = jax.random.key(3)
+    state = phase.init(task, params, key)
+
+    def loss(params, own):
+        tokens = params.E[ids[own]]
+        scores = jnp.where(mask[own], tokens @ params.p, -jnp.inf)
+        f = (jax.nn.softmax(scores, axis=1) * (tokens @ params.v)).sum(axis=1)
+        positive = corpus.targets[own] > 0
+        return -jnp.log((jnp.exp(f) * positive).sum() / jnp.exp(f).sum())
+
+    expected = params
+    for step in range(5):
+        (own,) = np.nonzero(np.asarray(deal(key, jnp.int32(step), 8, 40)) < 8)
+        gradient = jax.grad(loss)(expected, own)
+        expected = expected.replace(E=expected.E - 0.5 * gradient.E, p=expected.p - 0.5 * gradient.p)
+    found = phase.advance(task, state, 5).params
+    np.testing.assert_allclose(found.E, expected.E, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.p, expected.p, rtol=1e-10, atol=1e-12)
 
 
 def test_a_batch_of_all_sequences_is_the_full_batch(problem):

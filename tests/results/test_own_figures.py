@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+import jaxattn as ja
 from jaxattn.errors import InputError
 from jaxattn.results import load, report
 from jaxattn.results.drawn import Drawn, Picture
@@ -46,6 +47,22 @@ def test_a_bare_figure_is_named_by_its_function(results):
     assert own.name == "a-b"
     with pytest.raises(InputError, match="figure broken_too: returned int; let it return a matplotlib"):
         results["text"].figure(broken_too)
+
+
+class Losses(ja.Figure):
+    """Every seed's last number."""
+
+    metric: str = "loss"
+
+    def __call__(self, results):
+        return losses(results, self.metric)
+
+
+def test_a_class_of_figures_draws_with_its_settings(results):
+    drawn = results["text"].figure(Losses, metric="p_norm")
+    assert (drawn.name, drawn.caption) == ("Losses", "Every seed's last number.")
+    by_function = results["text"].figure(losses, metric="p_norm")
+    assert drawn._repr_png_() == by_function._repr_png_()
 
 
 def broken_too(results):

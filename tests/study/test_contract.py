@@ -184,6 +184,19 @@ class Cuts(Model):
 def contrast(logits, labels):
     return jax.nn.logsumexp(logits) - labels * logits
 
+def together(logits, labels):
+    return contrast(logits, labels).mean()
+
+class Together(ja.Loss):
+    coupled = True
+
+    def __call__(self, logits, labels):
+        return together(logits, labels)
+
+class Apart(Together):
+    def __call__(self, logits, labels):
+        return contrast(logits, labels)
+
 def Ev_bin_00(params, corpus):
     return params.p.sum()
 
@@ -410,7 +423,15 @@ WRONG = {
     "coupled sequences": (
         {"loss": "mine.py:contrast", "phases": BATCHED},
         "phases[0].batch_size: mine.py:contrast couples sequences, and would see all of them, not those of "
-        "the batch alone; leave batch_size out",
+        "the batch alone; derive a class from jaxattn.Loss that says coupled = True",
+    ),
+    "a batch's loss that does not say so": (
+        {"loss": "mine.py:together"},
+        "loss: mine.py:together returns float32[]; return (",
+    ),
+    "a batch's loss that is not one": (
+        {"loss": "mine.py:Apart"},
+        "loss: Apart returns float32[",
     ),
     "nothing": (
         {"probes": {"own": ["mine.py:nothing"]}},
@@ -463,6 +484,7 @@ def test_a_loss_that_couples_sequences_may_have_the_whole_corpus_or_a_corpus_of_
     whole = [{key: x for key, x in BATCHED[0].items() if key != "batch_size"}]
     for changes in ({"phases": whole}, {"phases": BATCHED, "model": model("Cuts")}):
         study(names, loss="mine.py:contrast", **changes).plan(tmp_path / "out", quick=True)
+    study(names, loss="mine.py:Together", phases=BATCHED).plan(tmp_path / "out", quick=True)
 
 
 def ranking(logits, labels):
