@@ -125,6 +125,10 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
     points: Annotated[int, msgspec.Meta(ge=3)] = 64
 
+    def check(self, *context: Any) -> None:
+        """Raise InputError unless the model and loss are those of the theory, of two classes or more."""
+        require_one_layer(*context, two_classes=False)
+
     def follow(self, params: Any, corpus: Corpus) -> Any:
         """Find the path."""
         return exact_flow(

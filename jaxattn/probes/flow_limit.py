@@ -58,8 +58,8 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
 
         Args:
             history: (S, k, d) float64; p of every seed at k probe steps.
-            params: the parameters at the end; E (S, V, d) and v (S, d) did not move meanwhile.
-            loaded: corpora of two classes, shared by the seeds or one for each.
+            params: the parameters at the end; E (S, V, d) and v (S, d) or (S, d, K) did not move meanwhile.
+            loaded: corpora, shared by the seeds or one for each.
 
         Returns:
             1 - cos to the limit, (S, k). Its certificate, and the share of sequences with tied tokens, (S,).
@@ -79,7 +79,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
         """Compare the path (k, d) of one seed."""
         # The path of a seed that failed may end at a finite p.
         finite = all(np.isfinite(x).all() for x in (path[-1], params.E, params.v))
-        if corpus.num_classes != 2 or not finite:
+        if not finite:
             return np.full(len(path), np.nan), np.full(len(_AT_THE_END), np.nan)
         chosen, counts = attended_on_host(params.E @ path[-1], corpus, self.nats)
         tied = float((counts > 1).mean())

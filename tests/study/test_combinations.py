@@ -100,7 +100,7 @@ def test_flows_with_three_classes_of_ones_own_data_say_so(tmp_path):
         labels = jnp.arange(sequences) % 3
         return ja.data.from_draws(labels[:, None], labels, vocab_size=3, num_classes=3)
 
-    for flow in (ja.dynamics.ExactFlow, ja.dynamics.JointFlow, ja.dynamics.FullFlow):
+    for flow in (ja.dynamics.JointFlow, ja.dynamics.FullFlow):
         with pytest.raises(InputError, match=r"^phases\[0\]: .*two"):
             Study(name="x", data=triples, model=ja.models.OneLayer(dim=4), phases=[flow(name="it")]).plan(
                 tmp_path / "out", quick=True
