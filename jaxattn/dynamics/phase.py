@@ -6,7 +6,7 @@ from jaxattn.errors import InputError
 
 
 def require_one_layer(*context: Any, two_classes: bool = True) -> None:
-    """Raise InputError unless a setting has the one-layer model and the logistic loss of two, or K, classes."""
+    """Raise InputError unless the model is one-layer and the loss logistic, of two classes or of any number."""
     for setting in context:
         if not setting.model.is_one_layer:
             raise InputError("it follows p of model.kind = 'one_layer' only; use kind = 'descent'")
