@@ -6,7 +6,7 @@ from jaxattn.errors import InputError
 
 
 def require_one_layer(*context: Any, two_classes: bool = True) -> None:
-    """Raise InputError unless the model is one-layer and the loss logistic, of two classes or of any number."""
+    """Raise InputError unless the model is one-layer, the loss logistic and, if asked, classes are two."""
     for setting in context:
         if not setting.model.is_one_layer:
             raise InputError("it follows p of model.kind = 'one_layer' only; use kind = 'descent'")
