@@ -24,7 +24,9 @@ SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
 # Saves a checkpoint as soon as it may, and is killed as soon as it has.
 KILLED = """
 import os, signal, sys
-from jaxattn.api import Study
+from pathlib import Path
+from jaxattn.api import Study, run
+from jaxattn.engine.progress import Reporter
 from jaxattn.engine.execute import Clock
 from jaxattn.engine.store import Store
 
@@ -34,7 +36,9 @@ def save_and_die(*arguments, **named):
     os.kill(os.getpid(), signal.SIGKILL)
 
 Store.save = save_and_die
-Study.read(sys.argv[1]).run(sys.argv[2], quiet=True, clock=Clock(block_s=0.0, checkpoint_s=0.0))
+with Reporter(quiet=True) as reporter:
+    clock = Clock(block_s=0.0, checkpoint_s=0.0)
+    run(Study.read(sys.argv[1]), Path(sys.argv[2]), reporter=reporter, clock=clock)
 """
 
 
