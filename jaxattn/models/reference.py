@@ -27,9 +27,10 @@ def padded_sequences(
     """
     bags, lengths = corpus.bags, jnp.asarray(corpus.lengths)
     if longest is None:
-        if isinstance(lengths, jax.core.Tracer):
+        if isinstance(corpus.lengths, jax.core.Tracer):
             raise InputError("padded_sequences: lengths are traced; give longest=..., the largest of them")
-        longest = int(lengths.max())
+        # On the host: inside jit also what is no tracer would become one.
+        longest = int(np.asarray(corpus.lengths).max())
     place = jnp.arange(longest)
     mask = place < lengths[:, None]
     # Entries lie in the order of their sequences: that of position j ends after more than j tokens.
