@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +52,7 @@ def test_it_looks_at_the_logistic_loss_and_p_alone():
     assert probe.applies(model, loss, ExactFlow(name="a"))
     assert not probe.applies(model, loss, JointFlow(name="b"))
     assert not probe.applies(model, ja.losses.Classification(smoothing=0.1), ExactFlow(name="a"))
-    assert not probe.applies(SimpleNamespace(), loss, ExactFlow(name="a"))
+    assert not probe.applies(ja.models.Mlp(dim=3), loss, ExactFlow(name="a"))
 
 
 def test_a_seed_with_nan_does_not_stop_the_others():

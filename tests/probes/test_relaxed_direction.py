@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 import jaxattn as ja
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics import Descent, ExactFlow, JointFlow
-from jaxattn.models import OneLayer
+from jaxattn.models import Mlp, OneLayer
 from jaxattn.models.one_layer import Params
 from jaxattn.probes import RelaxedDirection
 
@@ -79,7 +79,7 @@ def test_it_looks_where_p_and_v_move():
     assert probe.applies(model, logistic, JointFlow(name="b"))
     assert not probe.applies(model, logistic, ExactFlow(name="b"))
     assert not probe.applies(model, SimpleNamespace(is_logistic=False), both)
-    assert not probe.applies(SimpleNamespace(), logistic, both)
+    assert not probe.applies(Mlp(dim=3), logistic, both)
 
 
 def test_a_seed_with_nan_and_corpora_of_more_classes_have_no_direction():
