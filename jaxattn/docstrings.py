@@ -44,6 +44,6 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def written(default: Any) -> str:
     """Write the default of a setting for a table."""
-    if default is inspect.Parameter.empty:
+    if default is msgspec.NODEFAULT:
         return "required"
     return "none" if default is None else f"`{msgspec.json.encode(default).decode()}`"

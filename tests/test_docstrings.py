@@ -1,7 +1,8 @@
 """Meanings of settings are read from docstrings, and pages are made of them."""
 
-import inspect
 from pathlib import Path
+
+import msgspec
 
 from jaxattn.data.readers import READERS
 from jaxattn.docstrings import first_line, meanings, table, written
@@ -55,7 +56,7 @@ def test_a_class_says_more_than_its_bases():
 def test_a_table_keeps_its_cells():
     rows = [["power", meanings(function)["power"]]]
     assert table(["a", "b"], rows) == "| a | b |\n|---|---|\n| power | the exponent \\| of it. |"
-    defaults = [inspect.Parameter.empty, None, ("a", 1), "\t"]
+    defaults = [msgspec.NODEFAULT, None, ("a", 1), "\t"]
     assert [written(x) for x in defaults] == ["required", "none", '`["a",1]`', '`"\\t"`']
 
 
