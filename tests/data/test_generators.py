@@ -111,10 +111,12 @@ def test_impossible_values_are_named(kind, change, message, generator):
         generator(kind, **change)
 
 
-def test_more_than_two_classes_are_no_matter_for_the_flow_in_one_line(study, tables):
+@pytest.mark.parametrize("kind", ["joint_flow", "full_flow"])
+def test_flows_of_two_classes_refuse_more_in_one_line(kind, study, tables):
     data = tables("flow")["data"] | {"num_classes": 3, "sequences": 21, "relevant": 6}
-    with pytest.raises(InputError, match=r"phases\[1\]: 3 classes, .* use kind = 'descent'"):
-        study("flow", data=data)
+    phases = [{"name": "joint", "kind": kind}]
+    with pytest.raises(InputError, match=r"phases\[0\]: 3 classes, .* use kind = 'descent'"):
+        study("flow", data=data, phases=phases, probes={})
 
 
 def test_a_padded_vocabulary_draws_as_the_small_one(generator):

@@ -6,6 +6,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics import ExactFlow, JointFlow
+from jaxattn.errors import InputError
 from jaxattn.models import OneLayer
 from jaxattn.probes import FlowLimit
 from jaxattn.theory import one_minus_cosine
@@ -68,8 +69,7 @@ def test_a_seed_with_nan_does_not_stop_the_others():
             np.testing.assert_array_equal(after[name][1], before[name][1])
 
 
-def test_corpora_of_more_classes_have_no_limit():
+def test_heads_that_do_not_fit_the_classes_are_named():
     params, corpora = two_seeds()
-    three = corpora.replace(num_classes=3)
-    on_the_way, end = conclude(np.zeros((2, 4, 24)), params, three)
-    assert all(np.isnan(x).all() for x in (*on_the_way.values(), *end.values()))
+    with pytest.raises(InputError, match=r"scores.values: shape \(12,\); give \(12, 3\)"):
+        conclude(np.zeros((2, 4, 24)), params, corpora.replace(num_classes=3))
