@@ -1,4 +1,4 @@
-"""Two layers against textbook code: a step on a minibatch, and one gradient of the whole corpus.
+"""Two layers against textbook code: a step on a minibatch.
 
     python benchmarks/two_layer_gradient.py --out results/benchmarks   # reviews of Zipf draws
     python benchmarks/two_layer_gradient.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS   # IMDB
@@ -6,9 +6,8 @@
 The textbook gathers E[x] and forms scores (n, T, T), jitted, differentiated by JAX. A step is all gradients
 and Adam; the textbook pads the minibatch to its longest sequence, and takes it in parts that fit in memory.
 "Sorted" is the textbook with help: sequences are sorted by length, cut into chunks of about as many positions
-each, and a chunk is padded to its longest sequence only. Of the whole corpus, chunks evenly spaced over all
-lengths are timed and extrapolated, for several sizes of chunk; the fastest size counts. All rows are
-measured in one process, in turn, and the least time of each counts.
+each, and a chunk is padded to its longest sequence only. All rows are measured in one process, in turn, and
+the least time of each counts.
 """
 
 import argparse
@@ -16,9 +15,7 @@ import json
 import os
 import platform
 import resource
-import statistics
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -31,7 +28,8 @@ from jaxattn.models.reference import padded_sequences, two_layer_logits
 
 MODELS = {"two_layer": ja.models.two_layer, "two_layer_weights": ja.models.two_layer_weights}
 NAMES = {"two_layer": ("E", "p", "v"), "two_layer_weights": ("E", "p", "v", "W1", "W2")}
-POSITIONS = (2048, 8192, 32768)
+# Positions of a chunk.
+POSITIONS = 8192
 # Sequences of a minibatch that the textbook takes at once.
 PART = 32
 
@@ -81,9 +79,9 @@ def relative_errors(mine, expected, names):
 
 
 class Chunks:
-    """The textbook on chunks of sequences of like length: on all of them, or on a sample."""
+    """The textbook on chunks of sequences of like length."""
 
-    def __init__(self, corpus, params, positions, samples=None):
+    def __init__(self, corpus, params, positions):
         self.params = params
         ids, mask = padded_sequences(corpus)
         lengths, labels = mask.sum(axis=1), np.asarray(corpus.targets)
@@ -95,10 +93,6 @@ class Chunks:
                 size -= 1
             chunks.append(order[begin : begin + size])
             begin += size
-        self.number = len(chunks)
-        if samples:
-            chunks = [chunks[i] for i in np.linspace(0, len(chunks) - 1, 2 * samples + 1).astype(int)[1::2]]
-        self.sequences = np.concatenate(chunks)
         self.data = [
             [jnp.asarray(x) for x in (ids[c, : lengths[c].max()], mask[c, : lengths[c].max()], labels[c])]
             for c in chunks
@@ -112,15 +106,11 @@ class Chunks:
         self.epoch()
 
     def epoch(self):
-        """Tell the seconds for all sequences; the summed gradient of those that were taken is kept."""
+        """Sum the gradients of all chunks."""
         total = jax.tree.map(jnp.zeros_like, self.params)
-        times = []
         for data in self.data:
-            begin = time.perf_counter()
-            total = jax.block_until_ready(self.add(total, self.params, *data))
-            times.append(time.perf_counter() - begin)
-        self.gradient = total
-        return statistics.fmean(times) * self.number
+            total = self.add(total, self.params, *data)
+        return jax.block_until_ready(total)
 
 
 class Step:
@@ -164,7 +154,7 @@ def minibatch(corpus, kind, params, size, repeats):
     expected = jax.jit(textbook)(params, *padded)
     errors = relative_errors(jax.jit(ours)(params, corpus, jnp.asarray(own)), expected, names)
     del expected
-    sort = Chunks(batch, params, POSITIONS[1])
+    sort = Chunks(batch, params, POSITIONS)
     calls = {
         "in token space": Step(params, ours, corpus, jnp.asarray(own)),
         "textbook": Step(params, textbook, *padded),
@@ -180,36 +170,6 @@ def minibatch(corpus, kind, params, size, repeats):
         "textbook_over_token_space": least["textbook"] / least["in token space"],
         "sorted_textbook_over_token_space": least["textbook, sorted"] / least["in token space"],
         "relative_error": errors,
-    }
-
-
-def full_batch(corpus, kind, params, samples, repeats):
-    """Time one gradient of the whole corpus; the textbook's is extrapolated from chunks."""
-    model, n = MODELS[kind], corpus.num_examples
-    gradient = jax.jit(jax.grad(lambda x, c: loss(model.logits(x, c), c.targets, n)))
-    calls = {
-        "in token space": partial(gradient, params, corpus),
-        "logits, part of it": partial(jax.jit(model.logits), params, corpus),
-    }
-    for call in calls.values():
-        seconds(call)
-    chunks = {size: Chunks(corpus, params, size, samples) for size in POSITIONS}
-    times = {name: [] for name in calls} | {f"textbook, chunks of {size} positions": [] for size in POSITIONS}
-    for _ in range(repeats):
-        for name, each in in_turn(calls, 1).items():
-            times[name] += each
-        for size, chunk in chunks.items():
-            times[f"textbook, chunks of {size} positions"].append(chunk.epoch())
-    least = fastest(times)
-    best = min(each for name, each in least.items() if name.startswith("textbook"))
-    sampled = chunks[POSITIONS[0]]
-    mine = gradient(params, sub_corpus(corpus, sampled.sequences))
-    return {
-        "seconds": least,
-        "all_seconds": times,
-        "textbook_over_token_space": best / least["in token space"],
-        "relative_error_on_the_sampled_chunks": relative_errors(mine, sampled.gradient, NAMES[kind]),
-        "sampled_chunks": samples,
     }
 
 
@@ -248,9 +208,7 @@ def main():
         "--batch", type=int, default=256, help=f"sequences of a minibatch, a multiple of {PART}"
     )
     parser.add_argument("--model", choices=MODELS, default="two_layer")
-    parser.add_argument("--only", choices=("minibatch", "full_batch"))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=12, help="chunks of the textbook to time")
     parser.add_argument("--out", type=Path, help="folder for two_layer_gradient_*.json")
     options = parser.parse_args()
 
@@ -263,28 +221,19 @@ def main():
     kind = options.model
     params = MODELS[kind].init(jax.random.key(0), vocab_size=corpus.vocab_size, dim=options.dim)
     found = {"data": data, "model": kind, "dim": options.dim} | about(corpus)
-    if options.only != "full_batch":
-        found["minibatch"] = minibatch(corpus, kind, params, options.batch, options.repeats)
-    if options.only != "minibatch":
-        found["full_batch"] = full_batch(corpus, kind, params, options.samples, options.repeats)
+    found["minibatch"] = minibatch(corpus, kind, params, options.batch, options.repeats)
     found |= {
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "load_average": os.getloadavg(),
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "jax": jax.__version__},
     }
     print(json.dumps(found, indent=2, ensure_ascii=False))
-    for part in ("minibatch", "full_batch"):
-        if part in found:
-            print(
-                f"{part}: the textbook takes {found[part]['textbook_over_token_space']:,.1f} times as long."
-            )
+    print(f"The textbook takes {found['minibatch']['textbook_over_token_space']:,.1f} times as long.")
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         name = "two_layer_gradient" if kind == "two_layer" else "two_layer_weights_gradient"
         path = options.out / f"{name}_{data}.json"
-        held = json.loads(path.read_text()) if path.exists() else {}
-        kept = {part: held[part] for part in ("minibatch", "full_batch") if part in held}
-        path.write_text(json.dumps(found | kept | found, indent=2, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.attention import self_attention
 from jaxattn.study.namespace import Namespace
 
 SWEEPS = Path(__file__).parent / "sweeps"
@@ -99,12 +98,6 @@ def cleared():
     jax.clear_caches()
     yield
     jax.clear_caches()
-
-
-@pytest.fixture
-def by_gram(cleared, monkeypatch):
-    """Let self-attention take the products of all tokens, whatever they cost."""
-    monkeypatch.setattr(self_attention, "prefers_gram", lambda corpus, dim: True)
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
 """Attention on a large corpus for a batch of scores: those of many seeds, or whatever `jax.vmap` runs over.
 
 One pass over the corpus costs much the same for one member of the batch as for sixteen. All members are
-therefore taken together into products with the count matrix, one for every band of scores; members that need
-too many bands for that are computed one after another.
+therefore taken together into products of the count matrix with exp(a - h). For one ceiling h of all sequences
+it underflows for a sequence whose scores all lie far below h, so it is taken once for each band, with weights
+exp(a_s - h_b) where a_s ≤ h_b, else 0. A sequence takes its sums from the first band in which it has weight,
+that is, the band of its top score: no token of it lies above the ceiling, its top weight is e^-w or more, and
+the softmax is exact to rounding. Members that need too many bands are computed one after another.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -14,8 +18,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import custom_vmap, sequential_vmap
 
-from jaxattn.attention import banded_softmax, bands, single
+from jaxattn.attention import bands, single
 from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import Ragged
 from jaxattn.parts import map_in_equal_parts
 
 # Products with more columns outgrow the cache; a TPU multiplies with 128 in the time of one.
@@ -83,7 +88,7 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
     if len(scores) == 1:
         return _batch_of_one(partial(single.forward, corpus), scores, columns)
     num_bands, apart = _plan_bands(scores)
-    averages = banded_softmax.forward(corpus, scores, columns, num_bands)
+    averages = banded_forward(corpus, scores, columns, num_bands)
     in_bands = partial(single.forward_in_bands, corpus)
     return _recompute(in_bands, apart, averages, *jax.vmap(single.split)(scores, columns))
 
@@ -111,7 +116,7 @@ def backward(
     if len(scores) == 1:
         return _batch_of_one(partial(single.backward, corpus), *arrays)
     num_bands, apart = _plan_bands(scores)
-    *cotangents, cancelled = banded_softmax.backward(corpus, *arrays, num_bands)
+    *cotangents, cancelled = banded_backward(corpus, *arrays, num_bands)
     in_bands = partial(single.backward_in_bands, corpus)
     tables = jax.vmap(bands.split)(scores)
     return _recompute(in_bands, apart | cancelled, tuple(cotangents), *tables, *arrays[1:])
@@ -155,3 +160,97 @@ def _in_chunks(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> 
         return jax.tree.map(lambda x: x[0], function(corpus, *(x[None] for x in member)))
 
     return map_in_equal_parts(one, arrays, _max_batch(corpus, arrays[1]))
+
+
+def banded_forward(
+    corpus: Corpus, scores: Array, columns: Array, num_bands: int | Array
+) -> tuple[Array, Array, Array]:
+    """Average values over every sequence of one corpus, for a batch of scores and values.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (S, V).
+        columns: γ, (S, K, V).
+        num_bands: () int; how many bands to compute. Results for scores with more bands are wrong.
+
+    Returns:
+        f (S, K, n); the ceiling h of every sequence, (S, n); Σ_s count_s exp(a_s - h), (S, n).
+    """
+    top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
+    # Every token of the first band without weight lies below the next ceiling, also after rounding.
+    present = math.exp(-bands.width(scores.dtype) - 1)
+
+    def band(b: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        shift, sums = carry
+        ceiling = _ceiling(top, b)
+        weight = _weight(tokens, ceiling)[:, None]
+        weighted = jnp.concatenate([weight, weight * values], axis=1)
+        new = _product(corpus.bags, weighted)
+        in_band = (sums[:, 0] == 0) & (new[:, 0] >= present)
+        return jnp.where(in_band, ceiling, shift), jnp.where(in_band[:, None], new, sums)
+
+    shape = (corpus.num_examples, columns.shape[1] + 1, len(scores))
+    start = (jnp.zeros((shape[0], shape[2]), scores.dtype), jnp.zeros(shape, scores.dtype))
+    shift, sums = jax.lax.fori_loop(0, num_bands, band, start)
+    sums = sums.transpose(2, 1, 0)
+    return bands.divide(sums[:, 1:], sums[:, :1]), shift.T, sums[:, 0]
+
+
+def banded_backward(
+    corpus: Corpus,
+    scores: Array,
+    columns: Array,
+    averages: Array,
+    shift: Array,
+    d_sums: Array,
+    num_bands: int | Array,
+) -> tuple[Array, Array, Array]:
+    """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (S, V).
+        columns: γ, (S, K, V).
+        averages: f, (S, K, n).
+        shift: (S, n), a ceiling for each sequence.
+        d_sums: ∂L/∂f over the normaliser, (S, K, n).
+        num_bands: () int; how many bands to compute. Results for scores with more bands are wrong.
+
+    Returns:
+        ∂L/∂a (S, V); ∂L/∂γ (S, K, V); and where cancellation took a third of the digits of ∂L/∂a, (S,) bool.
+        The two sums Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X f_X nearly agree if attention rests on one token of
+        almost every sequence.
+    """
+    top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
+    own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)
+    delta = (d_sums * averages).sum(axis=1).T[:, None]
+    by_sequence = jnp.concatenate([delta, d_sums_by_sequence], axis=1)
+
+    def band(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        d_scores, d_values, largest = carry
+        ceiling = _ceiling(top, b)
+        # Beyond 2^30 in float32 one float may be the ceiling of several bands.
+        own = (own_shift == ceiling) & ((b == 0) | (ceiling < _ceiling(top, b - 1)))
+        in_band = jnp.where(own[:, None], by_sequence, 0)
+        new = _product(corpus.occurrences, in_band) * _weight(tokens, ceiling)[:, None]
+        delta, d_band = new[:, 0], new[:, 1:]
+        change = (values * d_band).sum(axis=1) - delta
+        return d_scores + change, d_values + d_band, jnp.maximum(largest, jnp.abs(delta).max(axis=0))
+
+    start = (jnp.zeros_like(tokens), jnp.zeros_like(values), jnp.zeros_like(top[0]))
+    d_scores, d_values, largest = jax.lax.fori_loop(0, num_bands, band, start)
+    cancelled = jnp.abs(d_scores).max(axis=0) < float(jnp.finfo(scores.dtype).eps) ** (1 / 3) * largest
+    return d_scores.T, d_values.transpose(2, 1, 0), cancelled
+
+
+def _ceiling(top: Array, b: Array) -> Array:
+    return top - bands.width(top.dtype) * b.astype(top.dtype)
+
+
+def _weight(scores: Array, ceiling: Array) -> Array:
+    below = scores <= ceiling
+    return jnp.where(below, jnp.exp(jnp.where(below, scores - ceiling, 0)), 0)
+
+
+def _product(matrix: Ragged, columns: Array) -> Array:
+    return matrix.matmul(columns.reshape(len(columns), -1)).reshape(-1, *columns.shape[1:])

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxattn.attention.bag_softmax import softmax_average
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
 from jaxattn.data.sizes import MOST_POSITIONS
@@ -42,7 +41,7 @@ def _pool(corpus, scores, table):
 def _forward(corpus, scores, table):
     bags = corpus.bags
     score = take(scores, bags.index.astype(jnp.int32))
-    _, top, normaliser = softmax_average(bags, score, ())
+    _, top, normaliser = bags.softmax(score)
     weight = _weight(bags, scores, top, normaliser)
     pooled = (
         _matrix(bags, weight, len(table)) @ table if _is_dense(corpus) else weighted_sums(bags, weight, table)

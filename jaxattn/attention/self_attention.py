@@ -1,28 +1,36 @@
-"""Parameter-free self-attention before the read-out, in one of two forms, whichever takes less.
+"""Self-attention before the read-out: only tokens that meet in a sequence are multiplied.
 
-`row_attention` multiplies rows of tokens that meet in a sequence, as often as they meet; `gram_attention`
-takes all V² products once, and looks up those of every pair.
+A block of sequences gathers its rows Q_X and K_X and takes G_X = Q_X K_Xᵀ, a product of matrices for each
+sequence. Scalars x are mixed by it, and never rows. The backward pass takes G_X again where it was not kept,
+and
+
+    ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),
+
+are products again, whose rows are summed by token. No array of V² numbers is ever formed, nor one of a large
+corpus's pairs, and on accelerators nothing is added by a scatter.
 """
 
+import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
+from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
 
 from jaxattn import backend
-from jaxattn.attention import gram_attention, row_attention
-from jaxattn.attention.bag_softmax import attend_entries
-from jaxattn.attention.gram import gram_matrix
+from jaxattn.attention import sequence_blocks
+from jaxattn.attention.sequence_blocks import Block
 from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import Ragged, ragged, take
+from jaxattn.data.sizes import MOST_POSITIONS
 
-# Positions in the Gram matrix are 32-bit numbers.
-MOST_TOKENS = 46_340
-# What the forms cost on a CPU, in multiplications of a product of matrices, both directions together. The row
-# form takes so many for every pair, some of them d times; the Gram form d times some for every number of the
-# Gram matrix, and others to look up every pair and add to it, far fewer where frequent tokens are apart.
-ROWS, ROWS_PER_DIM = 650, 4.0
-GRAM_PER_DIM, LOOK_UP, LOOK_UP_IF_LARGE = 1.6, 2500, 800
+# Products of pairs that a CPU keeps for the backward pass; an accelerator takes them again.
+KEPT = 1 << 25
+# Entries in a row of the layout that sums by token: most tokens are in few of the sequences of a block.
+WIDTH = 8
 
 
 @partial(jax.jit, static_argnames="residual")
@@ -49,22 +57,190 @@ def two_layer_attention(
         f, (n,) or (n, K).
     """
     columns = (scores, values) if values.ndim == 1 else (scores, *values.T)
-    if prefers_gram(corpus, queries.shape[1]):
-        gram = gram_matrix(queries) if keys is None else queries @ keys.T
-        score, *mixed = gram_attention.attend_within(corpus, gram, columns, keys is None, residual)
-    else:
-        score, *mixed = row_attention.attend_within(corpus, queries, keys, columns, residual)
+    score, *mixed = attend_within(corpus, queries, keys, columns, residual)
     result = attend_entries(corpus.bags, score, tuple(mixed))
     return result[0] if values.ndim == 1 else jnp.stack(result, axis=1)
 
 
-def prefers_gram(corpus: Corpus, dim: int) -> bool:
-    """Tell whether all V² products cost less than those of the pairs of tokens that meet.
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attend_within(
+    corpus: Corpus, queries: Array, keys: Array | None, columns: tuple[Array, ...], residual: bool
+) -> tuple[Array, ...]:
+    """Attend from every distinct token of every sequence to all of its tokens, x' = Softmax(G_X) x_X (+ x_X).
 
-    An accelerator never does: its atomic additions to the Gram matrix cost more than the products.
+    Args:
+        corpus: n sequences over V tokens, R rows of W entries.
+        queries: Q, (V, d); G = Q Kᵀ, of any finite spread.
+        keys: K, (V, d); Q if None.
+        columns: x, (V,) each.
+        residual: add x_s.
+
+    Returns:
+        One x', (R, W), per column; any finite number at padding.
     """
-    if backend.platform() != "cpu" or corpus.vocab_size > MOST_TOKENS:
-        return False
-    look_up = LOOK_UP if corpus.bags.factors is None else LOOK_UP_IF_LARGE
-    by_gram = corpus.vocab_size**2 * GRAM_PER_DIM * dim + corpus.num_pairs * look_up
-    return by_gram < corpus.num_pairs * (ROWS + ROWS_PER_DIM * dim)
+    return _forward(corpus, queries, keys, columns, residual)[0]
+
+
+def _forward(corpus, queries, keys, columns, residual):
+    compute = _one_by_one_if_many_blocks(partial(_mixed, residual=residual), corpus, queries)
+    mixed, kept = compute(corpus, queries, keys, columns)
+    return mixed, (corpus, queries, keys, columns, kept)
+
+
+def _backward(residual, residuals, cotangents):
+    corpus, queries, *_ = residuals
+    compute = _one_by_one_if_many_blocks(partial(_cotangents, residual=residual), corpus, queries)
+    return None, *compute(*residuals, cotangents)
+
+
+attend_within.defvjp(_forward, _backward)
+
+
+def _one_by_one_if_many_blocks(function, corpus, queries):
+    """Let `jax.vmap` loop where there are loops already, which would all end with the longest."""
+    return function if sequence_blocks.is_one(corpus.bags, queries.shape[1]) else sequential_vmap(function)
+
+
+def _mixed(corpus, queries, keys, columns, *, residual):
+    """Compute x' per column, and G of all blocks end to end, as many of its numbers as are kept."""
+
+    def visit(carry: Any, block: Block) -> Any:
+        out, kept = carry
+        gram = _products(*_rows(block, queries, keys))
+        _, values, mixed = _attention(block, gram, columns)
+        mixed = mixed + values if residual else mixed
+        out = tuple(block.put(x, mixed[:, :, k]) for k, x in enumerate(out))
+        # What has no place is written over the end, where nothing is read.
+        place = (jnp.minimum(block.place, most),)
+        return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), place) if most else kept
+
+    most, width = _most_kept(corpus, queries), queries.shape[1]
+    end = 0 if sequence_blocks.is_one(corpus.bags, width) else sequence_blocks.largest(corpus.bags, width)
+    start = tuple(jnp.zeros(corpus.bags.index.shape, x.dtype) for x in columns)
+    kept = jnp.zeros(most and most + end, queries.dtype)
+    return sequence_blocks.fold(corpus.bags, width, visit, (start, kept))
+
+
+def _cotangents(corpus, queries, keys, columns, kept, cotangents, *, residual):
+    def again(block: Block, q: Array, k: Array) -> Array:
+        """Compute G, or look it up."""
+        shape = (*block.tokens.shape, block.tokens.shape[1])
+        if most == 0:
+            return _products(q, k)
+        found = partial(jax.lax.dynamic_slice, kept, (block.place,), (math.prod(shape),))
+        if sequence_blocks.most_pairs(corpus.bags, queries.shape[1]) <= most:
+            return found().reshape(shape)
+        is_kept = block.place + math.prod(shape) <= most
+        return jax.lax.cond(is_kept, lambda: found().reshape(shape), lambda: _products(q, k))
+
+    def visit(carry: Any, block: Block) -> Any:
+        present = block.counts[:, :, None] > 0
+        d_mixed = jnp.where(present, jnp.stack([block.take(x) for x in cotangents], axis=2), 0)
+        q, k = _rows(block, queries, keys)
+        weight, values, mixed = _attention(block, again(block, q, k), columns)
+        d_weight = jnp.einsum("bsk,brk->bsr", d_mixed, values)
+        d_gram = weight * (d_weight - (d_mixed * mixed).sum(axis=2, keepdims=True))
+        d_values = jnp.einsum("bsr,bsk->brk", weight, d_mixed)
+        if residual:
+            d_values += d_mixed
+        if keys is None:
+            d_gram = optimization_barrier(d_gram)
+            d_rows = [jnp.einsum("bsr,brd->bsd", d_gram + jnp.swapaxes(d_gram, 1, 2), q)]
+        else:
+            d_rows = [jnp.einsum("bsr,brd->bsd", d_gram, k), jnp.einsum("bsr,bsd->brd", d_gram, q)]
+        return _add_by_token(carry, block, (*d_rows, d_values))
+
+    most = _most_kept(corpus, queries)
+    tables = (queries,) if keys is None else (queries, keys)
+    start = (*map(jnp.zeros_like, tables), jnp.zeros((corpus.vocab_size, len(columns)), queries.dtype))
+    *d_tables, d_columns = sequence_blocks.fold(corpus.bags, queries.shape[1], visit, start)
+    return d_tables[0], d_tables[1] if keys is not None else None, tuple(d_columns.T)
+
+
+def _most_kept(corpus: Corpus, queries: Array) -> int:
+    """Tell how many numbers of G are kept: twice those of sequences of equal size, or none."""
+    most, width = sequence_blocks.most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
+    if sequence_blocks.is_one(corpus.bags, width):
+        return most
+    expected = min(most, 2 * corpus.num_pairs)
+    fits = backend.platform() == "cpu" and expected <= KEPT and most < MOST_POSITIONS
+    return expected if fits else 0
+
+
+def _rows(block: Block, queries: Array, keys: Array | None) -> tuple[Array, Array]:
+    """Gather rows (B, U, d) of Q and K."""
+    q = optimization_barrier(take(queries, block.tokens))
+    return q, q if keys is None else optimization_barrier(take(keys, block.tokens))
+
+
+def _products(q: Array, k: Array) -> Array:
+    return optimization_barrier(jnp.einsum("bsd,brd->bsr", q, k))
+
+
+def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[Array, Array, Array]:
+    """Compute w, (B, U, U), and x and x', (B, U, columns)."""
+    count = block.counts[:, None, :].astype(gram.dtype)
+    logit = jnp.where(count > 0, gram, -jnp.inf)
+    # A sequence that is not there has no top.
+    top = jnp.maximum(logit.max(axis=2, keepdims=True), jnp.finfo(gram.dtype).min)
+    weight = optimization_barrier(count * jnp.exp(logit - top))
+    normaliser = weight.sum(axis=2, keepdims=True)
+    weight = weight / jnp.where(normaliser > 0, normaliser, 1)
+    values = jnp.stack([take(x, block.tokens) for x in columns], axis=2)
+    return weight, values, jnp.einsum("bsr,brk->bsk", weight, values)
+
+
+def _add_by_token(totals: tuple[Array, ...], block: Block, rows: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Add rows (B, U, .) to the rows (V, .) of their tokens."""
+    vocab_size = len(totals[0])
+    token = jnp.where(block.counts > 0, block.tokens, vocab_size).ravel()
+    flat = [x.reshape(len(token), -1) for x in rows]
+    if backend.platform() == "cpu":
+        return tuple(x.at[token].add(y, mode="drop") for x, y in zip(totals, flat, strict=True))
+    order = jnp.argsort(token)
+    by_token, _ = ragged(
+        token[order],
+        order,
+        (token[order] < vocab_size).astype(jnp.int32),
+        segments=vocab_size,
+        indices=len(token),
+        longest=len(block.tokens),
+        width=WIDTH,
+    )
+    return tuple(x + by_token.gathered_sums(y) for x, y in zip(totals, flat, strict=True))
+
+
+@jax.custom_vjp
+def attend_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Average entries with softmax attention, f = Σ_e q_e γ_e: `attend` with a score for each entry.
+
+    Args:
+        bags: which tokens a sequence holds, R rows of W entries.
+        score: a, (R, W); any finite spread.
+        columns: γ, (R, W) each.
+
+    Returns:
+        One f, (n,), per column. Its derivative is hand-written and needs no scatter.
+    """
+    return bags.softmax(score, *columns)[0]
+
+
+def _forward_entries(bags, score, columns):
+    averages, top, normaliser = bags.softmax(score, *columns)
+    return averages, (bags, score, columns, averages, top, normaliser)
+
+
+def _backward_entries(residuals, cotangents):
+    """∂L/∂γ_e = q_e ḡ and ∂L/∂a_e = q_e ḡ (γ_e - f), summed over columns."""
+    bags, score, columns, averages, top, normaliser = residuals
+    score = jnp.where(bags.count > 0, score, -jnp.inf)
+    weight = bags.count.astype(score.dtype) * jnp.exp(score - bags.spread(top))
+    d_columns = tuple(weight * bags.spread(g / normaliser) for g in cotangents)
+    d_score = [
+        d_value * (value - bags.spread(average))
+        for d_value, value, average in zip(d_columns, columns, averages, strict=True)
+    ]
+    return None, sum(d_score[1:], d_score[0]), d_columns
+
+
+attend_entries.defvjp(_forward_entries, _backward_entries)

@@ -194,6 +194,26 @@ class Ragged:
         rows = jax.lax.reduce(entries, jnp.array(-jnp.inf, entries.dtype), _larger, (1,))
         return self._climb(rows, -jnp.inf, partial(jnp.max, axis=1))
 
+    def softmax(self, score: Array, *columns: Array) -> tuple[tuple[Array, ...], Array, Array]:
+        """Average entries per segment with weights count · exp(score), whatever the spread of scores.
+
+        Args:
+            score: (R, W).
+            columns: what to average, (R, W) each.
+
+        Returns:
+            One (S,) average per column; the shift of every segment, its top score, (S,); and the sum of its
+            shifted weights, (S,). The shift is kept apart from the sum: added up in logarithms they would
+            round away what tells close scores of size 1e4 apart in float32.
+        """
+        score = jnp.where(self.count > 0, score, -jnp.inf)
+        top = self.max(score)
+        # A padding segment has no entry; a shift of 0 keeps its weights at exp(-inf) = 0.
+        top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
+        weight = self.count.astype(score.dtype) * jnp.exp(score - self.spread(top))
+        normaliser, *sums = self.sum(weight, *(weight * x for x in columns))
+        return tuple(x / normaliser for x in sums), top, normaliser
+
     def spread(self, per_segment: Array) -> Array:
         """Give every row the value of its segment: (S,) to (R, 1)."""
         return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]

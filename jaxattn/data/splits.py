@@ -1,10 +1,11 @@
 """What one seed of a study runs on: training, test and validation corpus, and statistics of the tokens."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 from jaxtyping import Bool
@@ -62,6 +63,20 @@ class Splits(Brief):
     tokens: Leaf
     test: Leaf = None
     validation: Leaf = None
+
+    def sampled(self, most: int | None) -> "Splits":
+        """Keep so many sequences of each corpus, evenly spaced; all of a smaller one, and of any if None.
+
+        The statistics of the tokens stay those of the whole training corpus.
+        """
+
+        def some(corpus: Any) -> Any:
+            if corpus is None or most is None or corpus.num_examples <= most:
+                return corpus
+            return corpus.take(jnp.asarray(np.arange(most) * corpus.num_examples // most, jnp.int32))
+
+        train, test, validation = map(some, (self.train, self.test, self.validation))
+        return self.replace(train=train, test=test, validation=validation)
 
 
 class Loaded(NamedTuple):

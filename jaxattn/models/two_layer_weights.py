@@ -9,7 +9,7 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.attention import held_rows
+from jaxattn.attention import held_token_product
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.base import Model
 from jaxattn.brief import Brief
@@ -92,7 +92,7 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
         The two-layer experiment with weights in the public review of arXiv 2505.17282.
     """
     scores, values = scores_and_values(params)
-    queries = held_rows.product(corpus, params.E, params.W1)
+    queries = held_token_product.product(corpus, params.E, params.W1)
     return two_layer_attention(corpus, queries, params.E, scores, values, residual=residual)
 
 

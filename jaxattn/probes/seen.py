@@ -30,14 +30,23 @@ class Seen:
         corpora: the seed's corpora, with token statistics.
         phase: the phase that moves the parameters.
         memory: what the probe that looks remembers of the phase's start.
+        sample: how many sequences of each corpus losses and gradients are computed on; None for all.
     """
 
     def __init__(
-        self, params: Any, model: Any, per_sequence: Any, corpora: Splits, phase: Any, memory: Any = None
+        self,
+        params: Any,
+        model: Any,
+        per_sequence: Any,
+        corpora: Splits,
+        phase: Any,
+        memory: Any = None,
+        sample: int | None = None,
     ):
         """Look at parameters; nothing is computed yet."""
         self.params, self.model, self.per_sequence = params, model, per_sequence
         self.corpora, self.phase, self.memory = corpora, phase, memory
+        self.sample = sample
         self._logits: dict[int, Array] = {}
 
     @property
@@ -58,10 +67,15 @@ class Seen:
         return Columns(jnp.broadcast_to(scores[:, None], values.shape), values)
 
     @cached_property
+    def sampled(self) -> Splits:
+        """The corpora that losses, accuracies and gradients are computed on, `sample` sequences of each."""
+        return self.corpora.sampled(self.sample)
+
+    @cached_property
     def loss_and_gradients(self) -> tuple[Array, dict[str, Array]]:
         """The training loss and its gradients by the parameters that the phase moves."""
         return loss_and_gradients(
-            self.params, self.corpora.train, self.train, self.model.logits, per_sequence=self.per_sequence
+            self.params, self.sampled.train, self.train, self.model.logits, per_sequence=self.per_sequence
         )
 
     def logits(self, corpus: Corpus) -> Array:

@@ -27,6 +27,8 @@ class Probes(Spec, frozen=True, kw_only=True):
         important: tokens with |posterior difference| of at least this are important.
         max_margin: whether every phase that moves p alone ends by finding the max-margin direction of its
             selection, against which every probe's p is held.
+        sample: losses, accuracies and gradients are those of so many sequences of each corpus, evenly
+            spaced; of all if none.
         tokens: whether attention on tokens, and what E·v and E·p know of their importance, is measured.
         own: further probes, built in or the user's.
     """
@@ -40,6 +42,7 @@ class Probes(Spec, frozen=True, kw_only=True):
     min_count: Count = 50
     important: Share = 0.5
     max_margin: bool = False
+    sample: PositiveInt | None = None
     tokens: bool = True
     own: tuple[Measurement, ...] = ()
 

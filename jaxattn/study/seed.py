@@ -120,7 +120,8 @@ def probes(setting: Setting, index: int) -> dict[int, Probe]:
 
 def look(setting: Setting, index: int, params: Any, corpora: Splits) -> Seen:
     """Show parameters to probes."""
-    return Seen(params, setting.model, setting.loss, corpora, setting.phases[index])
+    phase, sample = setting.phases[index], setting.probes.sample
+    return Seen(params, setting.model, setting.loss, corpora, phase, sample=sample)
 
 
 def columns(setting: Setting, index: int, params: Any, corpora: Splits) -> dict[str, Array]:

@@ -1,6 +1,7 @@
 """Training, test and validation corpora of one seed, and statistics of the tokens."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -66,3 +67,16 @@ def test_statistics_are_those_of_the_importance_of_tokens(ragged, classes):
     np.testing.assert_array_equal(found.alpha, alpha)
     difference = np.asarray(ja.data.posterior_difference(corpus)).reshape(columns)
     np.testing.assert_array_equal(found.posterior_difference, difference)
+
+
+def test_a_sample_is_evenly_spaced_and_keeps_the_statistics_of_all(ragged):
+    train = ragged(2)
+    few = train.take(jnp.arange(3))
+    splits = ja.data.Splits(train, token_statistics(train), few)
+    sampled = splits.sampled(4)
+    np.testing.assert_array_equal(sampled.train.lengths, np.asarray(train.lengths)[[0, 4, 8, 12]])
+    np.testing.assert_array_equal(sampled.train.targets, np.asarray(train.targets)[[0, 4, 8, 12]])
+    assert sampled.test is few
+    assert sampled.validation is None
+    assert sampled.tokens is splits.tokens
+    assert splits.sampled(None).train is train

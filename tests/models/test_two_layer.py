@@ -7,8 +7,7 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.attention import held_rows, pair_tiles, row_attention, sequence_blocks
-from jaxattn.attention.self_attention import prefers_gram
+from jaxattn.attention import held_token_product, self_attention, sequence_blocks
 from jaxattn.data.corpus import Corpus, from_draws
 from jaxattn.models import reference, two_layer, two_layer_weights
 
@@ -32,8 +31,8 @@ def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
     return params.replace(E=2 * params.E, p=query * params.p)
 
 
-def compare(assert_equals_textbook, model, corpus, residual):
-    """Logits and all gradients, against the textbook's."""
+@pytest.mark.parametrize("residual", [False, True])
+def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, model, residual):
     module, init = model
     assert_equals_textbook(
         partial(module.logits, residual=residual),
@@ -41,11 +40,6 @@ def compare(assert_equals_textbook, model, corpus, residual):
         draw(init, corpus),
         corpus,
     )
-
-
-@pytest.mark.parametrize("residual", [False, True])
-def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, model, residual):
-    compare(assert_equals_textbook, model, corpus, residual)
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -79,13 +73,13 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
     """Also where products of pairs are kept for the first block only; products with W1 take several."""
     module, init = model
     corpus = ragged(classes)
-    monkeypatch.setattr(held_rows, "ROWS", 16)
+    monkeypatch.setattr(held_token_product, "ROWS", 16)
     monkeypatch.setattr(sequence_blocks, "NUMBERS", 1 << 12)
     if kept is not None:
-        monkeypatch.setattr(row_attention, "_most_kept", lambda corpus, queries: kept)
+        monkeypatch.setattr(self_attention, "_most_kept", lambda corpus, queries: kept)
     for own in ([3, 0, 7, 11], list(range(12))):
         batch = jax.jit(Corpus.take)(corpus, jnp.array(own))
-        assert row_attention._most_kept(batch, jnp.zeros((81, 7))) > 0
+        assert self_attention._most_kept(batch, jnp.zeros((81, 7))) > 0
         ids, mask = reference.padded_sequences(corpus)
         alone = ja.data.from_sequences(
             [ids[k][mask[k]].tolist() for k in own],
@@ -104,7 +98,7 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
 def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cleared, monkeypatch):
     module, init = model
     corpus = ragged(2)
-    monkeypatch.setattr(held_rows, "ROWS", 16)
+    monkeypatch.setattr(held_token_product, "ROWS", 16)
     monkeypatch.setattr(sequence_blocks, "NUMBERS", 1 << 12)
     params = draw(init, corpus)
 
@@ -123,29 +117,12 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
             np.testing.assert_allclose(mine[seed], theirs, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("residual", [False, True])
-def test_the_gram_form_equals_the_textbook(x64, corpus, assert_equals_textbook, model, by_gram, residual):
-    compare(assert_equals_textbook, model, corpus, residual)
-
-
-def test_size_of_blocks_of_the_gram_form_changes_nothing(
-    x64, ragged, assert_equals_textbook, model, by_gram, monkeypatch
-):
-    """Blocks of one row and of a few, the last one filled up; elsewhere one block holds all rows."""
-    module, init = model
-    corpus = ragged(3)
-    for pairs in (1, 1 << 13):
-        monkeypatch.setattr(pair_tiles, "PAIRS", pairs)
-        jax.clear_caches()
-        assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
-
-
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_sums_by_token_of_accelerators_equal_the_textbook(
     x64, corpus, assert_equals_textbook, model, cleared, monkeypatch, platform
 ):
     module, init = model
-    monkeypatch.setattr(row_attention.backend, "platform", lambda: platform)
+    monkeypatch.setattr(self_attention.backend, "platform", lambda: platform)
     assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
 
 
@@ -228,7 +205,7 @@ def test_scores_of_size_1e3_stay_finite_and_right(x64, ragged, assert_equals_tex
     results = jax.jit(jax.value_and_grad(lambda x: two_layer.logits(x, corpus).sum()))(params)
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(results))
     if dtype == jnp.float64:
-        # Products of size 1e5 in the exponent are rounded to 1e-11 in either form.
+        # Products of size 1e5 in the exponent are rounded to 1e-11.
         assert_equals_textbook(
             two_layer.logits, reference.two_layer_logits, params, corpus, rtol=1e-7, atol=1e-7
         )
@@ -255,15 +232,3 @@ def test_normal_weights_keep_lengths_on_average():
     for matrix in (params.W1, params.W2):
         np.testing.assert_allclose((matrix**2).sum() / 300, 1, atol=0.02)
     assert not jnp.allclose(params.W1, params.W2)
-
-
-def test_products_of_all_tokens_are_taken_where_pairs_meet_often(rng):
-    """4 tokens of 10 meet 16 times a sequence: at d = 10,000, 100 products cost less than 4 times as many."""
-
-    def corpus(sequences):
-        tokens = np.argsort(rng.random((sequences, 10)))[:, :4]
-        return ja.data.from_sequences(tokens.tolist(), [1] * sequences, vocab_size=10)
-
-    assert [prefers_gram(corpus(n), 10_000) for n in (2, 4)] == [False, True]
-    assert not prefers_gram(corpus(4), 300)
-    assert not prefers_gram(corpus(4).replace(vocab_size=50_000), 10_000)

@@ -81,3 +81,22 @@ def test_a_model_without_scores_and_values_has_no_token_table(study, x64):
     assert seed.columns(setting, 0, params, corpora)["Ev"].shape == (10, 1)
     bare = setting._replace(model=type("Bare", (ja.Model,), {})())
     assert seed.columns(bare, 0, params, corpora) == {}
+
+
+def test_losses_on_a_sample_are_those_of_its_sequences_and_the_law_that_of_all(study, x64):
+    """The law of one step is that of the corpus that the step was taken on."""
+    all_, some = (study(dtype="float64", probes={"sample": sample}).base for sample in (None, 7))
+    data_key, key = seed.keys(0)
+    corpora = jax.jit(lambda: seed.draw(all_, data_key))()
+    params = jax.jit(lambda: seed.start(all_, corpora, key, all_.data.tokens))()
+
+    def measured(setting):
+        carried = seed.begin(setting, 0, params, corpora, key)
+        return seed.measure(setting, 0, seed.advance(setting, 0, carried, corpora, 1), corpora)
+
+    whole, found = (seed.merged(x, jax.jit(lambda x=x: measured(x))(), 1) for x in (all_, some))
+    moved = ja.dynamics.one_step(params, corpora.train, step_size=50.0)
+    part = corpora.train.take(jnp.arange(7) * corpora.train.num_examples // 7)
+    np.testing.assert_allclose(found["loss"], ja.dynamics.loss(moved, part), rtol=1e-12)
+    assert found["loss"] != whole["loss"]
+    np.testing.assert_allclose(found["one_step_error"], whole["one_step_error"], rtol=1e-12)

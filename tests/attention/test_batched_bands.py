@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.attention import banded_softmax, bands
+from jaxattn.attention import bands, batched
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def textbook(corpus, scores, columns, weights):
 
 
 def both_ways(corpus, scores, columns, weights, num_bands):
-    f, shift, normaliser = banded_softmax.forward(corpus, scores, columns, num_bands)
+    f, shift, normaliser = batched.banded_forward(corpus, scores, columns, num_bands)
     d_sums = weights / normaliser[:, None]
-    return f, *banded_softmax.backward(corpus, scores, columns, f, shift, d_sums, num_bands)[:2]
+    return f, *batched.banded_backward(corpus, scores, columns, f, shift, d_sums, num_bands)[:2]
 
 
 @pytest.mark.parametrize("spread", [0.9, 1.0, 1.7, 150.0])
@@ -83,9 +83,9 @@ def test_scores_too_large_for_a_band_beside_others(rng, corpus):
 def test_cancellation_is_noticed(corpus, rng, x64):
     scores = np.linspace(0, 1, 90)[rng.permutation(90)] * np.array([[1.0], [1e6]])
     columns, weights = rng.normal(size=(2, 1, 90)), np.ones((2, 1, corpus.num_examples))
-    f, shift, normaliser = banded_softmax.forward(corpus, *map(jnp.asarray, (scores, columns)), 2000)
+    f, shift, normaliser = batched.banded_forward(corpus, *map(jnp.asarray, (scores, columns)), 2000)
     d_sums = weights / normaliser[:, None]
-    *_, cancelled = banded_softmax.backward(
+    *_, cancelled = batched.banded_backward(
         corpus, *map(jnp.asarray, (scores, columns)), f, shift, d_sums, 2000
     )
     np.testing.assert_array_equal(cancelled, [False, True])
@@ -95,7 +95,7 @@ def test_first_derivatives_pass_through(rng, x64, corpus):
     scores, columns = map(jnp.asarray, batch_of(rng, [5, 700], 1, np.float64))
     along = jnp.asarray(rng.normal(size=scores.shape))
     weights = jnp.ones((2, 1, corpus.num_examples))
-    slope = jax.jvp(lambda a: banded_softmax.forward(corpus, a, columns, 2)[0].sum(), (scores,), (along,))[1]
+    slope = jax.jvp(lambda a: batched.banded_forward(corpus, a, columns, 2)[0].sum(), (scores,), (along,))[1]
     _, d_scores, _ = both_ways(corpus, scores, columns, weights, 2)
     np.testing.assert_allclose(slope, (d_scores * along).sum(), rtol=1e-11)
 
@@ -103,7 +103,7 @@ def test_first_derivatives_pass_through(rng, x64, corpus):
 def test_derivatives_of_a_normaliser_whose_square_underflows(rng, corpus):
     scores, columns = batch_of(rng, [62, 60], 1, np.float32)
     along = np.asarray(rng.normal(size=scores.shape), np.float32)
-    call = lambda a: banded_softmax.forward(corpus, a, jnp.asarray(columns), 1)[0].sum()  # noqa: E731
+    call = lambda a: batched.banded_forward(corpus, a, jnp.asarray(columns), 1)[0].sum()  # noqa: E731
     slope = jax.jvp(call, (jnp.asarray(scores),), (jnp.asarray(along),))[1]
     _, d_scores, _ = textbook(corpus, scores, columns, np.ones((2, 1, corpus.num_examples)))
     np.testing.assert_allclose(slope, (d_scores * along).sum(), rtol=2e-5)
