@@ -41,7 +41,7 @@ def _pool(corpus, scores, table):
 def _forward(corpus, scores, table):
     bags = corpus.bags
     score = take(scores, bags.index.astype(jnp.int32))
-    _, top, normaliser = bags.softmax(score)
+    _, top, normaliser, _ = bags.softmax(score)
     weight = _weight(bags, scores, top, normaliser)
     pooled = (
         _matrix(bags, weight, len(table)) @ table if _is_dense(corpus) else weighted_sums(bags, weight, table)

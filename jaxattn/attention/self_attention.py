@@ -22,9 +22,10 @@ from jaxtyping import Array, Float
 
 from jaxattn import backend
 from jaxattn.attention import sequence_blocks
+from jaxattn.attention.entries import attend_entries
 from jaxattn.attention.sequence_blocks import Block
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import Ragged, ragged, take
+from jaxattn.data.ragged import ragged, take
 from jaxattn.data.sizes import MOST_POSITIONS
 
 # Products of pairs that a CPU keeps for the backward pass; an accelerator takes them again.
@@ -208,39 +209,3 @@ def _add_by_token(totals: tuple[Array, ...], block: Block, rows: tuple[Array, ..
         width=WIDTH,
     )
     return tuple(x + by_token.gathered_sums(y) for x, y in zip(totals, flat, strict=True))
-
-
-@jax.custom_vjp
-def attend_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Average entries with softmax attention, f = Σ_e q_e γ_e: `attend` with a score for each entry.
-
-    Args:
-        bags: which tokens a sequence holds, R rows of W entries.
-        score: a, (R, W); any finite spread.
-        columns: γ, (R, W) each.
-
-    Returns:
-        One f, (n,), per column. Its derivative is hand-written and needs no scatter.
-    """
-    return bags.softmax(score, *columns)[0]
-
-
-def _forward_entries(bags, score, columns):
-    averages, top, normaliser = bags.softmax(score, *columns)
-    return averages, (bags, score, columns, averages, top, normaliser)
-
-
-def _backward_entries(residuals, cotangents):
-    """∂L/∂γ_e = q_e ḡ and ∂L/∂a_e = q_e ḡ (γ_e - f), summed over columns."""
-    bags, score, columns, averages, top, normaliser = residuals
-    score = jnp.where(bags.count > 0, score, -jnp.inf)
-    weight = bags.count.astype(score.dtype) * jnp.exp(score - bags.spread(top))
-    d_columns = tuple(weight * bags.spread(g / normaliser) for g in cotangents)
-    d_score = [
-        d_value * (value - bags.spread(average))
-        for d_value, value, average in zip(d_columns, columns, averages, strict=True)
-    ]
-    return None, sum(d_score[1:], d_score[0]), d_columns
-
-
-attend_entries.defvjp(_forward_entries, _backward_entries)

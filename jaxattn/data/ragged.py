@@ -194,7 +194,7 @@ class Ragged:
         rows = jax.lax.reduce(entries, jnp.array(-jnp.inf, entries.dtype), _larger, (1,))
         return self._climb(rows, -jnp.inf, partial(jnp.max, axis=1))
 
-    def softmax(self, score: Array, *columns: Array) -> tuple[tuple[Array, ...], Array, Array]:
+    def softmax(self, score: Array, *columns: Array) -> tuple[tuple[Array, ...], Array, Array, Array]:
         """Average entries per segment with weights count · exp(score), whatever the spread of scores.
 
         Args:
@@ -202,9 +202,9 @@ class Ragged:
             columns: what to average, (R, W) each.
 
         Returns:
-            One (S,) average per column; the shift of every segment, its top score, (S,); and the sum of its
-            shifted weights, (S,). The shift is kept apart from the sum: added up in logarithms they would
-            round away what tells close scores of size 1e4 apart in float32.
+            One (S,) average per column; the shift of every segment, its top score, (S,); the sum of its
+            shifted weights, (S,); and these weights, (R, W). The shift is kept apart from the sum: added up
+            in logarithms they would round away what tells close scores of size 1e4 apart in float32.
         """
         score = jnp.where(self.count > 0, score, -jnp.inf)
         top = self.max(score)
@@ -212,7 +212,7 @@ class Ragged:
         top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
         weight = self.count.astype(score.dtype) * jnp.exp(score - self.spread(top))
         normaliser, *sums = self.sum(weight, *(weight * x for x in columns))
-        return tuple(x / normaliser for x in sums), top, normaliser
+        return tuple(x / normaliser for x in sums), top, normaliser, weight
 
     def spread(self, per_segment: Array) -> Array:
         """Give every row the value of its segment: (S,) to (R, 1)."""
