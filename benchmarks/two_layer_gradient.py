@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 import jaxattn as ja
-from jaxattn.models.reference import padded_sequences, two_layer_logits
+from jaxattn.models.reference import padded_sequences, two_layer_outputs
 
 MODELS = {"two_layer": ja.models.two_layer, "two_layer_weights": ja.models.two_layer_weights}
 NAMES = {"two_layer": ("E", "p", "v"), "two_layer_weights": ("E", "p", "v", "W1", "W2")}
@@ -71,7 +71,7 @@ def loss(logits, labels, sequences):
 
 
 def textbook_gradient(params, ids, mask, labels, sequences):
-    return jax.grad(lambda x: loss(two_layer_logits(x, ids, mask), labels, sequences))(params)
+    return jax.grad(lambda x: loss(two_layer_outputs(x, ids, mask), labels, sequences))(params)
 
 
 def relative_errors(mine, expected, names):
@@ -153,7 +153,7 @@ def minibatch(corpus, kind, params, size, repeats):
 
     def ours(params, corpus, own):
         on = corpus.take(own)
-        return jax.grad(lambda x: loss(model.logits(x, on), on.targets, size))(params)
+        return jax.grad(lambda x: loss(model.outputs(x, on), on.targets, size))(params)
 
     def textbook(params, *parts):
         def add(total, part):
@@ -186,10 +186,10 @@ def minibatch(corpus, kind, params, size, repeats):
 def full_batch(corpus, kind, params, samples, repeats):
     """Time one gradient of the whole corpus; the textbook's is extrapolated from chunks."""
     model, n = MODELS[kind], corpus.num_examples
-    gradient = jax.jit(jax.grad(lambda x, c: loss(model.logits(x, c), c.targets, n)))
+    gradient = jax.jit(jax.grad(lambda x, c: loss(model.outputs(x, c), c.targets, n)))
     calls = {
         "in token space": partial(gradient, params, corpus),
-        "logits, part of it": partial(jax.jit(model.logits), params, corpus),
+        "logits, part of it": partial(jax.jit(model.outputs), params, corpus),
     }
     for call in calls.values():
         seconds(call)

@@ -82,7 +82,7 @@ class Study(Definition):
             data: a generator or reader.
             model: a model.
             phases: what moves, one after the other; at least one.
-            loss: the loss of a sequence, (logits, labels) -> (n,).
+            loss: the loss of a sequence, (outputs, targets) -> (n,).
             init: starts of parameters by name, where they are not as the model draws them.
             probes: what is measured, a `Probes`; or a list of probes beside the standard ones.
             figures: figures to draw: names, tables, or functions (results, *, settings).

@@ -10,7 +10,7 @@ settings, which are its keyword-only arguments:
 
     data that is drawn    (key, *, settings) -> Corpus
     data that is shared   (*, settings) -> Corpus
-    loss                  (logits, labels, *, settings) -> (n,)
+    loss                  (outputs, targets, *, settings) -> (n,)
     start                 (key, drawn, *, settings) -> array like drawn
     probe                 (params, corpus, *, settings) -> (), (m,) or a dictionary of them
     figure                (results, *, settings) -> matplotlib figure or Drawn
@@ -32,7 +32,6 @@ from jaxattn.spec import Spec
 from jaxattn.trees import Leaf
 
 if TYPE_CHECKING:  # what stands above
-    from jaxattn.data.corpus import Corpus
     from jaxattn.data.splits import Loaded, Splits
     from jaxattn.probes.seen import Seen
 
@@ -133,8 +132,8 @@ class Model(Spec, frozen=True, kw_only=True):
         token_rows: names of the parameters with a row for every token, so that V can be swept in one program.
         attends_to_tokens: whether the scores are those of its softmax over the tokens of a sequence.
         cuts_batches: whether a step on a minibatch is given a corpus of its sequences alone, for models whose
-            logits of a whole corpus cost more than laying out a new one.
-        is_one_layer: whether scores are E·p, values E·v and logits their attention, as theory takes them.
+            outputs of a whole corpus cost more than laying out a new one.
+        is_one_layer: whether scores are E·p, values E·v and outputs their attention, as theory takes them.
         dim: d, None if it has no such width.
     """
 
@@ -146,7 +145,7 @@ class Model(Spec, frozen=True, kw_only=True):
 
     @property
     def is_one_layer(self) -> bool:
-        """Whether scores are E·p, values E·v and logits their attention, as theory takes them."""
+        """Whether scores are E·p, values E·v and outputs their attention, as theory takes them."""
         return False
 
     @property
@@ -159,13 +158,12 @@ class Model(Spec, frozen=True, kw_only=True):
         """Whether its tokens have scores and values, for tables, figures and probes of tokens."""
         return type(self).scores_and_values is not Model.scores_and_values
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int, dtype: Any) -> Any:
+    def init(self, key: Array, like: Any, *, dtype: Any) -> Any:
         """Draw the parameters of one seed.
 
         Args:
             key: () PRNG key.
-            vocab_size: V.
-            num_classes: K.
+            like: the training data, of which only shapes and sizes may be used, such as V and K of a corpus.
             dtype: of all parameters.
 
         Returns:
@@ -173,17 +171,17 @@ class Model(Spec, frozen=True, kw_only=True):
         """
         raise NotImplementedError(f"{type(self).__name__}.init")
 
-    def logits(self, params: Any, corpus: "Corpus") -> Array:
+    def outputs(self, params: Any, data: Any) -> Array:
         """Compute f of every sequence.
 
         Args:
             params: as `init` returns them.
-            corpus: n sequences over V tokens.
+            data: n examples.
 
         Returns:
             (n,) for two classes, (n, K) for more; of the parameters' dtype.
         """
-        raise NotImplementedError(f"{type(self).__name__}.logits")
+        raise NotImplementedError(f"{type(self).__name__}.outputs")
 
     def scores_and_values(self, params: Any) -> tuple[Array, Array]:
         """Compute scores a (V,) and values γ (V,) or (V, K) of the tokens; may be left out."""
@@ -213,15 +211,15 @@ class Loss(Spec, frozen=True, kw_only=True):
         """Whether it is the logistic loss of two classes, without smoothing."""
         return False
 
-    def __call__(self, logits: Array, labels: Array) -> Array:
+    def __call__(self, outputs: Array, targets: Array) -> Array:
         """Compute ℓ of every sequence.
 
         Args:
-            logits: f, (n,) for two classes, (n, K) for more.
+            outputs: f, (n,) for two classes, (n, K) for more.
             labels: (n,) int32; -1 and +1 for two classes, 0 .. K-1 for more.
 
         Returns:
-            (n,), of the logits' dtype; () if it is `coupled`.
+            (n,), of the outputs' dtype; () if it is `coupled`.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")
 
@@ -253,8 +251,8 @@ class Task(NamedTuple):
     """What a phase works on.
 
     Attributes:
-        model: `logits(params, corpus)` and `scores_and_values(params)`.
-        loss: per sequence, (logits, labels) -> (n,).
+        model: `outputs(params, corpus)` and `scores_and_values(params)`.
+        loss: per sequence, (outputs, targets) -> (n,).
         corpora: training, validation and test corpus of one seed.
     """
 

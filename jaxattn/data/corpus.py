@@ -362,3 +362,18 @@ def from_draws(
         longest_bag=length,
         most_occurrences=sequences,
     )
+
+
+def shapes(*, vocab_size: int, num_classes: int = 2) -> Corpus:
+    """Make a corpus of shapes alone, of one sequence: what `Model.init` has to know of data.
+
+    Args:
+        vocab_size: V.
+        num_classes: K.
+
+    Returns:
+        A corpus whose leaves are shapes and dtypes.
+    """
+    sizes = {"vocab_size": vocab_size, "num_classes": num_classes}
+    number = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(lambda ids: from_draws(ids, ids[:, 0], **sizes), number)

@@ -17,7 +17,7 @@ from jaxattn.base import Phase, State, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm, Info, run
 from jaxattn.dynamics.early_stop import early_stop
-from jaxattn.dynamics.gradients import Logits, loss, loss_and_gradients
+from jaxattn.dynamics.gradients import Outputs, loss, loss_and_gradients
 from jaxattn.dynamics.optimizers import ROTATION_INVARIANT, ScheduleName, check_options, optimizer, schedule
 from jaxattn.errors import InputError
 from jaxattn.losses import PerSequence
@@ -29,7 +29,7 @@ def descent(
     optimizer: optax.GradientTransformation,
     *,
     train: Sequence[str],
-    logits: Logits = one_layer.logits,
+    outputs: Outputs = one_layer.outputs,
     batch_size: int | None = None,
     cuts_batches: bool = False,
     per_sequence: PerSequence = losses.DEFAULT,
@@ -40,13 +40,13 @@ def descent(
         optimizer: any optax transformation; one that takes `value` (a Polyak step), `grad` or `value_fn` (a
             line search) is given the loss, its gradient, and the loss as a function of what is trained.
         train: names of the parameters that move, a subset of the model's.
-        logits: the model.
+        outputs: the model.
         batch_size: sequences per step, dealt out anew in every epoch (the last ones that do not fill a batch
             sit it out); all of them by default.
         cuts_batches: make a corpus of the batch for every step. Otherwise it is a matter of weights: a step
             costs what a full one does, which in token space is less than to lay out a corpus, and the loss
             must be one of single sequences.
-        per_sequence: (logits, labels) -> (n,); logistic for two classes and cross-entropy for K by default.
+        per_sequence: (outputs, targets) -> (n,); logistic for two classes and cross-entropy for K by default.
 
     Returns:
         The (init, step) pair; both raise InputError for a name that the parameters do not have.
@@ -75,11 +75,11 @@ def descent(
                 corpus = corpus.take(own.set(every, mode="drop", unique_indices=True))
             else:
                 weights = jnp.where(position < size, 1 / size, 0.0)
-        value, gradients = loss_and_gradients(state.params, corpus, train, logits, weights, per_sequence)
+        value, gradients = loss_and_gradients(state.params, corpus, train, outputs, weights, per_sequence)
         trained = {name: trees.get(state.params, name) for name in train}
 
         def value_fn(trained: dict[str, Array]) -> Array:
-            return loss(trees.replaced(state.params, **trained), corpus, logits, weights, per_sequence)
+            return loss(trees.replaced(state.params, **trained), corpus, outputs, weights, per_sequence)
 
         updates, carried = transformation.update(
             gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
@@ -195,7 +195,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
         if not constant and self.optimizer != "polyak":
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
-        of_model: dict[str, Any] = {"logits": task.model.logits, "per_sequence": task.loss}
+        of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
         made = optimizer(_factory(self.optimizer), step_size, **self.options)
         # Weights leave a coupled loss all sequences.
         cuts = task.model.cuts_batches or task.loss.coupled

@@ -13,7 +13,7 @@ from jaxattn import losses
 from jaxattn.base import State
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm, Info
-from jaxattn.dynamics.gradients import Logits, loss
+from jaxattn.dynamics.gradients import Outputs, loss
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.trees import Leaf
@@ -57,7 +57,7 @@ def early_stop(
     steps: int,
     every: int,
     patience: int,
-    logits: Logits = one_layer.logits,
+    outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
     """Let a descent stop when the loss on a held-out corpus no longer falls.
@@ -67,8 +67,8 @@ def early_stop(
         steps: length of the phase; at its end the best parameters are taken in any case.
         every: steps between checks of the held-out loss.
         patience: checks without a new best after which it stops and goes back to the best parameters.
-        logits: the model.
-        per_sequence: (logits, labels) -> (n,), whose mean on the held-out corpus is watched.
+        outputs: the model.
+        per_sequence: (outputs, targets) -> (n,), whose mean on the held-out corpus is watched.
 
     Returns:
         A descent whose steps take (training corpus, held-out corpus); a stopped one stays. Its `advance`
@@ -94,7 +94,7 @@ def early_stop(
     def look(state: EarlyStopped, held_out: Corpus) -> EarlyStopped:
         """Look at the held-out loss if that is due."""
         due, params = is_due(state), state.params
-        found = loss(params, held_out, logits, None, per_sequence).astype(state.best_loss.dtype)
+        found = loss(params, held_out, outputs, None, per_sequence).astype(state.best_loss.dtype)
         better = due & (found < state.best_loss)
         best = _where(better, params, state.best)
         waited = jnp.where(better, 0, state.waited + due)

@@ -12,13 +12,13 @@ from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
 P = TypeVar("P")
-Logits = Callable[[P, Corpus], Array]
+Outputs = Callable[[P, Corpus], Array]
 
 
 def loss(
     params: P,
     corpus: Corpus,
-    logits: Logits = one_layer.logits,
+    outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Array:
@@ -27,21 +27,21 @@ def loss(
     Args:
         params: the model's parameters.
         corpus: n sequences.
-        logits: the model.
+        outputs: the model.
         weights: of the sequences, (n,), instead of 1/n for each.
-        per_sequence: (logits, labels) -> (n,); logistic for two classes and cross-entropy for K by default.
+        per_sequence: (outputs, targets) -> (n,); logistic for two classes and cross-entropy for K by default.
 
     Returns:
         L, a scalar.
     """
-    return losses.mean(per_sequence, logits(params, corpus), corpus.targets, weights)
+    return losses.mean(per_sequence, outputs(params, corpus), corpus.targets, weights)
 
 
 def loss_and_gradients(
     params: P,
     corpus: Corpus,
     train: Sequence[str],
-    logits: Logits = one_layer.logits,
+    outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> tuple[Array, dict[str, Array]]:
@@ -51,7 +51,7 @@ def loss_and_gradients(
         params: a frozen dataclass, NamedTuple or dict of arrays.
         corpus: n sequences.
         train: names of the parameters to differentiate by.
-        logits: the model.
+        outputs: the model.
         weights: of the sequences, (n,), instead of 1/n for each.
         per_sequence: see `loss`.
 
@@ -63,6 +63,6 @@ def loss_and_gradients(
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:
-        return loss(trees.replaced(params, **trained), corpus, logits, weights, per_sequence)
+        return loss(trees.replaced(params, **trained), corpus, outputs, weights, per_sequence)
 
     return jax.value_and_grad(of_trained)({name: trees.get(params, name) for name in train})

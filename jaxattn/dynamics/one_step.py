@@ -10,7 +10,7 @@ from jaxattn.base import Phase, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm
 from jaxattn.dynamics.descent import descent
-from jaxattn.dynamics.gradients import Logits, loss_and_gradients
+from jaxattn.dynamics.gradients import Outputs, loss_and_gradients
 from jaxattn.dynamics.optimizers import optimizer
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
@@ -25,7 +25,7 @@ def one_step(
     *,
     step_size: float | Array,
     train: Sequence[str] = ("E",),
-    logits: Logits = one_layer.logits,
+    outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> P:
     """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, on E alone unless told otherwise.
@@ -35,7 +35,7 @@ def one_step(
         corpus: n sequences over V tokens.
         step_size: η0.
         train: names of the parameters that move.
-        logits: the model.
+        outputs: the model.
         per_sequence: see `loss`.
 
     Returns:
@@ -47,7 +47,7 @@ def one_step(
     Source:
         Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
     """
-    _, gradients = loss_and_gradients(params, corpus, train, logits, per_sequence=per_sequence)
+    _, gradients = loss_and_gradients(params, corpus, train, outputs, per_sequence=per_sequence)
     moved = {name: trees.get(params, name) - step_size * g for name, g in gradients.items()}
     return trees.replaced(params, **moved)
 
@@ -72,4 +72,4 @@ class OneStep(Phase, frozen=True, kw_only=True):
 
     def _algorithm(self, task: Task) -> Algorithm:
         sgd = optimizer("sgd", self.step_size)
-        return descent(sgd, train=self.train, logits=task.model.logits, per_sequence=task.loss)
+        return descent(sgd, train=self.train, outputs=task.model.outputs, per_sequence=task.loss)

@@ -13,6 +13,7 @@ import pandas as pd
 
 from jaxattn import backend, trees
 from jaxattn.base import Measurement, SharedData, silent
+from jaxattn.data.corpus import shapes
 from jaxattn.engine import batches, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.engine.manifest import describe
@@ -148,9 +149,9 @@ def _coordinates(setting: Setting) -> str:
     dim, vocab_size = setting.model.dim, setting.data.vocab_size
     if dim is None or vocab_size is None:
         return "" if dim is None else str(dim)
+    like = shapes(vocab_size=vocab_size, num_classes=setting.data.num_classes)
     # Shapes are the same in any precision, and float64 would want its mode.
-    sizes = {"vocab_size": vocab_size, "num_classes": setting.data.num_classes, "dtype": jnp.float32}
-    params = jax.eval_shape(partial(setting.model.init, **sizes), jax.random.key(0))
+    params = jax.eval_shape(partial(setting.model.init, like=like, dtype=jnp.float32), jax.random.key(0))
     coordinates = trees.get(params, "E").shape[1] if "E" in trees.names(params) else dim
     return str(dim) if coordinates == dim else f"{coordinates} for d = {dim}"
 

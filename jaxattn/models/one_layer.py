@@ -67,7 +67,7 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     return projection.scores_and_values(params.E, params.p, params.v)
 
 
-def logits(params: Params, corpus: Corpus) -> Array:
+def outputs(params: Params, corpus: Corpus) -> Array:
     """Compute f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for every sequence.
 
     Args:
@@ -99,15 +99,15 @@ class OneLayer(Model, frozen=True, kw_only=True):
     def is_one_layer(self) -> bool:
         """Whether scores are E·p and values E·v, as theory takes them: not where a subclass has its own."""
         own = type(self)
-        return own.logits is OneLayer.logits and own.scores_and_values is OneLayer.scores_and_values
+        return own.outputs is OneLayer.outputs and own.scores_and_values is OneLayer.scores_and_values
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        return init(key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype)
+        return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
 
-    def logits(self, params: Params, corpus: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `logits`."""
-        return logits(params, corpus)
+    def outputs(self, params: Params, corpus: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `outputs`."""
+        return outputs(params, corpus)
 
     def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:
         """Bound how many numbers the parameters are, without looking at them."""
@@ -127,9 +127,13 @@ class OneLayer(Model, frozen=True, kw_only=True):
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
     """`OneLayer` in coordinates of the span of E, p and v, where these are fewer than d."""
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see `span.start`."""
-        sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+        sizes: dict[str, Any] = {
+            "vocab_size": like.vocab_size,
+            "num_classes": like.num_classes,
+            "dtype": dtype,
+        }
         return Params(*span.start(key, dim=self.dim, **sizes))
 
     def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:

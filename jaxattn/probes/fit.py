@@ -41,13 +41,13 @@ class Fit(Probe, frozen=True, kw_only=True):
         """Measure one seed."""
         loss, gradients = seen.loss_and_gradients
         train = seen.corpora.train
-        found = {"loss": loss, "train_accuracy": losses.accuracy(seen.logits(train), train.targets)}
+        found = {"loss": loss, "train_accuracy": losses.accuracy(seen.outputs(train), train.targets)}
         if "p" in names(seen.params):
             found["p_norm"] = jnp.linalg.norm(get(seen.params, "p"))
         found["log_gradient_norm"] = jnp.log(optax.tree.norm(gradients))
         for name, held_out in (("test", seen.corpora.test), ("validation", seen.corpora.validation)):
             if held_out is not None:
-                logits = seen.logits(held_out)
-                found[f"{name}_loss"] = losses.mean(seen.per_sequence, logits, held_out.targets)
-                found[f"{name}_accuracy"] = losses.accuracy(logits, held_out.targets)
+                outputs = seen.outputs(held_out)
+                found[f"{name}_loss"] = losses.mean(seen.per_sequence, outputs, held_out.targets)
+                found[f"{name}_accuracy"] = losses.accuracy(outputs, held_out.targets)
         return found

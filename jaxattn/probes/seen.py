@@ -26,7 +26,7 @@ class Seen:
     Attributes:
         params: the model's parameters.
         model: the model.
-        per_sequence: the loss of every sequence, (logits, labels) -> (n,).
+        per_sequence: the loss of every sequence, (outputs, targets) -> (n,).
         corpora: the seed's corpora, with token statistics.
         phase: the phase that moves the parameters.
         memory: what the probe that looks remembers of the phase's start.
@@ -61,13 +61,13 @@ class Seen:
     def loss_and_gradients(self) -> tuple[Array, dict[str, Array]]:
         """The training loss and its gradients by the parameters that the phase moves."""
         return loss_and_gradients(
-            self.params, self.corpora.train, self.train, self.model.logits, per_sequence=self.per_sequence
+            self.params, self.corpora.train, self.train, self.model.outputs, per_sequence=self.per_sequence
         )
 
-    def logits(self, corpus: Corpus) -> Array:
-        """Logits of a corpus."""
+    def outputs(self, corpus: Corpus) -> Array:
+        """Outputs of a corpus."""
         if id(corpus) not in self._logits:
-            self._logits[id(corpus)] = self.model.logits(self.params, corpus)
+            self._logits[id(corpus)] = self.model.outputs(self.params, corpus)
         return self._logits[id(corpus)]
 
     def with_memory(self, memory: Any) -> "Seen":

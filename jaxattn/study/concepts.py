@@ -32,17 +32,16 @@ DATA = Concept[Data](
 MODEL = Concept[Model](
     "a model",
     MODELS,
-    {Model: ("init", "logits")},
+    {Model: ("init", "outputs")},
     None,
-    "a class derived from jaxattn.Model with init(key, *, vocab_size, num_classes, dtype) and "
-    "logits(params, corpus)",
+    "a class derived from jaxattn.Model with init(key, like, *, dtype) and outputs(params, data)",
 )
 LOSS = Concept[Loss](
     "a loss",
     LOSSES,
     {Loss: ("__call__",)},
     user_functions.loss,
-    "a function (logits, labels, *, settings) -> (n,), or a class derived from jaxattn.Loss",
+    "a function (outputs, targets, *, settings) -> (n,), or a class derived from jaxattn.Loss",
     lambda table: "classification",
 )
 START = Concept[Start](

@@ -120,8 +120,8 @@ class _Rehearsal:
         n, classes, vocab = corpus.num_examples, corpus.num_classes, corpus.vocab_size
         columns = () if classes == 2 else (classes,)
         with self.at("model", concepts.MODEL):
-            logits, name = setting.model.logits(params, corpus), _name(setting.model)
-            _wants(f"{name}.logits", logits, {(n, *columns)}, f"for {n} sequences of {classes} classes")
+            outputs, name = setting.model.outputs(params, corpus), _name(setting.model)
+            _wants(f"{name}.outputs", outputs, {(n, *columns)}, f"for {n} sequences of {classes} classes")
             if not setting.model.has_scores:
                 if setting.model.attends_to_tokens:
                     raise InputError(
@@ -136,7 +136,7 @@ class _Rehearsal:
                 _wants(name, found[0], {(vocab,)}, "the score of every token")
                 _wants(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
         with self.at("loss", concepts.LOSS):
-            each = setting.loss(logits, corpus.targets)
+            each = setting.loss(outputs, corpus.targets)
             name, coupled = _name(setting.loss), setting.loss.coupled
             why = "that of all sequences" if coupled else "one for every sequence, averaged afterwards"
             if not coupled and not jnp.ndim(each):
@@ -234,12 +234,14 @@ def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
 
     def moves(n: int) -> bool:
         rng = np.random.default_rng(0)
-        logits = 2 * rng.standard_normal((2, n) if classes == 2 else (2, n, classes))
+        outputs = 2 * rng.standard_normal((2, n) if classes == 2 else (2, n, classes))
         labels = class_labels(rng.integers(0, classes, (2, n)), classes)
         compute = jax.jit(lambda f, y: loss(f.astype(jnp.result_type(float)), y.astype(jnp.int32)))
-        before, place = np.asarray(compute(logits[0], labels[0])), np.arange(n)
+        before, place = np.asarray(compute(outputs[0], labels[0])), np.arange(n)
         for others in (place % 2 == 0, place % 2 == 1, place < n // 2, place >= n // 2):
-            mixed = [np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (logits, labels)]
+            mixed = [
+                np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (outputs, labels)
+            ]
             after = np.asarray(compute(*mixed))
             # A shift by the largest logit, which cancels, leaves rounding.
             same = np.isclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)

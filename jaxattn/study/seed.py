@@ -54,8 +54,7 @@ def start(
     """Draw the parameters; tokens that a padded vocabulary does not use have rows of zeros."""
     train = corpora.train
     dtype = jnp.dtype(setting.dtype)
-    sizes = {"vocab_size": train.vocab_size, "num_classes": train.num_classes}
-    params = setting.model.init(key, **sizes, dtype=dtype)
+    params = setting.model.init(key, train, dtype=dtype)
     for name, begin_at in setting.starts.items():
         own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
         params = replaced(params, **{name: begin_at(own_key, get(params, name), tokens)})

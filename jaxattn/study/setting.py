@@ -18,8 +18,8 @@ class Setting(NamedTuple):
 
     Attributes:
         data: corpora: drawn for every seed (`draw`), or shared by all (`load`).
-        model: init, logits, and perhaps scores_and_values.
-        loss: per sequence, (logits, labels) -> (n,).
+        model: init, outputs, and perhaps scores_and_values.
+        loss: per sequence, (outputs, targets) -> (n,).
         starts: starts of parameters that are not where the model draws them, by name.
         phases: what moves, one after the other.
         probes: what is measured on the way.

@@ -38,11 +38,11 @@ class _Made(Spec, frozen=True, kw_only=True):
 
 
 class LossOfFunction(_Made, Loss, frozen=True, kw_only=True):
-    """A loss `(logits, labels, *, settings) -> (n,)`."""
+    """A loss `(outputs, targets, *, settings) -> (n,)`."""
 
-    def __call__(self, logits: Array, labels: Array) -> Any:
+    def __call__(self, outputs: Array, targets: Array) -> Any:
         """Compute the loss of every sequence."""
-        return self._call(logits, labels)
+        return self._call(outputs, targets)
 
 
 class StartOfFunction(_Made, Start, frozen=True, kw_only=True):

@@ -104,8 +104,8 @@ def test_safe_scores_equal_the_textbook(x64, large, assert_equals_textbook, mode
     params = draw(init, corpus)
     assert factored_kernel.is_safe(*scores(params))
     assert_equals_textbook(
-        partial(module.logits, residual=residual),
-        partial(reference.two_layer_logits, residual=residual),
+        partial(module.outputs, residual=residual),
+        partial(reference.two_layer_outputs, residual=residual),
         params,
         corpus,
     )
@@ -117,7 +117,7 @@ def test_wide_scores_equal_the_textbook(x64, large, assert_equals_textbook, mode
     params = draw(init, corpus, scale=30.0)
     assert not factored_kernel.is_safe(*scores(params))
     # Products of size 1e4 in the exponent are rounded to 1e-12 in either form, and p multiplies that by 1e2.
-    assert_equals_textbook(module.logits, reference.two_layer_logits, params, corpus, rtol=1e-7, atol=1e-7)
+    assert_equals_textbook(module.outputs, reference.two_layer_outputs, params, corpus, rtol=1e-7, atol=1e-7)
 
 
 def test_scores_that_are_barely_safe_lose_nothing(x64, large):
@@ -129,7 +129,7 @@ def test_scores_that_are_barely_safe_lose_nothing(x64, large):
     wide = two_layer.Params(E=E, p=p, v=v)
     single = jax.tree.map(lambda x: x.astype(jnp.float32), wide)
     assert factored_kernel.is_safe(single.E @ single.E.T, True)
-    gradient = jax.jit(jax.grad(lambda x: (two_layer.logits(x, corpus) ** 2).sum()))
+    gradient = jax.jit(jax.grad(lambda x: (two_layer.outputs(x, corpus) ** 2).sum()))
     for mine, exact in zip(*(jax.tree.leaves(gradient(x)) for x in (single, wide)), strict=True):
         assert mine.dtype == jnp.float32
         # Scores of size 126 are rounded to 1e-5.
@@ -146,7 +146,9 @@ def test_vmapped_equals_looped_whatever_the_spread_of_each_member(x64, large, mo
     corpus = large()
     batch = [draw(init, corpus, scale=scale) for scale in (1.0, 30.0, 2.0)]
     assert [bool(factored_kernel.is_safe(*scores(x))) for x in batch] == [True, False, True]
-    gradient = jax.jit(jax.grad(lambda x: ja.losses.classification(module.logits(x, corpus), corpus.targets)))
+    gradient = jax.jit(
+        jax.grad(lambda x: ja.losses.classification(module.outputs(x, corpus), corpus.targets))
+    )
     vmapped = jax.vmap(gradient)(jax.tree.map(lambda *x: jnp.stack(x), *batch))
     for member, params in enumerate(batch):
         for mine, theirs in zip(jax.tree.leaves(vmapped), jax.tree.leaves(gradient(params)), strict=True):
@@ -169,5 +171,5 @@ def test_a_rare_token_may_occur_any_number_of_times_in_a_sequence(x64, rng, by_g
         attention = count * np.exp(weight @ scores[tokens])
         return attention @ (weight @ values[tokens]) / attention.sum()
 
-    logits = two_layer.logits(jax.tree.map(jnp.asarray, params), corpus, residual=False)
+    logits = two_layer.outputs(jax.tree.map(jnp.asarray, params), corpus, residual=False)
     np.testing.assert_allclose(logits, [textbook(bag) for bag in bags], rtol=1e-12)

@@ -19,9 +19,7 @@ def task(ragged, x64):
 
 @pytest.fixture
 def params(task):
-    return task.model.init(
-        jax.random.key(1), vocab_size=task.corpora.train.vocab_size, num_classes=2, dtype=jnp.float64
-    )
+    return task.model.init(jax.random.key(1), task.corpora.train, dtype=jnp.float64)
 
 
 @pytest.mark.parametrize("until", [{"until_norm": 30.0}, {"until_norm": 1e9, "until_arc_length": 7.0}])

@@ -42,8 +42,7 @@ def draw():
     """Draw parameters like a model's, in float64; by NumPy, since drawing takes long to compile."""
 
     def make(model, corpus, seed=0):
-        sizes = {"vocab_size": corpus.vocab_size, "num_classes": corpus.num_classes}
-        like = jax.eval_shape(lambda: model.init(jax.random.key(0), **sizes, dtype=jnp.float64))
+        like = jax.eval_shape(lambda: model.init(jax.random.key(0), corpus, dtype=jnp.float64))
         rng = np.random.default_rng(seed)
         return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / np.sqrt(like.E.shape[1])), like)
 

@@ -52,7 +52,7 @@ def test_small_steps_conserve_it_and_drift_in_proportion_to_their_size(x64, corp
     params = draw(model, corpus)
     found = []
     for size, steps in ((0.1, 200), (0.05, 400)):
-        algorithm = descent(optax.sgd(size), train=TRAIN, logits=model.logits)
+        algorithm = descent(optax.sgd(size), train=TRAIN, outputs=model.outputs)
         moved = jax.jit(lambda x, k, a=algorithm: run(a, a.init(x), corpus, k).params)(params, steps)
         assert jnp.abs(moved.p - params.p).max() > 0.1
         found.append(float(drift(model, params, moved, corpus, show)))
@@ -62,7 +62,7 @@ def test_small_steps_conserve_it_and_drift_in_proportion_to_their_size(x64, corp
 
 def test_float32_keeps_the_digits_of_a_small_drift(corpus, show, draw):
     corpus, model = corpus(), models.OneLayer(dim=64)
-    params = model.init(jax.random.key(0), vocab_size=12, dtype=jnp.float32)
+    params = model.init(jax.random.key(0), corpus, dtype=jnp.float32)
     moved = params.replace(p=params.p * 1.001, v=params.v * 0.999, E=params.E * 1.0005)
     before, after = (quantity(jax.tree.map(lambda x: np.asarray(x, np.float64), x)) for x in (params, moved))
     expected = np.linalg.norm(after - before) / np.linalg.norm(before)

@@ -40,11 +40,11 @@ def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
     shown = seen(classes=classes)
     found = Fit().measure(shown)
     params, train, test = shown.params, shown.corpora.train, shown.corpora.test
-    logits = ja.models.one_layer.logits(params, train)
+    logits = ja.models.one_layer.outputs(params, train)
 
     def of_query(p):
         return ja.losses.classification(
-            ja.models.one_layer.logits(params.replace(p=p), train), train.targets
+            ja.models.one_layer.outputs(params.replace(p=p), train), train.targets
         ).mean()
 
     loss, gradient = jax.value_and_grad(of_query)(params.p)
@@ -53,7 +53,7 @@ def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
     np.testing.assert_allclose(found["p_norm"], np.linalg.norm(params.p), rtol=1e-12)
     chosen = np.where(logits > 0, 1, -1) if classes == 2 else np.argmax(logits, axis=1)
     assert found["train_accuracy"] == np.mean(chosen == np.asarray(train.targets))
-    of_test = ja.losses.classification(ja.models.one_layer.logits(params, test), test.targets).mean()
+    of_test = ja.losses.classification(ja.models.one_layer.outputs(params, test), test.targets).mean()
     np.testing.assert_allclose(found["test_loss"], of_test, rtol=1e-12)
     assert "validation_loss" not in found
     assert not {"test_loss", "test_accuracy"} & set(Fit().measure(seen(classes=classes, test=False)))
@@ -123,13 +123,11 @@ def test_models_without_attention_over_tokens_have_no_selection(seen):
 class Bare(ja.Model):
     """A model of logits alone."""
 
-    def init(self, key, *, vocab_size, num_classes, dtype):
-        return ja.models.OneLayer(dim=5).init(
-            key, vocab_size=vocab_size, num_classes=num_classes, dtype=dtype
-        )
+    def init(self, key, like, *, dtype):
+        return ja.models.OneLayer(dim=5).init(key, like, dtype=dtype)
 
-    def logits(self, params, corpus):
-        return ja.models.one_layer.logits(params, corpus)
+    def outputs(self, params, corpus):
+        return ja.models.one_layer.outputs(params, corpus)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -249,7 +247,7 @@ def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, clas
 def test_what_several_probes_need_is_computed_once(seen):
     shown = seen()
     assert shown.loss_and_gradients is shown.loss_and_gradients
-    assert shown.logits(shown.corpora.train) is shown.logits(shown.corpora.train)
+    assert shown.outputs(shown.corpora.train) is shown.outputs(shown.corpora.train)
     other = shown.with_memory(3)
     assert (other.memory, shown.memory) == (3, None)
     assert other.loss_and_gradients is shown.loss_and_gradients
