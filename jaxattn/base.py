@@ -253,12 +253,12 @@ class Task(NamedTuple):
     Attributes:
         model: `outputs(params, corpus)` and `scores_and_values(params)`.
         loss: per sequence, (outputs, targets) -> (n,).
-        corpora: training, validation and test corpus of one seed.
+        data: training, validation and test data of one seed.
     """
 
     model: Model
     loss: Loss
-    corpora: "Splits"
+    data: "Splits"
 
 
 @struct.dataclass

@@ -374,6 +374,8 @@ def shapes(*, vocab_size: int, num_classes: int = 2) -> Corpus:
     Returns:
         A corpus whose leaves are shapes and dtypes.
     """
-    sizes = {"vocab_size": vocab_size, "num_classes": num_classes}
-    number = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return jax.eval_shape(lambda ids: from_draws(ids, ids[:, 0], **sizes), number)
+
+    def draw(ids: Array) -> Corpus:
+        return from_draws(ids, ids[:, 0], vocab_size=vocab_size, num_classes=num_classes)
+
+    return jax.eval_shape(draw, jax.ShapeDtypeStruct((1, 1), jnp.int32))

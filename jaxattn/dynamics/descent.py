@@ -201,11 +201,11 @@ class Descent(Phase, frozen=True, kw_only=True):
         cuts = task.model.cuts_batches or task.loss.coupled
         batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
         moving = descent(made, train=self.train, **batches, **of_model)
-        train = task.corpora.train
+        train = task.data.train
         if not self.patience:
             return moving, train
         limits: dict[str, Any] = {"steps": self.steps, "every": self.check_every, "patience": self.patience}
-        return early_stop(moving, **limits, **of_model), (train, task.corpora.validation)
+        return early_stop(moving, **limits, **of_model), (train, task.data.validation)
 
 
 def _factory(name: Any) -> Any:

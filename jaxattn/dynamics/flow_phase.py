@@ -76,7 +76,7 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
         """Find the path and stand at its start."""
-        return self.at(params, self.follow(params, task.corpora.train), jnp.zeros((), jnp.int32))
+        return self.at(params, self.follow(params, task.data.train), jnp.zeros((), jnp.int32))
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
         """Go on by some rows."""

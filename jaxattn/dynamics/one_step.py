@@ -68,7 +68,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
 
     def step(self, task: Task, state: Any) -> Any:
         """Take the step; one that is not finite is a failure, as in a descent."""
-        return self._algorithm(task).step(state, task.corpora.train)[0]
+        return self._algorithm(task).step(state, task.data.train)[0]
 
     def _algorithm(self, task: Task) -> Algorithm:
         sgd = optimizer("sgd", self.step_size)

@@ -54,5 +54,5 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
                 "attention_entropy: the model's attention is not softmax over scores of tokens; "
                 "leave this probe out"
             )
-        entropy = attention_entropy(seen.corpora.train, seen.scores_and_values[0]).mean()
+        entropy = attention_entropy(seen.data.train, seen.scores_and_values[0]).mean()
         return {"attention_entropy": entropy, "attended_tokens": jnp.exp(entropy)}

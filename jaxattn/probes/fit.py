@@ -40,12 +40,12 @@ class Fit(Probe, frozen=True, kw_only=True):
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed."""
         loss, gradients = seen.loss_and_gradients
-        train = seen.corpora.train
+        train = seen.data.train
         found = {"loss": loss, "train_accuracy": losses.accuracy(seen.outputs(train), train.targets)}
         if "p" in names(seen.params):
             found["p_norm"] = jnp.linalg.norm(get(seen.params, "p"))
         found["log_gradient_norm"] = jnp.log(optax.tree.norm(gradients))
-        for name, held_out in (("test", seen.corpora.test), ("validation", seen.corpora.validation)):
+        for name, held_out in (("test", seen.data.test), ("validation", seen.data.validation)):
             if held_out is not None:
                 outputs = seen.outputs(held_out)
                 found[f"{name}_loss"] = losses.mean(seen.per_sequence, outputs, held_out.targets)

@@ -52,7 +52,7 @@ class Importance(Probe, frozen=True, kw_only=True):
         """Measure one seed; nothing for a model without scores and values of tokens."""
         if not seen.model.has_scores:
             return {}
-        tokens, (scores, values) = seen.corpora.tokens, seen.columns
+        tokens, (scores, values) = seen.data.tokens, seen.columns
         difference, found = tokens.posterior_difference, {}
         size = jnp.broadcast_to(jnp.abs(difference).max(axis=1, keepdims=True), difference.shape)
         # Side by side: sorting takes most of the time that this takes to compile.
@@ -88,7 +88,7 @@ class Importance(Probe, frozen=True, kw_only=True):
 
 def token_columns(seen: Seen) -> dict[str, Array]:
     """Collect the token-level table of one seed: E·p (V,) and E·v (V, C) beside the statistics."""
-    tokens = seen.corpora.tokens
+    tokens = seen.data.tokens
     scores, values = seen.scores_and_values
     return {
         "count": tokens.count,

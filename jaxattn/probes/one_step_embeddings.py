@@ -24,6 +24,6 @@ class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
     def measure(self, seen: Any) -> dict[str, Array]:
         """Measure one seed after the step."""
         E, v, step_size = seen.params.E, seen.params.v, seen.phase.step_size
-        predicted = predicted_values(seen.corpora.train, step_size)
+        predicted = predicted_values(seen.data.train, step_size)
         law = jnp.outer(predicted, v) if predicted.ndim == 1 else predicted @ v.T
         return {"embedding_error": jnp.linalg.norm(E - seen.memory - law, axis=1).max() / step_size}

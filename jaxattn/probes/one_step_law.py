@@ -30,7 +30,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed after the step."""
         change = seen.params.E @ seen.params.v - seen.memory
-        train, alpha = seen.corpora.train, seen.corpora.tokens.alpha
+        train, alpha = seen.data.train, seen.data.tokens.alpha
         # Two classes share the one column.
         alpha = alpha[:, 0] if train.num_classes == 2 else alpha
         return {"one_step_error": one_step_error(change, train, seen.phase.step_size, alpha)}

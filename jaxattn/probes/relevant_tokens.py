@@ -39,7 +39,7 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
 
     def measure(self, seen: Any) -> dict[str, Array]:
         """Measure one seed."""
-        corpus, scores = seen.corpora.train, seen.scores_and_values[0]
+        corpus, scores = seen.data.train, seen.scores_and_values[0]
         relevant = jnp.arange(corpus.vocab_size) < self.relevant
         chosen, present = attended(scores, corpus, self.nats), selection_of(relevant, corpus)
         selects, tied = chosen.selects(corpus, relevant)

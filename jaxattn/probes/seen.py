@@ -27,17 +27,17 @@ class Seen:
         params: the model's parameters.
         model: the model.
         per_sequence: the loss of every sequence, (outputs, targets) -> (n,).
-        corpora: the seed's corpora, with token statistics.
+        data: the training, test and validation data of the seed.
         phase: the phase that moves the parameters.
         memory: what the probe that looks remembers of the phase's start.
     """
 
     def __init__(
-        self, params: Any, model: Any, per_sequence: Any, corpora: Splits, phase: Any, memory: Any = None
+        self, params: Any, model: Any, per_sequence: Any, data: Splits, phase: Any, memory: Any = None
     ):
         """Look at parameters; nothing is computed yet."""
         self.params, self.model, self.per_sequence = params, model, per_sequence
-        self.corpora, self.phase, self.memory = corpora, phase, memory
+        self.data, self.phase, self.memory = data, phase, memory
         self._logits: dict[int, Array] = {}
 
     @property
@@ -61,7 +61,7 @@ class Seen:
     def loss_and_gradients(self) -> tuple[Array, dict[str, Array]]:
         """The training loss and its gradients by the parameters that the phase moves."""
         return loss_and_gradients(
-            self.params, self.corpora.train, self.train, self.model.outputs, per_sequence=self.per_sequence
+            self.params, self.data.train, self.train, self.model.outputs, per_sequence=self.per_sequence
         )
 
     def outputs(self, corpus: Corpus) -> Array:

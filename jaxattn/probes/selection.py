@@ -43,8 +43,8 @@ class Selected(Probe, frozen=True, kw_only=True):
         """Measure one seed; nothing where attention is not softmax over the model's scores."""
         if not seen.model.attends_to_tokens:
             return {}
-        scores, train = seen.scores_and_values[0], seen.corpora.train
-        important = seen.corpora.tokens.important(self.important, self.min_count)
+        scores, train = seen.scores_and_values[0], seen.data.train
+        important = seen.data.tokens.important(self.important, self.min_count)
         chosen = selection_from_scores(scores, train)
         selects, tied = chosen.selects(train, important)
         shares = {

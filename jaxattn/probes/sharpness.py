@@ -66,7 +66,7 @@ class Sharpness(Probe, frozen=True, kw_only=True):
         def gradients(trained: dict[str, Array]) -> dict[str, Array]:
             params = trees.replaced(seen.params, **trained)
             return loss_and_gradients(
-                params, seen.corpora.train, seen.train, seen.model.outputs, per_sequence=seen.per_sequence
+                params, seen.data.train, seen.train, seen.model.outputs, per_sequence=seen.per_sequence
             )[1]
 
         def product(x: Array) -> Array:

@@ -64,7 +64,7 @@ class ProbeOfFunction(_Made, Probe, frozen=True, kw_only=True):
 
     def measure(self, seen: Seen) -> Mapping[str, Any]:
         """Measure one seed on its training corpus."""
-        found = self._call(seen.params, seen.corpora.train)
+        found = self._call(seen.params, seen.data.train)
         return found if isinstance(found, dict) else {self.name or type(self).__name__: found}
 
 

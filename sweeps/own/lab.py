@@ -81,7 +81,7 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
     def step(self, task: ja.dynamics.Task, state: ja.dynamics.State) -> ja.dynamics.State:
         """Take one step; `task` has the model, the loss and the seed's corpora."""
         of = {"outputs": task.model.outputs, "per_sequence": task.loss}
-        _, slopes = ja.dynamics.loss_and_gradients(state.params, task.corpora.train, self.train, **of)
+        _, slopes = ja.dynamics.loss_and_gradients(state.params, task.data.train, self.train, **of)
         size = self.step_size / jnp.sqrt(state.step + 1.0)
         moved = {name: getattr(state.params, name) - size * jnp.sign(slope) for name, slope in slopes.items()}
         return state.replace(params=state.params._replace(**moved), step=state.step + 1)

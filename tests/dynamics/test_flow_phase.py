@@ -19,13 +19,13 @@ def task(ragged, x64):
 
 @pytest.fixture
 def params(task):
-    return task.model.init(jax.random.key(1), task.corpora.train, dtype=jnp.float64)
+    return task.model.init(jax.random.key(1), task.data.train, dtype=jnp.float64)
 
 
 @pytest.mark.parametrize("until", [{"until_norm": 30.0}, {"until_norm": 1e9, "until_arc_length": 7.0}])
 def test_rows_are_those_of_the_path(task, params, until):
     phase = ExactFlow(name="flow", points=6, **until)
-    path = exact_flow(ja.theory.scores.one_layer(params, task.corpora.train), params.p, points=6, **until)
+    path = exact_flow(ja.theory.scores.one_layer(params, task.data.train), params.p, points=6, **until)
     state = phase.init(task, params, jax.random.key(0))
     assert phase.probe_steps(8) == list(range(6))
     for row in range(6):
@@ -64,7 +64,7 @@ def test_a_flow_that_fails_says_at_which_row(task, params):
 
 def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
     phase = JointFlow(name="flow", points=6, until_norm=30.0)
-    path = joint_flow(params, task.corpora.train, points=6, until_norm=30.0)
+    path = joint_flow(params, task.data.train, points=6, until_norm=30.0)
     state = phase.init(task, params, jax.random.key(0))
     for row in range(6):
         found = phase.metrics(state)
@@ -81,7 +81,7 @@ def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
 
 def test_rows_of_the_full_flow_hold_all_parameters(task, params):
     phase = FullFlow(name="flow", points=4, until_log_loss=-3.0)
-    path = full_flow(params, task.corpora.train, points=4, until_log_loss=-3.0)
+    path = full_flow(params, task.data.train, points=4, until_log_loss=-3.0)
     state = phase.init(task, params, jax.random.key(0))
     for row in range(4):
         for name in ("E", "p", "v"):

@@ -31,7 +31,7 @@ def task(ragged, x64):
 
 @pytest.fixture
 def params(task):
-    return task.model.init(jax.random.key(1), task.corpora.train, dtype=jnp.float64)
+    return task.model.init(jax.random.key(1), task.data.train, dtype=jnp.float64)
 
 
 KINDS = {

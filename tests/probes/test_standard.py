@@ -39,7 +39,7 @@ def attention(scores, corpus):
 def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
     shown = seen(classes=classes)
     found = Fit().measure(shown)
-    params, train, test = shown.params, shown.corpora.train, shown.corpora.test
+    params, train, test = shown.params, shown.data.train, shown.data.test
     logits = ja.models.one_layer.outputs(params, train)
 
     def of_query(p):
@@ -63,8 +63,8 @@ def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
 def test_selected_is_attention_on_important_tokens(seen, least):
     shown = seen()
     found = Selected(important=0.3, min_count=least).measure(shown)
-    train, scores = shown.corpora.train, shown.scores_and_values[0]
-    tokens = shown.corpora.tokens
+    train, scores = shown.data.train, shown.scores_and_values[0]
+    tokens = shown.data.tokens
     large, count = np.abs(np.asarray(tokens.posterior_difference[:, 0])) >= 0.3, np.asarray(tokens.count)
     important = large & (count >= least)
     assert 0 < important.sum() <= large.sum() - (least > 1)
@@ -89,11 +89,11 @@ def test_a_model_selects_by_its_own_scores(seen, model):
     """With a key-query matrix the scores are not E·p, and what is selected follows the scores."""
     shown = seen(model)
     found = Selected(important=0.3, min_count=1).measure(shown)
-    train, scores = shown.corpora.train, model.scores_and_values(shown.params)[0]
+    train, scores = shown.data.train, model.scores_and_values(shown.params)[0]
     chosen = ja.theory.selection_from_scores(scores, train)
     by_query = ja.theory.selection_from_scores(shown.params.E @ shown.params.p, train)
     assert bool((chosen.mask == by_query.mask).all()) == isinstance(model, ja.models.Mlp)
-    important = np.abs(np.asarray(shown.corpora.tokens.posterior_difference[:, 0])) >= 0.3
+    important = np.abs(np.asarray(shown.data.tokens.posterior_difference[:, 0])) >= 0.3
     selects, tied = chosen.selects(train, important)
     assert (found["important_selected"], found["important_tied"]) == (selects.mean(), tied.mean())
     q, ids, _ = attention(scores, train)
@@ -135,7 +135,7 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
     shown = seen(classes=classes)
     probe = Importance(bins=4, min_count=2)
     found = probe.measure(shown)
-    tokens, (scores, values) = shown.corpora.tokens, shown.scores_and_values
+    tokens, (scores, values) = shown.data.tokens, shown.scores_and_values
     columns = tokens.posterior_difference.shape[1]
     values = np.asarray(values).reshape(-1, columns)
     count, difference = np.asarray(tokens.count), np.asarray(tokens.posterior_difference)
@@ -220,16 +220,16 @@ def test_token_columns_are_scores_and_values_beside_the_statistics(seen):
     columns = token_columns(shown)
     np.testing.assert_allclose(columns["Ep"], shown.params.E @ shown.params.p, rtol=1e-13)
     np.testing.assert_allclose(columns["Ev"][:, 0], shown.params.E @ shown.params.v, rtol=1e-13)
-    np.testing.assert_array_equal(columns["alpha"], shown.corpora.tokens.alpha)
+    np.testing.assert_array_equal(columns["alpha"], shown.data.tokens.alpha)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, classes):
     shown, probe = seen(phase=ONE_STEP, classes=classes), OneStepError()
-    corpus = shown.corpora.train
+    corpus = shown.data.train
     before = probe.remember(shown.params)
     moved = ja.dynamics.one_step(shown.params, corpus, step_size=20.0)
-    found = probe.measure(Seen(moved, shown.model, LOSS, shown.corpora, ONE_STEP, before))
+    found = probe.measure(Seen(moved, shown.model, LOSS, shown.data, ONE_STEP, before))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     predicted = 20.0 * alpha / 2 if classes == 2 else 20.0 * alpha
     expected = np.abs(np.asarray((moved.E - shown.params.E) @ moved.v) - predicted).max() / 20.0
@@ -247,7 +247,7 @@ def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, clas
 def test_what_several_probes_need_is_computed_once(seen):
     shown = seen()
     assert shown.loss_and_gradients is shown.loss_and_gradients
-    assert shown.outputs(shown.corpora.train) is shown.outputs(shown.corpora.train)
+    assert shown.outputs(shown.data.train) is shown.outputs(shown.data.train)
     other = shown.with_memory(3)
     assert (other.memory, shown.memory) == (3, None)
     assert other.loss_and_gradients is shown.loss_and_gradients

@@ -97,7 +97,7 @@ class Wander(ja.Phase, frozen=True, kw_only=True):
 
     def step(self, task, state):
         _, gradients = ja.dynamics.loss_and_gradients(
-            state.params, task.corpora.train, self.train, task.model.outputs, per_sequence=task.loss
+            state.params, task.data.train, self.train, task.model.outputs, per_sequence=task.loss
         )
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         moved = {
