@@ -1,32 +1,31 @@
-"""The mean loss of a model on a corpus, and its gradients by named parameters."""
+"""The mean loss of a model on data, and its gradients by named parameters."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from jax import Array
 
 from jaxattn import losses, trees
-from jaxattn.data.corpus import Corpus
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
 P = TypeVar("P")
-Outputs = Callable[[P, Corpus], Array]
+Outputs = Callable[[P, Any], Array]
 
 
 def loss(
     params: P,
-    corpus: Corpus,
+    data: Any,
     outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Array:
-    """Compute the mean loss of a model on a corpus.
+    """Compute the mean loss of a model on data.
 
     Args:
         params: the model's parameters.
-        corpus: n sequences.
+        data: n examples.
         outputs: the model.
         weights: of the sequences, (n,), instead of 1/n for each.
         per_sequence: (outputs, targets) -> (n,); logistic for two classes and cross-entropy for K by default.
@@ -34,12 +33,12 @@ def loss(
     Returns:
         L, a scalar.
     """
-    return losses.mean(per_sequence, outputs(params, corpus), corpus.targets, weights)
+    return losses.mean(per_sequence, outputs(params, data), data.targets, weights)
 
 
 def loss_and_gradients(
     params: P,
-    corpus: Corpus,
+    data: Any,
     train: Sequence[str],
     outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
@@ -49,7 +48,7 @@ def loss_and_gradients(
 
     Args:
         params: a frozen dataclass, NamedTuple or dict of arrays.
-        corpus: n sequences.
+        data: n examples.
         train: names of the parameters to differentiate by.
         outputs: the model.
         weights: of the sequences, (n,), instead of 1/n for each.
@@ -63,6 +62,6 @@ def loss_and_gradients(
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:
-        return loss(trees.replaced(params, **trained), corpus, outputs, weights, per_sequence)
+        return loss(trees.replaced(params, **trained), data, outputs, weights, per_sequence)
 
     return jax.value_and_grad(of_trained)({name: trees.get(params, name) for name in train})

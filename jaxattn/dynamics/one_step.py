@@ -7,7 +7,6 @@ from jax import Array
 
 from jaxattn import losses, trees
 from jaxattn.base import Phase, Task
-from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm
 from jaxattn.dynamics.descent import descent
 from jaxattn.dynamics.gradients import Outputs, loss_and_gradients
@@ -21,7 +20,7 @@ P = TypeVar("P")
 
 def one_step(
     params: P,
-    corpus: Corpus,
+    data: Any,
     *,
     step_size: float | Array,
     train: Sequence[str] = ("E",),
@@ -32,7 +31,7 @@ def one_step(
 
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K), or what another model has.
-        corpus: n sequences over V tokens.
+        data: n examples.
         step_size: η0.
         train: names of the parameters that move.
         outputs: the model.
@@ -47,7 +46,7 @@ def one_step(
     Source:
         Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
     """
-    _, gradients = loss_and_gradients(params, corpus, train, outputs, per_sequence=per_sequence)
+    _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
     moved = {name: trees.get(params, name) - step_size * g for name, g in gradients.items()}
     return trees.replaced(params, **moved)
 

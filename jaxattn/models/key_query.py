@@ -87,8 +87,10 @@ def outputs(params: Params, corpus: Corpus) -> Array:
     return attend(corpus, scores, values)
 
 
-class KeyQuery(Model, frozen=True, kw_only=True):
+class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
     """One layer with a trained key-query matrix W, which starts at the identity or with normal entries."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
     weights: Weights = "identity"
@@ -107,9 +109,9 @@ class KeyQuery(Model, frozen=True, kw_only=True):
             weights=self.weights,
         )
 
-    def outputs(self, params: Params, corpus: Corpus) -> Array:
+    def outputs(self, params: Params, data: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, corpus)
+        return outputs(params, data)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

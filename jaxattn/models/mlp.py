@@ -97,8 +97,10 @@ def outputs(params: Params, corpus: Corpus) -> Array:
     return jax.nn.relu(hidden + params.b) @ params.v
 
 
-class Mlp(Model, frozen=True, kw_only=True):
+class Mlp(Model[Corpus], frozen=True, kw_only=True):
     """One hidden layer of width `dim` after the softmax."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
     weights: Weights = "normal"
@@ -112,9 +114,9 @@ class Mlp(Model, frozen=True, kw_only=True):
         sizes = {"vocab_size": like.vocab_size, "dim": self.dim, "num_classes": like.num_classes}
         return init(key, **sizes, dtype=dtype, weights=self.weights)
 
-    def outputs(self, params: Params, corpus: Corpus) -> Array:
+    def outputs(self, params: Params, data: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, corpus)
+        return outputs(params, data)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

@@ -92,8 +92,10 @@ def outputs(params: Params, corpus: Corpus) -> Array:
     return of_heads(params.p, params.v).mean(axis=0)
 
 
-class MultiHead(Model, frozen=True, kw_only=True):
+class MultiHead(Model[Corpus], frozen=True, kw_only=True):
     """One layer with `heads` attention heads, whose outputs are averaged."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
     heads: PositiveInt
@@ -112,9 +114,9 @@ class MultiHead(Model, frozen=True, kw_only=True):
             heads=self.heads,
         )
 
-    def outputs(self, params: Params, corpus: Corpus) -> Array:
+    def outputs(self, params: Params, data: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, corpus)
+        return outputs(params, data)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

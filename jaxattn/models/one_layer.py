@@ -16,6 +16,8 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.models import projection, span
 from jaxattn.models.initial import embeddings_query_head
 from jaxattn.models.span import Dim, infinite_by_name
+from jaxattn.theory.scores import Scores
+from jaxattn.theory.scores import one_layer as linear_scores
 from jaxattn.trees import Leaf
 
 
@@ -84,8 +86,10 @@ def outputs(params: Params, corpus: Corpus) -> Array:
     return attend(corpus, scores, values)
 
 
-class OneLayer(Model, frozen=True, kw_only=True):
+class OneLayer(Model[Corpus], frozen=True, kw_only=True):
     """The one-layer attention classifier; `dim` is d."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: Dim
     attends_to_tokens: ClassVar[bool] = True
@@ -101,13 +105,22 @@ class OneLayer(Model, frozen=True, kw_only=True):
         own = type(self)
         return own.outputs is OneLayer.outputs and own.scores_and_values is OneLayer.scores_and_values
 
+    @property
+    def linear_in(self) -> str | None:
+        """Name of the parameter that `scores` are linear in; None where a subclass has its own."""
+        return "p" if self.is_one_layer else None
+
+    def scores(self, params: Params, data: Corpus) -> Scores:
+        """Write scores as E p with values E v, see `theory.scores.one_layer`."""
+        return linear_scores(params, data)
+
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
         return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
 
-    def outputs(self, params: Params, corpus: Corpus) -> Array:
+    def outputs(self, params: Params, data: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, corpus)
+        return outputs(params, data)
 
     def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:
         """Bound how many numbers the parameters are, without looking at them."""

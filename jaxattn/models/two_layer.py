@@ -34,8 +34,10 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     return two_layer_attention(corpus, params.E, None, scores, values, residual=residual)
 
 
-class TwoLayer(Model, frozen=True, kw_only=True):
+class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
     """Self-attention without parameters before the read-out, with a residual connection or without."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: Dim
     residual: bool = False
@@ -51,9 +53,9 @@ class TwoLayer(Model, frozen=True, kw_only=True):
         """Draw the parameters, see the module's `init`."""
         return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
 
-    def outputs(self, params: Params, corpus: Corpus) -> Array:
+    def outputs(self, params: Params, data: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, corpus, residual=self.residual)
+        return outputs(params, data, residual=self.residual)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

@@ -96,8 +96,10 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     return two_layer_attention(corpus, queries, params.E, scores, values, residual=residual)
 
 
-class TwoLayerWeights(Model, frozen=True, kw_only=True):
+class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
     """Self-attention with a trained matrix W1 before the read-out, whose query is W2 p."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
     residual: bool = False
@@ -110,9 +112,9 @@ class TwoLayerWeights(Model, frozen=True, kw_only=True):
         """Draw the parameters, see the module's `init`."""
         return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
 
-    def outputs(self, params: Params, corpus: Corpus) -> Array:
+    def outputs(self, params: Params, data: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, corpus, residual=self.residual)
+        return outputs(params, data, residual=self.residual)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

@@ -29,8 +29,8 @@ def test_rows_are_those_of_the_path(task, params, until):
     state = phase.init(task, params, jax.random.key(0))
     assert phase.probe_steps(8) == list(range(6))
     for row in range(6):
-        np.testing.assert_allclose(phase.query(state), path.p[row], rtol=1e-10)
-        np.testing.assert_array_equal(state.params.p, phase.query(state))
+        np.testing.assert_allclose(phase.parameter(state, "p"), path.p[row], rtol=1e-10)
+        np.testing.assert_array_equal(state.params.p, phase.parameter(state, "p"))
         found = phase.metrics(state)
         for name, expected in (
             ("p_norm", path.norm),
@@ -49,8 +49,8 @@ def test_the_query_keeps_its_precision_in_a_float32_study(task, params):
     phase = ExactFlow(name="flow", points=4, until_norm=30.0)
     state = phase.advance(task, phase.init(task, single, jax.random.key(0)), 3)
     assert state.params.p.dtype == jnp.float32
-    assert phase.query(state).dtype == jnp.float64
-    np.testing.assert_array_equal(state.params.p, phase.query(state).astype(jnp.float32))
+    assert phase.parameter(state, "p").dtype == jnp.float64
+    np.testing.assert_array_equal(state.params.p, phase.parameter(state, "p").astype(jnp.float32))
 
 
 def test_a_flow_that_fails_says_at_which_row(task, params):
@@ -68,7 +68,7 @@ def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
     state = phase.init(task, params, jax.random.key(0))
     for row in range(6):
         found = phase.metrics(state)
-        np.testing.assert_allclose(phase.query(state), path.p[row], rtol=1e-9)
+        np.testing.assert_allclose(phase.parameter(state, "p"), path.p[row], rtol=1e-9)
         np.testing.assert_allclose(found["p_norm"], path.norm[row], rtol=1e-9)
         np.testing.assert_allclose(found["log_v_norm"], path.log_v_norm[row], rtol=1e-9)
         length = min(np.exp(path.log_v_norm[row]), 1e15)

@@ -136,7 +136,7 @@ class Longest(ja.PhaseProbe):
         return "p" in phase.train
 
     def observe(self, phase, state):
-        return phase.query(state)
+        return phase.parameter(state, "p")
 
     def conclude(self, history, params, loaded):
         norms = (history**2).sum(-1) ** 0.5
