@@ -134,10 +134,10 @@ def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
 class Descent(Phase, frozen=True, kw_only=True):
     """Descent with an optax optimiser on the parameters in `train`.
 
-    `batch_size` examples a step, or all; or as many `fresh` ones, drawn anew for every step by the generator of
-    the data, as in online and population training. With `patience`, the loss on the validation data is checked
-    every `check_every` steps; after that many checks without a new best the descent stops, and the phase ends
-    with the best parameters.
+    `batch_size` examples a step, or all; or as many `fresh` ones, drawn anew for every step by the generator
+    of the data, as in online and population training. With `patience`, the loss on the validation data is
+    checked every `check_every` steps; after that many checks without a new best the descent stops, and the
+    phase ends with the best parameters.
 
     Attributes:
         optimizer: a name that `optimizer` knows, or the import path of a function (step_size, *, options)

@@ -20,7 +20,7 @@ from jaxattn.spec import Spec
 from jaxattn.study import concepts, seed
 from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
 from jaxattn.study.kinds import Concept
-from jaxattn.study.setting import Setting
+from jaxattn.study.setting import Setting, check_kind
 
 NOT_REAL = "records are real; return its real and imaginary parts, or its absolute value"
 
@@ -77,9 +77,7 @@ class _Rehearsal:
             data = self.data(setting, keys[0], used)
             tokens = self.shared.tokens if self.shared else seed.drawn(setting).tokens
             params = self.start(setting, data, keys[1], tokens, used)
-            for held in (data.train, data.test, data.validation):
-                if held is not None:
-                    self.model(setting, params, held)
+            self.model(setting, params, data.train)
             for index in range(len(setting.phases)):
                 params = self.phase(setting, index, params, data, keys[1], used)
             train: Dataset = data.train
@@ -266,15 +264,6 @@ def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
         return moves(8)
     except Exception:  # it may know how many there are
         return moves(sequences)
-
-
-def check_kind(given: type[Dataset], model: Model[Any]) -> None:
-    """Raise InputError unless a model takes a kind of data."""
-    if not issubclass(given, model.takes):
-        raise InputError(
-            f"model: {_name(model)} takes {model.takes.__name__}, and the data are {given.__name__}; choose "
-            "another model, or other data"
-        )
 
 
 def _check_examples(data: Dataset, name: str) -> None:

@@ -132,13 +132,13 @@ class Longest(ja.PhaseProbe):
 
     metrics = ("share_of_longest", "longest")
 
-    def applies(self, model, loss, phase):
-        return "p" in phase.train
+    def why_not(self, task, phase):
+        return None if "p" in phase.train else "wants a phase that trains p"
 
     def observe(self, phase, state):
         return phase.parameter(state, "p")
 
-    def conclude(self, history, params, loaded):
+    def conclude(self, history, params, model, loaded):
         norms = (history**2).sum(-1) ** 0.5
         longest = norms.max(1)
         return {"share_of_longest": norms / longest[:, None]}, {"longest": longest}
