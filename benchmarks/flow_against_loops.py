@@ -29,7 +29,7 @@ def loop(E, p, v, ids, mask, labels, target):
 
     def loss(p):
         return ja.losses.logistic(
-            ja.models.reference.logits(ja.models.one_layer.Params(E, p, v), ids, mask), labels
+            ja.models.reference.outputs(ja.models.one_layer.Params(E, p, v), ids, mask), labels
         )
 
     @jax.jit

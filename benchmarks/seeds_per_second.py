@@ -95,7 +95,7 @@ def token_loop(each, steps, embed, query):
 
 
 def textbook_loss(params, ids, mask, labels):
-    logits = ja.models.reference.logits(params, ids, mask)
+    logits = ja.models.reference.outputs(params, ids, mask)
     return ja.losses.logistic(logits, labels)
 
 

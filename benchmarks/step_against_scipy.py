@@ -3,8 +3,8 @@
     python benchmarks/step_against_scipy.py --out results/benchmarks
 
 scipy.sparse multiplies the count matrix, and its transpose, with two columns each, on one core. A step of the
-engine has these two products, softmax, E p and the update beside them. Both take turns in one process; printed
-are medians and the median of the ratios of neighbours.
+engine has these two products, softmax, E p and the update beside them. Both take turns in one process;
+printed are medians and the median of the ratios of neighbours.
 """
 
 import argparse
@@ -84,9 +84,7 @@ def measure(sizes, number, repeats):
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),
         model=ja.models.OneLayer(dim=2048),
-        phases=[
-            ja.dynamics.Descent(name="query", train=["p"], optimizer="sgd", step_size=0.1, steps=number)
-        ],
+        phases=[ja.dynamics.Descent(name="query", train=["p"], optimizer="sgd", step_size=0.1, steps=number)],
     )
     data_key, _ = seed.keys(0)
     corpora = jax.jit(lambda: seed.draw(study.base, data_key))()

@@ -40,7 +40,7 @@ def made(data, seeds):
 
     def draw(data_key, key):
         corpus = data.draw(data_key).train
-        params = MODEL.init(key, vocab_size=SIZES["vocab_size"], dtype=jnp.float64)
+        params = MODEL.init(key, corpus, dtype=jnp.float64)
         return ja.dynamics.one_step(params, corpus, step_size=200.0), corpus
 
     return jax.jit(jax.vmap(draw))(data_keys, keys)
@@ -54,7 +54,7 @@ def reviews(data_dir, count, min_count, step_size, seeds):
     corpus = source.load(lambda *_: None).splits.train
 
     def draw(key):
-        params = MODEL.init(key, vocab_size=corpus.vocab_size, dtype=jnp.float64)
+        params = MODEL.init(key, corpus, dtype=jnp.float64)
         return ja.dynamics.one_step(params, corpus, step_size=step_size)
 
     return jax.jit(jax.vmap(draw))(seed_keys(list(range(seeds)))[1]), corpus

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 import jaxattn as ja
-from jaxattn.models.reference import padded_sequences, two_layer_logits
+from jaxattn.models.reference import padded_sequences, two_layer_outputs
 
 MODELS = {"two_layer": ja.models.two_layer, "two_layer_weights": ja.models.two_layer_weights}
 NAMES = {"two_layer": ("E", "p", "v"), "two_layer_weights": ("E", "p", "v", "W1", "W2")}
@@ -69,7 +69,7 @@ def loss(logits, labels, sequences):
 
 
 def textbook_gradient(params, ids, mask, labels, sequences):
-    return jax.grad(lambda x: loss(two_layer_logits(x, ids, mask), labels, sequences))(params)
+    return jax.grad(lambda x: loss(two_layer_outputs(x, ids, mask), labels, sequences))(params)
 
 
 def relative_errors(mine, expected, names):
@@ -143,7 +143,7 @@ def minibatch(corpus, kind, params, size, repeats):
 
     def ours(params, corpus, own):
         on = corpus.take(own)
-        return jax.grad(lambda x: loss(model.logits(x, on), on.targets, size))(params)
+        return jax.grad(lambda x: loss(model.outputs(x, on), on.targets, size))(params)
 
     def textbook(params, *parts):
         def add(total, part):

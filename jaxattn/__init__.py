@@ -6,13 +6,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxattn import attention, base, data, dynamics, losses, models, probes, theory
     from jaxattn.api import Results, Study, load
-    from jaxattn.base import DrawnData, Figure, Loss, Model, Phase, PhaseProbe, Probe, SharedData, Start
+    from jaxattn.base import (
+        Dataset,
+        DrawnData,
+        Figure,
+        Loss,
+        Model,
+        Phase,
+        PhaseProbe,
+        Probe,
+        SharedData,
+        Start,
+    )
     from jaxattn.data import Generator
     from jaxattn.probes import Probes
     from jaxattn.spec import Spec, Static
 
 __version__ = "0.1.0"
 __all__ = [
+    "Dataset",
     "DrawnData",
     "Figure",
     "Generator",
@@ -42,6 +54,7 @@ __all__ = [
 # What is no module of its own, and where it is. JAX alone takes most of a second to import: nothing is
 # imported before it is asked for.
 _PLACES = {
+    "Dataset": "jaxattn.base",
     "Generator": "jaxattn.data",
     "DrawnData": "jaxattn.base",
     "Figure": "jaxattn.base",

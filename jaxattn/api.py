@@ -41,18 +41,22 @@ class Plan(NamedTuple):
         cells: a row per cell: settings, compile group, seeds that are done.
         groups: a row per compile group: lanes, batches, memory, time.
         sentence: the whole in words.
+        metrics: a line for every phase of the first cell: what it records, what it does not, and why; none
+            of a quick plan.
     """
 
     cells: pd.DataFrame
     groups: pd.DataFrame
     sentence: str
+    metrics: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"Plan({self.sentence})"
+        return "\n".join([f"Plan({self.sentence})", *self.metrics])
 
     def _repr_html_(self) -> str:
         groups = self.groups.to_html(index=False, max_rows=20)
-        return f"<b>Plan</b> ({escape(self.sentence)}){groups}"
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.metrics)
+        return f"<b>Plan</b> ({escape(self.sentence)}){groups}{lines}"
 
 
 class Study(Definition):
@@ -82,7 +86,7 @@ class Study(Definition):
             data: a generator or reader.
             model: a model.
             phases: what moves, one after the other; at least one.
-            loss: the loss of a sequence, (logits, labels) -> (n,).
+            loss: the loss of a sequence, (outputs, targets) -> (n,).
             init: starts of parameters by name, where they are not as the model draws them.
             probes: what is measured, a `Probes`; or a list of probes beside the standard ones.
             figures: figures to draw: names, tables, or functions (results, *, settings).
@@ -195,11 +199,11 @@ class Study(Definition):
         if only or keep:
             name = "only" if only else "keep"
             raise InputError(f"{name}: programs are compiled for a target alone; give target, such as 'h200'")
-        from jaxattn.engine.plan import plan
+        from jaxattn.engine.plan import plan, recorded
 
         folder = self.folder(directory)
         (cells, groups), sentence = plan(self, folder, max_memory, quick=quick, progress=progress)
-        return Plan(cells, groups, sentence)
+        return Plan(cells, groups, sentence, () if quick else tuple(recorded(self)))
 
     def _plan_on(self, name: str, progress: Progress, **options: Any) -> ChipPlan:
         from jaxattn.chips import process

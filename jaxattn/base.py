@@ -8,19 +8,19 @@ take arrays. Float settings may be traced too, unless they are annotated `jaxatt
 A plain function will do where one method is all there is. When it is loaded it becomes a class of its
 settings, which are its keyword-only arguments:
 
-    data that is drawn    (key, *, settings) -> Corpus
-    data that is shared   (*, settings) -> Corpus
-    loss                  (logits, labels, *, settings) -> (n,)
+    data that is drawn    (key, *, settings) -> Dataset
+    data that is shared   (*, settings) -> Dataset
+    loss                  (outputs, targets, *, settings) -> (n,)
     start                 (key, drawn, *, settings) -> array like drawn
-    probe                 (params, corpus, *, settings) -> (), (m,) or a dictionary of them
+    probe                 (params, data, *, settings) -> (), (m,) or a dictionary of them
     figure                (results, *, settings) -> matplotlib figure or Drawn
 
-Letters: V tokens, n sequences, K classes, d the width of the model.
+Letters: n examples, V tokens, K classes, d the width of the model.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +28,20 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from jaxattn import trees
+from jaxattn.brief import Brief
+from jaxattn.errors import InputError, shown
 from jaxattn.spec import Spec
 from jaxattn.trees import Leaf
 
 if TYPE_CHECKING:  # what stands above
-    from jaxattn.data.corpus import Corpus
     from jaxattn.data.splits import Loaded, Splits
     from jaxattn.probes.seen import Seen
+    from jaxattn.theory.scores import Scores
 
+D = TypeVar("D", bound="Dataset")
+# Named arrays: a dataclass, a NamedTuple or a dict of them.
+Params = Any
 # Told what is read, how much of it, and of how much, None if nobody knows; 0 of 0 makes it a remark.
 Progress = Callable[[str, int, int | None], None]
 Metrics = Mapping[str, np.ndarray]
@@ -45,13 +51,77 @@ def silent(what: str, done: int, total: int | None) -> None:
     """Tell nobody."""
 
 
+class Dataset(Brief, struct.PyTreeNode, repr=False):
+    """n examples with targets. A frozen pytree: a subclass is one by the fields that it names.
+
+        class Pairs(ja.Dataset):
+            left: jax.Array
+            right: jax.Array
+
+    By default all its arrays have n rows, one for each example.
+
+    Attributes:
+        targets: (n, ...) what a loss compares outputs with: classes, tokens, numbers or vectors.
+    """
+
+    targets: Leaf
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make a subclass a frozen pytree of its fields, written in a few lines."""
+        super().__init_subclass__(**{"repr": False} | options)
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples n."""
+        return int(self.targets.shape[0])
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes K that the targets name, -1 and +1 if K = 2; None if they are no classes."""
+        return None
+
+    def take(self: D, index: Array) -> D:
+        """Take some examples, inside jit and under vmap: a minibatch.
+
+        Args:
+            index: (B,) int; numbers of distinct examples.
+
+        Returns:
+            B examples of the same kind.
+        """
+        return jax.tree.map(lambda x: x[index], self)
+
+    def arrays(self) -> Iterator[tuple[str, Array]]:
+        """List its arrays with their names."""
+        for path, x in jax.tree_util.tree_flatten_with_path(self)[0]:
+            yield jax.tree_util.keystr(path, simple=True, separator="."), x
+
+    def check_shapes(self) -> None:
+        """Check what shapes tell, of traced arrays too.
+
+        Raises:
+            InputError: arrays without a row for every example.
+        """
+        for name, x in self.arrays():
+            if np.ndim(x) == 0 or len(x) != self.num_examples:
+                raise InputError(
+                    f"{name}: {shown(x)} for {self.num_examples} targets; give one row for each example"
+                )
+
+    def check(self) -> None:
+        """Check on the host what programs cannot; raises InputError."""
+        self.check_shapes()
+
+
 class CommonData(Spec, frozen=True, kw_only=True):
     """What data that is drawn and data that is shared have in common: derive from one of these two.
 
     Attributes:
         pads_vocabulary: whether cells of different V may share a program.
         inert: names of settings that change no number, such as where files lie.
-        held_out: whether there is a validation corpus.
+        gives: the kind of data, None if only drawing tells.
+        draws_batches: whether batches of any size can be drawn afresh.
+        held_out: whether there are validation data.
         vocab_size: V, None if only reading tells.
         num_classes: K.
     """
@@ -62,8 +132,18 @@ class CommonData(Spec, frozen=True, kw_only=True):
     inert: ClassVar[frozenset[str]] = frozenset()
 
     @property
+    def gives(self) -> type[Dataset] | None:
+        """The kind of data, None if only drawing tells."""
+        return None
+
+    @property
+    def draws_batches(self) -> bool:
+        """Whether batches of any size can be drawn afresh."""
+        return False
+
+    @property
     def held_out(self) -> bool:
-        """Whether there is a validation corpus."""
+        """Whether there are validation data."""
         return False
 
     @property
@@ -77,22 +157,40 @@ class CommonData(Spec, frozen=True, kw_only=True):
         return 2
 
     def entries_at_most(self) -> float:
-        """Bound the entries of all corpora, by sequence and by token, padding included."""
+        """Bound the entries of all data, by sequence and by token, padding included."""
         return math.inf
+
+    def batch(self, key: Array, examples: int, used: Array | None = None) -> Dataset:
+        """Draw examples afresh, as those that a seed trains on; may be left out.
+
+        Args:
+            key: () PRNG key.
+            examples: how many.
+            used: as in `DrawnData.draw`.
+
+        Returns:
+            The examples.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.batch")
 
 
 class DrawnData(CommonData, frozen=True, kw_only=True):
-    """Corpora that are drawn afresh for every seed; `jaxattn.Generator` has all but `generate`."""
+    """Data that are drawn afresh for every seed; `jaxattn.Generator` has all but `generate`, for bags."""
 
     shared: ClassVar[bool] = False
 
     @property
+    def draws_batches(self) -> bool:
+        """Whether batches of any size can be drawn afresh."""
+        return type(self).batch is not CommonData.batch
+
+    @property
     def tokens(self) -> Sequence[str]:
-        """Names of the V tokens."""
-        raise NotImplementedError(f"{type(self).__name__}.tokens")
+        """Names of the V tokens; none if there are no tokens."""
+        return ()
 
     def draw(self, key: Array, used: Array | None = None) -> "Splits":
-        """Draw the corpora of one seed.
+        """Draw the data of one seed.
 
         Args:
             key: () PRNG key of the seed's data.
@@ -100,24 +198,24 @@ class DrawnData(CommonData, frozen=True, kw_only=True):
                 `pads_vocabulary`.
 
         Returns:
-            Training corpus with its token statistics, and test and validation corpora if there are any.
+            Training data, with token statistics if they are bags, and test and validation data if any.
         """
         raise NotImplementedError(f"{type(self).__name__}.draw")
 
 
 class SharedData(CommonData, frozen=True, kw_only=True):
-    """Corpora that all seeds share, such as texts; `jaxattn.data.Source` has all but the reading of rows."""
+    """Data that all seeds share, such as texts; `jaxattn.data.Source` has all but the reading of rows."""
 
     shared: ClassVar[bool] = True
 
     def load(self, progress: Progress = silent) -> "Loaded":
-        """Read the corpora on the host; called again, the same ones.
+        """Read the data on the host; called again, the same ones.
 
         Args:
             progress: told how far the reading is.
 
         Returns:
-            The corpora, and names of the V tokens.
+            The data, and names of the V tokens.
         """
         raise NotImplementedError(f"{type(self).__name__}.load")
 
@@ -125,28 +223,36 @@ class SharedData(CommonData, frozen=True, kw_only=True):
 Data = DrawnData | SharedData
 
 
-class Model(Spec, frozen=True, kw_only=True):
-    """A classifier of bags of tokens. Its parameters are named arrays: a dataclass, NamedTuple or dict.
+class Model(Spec, Generic[D], frozen=True, kw_only=True):
+    """A function of data. Its parameters are named arrays: a dataclass, NamedTuple or dict.
 
     Attributes:
+        takes: the kind of data that it takes; any other is refused before anything is compiled.
         parameters: their names, so that wrong ones are found before anything is drawn; () says nothing.
         token_rows: names of the parameters with a row for every token, so that V can be swept in one program.
         attends_to_tokens: whether the scores are those of its softmax over the tokens of a sequence.
         cuts_batches: whether a step on a minibatch is given a corpus of its sequences alone, for models whose
-            logits of a whole corpus cost more than laying out a new one.
-        is_one_layer: whether scores are E·p, values E·v and logits their attention, as theory takes them.
+            outputs of a whole corpus cost more than laying out a new one.
+        linear_in: name of the parameter that `scores` are linear in; None for a model without them.
+        is_one_layer: whether scores are E·p, values E·v and outputs their attention, as theory takes them.
         dim: d, None if it has no such width.
     """
 
     may_be_settings: ClassVar[frozenset[str]] = frozenset({"dim"})
+    takes: ClassVar[type[Dataset]] = Dataset
     parameters: ClassVar[tuple[str, ...]] = ()
     token_rows: ClassVar[tuple[str, ...]] = ()
     attends_to_tokens: ClassVar[bool] = False
     cuts_batches: ClassVar[bool] = False
 
     @property
+    def linear_in(self) -> str | None:
+        """Name of the parameter that `scores` are linear in; None for a model without them."""
+        return None
+
+    @property
     def is_one_layer(self) -> bool:
-        """Whether scores are E·p, values E·v and logits their attention, as theory takes them."""
+        """Whether scores are E·p, values E·v and outputs their attention, as theory takes them."""
         return False
 
     @property
@@ -159,13 +265,12 @@ class Model(Spec, frozen=True, kw_only=True):
         """Whether its tokens have scores and values, for tables, figures and probes of tokens."""
         return type(self).scores_and_values is not Model.scores_and_values
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int, dtype: Any) -> Any:
+    def init(self, key: Array, like: D, *, dtype: Any) -> Params:
         """Draw the parameters of one seed.
 
         Args:
             key: () PRNG key.
-            vocab_size: V.
-            num_classes: K.
+            like: the training data, of which only shapes and sizes may be used, such as V and K of a corpus.
             dtype: of all parameters.
 
         Returns:
@@ -173,37 +278,41 @@ class Model(Spec, frozen=True, kw_only=True):
         """
         raise NotImplementedError(f"{type(self).__name__}.init")
 
-    def logits(self, params: Any, corpus: "Corpus") -> Array:
-        """Compute f of every sequence.
+    def outputs(self, params: Params, data: D) -> Array:
+        """Compute what the loss compares with the targets.
 
         Args:
             params: as `init` returns them.
-            corpus: n sequences over V tokens.
+            data: n examples.
 
         Returns:
-            (n,) for two classes, (n, K) for more; of the parameters' dtype.
+            (n, ...) of the parameters' dtype; f (n,) for two classes, (n, K) for more.
         """
-        raise NotImplementedError(f"{type(self).__name__}.logits")
+        raise NotImplementedError(f"{type(self).__name__}.outputs")
 
-    def scores_and_values(self, params: Any) -> tuple[Array, Array]:
-        """Compute scores a (V,) and values γ (V,) or (V, K) of the tokens; may be left out."""
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute scores a (V,) and values γ (V,) or (V, K) of the tokens of bags; may be left out."""
         raise NotImplementedError(f"{type(self).__name__}.scores_and_values")
+
+    def scores(self, params: Params, data: D) -> "Scores":
+        """Write scores as a = Φ p, p the parameter `linear_in` in one row, with values; may be left out."""
+        raise NotImplementedError(f"{type(self).__name__}.scores")
 
     def numbers_at_most(self, vocab_size: int, num_classes: int) -> float:
         """Bound how many numbers the parameters are, without looking at them."""
         return math.inf
 
-    def in_span(self) -> "Model":
+    def in_span(self) -> "Model[D]":
         """Return the same model in coordinates of the span of its parameters; itself if it has none."""
         return self
 
 
 class Loss(Spec, frozen=True, kw_only=True):
-    """The loss of a sequence, of which a study minimises the mean; or of a batch of them.
+    """The loss of an example, of which a study minimises the mean; or of a batch of them.
 
     Attributes:
         coupled: whether it is one number of a whole batch, as contrastive and ranking losses are. A step on a
-            minibatch then is given the sequences of the batch alone.
+            minibatch then is given the examples of the batch alone.
     """
 
     coupled: ClassVar[bool] = False
@@ -213,15 +322,19 @@ class Loss(Spec, frozen=True, kw_only=True):
         """Whether it is the logistic loss of two classes, without smoothing."""
         return False
 
-    def __call__(self, logits: Array, labels: Array) -> Array:
-        """Compute ℓ of every sequence.
+    def why_not(self, outputs: Array, data: Dataset) -> str | None:
+        """Say what it misses in outputs and targets, by their shapes and dtypes; None if it takes them."""
+        return None
+
+    def __call__(self, outputs: Array, targets: Array) -> Array:
+        """Compute ℓ of every example.
 
         Args:
-            logits: f, (n,) for two classes, (n, K) for more.
-            labels: (n,) int32; -1 and +1 for two classes, 0 .. K-1 for more.
+            outputs: (n, ...) what the model computes; f (n,) for two classes, (n, K) for more.
+            targets: (n, ...); of classes -1 and +1 if they are two, 0 .. K-1 if more.
 
         Returns:
-            (n,), of the logits' dtype; () if it is `coupled`.
+            (n,), of the outputs' dtype; () if it is `coupled`.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")
 
@@ -253,14 +366,16 @@ class Task(NamedTuple):
     """What a phase works on.
 
     Attributes:
-        model: `logits(params, corpus)` and `scores_and_values(params)`.
-        loss: per sequence, (logits, labels) -> (n,).
-        corpora: training, validation and test corpus of one seed.
+        model: the model.
+        loss: of every example, (outputs, targets) -> (n,), or of a batch.
+        data: training, validation and test data of one seed.
+        fresh: draws data like those of training, (key, examples=how many); None where they cannot be drawn.
     """
 
-    model: Model
+    model: Model[Any]
     loss: Loss
-    corpora: "Splits"
+    data: "Splits"
+    fresh: Callable[..., Dataset] | None = None
 
 
 @struct.dataclass
@@ -273,7 +388,7 @@ class State:
         step: () int32; steps taken.
         failed_at: () int32; the first step whose loss or gradient was not finite, -1 if none. Where vectors
             move, gradients of matrices are left out: they show in the loss of the next step.
-        key: (2,) uint32; data of the PRNG key that minibatches are drawn with, None for the full batch.
+        key: (2,) uint32; data of the PRNG key that batches are drawn with, None for the full batch.
     """
 
     params: Leaf
@@ -341,7 +456,7 @@ class Phase(Spec, frozen=True, kw_only=True):
         """Make the state that the phase starts with.
 
         Args:
-            task: the model, the loss and the corpora of one seed.
+            task: the model, the loss and the data of one seed.
             params: the parameters that the phase before left.
             key: () PRNG key, for what is drawn on the way; keep it in the state.
 
@@ -359,9 +474,10 @@ class Phase(Spec, frozen=True, kw_only=True):
         """Take a number of steps, which may be traced; one call with k + l equals two with k and l."""
         return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
 
-    def query(self, state: Any) -> Array:
-        """Return p in its full precision."""
-        return state.params.p
+    def parameter(self, state: Any, name: str) -> Array:
+        """Look up a parameter in its full precision."""
+        found: Array = trees.get(state.params, name)
+        return found
 
     def metrics(self, state: Any) -> dict[str, Array]:
         """Tell what the state itself knows: numbers () by name."""
@@ -380,17 +496,24 @@ class Measurement(Spec, frozen=True, kw_only=True):
 
     Attributes:
         labels: what figures call its metrics, by name.
-        wants: what a model must have for it, in words.
         rotation_invariant: whether it measures the same in coordinates of a span.
     """
 
     labels: ClassVar[Mapping[str, str]] = {}
-    wants: ClassVar[str] = ""
     rotation_invariant: ClassVar[bool] = False
 
-    def applies(self, model: Model, loss: Loss, phase: Phase) -> bool:
-        """Tell whether it looks at a phase."""
-        return True
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say what it misses in a phase, of which it then measures nothing; None if it applies.
+
+        Args:
+            task: the model, the loss, and the data of one seed or of many, of which kinds and static sizes
+                may be used, not shapes.
+            phase: the phase.
+
+        Returns:
+            What is missing, for a plan, such as "wants targets that are classes".
+        """
+        return None
 
 
 class Probe(Measurement, frozen=True, kw_only=True):
@@ -410,7 +533,7 @@ class Probe(Measurement, frozen=True, kw_only=True):
         """Measure one seed.
 
         Args:
-            seen: parameters, model, loss, corpora, phase, and what follows from them, each computed once for
+            seen: parameters, model, loss, data, phase, and what follows from them, each computed once for
                 all probes.
 
         Returns:
@@ -435,13 +558,16 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
         """Look at the state of one seed at a probe step; any one shape."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
-    def conclude(self, history: np.ndarray, params: Any, loaded: "Loaded") -> tuple[Metrics, Metrics]:
+    def conclude(
+        self, history: np.ndarray, params: Params, model: Model[Any], loaded: "Loaded"
+    ) -> tuple[Metrics, Metrics]:
         """Measure all seeds, on the host.
 
         Args:
             history: (S, k, ...) float64; what was observed of S seeds at k probe steps.
             params: the parameters at the end, with a leading axis of seeds.
-            loaded: corpora, shared by the seeds or one for each.
+            model: the model.
+            loaded: data, shared by the seeds or those of each.
 
         Returns:
             What belongs to every probe step, (S, k) each, and to the phase as a whole, (S,) each.

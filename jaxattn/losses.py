@@ -1,4 +1,4 @@
-"""Losses of logits and labels: settings that compute one number a sequence, and their means.
+"""Losses of outputs and targets: settings that compute one number an example, and their means.
 
 Two classes have one logit f and labels y = ±1, K classes have logits f_k and labels 0 .. K-1:
 
@@ -8,6 +8,8 @@ Two classes have one logit f and labels y = ±1, K classes have logits f_k and l
     exponential     e^(-m)              Σ_{j≠y} e^(f_j - f_y)
     squared         (1 - m)²/2          ½ ‖f - e_y‖², e_y the unit vector of y
     hinge           max(0, 1 - m)       max(0, 1 + max_{j≠y} f_j - f_y)
+
+`squared_error` is ½ ‖f - y‖² for targets that are numbers or vectors.
 
 Smoothing ε replaces a label by the distribution (1 - ε) δ_y + ε/K, and its loss by the expectation.
 """
@@ -20,8 +22,8 @@ import jax.numpy as jnp
 import msgspec
 from jaxtyping import Array, Float, Int
 
-from jaxattn.base import Loss
-from jaxattn.errors import InputError
+from jaxattn.base import Dataset, Loss
+from jaxattn.errors import InputError, shown
 
 Weights = Float[Array, "n"] | None
 PerSequence = Callable[[Array, Array], Array]
@@ -29,6 +31,16 @@ PerSequence = Callable[[Array, Array], Array]
 
 class _Smoothed(Loss, frozen=True, kw_only=True):
     smoothing: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+    def why_not(self, outputs: Array, data: Dataset) -> str | None:
+        """Say that it takes classes and a logit of each, one for two."""
+        n, classes = data.num_examples, data.num_classes
+        if classes is None or data.targets.shape != (n,):
+            return f"it wants targets that are classes, one an example, not {shown(data.targets)}"
+        wanted = (n,) if classes == 2 else (n, classes)
+        if outputs.shape != wanted:
+            return f"it wants outputs {wanted} for {n} examples of {classes} classes, not {shown(outputs)}"
+        return None
 
     def __call__(self, logits: Float[Array, "n *K"], labels: Int[Array, "n"]) -> Float[Array, "n"]:
         """Compute the loss of every sequence.
@@ -118,6 +130,28 @@ class Hinge(_Smoothed, frozen=True, kw_only=True):
         return (target * jax.nn.relu(1 + _above(logits).max(axis=2))).sum(axis=1)
 
 
+class SquaredError(Loss, frozen=True, kw_only=True):
+    """½ ‖f - y‖² for targets y that are numbers or vectors, of the outputs' shape."""
+
+    def why_not(self, outputs: Array, data: Dataset) -> str | None:
+        """Say that it takes targets of the outputs' shape."""
+        if outputs.shape == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.floating):
+            return None
+        return f"it wants numbers of the outputs' shape {outputs.shape} as targets, not {shown(data.targets)}"
+
+    def __call__(self, outputs: Float[Array, "n *m"], targets: Float[Array, "n *m"]) -> Float[Array, "n"]:
+        """Compute the loss of every example.
+
+        Args:
+            outputs: f, (n, ...).
+            targets: y, (n, ...).
+
+        Returns:
+            (n,), of the outputs' dtype.
+        """
+        return ((outputs - targets.astype(outputs.dtype)) ** 2).reshape(len(outputs), -1).sum(axis=1) / 2
+
+
 DEFAULT = Classification()
 LOSSES: dict[str, type[Loss]] = {
     "classification": Classification,
@@ -126,6 +160,7 @@ LOSSES: dict[str, type[Loss]] = {
     "exponential": Exponential,
     "squared": Squared,
     "hinge": Hinge,
+    "squared_error": SquaredError,
 }
 
 

@@ -163,11 +163,11 @@ def test_code_that_no_file_can_import_is_not_written(tmp_path):
     class Local(ja.Model):
         dim: int = 3
 
-        def init(self, key, *, vocab_size, num_classes, dtype):
-            return ja.models.OneLayer(dim=self.dim).init(key, vocab_size=vocab_size, dtype=dtype)
+        def init(self, key, like, *, dtype):
+            return ja.models.OneLayer(dim=self.dim).init(key, like, dtype=dtype)
 
-        def logits(self, params, corpus):
-            return ja.models.one_layer.logits(params, corpus)
+        def outputs(self, params, corpus):
+            return ja.models.one_layer.outputs(params, corpus)
 
     wanted = small(model=Local())
     with pytest.raises(InputError, match=r"Local: no sweep file can import it; move it to a file"):

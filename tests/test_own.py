@@ -229,13 +229,11 @@ class Temperature(ja.Model):
 
     dim: int
 
-    def init(self, key, *, vocab_size, num_classes, dtype):
-        plain = ja.models.one_layer.init(
-            key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype
-        )
+    def init(self, key, like, *, dtype):
+        plain = ja.models.OneLayer(dim=self.dim).init(key, like, dtype=dtype)
         return Params(plain.E, plain.p, plain.v, jnp.zeros((), dtype))
 
-    def logits(self, params, corpus):
+    def outputs(self, params, corpus):
         scores = params.E @ params.p / jnp.exp(params.log_temperature)
         return ja.attention.attend(corpus, scores, params.E @ params.v)
 

@@ -164,14 +164,12 @@ def plan(
     use_all_cores()
     with Reporter(quiet) as reporter:
         check_address_space(reporter.note)
-        cells, groups, sentence = study.plan(
-            out, max_memory=read_size(max_memory), quick=quick, progress=reporter.update
-        )
-    print_table("Cells", cells)
-    print_table("Compile groups: each is one compiled program for each phase", groups)
-    for line in recorded(study):
+        found = study.plan(out, max_memory=read_size(max_memory), quick=quick, progress=reporter.update)
+    print_table("Cells", found.cells)
+    print_table("Compile groups: each is one compiled program for each phase", found.groups)
+    for line in found.metrics or recorded(study):
         print(line)
-    print(sentence)
+    print(found.sentence)
     return 0
 
 

@@ -23,9 +23,11 @@ from jaxattn.data.importance import (
 from jaxattn.data.interactions import negation, xor
 from jaxattn.data.noise import flip_labels
 from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Lines, Parquet, Tfds
+from jaxattn.data.sequences import Sequences
 from jaxattn.data.source import Source
 from jaxattn.data.splits import Loaded, Splits, TokenStatistics, token_statistics
 from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
+from jaxattn.data.vectors import Vectors
 
 __all__ = [
     "GENERATORS",
@@ -42,11 +44,13 @@ __all__ = [
     "MultiRelevant",
     "Negation",
     "Parquet",
+    "Sequences",
     "Source",
     "Splits",
     "Tfds",
     "TokenStatistics",
     "Topics",
+    "Vectors",
     "Xor",
     "assumption1",
     "average_signed_frequency",

@@ -10,8 +10,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from jaxattn.base import Dataset
 from jaxattn.brief import is_concrete
-from jaxattn.data.dataset import Dataset, check_classes
 from jaxattn.data.ragged import positions, ragged
 from jaxattn.data.sizes import check_positions
 from jaxattn.errors import InputError, shown
@@ -76,7 +76,7 @@ class Corpus(Dataset):
     @property
     def class_index(self) -> Array:
         """Labels as class numbers 0 .. K-1, int32 (n,); for two classes -1 is class 0 and +1 is class 1."""
-        return (self.targets + 1) // 2 if self.num_classes == 2 else self.targets
+        return class_index(self.targets, self.num_classes)
 
     def take(self, index: Array) -> "Corpus":
         """Make a corpus of some sequences, inside jit and under vmap: a minibatch.
@@ -115,22 +115,46 @@ class Corpus(Dataset):
         mean = math.ceil(self.num_entries * size / self.num_examples)
         return cut.replace(lengths=self.lengths[index], mean_entries=mean)
 
+    def check_shapes(self) -> None:
+        """Check nothing: rows of bags are no examples."""
+
     def check(self) -> None:
         """Check on the host: labels are classes and tokens lie within the vocabulary; of one seed or of many.
 
         Raises:
             InputError: a label that is not -1 or +1, or 0 .. K-1 for K > 2 classes; a token not in 0 .. V-1.
         """
-        check_classes(self.targets, self.num_classes, signs=True)
+        check_classes(self.targets, self.num_classes)
         # What lies beyond the vocabulary is missing where sequences are listed by token.
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
             raise InputError(f"a sequence holds a token that is not one of 0 to {self.vocab_size - 1}")
 
 
-def class_labels(class_index: Any, num_classes: int) -> Any:
+def check_classes(targets: Array, num_classes: int) -> None:
+    """Check that targets are classes.
+
+    Args:
+        targets: any shape.
+        num_classes: K; two classes are -1 and +1.
+
+    Raises:
+        InputError: a target that is none.
+    """
+    allowed = [-1, 1] if num_classes == 2 else list(range(num_classes))
+    if wrong := sorted(set(np.unique(np.asarray(targets)).tolist()) - set(allowed)):
+        listed = allowed if num_classes <= 20 else f"0 .. {num_classes - 1}"
+        raise InputError(f"a label is {wrong[0]}; labels of {num_classes} classes are {listed}")
+
+
+def class_labels(index: Any, num_classes: int) -> Any:
     """Turn class numbers 0 .. K-1 into labels: -1 and +1 for two classes, unchanged for more."""
-    return 2 * class_index - 1 if num_classes == 2 else class_index
+    return 2 * index - 1 if num_classes == 2 else index
+
+
+def class_index(labels: Any, num_classes: int) -> Any:
+    """Turn labels into class numbers 0 .. K-1; see `class_labels`."""
+    return (labels + 1) // 2 if num_classes == 2 else labels
 
 
 def from_bags(
@@ -362,3 +386,20 @@ def from_draws(
         longest_bag=length,
         most_occurrences=sequences,
     )
+
+
+def shapes(*, vocab_size: int, num_classes: int = 2) -> Corpus:
+    """Make a corpus of shapes alone, of one sequence: what `Model.init` has to know of data.
+
+    Args:
+        vocab_size: V.
+        num_classes: K.
+
+    Returns:
+        A corpus whose leaves are shapes and dtypes.
+    """
+
+    def draw(ids: Array) -> Corpus:
+        return from_draws(ids, ids[:, 0], vocab_size=vocab_size, num_classes=num_classes)
+
+    return jax.eval_shape(draw, jax.ShapeDtypeStruct((1, 1), jnp.int32))

@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from jax import Array
 
-from jaxattn.base import DrawnData
+from jaxattn.base import Dataset, DrawnData
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.interactions import check_negation, check_xor, negation, xor
 from jaxattn.data.ragged import WIDTH
 from jaxattn.data.sizes import check_tokens
-from jaxattn.data.splits import Splits, draw_splits
+from jaxattn.data.splits import Splits, draw_batch, draw_splits
 from jaxattn.data.synthetic import (
     assumption1,
     check_sizes,
@@ -64,8 +64,13 @@ class Generator(DrawnData, frozen=True, kw_only=True):
     label_noise: HalfShare = 0.0
 
     @property
+    def gives(self) -> type[Dataset]:
+        """The kind of data."""
+        return Corpus
+
+    @property
     def held_out(self) -> bool:
-        """Whether there is a validation corpus."""
+        """Whether there are validation data."""
         return self.validation_sequences > 0
 
     @property
@@ -91,19 +96,25 @@ class Generator(DrawnData, frozen=True, kw_only=True):
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
         """Draw the corpora of one seed; see `draw_splits`."""
-
-        def generate(key: Array, sequences: int) -> Corpus:
-            # A generator of one's own need not know of padding.
-            return self.generate(key, sequences) if used is None else self.generate(key, sequences, used)
-
         return draw_splits(
-            generate,
+            self._drawing(used),
             key,
             sequences=self.sequences,
             test_sequences=self.test_sequences,
             validation_sequences=self.validation_sequences,
             label_noise=self.label_noise,
         )
+
+    def batch(self, key: Array, examples: int, used: Array | None = None) -> Dataset:
+        """Draw sequences afresh; see `draw_batch`."""
+        return draw_batch(self._drawing(used), key, examples, self.label_noise)
+
+    def _drawing(self, used: Array | None) -> Callable[[Array, int], Corpus]:
+        def generate(key: Array, sequences: int) -> Corpus:
+            # A generator of one's own need not know of padding.
+            return self.generate(key, sequences) if used is None else self.generate(key, sequences, used)
+
+        return generate
 
     def check(self, *context: object) -> None:
         """Raise InputError if no corpus of some split has these sizes."""

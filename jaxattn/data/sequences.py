@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
-from jaxattn.data.corpus import Corpus, from_draws
-from jaxattn.data.dataset import Dataset
+from jaxattn.base import Dataset
+from jaxattn.data.corpus import Corpus, check_classes, from_draws
 from jaxattn.errors import InputError
 from jaxattn.trees import Leaf
 
@@ -66,6 +66,8 @@ class Sequences(Dataset):
     def check(self) -> None:
         """Check on the host: a row for every example, ids within the vocabulary, a query on a token."""
         super().check()
+        if self.classes is not None:
+            check_classes(self.targets, self.classes)
         ids, mask = np.asarray(self.ids), np.asarray(self.mask)
         if not mask.any(axis=1).all():
             raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: it holds no token; remove it")
@@ -100,11 +102,26 @@ def padded(sequences: list[Any], targets: Any, *, vocab_size: int, classes: int 
     Raises:
         InputError: an empty sequence, a token id out of range, numbers that differ.
     """
-    longest = max(map(len, sequences), default=0)
-    mask: Bool[np.ndarray, "n T"] = np.arange(longest) < np.array([len(x) for x in sequences])[:, None]
-    ids: Int[np.ndarray, "n T"] = np.zeros(mask.shape, np.int32)
-    ids[mask] = np.concatenate([np.asarray(x, np.int32) for x in sequences])
-    made = Sequences(
+    lengths = np.array([len(x) for x in sequences])
+    tokens = np.concatenate([np.asarray(x, np.int32) for x in sequences])
+    made = from_flat(tokens, lengths, targets, vocab_size=vocab_size, classes=classes)
+    made.check()
+    return made
+
+
+def from_flat(
+    tokens: Int[np.ndarray, " N"],
+    lengths: Int[np.ndarray, " n"],
+    targets: Any,
+    *,
+    vocab_size: int,
+    classes: int | None = None,
+) -> Sequences:
+    """Build sequences from all token ids end to end, without any check; see `padded`."""
+    mask = np.arange(max(lengths, default=0)) < lengths[:, None]
+    ids = np.zeros(mask.shape, np.int32)
+    ids[mask] = tokens
+    return Sequences(
         targets=jnp.asarray(targets),
         ids=jnp.asarray(ids),
         mask=jnp.asarray(mask),
@@ -112,5 +129,3 @@ def padded(sequences: list[Any], targets: Any, *, vocab_size: int, classes: int 
         vocab_size=vocab_size,
         classes=classes,
     )
-    made.check()
-    return made

@@ -6,10 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import jax
 import msgspec
 
-from jaxattn.base import Progress, SharedData, silent
+from jaxattn.base import Dataset, Progress, SharedData, silent
 from jaxattn.data import text
+from jaxattn.data.corpus import Corpus
 from jaxattn.data.encodings import codec
 from jaxattn.data.messages import reading
+from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, token_statistics
 from jaxattn.errors import InputError
 from jaxattn.spec import PositiveInt
@@ -48,6 +50,8 @@ class Source(SharedData, frozen=True, kw_only=True):
         min_count: words that occur less often in the training split are unknown.
         max_vocab: the most words a vocabulary may hold, the most frequent ones; None for all.
         max_length: the most known words kept of a text, the first ones; None for all.
+        order: "kept" to read texts as sequences of token ids in order, for models that take these; None for
+            bags.
         empty: what to do with a text without a known word: "error", or "drop" to leave it out, after
             balancing and holding out.
         inert: the settings that change no number: where files lie, what classes are called.
@@ -66,6 +70,7 @@ class Source(SharedData, frozen=True, kw_only=True):
     min_count: PositiveInt = 1
     max_vocab: PositiveInt | None = None
     max_length: PositiveInt | None = None
+    order: Literal["kept"] | None = None
     empty: Literal["error", "drop"] = "error"
 
     def check(self, *context: object) -> None:
@@ -96,14 +101,21 @@ class Source(SharedData, frozen=True, kw_only=True):
         return None
 
     @property
+    def gives(self) -> type[Dataset]:
+        """The kind of data."""
+        return Sequences if self.order == "kept" else Corpus
+
+    @property
     def held_out(self) -> bool:
-        """Whether there is a validation corpus."""
+        """Whether there are validation data."""
         return self.validation > 0
 
     def load(self, progress: Progress = silent) -> Loaded:
         """Read the texts, or take them from the cache; see `text.load`."""
         read = text.load(self, progress=progress)
-        splits = Splits(read.train, jax.jit(token_statistics)(read.train), read.test, read.validation)
+        train = read.train
+        tokens = jax.jit(token_statistics)(train) if isinstance(train, Corpus) else None
+        splits = Splits(train, tokens, read.test, read.validation)
         return Loaded(splits, True, read.vocabulary.tokens)
 
     @property

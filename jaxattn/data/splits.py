@@ -1,5 +1,6 @@
-"""What one seed of a study runs on: training, test and validation corpus, and statistics of the tokens."""
+"""What one seed of a study runs on: training, test and validation data, and statistics of tokens in bags."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool
 
+from jaxattn.base import Dataset
 from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.importance import average_signed_frequency, posterior_difference, token_counts
@@ -50,17 +52,17 @@ class TokenStatistics(Brief):
 
 @struct.dataclass(repr=False)
 class Splits(Brief):
-    """Corpora of one seed, or with a leading axis of seeds.
+    """Data of one seed, or with a leading axis of seeds: a `Dataset` each.
 
     Attributes:
-        train: the training corpus.
-        tokens: token statistics of the training corpus.
-        test: the test corpus, None if there is none.
-        validation: the validation corpus, None if there is none.
+        train: the training data.
+        tokens: token statistics of training data that are bags, None of all others.
+        test: the test data, None if there are none.
+        validation: the validation data, None if there are none.
     """
 
     train: Leaf
-    tokens: Leaf
+    tokens: Leaf = None
     test: Leaf = None
     validation: Leaf = None
 
@@ -76,14 +78,14 @@ class Splits(Brief):
             return corpus.take(jnp.asarray(np.arange(most) * corpus.num_examples // most, jnp.int32))
 
         train, test, validation = map(some, (self.train, self.test, self.validation))
-        return self.replace(train=train, test=test, validation=validation)
+        return dataclasses.replace(self, train=train, test=test, validation=validation)
 
 
 class Loaded(NamedTuple):
-    """Corpora as a study holds them.
+    """Data as a study holds them.
 
     Attributes:
-        splits: the corpora: those that all seeds share, or with a leading axis of seeds.
+        splits: the data: those that all seeds share, or with a leading axis of seeds.
         shared: whether all seeds share them.
         tokens: names of the V tokens.
     """
@@ -106,8 +108,20 @@ def token_statistics(corpus: Corpus) -> TokenStatistics:
     )
 
 
+def splits_of(train: Dataset, test: Dataset | None = None, validation: Dataset | None = None) -> Splits:
+    """Put data together, with token statistics where they are bags."""
+    tokens = token_statistics(train) if isinstance(train, Corpus) else None
+    return Splits(train, tokens, test, validation)
+
+
+def noisy(key: Array, data: Dataset, label_noise: float | Array) -> Dataset:
+    """Flip labels, see `flip_labels`; without noise data of any targets stay as they are."""
+    is_none = isinstance(label_noise, float) and label_noise == 0
+    return data if is_none and data.num_classes is None else flip_labels(key, data, label_noise)
+
+
 def draw_splits(
-    generate: Callable[[Array, int], Corpus],
+    generate: Callable[[Array, int], Dataset],
     key: Array,
     *,
     sequences: int,
@@ -115,32 +129,43 @@ def draw_splits(
     validation_sequences: int = 0,
     label_noise: float | Array = 0.0,
 ) -> Splits:
-    """Draw training, test and validation corpora with keys of their own.
+    """Draw training, test and validation data with keys of their own.
 
     Args:
-        generate: (key, number of sequences) -> a corpus with clean labels.
+        generate: (key, number of examples) -> data with clean labels.
         key: PRNG key of the seed's data.
-        sequences: sequences to train on.
-        test_sequences: sequences to test on, with clean labels; none for 0.
-        validation_sequences: sequences to validate on, with noisy labels as in training; none for 0.
+        sequences: examples to train on.
+        test_sequences: examples to test on, with clean labels; none for 0.
+        validation_sequences: examples to validate on, with noisy labels as in training; none for 0.
         label_noise: probability that a label is replaced by another class.
 
     Returns:
-        The corpora; what a split holds does not depend on whether the others are drawn.
+        The data; what a split holds does not depend on whether the others are drawn.
+
+    Raises:
+        InputError: something else than a dataset is drawn, or noise is asked for where there are no classes.
     """
 
-    def draw(key: Array, number: int) -> Corpus:
-        corpus = generate(key, number)
-        if not isinstance(corpus, Corpus):
-            raise InputError(f"its generator returns {shown(corpus)}; return a jaxattn.data.Corpus")
-        return corpus
+    def draw(key: Array, number: int) -> Dataset:
+        data: object = generate(key, number)
+        if not isinstance(data, Dataset):
+            raise InputError(f"it returns {shown(data)}; return a jaxattn.Dataset, such as a Corpus")
+        return data
 
     train_key, test_key = jax.random.split(key)
     validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, place) for place in (2, 3, 4))
-    train = flip_labels(noise_key, draw(train_key, sequences), label_noise)
+    train = noisy(noise_key, draw(train_key, sequences), label_noise)
     test = draw(test_key, test_sequences) if test_sequences else None
     validation = None
     if validation_sequences:
         clean = draw(validation_key, validation_sequences)
-        validation = flip_labels(other_noise_key, clean, label_noise)
-    return Splits(train, token_statistics(train), test, validation)
+        validation = noisy(other_noise_key, clean, label_noise)
+    return splits_of(train, test, validation)
+
+
+def draw_batch(
+    generate: Callable[[Array, int], Dataset], key: Array, examples: int, label_noise: float | Array
+) -> Dataset:
+    """Draw examples afresh, with noisy labels as in training."""
+    batch_key, noise_key = jax.random.split(key)
+    return noisy(noise_key, generate(batch_key, examples), label_noise)

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 
 from jaxattn.base import Progress, silent
-from jaxattn.data import cache
+from jaxattn.data import cache, sequences
 from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
+from jaxattn.data.sequences import Sequences
 from jaxattn.errors import InputError
 
 # Part of the cache key: change it with anything that changes what `tokenise` or the stored arrays say.
@@ -23,7 +24,9 @@ FORMAT = b"words, bags 1"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
 _STRIDE = 512
-_PARTS = ("tokens", "counts", "distinct", "classes")
+# What is stored of a split: of bags, and of texts whose order is kept.
+_BAGS = ("tokens", "counts", "distinct", "classes")
+_ORDERED = ("ids", "lengths", "classes")
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,10 @@ class TextCorpora(NamedTuple):
         validation: what was held out of the training split, None if nothing was.
     """
 
-    train: Corpus
-    test: Corpus | None
+    train: Corpus | Sequences
+    test: Corpus | Sequences | None
     vocabulary: Vocabulary
-    validation: Corpus | None = None
+    validation: Corpus | Sequences | None = None
 
 
 class _Texts(NamedTuple):
@@ -163,7 +166,7 @@ def load(
     )
     path = cache.folder(cache_dir) / f"text-{key}.npz"
     splits = (*source.splits, "validation") if source.validation else source.splits
-    names = ["tokens", "counts", *(f"{split}_{part}" for split in splits for part in _PARTS)]
+    names = ["tokens", "counts", *(f"{split}_{part}" for split in splits for part in _parts(source))]
 
     def note(text: str) -> None:
         progress(text, 0, 0)
@@ -174,22 +177,31 @@ def load(
         cache.write(path, arrays, note)
     words = msgspec.json.decode(arrays["tokens"].tobytes(), type=tuple[str, ...])
     vocabulary = Vocabulary(words, tuple(arrays["counts"].tolist()))
-    corpora: dict[str, Corpus] = {}
+    corpora: dict[str, Corpus | Sequences] = {}
     for split in splits:
         progress("laying out", len(corpora), len(splits))
-        distinct, counts, sizes, classes = (arrays[f"{split}_{part}"].astype(np.int64) for part in _PARTS)
-        corpora[split] = from_counted(
-            distinct,
-            counts,
-            sizes,
-            class_labels(classes, len(source.labels)),
-            vocab_size=len(vocabulary),
-            num_classes=len(source.labels),
-            class_names=source.class_names or tuple(map(str, source.labels)),
-        )
+        *held, classes = (arrays[f"{split}_{part}"].astype(np.int64) for part in _parts(source))
+        corpora[split] = _laid_out(source, held, classes, len(vocabulary))
         _tell_missing(source, split, classes, note)
     progress("laying out", len(corpora), len(splits))
     return TextCorpora(corpora["train"], corpora.get("test"), vocabulary, corpora.get("validation"))
+
+
+def _parts(source: Any) -> tuple[str, ...]:
+    return _ORDERED if source.order == "kept" else _BAGS
+
+
+def _laid_out(
+    source: Any, held: list[np.ndarray], classes: np.ndarray, vocab_size: int
+) -> Corpus | Sequences:
+    """Lay out what is stored of a split."""
+    number = len(source.labels)
+    labels = class_labels(classes, number)
+    if source.order == "kept":
+        targets = labels.astype(np.int32)
+        return sequences.from_flat(*held, targets, vocab_size=vocab_size, classes=number)
+    names = source.class_names or tuple(map(str, source.labels))
+    return from_counted(*held, labels, vocab_size=vocab_size, num_classes=number, class_names=names)
 
 
 def _checked(source: Any) -> Any:
@@ -213,7 +225,10 @@ def _tell_missing(source: Any, split: str, classes: np.ndarray, note: cache.Note
 
 def _settings(source: Any) -> bytes:
     fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
-    kept = {name: value for name, value in fields.items() if name not in source.inert}
+    # What is not asked for is no part of the key, so that earlier files stay valid.
+    kept = {
+        name: x for name, x in fields.items() if name not in source.inert and (name, x) != ("order", None)
+    }
     return FORMAT + msgspec.json.encode(kept, order="sorted")
 
 
@@ -258,8 +273,9 @@ def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> d
                 f"data: no row of the {split} split holds a known word; "
                 f"{'lower data.min_count' if given is None else 'is the vocabulary in lower case?'}"
             )
-        counted = count_tokens(ids, lengths[kept], len(vocabulary))
-        for part, values in zip(_PARTS, (*counted, classes[kept]), strict=True):
+        ordered = source.order == "kept"
+        own = (ids, lengths[kept]) if ordered else count_tokens(ids, lengths[kept], len(vocabulary))
+        for part, values in zip(_parts(source), (*own, classes[kept]), strict=True):
             arrays[f"{split}_{part}"] = values.astype(np.min_scalar_type(int(values.max())))
     return arrays
 

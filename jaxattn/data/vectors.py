@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxattn.data.dataset import Dataset
+from jaxattn.base import Dataset
+from jaxattn.data.corpus import check_classes
 from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
 
@@ -42,6 +43,8 @@ class Vectors(Dataset):
     def check(self) -> None:
         """Check on the host: a row for every example, a token in each, queries of the tokens' dimension."""
         super().check()
+        if self.classes is not None:
+            check_classes(self.targets, self.classes)
         if np.ndim(self.X) != 3:
             raise InputError(f"X: {shown(self.X)}; give tokens (n, T, d)")
         if self.z is not None and np.shape(self.z) != (self.num_examples, self.dim):

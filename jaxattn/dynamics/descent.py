@@ -3,7 +3,8 @@
 Small-step sgd on p is the loop's approximation of gradient flow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -13,11 +14,11 @@ import optax
 from jax import Array
 
 from jaxattn import backend, losses, trees
-from jaxattn.base import Phase, State, Task
+from jaxattn.base import Dataset, Phase, State, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm, Info, run
 from jaxattn.dynamics.early_stop import early_stop
-from jaxattn.dynamics.gradients import Logits, loss, loss_and_gradients
+from jaxattn.dynamics.gradients import Outputs, loss, loss_and_gradients
 from jaxattn.dynamics.optimizers import ROTATION_INVARIANT, ScheduleName, check_options, optimizer, schedule
 from jaxattn.errors import InputError
 from jaxattn.losses import PerSequence
@@ -29,9 +30,10 @@ def descent(
     optimizer: optax.GradientTransformation,
     *,
     train: Sequence[str],
-    logits: Logits = one_layer.logits,
+    outputs: Outputs = one_layer.outputs,
     batch_size: int | None = None,
     cuts_batches: bool = False,
+    fresh: Callable[[Array], Dataset] | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
     """Make a descent of the mean loss on the named parameters.
@@ -40,18 +42,20 @@ def descent(
         optimizer: any optax transformation; one that takes `value` (a Polyak step), `grad` or `value_fn` (a
             line search) is given the loss, its gradient, and the loss as a function of what is trained.
         train: names of the parameters that move, a subset of the model's.
-        logits: the model.
-        batch_size: sequences per step, dealt out anew in every epoch (the last ones that do not fill a batch
+        outputs: the model.
+        batch_size: examples per step, dealt out anew in every epoch (the last ones that do not fill a batch
             sit it out); all of them by default.
-        cuts_batches: make a corpus of the batch for every step. Otherwise it is a matter of weights: a step
-            costs what a full one does, which in token space is less than to lay out a corpus, and the loss
-            must be one of single sequences.
-        per_sequence: (logits, labels) -> (n,); logistic for two classes and cross-entropy for K by default.
+        cuts_batches: take the batch out of the data for every step. Otherwise it is a matter of weights: a
+            step costs what a full one does, which in token space is less than to lay out a corpus, and the
+            loss must be one of single sequences.
+        fresh: draws a batch, key -> data; every step then is on one of its own, and on no other data.
+        per_sequence: (outputs, targets) -> (n,); logistic for two classes and cross-entropy for K by default.
 
     Returns:
         The (init, step) pair; both raise InputError for a name that the parameters do not have.
     """
     transformation = optax.with_extra_args_support(optimizer)
+    is_full = batch_size is None and fresh is None
 
     def init(params: Any, key: Array | None = None) -> State:
         trained = {name: trees.get(params, name) for name in train}
@@ -60,26 +64,28 @@ def descent(
             transformation.init(trained),
             jnp.zeros((), jnp.int32),
             -jnp.ones((), jnp.int32),
-            None if batch_size is None or key is None else jax.random.key_data(key),
+            None if is_full or key is None else jax.random.key_data(key),
         )
 
-    def step(state: State, corpus: Corpus) -> tuple[State, Info]:
+    def step(state: State, data: Dataset) -> tuple[State, Info]:
         weights = None
-        if batch_size is not None:
+        if fresh is not None:
+            data = fresh(jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step))
+        elif batch_size is not None:
             key = jax.random.wrap_key_data(state.key)
-            size = min(batch_size, corpus.num_examples)
-            position = deal(key, state.step, size, corpus.num_examples)
+            size = min(batch_size, data.num_examples)
+            position = deal(key, state.step, size, data.num_examples)
             if cuts_batches:
                 own = jnp.zeros(size, jnp.int32).at[position]
-                every = jnp.arange(corpus.num_examples, dtype=jnp.int32)
-                corpus = corpus.take(own.set(every, mode="drop", unique_indices=True))
+                every = jnp.arange(data.num_examples, dtype=jnp.int32)
+                data = data.take(own.set(every, mode="drop", unique_indices=True))
             else:
                 weights = jnp.where(position < size, 1 / size, 0.0)
-        value, gradients = loss_and_gradients(state.params, corpus, train, logits, weights, per_sequence)
+        value, gradients = loss_and_gradients(state.params, data, train, outputs, weights, per_sequence)
         trained = {name: trees.get(state.params, name) for name in train}
 
         def value_fn(trained: dict[str, Array]) -> Array:
-            return loss(trees.replaced(state.params, **trained), corpus, logits, weights, per_sequence)
+            return loss(trees.replaced(state.params, **trained), data, outputs, weights, per_sequence)
 
         updates, carried = transformation.update(
             gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
@@ -128,9 +134,10 @@ def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
 class Descent(Phase, frozen=True, kw_only=True):
     """Descent with an optax optimiser on the parameters in `train`.
 
-    `batch_size` sequences a step, or all. With `patience`, the loss on the validation corpus is checked every
-    `check_every` steps; after that many checks without a new best the descent stops, and the phase ends with
-    the best parameters.
+    `batch_size` examples a step, or all; or as many `fresh` ones, drawn anew for every step by the generator
+    of the data, as in online and population training. With `patience`, the loss on the validation data is
+    checked every `check_every` steps; after that many checks without a new best the descent stops, and the
+    phase ends with the best parameters.
 
     Attributes:
         optimizer: a name that `optimizer` knows, or the import path of a function (step_size, *, options)
@@ -147,6 +154,7 @@ class Descent(Phase, frozen=True, kw_only=True):
     schedule: ScheduleName = "constant"
     warmup: Count = 0
     batch_size: PositiveInt | None = None
+    fresh: PositiveInt | None = None
     patience: Count = 0
     check_every: PositiveInt = 10
     options: dict[str, Any] = {}  # noqa: RUF012  msgspec copies it
@@ -168,14 +176,22 @@ class Descent(Phase, frozen=True, kw_only=True):
             raise InputError(f"optimizer: expected a name, got {self.optimizer!r:.60}")
         beside = set(self.__struct_fields__) - {self.takes_further}
         check_options(_factory(self.optimizer), self.options, beside)
-        if context and self.patience and not context[0].data.held_out:
-            key = "validation" if context[0].data.shared else "validation_sequences"
-            raise InputError(f"patience: there is no validation corpus; give data.{key}")
+        if self.fresh and self.batch_size:
+            raise InputError("fresh: batch_size deals out the training data; leave one of them out")
+        for setting in context:
+            if self.patience and not setting.data.held_out:
+                key = "validation" if setting.data.shared else "validation_sequences"
+                raise InputError(f"patience: there is no validation corpus; give data.{key}")
+            if self.fresh and not setting.data.draws_batches:
+                raise InputError(
+                    "fresh: the data cannot be drawn anew, as they are read, or drawn by a function without "
+                    "the setting 'sequences'; use batch_size"
+                )
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Make the state; minibatches are drawn with the key."""
+        """Make the state; batches are drawn with the key."""
         algorithm, _ = self._algorithm(task)
-        return algorithm.init(params) if self.batch_size is None else algorithm.init(params, key)
+        return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
 
     def step(self, task: Task, state: Any) -> Any:
         """Take one step."""
@@ -195,17 +211,19 @@ class Descent(Phase, frozen=True, kw_only=True):
         constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
         if not constant and self.optimizer != "polyak":
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
-        of_model: dict[str, Any] = {"logits": task.model.logits, "per_sequence": task.loss}
+        of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
         made = optimizer(_factory(self.optimizer), step_size, **self.options)
-        # Weights leave a coupled loss all sequences.
-        cuts = task.model.cuts_batches or task.loss.coupled
+        # Weights save the laying out of bags, and leave a coupled loss all of them.
+        train = task.data.train
+        cuts = task.model.cuts_batches or task.loss.coupled or not isinstance(train, Corpus)
         batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
+        if self.fresh and task.fresh:
+            batches["fresh"] = partial(task.fresh, examples=self.fresh)
         moving = descent(made, train=self.train, **batches, **of_model)
-        train = task.corpora.train
         if not self.patience:
             return moving, train
         limits: dict[str, Any] = {"steps": self.steps, "every": self.check_every, "patience": self.patience}
-        return early_stop(moving, **limits, **of_model), (train, task.corpora.validation)
+        return early_stop(moving, **limits, **of_model), (train, task.data.validation)
 
 
 def _factory(name: Any) -> Any:

@@ -10,10 +10,9 @@ from jax import Array
 from jax.custom_batching import custom_vmap
 
 from jaxattn import losses
-from jaxattn.base import State
-from jaxattn.data.corpus import Corpus
+from jaxattn.base import Dataset, State
 from jaxattn.dynamics.algorithm import Algorithm, Info
-from jaxattn.dynamics.gradients import Logits, loss
+from jaxattn.dynamics.gradients import Outputs, loss
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.trees import Leaf
@@ -57,7 +56,7 @@ def early_stop(
     steps: int,
     every: int,
     patience: int,
-    logits: Logits = one_layer.logits,
+    outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
     """Let a descent stop when the loss on a held-out corpus no longer falls.
@@ -67,8 +66,8 @@ def early_stop(
         steps: length of the phase; at its end the best parameters are taken in any case.
         every: steps between checks of the held-out loss.
         patience: checks without a new best after which it stops and goes back to the best parameters.
-        logits: the model.
-        per_sequence: (logits, labels) -> (n,), whose mean on the held-out corpus is watched.
+        outputs: the model.
+        per_sequence: (outputs, targets) -> (n,), whose mean on the held-out corpus is watched.
 
     Returns:
         A descent whose steps take (training corpus, held-out corpus); a stopped one stays. Its `advance`
@@ -82,7 +81,7 @@ def early_stop(
             algorithm.init(params, *key), params, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32)
         )
 
-    def move(state: EarlyStopped, train: Corpus) -> tuple[EarlyStopped, Info]:
+    def move(state: EarlyStopped, train: Dataset) -> tuple[EarlyStopped, Info]:
         moved, info = algorithm.step(state.inner, train)
         inner = _where(state.waited >= patience, state.inner, moved)
         return replace(state, inner=replace(inner, step=moved.step)), info
@@ -91,10 +90,10 @@ def early_stop(
         ends = (state.step % every == 0) | (state.step == steps)
         return ends & (state.waited < patience)
 
-    def look(state: EarlyStopped, held_out: Corpus) -> EarlyStopped:
+    def look(state: EarlyStopped, held_out: Dataset) -> EarlyStopped:
         """Look at the held-out loss if that is due."""
         due, params = is_due(state), state.params
-        found = loss(params, held_out, logits, None, per_sequence).astype(state.best_loss.dtype)
+        found = loss(params, held_out, outputs, None, per_sequence).astype(state.best_loss.dtype)
         better = due & (found < state.best_loss)
         best = _where(better, params, state.best)
         waited = jnp.where(better, 0, state.waited + due)
@@ -102,12 +101,12 @@ def early_stop(
         inner = replace(state.inner, params=_where(ends, best, params))
         return EarlyStopped(inner, best, jnp.where(better, found, state.best_loss), waited)
 
-    def step(state: EarlyStopped, corpora: tuple[Corpus, Corpus]) -> tuple[EarlyStopped, Info]:
+    def step(state: EarlyStopped, corpora: tuple[Dataset, Dataset]) -> tuple[EarlyStopped, Info]:
         train, held_out = corpora
         moved, info = move(state, train)
         return jax.lax.cond(is_due(moved), lambda: look(moved, held_out), lambda: moved), info
 
-    def advance(state: EarlyStopped, corpora: tuple[Corpus, Corpus], number: int | Array) -> EarlyStopped:
+    def advance(state: EarlyStopped, corpora: tuple[Dataset, Dataset], number: int | Array) -> EarlyStopped:
         train, held_out = corpora
 
         def block(carried: tuple[Array, EarlyStopped]) -> tuple[Array, EarlyStopped]:

@@ -8,15 +8,14 @@ import msgspec
 from flax import struct
 from jax import Array
 
-from jaxattn.base import Phase, Task
-from jaxattn.data.corpus import Corpus
+from jaxattn import trees
+from jaxattn.base import Params, Phase, Task
 from jaxattn.dynamics.arc_length import ASKED_FOR, Stop
 from jaxattn.dynamics.exact_flow import exact_flow
 from jaxattn.dynamics.full_flow import full_flow
 from jaxattn.dynamics.joint_flow import joint_flow
-from jaxattn.dynamics.phase import require_one_layer
+from jaxattn.dynamics.phase import require_linear_scores, require_one_layer
 from jaxattn.spec import NotNegative, Positive, PositiveInt, Static
-from jaxattn.theory.scores import one_layer
 from jaxattn.trees import Leaf
 
 # A longer v than this is shortened to it in the parameters of a row: its square would overflow float32.
@@ -32,12 +31,14 @@ class FlowState:
         path: the whole path, float64.
         step: () int32; the row.
         failed_at: () int32; the row at which the integration failed, -1 if it did not or is not there yet.
+        columns: () int32; columns of the Jacobian of a step, which takes as many gradients.
     """
 
     params: Leaf
     path: Leaf
     step: Leaf
     failed_at: Leaf
+    columns: Leaf
 
 
 class _Flow(Phase, frozen=True, kw_only=True):
@@ -76,22 +77,33 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
         """Find the path and stand at its start."""
-        return self.at(params, self.follow(params, task.corpora.train), jnp.zeros((), jnp.int32))
+        keys = self.keys(task, params)
+        # Rows of zeros are padding of the vocabulary.
+        columns = jnp.minimum((keys != 0).any(axis=1).sum(), keys.shape[1])
+        return self.at(params, self.follow(task, params), jnp.zeros((), jnp.int32), columns)
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
         """Go on by some rows."""
-        return self.at(state.params, state.path, state.step + steps)
+        return self.at(state.params, state.path, state.step + steps, state.columns)
 
-    def at(self, params: Any, path: Any, row: Array) -> FlowState:
+    def at(self, params: Params, path: Any, row: Array, columns: Array) -> FlowState:
         """Stand at a row of a path."""
         progress = getattr(path, self.progress)
         reached = (progress[1:] > progress[:-1]).sum()
         failed = (path.status == Stop.FAILED) & (row >= reached)
-        moved = {name: x.astype(getattr(params, name).dtype) for name, x in self.moved(path, row).items()}
+        moved = {
+            name: x.reshape(trees.get(params, name).shape).astype(trees.get(params, name).dtype)
+            for name, x in self.moved(path, row).items()
+        }
         failed_at = jnp.where(failed, reached, -1).astype(jnp.int32)
-        return FlowState(params.replace(**moved), path, row, failed_at)
+        return FlowState(trees.replaced(params, **moved), path, row, failed_at, columns)
 
-    def follow(self, params: Any, corpus: Corpus) -> Any:
+    def keys(self, task: Task, params: Params) -> Array:
+        """Look up the keys of the scores, (m, D)."""
+        keys: Array = params.E
+        return keys
+
+    def follow(self, task: Task, params: Params) -> Any:
         """Find the path."""
         raise NotImplementedError
 
@@ -103,9 +115,10 @@ class _Flow(Phase, frozen=True, kw_only=True):
         """Look up what the path says of a row."""
         raise NotImplementedError
 
-    def query(self, state: FlowState) -> Array:
-        """Look up p at the state's row, (d,) float64."""
-        return self.moved(state.path, state.step)["p"]
+    def parameter(self, state: FlowState, name: str) -> Array:
+        """Look up a parameter at the state's row; one that the flow moves in float64, in one row."""
+        moved = self.moved(state.path, state.step)
+        return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
         """Look up what the path says of a row, and whether it comes to the end that was asked for."""
@@ -114,10 +127,12 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
 
 class ExactFlow(_Flow, frozen=True, kw_only=True):
-    """Exact gradient flow on p until the first of its ends; a step is one of `points` rows of its path."""
+    """Exact gradient flow on p until the first of its ends; a step is one of `points` rows of its path.
 
-    train: ClassVar[tuple[str, ...]] = ("p",)
+    With `linear_in` on another parameter that the scores of a model are linear in, such as W.
+    """
 
+    linear_in: str | None = None
     until_norm: Static[Positive] = 1e6
     until_arc_length: Static[Positive] | None = None
     until_direction: Static[NotNegative] = 0.0
@@ -127,13 +142,23 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
 
     def check(self, *context: Any) -> None:
         """Raise InputError unless the model and loss are those of the theory, of two classes or more."""
-        require_one_layer(*context, two_classes=False)
+        require_linear_scores(self.train[0], *context)
 
-    def follow(self, params: Any, corpus: Corpus) -> Any:
+    @property
+    def train(self) -> tuple[str]:
+        """The parameter that moves."""
+        return (self.linear_in or "p",)
+
+    def keys(self, task: Task, params: Params) -> Array:
+        """Look up the keys of the scores, (m, D)."""
+        keys: Array = task.model.scores(params, task.data.train).keys
+        return keys
+
+    def follow(self, task: Task, params: Params) -> Any:
         """Find the path."""
         return exact_flow(
-            one_layer(params, corpus),
-            params.p,
+            task.model.scores(params, task.data.train),
+            trees.get(params, self.train[0]).reshape(-1),
             until_norm=self.until_norm,
             until_arc_length=math.inf if self.until_arc_length is None else self.until_arc_length,
             until_direction=self.until_direction,
@@ -143,8 +168,8 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
         )
 
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
-        """Look up p."""
-        return {"p": path.p[row]}
+        """Look up the parameter."""
+        return {self.train[0]: path.p[row]}
 
     def measured(self, state: FlowState) -> dict[str, Array]:
         """Look up ‖p‖, the arc length, log ‖∂L/∂p‖, log t, and evaluations of the gradient so far."""
@@ -166,11 +191,11 @@ class JointFlow(_Flow, frozen=True, kw_only=True):
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
     points: Annotated[int, msgspec.Meta(ge=5)] = 64
 
-    def follow(self, params: Any, corpus: Corpus) -> Any:
+    def follow(self, task: Task, params: Params) -> Any:
         """Find the path."""
         return joint_flow(
             params,
-            corpus,
+            task.data.train,
             until_norm=self.until_norm,
             max_steps=self.max_steps,
             rtol=self.rtol,
@@ -199,11 +224,11 @@ class FullFlow(_Flow, frozen=True, kw_only=True):
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-8
     points: Annotated[int, msgspec.Meta(ge=3)] = 64
 
-    def follow(self, params: Any, corpus: Corpus) -> Any:
+    def follow(self, task: Task, params: Params) -> Any:
         """Find the path."""
         return full_flow(
             params,
-            corpus,
+            task.data.train,
             until_log_loss=self.until_log_loss,
             max_steps=self.max_steps,
             rtol=self.rtol,
@@ -227,9 +252,6 @@ def _looked_up(state: FlowState, *names: str) -> dict[str, Array]:
 def _evaluations(state: FlowState) -> Array:
     """Count evaluations of one parameter's gradient: six in a step, and those of one Jacobian.
 
-    The Jacobian counts as one for each of its min(V, d) columns.
+    The Jacobian counts as one for each of its min(m, D) columns, m keys of D numbers.
     """
-    E = state.params.E
-    # Rows of zeros are padding of the vocabulary.
-    columns = jnp.minimum((E != 0).any(axis=1).sum(), E.shape[1])
-    return state.path.steps[state.step] * (6 + columns)
+    return state.path.steps[state.step] * (6 + state.columns)

@@ -1,47 +1,46 @@
-"""The mean loss of a model on a corpus, and its gradients by named parameters."""
+"""The mean loss of a model on data, and its gradients by named parameters."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from jax import Array
 
 from jaxattn import losses, trees
-from jaxattn.data.corpus import Corpus
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
 P = TypeVar("P")
-Logits = Callable[[P, Corpus], Array]
+Outputs = Callable[[P, Any], Array]
 
 
 def loss(
     params: P,
-    corpus: Corpus,
-    logits: Logits = one_layer.logits,
+    data: Any,
+    outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Array:
-    """Compute the mean loss of a model on a corpus.
+    """Compute the mean loss of a model on data.
 
     Args:
         params: the model's parameters.
-        corpus: n sequences.
-        logits: the model.
+        data: n examples.
+        outputs: the model.
         weights: of the sequences, (n,), instead of 1/n for each.
-        per_sequence: (logits, labels) -> (n,); logistic for two classes and cross-entropy for K by default.
+        per_sequence: (outputs, targets) -> (n,); logistic for two classes and cross-entropy for K by default.
 
     Returns:
         L, a scalar.
     """
-    return losses.mean(per_sequence, logits(params, corpus), corpus.targets, weights)
+    return losses.mean(per_sequence, outputs(params, data), data.targets, weights)
 
 
 def loss_and_gradients(
     params: P,
-    corpus: Corpus,
+    data: Any,
     train: Sequence[str],
-    logits: Logits = one_layer.logits,
+    outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> tuple[Array, dict[str, Array]]:
@@ -49,9 +48,9 @@ def loss_and_gradients(
 
     Args:
         params: a frozen dataclass, NamedTuple or dict of arrays.
-        corpus: n sequences.
+        data: n examples.
         train: names of the parameters to differentiate by.
-        logits: the model.
+        outputs: the model.
         weights: of the sequences, (n,), instead of 1/n for each.
         per_sequence: see `loss`.
 
@@ -63,6 +62,6 @@ def loss_and_gradients(
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:
-        return loss(trees.replaced(params, **trained), corpus, logits, weights, per_sequence)
+        return loss(trees.replaced(params, **trained), data, outputs, weights, per_sequence)
 
     return jax.value_and_grad(of_trained)({name: trees.get(params, name) for name in train})

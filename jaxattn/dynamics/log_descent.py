@@ -172,4 +172,4 @@ class LogDescent(Phase, frozen=True, kw_only=True):
 
     def step(self, task: Task, state: State) -> State:
         """Take one step."""
-        return log_descent(self.method, self.step_size).step(state, task.corpora.train)[0]
+        return log_descent(self.method, self.step_size).step(state, task.data.train)[0]

@@ -7,10 +7,9 @@ from jax import Array
 
 from jaxattn import losses, trees
 from jaxattn.base import Phase, Task
-from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm
 from jaxattn.dynamics.descent import descent
-from jaxattn.dynamics.gradients import Logits, loss_and_gradients
+from jaxattn.dynamics.gradients import Outputs, loss_and_gradients
 from jaxattn.dynamics.optimizers import optimizer
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
@@ -21,21 +20,21 @@ P = TypeVar("P")
 
 def one_step(
     params: P,
-    corpus: Corpus,
+    data: Any,
     *,
     step_size: float | Array,
     train: Sequence[str] = ("E",),
-    logits: Logits = one_layer.logits,
+    outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> P:
     """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, on E alone unless told otherwise.
 
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K), or what another model has.
-        corpus: n sequences over V tokens.
+        data: n examples.
         step_size: η0.
         train: names of the parameters that move.
-        logits: the model.
+        outputs: the model.
         per_sequence: see `loss`.
 
     Returns:
@@ -47,7 +46,7 @@ def one_step(
     Source:
         Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
     """
-    _, gradients = loss_and_gradients(params, corpus, train, logits, per_sequence=per_sequence)
+    _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
     moved = {name: trees.get(params, name) - step_size * g for name, g in gradients.items()}
     return trees.replaced(params, **moved)
 
@@ -68,8 +67,8 @@ class OneStep(Phase, frozen=True, kw_only=True):
 
     def step(self, task: Task, state: Any) -> Any:
         """Take the step; one that is not finite is a failure, as in a descent."""
-        return self._algorithm(task).step(state, task.corpora.train)[0]
+        return self._algorithm(task).step(state, task.data.train)[0]
 
     def _algorithm(self, task: Task) -> Algorithm:
         sgd = optimizer("sgd", self.step_size)
-        return descent(sgd, train=self.train, logits=task.model.logits, per_sequence=task.loss)
+        return descent(sgd, train=self.train, outputs=task.model.outputs, per_sequence=task.loss)

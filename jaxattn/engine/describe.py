@@ -1,10 +1,12 @@
-"""What a corpus looks like, as small tables."""
+"""What data look like, as small tables."""
+
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 import pandas as pd
 
-from jaxattn.base import Progress
+from jaxattn.base import Dataset, Progress
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
 from jaxattn.study.dataset import dataset
@@ -13,7 +15,7 @@ from jaxattn.theory.step_size import advise
 
 
 def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
-    """Describe the corpus of a study, of seed 0 if every seed has its own.
+    """Describe the data of a study, of seed 0 if every seed has its own.
 
     Args:
         study: the study; of its axes only the base setting is shown.
@@ -21,7 +23,8 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
         progress: told how far the reading is.
 
     Returns:
-        Titles and tables: sizes, length quantiles, advice on one step on E, the most important tokens.
+        Titles and tables: sizes; of bags also length quantiles, advice on one step on E, the most important
+        tokens.
     """
     loaded = dataset(study.base.data, 0, study.dtype, progress=progress)
     held = loaded.splits
@@ -29,6 +32,8 @@ def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str
         every = {"train": held.train, "validation": held.validation, "test": held.test}
         splits = {name: split for name, split in every.items() if split is not None}
         sizes = pd.DataFrame([_sizes(name, split) for name, split in splits.items()])
+        if not isinstance(held.train, Corpus):
+            return [("Sizes", sizes)]
         quantiles = pd.DataFrame([_quantiles(name, split) for name, split in splits.items()])
         tokens = jax.tree.map(np.asarray, held.tokens)
         tables = [("Sizes", sizes), ("Sequence lengths (quantiles)", quantiles), _one_step(study, held)]
@@ -83,19 +88,28 @@ def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
     return f"One step on E, d = {dim:g}: begin with step_size = {begin:g}. {said}", table
 
 
-def _sizes(name: str, split: Corpus) -> dict[str, object]:
-    labels = class_labels(np.arange(split.num_classes), split.num_classes)
-    shares = {
-        f"label {name}": np.mean(np.asarray(split.targets) == label)
-        for name, label in zip(split.class_names or labels, labels, strict=True)
-    }
+def _sizes(name: str, split: Dataset) -> dict[str, object]:
+    if not isinstance(split, Corpus):
+        arrays = {field: f"{x.dtype} {tuple(x.shape)}" for field, x in split.arrays()}
+        return {"split": name, "examples": f"{split.num_examples:,}", **arrays, **_shares(split, None)}
     return {
         "split": name,
         "sequences": f"{split.num_examples:,}",
         "tokens": f"{int(np.asarray(split.lengths, np.int64).sum()):,}",
         "distinct pairs": f"{int((np.asarray(split.bags.count) > 0).sum()):,}",
         "vocabulary": f"{split.vocab_size:,}",
-        **{label: f"{100 * share:.1f} %" for label, share in shares.items()},
+        **_shares(split, split.class_names),
+    }
+
+
+def _shares(split: Dataset, names: Sequence[str] | None) -> dict[str, object]:
+    """Say which share of the targets every class has; nothing if they are no classes."""
+    if (classes := split.num_classes) is None:
+        return {}
+    labels = class_labels(np.arange(classes), classes)
+    shares = (np.mean(np.asarray(split.targets) == label) for label in labels)
+    return {
+        f"label {name}": f"{100 * share:.1f} %" for name, share in zip(names or labels, shares, strict=True)
     }
 
 

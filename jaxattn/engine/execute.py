@@ -19,7 +19,7 @@ from jaxattn.engine.batches import Batch
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.program import Made, Program, made_before, seed_keys
 from jaxattn.engine.store import Store
-from jaxattn.study.contract import check_corpora
+from jaxattn.study.contract import check_data
 from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import Carried, merged
 from jaxattn.trees import get
@@ -82,7 +82,7 @@ class CompilationCache:
         if isinstance(data, SharedData):
             return self._load_text(data)
         loaded = Loaded(self._made(group).draw(group.setting)(keys, numbers), False, data.tokens)
-        check_corpora(loaded.splits)
+        check_data(loaded)
         return loaded
 
     def start(self, group: CompileGroup, loaded: Loaded, keys: jax.Array, numbers: Hyperparameters) -> Any:
@@ -101,7 +101,7 @@ class CompilationCache:
     def _load_text(self, data: SharedData) -> Loaded:
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
-            check_corpora(self._text[1].splits)
+            check_data(self._text[1])
         return self._text[1]
 
     def _made(self, group: CompileGroup) -> Made:
@@ -265,7 +265,8 @@ class _Running:
         moved = made.phase.train if self.kept or number else _names(self.params)
         self.kept[made.phase.name] = {name: get(self.params, name) for name in moved}
         for (probe, _), seen in zip(made.observe, history.values(), strict=True):
-            on_the_way, at_the_end = probe.conclude(seen, self.params, self.loaded)
+            model = self.batch.group.setting.model
+            on_the_way, at_the_end = probe.conclude(seen, self.params, model, self.loaded)
             for row, step in enumerate(made.probe_steps):
                 values = {name: x[:, row] for name, x in on_the_way.items()}
                 self.records.append(tables.rows(values, self.batch, made.phase.name, step))

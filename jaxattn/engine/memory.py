@@ -188,13 +188,13 @@ def at_most(setting: Setting) -> float:
 
 
 def largest(group: CompileGroup) -> int:
-    """Bytes of the largest array on the way from a lane's parameters to its logits; nothing is compiled."""
+    """Bytes of the largest array on the way from a lane's parameters to its outputs; nothing is compiled."""
     with backend.precision(group.setting.dtype):
         loaded = corpora(group, 1)
         own = _of_one(params(group, loaded, 1))
         splits = loaded.splits if loaded.shared else _of_one(loaded.splits)
         every = [each for each in (splits.train, splits.test, splits.validation) if each is not None]
-        return max(_largest(jax.make_jaxpr(group.setting.model.logits)(own, each).jaxpr) for each in every)
+        return max(_largest(jax.make_jaxpr(group.setting.model.outputs)(own, each).jaxpr) for each in every)
 
 
 def _of_one(tree: Any) -> Any:

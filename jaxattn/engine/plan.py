@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import pandas as pd
 
 from jaxattn import backend, trees
-from jaxattn.base import Measurement, SharedData, silent
+from jaxattn.base import Phase, PhaseProbe, SharedData, Task, silent
+from jaxattn.data.corpus import shapes
+from jaxattn.data.splits import Splits
 from jaxattn.engine import batches, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
 from jaxattn.engine.manifest import describe
@@ -104,42 +106,37 @@ def recorded(study: Definition) -> list[str]:
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens
 
-    def run(keys: Any) -> list[Any]:
-        corpora = shared.splits if shared else seed.draw(setting, keys[0])
-        params = seed.start(setting, corpora, keys[1], tokens)
+    def run(keys: Any) -> tuple[Splits, list[Any]]:
+        data = shared.splits if shared else seed.draw(setting, keys[0])
+        params = seed.start(setting, data, keys[1], tokens)
         found = []
         for index, phase in enumerate(setting.phases):
             with jax.enable_x64("float64" in (setting.dtype, phase.dtype)):
-                carried = seed.begin(setting, index, params, corpora, keys[1])
+                carried = seed.begin(setting, index, params, data, keys[1])
                 own = phase.metrics(carried.state)
             params = carried.state.params
-            found.append((seed.measure(setting, index, carried, corpora), own))
-        return found
+            found.append((seed.measure(setting, index, carried, data), own))
+        return data, found
 
     with backend.precision(setting.dtype):
-        found = jax.eval_shape(run, jax.eval_shape(seed.keys, 0))
-    return [_line(setting, index, *metrics) for index, metrics in enumerate(found)]
+        data, found = jax.eval_shape(run, jax.eval_shape(seed.keys, 0))
+    task = seed.task_of(setting, data)
+    return [_line(setting, task, phase, *found[k]) for k, phase in enumerate(setting.phases)]
 
 
-def _line(setting: Setting, index: int, measured: dict[int, dict[str, Any]], own: dict[str, Any]) -> str:
+def _line(
+    setting: Setting, task: Task, phase: Phase, measured: dict[int, dict[str, Any]], own: dict[str, Any]
+) -> str:
     """Say what a phase records, given its metrics by the number of their probe and its own."""
-    phase = setting.phases[index]
     shapes = {name: x.shape for metrics in (*measured.values(), own) for name, x in metrics.items()}
     names = [f"{name}_00 .. {size[0] - 1:02d}" if size else name for name, size in shapes.items()]
     names += [name for name, by in BEST.items() if {"test_accuracy", by} <= shapes.keys()]
-    missing: list[Measurement] = [
-        probe for number, probe in enumerate(setting.probes.at_steps) if not measured.get(number)
-    ]
-    for probe in setting.probes.of_phases:
-        if probe.applies(setting.model, setting.loss, phase):
+    without = []
+    for probe in (*setting.probes.at_steps, *setting.probes.of_phases):
+        if reason := probe.why_not(task, phase):
+            without.append(f"{', '.join(probe.labels) or type(probe).__name__} ({reason})")
+        elif isinstance(probe, PhaseProbe):
             names += probe.metrics
-        else:
-            missing.append(probe)
-    without = [
-        f"{', '.join(probe.labels) or type(probe).__name__} "
-        f"({'wants ' + probe.wants if probe.wants else 'does not apply'})"
-        for probe in missing
-    ]
     return f"{phase.name} records {', '.join(names)}" + (f"; not {'; '.join(without)}" if without else "")
 
 
@@ -148,9 +145,9 @@ def _coordinates(setting: Setting) -> str:
     dim, vocab_size = setting.model.dim, setting.data.vocab_size
     if dim is None or vocab_size is None:
         return "" if dim is None else str(dim)
+    like = shapes(vocab_size=vocab_size, num_classes=setting.data.num_classes)
     # Shapes are the same in any precision, and float64 would want its mode.
-    sizes = {"vocab_size": vocab_size, "num_classes": setting.data.num_classes, "dtype": jnp.float32}
-    params = jax.eval_shape(partial(setting.model.init, **sizes), jax.random.key(0))
+    params = jax.eval_shape(partial(setting.model.init, like=like, dtype=jnp.float32), jax.random.key(0))
     coordinates = trees.get(params, "E").shape[1] if "E" in trees.names(params) else dim
     return str(dim) if coordinates == dim else f"{coordinates} for d = {dim}"
 

@@ -210,10 +210,12 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
         return Compiled(lifted, (0,), loaded.shared, dtype=phase.dtype)
 
     def begin(params: Any, splits: Splits, numbers: Hyperparameters, key: Array) -> Carried:
-        return seed.begin(with_hyperparameters(setting, numbers), index, params, splits, key)
+        own = with_hyperparameters(setting, numbers)
+        return seed.begin(own, index, params, splits, key, used_tokens(numbers))
 
     def advance(carried: Carried, splits: Splits, numbers: Hyperparameters, steps: Array) -> Carried:
-        return seed.advance(with_hyperparameters(setting, numbers), index, carried, splits, steps)
+        own = with_hyperparameters(setting, numbers)
+        return seed.advance(own, index, carried, splits, steps, used_tokens(numbers))
 
     def measure(carried: Carried, splits: Splits, numbers: Hyperparameters) -> seed.Measured:
         return seed.measure(with_hyperparameters(setting, numbers), index, carried, splits)
@@ -222,7 +224,7 @@ def program(setting: Setting, index: int, loaded: Loaded) -> Program:
         return seed.columns(with_hyperparameters(setting, numbers), index, params, splits)
 
     few = phase.seeds_per_core
-    own = [probe for probe in setting.probes.of_phases if probe.applies(setting.model, setting.loss, phase)]
+    own = seed.phase_probes(setting, index, loaded.splits)
 
     def look(carried: Carried) -> Carried:
         return carried._replace(state=_Parameters(carried.state.params))

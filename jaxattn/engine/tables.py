@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from jaxattn.data.generators import Numbered
 from jaxattn.data.splits import Loaded
 from jaxattn.engine.batches import Batch
 from jaxattn.errors import InputError
@@ -86,7 +87,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
             "seed": spread(np.array([seed for _, seed in lanes], np.int32)[:, None, None]),
             "phase": phase,
             "id": spread(ids),
-            "token": np.array(loaded.tokens, object)[spread(ids)],
+            "token": np.array(loaded.tokens or Numbered(vocab_size), object)[spread(ids)],
             "count": spread(columns["count"]).astype(np.int64),
             "class": spread(np.arange(first_class, first_class + classes, dtype=np.int32)[None, None]),
             **{

@@ -1,5 +1,7 @@
 """Models: settings with pure functions of parameters and a corpus."""
 
+from typing import Any
+
 from jaxattn.base import Model
 from jaxattn.models import (
     key_query,
@@ -18,7 +20,7 @@ from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 from jaxattn.models.two_layer_weights import TwoLayerWeights
 
-MODELS: dict[str, type[Model]] = {
+MODELS: dict[str, type[Model[Any]]] = {
     "one_layer": OneLayer,
     "mlp": Mlp,
     "two_layer": TwoLayer,

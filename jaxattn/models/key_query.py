@@ -70,7 +70,7 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     return params.E @ (params.W @ params.p), params.E @ params.v
 
 
-def logits(params: Params, corpus: Corpus) -> Array:
+def outputs(params: Params, corpus: Corpus) -> Array:
     """Compute f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X W p) for every sequence.
 
     Args:
@@ -87,8 +87,10 @@ def logits(params: Params, corpus: Corpus) -> Array:
     return attend(corpus, scores, values)
 
 
-class KeyQuery(Model, frozen=True, kw_only=True):
+class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
     """One layer with a trained key-query matrix W, which starts at the identity or with normal entries."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
     weights: Weights = "identity"
@@ -96,20 +98,20 @@ class KeyQuery(Model, frozen=True, kw_only=True):
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W")
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
         return init(
             key,
-            vocab_size=vocab_size,
+            vocab_size=like.vocab_size,
             dim=self.dim,
-            num_classes=num_classes,
+            num_classes=like.num_classes,
             dtype=dtype,
             weights=self.weights,
         )
 
-    def logits(self, params: Params, corpus: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `logits`."""
-        return logits(params, corpus)
+    def outputs(self, params: Params, data: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `outputs`."""
+        return outputs(params, data)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

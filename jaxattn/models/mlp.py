@@ -76,7 +76,7 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     return params.E @ params.p, params.E @ params.v
 
 
-def logits(params: Params, corpus: Corpus) -> Array:
+def outputs(params: Params, corpus: Corpus) -> Array:
     """Compute f(X) = v·relu(Σ_i q_i E_{x_i} W + b) with q = softmax(E_X p) for every sequence.
 
     Args:
@@ -97,8 +97,10 @@ def logits(params: Params, corpus: Corpus) -> Array:
     return jax.nn.relu(hidden + params.b) @ params.v
 
 
-class Mlp(Model, frozen=True, kw_only=True):
+class Mlp(Model[Corpus], frozen=True, kw_only=True):
     """One hidden layer of width `dim` after the softmax."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
     weights: Weights = "normal"
@@ -107,14 +109,14 @@ class Mlp(Model, frozen=True, kw_only=True):
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W", "b")
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        sizes = {"vocab_size": vocab_size, "dim": self.dim, "num_classes": num_classes}
+        sizes = {"vocab_size": like.vocab_size, "dim": self.dim, "num_classes": like.num_classes}
         return init(key, **sizes, dtype=dtype, weights=self.weights)
 
-    def logits(self, params: Params, corpus: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `logits`."""
-        return logits(params, corpus)
+    def outputs(self, params: Params, data: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `outputs`."""
+        return outputs(params, data)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

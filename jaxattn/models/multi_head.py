@@ -73,12 +73,12 @@ def init(
 def scores_and_values(params: Params) -> tuple[Array, Array]:
     """Average over heads: scores (1/H) Σ_h E p_h, (V,), and values (1/H) Σ_h E v_h, (V,) or (V, K).
 
-    The logits are no softmax average of these unless H = 1.
+    The outputs are no softmax average of these unless H = 1.
     """
     return params.E @ params.p.mean(axis=0), params.E @ params.v.mean(axis=0)
 
 
-def logits(params: Params, corpus: Corpus) -> Array:
+def outputs(params: Params, corpus: Corpus) -> Array:
     """Compute f(X) = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h) with q^h = softmax(E_X p_h) for every sequence.
 
     Args:
@@ -92,8 +92,10 @@ def logits(params: Params, corpus: Corpus) -> Array:
     return of_heads(params.p, params.v).mean(axis=0)
 
 
-class MultiHead(Model, frozen=True, kw_only=True):
+class MultiHead(Model[Corpus], frozen=True, kw_only=True):
     """One layer with `heads` attention heads, whose outputs are averaged."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
     heads: PositiveInt
@@ -101,15 +103,20 @@ class MultiHead(Model, frozen=True, kw_only=True):
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
         return init(
-            key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype, heads=self.heads
+            key,
+            vocab_size=like.vocab_size,
+            dim=self.dim,
+            num_classes=like.num_classes,
+            dtype=dtype,
+            heads=self.heads,
         )
 
-    def logits(self, params: Params, corpus: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `logits`."""
-        return logits(params, corpus)
+    def outputs(self, params: Params, data: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `outputs`."""
+        return outputs(params, data)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

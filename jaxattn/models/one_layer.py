@@ -16,6 +16,8 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.models import projection, span
 from jaxattn.models.initial import embeddings_query_head
 from jaxattn.models.span import Dim, infinite_by_name
+from jaxattn.theory.scores import Scores
+from jaxattn.theory.scores import one_layer as linear_scores
 from jaxattn.trees import Leaf
 
 
@@ -67,7 +69,7 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     return projection.scores_and_values(params.E, params.p, params.v)
 
 
-def logits(params: Params, corpus: Corpus) -> Array:
+def outputs(params: Params, corpus: Corpus) -> Array:
     """Compute f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for every sequence.
 
     Args:
@@ -84,8 +86,10 @@ def logits(params: Params, corpus: Corpus) -> Array:
     return attend(corpus, scores, values)
 
 
-class OneLayer(Model, frozen=True, kw_only=True):
+class OneLayer(Model[Corpus], frozen=True, kw_only=True):
     """The one-layer attention classifier; `dim` is d."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: Dim
     attends_to_tokens: ClassVar[bool] = True
@@ -99,15 +103,24 @@ class OneLayer(Model, frozen=True, kw_only=True):
     def is_one_layer(self) -> bool:
         """Whether scores are E·p and values E·v, as theory takes them: not where a subclass has its own."""
         own = type(self)
-        return own.logits is OneLayer.logits and own.scores_and_values is OneLayer.scores_and_values
+        return own.outputs is OneLayer.outputs and own.scores_and_values is OneLayer.scores_and_values
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    @property
+    def linear_in(self) -> str | None:
+        """Name of the parameter that `scores` are linear in; None where a subclass has its own."""
+        return "p" if self.is_one_layer else None
+
+    def scores(self, params: Params, data: Corpus) -> Scores:
+        """Write scores as E p with values E v, see `theory.scores.one_layer`."""
+        return linear_scores(params, data)
+
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        return init(key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype)
+        return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
 
-    def logits(self, params: Params, corpus: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `logits`."""
-        return logits(params, corpus)
+    def outputs(self, params: Params, data: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `outputs`."""
+        return outputs(params, data)
 
     def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:
         """Bound how many numbers the parameters are, without looking at them."""
@@ -127,9 +140,13 @@ class OneLayer(Model, frozen=True, kw_only=True):
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
     """`OneLayer` in coordinates of the span of E, p and v, where these are fewer than d."""
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see `span.start`."""
-        sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+        sizes: dict[str, Any] = {
+            "vocab_size": like.vocab_size,
+            "num_classes": like.num_classes,
+            "dtype": dtype,
+        }
         return Params(*span.start(key, dim=self.dim, **sizes))
 
     def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:

@@ -41,13 +41,13 @@ def padded_sequences(
     return jnp.where(mask, tokens, 0), mask
 
 
-def logits(
+def outputs(
     params: one_layer.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, "n *K"]:
     """Compute f(X) position by position: q = softmax over positions of E[x] p, f = Σ_i q_i E[x_i] v.
 
     Args:
-        params: as for `one_layer.logits`.
+        params: as for `one_layer.outputs`.
         ids: token ids, (n, T).
         mask: real tokens, (n, T).
 
@@ -57,7 +57,7 @@ def logits(
     return _pool(params.E[ids], params.p, mask) @ params.v
 
 
-def two_layer_logits(
+def two_layer_outputs(
     params: one_layer.Params | two_layer_weights.Params,
     ids: Int[Array | np.ndarray, "n T"],
     mask: Bool[Array | np.ndarray, "n T"],
@@ -67,7 +67,7 @@ def two_layer_logits(
     """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position and read it out with W2 p and v.
 
     Args:
-        params: as for `two_layer.logits`, W1 and W2 then being the identity, or `two_layer_weights.logits`.
+        params: as for `two_layer.outputs`, W1 and W2 then being the identity, or `two_layer_weights.outputs`.
         ids: token ids, (n, T).
         mask: real tokens, (n, T).
         residual: add E[x].
@@ -84,13 +84,13 @@ def two_layer_logits(
     return _pool(mixed + embedded if residual else mixed, query, mask) @ params.v
 
 
-def mlp_logits(
+def mlp_outputs(
     params: mlp.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, "n *K"]:
     """Compute v·relu(h W + b) with h = Σ_i q_i E[x_i] position by position.
 
     Args:
-        params: as for `mlp.logits`.
+        params: as for `mlp.outputs`.
         ids: token ids, (n, T).
         mask: real tokens, (n, T).
 
@@ -101,13 +101,13 @@ def mlp_logits(
     return jax.nn.relu(pooled @ params.W + params.b) @ params.v
 
 
-def key_query_logits(
+def key_query_outputs(
     params: key_query.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, "n *K"]:
     """Compute f(X) position by position with keys E[x] W: q = softmax over positions of (E[x] W) p.
 
     Args:
-        params: as for `key_query.logits`.
+        params: as for `key_query.outputs`.
         ids: token ids, (n, T).
         mask: real tokens, (n, T).
 
@@ -119,13 +119,13 @@ def key_query_logits(
     return jnp.einsum("nt,ntd,d...->n...", jax.nn.softmax(scores, axis=1), embedded, params.v)
 
 
-def multi_head_logits(
+def multi_head_outputs(
     params: multi_head.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, "n *K"]:
     """Compute f(X) = (1/H) Σ_h of the one-layer model with p_h and v_h, position by position.
 
     Args:
-        params: as for `multi_head.logits`.
+        params: as for `multi_head.outputs`.
         ids: token ids, (n, T).
         mask: real tokens, (n, T).
 
@@ -133,7 +133,7 @@ def multi_head_logits(
         (n,) or (n, K).
     """
     heads = zip(params.p, params.v, strict=True)
-    each = [logits(one_layer.Params(E=params.E, p=p, v=v), ids, mask) for p, v in heads]
+    each = [outputs(one_layer.Params(E=params.E, p=p, v=v), ids, mask) for p, v in heads]
     return sum(each[1:], each[0]) / len(each)
 
 

@@ -13,10 +13,10 @@ from jaxattn.models.one_layer import Params, init, scores_and_values
 from jaxattn.models.span import Dim, infinite_by_name
 
 # The parameters, their start and what the paper plots of them, E p and E v, are the one-layer model's.
-__all__ = ["Params", "TwoLayer", "init", "logits", "scores_and_values"]
+__all__ = ["Params", "TwoLayer", "init", "outputs", "scores_and_values"]
 
 
-def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
+def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     """Compute f(X) = Σ_i q_i (H_i·v) with q = softmax(H p), H = Softmax(E_X E_Xᵀ) E_X, for every sequence.
 
     Args:
@@ -34,8 +34,10 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     return two_layer_attention(corpus, params.E, None, scores, values, residual=residual)
 
 
-class TwoLayer(Model, frozen=True, kw_only=True):
+class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
     """Self-attention without parameters before the read-out, with a residual connection or without."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: Dim
     residual: bool = False
@@ -47,13 +49,13 @@ class TwoLayer(Model, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         infinite_by_name(self)
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        return init(key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype)
+        return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
 
-    def logits(self, params: Params, corpus: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `logits`."""
-        return logits(params, corpus, residual=self.residual)
+    def outputs(self, params: Params, data: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `outputs`."""
+        return outputs(params, data, residual=self.residual)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
@@ -68,7 +70,11 @@ class TwoLayer(Model, frozen=True, kw_only=True):
 class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
     """`TwoLayer` in coordinates of the span of E, p and v, where these are fewer than d."""
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see `span.start`."""
-        sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+        sizes: dict[str, Any] = {
+            "vocab_size": like.vocab_size,
+            "num_classes": like.num_classes,
+            "dtype": dtype,
+        }
         return Params(*span.start(key, dim=self.dim, **sizes))

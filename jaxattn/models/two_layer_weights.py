@@ -77,7 +77,7 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     return params.E @ (params.W2 @ params.p), params.E @ params.v
 
 
-def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
+def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     """Compute f(X) = Σ_i q_i (H_i·v) with q = softmax(H W2 p), H = Softmax(E_X W1 E_Xᵀ) E_X.
 
     Args:
@@ -96,8 +96,10 @@ def logits(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     return two_layer_attention(corpus, queries, params.E, scores, values, residual=residual)
 
 
-class TwoLayerWeights(Model, frozen=True, kw_only=True):
+class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
     """Self-attention with a trained matrix W1 before the read-out, whose query is W2 p."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
 
     dim: PositiveInt
     residual: bool = False
@@ -106,13 +108,13 @@ class TwoLayerWeights(Model, frozen=True, kw_only=True):
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W1", "W2")
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int = 2, dtype: DTypeLike) -> Params:
+    def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        return init(key, vocab_size=vocab_size, dim=self.dim, num_classes=num_classes, dtype=dtype)
+        return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
 
-    def logits(self, params: Params, corpus: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `logits`."""
-        return logits(params, corpus, residual=self.residual)
+    def outputs(self, params: Params, data: Corpus) -> Array:
+        """Compute f, (n,) or (n, K), see the module's `outputs`."""
+        return outputs(params, data, residual=self.residual)
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""

@@ -4,7 +4,7 @@ from jaxattn.base import Measurement
 from jaxattn.probes.alignments import Alignments
 from jaxattn.probes.attention_entropy import AttentionEntropy
 from jaxattn.probes.conservation import Conservation
-from jaxattn.probes.fit import Fit
+from jaxattn.probes.fit import Accuracy, Fit
 from jaxattn.probes.flow_limit import FlowLimit
 from jaxattn.probes.importance import Importance
 from jaxattn.probes.max_margin import MaxMarginDirection
@@ -34,6 +34,7 @@ PROBES: dict[str, type[Measurement]] = {
 
 __all__ = [
     "PROBES",
+    "Accuracy",
     "Alignments",
     "AttentionEntropy",
     "Conservation",

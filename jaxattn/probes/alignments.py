@@ -1,13 +1,14 @@
 """How parameters lie to each other and to the direction in which training moves them."""
 
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxattn import trees
 from jaxattn.base import Probe
+from jaxattn.probes.seen import Seen
 
 
 def cosine(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, ""]:
@@ -27,7 +28,7 @@ class Alignments(Probe, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {}
 
-    def measure(self, seen: Any) -> dict[str, Array]:
+    def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure cos_θ_θ' for every pair of equal shape, and cos_θ_descent for every trained θ."""
         params, rows = seen.params, seen.model.token_rows
         alike = [

@@ -1,15 +1,15 @@
 """How widely attention is spread: its entropy over the distinct tokens of a sequence."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxattn.attention.batched import sequential_vmap_if_large
-from jaxattn.base import Probe
+from jaxattn.base import Phase, Probe, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.errors import InputError
+from jaxattn.probes.seen import Seen
 
 
 @sequential_vmap_if_large
@@ -43,16 +43,15 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
         "attended_tokens": "attended tokens",
     }
 
-    def measure(self, seen: Any) -> dict[str, Array]:
-        """Measure attention_entropy and attended_tokens on the training corpus.
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants attention that is softmax over scores of the tokens of bags."""
+        return (
+            wants_scores(task)
+            if task.model.attends_to_tokens
+            else "wants a model with attends_to_tokens = True"
+        )
 
-        Raises:
-            InputError: a model whose attention is not softmax over the scores of tokens.
-        """
-        if not seen.model.attends_to_tokens:
-            raise InputError(
-                "attention_entropy: the model's attention is not softmax over scores of tokens; "
-                "leave this probe out"
-            )
-        entropy = attention_entropy(seen.corpora.train, seen.scores_and_values[0]).mean()
+    def measure(self, seen: Seen) -> dict[str, Array]:
+        """Measure attention_entropy and attended_tokens on the training corpus."""
+        entropy = attention_entropy(seen.data.train, seen.scores_and_values[0]).mean()
         return {"attention_entropy": entropy, "attended_tokens": jnp.exp(entropy)}

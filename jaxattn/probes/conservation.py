@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxattn import trees
-from jaxattn.base import Probe
+from jaxattn.base import Phase, Probe, Task
+from jaxattn.probes.seen import Seen
 
 
 class Conservation(Probe, frozen=True, kw_only=True):
@@ -22,19 +23,17 @@ class Conservation(Probe, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {"conservation_drift": r"$\Vert Q-Q_0\Vert\,/\,\Vert Q_0\Vert$"}
 
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants E, p and v trained: Q moves where one of them is held fixed."""
+        return None if {"E", "p", "v"} <= set(phase.train) else "wants a phase that trains E, p and v"
+
     def remember(self, params: Any) -> Float[Array, "m d"] | Float[Array, "d d"]:
         """Keep of the start what is smaller: Q_0 (d, d), or the m rows of E, p and v, (m, d)."""
         rows, signs = _rows(params)
         return rows if len(rows) < rows.shape[1] else _quantity(rows, signs)
 
-    def measure(self, seen: Any) -> dict[str, Array]:
-        """Measure conservation_drift; nothing where a parameter is held fixed, since Q moves then.
-
-        Raises:
-            InputError: parameters other than E, p and v.
-        """
-        if not {"E", "p", "v"} <= set(seen.train):
-            return {}
+    def measure(self, seen: Seen) -> dict[str, Array]:
+        """Measure conservation_drift."""
         rows, signs = _rows(seen.params)
         return {"conservation_drift": _drift(rows, signs, seen.memory)}
 

@@ -1,4 +1,4 @@
-"""Probe: how well the corpus is fitted, and how large parameters and gradients are."""
+"""Probes: how well the data are fitted, and how large parameters and gradients are."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ import optax
 from jax import Array
 
 from jaxattn import losses
-from jaxattn.base import Probe
+from jaxattn.base import Phase, Probe, Task
 from jaxattn.probes.seen import Seen
 from jaxattn.trees import get, names
 
@@ -19,18 +19,12 @@ BEST = {
 
 
 class Fit(Probe, frozen=True, kw_only=True):
-    """Loss and accuracy on every corpus, log of the gradient's norm, and ‖p‖."""
+    """Loss on all data, log of the gradient's norm, and ‖p‖."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "loss": "loss",
-        "accuracy": "accuracy",
-        "train_accuracy": "training accuracy",
-        "test_accuracy": "test accuracy",
-        "test_accuracy_best_on_test": "best test accuracy so far, chosen on the test set",
-        "test_accuracy_best_on_validation": "test accuracy where the validation accuracy was best so far",
         "test_loss": "test loss",
-        "validation_accuracy": "validation accuracy",
         "validation_loss": "validation loss",
         "p_norm": r"$\Vert p\Vert$",
         "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
@@ -40,14 +34,44 @@ class Fit(Probe, frozen=True, kw_only=True):
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed."""
         loss, gradients = seen.loss_and_gradients
-        train = seen.sampled.train
-        found = {"loss": loss, "train_accuracy": losses.accuracy(seen.logits(train), train.targets)}
+        found = {"loss": loss}
         if "p" in names(seen.params):
             found["p_norm"] = jnp.linalg.norm(get(seen.params, "p"))
         found["log_gradient_norm"] = jnp.log(optax.tree.norm(gradients))
         for name, held_out in (("test", seen.sampled.test), ("validation", seen.sampled.validation)):
             if held_out is not None:
-                logits = seen.logits(held_out)
-                found[f"{name}_loss"] = losses.mean(seen.per_sequence, logits, held_out.targets)
-                found[f"{name}_accuracy"] = losses.accuracy(logits, held_out.targets)
+                found[f"{name}_loss"] = losses.mean(seen.loss, seen.outputs(held_out), held_out.targets)
         return found
+
+
+class Accuracy(Probe, frozen=True, kw_only=True):
+    """Accuracy on all data of targets that are classes, with an output of each, or one for two."""
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "accuracy": "accuracy",
+        "train_accuracy": "training accuracy",
+        "test_accuracy": "test accuracy",
+        "test_accuracy_best_on_test": "best test accuracy so far, chosen on the test set",
+        "test_accuracy_best_on_validation": "test accuracy where the validation accuracy was best so far",
+        "validation_accuracy": "validation accuracy",
+    }
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants classes, and a loss of single examples, whose outputs are theirs."""
+        if task.data.train.num_classes is None:
+            return "wants targets that are classes"
+        return "wants a loss of single examples" if task.loss.coupled else None
+
+    def measure(self, seen: Seen) -> dict[str, Array]:
+        """Measure one seed."""
+        every = {
+            "train": seen.sampled.train,
+            "test": seen.sampled.test,
+            "validation": seen.sampled.validation,
+        }
+        return {
+            f"{name}_accuracy": losses.accuracy(seen.outputs(data), data.targets)
+            for name, data in every.items()
+            if data is not None
+        }

@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jaxattn.base import PhaseProbe
+from jaxattn.base import Model, Phase, PhaseProbe, Task
 from jaxattn.cores import map_on_cores
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
+from jaxattn.probes.seen import wants_one_layer
 from jaxattn.probes.selection import attended_on_host
 from jaxattn.spec import NotNegative
 from jaxattn.theory import Scores, limit, one_minus_cosine
@@ -44,21 +45,23 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
 
     nats: NotNegative = 30.0
 
-    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
-        """Tell whether a phase moves p alone by the logistic loss, and scores are E·p."""
-        one_layer = model.is_one_layer and loss.is_logistic
-        return one_layer and tuple(phase.train) == ("p",)
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants a phase that moves p alone by the logistic loss, and scores E·p."""
+        return wants_one_layer(task, phase, ("p",))
 
-    def observe(self, phase: Any, state: Any) -> Any:
+    def observe(self, phase: Phase, state: Any) -> Any:
         """Look up p of one seed, (d,)."""
-        return phase.query(state)
+        return phase.parameter(state, "p")
 
-    def conclude(self, history: np.ndarray, params: Any, loaded: Loaded) -> tuple[Metrics, Metrics]:
+    def conclude(
+        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+    ) -> tuple[Metrics, Metrics]:
         """Certify the limit of every seed and compare.
 
         Args:
             history: (S, k, d) float64; p of every seed at k probe steps.
             params: the parameters at the end; E (S, V, d) and v (S, d) or (S, d, K) did not move meanwhile.
+            model: the one-layer model.
             loaded: corpora, shared by the seeds or one for each.
 
         Returns:

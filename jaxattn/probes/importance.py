@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.base import Probe
+from jaxattn.base import Phase, Probe, Task
 from jaxattn.probes.correlations import bin_means, pearson, spearman
-from jaxattn.probes.seen import Seen, over_classes
+from jaxattn.probes.seen import Seen, over_classes, wants_scores
 from jaxattn.spec import Count
 
 # What is held against the posterior difference, its sign kept, or its size.
@@ -32,7 +32,6 @@ class Importance(Probe, frozen=True, kw_only=True):
     """
 
     rotation_invariant: ClassVar[bool] = True
-    wants: ClassVar[str] = "a model with scores_and_values"
     labels: ClassVar[dict[str, str]] = {
         "spearman_Ev_bins": r"Spearman of $E_s^\top v$, bins",
         "spearman_Ev_tokens": r"Spearman of $E_s^\top v$, tokens",
@@ -48,11 +47,13 @@ class Importance(Probe, frozen=True, kw_only=True):
     high: float = 1.0
     min_count: Count = 50
 
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants scores and values of the tokens of bags."""
+        return wants_scores(task)
+
     def measure(self, seen: Seen) -> dict[str, Array]:
-        """Measure one seed; nothing for a model without scores and values of tokens."""
-        if not seen.model.has_scores:
-            return {}
-        tokens, (scores, values) = seen.corpora.tokens, seen.columns
+        """Measure one seed."""
+        tokens, (scores, values) = seen.data.tokens, seen.columns
         difference, found = tokens.posterior_difference, {}
         size = jnp.broadcast_to(jnp.abs(difference).max(axis=1, keepdims=True), difference.shape)
         # Side by side: sorting takes most of the time that this takes to compile.
@@ -88,7 +89,7 @@ class Importance(Probe, frozen=True, kw_only=True):
 
 def token_columns(seen: Seen) -> dict[str, Array]:
     """Collect the token-level table of one seed: E·p (V,) and E·v (V, C) beside the statistics."""
-    tokens = seen.corpora.tokens
+    tokens = seen.data.tokens
     scores, values = seen.scores_and_values
     return {
         "count": tokens.count,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn import backend
-from jaxattn.base import PhaseProbe
+from jaxattn.base import Model, Phase, PhaseProbe, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.selection import attended
@@ -62,21 +62,27 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
     nats: Static[NotNegative] | None = None
 
-    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
-        """Tell whether a phase moves p alone, and scores are E·p."""
-        return model.is_one_layer and tuple(phase.train) == ("p",)
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants a phase that moves nothing but the parameter that scores are linear in."""
+        name = task.model.linear_in
+        if name is None:
+            return "wants a model with scores that are linear in a parameter"
+        return None if tuple(phase.train) == (name,) else f"wants a phase that moves {name} alone"
 
-    def observe(self, phase: Any, state: Any) -> Any:
-        """Look up p of one seed, (d,)."""
-        return phase.query(state)
+    def observe(self, phase: Phase, state: Any) -> Any:
+        """Look up p of one seed, the parameter in one row, (D,)."""
+        return phase.parameter(state, phase.train[0]).reshape(-1)
 
-    def conclude(self, history: np.ndarray, params: Any, loaded: Loaded) -> tuple[Metrics, Metrics]:
+    def conclude(
+        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+    ) -> tuple[Metrics, Metrics]:
         """Find the max-margin direction of every seed's last selection and compare.
 
         Args:
-            history: (S, k, d) float64; p of every seed at k probe steps.
-            params: the parameters at the end; E (S, V, d) did not move meanwhile.
-            loaded: corpora, shared by the seeds or one for each.
+            history: (S, k, D) float64; p of every seed at k probe steps.
+            params: the parameters at the end; what scores are made of did not move meanwhile.
+            model: makes the scores.
+            loaded: data, shared by the seeds or those of each.
 
         Returns:
             What every probe step is worth, (S, k) each: 1 - cos to the max-margin direction, and the margin
@@ -84,20 +90,24 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
             NaN where no direction separates the selection; `feasible` is NaN where neither is proven.
         """
         # On one device: the solver is not written for arrays that lie on several.
-        E, corpus = jax.device_get((params.E, loaded.splits.train))
+        params, data = jax.device_get((params, loaded.splits.train))
         with backend.float64():
-            E = jnp.asarray(E, jnp.float64)
-            if loaded.shared and corpus.bags.is_large:
-                seeds = [_one(p, own, corpus, self.nats) for p, own in zip(history, E, strict=True)]
+            params = jax.tree.map(_in_float64, params)
+            if loaded.shared and isinstance(data, Corpus) and data.bags.is_large:
+                each = (_of_seed(params, number) for number in range(len(history)))
+                seeds = [
+                    _one(p, model.scores(own, data), self.nats) for p, own in zip(history, each, strict=True)
+                ]
                 away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
                 return _named(away, ratio, *facts)
             axis = None if loaded.shared else 0
+            # Bags are those of the data: shared by the seeds, or those of each.
+            axes = Scores(0, axis, 0)
+            scores = jax.jit(jax.vmap(model.scores, (0, axis), axes))(params, data)
             select = partial(_selected, nats=self.nats)
-            chosen = jax.jit(jax.vmap(select, in_axes=(0, 0, axis)))(history[:, -1], E, corpus)
-            mm = max_margin_batch(Scores(E, corpus), chosen)
-            margins = jax.jit(jax.vmap(_margins, in_axes=(0, 0, axis, 0)))(
-                jnp.asarray(history), E, corpus, chosen
-            )
+            chosen = jax.jit(jax.vmap(select, (0, axes)))(history[:, -1], scores)
+            mm = max_margin_batch(scores.replace(values=None), chosen)
+            margins = jax.jit(jax.vmap(_margins, (0, axes, 0)))(jnp.asarray(history), scores, chosen)
         away = one_minus_cosine(history, mm.p[:, None])
         return _named(away, _relative(margins, mm.margin[:, None]), *_facts(mm, away[:, -1]))
 
@@ -121,23 +131,31 @@ def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
     return 2 * np.sin(np.minimum(half_angle, np.pi / 2)) ** 2
 
 
-def _selected(p: Any, E: Any, corpus: Corpus, nats: float | None) -> Selection:
-    return attended(jnp.matmul(E, p, precision="highest"), corpus, nats)
+def _in_float64(x: Any) -> Any:
+    return jnp.asarray(x, jnp.float64) if np.issubdtype(x.dtype, np.floating) else x
 
 
-def _one(history: np.ndarray, E: Any, corpus: Corpus, nats: float | None) -> tuple[np.ndarray, ...]:
-    if not (np.isfinite(history[-1]).all() and np.isfinite(E).all()):
+def _of_seed(params: Any, number: int) -> Any:
+    return jax.tree.map(lambda x: x[number], params)
+
+
+def _selected(p: Any, scores: Scores, nats: float | None) -> Selection:
+    return attended(jnp.matmul(scores.keys, p, precision="highest"), scores.corpus, nats)
+
+
+def _one(history: np.ndarray, scores: Scores, nats: float | None) -> tuple[np.ndarray, ...]:
+    if not (np.isfinite(history[-1]).all() and np.isfinite(scores.keys).all()):
         missing = np.full(len(history), np.nan)
         return missing, missing, *np.full(len(_AT_THE_END), np.nan)
-    chosen = _selected(history[-1], E, corpus, nats)
-    mm = max_margin(Scores(E, corpus), chosen)
-    margins = jax.jit(_margins)(jnp.asarray(history), E, corpus, chosen)
+    chosen = _selected(history[-1], scores, nats)
+    mm = max_margin(scores.replace(values=None), chosen)
+    margins = jax.jit(_margins)(jnp.asarray(history), scores, chosen)
     away = one_minus_cosine(history, mm.p)
     return away, _relative(margins, mm.margin), *_facts(mm, away[-1])
 
 
-def _margins(history: Any, E: Any, corpus: Any, chosen: Selection) -> Any:
-    return jax.lax.map(lambda p: margin(p, Scores(E, corpus), chosen), history)
+def _margins(history: Any, scores: Scores, chosen: Selection) -> Any:
+    return jax.lax.map(lambda p: margin(p, scores, chosen), history)
 
 
 def _relative(margins: Any, largest: Any) -> np.ndarray:

@@ -1,12 +1,13 @@
 """The norm of every parameter."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import optax
 from jaxtyping import Array
 
 from jaxattn import trees
 from jaxattn.base import Probe
+from jaxattn.probes.seen import Seen
 
 
 class Norms(Probe, frozen=True, kw_only=True):
@@ -15,7 +16,7 @@ class Norms(Probe, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {}
 
-    def measure(self, seen: Any) -> dict[str, Array]:
+    def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure norm_θ for every parameter θ, trained or not."""
         return {
             f"norm_{name}": optax.tree.norm(trees.get(seen.params, name)) for name in trees.names(seen.params)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.probes.one_step_law import OneStepError
+from jaxattn.probes.seen import Seen
 from jaxattn.theory import predicted_values
 
 
@@ -21,9 +22,9 @@ class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
         """Remember E of the start."""
         return params.E
 
-    def measure(self, seen: Any) -> dict[str, Array]:
+    def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed after the step."""
         E, v, step_size = seen.params.E, seen.params.v, seen.phase.step_size
-        predicted = predicted_values(seen.corpora.train, step_size)
+        predicted = predicted_values(seen.data.train, step_size)
         law = jnp.outer(predicted, v) if predicted.ndim == 1 else predicted @ v.T
         return {"embedding_error": jnp.linalg.norm(E - seen.memory - law, axis=1).max() / step_size}

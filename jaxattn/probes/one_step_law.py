@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from jax import Array
 
-from jaxattn.base import Probe
-from jaxattn.probes.seen import Seen
+from jaxattn.base import Phase, Probe, Task
+from jaxattn.probes.seen import Seen, wants_one_layer
 from jaxattn.theory import one_step_error
 
 
@@ -19,9 +19,9 @@ class OneStepError(Probe, frozen=True, kw_only=True):
     labels: ClassVar[dict[str, str]] = {"one_step_error": r"one-step error per unit $\eta_0$"}
     from_step: ClassVar[int] = 1
 
-    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
-        """Tell whether the law speaks of a phase."""
-        return phase.one_step and tuple(phase.train) == ("E",) and model.is_one_layer and loss.is_logistic
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say what the law does not speak of."""
+        return wants_one_layer(task, phase, ("E",)) if phase.one_step else "wants a phase of one full step"
 
     def remember(self, params: Any) -> Array:
         """Remember E v of the start."""
@@ -30,7 +30,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed after the step."""
         change = seen.params.E @ seen.params.v - seen.memory
-        train, alpha = seen.corpora.train, seen.corpora.tokens.alpha
+        train, alpha = seen.data.train, seen.data.tokens.alpha
         # Two classes share the one column.
         alpha = alpha[:, 0] if train.num_classes == 2 else alpha
         return {"one_step_error": one_step_error(change, train, seen.phase.step_size, alpha)}

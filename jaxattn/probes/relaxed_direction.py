@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.base import PhaseProbe
+from jaxattn.base import Model, Phase, PhaseProbe, Task
 from jaxattn.cores import map_on_cores
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
+from jaxattn.probes.seen import wants_one_layer
 from jaxattn.probes.selection import attended_on_host
 from jaxattn.theory import Scores, max_margin, one_minus_cosine, relaxed_max_margin
 
@@ -42,21 +43,23 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     }
     metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY, *_AT_THE_END)
 
-    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
-        """Tell whether a phase moves p and v alone by the logistic loss, and scores are E·p."""
-        one_layer = model.is_one_layer and loss.is_logistic
-        return one_layer and set(phase.train) == {"p", "v"}
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants a phase that moves p and v alone by the logistic loss, and scores E·p."""
+        return wants_one_layer(task, phase, ("p", "v"))
 
-    def observe(self, phase: Any, state: Any) -> Any:
+    def observe(self, phase: Phase, state: Any) -> Any:
         """Look up p and v of one seed, (2, d)."""
-        return jnp.stack([phase.query(state), state.params.v])
+        return jnp.stack([phase.parameter(state, "p"), state.params.v])
 
-    def conclude(self, history: np.ndarray, params: Any, loaded: Loaded) -> tuple[Metrics, Metrics]:
+    def conclude(
+        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+    ) -> tuple[Metrics, Metrics]:
         """Find the directions of every seed and compare.
 
         Args:
             history: (S, k, 2, d) float64; p and v of every seed at k probe steps.
             params: the parameters at the end; E (S, V, d) did not move meanwhile.
+            model: the one-layer model.
             loaded: corpora, shared by the seeds or one for each.
 
         Returns:

@@ -1,11 +1,12 @@
 """Probe: whether attention selects the relevant tokens of a synthetic corpus."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.base import Probe
+from jaxattn.base import Phase, Probe, Task
+from jaxattn.probes.seen import Seen, wants_bags
 from jaxattn.probes.selection import attended
 from jaxattn.spec import NotNegative, PositiveInt, Static
 from jaxattn.theory import Scores, margin, selection_of
@@ -33,13 +34,13 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
     relevant: PositiveInt
     nats: Static[NotNegative] = 10.0
 
-    def applies(self, model: Any, loss: Any, phase: Any) -> bool:
-        """Tell whether the model has one query p, whose scores attention is softmax over."""
-        return model.is_one_layer
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants one query p, whose scores of the tokens of bags attention is softmax over."""
+        return wants_bags(task) if task.model.is_one_layer else "wants the one-layer model"
 
-    def measure(self, seen: Any) -> dict[str, Array]:
+    def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed."""
-        corpus, scores = seen.corpora.train, seen.scores_and_values[0]
+        corpus, scores = seen.data.train, seen.scores_and_values[0]
         relevant = jnp.arange(corpus.vocab_size) < self.relevant
         chosen, present = attended(scores, corpus, self.nats), selection_of(relevant, corpus)
         selects, tied = chosen.selects(corpus, relevant)

@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 
 from jaxattn.attention import attend
-from jaxattn.base import Probe
+from jaxattn.base import Phase, Probe, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.probes.seen import Seen
 from jaxattn.spec import Count, Share
@@ -28,7 +28,6 @@ class Selected(Probe, frozen=True, kw_only=True):
     """
 
     rotation_invariant: ClassVar[bool] = True
-    wants: ClassVar[str] = "a model with attends_to_tokens = True"
     labels: ClassVar[dict[str, str]] = {
         "important_mass": "attention on important tokens",
         "important_selected": "sequences that select an important token",
@@ -39,12 +38,18 @@ class Selected(Probe, frozen=True, kw_only=True):
     important: Share = 0.5
     min_count: Count = 50
 
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants attention that is softmax over scores of the tokens of bags."""
+        return (
+            wants_scores(task)
+            if task.model.attends_to_tokens
+            else "wants a model with attends_to_tokens = True"
+        )
+
     def measure(self, seen: Seen) -> dict[str, Array]:
-        """Measure one seed; nothing where attention is not softmax over the model's scores."""
-        if not seen.model.attends_to_tokens:
-            return {}
-        scores, train = seen.scores_and_values[0], seen.corpora.train
-        important = seen.corpora.tokens.important(self.important, self.min_count)
+        """Measure one seed."""
+        scores, train = seen.scores_and_values[0], seen.data.train
+        important = seen.data.tokens.important(self.important, self.min_count)
         chosen = selection_from_scores(scores, train)
         selects, tied = chosen.selects(train, important)
         shares = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxattn.base import Measurement, Phase, PhaseProbe, Probe
 from jaxattn.errors import InputError
-from jaxattn.probes.fit import Fit
+from jaxattn.probes.fit import Accuracy, Fit
 from jaxattn.probes.importance import Importance
 from jaxattn.probes.max_margin import MaxMarginDirection
 from jaxattn.probes.one_step_law import OneStepError
@@ -86,7 +86,7 @@ class Probes(Spec, frozen=True, kw_only=True):
         selected = Selected(important=self.important, min_count=self.min_count)
         of_tokens = (selected, binned) if self.tokens else ()
         own = tuple(probe for probe in self.own if isinstance(probe, Probe))
-        return Fit(), *of_tokens, OneStepError(), *own
+        return Fit(), Accuracy(), *of_tokens, OneStepError(), *own
 
     @property
     def of_phases(self) -> tuple[PhaseProbe, ...]:

@@ -1,7 +1,7 @@
 """The sharpness of the loss: the largest eigenvalue of its Hessian, by Lanczos' method."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from matfree import decomp
 from jaxattn import trees
 from jaxattn.base import Probe
 from jaxattn.dynamics.gradients import loss_and_gradients
+from jaxattn.probes.seen import Seen
 from jaxattn.spec import PositiveInt
 
 
@@ -58,7 +59,7 @@ class Sharpness(Probe, frozen=True, kw_only=True):
     iterations: PositiveInt = 20
     labels: ClassVar[dict[str, str]] = {"sharpness": "sharpness"}
 
-    def measure(self, seen: Any) -> dict[str, Array]:
+    def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure sharpness."""
         trained = {name: trees.get(seen.params, name) for name in seen.train}
         flat, unravel = ravel_pytree(trained)
@@ -66,7 +67,7 @@ class Sharpness(Probe, frozen=True, kw_only=True):
         def gradients(trained: dict[str, Array]) -> dict[str, Array]:
             params = trees.replaced(seen.params, **trained)
             return loss_and_gradients(
-                params, seen.sampled.train, seen.train, seen.model.logits, per_sequence=seen.per_sequence
+                params, seen.sampled.train, seen.train, seen.model.outputs, per_sequence=seen.loss
             )[1]
 
         def product(x: Array) -> Array:

@@ -140,7 +140,7 @@ class Results(Run):
             seed: which seed; the first one by default.
             phase: which phase; the last one by default.
             model: gives the result the type of its own parameters: an object with
-                init(key, *, vocab_size, num_classes, dtype). By default that of the run, if it is built in
+                init(key, like, *, dtype). By default that of the run, if it is built in
                 or was run in this session, else they are a `params.Parameters`.
 
         Returns:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from jaxattn.data import corpus
 from jaxattn.errors import InputError
 from jaxattn.models import MODELS, span
 from jaxattn.results.run import Run
@@ -75,7 +76,7 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
         cell: which cell.
         seed: which seed; the first one if None.
         phase: which phase; the last one of the cell if None.
-        model: whose parameters they are, an object with init(key, *, vocab_size, num_classes, dtype); it
+        model: whose parameters they are, an object with init(key, like, *, dtype); it
             gives them their type. If None, the built-in model that the run names or that of the study that
             was run; `Parameters` for a model of somebody's own.
 
@@ -211,11 +212,9 @@ def _of_model(arrays: Mapping[str, Any], model: Any) -> Any:
     vocab_size = len(arrays["E"]) if "E" in arrays else 1
     classes = arrays["v"].shape[1] if "v" in arrays and arrays["v"].ndim > 1 else 2
     dtype = next(iter(arrays.values())).dtype
-    like = jax.eval_shape(
-        lambda key: model.init(key, vocab_size=vocab_size, num_classes=classes, dtype=dtype),
-        jax.random.key(0),
-    )
-    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    like = corpus.shapes(vocab_size=vocab_size, num_classes=classes)
+    params = jax.eval_shape(lambda key: model.init(key, like, dtype=dtype), jax.random.key(0))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     wanted = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
     shapes = ({name: x.shape for name, x in tree.items()} for tree in (arrays, wanted))
     held, expected = (dict(sorted(each.items())) for each in shapes)

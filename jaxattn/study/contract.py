@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from jaxattn import backend, trees
-from jaxattn.base import Measurement, Phase, Progress, SharedData, Task, silent
+from jaxattn.base import Dataset, Measurement, Model, Phase, Progress, SharedData, silent
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.errors import InputError, RunError, at, in_user_code, shown
@@ -20,7 +20,7 @@ from jaxattn.spec import Spec
 from jaxattn.study import concepts, seed
 from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
 from jaxattn.study.kinds import Concept
-from jaxattn.study.setting import Setting
+from jaxattn.study.setting import Setting, check_kind
 
 NOT_REAL = "records are real; return its real and imaginary parts, or its absolute value"
 
@@ -68,19 +68,20 @@ class _Rehearsal:
     def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]):
         self.setting, self.shared, self.files = setting, shared, files
 
-    def run(self, numbers: Hyperparameters) -> Corpus:
-        """Go through everything; `numbers` are traced. Returns the shapes of the training corpus."""
+    def run(self, numbers: Hyperparameters) -> Dataset:
+        """Go through everything; `numbers` are traced. Returns the shapes of the training data."""
         keys = jax.eval_shape(seed.keys, 0)
 
-        def run(numbers: Hyperparameters, keys: tuple[Array, Array]) -> Corpus:
+        def run(numbers: Hyperparameters, keys: tuple[Array, Array]) -> Dataset:
             setting, used = with_hyperparameters(self.setting, numbers), used_tokens(numbers)
-            corpora = self.shared.splits if self.shared else self.corpora(setting, keys[0], used)
+            data = self.data(setting, keys[0], used)
             tokens = self.shared.tokens if self.shared else seed.drawn(setting).tokens
-            params = self.start(setting, corpora, keys[1], tokens, used)
-            self.model(setting, params, corpora.train)
+            params = self.start(setting, data, keys[1], tokens, used)
+            self.model(setting, params, data.train)
             for index in range(len(setting.phases)):
-                params = self.phase(setting, index, params, corpora, keys[1])
-            return corpora.train
+                params = self.phase(setting, index, params, data, keys[1], used)
+            train: Dataset = data.train
+            return train
 
         return jax.eval_shape(run, dict(numbers), keys)
 
@@ -92,68 +93,70 @@ class _Rehearsal:
             return isinstance(error.__cause__, jax.errors.JAXTypeError)
         return False
 
-    def corpora(self, setting: Setting, key: Array, used: Array | None) -> Splits:
+    def data(self, setting: Setting, key: Array, used: Array | None) -> Splits:
         with self.at("data", concepts.DATA):
-            corpora = seed.draw(setting, key, used)
-            if not isinstance(corpora, Splits):
-                raise InputError(f"draw returns {shown(corpora)}; return a jaxattn.data.Splits")
-            if not isinstance(corpora.train, Corpus):
-                raise InputError(f"it draws {shown(corpora.train)}; draw a jaxattn.data.Corpus")
-            return corpora
+            data = self.shared.splits if self.shared else seed.draw(setting, key, used)
+            if not isinstance(data, Splits):
+                raise InputError(f"draw returns {shown(data)}; return a jaxattn.data.Splits")
+            if not isinstance(data.train, Dataset):
+                raise InputError(f"it draws {shown(data.train)}; draw a jaxattn.Dataset, such as a Corpus")
+            for name in ("train", "test", "validation"):
+                if (held := getattr(data, name)) is not None:
+                    _check_examples(held, name)
+        check_kind(type(data.train), setting.model)
+        return data
 
-    def start(self, setting: Setting, corpora: Splits, key: Array, tokens: Any, used: Array | None) -> Any:
+    def start(self, setting: Setting, data: Splits, key: Array, tokens: Any, used: Array | None) -> Any:
         with self.at("model.init", concepts.MODEL):
-            drawn = seed.start(setting._replace(starts={}), corpora, key, tokens, used)
+            drawn = seed.start(setting._replace(starts={}), data, key, tokens, used)
             names = trees.names(drawn)
             for name in setting.starts:
                 if name not in names:
                     raise InputError(f"the model has no {name!r}, but {', '.join(names)}")
         for name in setting.starts:
             with self.at(f"model.init.{name}", concepts.START):
-                made = seed.start(
-                    setting._replace(starts={name: setting.starts[name]}), corpora, key, tokens, used
-                )
+                own = setting._replace(starts={name: setting.starts[name]})
+                made = seed.start(own, data, key, tokens, used)
                 _same(trees.get(drawn, name), trees.get(made, name), f"{_name(setting.starts[name])} returns")
-        return seed.start(setting, corpora, key, tokens, used)
+        return seed.start(setting, data, key, tokens, used)
 
-    def model(self, setting: Setting, params: Any, corpus: Corpus) -> None:
-        n, classes, vocab = corpus.num_examples, corpus.num_classes, corpus.vocab_size
-        columns = () if classes == 2 else (classes,)
+    def model(self, setting: Setting, params: Any, data: Dataset) -> None:
+        model, n, name = setting.model, data.num_examples, _name(setting.model)
         with self.at("model", concepts.MODEL):
-            logits, name = setting.model.logits(params, corpus), _name(setting.model)
-            _wants(f"{name}.logits", logits, {(n, *columns)}, f"for {n} sequences of {classes} classes")
-            if not setting.model.has_scores:
-                if setting.model.attends_to_tokens:
-                    raise InputError(
-                        f"{_name(setting.model)} says attends_to_tokens, but not by which scores; write "
-                        "scores_and_values(params), or leave attends_to_tokens out"
-                    )
-            else:
-                name = f"{name}.scores_and_values"
-                found = setting.model.scores_and_values(params)
-                if not (isinstance(found, tuple) and len(found) == 2):
-                    raise InputError(f"{name} returns {shown(found)}; return scores and values")
-                _wants(name, found[0], {(vocab,)}, "the score of every token")
-                _wants(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
+            outputs = model.outputs(params, data)
+            if not _is_floats(outputs) or outputs.shape[:1] != (n,):
+                raise InputError(
+                    f"{name}.outputs returns {shown(outputs)}; return ({n}, ...) floats, for {n} examples"
+                )
+            if model.attends_to_tokens and not model.has_scores:
+                raise InputError(
+                    f"{name} says attends_to_tokens, but not by which scores; write "
+                    "scores_and_values(params), or leave attends_to_tokens out"
+                )
+            if model.has_scores and isinstance(data, Corpus):
+                _check_scores(model, params, data)
         with self.at("loss", concepts.LOSS):
-            each = setting.loss(logits, corpus.targets)
             name, coupled = _name(setting.loss), setting.loss.coupled
-            why = "that of all sequences" if coupled else "one for every sequence, averaged afterwards"
+            if reason := setting.loss.why_not(outputs, data):
+                raise InputError(f"{name} cannot take these: {reason}")
+            each = setting.loss(outputs, data.targets)
+            why = "that of all examples" if coupled else "one for every example, averaged afterwards"
             if not coupled and not jnp.ndim(each):
                 raise InputError(
-                    f"{name} returns {shown(each)}; return ({n},) floats, one for every sequence, or derive "
+                    f"{name} returns {shown(each)}; return ({n},) floats, one for every example, or derive "
                     "a class from jaxattn.Loss that says coupled = True"
                 )
             _wants(name, each, {() if coupled else (n,)}, why)
 
-    def minibatches(self, corpus: Corpus) -> None:
+    def minibatches(self, data: Dataset) -> None:
         """Refuse a loss that couples sequences where a step on a minibatch gives it all of them."""
         setting = self.setting
         batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
-        if not batched or setting.model.cuts_batches or setting.loss.coupled:
+        cuts = setting.model.cuts_batches or setting.loss.coupled
+        if not batched or cuts or not isinstance(data, Corpus):
             return
         with self.at("loss", concepts.LOSS):
-            couples = _couples(setting.loss, corpus.num_examples, corpus.num_classes)
+            couples = _couples(setting.loss, data.num_examples, data.num_classes)
         if couples:
             raise InputError(
                 f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, and would see "
@@ -161,7 +164,9 @@ class _Rehearsal:
                 "coupled = True and returns one number of the batch"
             )
 
-    def phase(self, setting: Setting, index: int, params: Any, corpora: Splits, key: Array) -> Any:
+    def phase(
+        self, setting: Setting, index: int, params: Any, data: Splits, key: Array, used: Array | None
+    ) -> Any:
         phase, place = setting.phases[index], f"phases[{index}]"
         name, known = _name(phase), trees.names(params)
         for parameter in phase.train:
@@ -171,7 +176,7 @@ class _Rehearsal:
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
         with jax.enable_x64(_is_double(setting, phase)), self.at(place, concepts.PHASE):
             setting.probes.steps_of(phase)
-            carried = seed.begin(setting, index, params, corpora, key)
+            carried = seed.begin(setting, index, params, data, key, used)
             state = carried.state
             missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
             if missing:
@@ -180,19 +185,19 @@ class _Rehearsal:
                     "and failed_at, as jaxattn.dynamics.State"
                 )
             if type(phase).step is not Phase.step:
-                task = Task(setting.model, setting.loss, corpora)
+                task = seed.task_of(setting, data, used)
                 _same(state, phase.step(task, state), f"{name}.step returns")
-            further = seed.advance(setting, index, carried, corpora, jnp.int32(1))
+            further = seed.advance(setting, index, carried, data, jnp.int32(1), used)
             _same(carried, further, f"{name}.advance returns")
             metrics = _columns(f"{name}.metrics", phase.metrics(state), 0)
-        self.probes(setting, index, carried, corpora, metrics)
+        self.probes(setting, index, carried, data, metrics)
         return state.params
 
     def probes(
-        self, setting: Setting, index: int, carried: Any, corpora: Splits, metrics: Sequence[str]
+        self, setting: Setting, index: int, carried: Any, data: Splits, metrics: Sequence[str]
     ) -> None:
         every, own = setting.probes.at_steps, setting.probes.own
-        seen = seed.look(setting, index, carried.state.params, corpora)
+        seen = seed.look(setting, index, carried.state.params, data)
         phase = setting.phases[index]
         owner = dict.fromkeys(BEST, "the study") | dict.fromkeys(metrics, f"phase {phase.name}")
 
@@ -200,18 +205,24 @@ class _Rehearsal:
             found = [k for k, x in enumerate(own) if x is probe]
             return f"probes.own[{found[0]}]" if found else "probes"
 
-        for number in seed.probes(setting, index):
-            probe = every[number]
+        task = seed.task_of(setting, data)
+
+        def applies(probe: Measurement) -> bool:
+            with self.at(place(probe), _wanted(probe)):
+                return not probe.why_not(task, phase)
+
+        for number, probe in enumerate(every):
+            if not applies(probe):
+                continue
             with self.at(place(probe), _wanted(probe)):
                 measured = probe.measure(seen.with_memory(carried.memory.get(number)))
                 names = _columns(_name(probe), measured, 1)
                 standard = place(probe) == "probes"
                 _free((x for x in names if not (standard and x in phase.refines)), owner, place(probe))
-        for whole in setting.probes.of_phases:
+        for whole in filter(applies, setting.probes.of_phases):
             with jax.enable_x64(_is_double(setting, phase)), self.at(place(whole), _wanted(whole)):
-                if whole.applies(setting.model, setting.loss, phase):
-                    whole.observe(phase, carried.state)
-                    _free(whole.metrics, owner, place(whole))
+                whole.observe(phase, carried.state)
+                _free(whole.metrics, owner, place(whole))
 
     @contextmanager
     def at(self, place: str, concept: Concept[Any] | str) -> Iterator[None]:
@@ -234,12 +245,14 @@ def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
 
     def moves(n: int) -> bool:
         rng = np.random.default_rng(0)
-        logits = 2 * rng.standard_normal((2, n) if classes == 2 else (2, n, classes))
+        outputs = 2 * rng.standard_normal((2, n) if classes == 2 else (2, n, classes))
         labels = class_labels(rng.integers(0, classes, (2, n)), classes)
         compute = jax.jit(lambda f, y: loss(f.astype(jnp.result_type(float)), y.astype(jnp.int32)))
-        before, place = np.asarray(compute(logits[0], labels[0])), np.arange(n)
+        before, place = np.asarray(compute(outputs[0], labels[0])), np.arange(n)
         for others in (place % 2 == 0, place % 2 == 1, place < n // 2, place >= n // 2):
-            mixed = [np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (logits, labels)]
+            mixed = [
+                np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (outputs, labels)
+            ]
             after = np.asarray(compute(*mixed))
             # A shift by the largest logit, which cancels, leaves rounding.
             same = np.isclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -253,9 +266,43 @@ def _couples(loss: PerSequence, sequences: int, classes: int) -> bool:
         return moves(sequences)
 
 
+def _check_examples(data: Dataset, name: str) -> None:
+    """Check what shapes tell of data, and what `take` makes of them."""
+    with at(name):
+        data.check_shapes()
+        size = min(2, data.num_examples)
+        taken = data.take(jnp.arange(size))
+        # The rows of bags are no examples.
+        pairs = [("targets", data.targets, taken.targets)]
+        if not isinstance(data, Corpus):
+            if jax.tree.structure(data) != jax.tree.structure(taken):
+                raise InputError(f"take returns a {shown(taken)} of another structure; return the same kind")
+            pairs = [(field, x, y) for (field, x), (_, y) in zip(data.arrays(), taken.arrays(), strict=True)]
+        for field, x, y in pairs:
+            if (y.shape, y.dtype) != ((size, *x.shape[1:]), x.dtype):
+                raise InputError(
+                    f"take gives {shown(y)} of {field}, {shown(x)}, for {size} examples; keep all axes but "
+                    "the first"
+                )
+
+
+def _check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
+    """Check the shapes of scores and values of the tokens of bags."""
+    name, vocab, classes = f"{_name(model)}.scores_and_values", corpus.vocab_size, corpus.num_classes
+    columns = () if classes == 2 else (classes,)
+    found: Any = model.scores_and_values(params)
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise InputError(f"{name} returns {shown(found)}; return scores and values")
+    _wants(name, found[0], {(vocab,)}, "the score of every token")
+    _wants(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
+
+
+def _is_floats(value: Any) -> bool:
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+
+
 def _wants(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
-    is_array = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
-    if not is_array or value.shape not in shapes:
+    if not _is_floats(value) or value.shape not in shapes:
         raise InputError(f"{name} returns {shown(value)}; return {min(shapes, key=len)} floats, {why}")
 
 
@@ -313,9 +360,16 @@ def _name(thing: Spec) -> str:
     return thing.kind or type(thing).__name__
 
 
-def check_corpora(splits: Splits) -> None:
-    """Check on the host what data holds, of one seed or of many; raises InputError as `Dataset.check`."""
+def check_data(loaded: Loaded) -> None:
+    """Check on the host what data hold, shared by seeds or of each; raises InputError as `Dataset.check`."""
     for name in ("train", "test", "validation"):
-        if (data := getattr(splits, name)) is not None:
-            with at(f"data: {name}"):
+        data = getattr(loaded.splits, name)
+        if data is None:
+            continue
+        with at(f"data: {name}"):
+            if loaded.shared or isinstance(data, Corpus):
                 data.check()
+            else:
+                held = jax.device_get(data)
+                for number in range(len(held.targets)):
+                    jax.tree.map(lambda x, number=number: x[number], held).check()

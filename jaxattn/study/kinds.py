@@ -8,7 +8,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -30,19 +30,38 @@ class Concept(Generic[C]):
 
     Attributes:
         name: such as "a model".
+        place: where it stands in a sweep file.
         known: built-in classes by short name.
         bases: what a class may derive from, and of each the attributes that it has to write.
         of_function: makes a class of a user's function and its import path; None if it must be a class.
-        wants: what a user writes, in words, for messages.
+        functions: what such functions take and return.
+        further: what is usually written of a base, or of a class of the package that has more than a base.
         default: the kind of a table that names none, from its keys.
     """
 
     name: str
+    place: str
     known: Mapping[str, type[C]]
     bases: Mapping[type[C], tuple[str, ...]]
-    of_function: Callable[[Callable[..., Any], str], type[C]] | None
-    wants: str
+    of_function: Callable[[Callable[..., Any], str], type[C]] | None = None
+    functions: tuple[str, ...] = ()
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     default: Callable[[Table], str | None] = lambda table: None
+
+    @property
+    def classes(self) -> dict[str, list[str]]:
+        """What a class has to write, by the name of the class that it derives from."""
+        own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
+        return {name: list(calls) for name, calls in self.further.items()} | {
+            name: calls for name, calls in own.items() if name not in self.further
+        }
+
+    @property
+    def wants(self) -> str:
+        """What a user writes, in words, for messages."""
+        (name, calls), *_ = self.classes.items()
+        written = f"a class derived from jaxattn.{name} with {' and '.join(calls)}"
+        return f"a function {self.functions[0]}, or {written}" if self.functions else written
 
 
 class Field(NamedTuple):
@@ -51,6 +70,16 @@ class Field(NamedTuple):
     name: str
     type: Any
     default: Any
+
+
+def _call(base: type, name: str) -> str:
+    """Write how a method is called, without what may be left out; a property by its name."""
+    method = inspect.getattr_static(base, name)
+    if isinstance(method, property):
+        return name
+    _, *parameters = inspect.signature(method).parameters.values()
+    needed = [p.replace(annotation=p.empty) for p in parameters if p.default is p.empty]
+    return f"{name}{inspect.Signature(needed)}"
 
 
 def make(concept: Concept[C], table: Any, place: str, names: Namespace) -> tuple[C, Table]:

@@ -1,21 +1,22 @@
 """What a study does to one seed, on one page: pure functions, which the engine lifts over seeds.
 
-A seed has two keys, one for its corpora and one for its parameters, that depend on nothing but its number.
+A seed has two keys, one for its data and one for its parameters, that depend on nothing but its number.
 """
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.base import DrawnData, Probe, SharedData, Task
+from jaxattn.base import DrawnData, Params, PhaseProbe, Probe, SharedData, Task
 from jaxattn.data.splits import Splits
 from jaxattn.errors import InputError
 from jaxattn.probes.importance import token_columns
-from jaxattn.probes.seen import Seen
+from jaxattn.probes.seen import Seen, wants_scores
 from jaxattn.study.setting import Setting
 from jaxattn.trees import get, replaced
 
@@ -37,25 +38,24 @@ def keys(seed: int | Array) -> tuple[Array, Array]:
 
 
 def drawn(setting: Setting) -> DrawnData:
-    """Look up the data of a setting whose seeds have corpora of their own."""
+    """Look up the data of a setting whose seeds have data of their own."""
     assert isinstance(setting.data, DrawnData)
     return setting.data
 
 
 def draw(setting: Setting, key: Array, used: Array | None = None) -> Splits:
-    """Draw the corpora of a seed; of a padded vocabulary only the first tokens are used."""
-    data = drawn(setting)
-    return data.draw(key) if used is None else data.draw(key, used)
+    """Draw the data of a seed; of a padded vocabulary only the first tokens are used."""
+    made = drawn(setting)
+    return made.draw(key) if used is None else made.draw(key, used)
 
 
 def start(
-    setting: Setting, corpora: Splits, key: Array, tokens: Sequence[str], used: Array | None = None
+    setting: Setting, data: Splits, key: Array, tokens: Sequence[str], used: Array | None = None
 ) -> Any:
     """Draw the parameters; tokens that a padded vocabulary does not use have rows of zeros."""
-    train = corpora.train
+    train = data.train
     dtype = jnp.dtype(setting.dtype)
-    sizes = {"vocab_size": train.vocab_size, "num_classes": train.num_classes}
-    params = setting.model.init(key, **sizes, dtype=dtype)
+    params = setting.model.init(key, train, dtype=dtype)
     for name, begin_at in setting.starts.items():
         own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
         params = replaced(params, **{name: begin_at(own_key, get(params, name), tokens)})
@@ -68,30 +68,44 @@ def start(
     return params
 
 
-def begin(setting: Setting, index: int, params: Any, corpora: Splits, key: Array) -> Carried:
+def task_of(setting: Setting, data: Splits, used: Array | None = None) -> Task:
+    """Put together what phases work on; `used` as in `draw`."""
+    fresh = partial(setting.data.batch, used=used) if setting.data.draws_batches else None
+    return Task(setting.model, setting.loss, data, fresh)
+
+
+def begin(
+    setting: Setting, index: int, params: Params, data: Splits, key: Array, used: Array | None = None
+) -> Carried:
     """Begin a phase."""
-    phase = setting.phases[index]
-    task = Task(setting.model, setting.loss, corpora)
+    task = task_of(setting, data, used)
     memory = {
         number: kept
-        for number, probe in probes(setting, index).items()
+        for number, probe in probes(setting, index, data).items()
         if (kept := probe.remember(params)) is not None
     }
-    return Carried(phase.init(task, params, jax.random.fold_in(key, index)), memory)
+    return Carried(setting.phases[index].init(task, params, jax.random.fold_in(key, index)), memory)
 
 
-def advance(setting: Setting, index: int, carried: Carried, corpora: Splits, steps: int | Array) -> Carried:
+def advance(
+    setting: Setting,
+    index: int,
+    carried: Carried,
+    data: Splits,
+    steps: int | Array,
+    used: Array | None = None,
+) -> Carried:
     """Take steps of a phase; one call with k + l steps equals two with k and l."""
-    task = Task(setting.model, setting.loss, corpora)
+    task = task_of(setting, data, used)
     return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
 
 
-def measure(setting: Setting, index: int, carried: Carried, corpora: Splits) -> Measured:
+def measure(setting: Setting, index: int, carried: Carried, data: Splits) -> Measured:
     """Measure by every probe, given by its number: numbers, and vectors (m,)."""
-    seen = look(setting, index, carried.state.params, corpora)
+    seen = look(setting, index, carried.state.params, data)
     found = {
         number: probe.measure(seen.with_memory(carried.memory.get(number)))
-        for number, probe in probes(setting, index).items()
+        for number, probe in probes(setting, index, data).items()
     }
     names = [name for metrics in found.values() for name in metrics]
     for name in names:
@@ -111,39 +125,44 @@ def merged(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) 
     }
 
 
-def probes(setting: Setting, index: int) -> dict[int, Probe]:
-    """List the probes of single steps that look at a phase, by number."""
-    every = enumerate(setting.probes.at_steps)
-    context = setting.model, setting.loss, setting.phases[index]
-    return {k: probe for k, probe in every if probe.applies(*context)}
+def probes(setting: Setting, index: int, data: Splits) -> dict[int, Probe]:
+    """List the probes of single steps that apply to a phase, by number."""
+    task, phase = task_of(setting, data), setting.phases[index]
+    return {k: probe for k, probe in enumerate(setting.probes.at_steps) if not probe.why_not(task, phase)}
 
 
-def look(setting: Setting, index: int, params: Any, corpora: Splits) -> Seen:
+def phase_probes(setting: Setting, index: int, data: Splits) -> list[PhaseProbe]:
+    """List the probes of whole phases that apply to a phase; data of one seed or of many."""
+    task, phase = task_of(setting, data), setting.phases[index]
+    return [probe for probe in setting.probes.of_phases if not probe.why_not(task, phase)]
+
+
+def look(setting: Setting, index: int, params: Params, data: Splits) -> Seen:
     """Show parameters to probes."""
     phase, sample = setting.phases[index], setting.probes.sample
-    return Seen(params, setting.model, setting.loss, corpora, phase, sample=sample)
+    return Seen(params, task_of(setting, data), phase, sample=sample)
 
 
-def columns(setting: Setting, index: int, params: Any, corpora: Splits) -> dict[str, Array]:
-    """Collect the token table at the end of a phase; empty for a model without scores and values."""
-    if not setting.model.has_scores:
+def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
+    """Collect the token table at the end of a phase; empty unless tokens of bags have scores and values."""
+    if wants_scores(task_of(setting, data)):
         return {}
-    return token_columns(look(setting, index, params, corpora))
+    return token_columns(look(setting, index, params, data))
 
 
 def run(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array]]]:
     """Run one seed from its start to its end: yield phase, step and measurements at every probe step."""
     data_key, key = keys(seed)
     if isinstance(setting.data, SharedData):
-        corpora, _, tokens = setting.data.load()
+        data, _, tokens = setting.data.load()
     else:
-        corpora, tokens = draw(setting, data_key), setting.data.tokens
-    params = start(setting, corpora, key, tokens)
+        data, tokens = draw(setting, data_key), setting.data.tokens
+    params = start(setting, data, key, tokens)
     for index, phase in enumerate(setting.phases):
-        carried, done = begin(setting, index, params, corpora, key), 0
+        carried, done = begin(setting, index, params, data, key), 0
         for step in setting.probes.steps_of(phase):
-            carried = advance(setting, index, carried, corpora, step - done)
-            found = merged(setting, measure(setting, index, carried, corpora), step)
+            carried = advance(setting, index, carried, data, step - done)
+            found = merged(setting, measure(setting, index, carried, data), step)
             yield phase.name, step, found | phase.metrics(carried.state)
             done = step
         params = carried.state.params

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxattn.base import Data, Loss, Measurement, Model, Phase, Start
+from jaxattn.base import Data, Dataset, Loss, Measurement, Model, Phase, Start
 from jaxattn.errors import InputError, at
 from jaxattn.probes.settings import Probes
 from jaxattn.spec import Spec
@@ -17,9 +17,9 @@ class Setting(NamedTuple):
     """What happens to every seed.
 
     Attributes:
-        data: corpora: drawn for every seed (`draw`), or shared by all (`load`).
-        model: init, logits, and perhaps scores_and_values.
-        loss: per sequence, (logits, labels) -> (n,).
+        data: drawn for every seed (`draw`), or shared by all (`load`).
+        model: init, outputs, and perhaps scores.
+        loss: per example, (outputs, targets) -> (n,), or of a batch.
         starts: starts of parameters that are not where the model draws them, by name.
         phases: what moves, one after the other.
         probes: what is measured on the way.
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
     """
 
     data: Data
-    model: Model
+    model: Model[Any]
     loss: Loss
     starts: Mapping[str, Start]
     phases: tuple[Phase, ...]
@@ -160,11 +160,22 @@ def _check(setting: Setting) -> None:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
         _ask(phase, place, setting)
     setting.probes.check_phases(setting.phases)
+    if (gives := setting.data.gives) is not None:
+        check_kind(gives, setting.model)
     if setting.probes.max_margin:
-        if not setting.model.is_one_layer:
-            raise InputError("probes.max_margin: only model.kind = 'one_layer' has a max-margin direction")
-        if all(tuple(phase.train) != ("p",) for phase in setting.phases):
-            raise InputError("probes.max_margin: no phase moves p alone; add one, or leave it out")
+        if (name := setting.model.linear_in) is None:
+            raise InputError("probes.max_margin: the model has no scores that are linear in a parameter")
+        if all(tuple(phase.train) != (name,) for phase in setting.phases):
+            raise InputError(f"probes.max_margin: no phase moves {name} alone; add one, or leave it out")
+
+
+def check_kind(given: type[Dataset], model: Model[Any]) -> None:
+    """Raise InputError unless a model takes a kind of data."""
+    if not issubclass(given, model.takes):
+        raise InputError(
+            f"model: {model.kind or type(model).__name__} takes {model.takes.__name__}, and the data are "
+            f"{given.__name__}; choose another model, or other data"
+        )
 
 
 def in_span(setting: Setting) -> Setting:

@@ -10,11 +10,12 @@ import jax
 import msgspec
 from jax import Array
 
-from jaxattn.base import Data, DrawnData, Figure, Loss, Probe, Progress, SharedData, Start, silent
+from jaxattn.base import Data, Dataset, DrawnData, Figure, Loss, Probe, Progress, SharedData, Start, silent
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.generators import Numbered
-from jaxattn.data.splits import Loaded, Splits, draw_splits, token_statistics
-from jaxattn.errors import InputError
+from jaxattn.data.sequences import Sequences
+from jaxattn.data.splits import Loaded, Splits, draw_batch, draw_splits, splits_of
+from jaxattn.errors import InputError, shown
 from jaxattn.probes.seen import Seen
 from jaxattn.spec import Count, HalfShare, Spec
 
@@ -38,11 +39,11 @@ class _Made(Spec, frozen=True, kw_only=True):
 
 
 class LossOfFunction(_Made, Loss, frozen=True, kw_only=True):
-    """A loss `(logits, labels, *, settings) -> (n,)`."""
+    """A loss `(outputs, targets, *, settings) -> (n,)`."""
 
-    def __call__(self, logits: Array, labels: Array) -> Any:
+    def __call__(self, outputs: Array, targets: Array) -> Any:
         """Compute the loss of every sequence."""
-        return self._call(logits, labels)
+        return self._call(outputs, targets)
 
 
 class StartOfFunction(_Made, Start, frozen=True, kw_only=True):
@@ -54,7 +55,7 @@ class StartOfFunction(_Made, Start, frozen=True, kw_only=True):
 
 
 class ProbeOfFunction(_Made, Probe, frozen=True, kw_only=True):
-    """A probe `(params, corpus, *, settings) -> number, (m,) or a dictionary of them`.
+    """A probe `(params, data, *, settings) -> number, (m,) or a dictionary of them`.
 
     Attributes:
         name: of its number; the function's if empty.
@@ -63,8 +64,8 @@ class ProbeOfFunction(_Made, Probe, frozen=True, kw_only=True):
     name: str = ""
 
     def measure(self, seen: Seen) -> Mapping[str, Any]:
-        """Measure one seed on its training corpus."""
-        found = self._call(seen.params, seen.corpora.train)
+        """Measure one seed on its training data."""
+        found = self._call(seen.params, seen.data.train)
         return found if isinstance(found, dict) else {self.name or type(self).__name__: found}
 
 
@@ -77,7 +78,10 @@ class FigureOfFunction(_Made, Figure, frozen=True, kw_only=True):
 
 
 class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
-    """Data `(key, *, settings) -> Corpus`; every seed has a corpus of its own."""
+    """Data `(key, *, settings) -> Dataset`; every seed has data of its own.
+
+    With a setting `sequences` it draws as many examples as it is asked for.
+    """
 
     test_sequences: Count = 0
     validation_sequences: Count = 0
@@ -85,26 +89,32 @@ class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
 
     @property
     def held_out(self) -> bool:
-        """Whether there is a validation corpus."""
+        """Whether there are validation data."""
         return self.validation_sequences > 0
 
     @property
     def tokens(self) -> Sequence[str]:
         """Names of the V tokens: their numbers."""
-        corpus = jax.eval_shape(lambda key: self.draw(key).train, jax.random.key(0))
-        return Numbered(corpus.vocab_size)
+        return _numbered(jax.eval_shape(lambda key: self.draw(key).train, jax.random.key(0)))
+
+    @property
+    def draws_batches(self) -> bool:
+        """Whether batches of any size can be drawn afresh."""
+        return "sequences" in self.arguments
+
+    def batch(self, key: Array, examples: int, used: Array | None = None) -> Dataset:
+        """Draw examples afresh; see `draw_batch`."""
+        return draw_batch(self._generate, key, examples, self.label_noise)
+
+    def _generate(self, key: Array, sequences: int) -> Any:
+        return self._call(key, sequences=sequences) if self.draws_batches else self._call(key)
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Draw the corpora of one seed."""
-        sized = "sequences" in self.arguments
-
-        def generate(key: Array, sequences: int) -> Any:
-            return self._call(key, sequences=sequences) if sized else self._call(key)
-
+        """Draw the data of one seed."""
         return draw_splits(
-            generate,
+            self._generate,
             key,
-            sequences=getattr(self, "sequences") if sized else 0,  # noqa: B009  a setting of the function
+            sequences=getattr(self, "sequences") if self.draws_batches else 0,  # noqa: B009  a setting
             test_sequences=self.test_sequences,
             validation_sequences=self.validation_sequences,
             label_noise=self.label_noise,
@@ -112,13 +122,21 @@ class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
 
 
 class SharedOfFunction(_Made, SharedData, frozen=True, kw_only=True):
-    """Data `(*, settings) -> Corpus` that all seeds share."""
+    """Data `(*, settings) -> Dataset`, or a tuple of training and test data, that all seeds share."""
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Make the corpus."""
-        corpus: Corpus = self._call()
-        splits = Splits(corpus, jax.jit(token_statistics)(corpus))
-        return Loaded(splits, True, [str(s) for s in range(corpus.vocab_size)])
+        """Make the data."""
+        found: object = self._call()
+        several = found if type(found) is tuple else (found,)
+        for data in several:
+            if not isinstance(data, Dataset):
+                raise InputError(f"it returns {shown(data)}; return a jaxattn.Dataset, such as a Corpus")
+        return Loaded(jax.jit(splits_of)(*several), True, _numbered(several[0]))
+
+
+def _numbered(data: Dataset) -> Sequence[str]:
+    """Name the V tokens of data that have some."""
+    return Numbered(data.vocab_size) if isinstance(data, Corpus | Sequences) else ()
 
 
 def loss(target: Function, kind: str) -> type[Loss]:

@@ -45,15 +45,13 @@ class Temperature(ja.Model):
     temperature: float = 1.0
     attends_to_tokens: ClassVar[bool] = True  # so that attention on important tokens is measured
 
-    def init(self, key: Array, *, vocab_size: int, num_classes: int, dtype: jnp.dtype) -> Params:
+    def init(self, key: Array, like: ja.data.Corpus, *, dtype: jnp.dtype) -> Params:
         """Draw the parameters that one seed starts with."""
         plain = ja.models.OneLayer(dim=self.dim)
-        E, p, v = jax.tree.leaves(
-            plain.init(key, vocab_size=vocab_size, num_classes=num_classes, dtype=dtype)
-        )
+        E, p, v = jax.tree.leaves(plain.init(key, like, dtype=dtype))
         return Params(E, p, v, jnp.log(jnp.asarray(self.temperature, dtype)))
 
-    def logits(self, params: Params, corpus: ja.data.Corpus) -> Array:
+    def outputs(self, params: Params, corpus: ja.data.Corpus) -> Array:
         """Compute f of every sequence, (n,)."""
         return ja.attention.attend(corpus, *self.scores_and_values(params))
 
@@ -82,8 +80,8 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
 
     def step(self, task: ja.dynamics.Task, state: ja.dynamics.State) -> ja.dynamics.State:
         """Take one step; `task` has the model, the loss and the seed's corpora."""
-        of = {"logits": task.model.logits, "per_sequence": task.loss}
-        _, slopes = ja.dynamics.loss_and_gradients(state.params, task.corpora.train, self.train, **of)
+        of = {"outputs": task.model.outputs, "per_sequence": task.loss}
+        _, slopes = ja.dynamics.loss_and_gradients(state.params, task.data.train, self.train, **of)
         size = self.step_size / jnp.sqrt(state.step + 1.0)
         moved = {name: getattr(state.params, name) - size * jnp.sign(slope) for name, slope in slopes.items()}
         return state.replace(params=state.params._replace(**moved), step=state.step + 1)

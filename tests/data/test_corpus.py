@@ -59,7 +59,7 @@ def test_draws_and_sequences_make_corpora_with_equal_results(rng):
     draw = jax.jit(lambda tokens, labels: from_draws(tokens, labels, vocab_size=40, num_classes=2))
     one = draw(tokens, labels)
     other = ja.data.from_sequences(tokens.tolist(), labels.tolist(), vocab_size=40)
-    logits = [ja.models.one_layer.logits(params, corpus) for corpus in (one, other)]
+    logits = [ja.models.one_layer.outputs(params, corpus) for corpus in (one, other)]
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
 
 

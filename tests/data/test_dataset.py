@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.data.dataset import Dataset, check_classes
+from jaxattn.base import Dataset
+from jaxattn.data.corpus import check_classes
 from jaxattn.errors import InputError
 
 
@@ -45,9 +46,8 @@ def test_leaves_without_a_row_for_every_example_are_refused(wrong):
 
 
 def test_targets_that_are_no_classes_are_named():
-    check_classes(jnp.array([-1, 1]), 2, signs=True)
-    check_classes(jnp.array([0, 1]), 2, signs=False)
+    check_classes(jnp.array([-1, 1]), 2)
     with pytest.raises(InputError, match=r"a label is 0; labels of 2 classes are \[-1, 1\]"):
-        check_classes(jnp.array([0, 1]), 2, signs=True)
+        check_classes(jnp.array([0, 1]), 2)
     with pytest.raises(InputError, match=r"labels of 50 classes are 0 \.\. 49"):
-        check_classes(jnp.array([50]), 50, signs=False)
+        check_classes(jnp.array([50]), 50)

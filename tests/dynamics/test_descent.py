@@ -159,7 +159,7 @@ def test_cut_out_or_weighed_a_minibatch_of_two_layers_is_the_same(problem):
         descent(
             optimizer("adam", 0.1),
             train=("E", "p", "v"),
-            logits=ja.models.two_layer.logits,
+            outputs=ja.models.two_layer.outputs,
             batch_size=8,
             cuts_batches=cuts,
         )
@@ -220,7 +220,7 @@ def test_parameters_may_be_a_dict_and_the_loss_another_one(problem):
     algorithm = descent(
         optimizer("sgd", 0.5),
         train=("E", "p"),
-        logits=lambda own, corpus: ja.models.one_layer.logits(ja.models.one_layer.Params(**own), corpus),
+        outputs=lambda own, corpus: ja.models.one_layer.outputs(ja.models.one_layer.Params(**own), corpus),
         per_sequence=hinge,
     )
     got = run(algorithm, algorithm.init(vars(params)), corpus, 3).params

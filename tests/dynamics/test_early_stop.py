@@ -111,8 +111,8 @@ def test_parameters_of_any_names_may_be_watched_by_another_loss(problem):
     squared = ja.losses.Squared()
     logits = lambda own, corpus: attend(corpus, own["scores"], own["values"])  # noqa: E731
     own = {"scores": params.E @ params.p, "values": params.E @ params.v}
-    inner = descent(optimizer("sgd", 1.0), train=("values",), logits=logits, per_sequence=squared)
-    algorithm = early_stop(inner, steps=9, every=3, patience=9, logits=logits, per_sequence=squared)
+    inner = descent(optimizer("sgd", 1.0), train=("values",), outputs=logits, per_sequence=squared)
+    algorithm = early_stop(inner, steps=9, every=3, patience=9, outputs=logits, per_sequence=squared)
     state = run(algorithm, algorithm.init(own), (train, held_out), 9)
     assert state.best_loss.dtype == jnp.float64
     expected = ((held_out.targets - logits(state.params, held_out)) ** 2).mean() / 2

@@ -343,7 +343,7 @@ def test_labels_that_contradict_each_other_end_at_a_stationary_point():
     assert path.stop == "balanced"
     assert path.reason.startswith("balanced: the forces of the sequences cancel")
     assert path.norm[-1] < 10
-    f = ja.models.one_layer.logits(ja.models.one_layer.Params(E=E, p=path.p[-1], v=v), corpus)
+    f = ja.models.one_layer.outputs(ja.models.one_layer.Params(E=E, p=path.p[-1], v=v), corpus)
     np.testing.assert_allclose(f, 0, atol=1e-8)
 
 

@@ -19,20 +19,18 @@ def task(ragged, x64):
 
 @pytest.fixture
 def params(task):
-    return task.model.init(
-        jax.random.key(1), vocab_size=task.corpora.train.vocab_size, num_classes=2, dtype=jnp.float64
-    )
+    return task.model.init(jax.random.key(1), task.data.train, dtype=jnp.float64)
 
 
 @pytest.mark.parametrize("until", [{"until_norm": 30.0}, {"until_norm": 1e9, "until_arc_length": 7.0}])
 def test_rows_are_those_of_the_path(task, params, until):
     phase = ExactFlow(name="flow", points=6, **until)
-    path = exact_flow(ja.theory.scores.one_layer(params, task.corpora.train), params.p, points=6, **until)
+    path = exact_flow(ja.theory.scores.one_layer(params, task.data.train), params.p, points=6, **until)
     state = phase.init(task, params, jax.random.key(0))
     assert phase.probe_steps(8) == list(range(6))
     for row in range(6):
-        np.testing.assert_allclose(phase.query(state), path.p[row], rtol=1e-10)
-        np.testing.assert_array_equal(state.params.p, phase.query(state))
+        np.testing.assert_allclose(phase.parameter(state, "p"), path.p[row], rtol=1e-10)
+        np.testing.assert_array_equal(state.params.p, phase.parameter(state, "p"))
         found = phase.metrics(state)
         for name, expected in (
             ("p_norm", path.norm),
@@ -51,8 +49,8 @@ def test_the_query_keeps_its_precision_in_a_float32_study(task, params):
     phase = ExactFlow(name="flow", points=4, until_norm=30.0)
     state = phase.advance(task, phase.init(task, single, jax.random.key(0)), 3)
     assert state.params.p.dtype == jnp.float32
-    assert phase.query(state).dtype == jnp.float64
-    np.testing.assert_array_equal(state.params.p, phase.query(state).astype(jnp.float32))
+    assert phase.parameter(state, "p").dtype == jnp.float64
+    np.testing.assert_array_equal(state.params.p, phase.parameter(state, "p").astype(jnp.float32))
 
 
 def test_a_flow_that_fails_says_at_which_row(task, params):
@@ -66,11 +64,11 @@ def test_a_flow_that_fails_says_at_which_row(task, params):
 
 def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
     phase = JointFlow(name="flow", points=6, until_norm=30.0)
-    path = joint_flow(params, task.corpora.train, points=6, until_norm=30.0)
+    path = joint_flow(params, task.data.train, points=6, until_norm=30.0)
     state = phase.init(task, params, jax.random.key(0))
     for row in range(6):
         found = phase.metrics(state)
-        np.testing.assert_allclose(phase.query(state), path.p[row], rtol=1e-9)
+        np.testing.assert_allclose(phase.parameter(state, "p"), path.p[row], rtol=1e-9)
         np.testing.assert_allclose(found["p_norm"], path.norm[row], rtol=1e-9)
         np.testing.assert_allclose(found["log_v_norm"], path.log_v_norm[row], rtol=1e-9)
         length = min(np.exp(path.log_v_norm[row]), 1e15)
@@ -83,7 +81,7 @@ def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
 
 def test_rows_of_the_full_flow_hold_all_parameters(task, params):
     phase = FullFlow(name="flow", points=4, until_log_loss=-3.0)
-    path = full_flow(params, task.corpora.train, points=4, until_log_loss=-3.0)
+    path = full_flow(params, task.data.train, points=4, until_log_loss=-3.0)
     state = phase.init(task, params, jax.random.key(0))
     for row in range(4):
         for name in ("E", "p", "v"):

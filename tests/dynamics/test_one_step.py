@@ -41,7 +41,7 @@ def test_other_parameters_move_when_asked(problem):
 def test_the_loss_may_be_another_one(problem):
     params, corpus = problem
     exponential = ja.losses.Exponential()
-    f = ja.models.one_layer.logits(params, corpus)
+    f = ja.models.one_layer.outputs(params, corpus)
     got, gradients = ja.dynamics.loss_and_gradients(params, corpus, ("p",), per_sequence=exponential)
     np.testing.assert_allclose(got, np.exp(-corpus.targets * np.asarray(f)).mean(), rtol=1e-6)
     moved = ja.dynamics.one_step(params, corpus, step_size=2.0, train=("p",), per_sequence=exponential)
@@ -49,14 +49,14 @@ def test_the_loss_may_be_another_one(problem):
 
     def by_position(p):
         ids, mask = ja.models.reference.padded_sequences(corpus)
-        return jnp.exp(-corpus.targets * ja.models.reference.logits(params.replace(p=p), ids, mask)).mean()
+        return jnp.exp(-corpus.targets * ja.models.reference.outputs(params.replace(p=p), ids, mask)).mean()
 
     np.testing.assert_allclose(gradients["p"], jax.grad(by_position)(params.p), rtol=1e-3, atol=1e-7)
 
 
 def test_parameters_may_be_a_dict(problem):
     params, corpus = problem
-    logits = lambda own, corpus: ja.models.one_layer.logits(ja.models.one_layer.Params(**own), corpus)  # noqa: E731
-    moved = ja.dynamics.one_step(vars(params), corpus, step_size=3.0, logits=logits)
+    logits = lambda own, corpus: ja.models.one_layer.outputs(ja.models.one_layer.Params(**own), corpus)  # noqa: E731
+    moved = ja.dynamics.one_step(vars(params), corpus, step_size=3.0, outputs=logits)
     expected = ja.dynamics.one_step(params, corpus, step_size=3.0)
     np.testing.assert_allclose(moved["E"], expected.E, rtol=1e-6, atol=1e-7)

@@ -31,9 +31,7 @@ def task(ragged, x64):
 
 @pytest.fixture
 def params(task):
-    return task.model.init(
-        jax.random.key(1), vocab_size=task.corpora.train.vocab_size, num_classes=2, dtype=jnp.float64
-    )
+    return task.model.init(jax.random.key(1), task.data.train, dtype=jnp.float64)
 
 
 KINDS = {
@@ -77,7 +75,7 @@ def test_a_phase_of_ones_own_needs_a_step_alone(task, params):
     phase = Shrink(name="own", rate=0.5)
     state = phase.advance(task, phase.init(task, params, jax.random.key(0)), 3)
     np.testing.assert_array_equal(state.params.p, params.p / 8)
-    np.testing.assert_array_equal(phase.query(state), params.p / 8)
+    np.testing.assert_array_equal(phase.parameter(state, "p"), params.p / 8)
     assert phase.metrics(state) == {"evaluations": 3}
     with pytest.raises(NotImplementedError, match=r"Bare\.step"):
         type("Bare", (Phase,), {"steps": 1}, frozen=True, kw_only=True)(name="b").step(task, state)

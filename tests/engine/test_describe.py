@@ -86,7 +86,7 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
         assert size == pytest.approx(np.median(np.abs(values[important]).max(1)), rel=1e-4)
         rest = np.hypot(dim**-0.5, np.sqrt(values[~important].var(axis=0).mean()))
         assert (spread, ratio) == pytest.approx((rest, size / rest), rel=1e-4)
-        of_sequences = np.asarray(ja.models.one_layer.logits(moved, corpus))
+        of_sequences = np.asarray(ja.models.one_layer.outputs(moved, corpus))
         assert logits == pytest.approx(np.sqrt(np.mean(of_sequences**2)), rel=1e-4)
 
 

@@ -245,9 +245,9 @@ def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, rea
     found = records_of(go, read, tmp_path, wanted)
     model, train_key = wanted.base.model, of_seed.keys(1)[0]
     train = wanted.base.data.draw(train_key).train
-    params = model.init(of_seed.keys(1)[1], vocab_size=20, num_classes=2, dtype=jnp.float64)
+    params = model.init(of_seed.keys(1)[1], train, dtype=jnp.float64)
     moments = dict.fromkeys(trained, (0.0, 0.0))
-    gradient_of = jax.jit(jax.grad(lambda x: losses.logistic(model.logits(x, train), train.targets).mean()))
+    gradient_of = jax.jit(jax.grad(lambda x: losses.logistic(model.outputs(x, train), train.targets).mean()))
     for step in range(1, 7):
         gradient = gradient_of(params)
         moved = {}
@@ -258,7 +258,7 @@ def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, rea
             root = jnp.sqrt(second / (1 - 0.999**step)) + 1e-8
             moved[name] = getattr(params, name) - 0.01 * first / (1 - 0.9**step) / root
         params = params.replace(**moved)
-    expected = losses.logistic(model.logits(params, train), train.targets).mean()
+    expected = losses.logistic(model.outputs(params, train), train.targets).mean()
     np.testing.assert_allclose(found.loc[(1, "all", 6), "loss"], expected, rtol=1e-8)
     assert found.loc[(1, "all", 6), "loss"] < found.loc[(1, "all", 0), "loss"]
     assert ("important_selected" in found) == model.attends_to_tokens
@@ -363,7 +363,7 @@ def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
     pairs = type(setting.data).made_of
     train = pairs(train_key, vocab_size=10, sequences=12, swapped=0.25)
     test = pairs(test_key, vocab_size=10, sequences=8, swapped=0.25)
-    params = mine.init(key, vocab_size=10, num_classes=2, dtype=jnp.float64)._replace(v=jnp.full(4, 0.25))
+    params = mine.init(key, train, dtype=jnp.float64)._replace(v=jnp.full(4, 0.25))
 
     def loss_of(corpus):
         ids, mask = ja.models.reference.padded_sequences(corpus)
@@ -488,6 +488,6 @@ def test_batches_of_a_group_draw_by_programs_that_are_traced_once(study, monkeyp
         data_keys, model_keys = seed_keys(seeds)
         loaded = cache.load(group, data_keys, {})
         params = cache.start(group, loaded, model_keys, {})
-        expected = group.setting.model.init(model_keys[1], vocab_size=20, num_classes=2, dtype=params.p.dtype)
+        expected = group.setting.model.init(model_keys[1], loaded.splits.train, dtype=params.p.dtype)
         np.testing.assert_allclose(params.p[1], expected.p, rtol=1e-6)
     assert sorted(traced) == ["draw", "start"]

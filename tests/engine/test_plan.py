@@ -77,7 +77,7 @@ def test_what_every_phase_records_is_what_a_run_records(tmp_path, study, go, rea
         said, _, missing = line.removeprefix(f"{phase} records ").partition("; not ")
         names = {name for text in said.split(", ") for name in _spelled(text)}
         assert names == found
-        assert ("one_step_error (does not apply)" in missing) == (phase != "embed")
+        assert ("one_step_error (wants a phase of one full step)" in missing) == (phase != "embed")
         assert ("max_margin" in names) == (phase != "embed")
 
 

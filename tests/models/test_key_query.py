@@ -22,12 +22,12 @@ def draw(corpus, weights="normal", dim=7):
 
 @pytest.mark.parametrize("weights", ["identity", "normal"])
 def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, weights):
-    assert_equals_textbook(key_query.logits, reference.key_query_logits, draw(corpus, weights), corpus)
+    assert_equals_textbook(key_query.outputs, reference.key_query_outputs, draw(corpus, weights), corpus)
 
 
 def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook):
     corpus = ragged(3)
-    assert_equals_textbook(key_query.logits, reference.key_query_logits, draw(corpus), corpus)
+    assert_equals_textbook(key_query.outputs, reference.key_query_outputs, draw(corpus), corpus)
 
 
 def test_the_textbook_equals_numpy_sequence_by_sequence(x64, ragged):
@@ -35,21 +35,23 @@ def test_the_textbook_equals_numpy_sequence_by_sequence(x64, ragged):
     params = draw(corpus)
     ids, mask = reference.padded_sequences(corpus)
     E, p, v, W = (np.asarray(x) for x in (params.E, params.p, params.v, params.W))
-    for tokens, real, f in zip(ids, mask, reference.key_query_logits(params, ids, mask), strict=True):
+    for tokens, real, f in zip(ids, mask, reference.key_query_outputs(params, ids, mask), strict=True):
         weight = np.array([np.exp(E[s] @ (W @ p)) for s in tokens[real]])
         expected = sum(q * (E[s] @ v) for q, s in zip(weight / weight.sum(), tokens[real], strict=True))
         np.testing.assert_allclose(f, expected, rtol=1e-10)
 
 
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped):
-    assert_vmapped_equals_looped(partial(key_query.init, weights="normal"), key_query.logits)
+    assert_vmapped_equals_looped(partial(key_query.init, weights="normal"), key_query.outputs)
 
 
 def test_an_identity_is_the_one_layer_model(x64, ragged):
     corpus = ragged(3)
     params = draw(corpus, "identity")
     plain = one_layer.Params(E=params.E, p=params.p, v=params.v)
-    np.testing.assert_allclose(key_query.logits(params, corpus), one_layer.logits(plain, corpus), rtol=1e-13)
+    np.testing.assert_allclose(
+        key_query.outputs(params, corpus), one_layer.outputs(plain, corpus), rtol=1e-13
+    )
     for mine, theirs in zip(
         key_query.scores_and_values(params), one_layer.scores_and_values(plain), strict=True
     ):

@@ -27,7 +27,7 @@ def way(request, monkeypatch):
 
 def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, way):
     assert pooling._is_dense(corpus) == bool(way)
-    assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
+    assert_equals_textbook(mlp.outputs, reference.mlp_outputs, draw(corpus), corpus)
 
 
 @pytest.mark.parametrize(("sequences", "vocab_size"), [(12, 40), (40, 12)])
@@ -36,12 +36,12 @@ def test_fewer_sequences_than_tokens_or_more_equal_the_textbook(
 ):
     sizes = {"vocab_size": vocab_size, "relevant": 8, "length": 5, "sequences": sequences}
     corpus = ja.data.independent(jax.random.key(0), **sizes)
-    assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
+    assert_equals_textbook(mlp.outputs, reference.mlp_outputs, draw(corpus), corpus)
 
 
 def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, way):
     corpus = ragged(3)
-    assert_equals_textbook(mlp.logits, reference.mlp_logits, draw(corpus), corpus)
+    assert_equals_textbook(mlp.outputs, reference.mlp_outputs, draw(corpus), corpus)
 
 
 def test_derivative_of_pooling_agrees_with_finite_differences(rng, x64, ragged, way):
@@ -63,7 +63,7 @@ def test_size_of_blocks_changes_nothing(rng, x64, ragged, gathered, held):
 
 
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, way):
-    assert_vmapped_equals_looped(mlp.init, mlp.logits)
+    assert_vmapped_equals_looped(mlp.init, mlp.outputs)
 
 
 def test_scores_of_size_1e3_stay_finite(ragged):
@@ -71,7 +71,7 @@ def test_scores_of_size_1e3_stay_finite(ragged):
     params = draw(corpus, dtype=jnp.float32)
     params = params.replace(p=1e3 * params.p)
     assert jnp.abs(mlp.scores_and_values(params)[0]).max() > 1e3
-    results = jax.jit(jax.value_and_grad(lambda x: mlp.logits(x, corpus).sum()))(params)
+    results = jax.jit(jax.value_and_grad(lambda x: mlp.outputs(x, corpus).sum()))(params)
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(results))
     assert {x.dtype for x in jax.tree.leaves(results)} == {jnp.dtype("float32")}
 

@@ -23,12 +23,12 @@ def draw(corpus, heads=3, dim=7):
 
 
 def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook):
-    assert_equals_textbook(multi_head.logits, reference.multi_head_logits, draw(corpus), corpus)
+    assert_equals_textbook(multi_head.outputs, reference.multi_head_outputs, draw(corpus), corpus)
 
 
 def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook):
     corpus = ragged(3)
-    assert_equals_textbook(multi_head.logits, reference.multi_head_logits, draw(corpus, heads=2), corpus)
+    assert_equals_textbook(multi_head.outputs, reference.multi_head_outputs, draw(corpus, heads=2), corpus)
 
 
 def test_a_large_corpus_takes_heads_and_seeds_together(x64, ragged, monkeypatch):
@@ -42,22 +42,24 @@ def test_a_large_corpus_takes_heads_and_seeds_together(x64, ragged, monkeypatch)
     def gradients(form, *data):
         return jax.jit(jax.vmap(jax.grad(lambda x: (form(x, *data) ** 2).sum())))(both)
 
-    ours = gradients(multi_head.logits, corpus)
-    theirs = gradients(reference.multi_head_logits, ids, mask)
+    ours = gradients(multi_head.outputs, corpus)
+    theirs = gradients(reference.multi_head_outputs, ids, mask)
     for name in ("E", "p", "v"):
         np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-10, atol=1e-12)
     jax.clear_caches()
 
 
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped):
-    assert_vmapped_equals_looped(partial(multi_head.init, heads=2), multi_head.logits)
+    assert_vmapped_equals_looped(partial(multi_head.init, heads=2), multi_head.outputs)
 
 
 def test_one_head_is_the_one_layer_model(x64, ragged):
     corpus = ragged(3)
     params = draw(corpus, heads=1)
     plain = one_layer.Params(E=params.E, p=params.p[0], v=params.v[0])
-    np.testing.assert_allclose(multi_head.logits(params, corpus), one_layer.logits(plain, corpus), rtol=1e-13)
+    np.testing.assert_allclose(
+        multi_head.outputs(params, corpus), one_layer.outputs(plain, corpus), rtol=1e-13
+    )
 
 
 def test_scores_and_values_are_averages_over_heads(x64, ragged):

@@ -30,9 +30,9 @@ def test_logits_and_all_gradients_equal_the_textbook(rng, x64, classes):
         ids, mask = ja.models.reference.padded_sequences(corpus)
 
         def textbook(params, ids=ids, mask=mask):
-            return ja.models.reference.logits(params, ids, mask)
+            return ja.models.reference.outputs(params, ids, mask)
 
-        logits = ja.models.one_layer.logits(params, corpus)
+        logits = ja.models.one_layer.outputs(params, corpus)
         np.testing.assert_allclose(logits, textbook(params), rtol=1e-10, atol=1e-12)
         ours = jax.grad(ja.dynamics.loss)(params, corpus)
         theirs = jax.grad(lambda x: ja.losses.classification(textbook(x), corpus.targets))(params)  # noqa: B023

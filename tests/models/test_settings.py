@@ -8,6 +8,7 @@ import pytest
 
 from jaxattn import models, trees
 from jaxattn.attention import attend
+from jaxattn.data.corpus import shapes
 
 # Settings, what the module's functions are given for them, and the parameters.
 SETTINGS = {
@@ -32,13 +33,13 @@ def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classe
     module, corpus = getattr(models, name), ragged(classes)
     assert type(model) is models.MODELS[name]
     sizes = {"vocab_size": corpus.vocab_size, "num_classes": classes, "dtype": jnp.float32}
-    params = model.init(jax.random.key(0), **sizes)
+    params = model.init(jax.random.key(0), corpus, dtype=jnp.float32)
     assert trees.names(params) == parameters
     expected = module.init(jax.random.key(0), dim=6, **sizes, **starts)
     for mine, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     np.testing.assert_array_equal(
-        model.logits(params, corpus), partial(module.logits, **forms)(params, corpus)
+        model.outputs(params, corpus), partial(module.outputs, **forms)(params, corpus)
     )
     for mine, theirs in zip(model.scores_and_values(params), module.scores_and_values(params), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -50,7 +51,7 @@ def test_models_say_of_themselves_what_is_so(ragged, name):
     model = SETTINGS[name][0]
     corpus = ragged(2)
     params, larger = (
-        model.init(jax.random.key(0), vocab_size=size, dtype=jnp.float32)
+        model.init(jax.random.key(0), shapes(vocab_size=size), dtype=jnp.float32)
         for size in (corpus.vocab_size, corpus.vocab_size + 3)
     )
     for parameter in trees.names(params):
@@ -62,7 +63,7 @@ def test_models_say_of_themselves_what_is_so(ragged, name):
             np.testing.assert_array_equal(theirs, mine)
     if model.attends_to_tokens and name != "mlp":
         found = attend(corpus, *model.scores_and_values(params))
-        np.testing.assert_allclose(found, model.logits(params, corpus), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found, model.outputs(params, corpus), rtol=1e-5, atol=1e-6)
     assert getattr(model, "is_one_layer", False) == (name == "one_layer")
 
 

@@ -104,7 +104,7 @@ def moved(params, corpus, optimizer, steps, **settings):
     [
         *((name, 2, {}) for name in optimizers.ROTATION_INVARIANT),
         ("sgd", 3, {"batch_size": 10}),
-        ("sgd", 2, {"logits": two_layer.logits}),
+        ("sgd", 2, {"outputs": two_layer.outputs}),
     ],
 )
 @pytest.mark.usefixtures("x64")
@@ -155,8 +155,8 @@ def test_training_at_infinite_d_follows_the_recurrences_of_its_gram_matrix():
 
 def test_a_model_derived_from_a_built_in_one_stays_what_it_is():
     class Halved(ja.models.OneLayer, frozen=True, kw_only=True):
-        def logits(self, params, corpus):
-            return super().logits(params, corpus) / 2
+        def outputs(self, params, corpus):
+            return super().outputs(params, corpus) / 2
 
     assert Halved(dim=64).in_span() == Halved(dim=64)
     assert type(ja.models.TwoLayer(dim=64, residual=True).in_span()).__name__ == "TwoLayerInSpan"

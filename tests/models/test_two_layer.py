@@ -35,8 +35,8 @@ def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
 def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, model, residual):
     module, init = model
     assert_equals_textbook(
-        partial(module.logits, residual=residual),
-        partial(reference.two_layer_logits, residual=residual),
+        partial(module.outputs, residual=residual),
+        partial(reference.two_layer_outputs, residual=residual),
         draw(init, corpus),
         corpus,
     )
@@ -47,8 +47,8 @@ def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, m
     module, init = model
     corpus = ragged(3)
     assert_equals_textbook(
-        partial(module.logits, residual=residual),
-        partial(reference.two_layer_logits, residual=residual),
+        partial(module.outputs, residual=residual),
+        partial(reference.two_layer_outputs, residual=residual),
         draw(init, corpus),
         corpus,
     )
@@ -63,7 +63,7 @@ def test_size_of_blocks_of_sequences_changes_nothing(
     corpus = ragged(2)
     monkeypatch.setattr(sequence_blocks, "NUMBERS", numbers)
     assert not sequence_blocks.is_one(corpus.bags, 7)
-    assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
+    assert_equals_textbook(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
 @pytest.mark.parametrize(("classes", "kept"), [(2, None), (3, 4000)])
@@ -88,8 +88,8 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
             num_classes=classes,
         )
         assert_equals_textbook(
-            lambda x, _, batch=batch: module.logits(x, batch),
-            reference.two_layer_logits,
+            lambda x, _, batch=batch: module.outputs(x, batch),
+            reference.two_layer_outputs,
             draw(init, corpus),
             alone,
         )
@@ -106,7 +106,7 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
     def gradient(scale, own):
         on = corpus.take(own)
         scaled = params.replace(E=scale * params.E)
-        return jax.grad(lambda x: ja.losses.classification(module.logits(x, on), on.targets))(scaled)
+        return jax.grad(lambda x: ja.losses.classification(module.outputs(x, on), on.targets))(scaled)
 
     scales, own = jnp.array([1.0, 0.5]), jnp.array([[3, 0, 7], [9, 4, 5]])
     vmapped = jax.vmap(gradient)(scales, own)
@@ -123,13 +123,13 @@ def test_sums_by_token_of_accelerators_equal_the_textbook(
 ):
     module, init = model
     monkeypatch.setattr(self_attention.backend, "platform", lambda: platform)
-    assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
+    assert_equals_textbook(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
 def test_derivative_agrees_with_finite_differences(x64, ragged, model):
     module, init = model
     corpus = ragged(3)
-    logits = jax.jit(partial(module.logits, residual=True))
+    logits = jax.jit(partial(module.outputs, residual=True))
     check_grads(lambda x: logits(x, corpus), (draw(init, corpus),), order=1, modes=["rev"], rtol=1e-6)
 
 
@@ -146,7 +146,7 @@ def test_two_tokens_by_hand(x64):
         mixed0, mixed1 = h0 + residual * np.array([1, 0]), h1 + residual * np.array([0, 2])
         weight0, weight1 = 2 * np.exp(3 * mixed0[0]), np.exp(3 * mixed1[0])
         expected = (weight0 * mixed0[1] + weight1 * mixed1[1]) / (weight0 + weight1)
-        logit = two_layer.logits(params, corpus, residual=bool(residual))
+        logit = two_layer.outputs(params, corpus, residual=bool(residual))
         np.testing.assert_allclose(logit, [expected], rtol=1e-14)
 
 
@@ -156,7 +156,7 @@ def test_identity_weights_are_the_model_without_weights(x64, ragged):
     plain = draw(two_layer.init, corpus)
     for name in ("E", "p", "v"):
         np.testing.assert_array_equal(getattr(params, name), getattr(plain, name))
-    with_weights, without = two_layer_weights.logits(params, corpus), two_layer.logits(plain, corpus)
+    with_weights, without = two_layer_weights.outputs(params, corpus), two_layer.outputs(plain, corpus)
     np.testing.assert_allclose(with_weights, without, rtol=1e-13)
     for mine, theirs in zip(
         two_layer_weights.scores_and_values(params), two_layer.scores_and_values(plain), strict=True
@@ -173,7 +173,7 @@ def test_scores_of_the_weighted_model_are_those_of_its_query(x64, ragged):
 
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, model):
     module, init = model
-    assert_vmapped_equals_looped(init, module.logits)
+    assert_vmapped_equals_looped(init, module.outputs)
 
 
 def test_padded_draws_equal_the_same_sequences_without_padding(rng, x64, model):
@@ -186,7 +186,7 @@ def test_padded_draws_equal_the_same_sequences_without_padding(rng, x64, model):
     params = draw(init, tight)
     for mine, theirs in zip(
         *(
-            jax.tree.leaves(jax.value_and_grad(lambda x, c=c: (module.logits(x, c) ** 2).sum())(params))
+            jax.tree.leaves(jax.value_and_grad(lambda x, c=c: (module.outputs(x, c) ** 2).sum())(params))
             for c in (reserved, tight)
         ),
         strict=True,
@@ -202,12 +202,12 @@ def test_scores_of_size_1e3_stay_finite_and_right(x64, ragged, assert_equals_tex
     gram = params.E @ params.E.T
     assert jnp.abs(gram).max() > 1e3
     assert jnp.abs(params.E @ params.p).max() > 1e3
-    results = jax.jit(jax.value_and_grad(lambda x: two_layer.logits(x, corpus).sum()))(params)
+    results = jax.jit(jax.value_and_grad(lambda x: two_layer.outputs(x, corpus).sum()))(params)
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(results))
     if dtype == jnp.float64:
         # Products of size 1e5 in the exponent are rounded to 1e-11.
         assert_equals_textbook(
-            two_layer.logits, reference.two_layer_logits, params, corpus, rtol=1e-7, atol=1e-7
+            two_layer.outputs, reference.two_layer_outputs, params, corpus, rtol=1e-7, atol=1e-7
         )
 
 
@@ -215,7 +215,7 @@ def test_float32_stays_float32(ragged, model):
     module, init = model
     corpus = ragged(2)
     params = draw(init, corpus, dtype=jnp.float32)
-    results = jax.value_and_grad(lambda x: module.logits(x, corpus).sum())(params)
+    results = jax.value_and_grad(lambda x: module.outputs(x, corpus).sum())(params)
     assert {x.dtype for x in jax.tree.leaves(results)} == {jnp.dtype("float32")}
 
 

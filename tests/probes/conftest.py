@@ -1,15 +1,19 @@
 """What a probe is shown, for any model, corpus and loss."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.base import Task
+from jaxattn.data.corpus import shapes
 from jaxattn.data.splits import Splits
 from jaxattn.probes import Seen
+
+
+def moving(train):
+    return ja.dynamics.Descent(name="moving", train=train, optimizer="sgd", step_size=1.0, steps=1)
 
 
 @pytest.fixture
@@ -31,8 +35,7 @@ def show():
     """Put together what a probe sees."""
 
     def make(model, params, corpus, train=("E", "p", "v"), per_sequence=ja.losses.DEFAULT, memory=None):
-        corpora, phase = Splits(corpus, None), SimpleNamespace(train=train)
-        return Seen(params, model, per_sequence, corpora, phase, memory)
+        return Seen(params, Task(model, per_sequence, Splits(corpus)), moving(train), memory)
 
     return make
 
@@ -42,9 +45,20 @@ def draw():
     """Draw parameters like a model's, in float64; by NumPy, since drawing takes long to compile."""
 
     def make(model, corpus, seed=0):
-        sizes = {"vocab_size": corpus.vocab_size, "num_classes": corpus.num_classes}
-        like = jax.eval_shape(lambda: model.init(jax.random.key(0), **sizes, dtype=jnp.float64))
+        like = jax.eval_shape(lambda: model.init(jax.random.key(0), corpus, dtype=jnp.float64))
         rng = np.random.default_rng(seed)
         return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / np.sqrt(like.E.shape[1])), like)
 
     return make
+
+
+@pytest.fixture
+def applies():
+    """Tell whether a probe applies to a phase, or to a descent on some names; to bags by default."""
+
+    def tell(probe, model, loss, phase, data=None):
+        data = shapes(vocab_size=3) if data is None else data
+        phase = moving(phase) if isinstance(phase, tuple) else phase
+        return probe.why_not(Task(model, loss, Splits(data)), phase) is None
+
+    return tell

@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn import models
+from jaxattn import losses, models
+from jaxattn.data import Vectors
 from jaxattn.data import ragged as layout
-from jaxattn.errors import InputError
 from jaxattn.models import reference
 from jaxattn.probes import AttentionEntropy
 from jaxattn.probes.attention_entropy import attention_entropy
@@ -46,7 +46,8 @@ def test_metrics_are_the_mean_and_a_number_of_tokens(x64, corpus, show, draw):
     np.testing.assert_allclose(found["attended_tokens"], np.exp(expected), rtol=1e-12)
 
 
-def test_a_model_without_attention_over_tokens_is_refused(x64, corpus, show, draw):
-    corpus, model = corpus(), models.TwoLayer(dim=5)
-    with pytest.raises(InputError, match="leave this probe out"):
-        AttentionEntropy().measure(show(model, draw(model, corpus), corpus))
+def test_it_wants_attention_over_tokens_of_bags(applies):
+    loss, vectors = losses.DEFAULT, Vectors(targets=np.ones(2), X=np.ones((2, 3, 4)), classes=2)
+    assert applies(AttentionEntropy(), models.OneLayer(dim=5), loss, ("p",))
+    assert not applies(AttentionEntropy(), models.TwoLayer(dim=5), loss, ("p",))
+    assert not applies(AttentionEntropy(), models.OneLayer(dim=5), loss, ("p",), vectors)

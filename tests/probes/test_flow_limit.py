@@ -25,7 +25,8 @@ def two_seeds():
 
 
 def conclude(history, params, corpora):
-    return FlowLimit().conclude(history, params, Loaded(Splits(corpora, None), False, list("abcdefghijkl")))
+    loaded = Loaded(Splits(corpora), False, list("abcdefghijkl"))
+    return FlowLimit().conclude(history, params, OneLayer(dim=3), loaded)
 
 
 def test_it_is_the_certificate_of_the_end_of_the_path():
@@ -48,12 +49,12 @@ def test_it_is_the_certificate_of_the_end_of_the_path():
     assert np.isnan(end["limit_feasible"]).tolist() == [False, True]
 
 
-def test_it_looks_at_the_logistic_loss_and_p_alone():
+def test_it_looks_at_the_logistic_loss_and_p_alone(applies):
     model, loss, probe = OneLayer(dim=3), ja.losses.Classification(), FlowLimit()
-    assert probe.applies(model, loss, ExactFlow(name="a"))
-    assert not probe.applies(model, loss, JointFlow(name="b"))
-    assert not probe.applies(model, ja.losses.Classification(smoothing=0.1), ExactFlow(name="a"))
-    assert not probe.applies(ja.models.Mlp(dim=3), loss, ExactFlow(name="a"))
+    assert applies(probe, model, loss, ExactFlow(name="a"))
+    assert not applies(probe, model, loss, JointFlow(name="b"))
+    assert not applies(probe, model, ja.losses.Classification(smoothing=0.1), ExactFlow(name="a"))
+    assert not applies(probe, ja.models.Mlp(dim=3), loss, ExactFlow(name="a"))
 
 
 def test_a_seed_with_nan_does_not_stop_the_others():

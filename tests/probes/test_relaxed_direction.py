@@ -25,7 +25,7 @@ def conclude(history):
     corpus = ja.data.from_sequences(SEQUENCES, LABELS, vocab_size=7)
     loaded = Loaded(Splits(jax.tree.map(lambda x: x[None], corpus), None), False, list("0123456"))
     params = Params(jnp.asarray(E)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
-    return RelaxedDirection().conclude(history[None], params, loaded)
+    return RelaxedDirection().conclude(history[None], params, OneLayer(dim=7), loaded)
 
 
 def shortest(rows, required):
@@ -71,15 +71,15 @@ def test_a_seed_that_is_not_finite_has_no_direction():
     assert all(np.isnan(x).all() for x in (path | end).values())
 
 
-def test_it_looks_where_p_and_v_move():
+def test_it_looks_where_p_and_v_move(applies):
     model, probe = OneLayer(dim=3), RelaxedDirection()
     logistic = SimpleNamespace(is_logistic=True)
     both = Descent(name="a", optimizer="sgd", step_size=1.0, steps=1, train=("v", "p"))
-    assert probe.applies(model, logistic, both)
-    assert probe.applies(model, logistic, JointFlow(name="b"))
-    assert not probe.applies(model, logistic, ExactFlow(name="b"))
-    assert not probe.applies(model, SimpleNamespace(is_logistic=False), both)
-    assert not probe.applies(Mlp(dim=3), logistic, both)
+    assert applies(probe, model, logistic, both)
+    assert applies(probe, model, logistic, JointFlow(name="b"))
+    assert not applies(probe, model, logistic, ExactFlow(name="b"))
+    assert not applies(probe, model, SimpleNamespace(is_logistic=False), both)
+    assert not applies(probe, Mlp(dim=3), logistic, both)
 
 
 def test_a_seed_with_nan_and_corpora_of_more_classes_have_no_direction():
@@ -88,5 +88,6 @@ def test_a_seed_with_nan_and_corpora_of_more_classes_have_no_direction():
         params = Params(jnp.asarray(rows)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
         splits = Splits(corpus.replace(num_classes=classes), None)
         history = np.ones((1, 3, 2, 7))
-        for found in RelaxedDirection().conclude(history, params, Loaded(splits, False, list("0123456"))):
+        loaded = Loaded(splits, False, list("0123456"))
+        for found in RelaxedDirection().conclude(history, params, OneLayer(dim=7), loaded):
             assert all(np.isnan(x).all() for x in found.values())

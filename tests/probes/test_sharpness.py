@@ -10,7 +10,7 @@ from jaxattn.models import reference
 from jaxattn.probes import Sharpness
 from jaxattn.probes.sharpness import largest_eigenvalue
 
-TEXTBOOK = {models.OneLayer: reference.logits, models.MultiHead: reference.multi_head_logits}
+TEXTBOOK = {models.OneLayer: reference.outputs, models.MultiHead: reference.multi_head_outputs}
 
 
 def dense(model, seeds, corpus, train, per_sequence=losses.DEFAULT):

@@ -7,8 +7,9 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
+from jaxattn.base import Task
 from jaxattn.data.splits import Splits, TokenStatistics, token_statistics
-from jaxattn.probes import Fit, Importance, MaxMarginDirection, OneStepError, Seen, Selected
+from jaxattn.probes import Accuracy, Fit, Importance, MaxMarginDirection, OneStepError, Seen, Selected
 from jaxattn.probes.importance import token_columns
 
 ONE_STEP = ja.dynamics.OneStep(name="embed", step_size=20.0)
@@ -25,7 +26,7 @@ def seen(corpus, draw, x64):
         held_out = corpus(classes) if test else None
         params = draw(model := model or ja.models.OneLayer(dim=5), train)
         splits = Splits(train, token_statistics(train), held_out)
-        return Seen(params, model, LOSS, splits, phase, memory)
+        return Seen(params, Task(model, LOSS, splits), phase, memory)
 
     return look
 
@@ -39,12 +40,12 @@ def attention(scores, corpus):
 def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
     shown = seen(classes=classes)
     found = Fit().measure(shown)
-    params, train, test = shown.params, shown.corpora.train, shown.corpora.test
-    logits = ja.models.one_layer.logits(params, train)
+    params, train, test = shown.params, shown.data.train, shown.data.test
+    logits = ja.models.one_layer.outputs(params, train)
 
     def of_query(p):
         return ja.losses.classification(
-            ja.models.one_layer.logits(params.replace(p=p), train), train.targets
+            ja.models.one_layer.outputs(params.replace(p=p), train), train.targets
         ).mean()
 
     loss, gradient = jax.value_and_grad(of_query)(params.p)
@@ -52,19 +53,21 @@ def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
     np.testing.assert_allclose(found["log_gradient_norm"], jnp.log(jnp.linalg.norm(gradient)), rtol=1e-10)
     np.testing.assert_allclose(found["p_norm"], np.linalg.norm(params.p), rtol=1e-12)
     chosen = np.where(logits > 0, 1, -1) if classes == 2 else np.argmax(logits, axis=1)
+    found |= Accuracy().measure(shown)
     assert found["train_accuracy"] == np.mean(chosen == np.asarray(train.targets))
-    of_test = ja.losses.classification(ja.models.one_layer.logits(params, test), test.targets).mean()
+    of_test = ja.losses.classification(ja.models.one_layer.outputs(params, test), test.targets).mean()
     np.testing.assert_allclose(found["test_loss"], of_test, rtol=1e-12)
     assert "validation_loss" not in found
-    assert not {"test_loss", "test_accuracy"} & set(Fit().measure(seen(classes=classes, test=False)))
+    without = seen(classes=classes, test=False)
+    assert not {"test_loss", "test_accuracy"} & {*Fit().measure(without), *Accuracy().measure(without)}
 
 
 @pytest.mark.parametrize("least", [1, 6])
 def test_selected_is_attention_on_important_tokens(seen, least):
     shown = seen()
     found = Selected(important=0.3, min_count=least).measure(shown)
-    train, scores = shown.corpora.train, shown.scores_and_values[0]
-    tokens = shown.corpora.tokens
+    train, scores = shown.data.train, shown.scores_and_values[0]
+    tokens = shown.data.tokens
     large, count = np.abs(np.asarray(tokens.posterior_difference[:, 0])) >= 0.3, np.asarray(tokens.count)
     important = large & (count >= least)
     assert 0 < important.sum() <= large.sum() - (least > 1)
@@ -89,11 +92,11 @@ def test_a_model_selects_by_its_own_scores(seen, model):
     """With a key-query matrix the scores are not E·p, and what is selected follows the scores."""
     shown = seen(model)
     found = Selected(important=0.3, min_count=1).measure(shown)
-    train, scores = shown.corpora.train, model.scores_and_values(shown.params)[0]
+    train, scores = shown.data.train, model.scores_and_values(shown.params)[0]
     chosen = ja.theory.selection_from_scores(scores, train)
     by_query = ja.theory.selection_from_scores(shown.params.E @ shown.params.p, train)
     assert bool((chosen.mask == by_query.mask).all()) == isinstance(model, ja.models.Mlp)
-    important = np.abs(np.asarray(shown.corpora.tokens.posterior_difference[:, 0])) >= 0.3
+    important = np.abs(np.asarray(shown.data.tokens.posterior_difference[:, 0])) >= 0.3
     selects, tied = chosen.selects(train, important)
     assert (found["important_selected"], found["important_tied"]) == (selects.mean(), tied.mean())
     q, ids, _ = attention(scores, train)
@@ -108,10 +111,10 @@ def test_uniform_attention_selects_nothing_and_ties_everywhere(x64):
     model, splits, found = ja.models.OneLayer(dim=4), Splits(corpus, token_statistics(corpus)), []
     for scores in ([0.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0], [0.0, 0, 1, 1]):
         params = ja.models.one_layer.Params(jnp.eye(4), jnp.asarray(scores), jnp.ones(4))
-        found.append(Selected(min_count=1).measure(Seen(params, model, LOSS, splits, QUERY)))
+        found.append(Selected(min_count=1).measure(Seen(params, Task(model, LOSS, splits), QUERY)))
     np.testing.assert_allclose([x["important_selected"] for x in found], [0, 4 / 6, 1 / 6, 0], atol=1e-6)
     np.testing.assert_allclose([x["important_tied"] for x in found], [4 / 6, 0, 3 / 6, 0], atol=1e-6)
-    without = Selected(min_count=3).measure(Seen(params, model, LOSS, splits, QUERY))
+    without = Selected(min_count=3).measure(Seen(params, Task(model, LOSS, splits), QUERY))
     assert all(np.isnan(without[f"important_{x}"]) for x in ("mass", "selected", "tied"))
 
 
@@ -123,13 +126,11 @@ def test_models_without_attention_over_tokens_have_no_selection(seen):
 class Bare(ja.Model):
     """A model of logits alone."""
 
-    def init(self, key, *, vocab_size, num_classes, dtype):
-        return ja.models.OneLayer(dim=5).init(
-            key, vocab_size=vocab_size, num_classes=num_classes, dtype=dtype
-        )
+    def init(self, key, like, *, dtype):
+        return ja.models.OneLayer(dim=5).init(key, like, dtype=dtype)
 
-    def logits(self, params, corpus):
-        return ja.models.one_layer.logits(params, corpus)
+    def outputs(self, params, corpus):
+        return ja.models.one_layer.outputs(params, corpus)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -137,7 +138,7 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
     shown = seen(classes=classes)
     probe = Importance(bins=4, min_count=2)
     found = probe.measure(shown)
-    tokens, (scores, values) = shown.corpora.tokens, shown.scores_and_values
+    tokens, (scores, values) = shown.data.tokens, shown.scores_and_values
     columns = tokens.posterior_difference.shape[1]
     values = np.asarray(values).reshape(-1, columns)
     count, difference = np.asarray(tokens.count), np.asarray(tokens.posterior_difference)
@@ -202,7 +203,7 @@ def test_a_u_is_seen_by_the_absolute_posterior_difference_alone(x64):
     vocab_size = 40
     difference = (jnp.arange(vocab_size)[:, None] - 19.5) / 20
     statistics = TokenStatistics(jnp.full(vocab_size, 60.0), difference, difference)
-    shown = Seen(None, Given(scores=difference[:, 0] ** 2), LOSS, Splits(None, statistics), QUERY)
+    shown = Seen(None, Task(Given(scores=difference[:, 0] ** 2), LOSS, Splits(None, statistics)), QUERY)
     found = Importance(low=-1.0, high=1.0).measure(shown)
     for over in ("bins", "tokens"):
         np.testing.assert_allclose(found[f"spearman_Ep_absolute_{over}"], 1, rtol=1e-12)
@@ -222,48 +223,48 @@ def test_token_columns_are_scores_and_values_beside_the_statistics(seen):
     columns = token_columns(shown)
     np.testing.assert_allclose(columns["Ep"], shown.params.E @ shown.params.p, rtol=1e-13)
     np.testing.assert_allclose(columns["Ev"][:, 0], shown.params.E @ shown.params.v, rtol=1e-13)
-    np.testing.assert_array_equal(columns["alpha"], shown.corpora.tokens.alpha)
+    np.testing.assert_array_equal(columns["alpha"], shown.data.tokens.alpha)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, classes):
+def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, applies, classes):
     shown, probe = seen(phase=ONE_STEP, classes=classes), OneStepError()
-    corpus = shown.corpora.train
+    corpus = shown.data.train
     before = probe.remember(shown.params)
     moved = ja.dynamics.one_step(shown.params, corpus, step_size=20.0)
-    found = probe.measure(Seen(moved, shown.model, LOSS, shown.corpora, ONE_STEP, before))
+    found = probe.measure(Seen(moved, Task(shown.model, LOSS, shown.data), ONE_STEP, before))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     predicted = 20.0 * alpha / 2 if classes == 2 else 20.0 * alpha
     expected = np.abs(np.asarray((moved.E - shown.params.E) @ moved.v) - predicted).max() / 20.0
     np.testing.assert_allclose(found["one_step_error"], expected, rtol=1e-10)
-    assert probe.applies(shown.model, LOSS, ONE_STEP)
+    assert applies(probe, shown.model, LOSS, ONE_STEP)
     for model, loss, phase in (
         (ja.models.Mlp(dim=5), LOSS, ONE_STEP),
         (shown.model, ja.losses.Hinge(), ONE_STEP),
         (shown.model, LOSS, QUERY),
         (shown.model, LOSS, ja.dynamics.OneStep(name="embed", step_size=20.0, train=("E", "p"))),
     ):
-        assert not probe.applies(model, loss, phase)
+        assert not applies(probe, model, loss, phase)
 
 
 def test_what_several_probes_need_is_computed_once(seen):
     shown = seen()
     assert shown.loss_and_gradients is shown.loss_and_gradients
-    assert shown.logits(shown.corpora.train) is shown.logits(shown.corpora.train)
+    assert shown.outputs(shown.data.train) is shown.outputs(shown.data.train)
     other = shown.with_memory(3)
     assert (other.memory, shown.memory) == (3, None)
     assert other.loss_and_gradients is shown.loss_and_gradients
 
 
-def test_the_max_margin_direction_is_for_phases_that_move_p_alone_where_scores_are_its():
+def test_the_max_margin_direction_is_for_phases_that_move_p_alone_where_scores_are_its(applies):
     probe, model = MaxMarginDirection(), ja.models.OneLayer(dim=5)
-    assert probe.applies(model, None, QUERY)
-    assert not probe.applies(model, None, ONE_STEP)
-    assert not probe.applies(ja.models.KeyQuery(dim=5), None, QUERY)
+    assert applies(probe, model, LOSS, QUERY)
+    assert not applies(probe, model, LOSS, ONE_STEP)
+    assert not applies(probe, ja.models.KeyQuery(dim=5), LOSS, QUERY)
 
     class Forked(ja.models.OneLayer, frozen=True, kw_only=True):
         def scores_and_values(self, params):
             return -params.E @ params.p, params.E @ params.v
 
-    assert not probe.applies(Forked(dim=5), None, QUERY)
+    assert not applies(probe, Forked(dim=5), LOSS, QUERY)
     assert set(probe.metrics) <= set(probe.labels)

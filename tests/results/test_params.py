@@ -91,10 +91,8 @@ def test_phases_run_in_the_order_of_the_run_not_of_their_names(folder):
 
 def test_parameters_take_the_type_of_a_model(folder):
     class Model:
-        def init(self, key, *, vocab_size, num_classes=2, dtype=jnp.float32):
-            return ja.models.one_layer.init(
-                key, vocab_size=vocab_size, dim=DIM, num_classes=num_classes, dtype=dtype
-            )
+        def init(self, key, like, *, dtype):
+            return ja.models.OneLayer(dim=DIM).init(key, like, dtype=dtype)
 
     found = load(folder).params(cell=0, seed=5, model=Model())
     assert isinstance(found, ja.models.one_layer.Params)
@@ -102,8 +100,8 @@ def test_parameters_take_the_type_of_a_model(folder):
     np.testing.assert_array_equal(found.p, lanes("p", (DIM,), 1)[1])
 
     class Wider(Model):
-        def init(self, key, **sizes):
-            return super().init(key, **sizes).replace(v=jnp.zeros(9))
+        def init(self, key, like, *, dtype):
+            return super().init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
     with pytest.raises(InputError, match=r"model: its parameters are .*'v': \(9,\).*give the run's own"):
         load(folder).params(model=Wider())

@@ -44,41 +44,41 @@ class NoData:
 
 class Plain:
     def __init__(self, dim: int): self.dim = dim
-    def init(self, key, *, vocab_size, num_classes, dtype): ...
-    def logits(self, params, corpus): ...
+    def init(self, key, like, *, dtype): ...
+    def outputs(self, params, corpus): ...
 
 class Pair(NamedTuple):
     dim: int
-    init = logits = None
+    init = outputs = None
 
-class NoLogits(ja.Model):
+class NoOutputs(ja.Model):
     dim: int = 4
-    def init(self, key, *, vocab_size, num_classes, dtype): ...
+    def init(self, key, like, *, dtype): ...
 
 class Model(ja.Model):
     dim: int = 4
     width: float = 1.0
 
-    def init(self, key, *, vocab_size, num_classes, dtype):
-        return ja.models.one_layer.init(key, vocab_size=vocab_size, dim=self.dim, dtype=dtype)
+    def init(self, key, like, *, dtype):
+        return ja.models.one_layer.init(key, vocab_size=like.vocab_size, dim=self.dim, dtype=dtype)
 
-    def logits(self, params, corpus):
+    def outputs(self, params, corpus):
         return ja.attention.attend(corpus, params.E @ params.p, params.E @ params.v)
 
 class Unnamed(Model):
-    def init(self, key, **sizes):
+    def init(self, key, like, *, dtype):
         return [jnp.zeros(3)]
 
 class Keyless(Model):
-    def init(self, key, vocab_size, dtype):
-        return {"E": jnp.zeros((vocab_size, 2))}
+    def init(self, key, like):
+        return {"E": jnp.zeros((like.vocab_size, 2))}
 
-class TwoLogits(Model):
-    def logits(self, params, corpus):
+class TwoColumns(Model):
+    def outputs(self, params, corpus):
         return jnp.zeros((corpus.num_examples, 2))
 
 class Raises(Model):
-    def logits(self, params, corpus):
+    def outputs(self, params, corpus):
         raise KeyError("no such thing")
 
 class RaisesWhenMade(Model):
@@ -86,23 +86,23 @@ class RaisesWhenMade(Model):
         raise ValueError("never")
 
 class Decides(Model):
-    def logits(self, params, corpus):
+    def outputs(self, params, corpus):
         scale = 2.0 if self.width > 1 else 1.0
-        return scale * super().logits(params, corpus)
+        return scale * super().outputs(params, corpus)
 
 class Converts(Model):
-    def logits(self, params, corpus):
-        return np.sqrt(self.width) * super().logits(params, corpus)
+    def outputs(self, params, corpus):
+        return np.sqrt(self.width) * super().outputs(params, corpus)
 
 class DecidesByArrays(Model):
-    def logits(self, params, corpus):
+    def outputs(self, params, corpus):
         if params.p[0] > 0:
-            return super().logits(params, corpus)
+            return super().outputs(params, corpus)
 
 class Static(Model):
     width: ja.Static[float] = 1.0
-    def logits(self, params, corpus):
-        return (2.0 if self.width > 1 else 1.0) * super().logits(params, corpus)
+    def outputs(self, params, corpus):
+        return (2.0 if self.width > 1 else 1.0) * super().outputs(params, corpus)
 
 class ValuesOnly(Model):
     def scores_and_values(self, params):
@@ -290,9 +290,9 @@ WRONG = {
         {"data": "mine.py:NoData"},
         "data.kind: mine.py:NoData does not derive from jaxattn.DrawnData or jaxattn.SharedData; data wants a",
     ),
-    "no logits": (
-        {"model": model("NoLogits")},
-        "model.kind: mine.py:NoLogits has no 'logits'; a model wants",
+    "no outputs": (
+        {"model": model("NoOutputs")},
+        "model.kind: mine.py:NoOutputs has no 'outputs'; a model wants",
     ),
     "no call": ({"loss": "mine.py:NoCall"}, "loss.kind: mine.py:NoCall has no '__call__'; a loss wants"),
     "no phase": (
@@ -346,11 +346,11 @@ WRONG = {
     ),
     "keyless": (
         {"model": model("Keyless")},
-        "model.init: TypeError: Keyless.init() got an unexpected keyword argument 'num_classes'; a model wants",
+        "model.init: TypeError: Keyless.init() got an unexpected keyword argument 'dtype'; a model wants",
     ),
     "two logits": (
-        {"model": model("TwoLogits")},
-        "model: TwoLogits.logits returns float32[10, 2]; return (10,) floats, for 10 sequences of 2 classes",
+        {"model": model("TwoColumns")},
+        "model: TwoColumns.outputs returns float32[10, 2]; return (10,) floats, for 10 sequences of 2 classes",
     ),
     "values only": (
         {"model": model("ValuesOnly")},
@@ -457,11 +457,11 @@ WRONG = {
     # numbers that cells have for themselves
     "decides": (
         {"model": model("Decides"), "axes": {"model.width": [1.0, 2.0]}},
-        "model.width: cells that differ in it share a program, but model: TracerBoolConversionError in logits",
+        "model.width: cells that differ in it share a program, but model: TracerBoolConversionError in outputs",
     ),
     "converts": (
         {"model": model("Converts"), "axes": {"model.width": [1.0, 2.0], "data.shown": [0.5, 1.0]}},
-        "model.width: cells that differ in it share a program, but model: TracerArrayConversionError in logits",
+        "model.width: cells that differ in it share a program, but model: TracerArrayConversionError in outputs",
     ),
     "counts steps": (
         {"phases": phase("Timed"), "axes": {"phases.move.time": [1.0, 2.0]}},
@@ -536,11 +536,11 @@ def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "line", "frame"),
     [
-        ({"model": model("Raises")}, "model: KeyError in logits, line ", 'raise KeyError("no such thing")'),
+        ({"model": model("Raises")}, "model: KeyError in outputs, line ", 'raise KeyError("no such thing")'),
         ({"model": model("RaisesWhenMade")}, "model: RaisesWhenMade raises when it is made", "__post_init__"),
         (
             {"model": model("DecidesByArrays")},
-            "model: TracerBoolConversionError in logits",
+            "model: TracerBoolConversionError in outputs",
             "if params.p[0] > 0:",
         ),
         ({"model": "raises.py:Model"}, "raises.py raises while it is imported", "json.loads('no')"),

@@ -65,7 +65,7 @@ def test_held_out_losses_of_the_run_are_those_of_its_parameters_on_dataset(ran, 
     with jax.enable_x64(True):
         for seed in range(3):
             corpus = getattr(study.dataset(seed, 1), name)
-            logits = ja.models.one_layer.logits(results.params(seed=seed, cell=1), corpus)
+            logits = ja.models.one_layer.outputs(results.params(seed=seed, cell=1), corpus)
             found = float(ja.losses.logistic(logits, corpus.targets).mean())
             assert found == pytest.approx(recorded(results, seed, 1)[f"{name}_loss"], rel=1e-12)
 

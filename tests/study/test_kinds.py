@@ -140,7 +140,11 @@ def test_defaults_are_written_down(names):
             "mine.py:pairs",
             "phase.kind: mine.py:pairs is a function; a phase wants a class derived from",
         ),
-        ("model", {"kind": "mine.py:WithoutLogits"}, "mine.py:WithoutLogits has no 'logits'; a model wants"),
+        (
+            "model",
+            {"kind": "mine.py:WithoutOutputs"},
+            "mine.py:WithoutOutputs has no 'outputs'; a model wants",
+        ),
         (
             "model",
             {"kind": "mine.py:Underived", "dim": 3},
@@ -194,10 +198,10 @@ class Own(ja.Model):
     dim: int
     share: Annotated[float, msgspec.Meta(le=1)] = 0.5
 
-    def init(self, key, *, vocab_size, num_classes, dtype):
+    def init(self, key, like, *, dtype):
         raise NotImplementedError
 
-    def logits(self, params, corpus):
+    def outputs(self, params, corpus):
         raise NotImplementedError
 
 
@@ -248,7 +252,11 @@ def test_settings_are_fields_of_a_class_and_keyword_only_arguments_of_a_function
 @pytest.mark.parametrize(
     ("concept", "code", "message"),
     [
-        ("model", "class Taken(ja.Model):\n    dim: int = 3\n    logits: int = 3", "'logits' of Taken is an"),
+        (
+            "model",
+            "class Taken(ja.Model):\n    dim: int = 3\n    outputs: int = 3",
+            "'outputs' of Taken is an",
+        ),
         (
             "model",
             "class Taken(ja.Model):\n    attends_to_tokens: bool = True",
@@ -274,8 +282,8 @@ def test_a_setting_named_like_an_attribute_of_its_base_is_refused(concept, code,
     )
     text = (tmp_path / "taken.py").read_text(encoding="utf-8")
     if concept == "model":
-        methods = "\n    def init(self, key, **sizes): ...\n"
-        methods += "" if "logits:" in code else "    def logits(self, params, corpus): ...\n"
+        methods = "\n    def init(self, key, like, *, dtype): ...\n"
+        methods += "" if "outputs:" in code else "    def outputs(self, params, corpus): ...\n"
         (tmp_path / "taken.py").write_text(text.replace(code, code + methods), encoding="utf-8")
     with pytest.raises(InputError, match=message) as caught:
         made(concept, "taken.py:Taken", Namespace(tmp_path))

@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn import base
+from jaxattn import base, losses
+from jaxattn.base import Task
 from jaxattn.data.splits import Splits, token_statistics
+from jaxattn.dynamics import Descent
+from jaxattn.models import OneLayer
 from jaxattn.probes import Seen
 from jaxattn.study import user_functions
 
@@ -22,7 +25,8 @@ def test_a_loss_returns_one_number_a_sequence():
     np.testing.assert_array_equal(loss(jnp.array([1.0, 2.0]), jnp.array([1, -1])), [0, 9])
 
 
-SHOWN = Seen(3.0, None, None, Splits(4.0, None), None)
+QUERY = Descent(name="query", train=("p",), optimizer="sgd", step_size=1.0, steps=1)
+SHOWN = Seen(3.0, Task(OneLayer(dim=1), losses.DEFAULT, Splits(4.0)), QUERY)
 
 
 def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():

@@ -53,18 +53,18 @@ class Turned(ja.Model):
 
     attends_to_tokens = True
 
-    def init(self, key, *, vocab_size, num_classes, dtype):
+    def init(self, key, like, *, dtype):
         keys = jax.random.split(key, 4)
         d = self.dim
         W = jnp.eye(d) if self.rotation == "identity" else jax.random.normal(keys[1], (d, d))
-        E = jax.random.normal(keys[0], (vocab_size, d)) / d**0.5
+        E = jax.random.normal(keys[0], (like.vocab_size, d)) / d**0.5
         p, v = (jax.random.normal(k, (d,)) / d**0.5 for k in keys[2:])
         return Bilinear(*(x.astype(dtype) for x in (E, W, p, v)))
 
     def scores_and_values(self, params):
         return self.sharpness * (params.E @ (params.W @ params.p)), params.E @ params.v
 
-    def logits(self, params, corpus):
+    def outputs(self, params, corpus):
         return ja.attention.attend(corpus, *self.scores_and_values(params))
 
 
@@ -97,7 +97,7 @@ class Wander(ja.Phase, frozen=True, kw_only=True):
 
     def step(self, task, state):
         _, gradients = ja.dynamics.loss_and_gradients(
-            state.params, task.corpora.train, self.train, task.model.logits, per_sequence=task.loss
+            state.params, task.data.train, self.train, task.model.outputs, per_sequence=task.loss
         )
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         moved = {
@@ -132,13 +132,13 @@ class Longest(ja.PhaseProbe):
 
     metrics = ("share_of_longest", "longest")
 
-    def applies(self, model, loss, phase):
-        return "p" in phase.train
+    def why_not(self, task, phase):
+        return None if "p" in phase.train else "wants a phase that trains p"
 
     def observe(self, phase, state):
-        return phase.query(state)
+        return phase.parameter(state, "p")
 
-    def conclude(self, history, params, loaded):
+    def conclude(self, history, params, model, loaded):
         norms = (history**2).sum(-1) ** 0.5
         longest = norms.max(1)
         return {"share_of_longest": norms / longest[:, None]}, {"longest": longest}
@@ -167,17 +167,17 @@ class Underived:
     def __init__(self, dim):
         self.dim = dim
 
-    def init(self, key, **sizes):
+    def init(self, key, like, *, dtype):
         raise NotImplementedError
 
-    def logits(self, params, corpus):
+    def outputs(self, params, corpus):
         raise NotImplementedError
 
 
-class WithoutLogits(ja.Model):
+class WithoutOutputs(ja.Model):
     dim: int = 3
 
-    def init(self, key, **sizes):
+    def init(self, key, like, *, dtype):
         raise NotImplementedError
 
 

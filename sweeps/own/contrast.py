@@ -1,0 +1,64 @@
+"""A contrastive loss over true minibatches: two views of a sequence are each other's only match in them."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import jaxattn as ja
+
+
+class Pairs(ja.Dataset):
+    """n pairs of views, each T tokens in R^d; targets are the signal that both views share."""
+
+    left: Array  # (n, T, d)
+    right: Array  # (n, T, d)
+
+
+def views(key: Array, *, dim: int, length: int, sequences: int, noise: float = 0.5) -> Pairs:
+    """Draw pairs whose first tokens share a signal u ~ N(0, I); all other tokens are noise."""
+    signal_key, *keys = jax.random.split(key, 3)
+    u = jax.random.normal(signal_key, (sequences, dim))
+    left, right = (noise * jax.random.normal(k, (sequences, length, dim)) for k in keys)
+    return Pairs(targets=u, left=left.at[:, 0].add(u), right=right.at[:, 0].add(u))
+
+
+class Encoder(ja.Model[Pairs]):
+    """g(X) = A Σ_t q_t x_t with q = softmax over t of |x_t|²·s: what pays attention to long tokens wins."""
+
+    takes: ClassVar[type[Pairs]] = Pairs
+
+    features: int
+
+    def init(self, key: Array, like: Pairs, *, dtype: jnp.dtype) -> dict[str, Array]:
+        """Draw the parameters that one seed starts with."""
+        dim = like.left.shape[-1]
+        A = jax.random.normal(key, (dim, self.features), dtype) / dim**0.5
+        return {"A": A, "s": jnp.zeros((), dtype)}
+
+    def outputs(self, params: dict[str, Array], data: Pairs) -> Array:
+        """Compute unit features of both views, (n, 2, features)."""
+        x = jnp.stack([data.left, data.right], axis=1)
+        attention = jax.nn.softmax(params["s"] * (x**2).sum(-1), axis=-1)
+        g = jnp.einsum("nvt,nvtd,df->nvf", attention, x, params["A"])
+        return g / jnp.linalg.norm(g, axis=-1, keepdims=True)
+
+
+class InfoNCE(ja.Loss):
+    """-log softmax_j(g_i·g'_j / τ) at j = i, over the pairs of a batch."""
+
+    coupled: ClassVar[bool] = True
+
+    temperature: float = 0.2
+
+    def __call__(self, outputs: Array, targets: Array) -> Array:
+        """Compute the loss of a whole batch, ()."""
+        similar = outputs[:, 0] @ outputs[:, 1].T / self.temperature
+        return (jax.nn.logsumexp(similar, axis=1) - jnp.diagonal(similar)).mean()
+
+
+def matched(params: dict[str, Array], data: Pairs) -> Array:
+    """Share of left views whose nearest right view, among all, is their own."""
+    g = Encoder(features=params["A"].shape[1]).outputs(params, data)
+    return ((g[:, 0] @ g[:, 1].T).argmax(axis=1) == jnp.arange(data.num_examples)).mean()

@@ -1,0 +1,87 @@
+"""The next token of a Markov chain, by causal attention with positions, on fresh sequences at every step."""
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Sequences
+
+
+def chain(
+    key: Array, *, vocab_size: int, length: int, sequences: int, sharpness: float = 2.0, lag: int = 1
+) -> Sequences:
+    """Draw sequences of which each token depends on the one `lag` before; targets are the next tokens."""
+    # The chain is the same for every seed and every batch.
+    table = sharpness * jax.random.normal(jax.random.key(0), (vocab_size, vocab_size))
+
+    def follow(recent: Array, key: Array) -> tuple[Array, Array]:
+        token = jax.random.categorical(key, table[recent[0]])
+        return jnp.append(recent[1:], token), token
+
+    def draw(key: Array) -> Array:
+        first, rest = jax.random.split(key)
+        recent = jax.random.randint(first, (lag,), 0, vocab_size)
+        return jax.lax.scan(follow, recent, jax.random.split(rest, length + 1))[1]
+
+    tokens = jax.vmap(draw)(jax.random.split(key, sequences)).astype(jnp.int32)
+    mask = jnp.ones((sequences, length), bool)
+    return Sequences(targets=tokens[:, 1:], ids=tokens[:, :-1], mask=mask, vocab_size=vocab_size)
+
+
+class Params(NamedTuple):
+    """Parameters of the model."""
+
+    E: Array  # (V, d) embeddings
+    P: Array  # (T, d) positions
+    W: Array  # (d, d) keys against queries
+    U: Array  # (d, V) outputs
+
+
+class Causal(ja.Model[Sequences]):
+    """One causal attention layer over x_t = E_{s_t} + P_t; logits of the next token at every position."""
+
+    takes: ClassVar[type[Sequences]] = Sequences
+
+    dim: int
+
+    def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> Params:
+        """Draw the parameters that one seed starts with."""
+        shapes = (like.vocab_size, self.dim), (like.ids.shape[1], self.dim), (self.dim, like.vocab_size)
+        E, P, U = (
+            jax.random.normal(k, shape, dtype) / self.dim**0.5
+            for k, shape in zip(jax.random.split(key, 3), shapes, strict=True)
+        )
+        return Params(E, P, jnp.zeros((self.dim, self.dim), dtype), U)
+
+    def attention(self, params: Params, data: Sequences) -> tuple[Array, Array]:
+        """Compute attention (n, T, T) and tokens (n, T, d)."""
+        x = params.E[data.ids] + params.P
+        scores = jnp.einsum("ntd,de,nse->nts", x, params.W, x)
+        return jax.nn.softmax(jnp.where(data.causal, scores, -jnp.inf), axis=-1), x
+
+    def outputs(self, params: Params, data: Sequences) -> Array:
+        """Compute the logits of the next token, (n, T, V)."""
+        attention, x = self.attention(params, data)
+        return (x + attention @ x) @ params.U
+
+
+class NextToken(ja.Loss):
+    """Cross-entropy of the next token, mean over positions."""
+
+    def why_not(self, outputs: Array, data: ja.Dataset) -> str | None:
+        """Say that it takes a token and logits of all tokens at every position."""
+        fits = outputs.shape[:-1] == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.integer)
+        return None if fits else f"it wants targets {outputs.shape[:-1]} that are tokens"
+
+    def __call__(self, outputs: Array, targets: Array) -> Array:
+        """Compute the loss of every sequence, (n,)."""
+        own = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
+        return (jax.nn.logsumexp(outputs, axis=-1) - own).mean(axis=-1)
+
+
+def share_right(params: Params, data: Sequences) -> Array:
+    """Share of next tokens that a model of this file guesses."""
+    return (Causal(dim=params.E.shape[1]).outputs(params, data).argmax(-1) == data.targets).mean()

@@ -1,0 +1,186 @@
+"""Three tasks of one's own, as shipped in sweeps/own: all that the machine gives, and numbers written out."""
+
+import itertools
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.optimize import minimize
+
+import jaxattn as ja
+from jaxattn import api
+from jaxattn.engine.execute import Clock
+from jaxattn.engine.progress import Reporter
+from jaxattn.engine.store import Store
+from jaxattn.study import seed as of_seed
+
+SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
+SMALL = {
+    "query": ("data.sequences=5", "data.dim=3", "data.length=3", "data.test_sequences=8", "dtype=float64"),
+    "next_token": ("data.sequences=6", "data.test_sequences=4", "data.length=5", "phases.all.steps=3"),
+    "contrast": ("data.sequences=16", "data.test_sequences=4", "phases.all.steps=3"),
+}
+AXES = {
+    "query": ("data.strength", 2.0, 4.0),
+    "next_token": ("phases.all.step_size", 0.003, 0.01),
+    "contrast": ("phases.all.batch_size", 4, 8),
+}
+
+
+class KilledError(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Run a shipped sweep made small, once; give its study and its results."""
+    folder, known = tmp_path_factory.mktemp("tasks"), {}
+
+    def run(name):
+        if name not in known:
+            key, low, high = AXES[name]
+            study = ja.Study.read(
+                SHIPPED / f"{name}.toml", ["seeds=2", *SMALL[name]], [f"{key}=[{low}, {high}]"]
+            )
+            known[name] = study, study.run(folder / name, quiet=True)
+        return known[name]
+
+    return run
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_task_is_a_file_of_at_most_100_lines(name):
+    assert len((SHIPPED / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 100
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_killed_run_continues_to_the_same_bits_and_takes_more_seeds(ran, tmp_path, monkeypatch, name):
+    study, finished = ran(name)
+    save, killed = Store.save, tmp_path / "killed"
+
+    def save_and_die(*arguments, **named):
+        save(*arguments, **named)
+        raise KilledError
+
+    monkeypatch.setattr(Store, "save", save_and_die)
+    with pytest.raises(KilledError), Reporter(quiet=True) as reporter:
+        api.run(study, killed, reporter=reporter, clock=Clock(block_s=0.0, checkpoint_s=0.0))
+    monkeypatch.undo()
+    assert not ja.load(killed).finished
+    study.run(killed, quiet=True)
+    assert ja.load(killed).records.equals(finished.records)
+    more = ja.Study.of_tables(study.tree | {"seeds": 3}, study.names).run(killed, quiet=True)
+    assert set(more.records["seed"]) == {0, 1, 2}
+    key = ["cell", "seed", "phase", "step", "metric"]
+    first, old = (
+        x.sort_values(key, ignore_index=True) for x in (more.records.query("seed < 2"), finished.records)
+    )
+    assert first.equals(old)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_results_are_aggregated_paired_and_reported(ran, name):
+    _, results = ran(name)
+    key, low, high = AXES[name]
+    assert set(results.aggregate(metrics=["loss"])["n"]) == {2}
+    assert (results.pair(key, low, high, metrics=["loss"])["n"] == 2).all()
+    assert (results.directory / "report.html").is_file()
+    assert results.tokens.empty
+
+
+def of_metric(results, metric, cell, seed=1):
+    rows = results.records.query("metric == @metric and cell == @cell and seed == @seed")
+    return rows.set_index("step")["value"]
+
+
+def test_the_flow_on_w_ends_in_the_max_margin_direction_that_slsqp_finds(ran):
+    study, results = ran("query")
+    for cell, seed in itertools.product(range(2), range(2)):
+        data, params = results.dataset(seed=seed, cell=cell).train, results.params(cell=cell, seed=seed)
+        X, z, W = (np.asarray(x, np.float64) for x in (data.X, data.z, params.W))
+        scores = np.einsum("ntd,de,ne->nt", X, W, z)
+        top = X[np.arange(len(X)), scores.argmax(axis=1)]
+        apart = [
+            np.outer(chosen - x, query).ravel()
+            for chosen, tokens, query in zip(top, X, z, strict=True)
+            for x in tokens
+            if not np.array_equal(x, chosen)
+        ]
+        constraints = {"type": "ineq", "fun": lambda w, A=apart: np.array(A) @ w - 1}
+        found = minimize(lambda w: w @ w / 2, W.ravel(), jac=lambda w: w, constraints=constraints)
+        assert found.success
+        cosine = found.x @ W.ravel() / np.linalg.norm(found.x) / np.linalg.norm(W)
+        assert of_metric(results, "feasible", cell, seed).iloc[-1] == 1
+        away = of_metric(results, "one_minus_cosine", cell, seed).iloc[-1]
+        np.testing.assert_allclose(1 - cosine, away, atol=1e-5)
+    assert study.base.model.linear_in == "W"
+
+
+def test_causal_attention_with_positions_is_that_of_a_loop(ran):
+    study, results = ran("next_token")
+    data, params = results.dataset(seed=0).train, results.params(seed=0)
+    found = study.base.model.outputs(params, data)
+    E, P, W, U = (np.asarray(x, np.float64) for x in params)
+    for sequence, ids in enumerate(np.asarray(data.ids)):
+        x = E[ids] + P
+        for t in range(len(ids)):
+            a = np.array([x[s] @ W @ x[t] for s in range(t + 1)])
+            q = np.exp(a - a.max()) / np.exp(a - a.max()).sum()
+            np.testing.assert_allclose(found[sequence, t], (x[t] + q @ x[: t + 1]) @ U, atol=2e-5)
+
+
+def written_out(study, cell, batch_of):
+    """Train seed 1 of a cell by Adam on given batches; return parameters and training data."""
+    setting = study.cells[cell].setting
+    data_key, key = of_seed.keys(1)
+    train = setting.data.draw(data_key).train
+    params = setting.model.init(key, train, dtype=jnp.float32)
+    adam = optax.adam(setting.phases[0].step_size)
+    state, drawn = adam.init(params), jax.random.fold_in(key, 0)
+
+    def loss(params, batch):
+        return setting.loss(setting.model.outputs(params, batch), batch.targets).mean()
+
+    for step in range(3):
+        updates, state = adam.update(jax.grad(loss)(params, batch_of(setting, drawn, step, train)), state)
+        params = optax.apply_updates(params, updates)
+    return loss(params, train)
+
+
+def test_every_step_is_on_sequences_that_are_drawn_anew(ran):
+    study, results = ran("next_token")
+    for cell in range(2):
+
+        def fresh(setting, key, step, train):
+            batch_key, _ = jax.random.split(jax.random.fold_in(key, step))
+            settings = {"vocab_size": 8, "length": 5, "sharpness": 2.0, "lag": 1}
+            return type(setting.data).made_of(batch_key, **settings, sequences=32)
+
+        expected = written_out(study, cell, fresh)
+        np.testing.assert_allclose(of_metric(results, "loss", cell)[3], expected, rtol=1e-5)
+
+
+def test_a_contrastive_loss_sees_the_true_minibatch_alone(ran):
+    study, results = ran("contrast")
+    for cell, size in enumerate(AXES["contrast"][1:]):
+
+        def dealt(setting, key, step, train, size=size):
+            n = train.num_examples
+            epoch, number = divmod(step, n // size)
+            position = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), n))
+            own = np.argsort(position)[number * size : (number + 1) * size]
+            return train.replace(targets=train.targets[own], left=train.left[own], right=train.right[own])
+
+        expected = written_out(study, cell, dealt)
+        np.testing.assert_allclose(of_metric(results, "loss", cell)[3], expected, rtol=1e-5)
+
+
+def test_shipped_files_stand_alone(tmp_path):
+    for name in SMALL:
+        for file in SHIPPED.glob(f"{name}.*"):
+            shutil.copy(file, tmp_path)
+        assert ja.Study.read(tmp_path / f"{name}.toml").seeds == tuple(range(5))
