@@ -31,18 +31,26 @@ class Algorithm(NamedTuple):
     advance: Callable[[Any, Any, int | Array], Any] | None = None
 
 
-def run(algorithm: Algorithm, state: Any, corpus: Any, steps: int | Array) -> Any:
-    """Take a number of steps, which may be traced, in one compiled loop.
+def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
+    """Take a number of steps inside a program, see `run`."""
+    if algorithm.advance is not None:
+        return algorithm.advance(state, data, steps)
+    return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, data)[0], state)
+
+
+_compiled = jax.jit(loop, static_argnames="algorithm")
+
+
+def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
+    """Take a number of steps in one loop, which is compiled once for an algorithm and any number of steps.
 
     Args:
-        algorithm: a descent, say.
+        algorithm: a descent, say; the same object in every call, as another one is compiled anew.
         state: where to start.
-        corpus: what the descent's step takes: n sequences.
-        steps: how many.
+        data: what the algorithm's step takes.
+        steps: how many; may be traced.
 
     Returns:
         The state after the steps; one call with k + l steps equals two with k and l.
     """
-    if algorithm.advance is not None:
-        return algorithm.advance(state, corpus, steps)
-    return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, corpus)[0], state)
+    return _compiled(algorithm, state, data, steps)

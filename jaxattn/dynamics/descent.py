@@ -16,7 +16,7 @@ from jax import Array
 from jaxattn import backend, losses, trees
 from jaxattn.base import Dataset, Phase, State, Task
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.algorithm import Algorithm, Info, run
+from jaxattn.dynamics.algorithm import Algorithm, Info, loop
 from jaxattn.dynamics.early_stop import early_stop
 from jaxattn.dynamics.gradients import Outputs, loss, loss_and_gradients
 from jaxattn.dynamics.optimizers import ROTATION_INVARIANT, ScheduleName, check_options, optimizer, schedule
@@ -201,7 +201,7 @@ class Descent(Phase, frozen=True, kw_only=True):
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
         """Take a number of steps, which may be traced."""
         algorithm, on = self._algorithm(task)
-        return run(algorithm, state, on, steps)
+        return loop(algorithm, state, on, steps)
 
     def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
         """Make the descent, and what its steps take."""

@@ -64,6 +64,20 @@ def test_split_runs_equal_straight_ones_bit_for_bit(problem):
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_loop_is_traced_once_for_any_number_of_steps(problem):
+    params, corpus = problem
+    algorithm, traced = descent(optimizer("sgd", 0.1), train=["p"]), []
+
+    def step(state, data):
+        traced.append(None)
+        return algorithm.step(state, data)
+
+    counting = algorithm._replace(step=step)
+    ends = [run(counting, algorithm.init(params), corpus, steps) for steps in (1, 3)]
+    assert len(traced) == 1
+    np.testing.assert_array_equal(run(counting, ends[0], corpus, 2).params.p, ends[1].params.p)
+
+
 def test_small_steps_on_p_follow_gradient_flow(problem):
     """Halving the step halves the distance to the flow, as integrated by scipy."""
     from scipy.integrate import solve_ivp
