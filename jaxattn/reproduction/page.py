@@ -1,0 +1,196 @@
+"""The page of a book: every item with its figure, our numbers beside the published ones, and its verdict."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import pandas as pd
+
+from jaxattn.errors import RunError
+from jaxattn.reproduction import findings, record
+from jaxattn.reproduction.book import Book, Scale
+from jaxattn.reproduction.section import Section, measured, missing, texts
+from jaxattn.results.page import fill
+from jaxattn.results.tables import markdown
+from jaxattn.storage.files import inside
+from jaxattn.storage.files import write as write_file
+
+TEMPLATE = Path(__file__).with_name("page.html")
+AGREEMENT = (
+    "item", "measured", "value", "low", "high", "interval_over", "published", "criterion", "verdict",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Page:
+    """What was written.
+
+    Attributes:
+        sections: one for every item.
+        paths: all files, the page first.
+        failed: items whose run failed, and why.
+    """
+
+    sections: tuple[Section, ...]
+    paths: tuple[Path, ...]
+    failed: Mapping[str, str]
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row per item."""
+        return summary(self.sections)
+
+
+def write(
+    book: Book,
+    out: Path,
+    runs: Mapping[str, Path],
+    *,
+    scale: Scale,
+    failed: Mapping[str, str] = MappingProxyType({}),
+    overrides: Sequence[str] = (),
+) -> Page:
+    """Write index.md, index.html and agreement.csv, and of every item its record and its figures.
+
+    An item whose run is not there is shown from its record, if the folder has one: the page grows item by
+    item, also where the runs lie on several machines or are gone.
+
+    Args:
+        book: whose items.
+        out: where; its records are read too.
+        runs: the run folder of every item by name.
+        scale: the scale of the runs.
+        failed: items whose run failed, and why.
+        overrides: further overrides that the runs were made with.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InputError: a record that is damaged.
+        RunError: a file cannot be written.
+    """
+    fresh = {item.name: measured(item, runs[item.name], scale, out, overrides) for item in book.items}
+    sections = tuple(
+        fresh[item.name]
+        or (missing(item, scale, "the run failed") if item.name in failed else record.read(item, scale, out))
+        for item in book.items
+    )
+    contents = {
+        "index.md": as_markdown(book, sections, scale).encode(),
+        "index.html": as_html(book, sections, scale).encode(),
+        "agreement.csv": agreement(sections).to_csv(index=False, lineterminator="\n").encode(),
+    }
+    for each in fresh.values():
+        if each and each.ran:
+            contents |= record.files(each, scale)
+    try:
+        for name, content in contents.items():
+            inside((out / name).parent, out).mkdir(parents=True, exist_ok=True)
+            write_file(out / name, content, out)
+    except OSError as error:
+        raise RunError(
+            f"{out}: cannot be written: {error.strerror or error}; give another folder with --out"
+        ) from None
+    return Page(sections, tuple(out / name for name in contents), failed)
+
+
+def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
+    """One row per item: what is reported, the verdict, how long it ran and how to run it."""
+    return pd.DataFrame(
+        {
+            "item": each.item.name,
+            "reported": each.item.reports,
+            "verdict": each.verdict,
+            "run time": each.facts.get("run time", "-"),
+            "most memory": each.facts.get("most memory", "-"),
+            "command": f"`{each.command}`",
+        }
+        for each in sections
+    )
+
+
+def agreement(sections: tuple[Section, ...]) -> pd.DataFrame:
+    """Every finding of every item with its numbers, for computing."""
+    rows = [
+        {
+            "item": each.item.name,
+            "measured": finding.measured,
+            "value": finding.estimate.value,
+            "low": finding.estimate.low,
+            "high": finding.estimate.high,
+            "interval_over": finding.over,
+            "published": finding.published,
+            "criterion": finding.criterion.text if finding.criterion else "-",
+            "verdict": finding.verdict,
+        }
+        for each in sections
+        for finding in each.findings
+    ]
+    return pd.DataFrame(rows, columns=list(AGREEMENT))
+
+
+def as_markdown(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
+    """Write the page in Markdown."""
+    introduction = [line for text in _introduction(book, sections, scale) for line in (text, "")]
+    lines = [f"# {book.shared.title}", "", *introduction, markdown(summary(sections)), ""]
+    for each in sections:
+        item = each.item
+        lines += [f"## {item.name}", "", f"**Reported:** {item.reports}", ""]
+        lines += [f"**Not published and chosen here:** {item.chosen}.", ""]
+        lines += [f"**Compared:** {item.compared}.", "", f"**Verdict:** {each.verdict}.", ""]
+        lines += [f"**Why:** {each.reason}.", ""] if each.reason else []
+        if item.elsewhere:
+            lines += [f"Not run here: see [{item.elsewhere.words}]({item.elsewhere.link}).", ""]
+        if each.remedy:
+            lines += [f"{each.verdict.capitalize()}: {each.remedy}.", ""]
+        lines += [*(f"- {name}: {fact}" for name, fact in each.facts.items()), ""]
+        lines += [markdown(each.agreement), ""] if each.findings else []
+        for picture in each.pictures:
+            lines += [f"![{item.name}]({picture.file})", "", picture.caption, ""]
+        for title, table in each.tables.items():
+            lines += [f"{title}:", "", markdown(table), ""]
+        lines += [f"    {each.command}", ""]
+    text = "\n".join(lines)
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text
+
+
+def as_html(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
+    """Write the page as HTML that holds everything it shows."""
+    return fill(
+        TEMPLATE,
+        title=book.shared.title,
+        sections=sections,
+        introduction=_introduction(book, sections, scale),
+        summary=summary(sections).drop(columns="command"),
+        texts=texts,
+    )
+
+
+def _introduction(book: Book, sections: tuple[Section, ...], scale: Scale) -> list[str]:
+    sizes = (
+        "This page is at laptop scale: sizes are reduced by the overrides that every item names; "
+        f"`--scale full` runs the sweep files of {book.place} as they are."
+        if scale == "laptop"
+        else f"This page is at full scale: the sweep files of {book.place} as they are."
+    )
+    return [
+        book.shared.introduction.strip(),
+        sizes,
+        *([_cost(book, ran, scale)] if (ran := [each for each in sections if each.ran]) else []),
+        findings.RULE,
+        *([findings.OLD] if any(finding.old for each in sections for finding in each.findings) else []),
+    ]
+
+
+def _cost(book: Book, ran: list[Section], scale: Scale) -> str:
+    minutes = sum(each.seconds for each in ran) / 60
+    machines = " and ".join(sorted({each.machine for each in ran}))
+    words = ["jaxattn", "reproduce", *book.option, *(["--scale", scale] if scale != "laptop" else [])]
+    words += ["--data-dir", "DIR"] if book.shared.data else []
+    took = f"The {len(ran)} runs shown took" if len(ran) > 1 else "The run shown took"
+    return f"{took} {minutes:,.0f} minutes in all on {machines}: `{shlex.join(words)}`."
