@@ -1,14 +1,11 @@
 """What settings mean, from the docstrings of the classes and functions that have them."""
 
 import inspect
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-
-_SECTION = re.compile(r"^(?:Attributes|Args):\n((?:    .*\n|\n)*)", re.MULTILINE)
-_ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+from docstring_parser import DocstringStyle, parse
 
 
 def first_line(target: Any) -> str:
@@ -27,10 +24,9 @@ def meanings(target: Any) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for each in reversed(target.__mro__ if isinstance(target, type) else [target]):
-        text = inspect.cleandoc(each.__doc__ or "") + "\n"
-        for section in _SECTION.findall(text):
-            for names, words in _ENTRY.findall(section):
-                found |= dict.fromkeys(names.split(", "), " ".join(words.split()))
+        for said in parse(each.__doc__ or "", style=DocstringStyle.GOOGLE).params:
+            words = " ".join((said.description or "").split())
+            found |= dict.fromkeys(said.arg_name.split(", "), words)
     return found
 
 
