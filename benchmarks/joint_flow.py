@@ -3,7 +3,7 @@
     python benchmarks/joint_flow.py --out results/benchmarks [--seeds 64]
 
 V = 16 with 8 relevant tokens, n = 40, T = 6, d = 32, one step of 60 on E. `joint_flow` goes to ‖p‖ = 1000,
-the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 17.3, where v has been slaved since about 15.5. Rows of
+the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 19.6, where v has been slaved since about 17.8. Rows of
 a path up to there are compared with the ODE at the same log ‖v‖.
 """
 
@@ -22,7 +22,7 @@ import jaxattn as ja
 from jaxattn.models.reference import padded_sequences
 
 SIZES = {"vocab_size": 16, "relevant": 8, "length": 6, "sequences": 40}
-UNTIL, AGREES = 17.3, 1e-4
+UNTIL, AGREES = 19.6, 1e-4
 DISTANCE = "largest ‖p - p_ODE‖/‖p‖"
 # Seeds of one call, so that all calls share a program.
 CHUNK = 8
@@ -58,7 +58,7 @@ def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
     rows = np.flatnonzero((log_norm < later) & (log_norm > log_norm[0]) & (log_norm < until))
     found = follow(
         *(np.asarray(x) for x in (params.E, params.p, params.v)),
-        *padded_sequences(corpus),
+        *map(np.asarray, padded_sequences(corpus)),
         np.asarray(corpus.targets),
         until,
         tolerance,
@@ -75,7 +75,7 @@ def tied_pairs(params, corpus, selection):
     if not found.head.feasible:
         return None
     values = np.asarray(params.E) @ found.v
-    ids, mask = padded_sequences(corpus)
+    ids, mask = map(np.asarray, padded_sequences(corpus))
     on_margin = np.abs(np.asarray(corpus.targets)[:, None] * values[ids] - 1) <= 1e-8
     return sum(len(set(ids[X][(on_margin & mask)[X]])) - 1 for X in np.flatnonzero(found.support))
 
