@@ -18,6 +18,17 @@ from jaxattn.study.namespace import Namespace
 SWEEPS = Path(__file__).parent / "sweeps"
 
 
+def pytest_configure(config):
+    """Let the default set compile fast, here and in processes that tests start.
+
+    It compiles more than it computes. The slow set runs programs as they run for users.
+    """
+    if "not slow" in config.option.markexpr:
+        jax.config.update("jax_disable_most_optimizations", True)
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+
+
 @pytest.fixture(scope="session")
 def tables():
     """Read the tables of a sweep file that tests share, with changes."""
@@ -44,11 +55,6 @@ def compiled_once(pytestconfig):
     jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # The fast set compiles more than it computes. The slow one runs programs as they run for users.
-    if pytestconfig.option.markexpr == "not slow and not chips":
-        jax.config.update("jax_disable_most_optimizations", True)
-        # Also in processes that tests start.
-        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
 @pytest.fixture(autouse=True)
