@@ -9,7 +9,7 @@ from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.probes.seen import Seen
+from jaxattn.probes.seen import Seen, wants_attention
 
 
 @sequential_vmap_if_large
@@ -45,11 +45,7 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
         """Say that it wants attention that is softmax over scores of the tokens of bags."""
-        return (
-            wants_scores(task)
-            if task.model.attends_to_tokens
-            else "wants a model with attends_to_tokens = True"
-        )
+        return wants_attention(task)
 
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure attention_entropy and attended_tokens on the training corpus."""

@@ -9,7 +9,7 @@ from jax import Array
 from jaxattn.attention import attend
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.data.corpus import Corpus
-from jaxattn.probes.seen import Seen
+from jaxattn.probes.seen import Seen, wants_attention
 from jaxattn.spec import Count, Share
 from jaxattn.theory import Selection, selection_from_scores
 
@@ -40,11 +40,7 @@ class Selected(Probe, frozen=True, kw_only=True):
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
         """Say that it wants attention that is softmax over scores of the tokens of bags."""
-        return (
-            wants_scores(task)
-            if task.model.attends_to_tokens
-            else "wants a model with attends_to_tokens = True"
-        )
+        return wants_attention(task)
 
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed."""
