@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # what stands above
     from jaxattn.probes.seen import Seen
     from jaxattn.theory.scores import Scores
 
-D = TypeVar("D", bound="Dataset")
+S = TypeVar("S", bound="Dataset")
 # Named arrays: a dataclass, a NamedTuple or a dict of them.
 Params = Any
 # Told what is read, how much of it, and of how much, None if nobody knows; 0 of 0 makes it a remark.
@@ -80,7 +80,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
         """The number of classes K that the targets name, -1 and +1 if K = 2; None if they are no classes."""
         return None
 
-    def take(self: D, index: Array) -> D:
+    def take(self: S, index: Array) -> S:
         """Take some examples, inside jit and under vmap: a minibatch.
 
         Args:
@@ -111,6 +111,9 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
     def check(self) -> None:
         """Check on the host what programs cannot; raises InputError."""
         self.check_shapes()
+
+
+D = TypeVar("D", bound=Dataset)
 
 
 class CommonData(Spec, frozen=True, kw_only=True):

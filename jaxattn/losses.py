@@ -170,21 +170,19 @@ def _above(logits: Float[Array, "n K"]) -> Float[Array, "n K K"]:
     return jnp.where(own, -jnp.inf, logits[:, None, :] - logits[:, :, None])
 
 
-def mean(
-    loss: PerSequence, logits: Array, labels: Int[Array, "n"], weights: Weights = None
-) -> Float[Array, ""]:
-    """Average a loss over sequences, L = (1/n) Σ ℓ(f, y) or Σ w ℓ(f, y).
+def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = None) -> Float[Array, ""]:
+    """Average a loss over examples, L = (1/n) Σ ℓ(f, y) or Σ w ℓ(f, y).
 
     Args:
-        loss: ℓ, (logits, labels) -> (n,); or -> (), that of them all, which takes no weights.
-        logits: f, (n,) or (n, K).
-        labels: (n,).
-        weights: of the sequences, (n,), instead of 1/n for each.
+        loss: ℓ, (outputs, targets) -> (n,); or -> (), that of them all, which takes no weights.
+        outputs: f, (n, ...).
+        targets: y, (n, ...).
+        weights: of the examples, (n,), instead of 1/n for each.
 
     Returns:
-        The loss, a scalar of the logits' dtype.
+        The loss, a scalar of the outputs' dtype.
     """
-    each = loss(logits, labels)
+    each = loss(outputs, targets)
     if each.ndim == 0:
         return each
     return each.mean() if weights is None else each @ weights.astype(each.dtype)

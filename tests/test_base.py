@@ -8,11 +8,10 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import base
-from jaxattn.study.concepts import DATA, FIGURE, LOSS, MODEL, PHASE, PROBE, START
+from jaxattn.study.concepts import CONCEPTS, table
 from jaxattn.study.kinds import _check_class, _check_settings
 
 PACKAGE = Path(ja.__file__).parent
-CONCEPTS = [DATA, MODEL, LOSS, START, PHASE, PROBE, FIGURE]
 EXTENDING = Path(__file__).parents[1] / "docs" / "extending.md"
 # Where something is asked for an attribute that it may lack: all of it is made by others.
 FOREIGN = {
@@ -79,13 +78,12 @@ def test_settings_of_a_class_need_no_decorator():
     assert ja.models.TwoLayer(dim=3).has_scores
 
 
-def test_docs_name_the_base_of_every_concept():
-    """The table of docs/extending.md: every base, and what has to be written of it."""
-    rows = [line for line in EXTENDING.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+def test_the_table_of_the_docs_is_made_of_the_bases():
+    assert table() in EXTENDING.read_text(encoding="utf-8")
     for concept in CONCEPTS:
         for of, names in concept.bases.items():
-            (row,) = [row for row in rows if f"`ja.{of.__name__}`" in row]
-            assert [name for name in names if f"`{name}" not in row] == []
+            calls = [call.partition("(")[0] for call in concept.classes[of.__name__]]
+            assert set(names) <= set(calls)
 
 
 def test_every_base_is_exported():

@@ -130,3 +130,11 @@ def test_settings_are_checked_when_they_are_read():
     for wrong in ({"smoothing": 1.5}, {"smoothing": -0.1}, {"smooth": 0.1}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(wrong, losses.Hinge)
+
+
+def test_the_squared_error_of_numbers_and_vectors_is_half_the_squared_distance(rng):
+    for shape in ((7,), (7, 3), (7, 3, 2)):
+        f, y = rng.normal(size=(2, *shape))
+        expected = [0.5 * np.sum((a - b) ** 2) for a, b in zip(f, y, strict=True)]
+        found = losses.SquaredError()(jnp.asarray(f), jnp.asarray(y))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)

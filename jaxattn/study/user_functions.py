@@ -131,7 +131,7 @@ class SharedOfFunction(_Made, SharedData, frozen=True, kw_only=True):
         for data in several:
             if not isinstance(data, Dataset):
                 raise InputError(f"it returns {shown(data)}; return a jaxattn.Dataset, such as a Corpus")
-        return Loaded(jax.jit(splits_of)(*several), True, _numbered(several[0]))
+        return Loaded(jax.jit(splits_of)(*several), True, list(_numbered(several[0])))
 
 
 def _numbered(data: Dataset) -> Sequence[str]:

@@ -471,3 +471,18 @@ def test_a_vocabulary_of_ones_own_gives_the_ids_and_is_part_of_the_cache_key(sou
 
 def test_a_vocabulary_that_names_a_token_twice(source, settings):
     assert "'good' is token 0 and token 2" in message(source, tokens=["good", "bad", "good"], **settings)
+
+
+def test_texts_can_be_read_as_sequences_in_their_order(source, settings):
+    bags, ordered = load(source, **settings), changed(source, order="kept")
+    first, again = load(ordered, **settings), load(ordered, **settings)
+    for split, rows in (("train", ROWS), ("test", TEST)):
+        data, known = getattr(first, split), set(first.vocabulary.tokens)
+        for number, (words, label) in enumerate(rows):
+            ids = np.asarray(data.ids)[number][np.asarray(data.mask)[number]]
+            found = [first.vocabulary.tokens[token] for token in ids]
+            assert found == [word for word in tokenise(words) if word in known]
+            assert data.targets[number] == 2 * label - 1
+        np.testing.assert_array_equal(counts(data.bags()), counts(getattr(bags, split)))
+    for one, other in zip(jax.tree.leaves(first.train), jax.tree.leaves(again.train), strict=True):
+        np.testing.assert_array_equal(one, other)

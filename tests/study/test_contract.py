@@ -338,7 +338,7 @@ WRONG = {
     # what returns something else
     "no corpus": (
         {"data": "mine.py:no_corpus"},
-        "data: its generator returns tuple; return a jaxattn.data.Corpus",
+        "data: it returns tuple; return a jaxattn.Dataset, such as a Corpus",
     ),
     "unnamed": (
         {"model": model("Unnamed")},
@@ -350,7 +350,7 @@ WRONG = {
     ),
     "two logits": (
         {"model": model("TwoColumns")},
-        "model: TwoColumns.outputs returns float32[10, 2]; return (10,) floats, for 10 sequences of 2 classes",
+        "loss: Classification cannot take these: it wants outputs (10,) for 10 examples of 2 classes, not float32[10, 2]",
     ),
     "values only": (
         {"model": model("ValuesOnly")},
@@ -362,7 +362,7 @@ WRONG = {
     ),
     "mean loss": (
         {"loss": "mine.py:mean_loss"},
-        "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one for every sequence",
+        "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one for every example",
     ),
     "whole loss": (
         {"loss": "mine.py:count_loss"},
@@ -418,7 +418,7 @@ WRONG = {
     ),
     "entropy of what does not attend": (
         {"probes": {"own": ["attention_entropy"]}},
-        "probes.own[0]: attention_entropy: the model's attention is not softmax over scores of tokens",
+        "probes.own[0]: AttentionEntropy applies to no phase: it wants a model with attends_to_tokens = True; leave it",
     ),
     "coupled sequences": (
         {"loss": "mine.py:contrast", "phases": BATCHED},
@@ -518,7 +518,7 @@ def test_coupled_sequences_are_found_also_without_derivatives(loss, couples):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"squared_error"}))
 def test_no_built_in_loss_couples_sequences(name, classes):
     if (name, classes) not in (("logistic", 3), ("cross_entropy", 2)):
         assert not contract._couples(LOSSES[name](smoothing=0.1), 10, classes)
