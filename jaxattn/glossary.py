@@ -9,13 +9,14 @@ from typing import Any
 
 from jaxattn.base import Measurement
 from jaxattn.docstrings import meanings, table, written
-from jaxattn.probes import PROBES, Fit, Importance, OneStepError, Selected
+from jaxattn.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.probes.settings import Probes
-from jaxattn.results.labels import METRICS
+from jaxattn.results.labels import OF_PHASES
 from jaxattn.study.kinds import fields_of
 
 STANDARD: dict[str, type[Measurement]] = {
     "in every study": Fit,
+    "in every study whose targets are classes": Accuracy,
     "in every study whose model has scores and values of tokens": Importance,
     "in every study whose model attends to tokens": Selected,
     "after one step on E": OneStepError,
@@ -45,7 +46,7 @@ def glossary() -> str:
         "## Probes to ask for",
         *(_section(probe, f'`own = ["{name}"]` of `[probes]`') for name, probe in PROBES.items()),
         "## Phases and records",
-        _table({name: label for name, label in METRICS.items() if name not in _of_probes()}),
+        _table(OF_PHASES),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -64,10 +65,6 @@ def _settings() -> str:
 
 def _table(labels: Mapping[str, str]) -> str:
     return table(["metric", "what it is"], [[f"`{name}`", label] for name, label in labels.items()])
-
-
-def _of_probes() -> set[str]:
-    return {name for probe in (*STANDARD.values(), *PROBES.values()) for name in probe.labels}
 
 
 if __name__ == "__main__":

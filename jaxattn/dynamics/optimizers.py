@@ -65,8 +65,7 @@ def optimizer(
         options: what the optimiser takes beside η, by optax's names: momentum and nesterov of sgd and
             normalized, loss_floor of polyak, weight_decay of adamw, ... `epsilon` is optax's eps: the
             gradient of E is of order 1e-6 per entry on a corpus of thousands of reviews, so for adam this is
-            not only a guard against division by 0. sgd, normalized, polyak and adam take each other's
-            momentum, loss_floor and epsilon without using them, so that a sweep can compare them.
+            not only a guard against division by 0.
 
     Returns:
         The optax transformation.
@@ -77,10 +76,7 @@ def optimizer(
     check_options(name, options)
     factory = _factory(name)
     known = inspect.signature(factory).parameters
-    taken = {_own_name(key, known): value for key, value in options.items()}
-    if name in _OWN:
-        taken = {key: value for key, value in taken.items() if key in known}
-    return factory(step_size, **taken)
+    return factory(step_size, **{_own_name(key, known): value for key, value in options.items()})
 
 
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
@@ -101,7 +97,7 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
     called = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
     first, *others = signature(factory).parameters.values()
     known = {x.name: x for x in others if x.kind is not x.VAR_KEYWORD}
-    allowed = {*known, *(_SHARED if name in _OWN else ()), *(("epsilon",) if "eps" in known else ())}
+    allowed = {*known, *(("epsilon",) if "eps" in known else ())}
     takes_any = len(known) < len(others)
     for option in options:
         if option == first.name:
@@ -181,7 +177,6 @@ def _polyak(step_size: float | Array, *, loss_floor: float | Array = 0.0) -> opt
     return optax.polyak_sgd(step_size, f_min=loss_floor)
 
 
-_OWN: dict[Any, Factory] = {"sgd": _sgd, "normalized": _normalized, "polyak": _polyak, "adam": optax.adam}
+_OWN: dict[Any, Factory] = {"sgd": _sgd, "normalized": _normalized, "polyak": _polyak}
 # Their steps are combinations of gradients whose factors depend on inner products alone.
 ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
-_SHARED = ("momentum", "loss_floor", "epsilon")

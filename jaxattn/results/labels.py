@@ -9,25 +9,9 @@ from typing import Any
 from jaxattn.errors import InputError
 from jaxattn.results.numbers import setting
 
-METRICS = MappingProxyType(
+# What phases measure of themselves; probes have labels of their own.
+OF_PHASES = MappingProxyType(
     {
-        "loss": "loss",
-        "accuracy": "accuracy",
-        "train_accuracy": "training accuracy",
-        "test_accuracy": "test accuracy",
-        "test_accuracy_best_on_test": "best test accuracy so far, chosen on the test set",
-        "test_accuracy_best_on_validation": "test accuracy where the validation accuracy was best so far",
-        "test_loss": "test loss",
-        "p_norm": r"$\Vert p\Vert$",
-        "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
-        "important_mass": "attention on important tokens",
-        "one_step_error": "one-step error per unit $\\eta_0$",
-        "one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
-        "margin_ratio": "margin of $p$ / largest margin",
-        "margin_shortfall": "1 - margin of $p$ / largest margin",
-        "important_selected": "sequences that select an important token",
-        "important_tied": "sequences in which an important token ties on top",
-        "evaluations": "gradient evaluations",
         "arc_length": "length of the path",
         "log_time": r"$\log\,t$",
         "log_v_norm": r"$\log\,\Vert v\Vert$",
@@ -35,20 +19,6 @@ METRICS = MappingProxyType(
         "log_loss": r"$\log\,L$",
         "drift": r"drift of $E^\top E - pp^\top - vv^\top$",
         "mismatch": "error of $dp/dt$ with $v$ following from $p$",
-        "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
-        "spearman_Ep_signed_bins": r"Spearman of $E_s^\top p$ and posterior difference, bins",
-        "spearman_Ep_signed_tokens": r"Spearman of $E_s^\top p$ and posterior difference, tokens",
-        "spearman_Ep_absolute_bins": r"Spearman of $E_s^\top p$ and |posterior difference|, bins",
-        "spearman_Ep_absolute_tokens": r"Spearman of $E_s^\top p$ and |posterior difference|, tokens",
-    }
-)
-# What metrics of older results are called now.
-RENAMED = MappingProxyType(
-    {
-        "best_test_accuracy": "test_accuracy_best_on_test",
-        "spearman_Ep_bins": "spearman_Ep_signed_bins",
-        "spearman_Ep_tokens": "spearman_Ep_signed_tokens",
-        "all_relevant_selected": "only_relevant_selected",
     }
 )
 AXES = MappingProxyType(
@@ -71,9 +41,9 @@ OWN_SCORES = "the score", "score of token $s$"
 VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
 
 
-def metric_label(metric: str, labels: Mapping[str, str] = METRICS) -> str:
-    """Name a metric by its label if it has one, else as in the paper, else by its words."""
-    for known in (labels, METRICS):
+def metric_label(metric: str, labels: Mapping[str, str]) -> str:
+    """Name a metric by its label if it has one, else by its words."""
+    for known in (labels, OF_PHASES):
         if metric in known:
             return str(known[metric])
     if found := re.fullmatch(r"spearman_Ev_(\w+)", metric):
@@ -82,9 +52,7 @@ def metric_label(metric: str, labels: Mapping[str, str] = METRICS) -> str:
 
 
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
-    """Say in one line what a metric is called now, which is near it, or what a run recorded."""
-    if new := RENAMED.get(metric):
-        return InputError(f"metric {metric!r}: it is called {new!r} now")
+    """Say in one line which metric is near it, or what a run recorded."""
     # Bins are many and have numbers.
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
     if near := difflib.get_close_matches(metric, known, 1):

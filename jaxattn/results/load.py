@@ -10,7 +10,6 @@ import pandas as pd
 
 from jaxattn.results import combine, figures, statistics, tokens
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import RENAMED
 from jaxattn.results.read import read
 from jaxattn.results.run import Run
 
@@ -197,15 +196,11 @@ def load(directory: str | Path) -> Results:
             `finished` tells which.
 
     Returns:
-        The results, with all records and tokens in memory, metrics by the names that they have now.
+        The results, with all records and tokens in memory.
 
     Raises:
         InputError: no such folder, not a results folder, one in which nothing was measured yet, a damaged
             file.
     """
     directory = Path(directory)
-    folder = read(directory)
-    metric = folder.records["metric"]
-    if metric.isin(list(RENAMED)).any():
-        folder = folder._replace(records=folder.records.assign(metric=metric.astype(object).replace(RENAMED)))
-    return Results(directory, *folder)
+    return Results(directory, *read(directory))

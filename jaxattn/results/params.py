@@ -15,7 +15,7 @@ from jaxattn.results.run import Run
 from jaxattn.spec import PositiveInt
 from jaxattn.storage import checkpoints, marks
 from jaxattn.storage.files import Damaged, memory
-from jaxattn.storage.manifest import FORMAT, mending
+from jaxattn.storage.manifest import mending
 from jaxattn.study.seed import keys
 
 Arrays = dict[str, np.ndarray]
@@ -135,10 +135,6 @@ def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     """Read the checkpoint of a finished batch: by phase the parameters that moved in it, of all lanes."""
     directory = results.directory.resolve()
-    if results.manifest["format"] < FORMAT:
-        raise InputError(
-            f"{directory}: its parameters are of an earlier version of jaxattn; run it again elsewhere"
-        )
     with mending(results.manifest):
         mark = marks.read(directory, batch)
     if mark is None or not mark.finished:

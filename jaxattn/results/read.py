@@ -54,11 +54,6 @@ def read(directory: Path) -> Folder:
     with mending(known):
         tables = _merged(directory, known)
         if tables is None:
-            if known["format"] < manifest.FORMAT:
-                raise InputError(
-                    f"{directory}: without its tables, and of an earlier version of jaxattn; "
-                    f"run it again into another folder: {command(known)}"
-                )
             found = _parts(directory, known)
             tables = {name: [read[name] for _, read in found] for name in COLUMNS}
             failures = [failure for mark, _ in found for failure in mark.failures]
@@ -74,15 +69,11 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     """Read the tables of a finished run; None if they are not there."""
     if known["status"] != "finished":
         return None
-    # Runs of the first versions said nothing of their tables, and need not have both.
-    wanted = known["sha256"] or {
-        name: None for name in COLUMNS if name == "records" or (directory / f"{name}.parquet").exists()
-    }
-    paths = {name: directory / f"{name}.parquet" for name in wanted}
+    paths = {name: directory / f"{name}.parquet" for name in known["sha256"]}
     if not paths or not all(path.exists() for path in paths.values()):
         return None
     return {
-        name: [marks.read_table(paths[name], directory, wanted[name])] if name in paths else []
+        name: [marks.read_table(paths[name], directory, known["sha256"][name])] if name in paths else []
         for name in COLUMNS
     }
 

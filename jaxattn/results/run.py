@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.errors import InputError
-from jaxattn.results.labels import METRICS, OWN_SCORES, SCORES, VALUES, metric_label
+from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, metric_label
 from jaxattn.results.numbers import setting
 from jaxattn.storage import origin
 from jaxattn.storage.manifest import command
@@ -96,7 +96,7 @@ class Run:
 
     def label(self, metric: str) -> str:
         """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
-        text = metric_label(metric, self.manifest.get("labels", METRICS))
+        text = metric_label(metric, self.manifest["labels"])
         scores = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
         return text.replace(VALUES["Ep"], scores.pop() if len(scores) == 1 else OWN_SCORES[1])
 

@@ -24,7 +24,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
         InputError: no results folder, or a file that cannot be read.
     """
     found = []
-    nothing = {"batches": [], "sha256": {}, "cells": [], "status": "", "format": manifest.FORMAT}
+    nothing = {"batches": [], "sha256": {}, "cells": [], "status": ""}
     known: Mapping[str, Any] = nothing
     again = "run the same sweep again"
     try:
@@ -32,13 +32,12 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
         again = f"mend it with: {manifest.command(known)}"
     except Damaged as error:
         found.append(str(error))
-    current = known["format"] == manifest.FORMAT
-    batches = marks.batches(directory) if current else []
+    batches = marks.batches(directory)
     for number, batch in enumerate(batches):
         progress(batch, number / len(batches))
         found += _batch(directory.resolve(), batch, known, again)
     if known["status"] == "finished":
-        planned = [batch["name"] for batch in known["batches"]] if current else []
+        planned = [batch["name"] for batch in known["batches"]]
         missing = [marks.path(directory, name) for name in planned if name not in batches]
         found += [f"{path}: missing; {again}" for path in missing]
         tables = {f"{name}.parquet": sha256 for name, sha256 in known["sha256"].items()}

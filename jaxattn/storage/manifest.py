@@ -16,7 +16,7 @@ from jaxattn.storage.marks import Failure
 
 NAME = "manifest.json"
 MOST_BINS = 10_000
-# Since 5, manifests are sealed; older ones are read as they are, and not continued.
+# Raised where what a folder holds changes.
 FORMAT = 5
 REBUILD = "run the same sweep again into this folder to rebuild it from what is there"
 
@@ -85,7 +85,7 @@ class Manifest(msgspec.Struct):
     config: Config
     cells: Annotated[tuple[Cell, ...], msgspec.Meta(min_length=1)]
     seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
-    format: int = 1
+    format: int
     status: str = "stopped"
     description: str = ""
     config_hash: str | None = None
@@ -96,7 +96,7 @@ class Manifest(msgspec.Struct):
     failures: tuple[Failure, ...] = ()
     errors: tuple[Error, ...] = ()
     sha256: dict[str, str] = {}
-    labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    labels: dict[str, str] = {}
     code: dict[str, str | None] = {}
     versions: dict[str, str | None] = {}
     git_commit: str | None = None
@@ -138,9 +138,7 @@ def find(directory: Path) -> dict[str, Any] | None:
             return None
         raise Damaged(f"{error}; {REBUILD}") from None
     try:
-        content = files.parse(text)
-        if not _is_old(content):
-            content = files.unsealed(content)
+        content = files.unsealed(files.parse(text))
     except ValueError as error:
         raise Damaged(f"{path}: damaged ({error}); {REBUILD}") from None
     return _checked(path, content)
@@ -151,8 +149,10 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         checked = msgspec.convert(content, Manifest)
     except (msgspec.ValidationError, UnicodeError) as error:
         raise InputError(f"{path}: {error}; give the manifest of a run") from None
-    if checked.format > FORMAT:
-        raise InputError(f"{path}: written by a newer version of jaxattn; read it with that one")
+    if checked.format != FORMAT:
+        raise InputError(
+            f"{path}: written by another version of jaxattn; read it with that one, or run it again elsewhere"
+        )
     cells = {entry.cell for entry in checked.cells}
     named = {entry.cell for entry in checked.failures}
     named.update(cell for batch in checked.batches for cell in batch.cells)
@@ -184,11 +184,3 @@ def mending(manifest: Mapping[str, Any]) -> Iterator[None]:
         yield
     except Damaged as error:
         raise InputError(f"{error}; mend it with: {command(manifest)}") from None
-
-
-def _is_old(content: Any) -> bool:
-    """Tell whether a manifest is from before there were seals."""
-    if not isinstance(content, dict) or files.SEAL in content:
-        return False
-    number = content.get("format", 1)
-    return isinstance(number, int) and number < FORMAT

@@ -55,7 +55,7 @@ def last_of(transformation, steps=4):
             {"weight_decay": 0.3, "epsilon": 1e-3},
             lambda: optax.adamw(0.1, weight_decay=0.3, eps=1e-3),
         ),
-        ("adam", {"b1": 0.5, "momentum": 0.9}, lambda: optax.adam(0.1, b1=0.5)),
+        ("adam", {"b1": 0.5}, lambda: optax.adam(0.1, b1=0.5)),
         ("sgd", {"momentum": 0.9, "nesterov": True}, lambda: optax.sgd(0.1, momentum=0.9, nesterov=True)),
         ("rmsprop", {"decay": 0.8}, lambda: optax.rmsprop(0.1, decay=0.8)),
         ("lion", {}, lambda: optax.lion(0.1)),
@@ -115,8 +115,9 @@ def test_a_chain_of_the_users_own():
         ("adamw", ["weight_decy"], "weight_decy: not an option of adamw; did you mean 'weight_decay'?"),
         ("adamw", ["learning_rate"], "learning_rate: of adamw, it is given as step_size"),
         ("adamw", ["momentum"], "momentum: not an option of adamw"),
+        ("sgd", ["epsilon"], "epsilon: not an option of sgd"),
         ("sign_sgd", ["momentum"], "momentum: not an option of sign_sgd; known: none"),
-        ("sgd", ["b1"], "b1: not an option of sgd; known: epsilon, loss_floor, momentum, nesterov"),
+        ("sgd", ["b1"], "b1: not an option of sgd; known: momentum, nesterov"),
     ],
 )
 def test_unknown_names_and_options_are_named_with_the_nearest(name, options, message):

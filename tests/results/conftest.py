@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jaxattn.probes import Accuracy, Fit, Importance, MaxMarginDirection, OneStepError, Selected
 from jaxattn.results import load
 from jaxattn.storage.files import digest
 from jaxattn.storage.manifest import FORMAT
@@ -37,6 +38,7 @@ METRICS = (
     "log_gradient_norm",
     "important_mass",
 )
+STANDARD = (Fit, Accuracy, Importance, Selected, OneStepError, MaxMarginDirection)
 BINS = 20
 DIMS = [64, 128, 256, 512]
 SLOPE = -0.5
@@ -79,6 +81,7 @@ def write_results(
     pd.concat(tokens, ignore_index=True).to_parquet(directory / "tokens.parquet", index=False)
     content = {
         "format": FORMAT,
+        "labels": {name: label for probe in STANDARD for name, label in probe.labels.items()},
         "name": "planted",
         "description": "Planted laws <b>and</b> a little noise.",
         "status": "finished",
