@@ -160,29 +160,27 @@ def claims(
         data_dir: Folder of tensorflow-datasets that holds imdb_reviews, to measure on real reviews too.
         out: Results folder.
     """
-    from jaxattn.claims import scoreboard, words
-    from jaxattn.data.readers import Tfds
     from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
+    from jaxattn.reproduction import scoreboard
 
-    if seeds > 1 and (few := words.too_few(seeds)):
+    if seeds > 1 and (few := scoreboard.too_few(seeds)):
         print(f"jaxattn: {few}", file=sys.stderr)
     keep_compiled()
-    source = Tfds(dataset="imdb_reviews", data_dir=str(data_dir), min_count=45) if data_dir else None
     with Reporter(quiet) as reporter:
         try:
             board = scoreboard.run(
-                seeds=seeds, only=only, source=source, folder=out / "runs", reporter=reporter
+                seeds=seeds, only=only, data_dir=data_dir, folder=out / "runs", reporter=reporter
             )
         except Interrupted:
             print("stopped; nothing is lost, continue with the same command", file=sys.stderr)
             return 130
     table = board.table()
-    for promised, title in words.PARTS:
+    for promised, title in scoreboard.PARTS:
         part = table[[row.claim.promised == promised for row in board.rows]]
         if len(part):
             print_table(title, part)
-    print(words.chances(board.rows))
+    print(scoreboard.chances(board.rows))
     for path in board.write(out, command=shlex.join(["jaxattn", *sys.argv[1:]])):
         print(path)
     return board.status
@@ -191,23 +189,27 @@ def claims(
 def reproduce(
     only: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = (),
     scale: Literal["laptop", "full"] = "laptop",
+    book: Annotated[str, arg(metavar="BOOK")] = "paper",
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
-    out: Annotated[Path, arg(metavar="DIR")] = Path("results/paper"),
+    out: Annotated[Path | None, arg(metavar="DIR")] = None,
     max_memory: MaxMemory = None,
     quiet: Quiet = False,
 ) -> int:
     """Run every figure, table and number of the paper again, and write a page with ours beside the published.
 
+    Other papers are books too: folders of items, see docs/books.md.
     Example: jaxattn reproduce --only fig2_synthetic fig3_imdb --data-dir ../data
 
     Args:
         only: Run these items only; the page shows the others as far as their runs or records are there.
         scale: Published sizes (full), or smaller ones that two cores run in a quarter of an hour.
-        data_dir: Folder that holds tfds/imdb_reviews and yelp_stars.parquet; without it their items are not
-            run.
-        out: Results folder, of one scale; runs that are finished there are not run again.
+        book: Name of a folder of items in sweeps/, or the folder itself; its code is imported.
+        data_dir: Folder of the book's data sets, for the paper tfds/imdb_reviews and yelp_stars.parquet;
+            without it their items are not run.
+        out: Results folder, of one scale; runs that are finished there are not run again. By default
+            results/BOOK.
     """
-    from jaxattn import paper
+    from jaxattn import reproduction
     from jaxattn.engine import devices
     from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
@@ -215,11 +217,12 @@ def reproduce(
     memory = read_size(max_memory)
     keep_compiled()
     devices.use_all_cores()
-    command = shlex.join(["jaxattn", *sys.argv[1:]])
+    command, items = shlex.join(["jaxattn", *sys.argv[1:]]), reproduction.read(book)
     with Reporter(quiet) as reporter:
         try:
-            written = paper.reproduce(
-                out=out,
+            written = reproduction.reproduce(
+                items,
+                out=out or Path("results") / items.name,
                 command=command,
                 reporter=reporter,
                 only=only,
@@ -230,7 +233,7 @@ def reproduce(
         except Interrupted:
             print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
             return 130
-    print_table("The paper, run again", written.summary[["item", "verdict", "run time"]])
+    print_table(items.shared.title, written.summary[["item", "verdict", "run time"]])
     for path in written.paths:
         print(path)
     for name, reason in sorted(written.failed.items()):

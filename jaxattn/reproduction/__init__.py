@@ -1,7 +1,6 @@
-"""What the paper and its review thread report, run again and held beside our results."""
+"""What papers and their review threads report, run again and held beside our results by one judge."""
 
-from jaxattn.paper.item import Item
-from jaxattn.paper.items import ITEMS
-from jaxattn.paper.run import reproduce
+from jaxattn.reproduction.book import Book, Item, read
+from jaxattn.reproduction.run import reproduce
 
-__all__ = ["ITEMS", "Item", "reproduce"]
+__all__ = ["Book", "Item", "read", "reproduce"]

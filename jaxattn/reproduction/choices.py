@@ -2,59 +2,58 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from jaxattn.api import Study
-from jaxattn.paper.compare import Finding, share
-from jaxattn.paper.measures import Measure, Measured, last, shapes
+from jaxattn.reproduction.book import Item
+from jaxattn.reproduction.findings import Finding, Measured
+from jaxattn.reproduction.measures import hold, last
+from jaxattn.reproduction.shapes import LOWEST, RISE, U, shapes
 from jaxattn.results.correlations import spearman
+from jaxattn.results.judge import share
 from jaxattn.results.numbers import format_number
 from jaxattn.results.run import Run, find
 
-# The findings of `measures.shapes` that a share is taken of: in a table, and the shape in words.
+# The findings of `shapes` that a share is taken of: in a table, and the shape in words.
 SHAPES = {
-    "Spearman of E·v and the bin centres": ("rise of E·v", "E·v rises"),
-    "U-shape of E·p about 0 (1 for a U)": ("U of E·p", "E·p is U-shaped"),
-    "where E·p is lowest": ("E·p lowest at", "E·p is lowest near 0"),
+    RISE: ("rise of E·v", "E·v rises"),
+    U: ("U of E·p", "E·p is U-shaped"),
+    LOWEST: ("E·p lowest at", "E·p is lowest near 0"),
 }
 ALL = "all three"
 # What choices are held against: the first two are 1 for the published shape.
 SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
-def choices(shown: Path) -> Measure:
-    """Make the measure of a study over choices: the share in which each shape appears, and what tells it.
+def choices(results: Run, item: Item, *, shown: str) -> Measured:
+    """Measure the share of drawn choices in which each shape appears, and what it depends on.
+
+    A shape appears where the mean over the seeds of a draw meets the criterion of the figure, and not where
+    all seeds diverged; intervals are those of a share (Clopper and Pearson).
 
     Args:
-        shown: the sweep file of the run that is shown as the figure.
-
-    Returns:
-        A measure. A shape appears where the mean over the seeds of a draw meets the criterion of the figure,
-        and not where all seeds diverged; intervals are those of a share (Clopper and Pearson).
+        results: the run, a cell for every draw.
+        item: the item.
+        shown: the item of the run that is shown as the figure.
     """
-
-    def measure(results: Run) -> Measured:
-        draws = _draws(results)
-        over = f"{len(draws)} choices"
-        findings = [
-            Finding(f"share of {over} in which {shape}", share(draws[shape]), over)
-            for shape in [*(shape for _, shape in SHAPES.values()), ALL]
-        ]
-        findings += [
-            Finding(f"{ALL}, with {block}", share(part[ALL]), f"{len(part)} choices")
-            for block, part in draws.groupby("optimizer", sort=False)
-        ]
-        config = Study.read(shown).config
-        tables = {"What it depends on": _dependence(results, draws, config), "Every draw": _listed(draws)}
-        return Measured(findings, tables)
-
-    return measure
+    figure = item.book.item(shown)
+    draws = _draws(results, figure)
+    over = f"{len(draws)} choices"
+    findings = [
+        Finding(f"share of {over} in which {shape}", share(draws[shape]), over)
+        for shape in [*(shape for _, shape in SHAPES.values()), ALL]
+    ]
+    findings += [
+        Finding(f"{ALL}, with {block}", share(part[ALL]), f"{len(part)} choices")
+        for block, part in draws.groupby("optimizer", sort=False)
+    ]
+    config = figure.study("full").config
+    tables = {"What it depends on": _dependence(results, draws, config), "Every draw": _listed(draws)}
+    return Measured(findings, tables)
 
 
-def _draws(results: Run) -> pd.DataFrame:
+def _draws(results: Run, figure: Item) -> pd.DataFrame:
     """One row per cell: its choices, its measures, and whether each shape appears."""
     rows = []
     failed = results.failures.groupby("cell").size()
@@ -62,11 +61,12 @@ def _draws(results: Run) -> pd.DataFrame:
     for entry in results.manifest["cells"]:
         cell, settings = int(entry["cell"]), dict(entry["settings"])
         row = {"optimizer": settings.pop("block", "")} | settings
-        found = {} if cell in lost else {f.measured: f for f in shapes(results, cell).findings}
+        found = [] if cell in lost else hold(shapes(results, figure, cell=cell).findings, figure)
+        by_name = {finding.measured: finding for finding in found}
         for measured, (score, shape) in SHAPES.items():
-            row[score], row[shape] = _appears(found.get(measured))
+            row[score], row[shape] = _appears(by_name.get(measured))
         row[ALL] = all(row[shape] for _, shape in SHAPES.values())
-        row["test accuracy"] = last(results, cell, "test_accuracy")[0].value
+        row["test accuracy"] = last(results, cell, "test_accuracy").estimate.value
         rows.append(row)
     return pd.DataFrame(rows)
 

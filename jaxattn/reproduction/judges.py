@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxattn.claims.measured import Measured, round_up, worst
-from jaxattn.claims.rows import Claim, Row, around, mean, share
+from jaxattn.reproduction.cell import Cell, round_up, worst
+from jaxattn.reproduction.rows import Claim, Row, mean, share
 from jaxattn.results.fits import powers
+from jaxattn.results.judge import around
 from jaxattn.results.numbers import brief
 
 # A path that ends at the distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is about
@@ -25,7 +26,7 @@ _GROWS = "‖p‖ grows without bound, like log t"
 _DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
 
 
-def one_step_law(cells: Sequence[Measured]) -> list[Row]:
+def one_step_law(cells: Sequence[Cell]) -> list[Row]:
     """Judge the power of d in the error of the one-step law: L4.1, and MC for more than two classes.
 
     The error of values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0 (for K classes also the largest over
@@ -57,7 +58,7 @@ def one_step_law(cells: Sequence[Measured]) -> list[Row]:
     return rows
 
 
-def unbounded(cells: Sequence[Measured]) -> list[Row]:
+def unbounded(cells: Sequence[Cell]) -> list[Row]:
     """Judge that ‖p‖ grows without bound, like log t.
 
     ‖∂L/∂p‖ falls like exp(-margin ‖p‖) if p grows for ever, so that margin · t ‖∂L/∂p‖ tends to 1; if p comes
@@ -98,7 +99,7 @@ def unbounded(cells: Sequence[Measured]) -> list[Row]:
     return rows
 
 
-def converges(cells: Sequence[Measured]) -> list[Row]:
+def converges(cells: Sequence[Cell]) -> list[Row]:
     """Judge that p/‖p‖ tends to the max-margin direction of its own selection, and how fast.
 
     Source:
@@ -116,7 +117,7 @@ def converges(cells: Sequence[Measured]) -> list[Row]:
     ]
 
 
-def selects(cells: Sequence[Measured], *, promised: bool = True) -> list[Row]:
+def selects(cells: Sequence[Cell], *, promised: bool = True) -> list[Row]:
     """Judge that the important token of every sequence is selected.
 
     Args:
@@ -142,7 +143,7 @@ def selects(cells: Sequence[Measured], *, promised: bool = True) -> list[Row]:
     return rows
 
 
-def several(cells: Sequence[Measured]) -> list[Row]:
+def several(cells: Sequence[Cell]) -> list[Row]:
     """Judge what happens to several relevant tokens per sequence.
 
     The claim speaks of the direction only if all relevant tokens are selected; with E drawn at random they
@@ -166,7 +167,7 @@ def several(cells: Sequence[Measured]) -> list[Row]:
     return rows
 
 
-def direction_elsewhere(cells: Sequence[Measured]) -> list[Row]:
+def direction_elsewhere(cells: Sequence[Cell]) -> list[Row]:
     """Judge the direction where no theory promises it, on the seeds that could be followed to the end.
 
     Those whose flow ends before are told in the certificate; if all do, all are judged.
@@ -188,7 +189,7 @@ def direction_elsewhere(cells: Sequence[Measured]) -> list[Row]:
     return rows
 
 
-def with_ties(cells: Sequence[Measured]) -> list[Row]:
+def with_ties(cells: Sequence[Cell]) -> list[Row]:
     """Judge that p/‖p‖ tends to the limit that is certified with tied tokens, where no theory promises it.
 
     A seed whose limit is a finite point, which is certified by the same numbers, counts as well.
@@ -216,7 +217,7 @@ def with_ties(cells: Sequence[Measured]) -> list[Row]:
     return rows
 
 
-def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row]:
+def jointly(alone: Sequence[Cell], together: Sequence[Cell]) -> list[Row]:
     """Judge claim V: whether training v as well changes where p goes.
 
     The regularisation path of p and v tends to the relaxed max-margin direction: sequences on which the
@@ -276,7 +277,7 @@ def jointly(alone: Sequence[Measured], together: Sequence[Measured]) -> list[Row
     ]
 
 
-def grows_on_texts(cells: Sequence[Measured]) -> list[Row]:
+def grows_on_texts(cells: Sequence[Cell]) -> list[Row]:
     """Judge how far ‖p‖ grows on texts, by small steps of gradient descent in place of the flow.
 
     Neither growth without bound nor a point of rest can be seen in a run of this length: the rows are
@@ -297,7 +298,7 @@ def grows_on_texts(cells: Sequence[Measured]) -> list[Row]:
     ]
 
 
-def _is_close(cell: Measured, claim: Claim, close: float) -> Row:
+def _is_close(cell: Cell, claim: Claim, close: float) -> Row:
     """Make the row that p comes so close to its max-margin direction."""
     away = cell.last("certified_distance")
     text = f"{worst(away)}{cell.certificate()}"

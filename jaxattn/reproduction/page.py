@@ -1,5 +1,6 @@
-"""The page: every item with its figure, our numbers beside the published ones, and its verdict."""
+"""The page of a book: every item with its figure, our numbers beside the published ones, and its verdict."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +9,9 @@ from types import MappingProxyType
 import pandas as pd
 
 from jaxattn.errors import RunError
-from jaxattn.paper import compare, record
-from jaxattn.paper.item import Scale
-from jaxattn.paper.items import ITEMS
-from jaxattn.paper.section import Section, measured, missing, texts
+from jaxattn.reproduction import findings, record
+from jaxattn.reproduction.book import Book, Scale
+from jaxattn.reproduction.section import Section, measured, missing, texts
 from jaxattn.results.page import fill
 from jaxattn.results.tables import markdown
 from jaxattn.storage.files import inside
@@ -44,6 +44,7 @@ class Page:
 
 
 def write(
+    book: Book,
     out: Path,
     runs: Mapping[str, Path],
     *,
@@ -57,6 +58,7 @@ def write(
     item, also where the runs lie on several machines or are gone.
 
     Args:
+        book: whose items.
         out: where; its records are read too.
         runs: the run folder of every item by name.
         scale: the scale of the runs.
@@ -70,15 +72,15 @@ def write(
         InputError: a record that is damaged.
         RunError: a file cannot be written.
     """
-    fresh = {item.name: measured(item, runs[item.name], scale, out, overrides) for item in ITEMS}
+    fresh = {item.name: measured(item, runs[item.name], scale, out, overrides) for item in book.items}
     sections = tuple(
         fresh[item.name]
         or (missing(item, scale, "the run failed") if item.name in failed else record.read(item, scale, out))
-        for item in ITEMS
+        for item in book.items
     )
     contents = {
-        "index.md": as_markdown(sections, scale).encode(),
-        "index.html": as_html(sections, scale).encode(),
+        "index.md": as_markdown(book, sections, scale).encode(),
+        "index.html": as_html(book, sections, scale).encode(),
         "agreement.csv": agreement(sections).to_csv(index=False, lineterminator="\n").encode(),
     }
     for each in fresh.values():
@@ -130,10 +132,10 @@ def agreement(sections: tuple[Section, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(AGREEMENT))
 
 
-def as_markdown(sections: tuple[Section, ...], scale: Scale) -> str:
+def as_markdown(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
     """Write the page in Markdown."""
-    introduction = [line for text in _introduction(sections, scale) for line in (text, "")]
-    lines = ["# The paper, run again", "", *introduction, markdown(summary(sections)), ""]
+    introduction = [line for text in _introduction(book, sections, scale) for line in (text, "")]
+    lines = [f"# {book.shared.title}", "", *introduction, markdown(summary(sections)), ""]
     for each in sections:
         item = each.item
         lines += [f"## {item.name}", "", f"**Reported:** {item.reports}", ""]
@@ -157,37 +159,38 @@ def as_markdown(sections: tuple[Section, ...], scale: Scale) -> str:
     return text
 
 
-def as_html(sections: tuple[Section, ...], scale: Scale) -> str:
+def as_html(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
     """Write the page as HTML that holds everything it shows."""
     return fill(
         TEMPLATE,
+        title=book.shared.title,
         sections=sections,
-        introduction=_introduction(sections, scale),
+        introduction=_introduction(book, sections, scale),
         summary=summary(sections).drop(columns="command"),
         texts=texts,
     )
 
 
-def _introduction(sections: tuple[Section, ...], scale: Scale) -> list[str]:
+def _introduction(book: Book, sections: tuple[Section, ...], scale: Scale) -> list[str]:
     sizes = (
         "This page is at laptop scale: sizes are reduced by the overrides that every item names; "
-        "`--scale full` runs the sweep files of jaxattn/paper/sweeps as they are."
+        f"`--scale full` runs the sweep files of {book.place} as they are."
         if scale == "laptop"
-        else "This page is at full scale: the sweep files of jaxattn/paper/sweeps as they are."
+        else f"This page is at full scale: the sweep files of {book.place} as they are."
     )
     return [
-        "Every figure, table and number that the paper and its review thread report, run again, with our "
-        "result beside the published one.",
+        book.shared.introduction.strip(),
         sizes,
-        *([_cost(ran, scale)] if (ran := [each for each in sections if each.ran]) else []),
-        compare.RULE,
-        *([compare.OLD] if any(finding.old for each in sections for finding in each.findings) else []),
+        *([_cost(book, ran, scale)] if (ran := [each for each in sections if each.ran]) else []),
+        findings.RULE,
+        *([findings.OLD] if any(finding.old for each in sections for finding in each.findings) else []),
     ]
 
 
-def _cost(ran: list[Section], scale: Scale) -> str:
+def _cost(book: Book, ran: list[Section], scale: Scale) -> str:
     minutes = sum(each.seconds for each in ran) / 60
     machines = " and ".join(sorted({each.machine for each in ran}))
-    words = f"`jaxattn reproduce{f' --scale {scale}' if scale != 'laptop' else ''} --data-dir DIR`"
+    words = ["jaxattn", "reproduce", *book.option, *(["--scale", scale] if scale != "laptop" else [])]
+    words += ["--data-dir", "DIR"] if book.shared.data else []
     took = f"The {len(ran)} runs shown took" if len(ran) > 1 else "The run shown took"
-    return f"{took} {minutes:,.0f} minutes in all on {machines}: {words}."
+    return f"{took} {minutes:,.0f} minutes in all on {machines}: `{shlex.join(words)}`."

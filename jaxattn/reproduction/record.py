@@ -1,37 +1,47 @@
 """Records: what a section shows, kept as a file, so that the page can be written where the run is not."""
 
-import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import msgspec
 import pandas as pd
 
-from jaxattn.claims.rows import Tolerance
 from jaxattn.errors import InputError
-from jaxattn.paper import compare
-from jaxattn.paper.compare import Estimate, Finding
-from jaxattn.paper.item import Item, Scale
-from jaxattn.paper.section import Picture, Section, command, missing
+from jaxattn.reproduction import findings
+from jaxattn.reproduction.book import Item, Scale
+from jaxattn.reproduction.findings import Finding
+from jaxattn.reproduction.section import Picture, Section, command, missing
+from jaxattn.results.judge import Criterion, Estimate
 from jaxattn.spec import Count, NotNegative
 from jaxattn.storage import files as storage
+
+# JSON has no NaN and no infinity: both are null there.
+Number: TypeAlias = float | None
 
 
 class _Criterion(msgspec.Struct):
     low: float
-    high: float | None
+    high: Number
     text: str
 
 
 class _Finding(msgspec.Struct):
     measured: str
-    estimate: tuple[float | None, float | None, float | None]
+    estimate: tuple[Number, Number, Number]
     over: str
     published: str
     criterion: _Criterion | None
-    # Of records before there were any, nothing tells how many.
+    # Of records before there were any, nothing says how many.
     seeds: Count = 0
+
+    def read(self) -> Finding:
+        """Make it what it was."""
+        value, low, high = (math.nan if x is None else x for x in self.estimate)
+        estimate, within = Estimate(value, low, high, self.seeds), None
+        if known := self.criterion:
+            within = Criterion(known.low, math.inf if known.high is None else known.high, known.text)
+        return Finding(self.measured, estimate, self.over, within, self.published)
 
 
 class _Picture(msgspec.Struct):
@@ -72,21 +82,31 @@ def files(section: Section, scale: Scale) -> dict[str, bytes]:
     Returns:
         The files' contents by their names in the folder of results.
     """
-    content = {
-        "scale": scale,
-        "settings": section.item.digest(scale),
-        "seconds": section.seconds,
-        "machine": section.machine,
-        "facts": dict(section.facts),
-        "findings": [_written(finding) for finding in section.findings],
-        "pictures": [{"file": each.file, "caption": each.caption} for each in section.pictures],
-        "tables": {
-            title: {"columns": list(table.columns), "data": table.to_numpy().tolist()}
+    record = Record(
+        scale,
+        section.item.digest(scale),
+        section.seconds,
+        section.machine,
+        dict(section.facts),
+        [
+            _Finding(
+                each.measured,
+                each.estimate[:3],
+                each.over,
+                each.published,
+                each.criterion and _Criterion(*each.criterion),
+                each.estimate.seeds,
+            )
+            for each in section.findings
+        ],
+        [_Picture(each.file, each.caption) for each in section.pictures],
+        {
+            title: _Table(list(table.columns), table.to_numpy().tolist())
             for title, table in section.tables.items()
         },
-    }
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    return {place(section.item): text.encode()} | {each.file: each.data for each in section.pictures}
+    )
+    text = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    return {place(section.item): text} | {each.file: each.data for each in section.pictures}
 
 
 def read(item: Item, scale: Scale, folder: Path) -> Section:
@@ -104,73 +124,43 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
     Raises:
         InputError: the record is of another scale, or it, or a figure of it, is damaged.
     """
-    path = folder / place(item)
+    path, remedy = folder / place(item), f"run `{command(item, scale)}`"
     if not path.exists():
         return missing(item, scale)
     try:
-        kept = msgspec.convert(storage.read_json(path, folder), Record)
-        pictures = [storage.read(folder / x.file, folder, most=storage.MOST_JSON) for x in kept.pictures]
-        section = _section(item, scale, kept, pictures)
+        record = msgspec.convert(storage.read_json(path, folder), Record)
+        pictures = [storage.read(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures]
+        section = _section(item, scale, record, pictures)
     except storage.Damaged as error:
         named = "; remove it and" if str(error).startswith(f"{path}: ") else f", but {path} names it;"
-        raise InputError(f"{error}{named} {_remedy(item, scale)}") from None
+        raise InputError(f"{error}{named} {remedy}") from None
     except ValueError as error:
-        raise InputError(f"{path}: damaged: {error}; remove it and {_remedy(item, scale)}") from None
-    found, settings = kept.scale, kept.settings
-    if found != scale:
+        raise InputError(f"{path}: damaged: {error}; remove it and {remedy}") from None
+    if record.scale != scale:
         raise InputError(
-            f"{folder}: holds results at {found} scale; add `--scale {found}`, or "
+            f"{folder}: holds results at {record.scale} scale; add `--scale {record.scale}`, or "
             "name another folder with --out"
         )
-    if settings != item.digest(scale):
+    if record.settings != item.digest(scale):
         return missing(item, scale, "its settings have changed since it was run")
     return section
 
 
-def _section(item: Item, scale: Scale, kept: Record, pictures: list[bytes]) -> Section:
-    findings = tuple(map(_read, kept.findings))
+def _section(item: Item, scale: Scale, record: Record, pictures: list[bytes]) -> Section:
+    found = tuple(each.read() for each in record.findings)
     return Section(
         item,
-        compare.verdict(findings),
+        findings.verdict(found),
         command(item, scale),
-        facts=kept.facts,
-        findings=findings,
+        facts=record.facts,
+        findings=found,
         tables={
-            title: pd.DataFrame(table.data, columns=table.columns) for title, table in kept.tables.items()
+            title: pd.DataFrame(table.data, columns=table.columns) for title, table in record.tables.items()
         },
         pictures=tuple(
-            Picture(each.file, each.caption, data) for each, data in zip(kept.pictures, pictures, strict=True)
+            Picture(each.file, each.caption, data)
+            for each, data in zip(record.pictures, pictures, strict=True)
         ),
-        seconds=kept.seconds,
-        machine=kept.machine,
+        seconds=record.seconds,
+        machine=record.machine,
     )
-
-
-def _remedy(item: Item, scale: Scale) -> str:
-    return f"run `{command(item, scale)}`"
-
-
-def _written(finding: Finding) -> dict[str, Any]:
-    criterion = finding.criterion
-    return {
-        "measured": finding.measured,
-        "estimate": [_finite(x) for x in finding.estimate[:3]],
-        "seeds": finding.estimate.seeds,
-        "over": finding.over,
-        "published": finding.published,
-        "criterion": criterion
-        and {"low": criterion.low, "high": _finite(criterion.high), "text": criterion.text},
-    }
-
-
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
-
-
-def _read(written: _Finding) -> Finding:
-    within = None
-    if known := written.criterion:
-        within = Tolerance(known.low, math.inf if known.high is None else known.high, known.text)
-    value, low, high = (math.nan if x is None else x for x in written.estimate)
-    estimate = Estimate(value, low, high, written.seeds)
-    return Finding(written.measured, estimate, written.over, within, written.published)

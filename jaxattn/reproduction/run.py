@@ -1,19 +1,21 @@
-"""Running the items: their studies, resumable, and then the page."""
+"""Running the items of a book: their studies, resumable, and then the page."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxattn.engine import run as engine
 from jaxattn.engine.progress import Reporter
-from jaxattn.errors import InputError, RunError
-from jaxattn.paper import page, record
-from jaxattn.paper.item import DATA, Item, Scale
-from jaxattn.paper.items import ITEMS
-from jaxattn.paper.page import Page
+from jaxattn.errors import InputError, RunError, at
+from jaxattn.reproduction import page, record
+from jaxattn.reproduction.book import Book, Item, Scale
+from jaxattn.reproduction.measures import load
+from jaxattn.reproduction.page import Page
+from jaxattn.reproduction.section import Section
 from jaxattn.storage.files import inside
 
 
 def reproduce(
+    book: Book,
     *,
     out: Path,
     command: str,
@@ -27,13 +29,14 @@ def reproduce(
     """Run items and write the page of all items; what is finished is not run again.
 
     Args:
+        book: the items.
         out: the results folder; runs go to out/runs/SCALE/NAME.
         command: the command line, for the manifests.
         reporter: where progress goes.
         only: names of the items to run, in this order; by default all whose data are there. The page shows
             the others as far as their runs, or the records those have left, are there.
         scale: "full" runs the studies as they are, "laptop" with the items' overrides.
-        data_dir: the folder with the data sets, see `item.DATA`; None leaves their items out.
+        data_dir: the folder with the data sets of the book; None leaves their items out.
         max_memory: bytes that may be used on a device; chosen for the device by default.
         overrides: further overrides `key=value`, for every item.
 
@@ -41,27 +44,23 @@ def reproduce(
         What was written.
 
     Raises:
-        InputError: an unknown item, one whose data are missing, an override that does not fit, a folder
-            whose records are damaged or of another scale.
+        InputError: an unknown item, one whose data are missing, a measure or an override that does not fit, a
+            folder whose records are damaged or of another scale.
         RunError: the page cannot be written.
+        UserCodeError: code of the book raised while it was imported.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
-    known = {item.name: item for item in ITEMS}
-    for name in only:
-        if name not in known:
-            raise InputError(f"--only {name}: no such item; there are {', '.join(known)}")
+    wanted = list(book.items)
+    if only:
+        with at("--only"):
+            wanted = [book.item(name) for name in only]
     # Before anything runs: a page of another scale must not be overwritten.
-    kept = {item.name: record.read(item, scale, out) for item in ITEMS}
-    wanted = [known[name] for name in only or known if known[name].measure]
+    kept = {item.name: record.read(item, scale, out) for item in book.items}
+    wanted = [item for item in wanted if item.measure]
     if data_dir is None:
-        lacking = [item for item in wanted if item.needs != "nothing"]
-        for item in lacking:
-            if only and not kept[item.name].ran:
-                raise InputError(f"--only {item.name}: no data; {kept[item.name].remedy}")
-        wanted = [item for item in wanted if item.needs == "nothing"]
-        if lacking:
-            places = "; ".join(f"DIR/{place.below}: {place.what}" for place in DATA.values())
-            reporter.note(f"{len(lacking)} items on reviews are not run; add `--data-dir DIR`, with {places}")
+        wanted = _without_data(book, wanted, kept if only else {}, reporter)
+    for item in wanted:
+        load(item)
     failed: dict[str, str] = {}
     for number, item in enumerate(wanted, 1):
         reporter.note(f"{number} of {len(wanted)}: {item.name}")
@@ -76,8 +75,20 @@ def reproduce(
                 failed[item.name] = outcome.errors[0]["reason"]
         if item.name in failed:
             reporter.note(f"{item.name}: {failed[item.name]}")
-    runs = {item.name: folder(out, scale, item) for item in ITEMS}
-    return page.write(out, runs, scale=scale, failed=failed, overrides=overrides)
+    runs = {item.name: folder(out, scale, item) for item in book.items}
+    return page.write(book, out, runs, scale=scale, failed=failed, overrides=overrides)
+
+
+def _without_data(book: Book, wanted: list[Item], kept: dict[str, Section], reporter: Reporter) -> list[Item]:
+    """Leave out items that need data; InputError for one that was asked for and has no record."""
+    lacking = [item for item in wanted if item.data]
+    for item in lacking:
+        if item.name in kept and not kept[item.name].ran:
+            raise InputError(f"--only {item.name}: no data; {kept[item.name].remedy}")
+    if lacking:
+        places = "; ".join(f"DIR/{each.below}: {each.what}" for each in book.shared.data.values())
+        reporter.note(f"{len(lacking)} items on data sets are not run; add `--data-dir DIR`, with {places}")
+    return [item for item in wanted if not item.data]
 
 
 def folder(out: Path, scale: Scale, item: Item) -> Path:

@@ -12,9 +12,9 @@ import pandas as pd
 from jaxattn.api import Study
 from jaxattn.engine.manifest import differences
 from jaxattn.errors import InputError
-from jaxattn.paper import compare
-from jaxattn.paper.compare import Finding
-from jaxattn.paper.item import DATA, Item, Scale
+from jaxattn.reproduction.book import Item, Scale
+from jaxattn.reproduction.findings import CANNOT_TELL, DIFFERS, Finding, verdict
+from jaxattn.reproduction.measures import measure
 from jaxattn.results import figures, style
 from jaxattn.results.load import load
 from jaxattn.results.numbers import format_number
@@ -71,7 +71,7 @@ class Section:
     @property
     def reason(self) -> str:
         """Why what does not agree does not; "" if all does, or nothing was found out."""
-        doubtful = any(each.verdict in (compare.DIFFERS, compare.CANNOT_TELL) for each in self.findings)
+        doubtful = any(each.verdict in (DIFFERS, CANNOT_TELL) for each in self.findings)
         return self.item.reason if doubtful else ""
 
     @property
@@ -92,16 +92,17 @@ class Section:
 
 def command(item: Item, scale: Scale) -> str:
     """Write the command line that runs an item."""
-    words = ["jaxattn", "reproduce", "--only", item.name]
+    words = ["jaxattn", "reproduce", *item.book.option, "--only", item.name]
     words += ["--scale", scale] if scale != "laptop" else []
-    words += ["--data-dir", "DIR"] if item.needs != "nothing" else []
+    words += ["--data-dir", "DIR"] if item.data else []
     return shlex.join(words)
 
 
 def measured(item: Item, run: Path, scale: Scale, out: Path, overrides: Sequence[str] = ()) -> Section | None:
     """Measure a run; None if there is none that is finished.
 
-    What is run is told by the item alone: of a folder, which may be anybody's, nothing is imported.
+    What is run, and the code that measures it, is the item's: of a results folder, which may be anybody's,
+    nothing is imported.
 
     Args:
         item: the item.
@@ -111,7 +112,7 @@ def measured(item: Item, run: Path, scale: Scale, out: Path, overrides: Sequence
         overrides: further overrides that it was run with.
     """
     loaded = _finished(run, out)
-    if item.measure is None or loaded is None:
+    if not item.measure or loaded is None:
         return None
     study = item.study(scale, overrides=overrides)
     changed = differences(dict(loaded.manifest["config"]), study.config)
@@ -120,17 +121,17 @@ def measured(item: Item, run: Path, scale: Scale, out: Path, overrides: Sequence
     ):
         return missing(item, scale, f"{run} holds a run of other settings; delete it")
     try:
-        found = item.measure(loaded)
+        found = measure(loaded, item)
         pictures = _pictures(loaded, item)
         facts = _facts(loaded, study, item, scale)
     # Tables that anybody has written can surface as almost any exception.
     except Exception as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        return Section(item, compare.CANNOT_TELL, command(item, scale), f"the run cannot be read: {reason}")
+        return Section(item, CANNOT_TELL, command(item, scale), f"the run cannot be read: {reason}")
     findings = tuple(found.findings)
     return Section(
         item,
-        compare.verdict(findings),
+        verdict(findings),
         command(item, scale),
         facts=facts,
         findings=findings,
@@ -146,9 +147,8 @@ def missing(item: Item, scale: Scale, why: str = "") -> Section:
     if item.elsewhere:
         return Section(item, "shown elsewhere", item.elsewhere.command)
     remedy = f"run `{command(item, scale)}`"
-    if item.needs != "nothing":
-        place = DATA[item.needs]
-        remedy += f", with DIR/{place.below}: {place.what}"
+    if item.data:
+        remedy += f", with DIR/{item.data.below}: {item.data.what}"
     return Section(item, NOT_RUN, command(item, scale), f"{why}; {remedy}" if why else remedy)
 
 
@@ -179,7 +179,7 @@ def _facts(loaded: Run, study: Study, item: Item, scale: Scale) -> dict[str, str
     seeds = loaded.manifest["seeds"]
     memory = loaded.manifest.get("peak_memory_mib")
     facts = {
-        "sweep file": f"jaxattn/paper/sweeps/{item.name}.toml",
+        "sweep file": f"{item.book.place}/{item.name}/study.toml",
         "overrides": ", ".join(item.laptop) if scale == "laptop" and item.laptop else "none",
         "model": _models(study),
         "cells × seeds": f"{len(loaded.manifest['cells'])} × {len(seeds)}",

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxattn.results.intervals import LEVEL, student_t
+from jaxattn.results.judge import Estimate
 
 Floats = NDArray[np.float64]
 
@@ -20,6 +21,11 @@ class PowerLaw:
     low: float
     high: float
     seeds: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """The slope with its interval."""
+        return Estimate(self.slope, self.low, self.high, self.seeds)
 
 
 def power_law(

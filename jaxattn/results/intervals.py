@@ -5,7 +5,7 @@ seed, and where all seeds give the same number, as at a boundary of what it can 
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,8 +16,6 @@ LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 # A resampled interval of fewer seeds covers less than it says.
 BOOTSTRAP_SEEDS = 20
-# n seeds that all give the same number put the median of all seeds there with 1 - 2^(1 - n) ≥ 95 %.
-ENOUGH_SEEDS = 6
 
 
 def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
@@ -139,30 +137,6 @@ def accelerated(value: Any, draws: Any, left_out: Any, *, confidence: float = LE
     known = np.isfinite(draws).all(axis=0) & (below > 0) & (below < 1) & np.isfinite(power)
     low, high = np.minimum(bounds[0], value), np.maximum(bounds[1], value)
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
-
-
-def held(
-    value: float, low: float, high: float, seeds: int, within: tuple[float, float]
-) -> Literal["inside", "outside", "astride", "unknown"]:
-    """Hold an interval against a range: does all of it, or nothing, or some lie inside?
-
-    Args:
-        value: the number.
-        low, high: its interval, NaN for none. Without one the number stands for it where it is the same for
-            `ENOUGH_SEEDS` or more; with fewer, nothing is known.
-        seeds: how many it comes from.
-        within: the range.
-
-    Returns:
-        Where the interval lies.
-    """
-    if math.isfinite(value) and math.isnan(low) and seeds >= ENOUGH_SEEDS:
-        low = high = value
-    if not np.isfinite([value, low, high]).all():
-        return "unknown"
-    if within[0] <= low and high <= within[1]:
-        return "inside"
-    return "astride" if low <= within[1] and within[0] <= high else "outside"
 
 
 def resamples(points: int, number: int, rng: np.random.Generator) -> Floats:

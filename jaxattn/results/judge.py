@@ -1,46 +1,57 @@
-"""A row of the scoreboard: one measured number of one claim, with its interval, tolerance and verdict.
+"""The judge: numbers with 95 % intervals over seeds, held against criteria by one rule.
 
-Every number has a 95 % interval over seeds: Student's for a mean, that of Clopper and Pearson for a share of
-seeds. It has none where all seeds give the same number, which is then held against the tolerance itself, from
-six seeds on. Where the theory says what the number should be it has a tolerance. The verdict is read off
-these two, by one rule for every row:
+The criterion comes from somewhere, its basis; the rule is the same for all, the words are those of the basis:
 
-    promised by the theory   not promised       when
-    holds                    holds there too    the whole interval lies within the tolerance
-    fails                    does not hold      none of it does
-    undecided                undecided          it straddles, or there is no interval
+    basis                               interval within     none of it within   else          no criterion
+    promised by the theory              holds               fails               undecided     undecided
+    beyond what the theory promises     holds there too     does not hold       undecided     measured
+    published numbers and shapes        agrees              differs             cannot tell   measured
+    expected by whoever draws a figure  holds               does not hold       undecided     measured
 
-Two cases are named apart. "holds for some": not promised, the share of seeds is below the tolerance and not
-zero. A row without a tolerance is "undecided" if it is promised (a limit that no finite run reaches) and
-"measured" if not. Every row is over the seeds that have a value; how many have none, and why, stands beside
-their number.
-
-The number of seeds is to be chosen before the run. Whoever adds seeds until a row holds, and stops there,
-will see any row hold in the end.
-
-A yes/no claim is a share of seeds and has to hold with high probability: its tolerance is a share of at
-least 0.9. All of n seeds reach that from n = 36 on; with fewer seeds such a claim can fail but not hold.
+Intervals are Student's for a mean, the jackknife's for a number that all seeds make together, that of Clopper
+and Pearson for a share. There is none where all seeds give the same number, which then stands for it from six
+seeds on. Beyond the theory a share below its criterion that is not zero "holds for some". A promise without
+a criterion is a limit that no finite run reaches.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from jaxattn.results.intervals import clopper_pearson, held, student_t
-from jaxattn.results.numbers import brief, format_number, with_interval
+from jaxattn.results.intervals import clopper_pearson, jackknife, student_t
+from jaxattn.results.numbers import brief, with_interval
 
-REQUIRED = 0.9
-# With so many seeds a yes/no claim can hold: if all of n do, its interval begins at 0.025^(1/n).
-DECIDING_SEEDS = math.ceil(math.log(0.025) / math.log(REQUIRED))
-
-HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"
-HOLDS_TOO, HOLDS_NOT, HOLDS_SOME, MEASURED = "holds there too", "does not hold", "holds for some", "measured"
+Basis = Literal["promised", "beyond", "published", "expected"]
+# n seeds that all give the same number put the median of all seeds there with 1 - 2^(1 - n) ≥ 95 %.
+ENOUGH_SEEDS = 6
+ANYTHING = (-math.inf, math.inf)
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Words(NamedTuple):
+    """The verdicts of a basis: of an interval within the criterion, outside, else; and of no criterion."""
+
+    within: str
+    outside: str
+    unknown: str
+    free: str
+
+
+HOLDS_FOR_SOME = "holds for some"
+VERDICTS: Mapping[Basis, Words] = MappingProxyType(
+    {
+        "promised": Words("holds", "fails", "undecided", "undecided"),
+        "beyond": Words("holds there too", "does not hold", "undecided", "measured"),
+        "published": Words("agrees", "differs", "cannot tell", "measured"),
+        "expected": Words("holds", "does not hold", "undecided", "measured"),
+    }
+)
+
+
+class Criterion(NamedTuple):
     """Where a number has to lie: low ≤ x ≤ high, and how to write that."""
 
     low: float
@@ -48,146 +59,122 @@ class Tolerance:
     text: str
 
 
-def around(value: float, distance: float) -> Tolerance:
-    """Tolerate value ± distance."""
-    return Tolerance(value - distance, value + distance, f"{brief(value)} ± {brief(distance)}")
+def around(value: float, distance: float) -> Criterion:
+    """Ask for value ± distance."""
+    return Criterion(value - distance, value + distance, f"{brief(value)} ± {brief(distance)}")
 
 
-def at_least(value: float) -> Tolerance:
-    """Tolerate everything from a value up."""
-    return Tolerance(value, math.inf, f"≥ {brief(value)}")
+def at_least(value: float) -> Criterion:
+    """Ask for anything from a value up."""
+    return Criterion(value, math.inf, f"≥ {brief(value)}")
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What a row is about.
-
-    Attributes:
-        name: the claim's id, such as "T4.3".
-        statement: what it says of this row's number.
-        setting: the data and sizes, in words.
-        promised: whether the theory promises it in this setting.
-    """
-
-    name: str
-    statement: str
-    setting: str
-    promised: bool = True
+def within_factor(value: float, factor: float) -> Criterion:
+    """Ask for anything between value / factor and value · factor."""
+    return Criterion(value / factor, value * factor, f"{brief(value)} within a factor of {brief(factor)}")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the scoreboard.
+class Estimate(NamedTuple):
+    """A number with its 95 % interval.
 
     Attributes:
-        claim: what it is about.
-        measured: the name of the number.
-        value: the number, a mean over seeds or a share of them.
-        low, high: its 95 % interval, NaN for none.
+        value: the number.
+        low, high: its interval, NaN for none.
         seeds: how many seeds it comes from: those that have a value.
-        hits: for a share, the number of seeds behind it.
-        tolerance: where the theory wants it; None where nothing is to be met.
-        certificate: what proves the reference that was measured against, "-" if there is none.
-        missing: how many seeds have no value.
-        why: why they have none.
+        missing: how many seeds have none.
+        hits: of a share, the number of seeds behind it.
     """
 
-    claim: Claim
-    measured: str
     value: float
     low: float
     high: float
-    seeds: int
-    hits: int | None = None
-    tolerance: Tolerance | None = None
-    certificate: str = "-"
+    seeds: int = 0
     missing: int = 0
-    why: str = ""
+    hits: int | None = None
 
-    @property
-    def verdict(self) -> str:
-        """What the interval and the tolerance say; the module lists all answers."""
-        promised, tolerance = self.claim.promised, self.tolerance
-        if tolerance is None:
-            return UNDECIDED if promised or not self.seeds else MEASURED
-        where = held(self.value, self.low, self.high, self.seeds, (tolerance.low, tolerance.high))
-        if where == "inside":
-            return HOLDS if promised else HOLDS_TOO
-        if where != "outside":
-            return UNDECIDED
-        if promised:
-            return FAILS
-        return HOLDS_SOME if self.hits else HOLDS_NOT
-
-    @property
-    def text(self) -> str:
-        """The value with its interval, such as "-0.499 [-0.518, -0.481]" or "64 of 64 [0.944, 1.00]"."""
-        if not self.seeds:
-            return "no value"
-        if self.hits is not None:
-            return f"{self.hits} of {self.seeds} [{format_number(self.low)}, {format_number(self.high)}]"
-        same = f" in all {self.seeds}" if self.seeds > 1 and math.isnan(self.low) else ""
-        return with_interval(self.value, self.low, self.high) + same
-
-    @property
-    def counted(self) -> str:
-        """How many seeds have a value, such as "64" or "995 of 1000: the flow met NaN"."""
-        if not self.missing:
-            return str(self.seeds)
-        return f"{self.seeds} of {self.seeds + self.missing}: in {self.missing} {self.why or 'it is NaN'}"
+    def text(self, same: str) -> str:
+        """Write the number with its interval, or without one what is `same`, such as "in all 7"."""
+        written = with_interval(self.value, self.low, self.high)
+        alone = self.seeds > 1 and math.isfinite(self.value) and math.isnan(self.low)
+        return f"{written} {same}" if alone else written
 
 
-def share(
-    claim: Claim, measured: str, satisfied: Any, *, known: Any = True, certificate: str = "-", why: str = ""
-) -> Row:
-    """Make the row of a yes/no claim: the share of seeds that satisfy it.
+def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimate:
+    """Estimate a mean over the seeds that have a value, with Student's t interval.
 
     Args:
-        claim: what it is about.
-        measured: what a seed has to satisfy.
-        satisfied: (S,) bool.
-        known: (S,) bool; which seeds have a value.
-        certificate: see `Row`.
-        why: see `Row`.
+        samples: (S,) float; NaN or inf for a seed without a value.
+        between: what the number can be at all; the interval is cut there.
 
     Returns:
-        The row, with the Clopper-Pearson interval of the share.
+        The mean; NaN if no seed has a value. No interval for a single seed, and for equal ones.
+    """
+    samples = np.asarray(samples, float)
+    known = samples[np.isfinite(samples)]
+    value = float(known.mean()) if len(known) else math.nan
+    value, low, high = np.clip([value, *student_t(known)], *between).tolist()
+    return Estimate(value, low, high, len(known), len(samples) - len(known))
+
+
+def share(satisfied: ArrayLike, known: ArrayLike = True) -> Estimate:
+    """Estimate the share of seeds that satisfy something, with the interval of Clopper and Pearson.
+
+    Args:
+        satisfied: (S,) bool.
+        known: (S,) bool; which seeds have a value.
+
+    Returns:
+        The share of the seeds that have a value; NaN if none has.
     """
     satisfied, known = np.broadcast_arrays(satisfied, known)
     hits, seeds = int(np.sum(satisfied & known)), int(known.sum())
-    low, high = clopper_pearson(hits, seeds) if seeds else (math.nan, math.nan)
-    value = hits / seeds if seeds else math.nan
-    beside: Any = {"certificate": certificate, "missing": len(known) - seeds, "why": why}
-    return Row(claim, measured, value, float(low), float(high), seeds, hits, at_least(REQUIRED), **beside)
+    if not seeds:
+        return Estimate(math.nan, math.nan, math.nan, 0, len(known), 0)
+    low, high = clopper_pearson(hits, seeds)
+    return Estimate(hits / seeds, float(low), float(high), seeds, len(known) - seeds, hits)
 
 
-def mean(
-    claim: Claim,
-    measured: str,
-    samples: Any,
-    tolerance: Tolerance | None = None,
-    *,
-    between: tuple[float, float] = (-math.inf, math.inf),
-    certificate: str = "-",
-    why: str = "",
-) -> Row:
-    """Make the row of a number: its mean over the seeds that have one.
+def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, width: float = 0.0) -> Estimate:
+    """Estimate a number that all seeds make together, from its values with each seed left out.
 
     Args:
-        claim: what it is about.
-        measured: the number's name.
-        samples: (S,) float; one seed each, NaN or inf for one without a value.
-        tolerance: where the mean has to lie.
+        rows: (1 + S,) float: the number (first), and without each seed; (1,) for one seed.
         between: what the number can be at all; the interval is cut there.
-        certificate: see `Row`.
-        why: see `Row`.
+        width: of the bin that the number is the centre of; the interval is never narrower.
 
     Returns:
-        The row, with Student's t interval of the mean (NaN for a single seed, and for equal ones).
+        The number.
     """
-    samples = np.asarray(samples, float)
-    found = samples[np.isfinite(samples)]
-    low, high = np.clip(student_t(found), *between).tolist()
-    value = float(found.mean()) if len(found) else math.nan
-    beside: Any = {"certificate": certificate, "missing": len(samples) - len(found), "why": why}
-    return Row(claim, measured, value, low, high, len(found), tolerance=tolerance, **beside)
+    value, *others = np.asarray(rows, float).tolist()
+    low, high = jackknife(value, others)
+    if width and len(others) > 1 and np.isfinite(others).all():
+        half = np.fmax(high - value, width / 2)
+        low, high = value - half, value + half
+    low, high = np.clip([low, high], *between).tolist()
+    return Estimate(value, low, high, len(others) or 1)
+
+
+def verdict(estimate: Estimate, criterion: Criterion | None, basis: Basis) -> str:
+    """Judge a number by the module's rule.
+
+    Args:
+        estimate: the number with its interval.
+        criterion: where it has to lie; None if nothing asks for a place.
+        basis: where the criterion comes from.
+
+    Returns:
+        One of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
+    """
+    words = VERDICTS[basis]
+    if criterion is None:
+        return words.unknown if basis == "beyond" and not estimate.seeds else words.free
+    value, low, high = estimate[:3]
+    if math.isfinite(value) and math.isnan(low) and estimate.seeds >= ENOUGH_SEEDS:
+        low = high = value
+    if not np.isfinite([value, low, high]).all():
+        return words.unknown
+    if criterion.low <= low and high <= criterion.high:
+        return words.within
+    if low <= criterion.high and criterion.low <= high:
+        return words.unknown
+    return HOLDS_FOR_SOME if basis == "beyond" and estimate.hits else words.outside

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.fits import PowerLaw, power_law
-from jaxattn.results.intervals import held
+from jaxattn.results.judge import around, verdict
 from jaxattn.results.labels import (
     axis_label,
     file_name,
@@ -198,13 +198,6 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
     return [_series(results, sorted(members), wide, table, axis) for members in groups.values()]
 
 
-def verdict(law: PowerLaw, expected: float, tolerance: float) -> str:
-    """Judge a slope by its interval: "holds", "does not hold" or "undecided"."""
-    words = {"inside": "holds", "outside": "does not hold"}
-    within = (expected - tolerance, expected + tolerance)
-    return words.get(held(law.slope, law.low, law.high, law.seeds, within), "undecided")
-
-
 def _series(
     results: Run, members: list[tuple[float, int]], wide: pd.DataFrame, table: pd.DataFrame, axis: str
 ) -> Series:
@@ -235,4 +228,5 @@ def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, to
         return f"{text}."
     if tolerance is None:
         return f"{text}, expected {expected:g}."
-    return f"{text}, expected {expected:g} ± {tolerance:g}: {verdict(law, expected, tolerance)}."
+    criterion = around(expected, tolerance)
+    return f"{text}, expected {criterion.text}: {verdict(law.estimate, criterion, 'expected')}."

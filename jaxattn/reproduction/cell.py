@@ -11,7 +11,7 @@ from jaxattn.results.run import Run
 
 
 @dataclass(frozen=True)
-class Measured:
+class Cell:
     """One cell of a run; its phase `limit`, if it has one, is an exact flow on p.
 
     Attributes:

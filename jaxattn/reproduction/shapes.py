@@ -1,0 +1,211 @@
+"""Measures of shapes: bin means of E·v and E·p over the posterior difference, beside published ones."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from jaxattn.reproduction.bins import Binned, Rows, binned, longest_rise, lowest, sign_change, u_shape
+from jaxattn.reproduction.book import Curve, Item
+from jaxattn.reproduction.findings import Finding, Measured
+from jaxattn.reproduction.measures import last, last_phase, named, values
+from jaxattn.results.binning import axis
+from jaxattn.results.correlations import spearman
+from jaxattn.results.judge import Estimate, jackknifed, share
+from jaxattn.results.run import Run
+from jaxattn.results.tokens import at_end
+
+LETTERS = {"Ev": "E·v", "Ep": "E·p"}
+RISE, U, LOWEST = (
+    "Spearman of E·v and the bin centres",
+    "U-shape of E·p about 0 (1 for a U)",
+    "where E·p is lowest",
+)
+# Spearman of a seed's bin means from which its E·v rises, or with the other sign falls.
+RISING = 0.9
+CORRELATION, PART = (-1.0, 1.0), (0.0, 1.0)
+
+
+def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] = ()) -> Measured:
+    """Measure the shapes of Figures 1-3: E·v increasing, E·p U-shaped with its minimum near 0.
+
+    Args:
+        results: the run.
+        item: the item.
+        cell: which cell.
+        metrics: further metrics at its end.
+    """
+    ev, ep = (_bins(results, quantity, cell) for quantity in ("Ev", "Ep"))
+    findings = [
+        Finding(RISE, jackknifed(spearman(ev.mean, ev.centres), CORRELATION), ev.over),
+        _longest(ev),
+        Finding(U, jackknifed(u_shape(ep.mean, ep.centres), CORRELATION), ep.over),
+        Finding(LOWEST, jackknifed(lowest(ep.mean, ep.centres), width=ep.width), ep.over),
+        *(last(results, cell, metric) for metric in metrics),
+    ]
+    return Measured(findings, {"Bin means": _table(ev, ep)})
+
+
+def variations(results: Run, item: Item) -> Measured:
+    """Measure the shapes in every cell."""
+    findings, rows = [], []
+    for cell, name in named(results):
+        found = shapes(results, item, cell=cell).findings
+        findings += [
+            Finding(f"{name}: {each.measured}", each.estimate, each.over)
+            for each in found
+            if each.measured in (RISE, U, LOWEST)
+        ]
+        row = {"": name} | {each.measured.partition(",")[0]: each.text for each in found}
+        rows.append(row | {"test accuracy": last(results, cell, "test_accuracy").text})
+    return Measured(findings, {"Shapes": pd.DataFrame(rows)})
+
+
+def directions(results: Run, item: Item) -> Measured:
+    """Count the seeds in which E·v rises along the bins, and those in which it falls, in every cell."""
+    findings, rows = [], []
+    for cell, name in named(results):
+        each = values(results, cell, "spearman_Ev_bins")
+        for way, sign in (("rises", 1), ("falls", -1)):
+            counted = f"{name}: share of seeds in which E·v {way}"
+            findings.append(Finding(counted, share(sign * each >= RISING), f"{len(each)} seeds"))
+        rows.append(
+            {
+                "": name,
+                f"{RISE}, each seed": ", ".join(f"{x:.2f}" for x in each),
+                "test accuracy": last(results, cell, "test_accuracy").text,
+            }
+        )
+    return Measured(findings, {"Every seed": pd.DataFrame(rows)})
+
+
+def beside(results: Run, item: Item) -> Measured:
+    """Hold bin means against the published curves Ev and Ep: ranks, the minimum, the range of rise."""
+    ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
+    curves = item.published("Ev"), item.published("Ep")
+    findings = [
+        Finding(f"Spearman of {curve.name} and the published bin means", _ranks(own.mean, curve), own.over)
+        for own, curve in zip((ev, ep), curves, strict=True)
+    ]
+    least = f"where {curves[1].letters} is lowest"
+    findings += [
+        _longest(ev),
+        Finding(least, jackknifed(lowest(ep.mean, ep.centres), width=ep.width), ep.over),
+    ]
+    return Measured(findings, {"Bin means": _table(ev, ep, *curves)})
+
+
+def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
+    """Measure how much smaller the spread within bins is after one step on E than after joint training.
+
+    For every size of the step: mean over the bins of the standard deviation, joint ÷ one step; and the same
+    with each spread divided by the range of its bin means first, which does not depend on the step's size.
+
+    Args:
+        results: the run.
+        item: the item.
+        to_the_end: the block whose E is trained to the end.
+    """
+    cells = dict(named(results))
+    joint = next(cell for cell, name in cells.items() if name == to_the_end)
+    findings, rows = [], []
+    for quantity, letters in LETTERS.items():
+        trained = _bins(results, quantity, joint)
+        for cell in cells:
+            own = _bins(results, quantity, cell)
+            sd, height = np.nanmean(own.sd, axis=1), np.nanmax(own.mean, axis=1) - np.nanmin(own.mean, axis=1)
+            size = results.settings(cell).get("phases.embed.step_size")
+            rows.append(
+                {
+                    "": to_the_end if cell == joint else f"one step, η0 = {size:g}",
+                    "quantity": letters,
+                    "mean spread within bins": sd[0],
+                    "range of the bin means": height[0],
+                    "spread ÷ range": sd[0] / height[0],
+                }
+            )
+            if cell != joint:
+                ratio = np.nanmean(trained.sd, axis=1) / sd
+                name = f"spread of {letters}, to the end ÷ one step of {size:g}"
+                findings.append(Finding(name, jackknifed(ratio), own.over))
+    return Measured(findings, {"Spread within bins": pd.DataFrame(rows)})
+
+
+def classes(results: Run, item: Item) -> Measured:
+    """Hold E·v_k against the published rows of some classes: the sign change at 0 and the order.
+
+    The x-axis of the rows is not named. It is taken for the class's posterior difference, and α is tried too.
+    The item's curves are named by the numbers of the classes.
+    """
+    findings, tables = [], {}
+    for label in map(int, item.curves):
+        curve = item.published(str(label))
+        centres = np.array(curve.centres)
+        step, count = centres[1] - centres[0], len(centres)
+        tokens = _tokens(results, 0, label)
+        near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)
+        own = binned(tokens, "Ev", edges=near)
+        whole = binned(tokens, "Ev", edges=np.linspace(-1 / 3, 1, 21))
+        # Equally many tokens in each of as many bins.
+        alpha = np.quantile(tokens["alpha"], np.linspace(0, 1, count + 1))
+        by_alpha = binned(tokens, "Ev", x="alpha", edges=np.maximum.accumulate(alpha))
+        name, equal = curve.letters, f"{count} bins of equally many tokens"
+        findings += [
+            Finding(f"{name}: bins whose sign is that of the posterior difference, published range",
+                    _signs(own), own.over),
+            Finding(f"{name}: Spearman with the published rows", _ranks(own.mean, curve), own.over),
+            Finding(f"{name}: Spearman with the posterior difference, its whole range",
+                    jackknifed(spearman(whole.mean, whole.centres), CORRELATION), whole.over),
+            Finding(f"{name}: bins whose sign is that of α, {equal}", _signs(by_alpha), by_alpha.over),
+            Finding(f"{name}: Spearman with the published rows, the same bins",
+                    _ranks(by_alpha.mean, curve), by_alpha.over),
+        ]  # fmt: skip
+        class_name = at_end(results, phase=last_phase(results, 0)).name(label)
+        tables[f"Class {class_name}, the published {name}"] = pd.DataFrame(
+            {
+                "posterior difference": [f"{x:.4f}" for x in centres],
+                "tokens per seed": own.tokens,
+                f"{name}, ours": own.mean[0],
+                f"{name}, published": curve.values,
+                f"α, {equal}": [f"{x:.1e}" for x in by_alpha.centres],
+                f"{name}, ours over α": by_alpha.mean[0],
+            }
+        )
+    return Measured(findings, tables)
+
+
+def _ranks(rows: Rows, curve: Curve) -> Estimate:
+    return jackknifed(spearman(rows, np.array(curve.values)), CORRELATION)
+
+
+def _signs(own: Binned) -> Estimate:
+    return jackknifed(sign_change(own.mean, own.centres), PART)
+
+
+def _longest(own: Binned) -> Finding:
+    bins, first, final = longest_rise(own.mean)
+    where = f"{own.centres[int(first[0])]:.2f} to {own.centres[int(final[0])]:.2f}"
+    return Finding(f"bins in the longest rise of E·v, {where}", jackknifed(bins), own.over)
+
+
+def _tokens(results: Run, cell: int = 0, label: int | None = None) -> pd.DataFrame:
+    tokens = at_end(results, cell=cell, average=False, phase=last_phase(results, cell)).table
+    return tokens if label is None else tokens[tokens["class"] == label]
+
+
+def _bins(results: Run, quantity: str, cell: int = 0) -> Binned:
+    own = axis(results, cell)
+    return binned(
+        _tokens(results, cell), quantity, edges=np.linspace(own["low"], own["high"], own["bins"] + 1)
+    )
+
+
+def _table(ev: Binned, ep: Binned, *curves: Curve) -> pd.DataFrame:
+    table: dict[str, ArrayLike] = {
+        "posterior difference": [f"{x:.2f}" for x in ev.centres],
+        "tokens per seed": ev.tokens,
+    }
+    for letters, own, curve in zip(LETTERS.values(), (ev, ep), curves or (None, None), strict=True):
+        name = curve.letters if curve else letters
+        table |= {f"{name}, ours": own.mean[0], f"{name}, spread": own.sd[0]}
+        table |= {f"{name}, published": curve.values} if curve else {}
+    return pd.DataFrame(table)
