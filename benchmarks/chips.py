@@ -47,7 +47,7 @@ def _rows():
     for n in (16, 1024):
         overrides = ("axes={}", f"seeds={n}")
         yield f"margin_convergence, {n:,} seeds", flow, overrides, "query.begin", None
-    two_layers = "jaxattn/paper/sweeps/fig1_imdb.toml"
+    two_layers = "jaxattn/reproduction/paper/fig1_imdb/study.toml"
     yield "fig1_imdb, two layers, 256 reviews", two_layers, ("seeds=1",), "joint.advance", None
 
 

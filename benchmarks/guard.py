@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 HERE = Path(__file__).parents[1]
-PAPER = "jaxattn/paper/sweeps"
+PAPER = "jaxattn/reproduction/paper"
 FEW = ("seeds=2", "data.sequences=64")
 WIDE = (*FEW, "data.vocab_size=30")
 SMALL = (*WIDE, "model.dim=32")
@@ -82,15 +82,15 @@ STUDIES = {
         kind: Small("sweeps/quickstart.toml", (*SMALL, *QUERY, f"model.kind={kind}"))
         for kind in ("key_query", "two_layer", "two_layer_weights", "mlp")
     },
-    "fig2_synthetic": Small(f"{PAPER}/fig2_synthetic.toml", (*SMALL, *JOINT)),
-    "topics": Small(f"{PAPER}/topics.toml", (*SMALL, *JOINT)),
+    "fig2_synthetic": Small(f"{PAPER}/fig2_synthetic/study.toml", (*SMALL, *JOINT)),
+    "topics": Small(f"{PAPER}/topics/study.toml", (*SMALL, *JOINT)),
     "k_class_law": Small(
-        f"{PAPER}/k_class_law.toml", (*WIDE, "data.relevant=12", "axes.model.dim=[16,32]", "figures=[]")
+        f"{PAPER}/k_class_law/study.toml", (*WIDE, "data.relevant=12", "axes.model.dim=[16,32]", "figures=[]")
     ),
-    "small_d": Small(f"{PAPER}/small_d.toml", (*WIDE, *JOINT, "axes.model.dim=[8,32]")),
-    "label_noise": Small(f"{PAPER}/label_noise.toml", (*SMALL, *JOINT)),
-    "xor": Small(f"{PAPER}/xor.toml", ("seeds=2", "data.sequences=64", "data.test_sequences=32")),
-    "negation": Small(f"{PAPER}/negation.toml", ("seeds=2", "data.sequences=64", "data.test_sequences=32")),
+    "small_d": Small(f"{PAPER}/small_d/study.toml", (*WIDE, *JOINT, "axes.model.dim=[8,32]")),
+    "label_noise": Small(f"{PAPER}/label_noise/study.toml", (*SMALL, *JOINT)),
+    "xor": Small(f"{PAPER}/xor/study.toml", (*FEW, "data.test_sequences=32")),
+    "negation": Small(f"{PAPER}/negation/study.toml", (*FEW, "data.test_sequences=32")),
 }  # fmt: skip
 # Killed once on its way, and continued.
 CONTINUED = "own"

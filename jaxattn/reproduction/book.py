@@ -269,8 +269,13 @@ def read(book: str | Path) -> Book:
     Raises:
         InputError: no such book; a file that is malformed, or names what book.toml does not have.
     """
-    places = {f"jaxattn/reproduction/{book}": PACKAGED / book, f"sweeps/{book}": Path("sweeps") / book}
-    for place, folder in (places | {Path(book).name: Path(book)}).items():
+    places = {Path(book).name: Path(book)}
+    if str(book) == Path(book).name:
+        places = {
+            f"jaxattn/reproduction/{book}": PACKAGED / book,
+            f"sweeps/{book}": Path("sweeps", book),
+        } | places
+    for place, folder in places.items():
         if (folder / "book.toml").is_file():
             shared = _read(folder / "book.toml", Shared, {})
             with at(str(folder / "book.toml")):

@@ -87,7 +87,7 @@ def _without_data(book: Book, wanted: list[Item], kept: dict[str, Section], repo
             raise InputError(f"--only {item.name}: no data; {kept[item.name].remedy}")
     if lacking:
         places = "; ".join(f"DIR/{each.below}: {each.what}" for each in book.shared.data.values())
-        reporter.note(f"{len(lacking)} items on data sets are not run; add `--data-dir DIR`, with {places}")
+        reporter.note(f"{len(lacking)} items that need data are not run; add `--data-dir DIR`, with {places}")
     return [item for item in wanted if not item.data]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from jaxattn.errors import InputError
 from jaxattn.reproduction.bins import Binned, Rows, binned, longest_rise, lowest, sign_change, u_shape
 from jaxattn.reproduction.book import Curve, Item
 from jaxattn.reproduction.findings import Finding, Measured
@@ -106,6 +107,8 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
         to_the_end: the block whose E is trained to the end.
     """
     cells = dict(named(results))
+    if to_the_end not in cells.values():
+        raise InputError(f"to_the_end: no cell {to_the_end!r}; there are {', '.join(cells.values())}")
     joint = next(cell for cell, name in cells.items() if name == to_the_end)
     findings, rows = [], []
     for quantity, letters in LETTERS.items():

@@ -116,7 +116,7 @@ def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimat
     return Estimate(value, low, high, len(known), len(samples) - len(known))
 
 
-def share(satisfied: ArrayLike, known: ArrayLike = True) -> Estimate:
+def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
     """Estimate the share of seeds that satisfy something, with the interval of Clopper and Pearson.
 
     Args:

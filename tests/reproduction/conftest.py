@@ -1,19 +1,21 @@
 import pytest
 
-from jaxattn.claims import Plan
+SIZES = ("data.vocab_size=12", "data.relevant=4", "data.length=4", "data.sequences=20")
+FLOW = (*SIZES, "model.dim=256")
+LAW = (*SIZES, "axes.model.dim=[64,256]")
 
 
 @pytest.fixture(scope="session")
 def plan():
-    """A scoreboard in the sizes of a test; the corpora of all parts have the same shapes."""
-    sizes = {"vocab_size": 12, "relevant": 4, "length": 4, "sequences": 20}
-    return Plan(
-        base=sizes,
-        dim=256,
-        law=sizes,
-        law_dims=(64, 256),
-        several=(2,),
-        step_sizes=(0.0,),
-        dims=(),
-        joint_until_norm=1e3,
-    )
+    """Overrides of a scoreboard in the sizes of a test; the corpora of all parts have the same shapes."""
+    relevant = "probes.own.1.relevant=4"
+    return {
+        "law-independent": LAW,
+        "law-assumption1": LAW,
+        "law-classes": LAW,
+        "base": (*FLOW, relevant),
+        "independent": (*FLOW, relevant),
+        "several": (*FLOW, relevant, "axes.data.relevant_per_sequence=[2]"),
+        "beyond": (*SIZES, relevant, "cells=[{model.dim=256, phases.step.step_size=0.0}]"),
+        "joint": (*FLOW, relevant, "phases.together.until_norm=1e3"),
+    }

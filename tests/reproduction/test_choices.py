@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.paper.choices import choices
+from jaxattn.reproduction import measures
+from jaxattn.reproduction.book import read
 from jaxattn.results.load import load
 
 BASE = {
@@ -33,19 +34,36 @@ DRAWN = BASE | {
     }
 }
 
+PROSE = 'reports = "a figure"\nchosen = "all"\ncompared = "by shape"\n'
+SHOWN = """
+[measure]
+kind = "shapes"
+
+[criteria]
+"Spearman of E·v and the bin centres" = { at_least = 0.9 }
+"U-shape of E·p about 0 (1 for a U)" = { at_least = 0.8 }
+"where E·p is lowest" = { around = 0.0, within = 0.3 }
+"""
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("choices")
     ja.Study.of_tables(DRAWN).run(folder / "run", quiet=True)
-    shown = ja.Study.of_tables(BASE | {"name": "shown"}).write(folder / "shown.toml")
-    return load(folder / "run"), shown
+    for name, tables in (("shown", BASE | {"name": "shown"}), ("drawn", DRAWN)):
+        (folder / "book" / name).mkdir(parents=True)
+        ja.Study.of_tables(tables).write(folder / "book" / name / "study.toml")
+    (folder / "book" / "book.toml").write_text('title = "A book"\nintroduction = ""\n')
+    (folder / "book" / "shown" / "item.toml").write_text(PROSE + SHOWN)
+    (folder / "book" / "drawn" / "item.toml").write_text(
+        PROSE + '[measure]\nkind = "choices"\nshown = "shown"\n'
+    )
+    return load(folder / "run"), read(folder / "book").item("drawn")
 
 
 @pytest.fixture(scope="module")
 def measured(run):
-    results, shown = run
-    return choices(shown)(results)
+    return measures.measure(*run)
 
 
 def shapes_by_hand(results, cell):

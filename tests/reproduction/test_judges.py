@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.claims import judges
-from jaxattn.claims.measured import Measured, round_up
-from jaxattn.claims.rows import FAILS, HOLDS
+from jaxattn.reproduction import judges
+from jaxattn.reproduction.cell import Cell, round_up
 from jaxattn.results.run import Run
 
+HOLDS, FAILS = "holds", "fails"
 SEEDS = 40
 NORM = np.geomspace(1, 1e6, 30)
 BASE = {
@@ -37,7 +37,7 @@ def cell():
             for step, value in enumerate(np.atleast_1d(values))
         ]
         manifest = {"cells": [{"cell": 0, "settings": BASE | settings}]}
-        return Measured(Run(Path(), manifest, pd.DataFrame(rows), pd.DataFrame()), 0, SEEDS)
+        return Cell(Run(Path(), manifest, pd.DataFrame(rows), pd.DataFrame()), 0, SEEDS)
 
     return make
 
@@ -70,7 +70,7 @@ def test_what_the_theory_promises_holds(cell, limit):
     assert verdicts(judges.unbounded(cells)) == [HOLDS] * 3
     close, power = judges.converges(cells)
     assert (close.verdict, power.verdict) == (HOLDS, HOLDS)
-    np.testing.assert_allclose(power.value, -2, rtol=1e-9)
+    np.testing.assert_allclose(power.estimate.value, -2, rtol=1e-9)
     assert close.certificate == "1 - cos ≤ 8e-12, gap ≤ 3e-15, primal ≤ 2e-16, 40 of 40 certified"
     assert verdicts(judges.selects(cells)) == [HOLDS]
     assert cells[0].setting == "assumption1, V = 50, n = 200, T = 8, d = 2048, η0 = 200"
@@ -87,7 +87,7 @@ def test_selection_of_other_tokens_fails(cell, limit):
     assert verdicts(judges.selects([cell(limit)])) == [FAILS]
     share, held = judges.selects([cell(limit, **{"data.kind": "independent"})], promised=False)
     assert share.verdict == "does not hold"
-    assert held.value == 0.75
+    assert held.estimate.value == 0.75
     assert "a relevant token, where there is one," in held.measured
 
 
@@ -105,7 +105,7 @@ def test_a_flow_that_ends_before_is_told_and_fails(cell, limit):
     (row,) = judges.direction_elsewhere([short])
     assert row.measured == "1 - cos where the flow ends"
     (row,) = judges.direction_elsewhere([cell(limit)])
-    assert (row.hits, row.verdict) == (SEEDS, "holds there too")
+    assert (row.estimate.hits, row.verdict) == (SEEDS, "holds there too")
 
 
 def test_what_is_not_followed_to_its_end_is_in_no_mean_of_rates(cell, limit):
@@ -115,7 +115,7 @@ def test_what_is_not_followed_to_its_end_is_in_no_mean_of_rates(cell, limit):
     records.loc[first & (records["metric"] == "p_norm"), "value"] = 300.0
     records.loc[first & (records["metric"] == "log_gradient_norm"), "value"] = 1e3
     satisfied, rate = judges.unbounded([found])
-    assert (satisfied.hits, rate.seeds) == (SEEDS - 1, SEEDS - 1)
+    assert (satisfied.estimate.hits, rate.estimate.seeds) == (SEEDS - 1, SEEDS - 1)
     assert rate.verdict == HOLDS
     assert rate.measured.endswith("seeds that come to ‖p‖ = 1e6")
 
@@ -134,10 +134,10 @@ def test_a_seed_whose_flow_failed_has_no_value_and_voids_no_row(cell, limit):
     rows = [*judges.unbounded([found]), *judges.converges([found]), *judges.selects([found])]
     assert {row.verdict for row in rows} == {HOLDS}
     # The power is fitted to what was followed.
-    assert [row.missing for row in rows if "power" not in row.measured] == [1, 0, 1, 1]
+    assert [row.estimate.missing for row in rows if "power" not in row.measured] == [1, 0, 1, 1]
     assert "nan" not in " ".join([*(row.text + row.certificate for row in rows)])
     (_, held) = judges.selects([found], promised=False)
-    assert (held.verdict, held.seeds, held.why) == ("measured", 39, reason)
+    assert (held.verdict, held.estimate.seeds, held.why) == ("measured", 39, reason)
 
 
 def test_limits_with_ties_are_reached_or_finite(cell, limit):
@@ -153,10 +153,10 @@ def test_limits_with_ties_are_reached_or_finite(cell, limit):
 
     near, finite, far, unproven = made(1e-10, 1.0), made(np.nan, 1.0), made(1e-3, 1.0), made(1e-10, 0.0)
     rows = [judges.with_ties([x]) for x in (near, finite, far, unproven)]
-    assert [row[0].hits for row in rows] == [SEEDS, SEEDS, 0, 0]
+    assert [row[0].estimate.hits for row in rows] == [SEEDS, SEEDS, 0, 0]
     assert rows[0][0].certificate.startswith("1 - cos ≤ 1e-10, gap ≤ 1e-13")
     assert rows[1][0].certificate.startswith("gap")
-    assert rows[0][1].value == 0.25
+    assert rows[0][1].estimate.value == 0.25
 
 
 def test_several_relevant_tokens(cell, limit):
@@ -177,7 +177,7 @@ def test_the_power_of_d_in_the_one_step_law(cell, classes, name):
         for d in (64, 256, 1024)
     ]
     values, embeddings, constant = judges.one_step_law(cells)
-    np.testing.assert_allclose([values.value, embeddings.value, constant.value], [-0.5, -1, 3])
+    np.testing.assert_allclose([row.estimate.value for row in (values, embeddings, constant)], [-0.5, -1, 3])
     assert verdicts([values, embeddings, constant]) == [HOLDS, FAILS, "measured"]
     assert {values.claim.name, constant.claim.name} == {name}
     assert values.claim.setting.endswith("d = 64, 256, 1024")
@@ -199,7 +199,7 @@ def test_claim_v_is_judged_by_selection_and_direction(cell, limit):
     alone = cell(limit | {("limit", "relevant_margin"): 0.2})
     rows = judges.jointly([alone], [cell(together, **until)])
     assert verdicts(rows) == [HOLDS, HOLDS, "does not hold", "measured", "measured", "holds there too"]
-    assert [row.value for row in rows] == [1, 1, 0, 0.04, 0.5, 1]
+    assert [row.estimate.value for row in rows] == [1, 1, 0, 0.04, 0.5, 1]
     assert rows[0].certificate == "‖p‖ = 10000 in 40 of 40"
     assert rows[1].certificate == "1 - cos ≤ 3e-7, gap ≤ 3e-15, primal ≤ 2e-16, 40 of 40 certified"
     assert rows[5].certificate.endswith("4e-7")
@@ -210,7 +210,7 @@ def test_claim_v_is_judged_by_selection_and_direction(cell, limit):
         ("head_one_minus_cosine", 1e-3, 5),
     ):
         changed = cell(together | {("together", name): wrong}, **until)
-        assert judges.jointly([alone], [changed])[row].value == 0
+        assert judges.jointly([alone], [changed])[row].estimate.value == 0
 
 
 CERTIFICATE = ("feasible", "duality_gap", "primal_residual")
@@ -220,7 +220,7 @@ def test_growth_on_texts_is_the_derivative_of_the_norm(cell):
     found = {"p_norm": 2.0, "cos_p_descent": 0.5, "log_gradient_norm": np.log(0.02)}
     cells = [cell({("descent", name): x for name, x in found.items()}, **STEPS)]
     norm, growth = judges.grows_on_texts(cells)
-    np.testing.assert_allclose([norm.value, growth.value], [2.0, 300 * 0.5 * 0.02])
+    np.testing.assert_allclose([norm.estimate.value, growth.estimate.value], [2.0, 300 * 0.5 * 0.02])
     # A limit that no run reaches is never said to hold.
     assert verdicts([norm, growth]) == ["undecided", "undecided"]
 

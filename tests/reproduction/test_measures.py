@@ -1,72 +1,62 @@
-"""Measures of whole runs, counted again from the tokens by numpy and scipy."""
+from dataclasses import replace
+from pathlib import Path
 
-import dataclasses
-
-import numpy as np
+import msgspec
+import pandas as pd
 import pytest
-from scipy import stats
 
-import jaxattn as ja
-from jaxattn.paper.measures import directions, shapes
+from jaxattn.errors import InputError
+from jaxattn.reproduction import measures, read
+from jaxattn.reproduction.findings import Finding
+from jaxattn.results.judge import Estimate
+from jaxattn.results.run import Run
 
-STUDY = {
-    "name": "directions",
-    "seeds": 5,
-    "data": {"kind": "independent", "vocab_size": 60, "relevant": 50, "length": 8, "sequences": 1000}
-    | {"test_sequences": 50, "max_posterior_difference": 0.95},
-    "model": {"kind": "mlp", "dim": 16},
-    "phases": [
-        {"name": "joint", "kind": "descent", "train": ["E", "p", "v", "W", "b"], "optimizer": "adam"}
-        | {"step_size": 3e-2, "steps": 40}
-    ],
-    "probes": {"per_decade": 0, "min_count": 1},
-    "blocks": {"drawn": {}, "one": {"model": {"weights": "identity"}}},
-}
+BOOK = read(Path(__file__).with_name("tiny"))
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return ja.Study.of_tables(STUDY).run(tmp_path_factory.mktemp("measures") / "run", quiet=True)
-
-
-def spearman_by_hand(tokens):
-    x, y = tokens["posterior_difference"].to_numpy(), tokens["Ev"].to_numpy()
-    place = np.minimum(np.searchsorted(np.linspace(-1, 1, 21), x, side="right") - 1, 19)
-    held = np.unique(place)
-    return stats.spearmanr(held, [y[place == k].mean() for k in held]).statistic
-
-
-def test_directions_are_those_of_a_count(results):
-    found = {finding.measured: finding.estimate for finding in directions(results).findings}
-    assert len(found) == 4
-    for cell, block in enumerate(STUDY["blocks"]):
-        own = results.tokens[results.tokens["cell"] == cell]
-        every = np.array([spearman_by_hand(tokens) for _, tokens in own.groupby("seed")])
-        for way, hits in (("rises", (every >= 0.9).sum()), ("falls", (every <= -0.9).sum())):
-            estimate = found[f"{block}: share of seeds in which E·v {way}"]
-            assert estimate.value == hits / 5
-            assert estimate[1:3] == pytest.approx(stats.binomtest(int(hits), 5).proportion_ci(0.95))
-    # With drawn weights the head says nothing of the direction; where they are 1 it is that of one layer.
-    assert found["one: share of seeds in which E·v rises"].value == 1
-    assert found["drawn: share of seeds in which E·v rises"].value < 1
-
-
-@pytest.mark.parametrize("high", [1.0, 0.5])
-def test_the_table_of_bins_counts_tokens_of_a_seed_in_the_bins_of_the_run(results, high):
-    """Seeds have corpora of their own: the number in a bin is their mean, and all bins hold every token."""
-    config = results.manifest["config"]
-    config = config | {"probes": config["probes"] | {"high": high}}
-    table = shapes(dataclasses.replace(results, manifest=results.manifest | {"config": config})).tables[
-        "Bin means"
+@pytest.fixture
+def results():
+    """Two cells, three seeds; an accuracy of 1 in the first, and none for a seed of the second."""
+    rows = [
+        {"cell": cell, "seed": seed, "phase": phase, "step": step, "metric": "train_accuracy", "value": value}
+        for cell in (0, 1)
+        for seed in range(3)
+        for phase, step, value in (("embed", 1, 0.25), ("joint", 5, 0.5), ("joint", 9, 1.0 - cell * seed / 4))
     ]
-    own = results.tokens[results.tokens["cell"] == 0]
-    x = own["posterior_difference"].to_numpy()
-    # Ratios of counts lie on edges, and begin the next bin.
-    counts, edges = np.histogram(np.minimum(x[x <= high] + 1e-6, high), 20, range=(-1, high))
-    np.testing.assert_allclose(table["tokens per seed"], counts / 5)
-    assert table["posterior difference"].astype(float).to_numpy() == pytest.approx(
-        (edges[1:] + edges[:-1]) / 2, abs=0.006
+    table = pd.DataFrame(rows)
+    table.loc[table.index[-1], "value"] = float("nan")
+    cells = [{"cell": cell, "settings": {"block": name, "model.dim": 4}} for cell, name in enumerate("ab")]
+    return Run(Path(), {"cells": cells}, table, pd.DataFrame())
+
+
+def test_a_metric_is_that_at_the_end_of_the_last_phase_over_the_seeds_that_have_it(results):
+    first, second = measures.cells(results, BOOK.item("texts"), metrics=["train_accuracy"]).findings
+    assert (first.measured, first.over) == ("a, model.dim = 4: train accuracy", "3 seeds")
+    assert first.estimate.value == 1
+    assert second.measured == "b, model.dim = 4: train accuracy"
+    assert second.estimate.value == (1 + 0.75) / 2
+    assert second.over == "2 of 3 seeds, which have a value"
+    assert measures.last(results, 0, "loss").over == "not measured"
+
+
+def test_findings_are_held_against_the_first_criterion_whose_pattern_fits(results):
+    item = BOOK.item("own")
+    bare = [Finding(name, Estimate(0.5, 0.4, 0.6, 3), "") for name in ("least one_step_error", "another")]
+    held, other = measures.hold(bare, item)
+    assert (held.verdict, held.published) == ("agrees", "≥ 0")
+    assert (other.verdict, other.published) == ("measured", "-")
+    item = msgspec.structs.replace(item, criteria={"*": item.criteria["least one_step_error"]})
+    assert [finding.verdict for finding in measures.hold(bare, item)] == ["agrees", "agrees"]
+    assert replace(held, criterion=None, published="-") == bare[0]
+
+
+def test_a_criterion_that_fits_nothing_is_refused(results):
+    texts = BOOK.item("texts")
+    item = msgspec.structs.replace(
+        texts, criteria={"x: *": BOOK.item("own").criteria["least one_step_error"]}
     )
-    if high == 1:
-        assert (x == 1).any()
-        assert table["tokens per seed"].sum() == len(own) / 5
+    with pytest.raises(
+        InputError, match=r"criteria: no finding 'x: .'; there are a, model.dim = 4: train accuracy"
+    ):
+        measures.measure(results, item)
+    assert len(measures.measure(results, texts).findings) == 2

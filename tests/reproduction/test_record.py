@@ -7,13 +7,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jaxattn.claims.rows import around, at_least
 from jaxattn.errors import InputError
-from jaxattn.paper import ITEMS, compare, page, record
-from jaxattn.paper.compare import Estimate, Finding
-from jaxattn.paper.section import NOT_RUN, Picture, Section
+from jaxattn.reproduction import findings, measures, page, read, record
+from jaxattn.reproduction.findings import Finding
+from jaxattn.reproduction.section import NOT_RUN, Picture, Section
+from jaxattn.results.judge import Estimate, around, at_least
 
-ITEM = next(item for item in ITEMS if item.name == "fig2_synthetic")
+PAPER = read("paper")
+ITEM = PAPER.item("fig2_synthetic")
 SECTION = Section(
     ITEM,
     "agrees in 1, cannot tell in 1",
@@ -30,7 +31,7 @@ SECTION = Section(
     machine="2 CPU cores",
 )
 COMMITTED = Path(__file__).parents[2] / "results" / "published" / "paper"
-NO_RUNS = {item.name: Path("nowhere") for item in ITEMS}
+NO_RUNS = {item.name: Path("nowhere") for item in PAPER.items}
 
 
 @pytest.fixture
@@ -44,20 +45,23 @@ def folder(tmp_path):
 
 def test_what_is_read_is_what_was_written(folder):
     mine = record.read(ITEM, "laptop", folder)
-    assert page.as_markdown((mine,), "laptop") == page.as_markdown((SECTION,), "laptop")
-    assert page.as_html((mine,), "laptop") == page.as_html((SECTION,), "laptop")
+    assert page.as_markdown(PAPER, (mine,), "laptop") == page.as_markdown(PAPER, (SECTION,), "laptop")
+    assert page.as_html(PAPER, (mine,), "laptop") == page.as_html(PAPER, (SECTION,), "laptop")
     pd.testing.assert_frame_equal(page.agreement((mine,)), page.agreement((SECTION,)), check_exact=True)
     assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
 
 
 def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_others(folder):
-    written = page.write(folder, NO_RUNS, scale="laptop")
+    written = page.write(PAPER, folder, NO_RUNS, scale="laptop")
     verdicts = written.summary.set_index("item")["verdict"]
     assert verdicts["fig2_synthetic"] == SECTION.verdict
     assert verdicts["fig3_imdb"] == NOT_RUN
     assert "![fig2_synthetic](figures/fig2_synthetic.png)" in written.paths[0].read_text()
-    failed = page.write(folder, NO_RUNS, scale="laptop", failed={"fig2_synthetic": "no memory"})
-    assert "the run failed" in failed.sections[[item.name for item in ITEMS].index("fig2_synthetic")].remedy
+    failed = page.write(PAPER, folder, NO_RUNS, scale="laptop", failed={"fig2_synthetic": "no memory"})
+    assert (
+        "the run failed"
+        in failed.sections[[item.name for item in PAPER.items].index("fig2_synthetic")].remedy
+    )
 
 
 def test_results_of_another_scale_are_not_overwritten(folder):
@@ -75,8 +79,8 @@ def test_a_record_of_other_settings_is_not_shown(folder):
 
 
 def test_settings_are_equal_wherever_the_data_lies_and_differ_between_scales():
-    digests = {item.digest(scale) for item in ITEMS if item.measure for scale in ("laptop", "full")}
-    runs = [item for item in ITEMS if item.measure]
+    digests = {item.digest(scale) for item in PAPER.items if item.measure for scale in ("laptop", "full")}
+    runs = [item for item in PAPER.items if item.measure]
     assert len(digests) == len(runs) + sum(bool(item.laptop) for item in runs)
 
 
@@ -88,9 +92,9 @@ def test_a_damaged_record_is_named_with_its_remedy(folder, damage):
 
 
 def test_a_page_of_older_intervals_says_so():
-    assert compare.OLD in page.as_markdown((SECTION,), "laptop")
+    assert findings.OLD in page.as_markdown(PAPER, (SECTION,), "laptop")
     new = Finding("the lowest", Estimate(0.0, -0.1, 0.1, 5), "5 seeds", around(0.0, 0.3))
-    assert compare.OLD not in page.as_markdown((replace(SECTION, findings=(new,)),), "laptop")
+    assert findings.OLD not in page.as_markdown(PAPER, (replace(SECTION, findings=(new,)),), "laptop")
 
 
 def test_a_lost_figure_is_named(folder):
@@ -99,7 +103,7 @@ def test_a_lost_figure_is_named(folder):
         record.read(ITEM, "laptop", folder)
 
 
-@pytest.mark.parametrize("item", [item for item in ITEMS if item.measure], ids=lambda item: item.name)
+@pytest.mark.parametrize("item", [item for item in PAPER.items if item.measure], ids=lambda item: item.name)
 def test_a_committed_record_names_every_model_and_dimension_of_its_cells(item):
     facts = record.read(item, "full", COMMITTED).facts
     kinds, dims = facts["model"].split(", d = ")
@@ -109,9 +113,10 @@ def test_a_committed_record_names_every_model_and_dimension_of_its_cells(item):
 
 
 def test_the_committed_page_is_what_its_records_say():
-    sections = tuple(record.read(item, "full", COMMITTED) for item in ITEMS)
-    assert page.as_markdown(sections, "full") == (COMMITTED / "index.md").read_text(encoding="utf-8")
-    assert page.as_html(sections, "full") == (COMMITTED / "index.html").read_text(encoding="utf-8")
+    sections = tuple(record.read(item, "full", COMMITTED) for item in PAPER.items)
+    assert page.as_markdown(PAPER, sections, "full") == (COMMITTED / "index.md").read_text(encoding="utf-8")
+    assert page.as_html(PAPER, sections, "full") == (COMMITTED / "index.html").read_text(encoding="utf-8")
+    assert page.agreement(sections).to_csv(index=False) == (COMMITTED / "agreement.csv").read_text()
     assert {each.item.name for each in sections if each.verdict == NOT_RUN} == set()
     doubtful = [each for each in sections if "differs" in each.verdict or "cannot tell" in each.verdict]
     assert doubtful
@@ -135,3 +140,9 @@ def test_a_record_shows_no_file_outside(folder, tmp_path, way):
         InputError, match=r"leads out of .*, but \S+fig2_synthetic.json names it; run `jaxattn"
     ):
         record.read(ITEM, "laptop", out)
+
+
+@pytest.mark.parametrize("item", [item for item in PAPER.items if item.measure], ids=lambda item: item.name)
+def test_a_committed_record_was_held_against_the_criteria_of_its_item(item):
+    kept = record.read(item, "full", COMMITTED).findings
+    assert measures.hold([replace(each, criterion=None, published="-") for each in kept], item) == list(kept)

@@ -3,14 +3,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 
 from jaxattn import cli
 from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError
-from jaxattn.paper import ITEMS, reproduce, run
-from jaxattn.paper.page import write
+from jaxattn.reproduction import read, reproduce, run
+from jaxattn.reproduction.page import write
 from jaxattn.results import load, report
 from jaxattn.storage import manifest
 
@@ -24,7 +25,9 @@ TINY = (
     "data.relevant=20",
     "data.length=6",
 )
-RUN = [item for item in ITEMS if item.measure]
+PAPER = read("paper")
+TINY_BOOK = Path(__file__).with_name("tiny")
+RUN = [item for item in PAPER.items if item.measure]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def again(tmp_path_factory):
     def run(**options):
         options = {"out": out, "command": "jaxattn reproduce", "overrides": TINY} | options
         with Reporter(quiet=True) as reporter:
-            return reproduce(reporter=reporter, **options)
+            return reproduce(PAPER, reporter=reporter, **options)
 
     out = tmp_path_factory.mktemp("paper")
     return run
@@ -52,22 +55,13 @@ def test_every_item_is_a_study_whose_cells_fit(item, scale):
     study = item.study(scale, Path("data"))
     assert study.name == item.name
     assert study.cells
-    if item.needs != "nothing":
+    if item.data:
         place = study.config["data"].get("data_dir") or study.config["data"]["path"]
         assert Path(place).parts[0] == "data"
 
 
-def test_names_are_distinct_and_every_item_says_what_it_compares():
-    assert len({item.name for item in ITEMS}) == len(ITEMS)
-    for item in ITEMS:
-        assert (item.measure is None) == (item.elsewhere is not None)
-        assert item.reports
-        assert item.chosen
-        assert item.compared
-
-
 def test_every_item_has_a_row_and_one_was_run(page):
-    assert page.summary["item"].tolist() == [item.name for item in ITEMS]
+    assert page.summary["item"].tolist() == [item.name for item in PAPER.items]
     verdicts = page.summary.set_index("item")["verdict"]
     assert verdicts["fig2_synthetic"] not in ("not run", "shown elsewhere")
     assert verdicts["v_with_p"] == "shown elsewhere"
@@ -97,20 +91,69 @@ def test_an_item_that_is_asked_for_without_its_data_is_refused_with_the_remedy(t
     assert not out.exists()
 
 
-def test_items_left_out_for_want_of_data_are_told_in_a_line(tmp_path, capsys, monkeypatch):
-    items = [replace(item, measure=None) if item.needs == "nothing" else item for item in ITEMS]
-    monkeypatch.setattr(run, "ITEMS", items)  # nothing is left to run
-    with Reporter(quiet=False) as reporter:
-        run.reproduce(out=tmp_path, command="jaxattn reproduce", reporter=reporter)
+@pytest.fixture
+def tiny():
+    """A book of others, in a folder of its own."""
+    return read(TINY_BOOK)
+
+
+def of_tiny(tiny, out, **options):
+    with Reporter(quiet=options.pop("quiet", True)) as reporter:
+        return reproduce(tiny, out=out, command="jaxattn reproduce", reporter=reporter, **options)
+
+
+def test_a_book_of_others_goes_through_the_same_machine(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    words = ["jaxattn", "reproduce", "--book", str(TINY_BOOK), "--out", str(out), "--quiet"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+    assert "A tiny book" in capsys.readouterr().out
+    text = (out / "index.md").read_text(encoding="utf-8")
+    assert text.startswith("# A tiny book\n\nNumbers that a note reports, run again.\n")
+    assert "falls like d^(-1/2) (a note of nobody's)." in text
+    assert "| power of d in the error per unit of η0 |" in text
+    assert "-0.5 ± 0.3 | agrees |" in text
+    assert "| least one_step_error |" in text
+    assert (
+        "Not run: run `jaxattn reproduce --book tiny --only texts --data-dir DIR`, with DIR/texts.csv" in text
+    )
+    assert "see [the rows](../claims/claims.md)" in text
+    assert "- sweep file: tiny/step/study.toml" in text
+    assert "- overrides: seeds=6" in text
+    summary = write(
+        read(TINY_BOOK), out, dict.fromkeys(("step", "own", "texts", "elsewhere"), out), scale="laptop"
+    )
+    assert summary.summary["verdict"].tolist() == ["agrees", "agrees", "not run", "shown elsewhere"]
+
+
+def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, capsys):
+    of_tiny(replace_items(tiny, "texts", "elsewhere"), tmp_path, quiet=False)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("20 items on reviews are not run; add `--data-dir DIR`, with DIR/tfds: ")
+    assert line.endswith(
+        "items that need data are not run; add `--data-dir DIR`, with DIR/texts.csv: texts with labels"
+    )
+    with pytest.raises(
+        InputError, match="--only texts: no data; run `jaxattn reproduce --book tiny --only texts"
+    ):
+        of_tiny(tiny, tmp_path, only=["texts"])
 
 
-def test_an_item_whose_record_is_there_needs_no_data(page, again, monkeypatch):
-    items = [replace(item, needs="imdb") if item.name == "fig2_synthetic" else item for item in ITEMS]
-    monkeypatch.setattr(run, "ITEMS", items)
-    shown = again(only=["fig2_synthetic"])
-    assert shown.summary.set_index("item")["verdict"]["fig2_synthetic"] != "not run"
+def replace_items(book, *names):
+    return replace(book, shared=msgspec.structs.replace(book.shared, items=names))
+
+
+def test_an_item_with_data_is_run_where_they_are_and_shown_from_its_record_without_them(tiny, tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
+    (tmp_path / "data" / "texts.csv").write_text(f"text,label\n{rows}")
+    made = of_tiny(tiny, tmp_path / "out", only=["texts"], data_dir=tmp_path / "data")
+    assert not made.failed
+    assert str(tmp_path) not in made.paths[0].read_text()
+    shutil.rmtree(tmp_path / "out" / "runs")
+    again = of_tiny(tiny, tmp_path / "out", only=["elsewhere"])
+    assert again.summary.set_index("item")["verdict"]["texts"] == "measured"
 
 
 def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(page):
@@ -159,7 +202,7 @@ def test_nothing_runs_in_a_folder_of_another_scale(page, again):
 
 def test_the_page_is_the_same_from_the_records_alone(page, again, tmp_path):
     shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
-    copied = write(tmp_path / "copy", {item.name: tmp_path for item in ITEMS}, scale="laptop")
+    copied = write(PAPER, tmp_path / "copy", {item.name: tmp_path for item in PAPER.items}, scale="laptop")
     assert [path.read_bytes() for path in copied.paths[:3]] == [path.read_bytes() for path in page.paths[:3]]
 
 
@@ -193,13 +236,13 @@ def test_nothing_that_a_finished_run_names_is_imported(page, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     known = manifest.read(ran)
     manifest.write(ran, known | {"config": _of_stranger(known["config"], key), "code": {CODE: None}})
-    runs = {item.name: run.folder(out, "laptop", item) for item in ITEMS}
-    made = write(out, runs, scale="laptop", overrides=TINY)
+    runs = {item.name: run.folder(out, "laptop", item) for item in PAPER.items}
+    made = write(PAPER, out, runs, scale="laptop", overrides=TINY)
     load(ran)._repr_html_()
     report.write(ran)
     assert not (tmp_path / "executed").exists()
     if key != "figures":  # which are drawn as a study asks for, and change no number
-        shown = made.sections[[item.name for item in ITEMS].index("fig2_synthetic")]
+        shown = made.sections[[item.name for item in PAPER.items].index("fig2_synthetic")]
         assert "holds a run of other settings; delete it" in shown.remedy
 
 

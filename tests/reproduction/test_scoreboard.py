@@ -6,15 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.claims import CLAIMS, TextPlan, run, words
-from jaxattn.data.readers import Csv
 from jaxattn.errors import InputError, RunError
-
-VERDICTS = {
-    True: {"holds", "fails", "undecided"},
-    False: {"holds there too", "does not hold", "holds for some", "undecided", "measured"},
-}
-
+from jaxattn.reproduction import scoreboard
+from jaxattn.reproduction.scoreboard import CLAIMS, run
+from jaxattn.results.judge import VERDICTS, Estimate
 
 SEEDS = 3
 
@@ -28,22 +23,25 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def board(plan, folder):
     """One claim."""
-    return run(seeds=SEEDS, only=["MC"], plan=plan, folder=folder)
+    return run(seeds=SEEDS, only=["MC"], overrides=plan, folder=folder)
 
 
 @pytest.fixture(scope="module")
 def every(plan, folder):
     """All synthetic claims."""
-    return run(seeds=SEEDS, plan=plan, folder=folder)
+    return run(seeds=SEEDS, overrides=plan, folder=folder)
 
 
 @pytest.mark.slow
 def test_every_claim_has_rows_and_every_row_a_number_with_an_interval(every):
     assert {row.claim.name for row in every.rows if row.claim.promised} == set(CLAIMS)
     for row in every.rows:
-        assert np.isfinite(row.value), row
-        assert row.low <= row.value <= row.high or row.text.endswith(f" in all {row.seeds}")
-        assert row.verdict in VERDICTS[row.claim.promised]
+        value, low, high, seeds, *_ = row.estimate
+        assert np.isfinite(value), row
+        assert low <= value <= high or row.text.endswith(f" in all {seeds}")
+        assert row.verdict in (
+            VERDICTS["promised"] if row.claim.promised else (*VERDICTS["beyond"], "holds for some")
+        )
 
 
 @pytest.mark.slow
@@ -57,11 +55,11 @@ def test_promised_rows_come_first_and_certificates_where_a_direction_was_compute
 def test_what_is_done_is_not_done_again(board, plan, folder):
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/records.parquet")}
     assert before
-    assert run(seeds=SEEDS, only=["MC"], plan=plan, folder=folder) == board
+    assert run(seeds=SEEDS, only=["MC"], overrides=plan, folder=folder) == board
     assert {path: path.stat().st_mtime_ns for path in before} == before
     # Of a folder that holds more seeds, those asked for are judged.
-    fewer = run(seeds=2, only=["MC"], plan=plan, folder=folder)
-    assert {row.seeds for row in fewer.rows} == {2}
+    fewer = run(seeds=2, only=["MC"], overrides=plan, folder=folder)
+    assert {row.estimate.seeds for row in fewer.rows} == {2}
 
 
 def test_the_files_say_what_the_table_says(board, tmp_path):
@@ -73,7 +71,7 @@ def test_the_files_say_what_the_table_says(board, tmp_path):
     for column in ("claim", "setting", "measured", "tolerance", "verdict", "certificate"):
         assert read[column].tolist() == table[column].tolist()
     for column in ("value", "low", "high", "seeds", "missing"):
-        np.testing.assert_array_equal(read[column], [getattr(row, column) for row in board.rows])
+        np.testing.assert_array_equal(read[column], [getattr(row.estimate, column) for row in board.rows])
     assert read["promised"].tolist() == [row.claim.promised for row in board.rows]
     text = markdown.read_text(encoding="utf-8")
     assert all(f"| {value} |" in text for value in table["value"])
@@ -89,15 +87,15 @@ def test_the_files_say_what_the_table_says(board, tmp_path):
 
 
 def test_every_claim_is_said_in_words():
-    assert all(len(words.STATEMENTS[name].split()) > 10 for name in CLAIMS)
+    assert all(len(scoreboard.STATEMENTS[name].split()) > 10 for name in CLAIMS)
 
 
 def test_the_chances_of_a_wrong_row_are_told(board):
-    judged = sum(row.tolerance is not None for row in board.rows)
-    assert f"{judged} of them judged" in words.chances(board.rows)
-    assert f"up to {0.05 * judged:.1f} of the {judged} intervals" in words.chances(board.rows)
-    assert words.too_few(35).startswith("35 seeds are too few for yes/no rows")
-    assert words.too_few(36) == ""
+    judged = sum(row.criterion is not None for row in board.rows)
+    assert f"{judged} of them judged" in scoreboard.chances(board.rows)
+    assert f"up to {0.05 * judged:.1f} of the {judged} intervals" in scoreboard.chances(board.rows)
+    assert scoreboard.too_few(35).startswith("35 seeds are too few for yes/no rows")
+    assert scoreboard.too_few(36) == ""
 
 
 def test_a_folder_that_cannot_be_written(board, tmp_path):
@@ -107,8 +105,8 @@ def test_a_folder_that_cannot_be_written(board, tmp_path):
 
 
 def test_a_row_that_fails_makes_the_status_1(board):
-    (row, *_) = (row for row in board.rows if row.claim.promised and row.tolerance)
-    failed = replace(row, value=9.0, low=9.0, high=9.0, hits=None)
+    (row, *_) = (row for row in board.rows if row.claim.promised and row.criterion)
+    failed = replace(row, estimate=Estimate(9.0, 9.0, 9.0, 3))
     assert failed.verdict == "fails"
     assert replace(board, rows=(failed,)).status == 1
     assert replace(board, rows=tuple(row for row in board.rows if row.verdict != "fails")).status == 0
@@ -128,28 +126,39 @@ def texts(tmp_path_factory):
     return path
 
 
+def of_file(path):
+    return f'data={{kind = "csv", path = "{path}"}}'
+
+
 @pytest.mark.slow
 def test_texts_give_rows_of_their_own(plan, folder, texts):
-    small = TextPlan(law_dims=(32, 64), law_seeds=3, dim=64, step_size=50.0, steps=20, rate=0.5)
-    source = Csv(path=str(texts))
-    board = run(seeds=SEEDS, only=["L4.1", "L4.2"], plan=plan, source=source, text_plan=small, folder=folder)
+    small = plan | {
+        "law-texts": (of_file(texts), "model.dim=64", "axes.model.dim=[32,64]"),
+        "flow-texts": (
+            of_file(texts), "model.dim=64", "phases.step.step_size=50.0",
+            "phases.descent.step_size=0.5", "phases.descent.steps=20",
+        ),
+    }  # fmt: skip
+    board = run(seeds=SEEDS, only=["L4.1", "L4.2"], overrides=small, data_dir=texts.parent, folder=folder)
     rows = [row for row in board.rows if row.claim.setting.startswith("texts, V = 8, n = 40")]
-    assert [(row.claim.name, row.seeds) for row in rows] == [("L4.1", 3)] * 2 + [("L4.2", 3)] * 2
-    assert all(np.isfinite([row.value, row.low, row.high]).all() for row in rows)
+    assert [(row.claim.name, row.estimate.seeds) for row in rows] == [("L4.1", 3)] * 2 + [("L4.2", 3)] * 2
+    assert all(np.isfinite(row.estimate[:3]).all() for row in rows)
     # A limit that no run reaches is never said to hold.
     assert [row.verdict for row in rows[2:]] == ["undecided", "undecided"]
 
 
 def test_wrong_input_is_named_with_a_remedy(plan, texts, tmp_path):
     with pytest.raises(InputError, match=r"seeds: 1; .* at least 2"):
-        run(seeds=1, plan=plan)
+        run(seeds=1, overrides=plan)
     with pytest.raises(InputError, match=r"only: no claim 'L5'; give some of L4\.1"):
-        run(only=["L5"], plan=plan)
+        run(only=["L5"], overrides=plan)
     with pytest.raises(InputError, match="no claim of V is measured on texts"):
-        run(only=["V"], plan=plan, source=Csv(path=str(texts)))
+        run(only=["V"], overrides=plan, data_dir=tmp_path)
+    nowhere = {"law-texts": (of_file(tmp_path / "nowhere.csv"),)}
     with pytest.raises(InputError, match=r"nowhere\.csv"):
-        run(only=["L4.1"], plan=plan, source=Csv(path=str(tmp_path / "nowhere.csv")))
+        run(only=["L4.1"], overrides=plan | nowhere, data_dir=tmp_path)
     three = tmp_path / "three.csv"
     three.write_text(texts.read_text() + "so so,2\n")
+    classes = {"law-texts": (of_file(three), "data.labels=[0,1,2]")}
     with pytest.raises(InputError, match="3 classes; give texts with two labels"):
-        run(only=["L4.1"], plan=plan, source=Csv(path=str(three), labels=(0, 1, 2)))
+        run(only=["L4.1"], overrides=plan | classes, data_dir=tmp_path)

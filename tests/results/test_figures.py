@@ -14,7 +14,7 @@ from jaxattn.results.curves import curves
 from jaxattn.results.figures import KINDS, check, draw, draw_all, function
 from jaxattn.results.fits import PowerLaw
 from jaxattn.results.importance import importance, one_step_law
-from jaxattn.results.scaling import collect, scaling, verdict
+from jaxattn.results.scaling import collect, scaling, sentence
 from jaxattn.results.tokens import at_end
 from jaxattn.results.top_tokens import top_tokens
 
@@ -221,23 +221,21 @@ def test_scaling_of_one_seed_or_one_value(results, folders):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected"),
+    ("low", "high", "seeds", "expected"),
     [
-        (-0.52, -0.48, "holds"),
-        (-0.6, -0.5, "undecided"),
-        (-0.7, -0.3, "undecided"),
-        (-0.4, -0.3, "does not hold"),
+        (-0.52, -0.48, 5, "holds"),
+        (-0.6, -0.5, 5, "undecided"),
+        (-0.7, -0.3, 5, "undecided"),
+        (-0.4, -0.3, 5, "does not hold"),
+        (np.nan, np.nan, 1, "undecided"),
+        (np.nan, np.nan, 6, "holds"),
     ],
 )
-def test_verdict(low, high, expected):
-    assert verdict(PowerLaw((low + high) / 2, 0.0, low, high, 5), -0.5, 0.05) == expected
-
-
-def test_one_seed_has_no_verdict_and_equal_ones_are_judged_by_their_slope():
-    assert verdict(PowerLaw(-0.53, 0.0, np.nan, np.nan, 1), -0.5, 0.05) == "undecided"
-    assert verdict(PowerLaw(-0.56, 0.0, np.nan, np.nan, 5), -0.5, 0.05) == "undecided"
-    assert verdict(PowerLaw(-0.53, 0.0, np.nan, np.nan, 6), -0.5, 0.05) == "holds"
-    assert verdict(PowerLaw(-0.56, 0.0, np.nan, np.nan, 6), -0.5, 0.05) == "does not hold"
+def test_a_slope_is_held_against_what_is_expected(low, high, seeds, expected):
+    slope = -0.53 if np.isnan(low) else (low + high) / 2
+    law = PowerLaw(slope, 0.0, low, high, seeds)
+    assert sentence({}, law, -0.5, 0.05).endswith(f", expected -0.5 ± 0.05: {expected}.")
+    assert "holds" not in sentence({}, law, -0.5, None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from jaxattn.results.intervals import (
     accelerated,
     clopper_pearson,
     geometric,
-    held,
     jackknife,
     resamples,
     student_t,
@@ -104,20 +103,3 @@ def test_resamples_draw_as_many_points_as_there_are(rng):
     weights = resamples(40, 500, rng)
     assert (weights.sum(axis=1) == 40).all()
     np.testing.assert_allclose(weights.mean(axis=0), 1, atol=5 / np.sqrt(500))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "where"),
-    [
-        ((0.5, 0.0, 1.0, 3), "inside"),
-        ((1.0, 0.9, 1.1, 3), "astride"),
-        ((1.2, 1.1, 1.3, 3), "outside"),
-        ((0.5, np.nan, np.nan, 5), "unknown"),
-        ((0.5, np.nan, np.nan, 6), "inside"),
-        ((1.5, np.nan, np.nan, 6), "outside"),
-        ((np.nan, np.nan, np.nan, 6), "unknown"),
-        ((0.5, 0.2, np.inf, 6), "unknown"),
-    ],
-)
-def test_intervals_are_held_against_a_range(numbers, where):
-    assert held(*numbers, (0.0, 1.0)) == where

@@ -1,53 +1,53 @@
+import csv
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from jaxattn.claims import rows
-from jaxattn.claims.rows import Claim, Row, Tolerance, around, at_least
+from jaxattn.results import judge
+from jaxattn.results.judge import VERDICTS, Criterion, Estimate, around, at_least, verdict, within_factor
 
-PROMISED = Claim("T4.3", "it converges", "somewhere")
-BEYOND = Claim("T4.3", "it converges", "elsewhere", promised=False)
-
-
-def test_t_interval_is_the_textbook_one():
-    samples = np.array([1.0, 2.0, 4.0, 5.0])
-    half = stats.t.ppf(0.975, 3) * samples.std(ddof=1) / 2
-    row = rows.mean(PROMISED, "x", samples)
-    np.testing.assert_allclose((row.value, row.low, row.high), (3, 3 - half, 3 + half))
-    cut = rows.mean(PROMISED, "x", samples, between=(2.9, 3.1))
-    assert (cut.low, cut.high) == (2.9, 3.1)
-
-
-def verdict(claim, low, high, tolerance=Tolerance(0.0, 1.0, "")):  # noqa: B008
-    return Row(claim, "x", (low + high) / 2, low, high, 8, tolerance=tolerance).verdict
+PUBLISHED = Path(__file__).parents[2] / "results" / "published"
+UNIT = Criterion(0.0, 1.0, "")
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "promised", "beyond"),
+    ("low", "high", "where"),
     [
-        (0.2, 0.8, "holds", "holds there too"),
-        (0.0, 1.0, "holds", "holds there too"),
-        (0.0, np.nextafter(1, 2), "undecided", "undecided"),
-        (-1.0, 2.0, "undecided", "undecided"),
-        (1.0, 2.0, "undecided", "undecided"),
-        (np.nextafter(1, 2), 2.0, "fails", "does not hold"),
-        (-2.0, -1.0, "fails", "does not hold"),
-        (math.nan, math.nan, "undecided", "undecided"),
-        (0.5, math.nan, "undecided", "undecided"),
-        (0.5, math.inf, "undecided", "undecided"),
+        (0.2, 0.8, "within"),
+        (0.0, 1.0, "within"),
+        (0.0, np.nextafter(1, 2), "unknown"),
+        (-1.0, 2.0, "unknown"),
+        (1.0, 2.0, "unknown"),
+        (np.nextafter(1, 2), 2.0, "outside"),
+        (-2.0, -1.0, "outside"),
+        (math.nan, math.nan, "unknown"),
+        (0.5, math.nan, "unknown"),
+        (0.5, math.inf, "unknown"),
     ],
 )
-def test_verdicts_at_their_borders(low, high, promised, beyond):
-    assert verdict(PROMISED, low, high) == promised
-    assert verdict(BEYOND, low, high) == beyond
+@pytest.mark.parametrize("basis", VERDICTS)
+def test_verdicts_at_their_borders(low, high, where, basis):
+    assert verdict(Estimate((low + high) / 2, low, high, 8), UNIT, basis) == getattr(VERDICTS[basis], where)
 
 
-def test_a_promised_row_without_tolerance_is_never_said_to_hold():
-    assert verdict(PROMISED, 0.2, 0.8, None) == "undecided"
-    assert verdict(BEYOND, 0.2, 0.8, None) == "measured"
-    assert verdict(PROMISED, math.nan, math.nan, None) == "undecided"
+@pytest.mark.parametrize(
+    ("value", "seeds", "where"),
+    [(0.5, 5, "unknown"), (0.5, 6, "within"), (1.5, 6, "outside"), (math.nan, 6, "unknown")],
+)
+def test_a_number_without_interval_stands_for_it_where_enough_seeds_agree(value, seeds, where):
+    assert verdict(Estimate(value, math.nan, math.nan, seeds), UNIT, "published") == getattr(
+        VERDICTS["published"], where
+    )
+
+
+def test_without_a_criterion_a_promise_never_holds_and_all_else_is_measured():
+    known, unknown = Estimate(0.5, 0.2, 0.8, 8), Estimate(math.nan, math.nan, math.nan, 0)
+    assert {verdict(x, None, "promised") for x in (known, unknown)} == {"undecided"}
+    assert [verdict(x, None, "beyond") for x in (known, unknown)] == ["measured", "undecided"]
+    assert {verdict(x, None, "published") for x in (known, unknown)} == {"measured"}
 
 
 @pytest.mark.parametrize(
@@ -63,45 +63,77 @@ def test_a_promised_row_without_tolerance_is_never_said_to_hold():
     ],
 )
 def test_shares_of_seeds(hits, seeds, promised, beyond):
-    satisfied = np.arange(seeds) < hits
-    assert rows.share(PROMISED, "x", satisfied).verdict == promised
-    assert rows.share(BEYOND, "x", satisfied).verdict == beyond
+    found = judge.share(np.arange(seeds) < hits)
+    interval = stats.binomtest(hits, seeds).proportion_ci(method="exact")
+    np.testing.assert_allclose(found[:3], [hits / seeds, interval.low, interval.high], rtol=1e-9)
+    assert (found.seeds, found.missing, found.hits) == (seeds, 0, hits)
+    assert verdict(found, at_least(0.9), "promised") == promised
+    assert verdict(found, at_least(0.9), "beyond") == beyond
 
 
-def test_a_single_seed_decides_nothing():
-    assert rows.mean(PROMISED, "x", [1.0], around(1.0, 1.0)).verdict == "undecided"
+def test_a_mean_has_the_interval_of_the_textbook_and_is_over_the_seeds_that_have_a_value():
+    samples = np.array([1.0, 2.0, 4.0, 5.0])
+    half = stats.t.ppf(0.975, 3) * samples.std(ddof=1) / 2
+    for given, missing in ((samples, 0), ([1, math.nan, 2, 4, math.inf, 5], 2)):
+        found = judge.mean(given)
+        np.testing.assert_allclose(found[:3], (3, 3 - half, 3 + half))
+        assert found[3:] == (4, missing, None)
+    assert judge.mean(samples, between=(2.9, 3.1))[:3] == (3, 2.9, 3.1)
+    assert np.isnan(judge.mean([math.nan] * 3)[:3]).all()
+    assert judge.mean([math.nan] * 3)[3:] == (0, 3, None)
+    assert judge.share([True, False, True], known=[True, True, False])[3:] == (2, 1, 1)
+    assert judge.share([True], known=[False])[3:] == (0, 1, 0)
 
 
-@pytest.mark.parametrize(("claim", "expected"), [(PROMISED, "holds"), (BEYOND, "holds there too")])
-def test_a_row_is_over_the_seeds_that_have_a_value(claim, expected):
-    samples = np.array([*np.linspace(0.9, 1.1, 9), math.nan])
-    row = rows.mean(claim, "x", samples, around(1.0, 0.5), why="the flow met NaN")
-    np.testing.assert_allclose(
-        [row.value, row.low], [1.0, stats.t.interval(0.95, 8, 1, stats.sem(samples[:9]))[0]]
-    )
-    assert (row.verdict, row.seeds, row.missing) == (expected, 9, 1)
-    assert row.counted == "9 of 10: in 1 the flow met NaN"
-    known = np.arange(40) < 39
-    found = rows.share(claim, "x", known, known=known, why="the flow met NaN")
-    assert (found.verdict, found.text[:8]) == (expected, "39 of 39")
-    none = rows.mean(claim, "x", [math.nan, math.nan], around(1.0, 0.5))
-    assert (none.verdict, none.text, none.counted) == ("undecided", "no value", "0 of 2: in 2 it is NaN")
+def test_a_number_that_all_seeds_make_together_has_the_interval_of_a_mean_if_it_is_one(rng):
+    samples = rng.normal(size=20)
+    rows = [samples.mean(), *((samples.sum() - x) / 19 for x in samples)]
+    np.testing.assert_allclose(judge.jackknifed(rows)[:4], judge.mean(samples)[:4], rtol=1e-9)
+    narrow = judge.jackknifed([0.5, 0.5, 0.5 + 1e-6], width=0.2)
+    np.testing.assert_allclose([narrow.low, narrow.high], [0.4, 0.6])
 
 
-def test_seeds_that_are_equal_have_no_interval():
-    row = rows.mean(PROMISED, "x", np.zeros(7), around(0.0, 0.1))
-    assert math.isnan(row.low)
-    assert (row.verdict, row.text) == ("holds", "0 in all 7")
-    assert rows.mean(PROMISED, "x", np.zeros(5), around(0.0, 0.1)).verdict == "undecided"
-    assert rows.mean(BEYOND, "x", np.zeros(5)).verdict == "measured"
+def test_a_number_at_the_end_of_its_range_has_no_interval():
+    same = judge.jackknifed(np.ones(7), (-1.0, 1.0))
+    assert np.isnan([same.low, same.high]).all()
+    assert verdict(same, at_least(0.9), "published") == "agrees"
+    assert verdict(judge.jackknifed(np.ones(6), (-1.0, 1.0)), at_least(0.9), "published") == "cannot tell"
+    near = judge.jackknifed([0.99, *[1.0] * 5, 0.94], (-1.0, 1.0))
+    assert near.low < near.value < near.high == 1
+    assert judge.jackknifed([0.95]).seeds == 1
+    assert verdict(judge.jackknifed([0.95]), at_least(0.9), "published") == "cannot tell"
 
 
-def test_so_many_seeds_decide_a_yes_or_no():
-    holds = [rows.share(PROMISED, "x", np.ones(n, bool)).verdict == "holds" for n in range(1, 60)]
-    assert holds.index(True) + 1 == rows.DECIDING_SEEDS == 36
+def test_how_criteria_and_numbers_are_written():
+    assert around(-0.5, 0.05) == (-0.55, -0.45, "-0.5 ± 0.05")
+    assert at_least(0.9) == (0.9, math.inf, "≥ 0.9")
+    assert within_factor(8.0, 2.0) == (4.0, 16.0, "8 within a factor of 2")
+    assert judge.mean(np.zeros(7)).text("in all 7") == "0 in all 7"
+    assert judge.mean([1.0]).text("in all 1") == "1.00"
 
 
-def test_how_numbers_are_written():
-    assert rows.share(PROMISED, "x", np.ones(64, bool)).text == "64 of 64 [0.944, 1.00]"
-    assert around(-0.5, 0.05).text == "-0.5 ± 0.05"
-    assert at_least(0.9).text == "≥ 0.9"
+def criterion_of(text):
+    """Read back how a criterion is written."""
+    if text == "-":
+        return None
+    if text.startswith("≥ "):
+        return at_least(float(text[2:]))
+    apart = " ± " if " ± " in text else " within a factor of "
+    value, distance = map(float, text.split(apart))
+    return around(value, distance) if apart == " ± " else within_factor(value, distance)
+
+
+def numbers(row):
+    return [float(row[key]) if row[key] else math.nan for key in ("value", "low", "high")]
+
+
+def test_every_published_row_of_the_scoreboard_has_the_verdict_that_its_numbers_get():
+    with (PUBLISHED / "claims" / "claims.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 50
+    for row in rows:
+        value, low, high = numbers(row)
+        hits = round(value * int(row["seeds"])) if row["tolerance"] == "≥ 0.9" else None
+        found = Estimate(value, low, high, int(row["seeds"]), int(row["missing"]), hits)
+        basis = "promised" if row["promised"] == "True" else "beyond"
+        assert verdict(found, criterion_of(row["tolerance"]), basis) == row["verdict"], row

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jaxattn.paper import ITEMS, measures, published
+from jaxattn.reproduction import read, shapes
 from jaxattn.results import importance, load, page, report
 from jaxattn.storage import manifest
 
@@ -66,7 +66,7 @@ def test_text_of_cells_is_never_kept_on_one_line():
     assert "nowrap" not in page.STYLE.read_text()
 
 
-@pytest.mark.parametrize("template", ["results/report.html", "paper/page.html"])
+@pytest.mark.parametrize("template", ["results/report.html", "reproduction/page.html"])
 def test_templates_have_no_table_of_their_own(template):
     text = (Path(page.__file__).parents[1] / template).read_text()
     assert "<table" not in text
@@ -75,17 +75,18 @@ def test_templates_have_no_table_of_their_own(template):
 
 def test_tables_name_classes_and_scores_as_the_figure_of_the_run_does(write, tmp_path):
     """Stars 1, 2, 4 and 5 are classes 0 to 3; scores of two layers with weights are E·W2 p."""
+    book = read("paper")
     config = {"model": {"kind": "two_layer_weights"}, "phases": [], "data": {"labels": [1, 2, 4, 5]}}
     run = load(write(tmp_path / "four", classes=4, seeds=2, config=config))
     for label, title in ((1, "Class 2, the published E·v_2"), (3, "Class 5, the published E·v_4")):
-        assert title in measures.four_classes(run).tables
+        assert title in shapes.classes(run, book.item("yelp4")).tables
         assert f"for {title.partition(',')[0].lower()}" in importance.importance(run, label=label).caption
     run = load(write(tmp_path / "two", seeds=2, config=config | {"data": {}}))
-    (table,) = measures.beside(published.TWO_LAYER_EV, published.TWO_LAYER_EP)(run).tables.values()
+    (table,) = shapes.beside(run, book.item("two_layer_weights_imdb")).tables.values()
     scores = {name.partition(",")[0] for name in table.columns[2:]}
     assert scores == {"E·v", "E·W2 p"}
     assert all(score in importance.importance(run).caption for score in scores)
-    for item in ITEMS:
+    for item in book.items:
         if "two bins" in item.compared:
             assert ("E·W2 p" in item.compared) == item.name.startswith("two_layer_weights")
 

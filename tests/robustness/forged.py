@@ -23,7 +23,7 @@ import jaxattn as ja
 from jaxattn import cli
 from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError, RunError
-from jaxattn.paper import ITEMS, reproduce
+from jaxattn.reproduction import read, reproduce
 from jaxattn.results import report
 from jaxattn.results.figures import KINDS
 from jaxattn.storage import files
@@ -38,7 +38,8 @@ STRANGE = (
     ["a"] * 3000,
 )  # fmt: skip
 NAMES_CODE = ("model", "data", "loss", "start", "optimizer", "probes", "phases", "figures", "code")
-ITEM = next(item for item in ITEMS if item.name == "fig2_synthetic")
+PAPER = read("paper")
+ITEM = PAPER.item("fig2_synthetic")
 TINY = ("model.dim=16", "seeds=2", "phases.joint.steps=4", "data.sequences=40", "data.test_sequences=20",
         "data.vocab_size=30", "data.relevant=20", "data.length=6")  # fmt: skip
 
@@ -87,7 +88,9 @@ def _run_of(out: Path) -> Path:
 def _whole(out: Path) -> Path:
     """A finished item of the paper in tiny sizes, with its report and its page."""
     with Reporter(quiet=True) as reporter:
-        reproduce(out=out, command="jaxattn reproduce", reporter=reporter, only=[ITEM.name], overrides=TINY)
+        reproduce(
+            PAPER, out=out, command="jaxattn reproduce", reporter=reporter, only=[ITEM.name], overrides=TINY
+        )
     report.write(_run_of(out))
     return out
 
@@ -160,12 +163,12 @@ def _draw(run: Path, out: Path) -> None:
 def _page(run: Path, out: Path) -> None:
     """Make the page of all items; nothing is run, as no data is given and one item alone is asked for."""
     with Reporter(quiet=True) as reporter:
-        reproduce(out=out, command="x", reporter=reporter, only=["fig3_imdb"], overrides=TINY)
+        reproduce(PAPER, out=out, command="x", reporter=reporter, only=["fig3_imdb"], overrides=TINY)
 
 
 def _reproduce(run: Path, out: Path) -> None:
     with Reporter(quiet=True) as reporter:
-        found = reproduce(out=out, command="x", reporter=reporter, only=[ITEM.name], overrides=TINY)
+        found = reproduce(PAPER, out=out, command="x", reporter=reporter, only=[ITEM.name], overrides=TINY)
     if found.failed:
         raise RunError("; ".join(found.failed.values()))
 

@@ -27,8 +27,9 @@ from jaxattn.errors import InputError, UserCodeError
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(
     path
-    for folder in ("sweeps", "jaxattn/paper/sweeps", "tests/sweeps")
+    for folder in ("sweeps", "jaxattn/reproduction", "tests/sweeps")
     for path in (ROOT / folder).glob("**/*.toml")
+    if path.name not in ("book.toml", "item.toml")
 )
 LONGEST_S = 5.0
 NUMBERS = [

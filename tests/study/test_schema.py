@@ -14,8 +14,10 @@ from jaxattn.study.tree import merge
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [
-    *sorted((ROOT / "sweeps").glob("**/*.toml")),
-    *sorted((ROOT / "jaxattn/paper/sweeps").glob("*.toml")),
+    path
+    for folder in ("sweeps", "jaxattn/reproduction")
+    for path in sorted((ROOT / folder).glob("**/*.toml"))
+    if path.name not in ("book.toml", "item.toml")
 ]
 
 
@@ -31,7 +33,7 @@ def validator(made):
     return kind(made)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_shipped_files_are_valid(validator, path):
     validator.validate(tomllib.loads(path.read_text(encoding="utf-8")))
 
