@@ -133,7 +133,7 @@ def of_file(path):
 @pytest.mark.slow
 def test_texts_give_rows_of_their_own(plan, folder, texts):
     small = plan | {
-        "law-texts": (of_file(texts), "model.dim=64", "axes.model.dim=[32,64]"),
+        "law-texts": (of_file(texts), "axes.model.dim=[32,64]"),
         "flow-texts": (
             of_file(texts), "model.dim=64", "phases.step.step_size=50.0",
             "phases.descent.step_size=0.5", "phases.descent.steps=20",
