@@ -21,6 +21,12 @@ def model(request):
     return two_layer, two_layer.init
 
 
+# Where a model makes no difference to what is asked.
+ONE_MODEL = pytest.mark.parametrize(
+    "model", [pytest.param("without weights", marks=pytest.mark.slow), "with weights"], indirect=True
+)
+
+
 def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
     params = init(
         jax.random.key(1),
@@ -101,6 +107,7 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
         )
 
 
+@ONE_MODEL
 def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cleared, monkeypatch):
     module, init = model
     corpus = ragged(2)
@@ -123,11 +130,12 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
             np.testing.assert_allclose(mine[seed], theirs, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("residual", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_gram_form_equals_the_textbook(x64, corpus, assert_equals_textbook, model, by_gram, residual):
     compare(assert_equals_textbook, model, corpus, residual)
 
 
+@ONE_MODEL
 def test_size_of_blocks_of_the_gram_form_changes_nothing(
     x64, ragged, assert_equals_textbook, model, by_gram, monkeypatch
 ):
@@ -140,7 +148,16 @@ def test_size_of_blocks_of_the_gram_form_changes_nothing(
         assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
 
 
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize(
+    ("platform", "corpus"),
+    [
+        ("gpu", "ragged"),
+        ("tpu", "long draws"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("tpu", "ragged"), ("gpu", "long draws"))),
+        *(pytest.param(platform, "short draws", marks=pytest.mark.slow) for platform in ("gpu", "tpu")),
+    ],
+    indirect=["corpus"],
+)
 def test_sums_by_token_of_accelerators_equal_the_textbook(
     x64, corpus, assert_equals_textbook, model, cleared, monkeypatch, platform
 ):
@@ -149,6 +166,7 @@ def test_sums_by_token_of_accelerators_equal_the_textbook(
     assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
 
 
+@pytest.mark.slow
 def test_derivative_agrees_with_finite_differences(x64, ragged, model):
     module, init = model
     corpus = ragged(3)
@@ -179,7 +197,10 @@ def test_identity_weights_are_the_model_without_weights(x64, ragged):
     plain = draw(two_layer.init, corpus)
     for name in ("E", "p", "v"):
         np.testing.assert_array_equal(getattr(params, name), getattr(plain, name))
-    with_weights, without = two_layer_weights.logits(params, corpus), two_layer.logits(plain, corpus)
+    with_weights, without = (
+        jax.jit(logits)(own, corpus)
+        for logits, own in ((two_layer_weights.logits, params), (two_layer.logits, plain))
+    )
     np.testing.assert_allclose(with_weights, without, rtol=1e-13)
     for mine, theirs in zip(
         two_layer_weights.scores_and_values(params), two_layer.scores_and_values(plain), strict=True
@@ -194,6 +215,7 @@ def test_scores_of_the_weighted_model_are_those_of_its_query(x64, ragged):
     np.testing.assert_allclose(values, params.E @ params.v)
 
 
+@ONE_MODEL
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, model):
     module, init = model
     assert_vmapped_equals_looped(init, module.logits)
@@ -209,7 +231,9 @@ def test_padded_draws_equal_the_same_sequences_without_padding(rng, x64, model):
     params = draw(init, tight)
     for mine, theirs in zip(
         *(
-            jax.tree.leaves(jax.value_and_grad(lambda x, c=c: (module.logits(x, c) ** 2).sum())(params))
+            jax.tree.leaves(
+                jax.jit(jax.value_and_grad(lambda x, c=c: (module.logits(x, c) ** 2).sum()))(params)
+            )
             for c in (reserved, tight)
         ),
         strict=True,
@@ -238,7 +262,7 @@ def test_float32_stays_float32(ragged, model):
     module, init = model
     corpus = ragged(2)
     params = draw(init, corpus, dtype=jnp.float32)
-    results = jax.value_and_grad(lambda x: module.logits(x, corpus).sum())(params)
+    results = jax.eval_shape(jax.value_and_grad(lambda x: module.logits(x, corpus).sum()), params)
     assert {x.dtype for x in jax.tree.leaves(results)} == {jnp.dtype("float32")}
 
 
