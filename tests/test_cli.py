@@ -289,7 +289,10 @@ def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(monkeypatch, capsys, tmp
     assert "manifest.json: no regular file; remove it" in error
 
 
-@pytest.mark.parametrize("command", [["schema"], ["status", "results/published/selection_vs_eta0"]])
+@pytest.mark.parametrize(
+    "command",
+    [["schema"], pytest.param(["status", "results/published/selection_vs_eta0"], marks=pytest.mark.slow)],
+)
 def test_a_full_standard_output_is_one_line(command):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

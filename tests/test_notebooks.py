@@ -14,11 +14,8 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "quickstart")) for path in NOTEBOOKS],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_a_fresh_kernel(path, monkeypatch, tmp_path):
     monkeypatch.setenv("JAXATTN_FAST", "1")
     notebook = nbformat.read(path, 4)

@@ -17,10 +17,18 @@ from_sequences = inspect.unwrap(ja.data.from_sequences)
 
 def counts(corpus):
     """The dense n × V matrix of counts, from each of the two layouts."""
-    by_sequence = jax.jit(jax.vmap(lambda x: corpus.bags.dot(x)[0]))(jnp.eye(corpus.vocab_size)).T
-    by_token = jax.jit(jax.vmap(lambda x: corpus.occurrences.dot(x)[0]))(jnp.eye(corpus.num_examples))
+    by_sequence, by_token = both_counts(corpus)
     np.testing.assert_array_equal(by_sequence, by_token)
     return by_sequence
+
+
+@jax.jit
+def both_counts(corpus):
+    by_sequence = jax.vmap(lambda x: corpus.bags.dot(x)[0])(jnp.eye(corpus.vocab_size)).T
+    return by_sequence, jax.vmap(lambda x: corpus.occurrences.dot(x)[0])(jnp.eye(corpus.num_examples))
+
+
+draw = jax.jit(from_draws, static_argnames=("vocab_size", "num_classes"))
 
 
 def loop(sequences, vocab_size):
@@ -133,10 +141,10 @@ def test_a_token_may_fill_a_sequence_of_any_length(x64, length):
     tokens = np.zeros((3, length), np.int32)
     tokens[1:, :2] = [[1, 2], [3, 3]]
     scores, values = np.array([0.1, 5.0, -1.0, 9.0]), np.array([1.0, -2.0, 3.0, 4.0])
-    corpus = from_draws(jnp.asarray(tokens), jnp.array([1, -1, 1]), vocab_size=4, num_classes=2)
+    corpus = draw(jnp.asarray(tokens), jnp.array([1, -1, 1]), vocab_size=4, num_classes=2)
     weight = np.exp(scores[tokens])
     expected = (weight * values[tokens]).sum(axis=1) / weight.sum(axis=1)
-    found = ja.attention.attend(corpus, jnp.asarray(scores), jnp.asarray(values))
+    found = jax.jit(ja.attention.attend)(corpus, jnp.asarray(scores), jnp.asarray(values))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     np.testing.assert_array_equal(ja.data.token_counts(corpus), np.bincount(tokens.ravel(), minlength=4))
     np.testing.assert_array_equal(corpus.lengths, length)
@@ -163,7 +171,7 @@ def test_what_is_cut_out_is_a_corpus_of_those_sequences(rng, ragged, form):
     if form != "of many rows":
         length = {"of one row": 7, "draws": 40}[form]
         tokens, labels = jnp.asarray(rng.integers(0, 60, (9, length))), jnp.asarray([1, -1, 1] * 3)
-        corpus = from_draws(tokens, labels, vocab_size=62, num_classes=2)
+        corpus = draw(tokens, labels, vocab_size=62, num_classes=2)
     every, chosen = counts(corpus), np.array([3, 0, 8, 5])
     cut = jax.jit(Corpus.take)(corpus, jnp.asarray(chosen))
     np.testing.assert_array_equal(counts(cut), every[chosen])

@@ -163,6 +163,7 @@ def test_seeds_together_are_seeds_alone():
         assert alone.stop == together.stop[seed] == "norm"
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_that_share_all_but_their_start():
     """Three seeds in chunks of two."""
     params, _ = problems()
@@ -272,6 +273,7 @@ def test_changing_ends_and_tolerances_compiles_nothing():
     assert _over_chunks._cache_size() == programs
 
 
+@pytest.mark.slow
 def test_inside_jit_and_vmap():
     params, corpora = problems()
     outside = flow(params, corpora)

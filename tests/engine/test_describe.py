@@ -19,7 +19,9 @@ def texts(tmp_path, tables):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(**settings):
-        return Study.of_tables(tables(data={"kind": "jsonl", "path": str(path)} | settings, figures=[]))
+        return Study.of_tables(
+            tables(data={"kind": "jsonl", "path": str(path)} | settings, figures=["importance"])
+        )
 
     return make
 
@@ -60,7 +62,7 @@ def test_a_corpus_of_own_code_is_described(study):
     assert shared["split"].tolist() == ["train"]
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_step_sizes_bring_the_values_they_say(tables, classes):
     """From E = 0 the one-step law holds to the letter, whatever d is."""
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}

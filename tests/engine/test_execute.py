@@ -157,7 +157,7 @@ def test_a_flow_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch, 
 
 def test_several_classes_axes_and_float64(tmp_path, go, study, tables, read):
     data = tables()["data"] | {"num_classes": 4, "sequences": 32}
-    wanted = study(data=data, dtype="float64", axes={"model.dim": [8, 12]})
+    wanted = study(data=data, dtype="float64", axes={"phases.embed.step_size": [50.0, 60.0]})
     assert not go(tmp_path / "k", wanted)[0].failures
     records, tokens = read(tmp_path / "k")
     assert set(records["cell"]) == {0, 1}
@@ -167,6 +167,7 @@ def test_several_classes_axes_and_float64(tmp_path, go, study, tables, read):
     assert (loss["value"] != loss["value"].astype(np.float32)).all()
 
 
+@pytest.mark.slow
 def test_flow_records_equal_the_path_and_its_limit_worked_out_alone(flow_run, x64, study, read):
     table = wide(read, flow_run)
     data = study("flow").base.data
@@ -212,6 +213,7 @@ def test_only_phases_that_move_p_alone_have_a_limit(flow_run, read):
     assert query.loc[~last, AT_END].isna().all().all()
 
 
+@pytest.mark.slow
 def test_a_first_order_method_is_a_phase_like_any_other(tmp_path, go, study, tables, read):
     phases = tables("flow")["phases"]
     phases[1] = {"name": "query", "kind": "log_descent", "method": "polyak", "step_size": 5.0, "steps": 40}
@@ -221,6 +223,7 @@ def test_a_first_order_method_is_a_phase_like_any_other(tmp_path, go, study, tab
     assert rows["one_minus_cosine"].iloc[-1] < 0.1 * rows["one_minus_cosine"].iloc[0]
 
 
+@pytest.mark.slow
 def test_a_float32_study_still_follows_the_flow_in_float64(tmp_path, go, study, read):
     assert not go(tmp_path / "flow", study("flow", dtype="float32", seeds=1))[0].failures
     assert wide(read, tmp_path / "flow")["one_minus_cosine"].iloc[-1] < 1e-5
@@ -236,7 +239,9 @@ def records_of(go, read, directory, wanted):
     return read(directory)[0].pivot_table(index=["seed", "phase", "step"], columns="metric", values="value")
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "one_layer" else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS]
+)
 def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, read, study):
     trained = ["E", "p"] if kind == "two_layer" else list(MODELS[kind].parameters)
     own = {"heads": 2} if kind == "multi_head" else {}
@@ -266,7 +271,7 @@ def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, rea
     assert_is_what_the_engine_records(wanted.base, 1, read(tmp_path)[0])
 
 
-@pytest.mark.parametrize("kind", ["two_layer", "two_layer_weights"])
+@pytest.mark.parametrize("kind", ["two_layer", pytest.param("two_layer_weights", marks=pytest.mark.slow)])
 def test_minibatches_of_two_layers_stopped_and_continued_are_bit_identical(
     kind, tmp_path, x64, go, stop, read, study, assert_same
 ):
@@ -280,6 +285,7 @@ def test_minibatches_of_two_layers_stopped_and_continued_are_bit_identical(
     assert_is_what_the_engine_records(wanted.base, 1, read(tmp_path / "straight")[0])
 
 
+@pytest.mark.slow
 def test_listed_and_regular_probe_steps_killed_and_topped_up_are_bit_identical(
     tmp_path, go, stop, read, study, assert_same
 ):
@@ -317,27 +323,18 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
     assert seen == (~mine.index.get_level_values("metric").isin(late)).sum()
 
 
-PHASES = {
-    "log_descent": [
-        {"name": "a", "kind": "log_descent", "method": "dual_acceleration", "step_size": 0.3, "steps": 3}
-    ],
-    "minibatches": [
-        descent(["E", "p"], batch_size=7, steps=4),
-        {"name": "b", "kind": "one_step", "step_size": 9.0},
-    ],
-    "early_stop": [
-        descent(["p"], patience=1, check_every=1, steps=4, step_size=0.5, schedule="cosine", warmup=1)
-    ],
-}
-
-
-@pytest.mark.parametrize("case", PHASES)
-def test_the_pure_functions_of_a_seed_are_what_the_engine_records(
-    case, tmp_path, x64, go, read, study, tables
-):
+def test_the_pure_functions_of_a_seed_are_what_the_engine_records(tmp_path, x64, go, read, study, tables):
+    """Minibatches, one step, an early stop and a first-order method, one after the other."""
+    phases = [
+        descent(["E", "p"], name="minibatches", batch_size=7, steps=4),
+        {"name": "one_step", "kind": "one_step", "step_size": 9.0},
+        descent(["p"], name="early_stop", patience=1, check_every=1, steps=4)
+        | {"step_size": 0.5, "schedule": "cosine", "warmup": 1},
+        {"name": "log", "kind": "log_descent", "method": "dual_acceleration", "step_size": 0.3, "steps": 3},
+    ]
     data = tables()["data"] | {"validation_sequences": 20}
     probes = {"per_decade": 1, "min_count": 1, "bins": 3}
-    wanted = study(seeds=[1, 4], dtype="float64", data=data, phases=PHASES[case], probes=probes)
+    wanted = study(seeds=[1, 4], dtype="float64", data=data, phases=phases, probes=probes)
     go(tmp_path, wanted)
     assert_is_what_the_engine_records(wanted.base, 4, read(tmp_path)[0])
 
@@ -447,6 +444,7 @@ def test_parameters_after_every_phase_are_those_of_the_pure_functions(run, reque
                 np.testing.assert_allclose(getattr(found, name), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_minibatches_are_drawn_by_seed_and_phase(tmp_path, go, read, study):
     phases = [descent(["p"], name=name, batch_size=10) for name in ("one", "two")]
     found = records_of(go, read, tmp_path / "a", study(phases=phases))
@@ -457,6 +455,7 @@ def test_minibatches_are_drawn_by_seed_and_phase(tmp_path, go, read, study):
         assert found.loc[(seed, "one", 6), "loss"] != full.loc[(seed, "one", 6), "loss"]
 
 
+@pytest.mark.slow
 def test_a_phase_that_stops_early_ends_with_the_best_validation_loss(tmp_path, go, read, study, tables):
     data = tables()["data"] | {"validation_sequences": 20, "vocab_size": 60, "max_posterior_difference": 0.3}
     phase = descent(["E", "p", "v"], steps=40, step_size=0.1, check_every=1)

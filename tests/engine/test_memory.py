@@ -1,5 +1,6 @@
 """How many lanes fit: predictions against XLA's own count."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,18 @@ def test_what_sizes_alone_allow_is_never_less_than_what_is_held(path):
             assert held + own <= memory.at_most(group.setting)
 
 
-@pytest.mark.parametrize("kind", ["two_layer", "two_layer_weights", "mlp", "one_layer"])
-@pytest.mark.parametrize("batch_size", [None, 20])
+@pytest.mark.parametrize(
+    ("kind", "batch_size"),
+    [
+        ("two_layer", None),
+        ("one_layer", 20),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product(("two_layer", "two_layer_weights", "mlp", "one_layer"), (None, 20))
+            if case not in (("two_layer", None), ("one_layer", 20))
+        ),
+    ],
+)
 def test_models_hold_no_more_than_what_is_taken_to_fit(study, tables, kind, batch_size):
     phase = {"name": "all", "kind": "descent", "train": ["E", "p", "v"], "optimizer": "adam"}
     phase |= {"step_size": 0.1, "steps": 2} | ({} if batch_size is None else {"batch_size": batch_size})

@@ -20,6 +20,12 @@ def model(request):
     return two_layer, two_layer.init
 
 
+# Where a model makes no difference to what is asked.
+ONE_MODEL = pytest.mark.parametrize(
+    "model", [pytest.param("without weights", marks=pytest.mark.slow), "with weights"], indirect=True
+)
+
+
 def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
     params = init(
         jax.random.key(1),
@@ -95,6 +101,7 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
         )
 
 
+@ONE_MODEL
 def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cleared, monkeypatch):
     module, init = model
     corpus = ragged(2)
@@ -117,7 +124,16 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
             np.testing.assert_allclose(mine[seed], theirs, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize(
+    ("platform", "corpus"),
+    [
+        ("gpu", "ragged"),
+        ("tpu", "long draws"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("tpu", "ragged"), ("gpu", "long draws"))),
+        *(pytest.param(platform, "short draws", marks=pytest.mark.slow) for platform in ("gpu", "tpu")),
+    ],
+    indirect=["corpus"],
+)
 def test_sums_by_token_of_accelerators_equal_the_textbook(
     x64, corpus, assert_equals_textbook, model, cleared, monkeypatch, platform
 ):
@@ -126,6 +142,7 @@ def test_sums_by_token_of_accelerators_equal_the_textbook(
     assert_equals_textbook(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
+@pytest.mark.slow
 def test_derivative_agrees_with_finite_differences(x64, ragged, model):
     module, init = model
     corpus = ragged(3)
@@ -156,7 +173,10 @@ def test_identity_weights_are_the_model_without_weights(x64, ragged):
     plain = draw(two_layer.init, corpus)
     for name in ("E", "p", "v"):
         np.testing.assert_array_equal(getattr(params, name), getattr(plain, name))
-    with_weights, without = two_layer_weights.outputs(params, corpus), two_layer.outputs(plain, corpus)
+    with_weights, without = (
+        jax.jit(outputs)(own, corpus)
+        for outputs, own in ((two_layer_weights.outputs, params), (two_layer.outputs, plain))
+    )
     np.testing.assert_allclose(with_weights, without, rtol=1e-13)
     for mine, theirs in zip(
         two_layer_weights.scores_and_values(params), two_layer.scores_and_values(plain), strict=True
@@ -171,6 +191,7 @@ def test_scores_of_the_weighted_model_are_those_of_its_query(x64, ragged):
     np.testing.assert_allclose(values, params.E @ params.v)
 
 
+@ONE_MODEL
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, model):
     module, init = model
     assert_vmapped_equals_looped(init, module.outputs)
@@ -186,7 +207,9 @@ def test_padded_draws_equal_the_same_sequences_without_padding(rng, x64, model):
     params = draw(init, tight)
     for mine, theirs in zip(
         *(
-            jax.tree.leaves(jax.value_and_grad(lambda x, c=c: (module.outputs(x, c) ** 2).sum())(params))
+            jax.tree.leaves(
+                jax.jit(jax.value_and_grad(lambda x, c=c: (module.outputs(x, c) ** 2).sum()))(params)
+            )
             for c in (reserved, tight)
         ),
         strict=True,
@@ -215,7 +238,7 @@ def test_float32_stays_float32(ragged, model):
     module, init = model
     corpus = ragged(2)
     params = draw(init, corpus, dtype=jnp.float32)
-    results = jax.value_and_grad(lambda x: module.outputs(x, corpus).sum())(params)
+    results = jax.eval_shape(jax.value_and_grad(lambda x: module.outputs(x, corpus).sum()), params)
     assert {x.dtype for x in jax.tree.leaves(results)} == {jnp.dtype("float32")}
 
 

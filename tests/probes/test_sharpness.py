@@ -33,14 +33,29 @@ def stacked(*params):
     return jax.tree.map(lambda *x: jnp.stack(x), *params)
 
 
-@pytest.mark.parametrize("train", [("p",), ("E", "p", "v")])
+ALL = ("E", "p", "v")
+TWO_CLASSES = (models.OneLayer(dim=5), 2, losses.DEFAULT)
+THREE_CLASSES = (models.OneLayer(dim=5), 3, losses.CrossEntropy(smoothing=0.2))
+EXPONENTIAL = (models.OneLayer(dim=5), 2, losses.Exponential())
+HEADS = (models.MultiHead(dim=4, heads=2), 2, losses.Squared())
+
+
 @pytest.mark.parametrize(
-    ("model", "classes", "per_sequence"),
+    ("model", "classes", "per_sequence", "train"),
     [
-        (models.OneLayer(dim=5), 2, losses.DEFAULT),
-        (models.OneLayer(dim=5), 3, losses.CrossEntropy(smoothing=0.2)),
-        (models.OneLayer(dim=5), 2, losses.Exponential()),
-        (models.MultiHead(dim=4, heads=2), 2, losses.Squared()),
+        (*TWO_CLASSES, ("p",)),
+        (*THREE_CLASSES, ALL),
+        (*HEADS, ALL),
+        *(
+            pytest.param(*case, train, marks=pytest.mark.slow)
+            for case, train in (
+                (TWO_CLASSES, ALL),
+                (THREE_CLASSES, ("p",)),
+                (EXPONENTIAL, ("p",)),
+                (EXPONENTIAL, ALL),
+                (HEADS, ("p",)),
+            )
+        ),
     ],
 )
 def test_it_is_the_largest_eigenvalue_of_the_dense_hessian(
@@ -55,7 +70,7 @@ def test_it_is_the_largest_eigenvalue_of_the_dense_hessian(
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("large", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_seeds_are_measured_together(x64, corpus, show, draw, monkeypatch, large):
     if large:
         monkeypatch.setattr(layout, "LARGE", 1)

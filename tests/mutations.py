@@ -1,0 +1,217 @@
+"""Mutations of the package, drawn with a fixed seed, each tried against the tests that reach its place.
+
+`python tests/mutations.py --count 60 --sets default slow` works on a copy, in which a mutated place reads
+`(mutated if switch(k) else original)`. A first run of the tests writes down which of them ask which switch;
+then each mutation is switched on for those alone, until one fails. `--tests FOLDER` takes the tests of
+another revision of the same package, so that two sets of tests can be compared.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SETS = {"default": "not slow and not exhaustive and not chips", "slow": "slow", "chips": "chips"}
+FLIPPED = {
+    ast.Lt: ">=", ast.GtE: "<", ast.Gt: "<=", ast.LtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
+    ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in", ast.Add: "-", ast.Sub: "+", ast.Mult: "/",
+    ast.Div: "*", ast.Pow: "*", ast.FloorDiv: "*", ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+# Also imported by processes that tests start. Outside of a test, all tests ask: it is asked by an import.
+SWITCH = '''"""Which mutation is on, and who asks."""
+import os
+_asked = set()
+def switch(number):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    log = os.environ.get("MUTATIONS_LOG")
+    if log and (number, test) not in _asked:
+        _asked.add((number, test))
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, f"{number}\\t{test}\\n".encode())
+        os.close(file)
+    return os.environ.get("MUTATION") == str(number)
+'''
+
+
+class Mutation(NamedTuple):
+    """An expression, by its place in bytes, and what it is replaced by."""
+
+    path: str
+    line: int
+    begin: int
+    end: int
+    before: str
+    after: str
+
+
+class Outcome(NamedTuple):
+    """How many tests reach a mutation, and the one that fails with it; none if it survives."""
+
+    reached: int
+    killer: str
+
+
+def mutations(path: Path) -> Iterator[Mutation]:
+    """List what can be changed in a file: comparisons, arithmetic, not, and, or, signs, numbers."""
+    source = path.read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def text(node: ast.AST) -> str:
+        return source[starts[node.lineno - 1] + node.col_offset : end(node)].decode()
+
+    def end(node: ast.AST) -> int:
+        return starts[node.end_lineno - 1] + node.end_col_offset
+
+    for node in _expressions(ast.parse(source)):
+        after = _changed(node, text)
+        if after:
+            begin = starts[node.lineno - 1] + node.col_offset
+            yield Mutation(
+                path.relative_to(ROOT).as_posix(), node.lineno, begin, end(node), text(node), after
+            )
+
+
+def _expressions(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk through code that runs: no annotations, patterns, or pieces of texts."""
+    for name, field in ast.iter_fields(node):
+        for child in field if isinstance(field, list) else [field]:
+            known = isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr | ast.pattern)
+            if known and name not in ("annotation", "returns"):
+                yield child
+                yield from _expressions(child)
+
+
+def _changed(node: ast.AST, text) -> str:
+    """Write the mutated expression; nothing for what is left as it is."""
+    match node:
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in FLIPPED:
+            return f"({text(left)}) {FLIPPED[type(op)]} ({text(right)})"
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in FLIPPED:
+            return f"({text(left)}) {FLIPPED[type(op)]} ({text(right)})"
+        case ast.BoolOp(op=op, values=values):
+            return f" {FLIPPED[type(op)]} ".join(f"({text(value)})" for value in values)
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            return f"({text(operand)})"
+        case ast.Constant(value=bool(value)):
+            return str(not value)
+        case ast.Constant(value=int(value)):
+            return str(value + 1)
+        case ast.Constant(value=float(value)):
+            return str(2 * value or 1.0)
+    return ""
+
+
+def draw(count: int, seed: int) -> list[Mutation]:
+    """Draw mutations of which none is within another."""
+    listed = [each for path in sorted((ROOT / "jaxattn").rglob("*.py")) for each in mutations(path)]
+    drawn: list[Mutation] = []
+    for each in random.Random(seed).sample(listed, len(listed)):
+        apart = all(each.path != x.path or each.end <= x.begin or x.end <= each.begin for x in drawn)
+        if apart and len(drawn) < count:
+            drawn.append(each)
+    return drawn
+
+
+def write_copy(folder: Path, drawn: list[Mutation], tests: Path) -> None:
+    """Copy what git tracks, with a switch at each mutation; line numbers stay."""
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith("tests/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    shutil.copytree(tests, folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "mutations_switch.py").write_text(SWITCH, encoding="utf-8")
+    for number, each in sorted(enumerate(drawn), key=lambda pair: -pair[1].begin):
+        path = folder / each.path
+        source = path.read_bytes()
+        asked = f"__import__('mutations_switch').switch({number})"
+        written = f"(({each.after}) if {asked} else ({each.before}))".encode()
+        path.write_bytes(source[: each.begin] + written + source[each.end :])
+
+
+def pytest(folder: Path, *words: str, seconds: float | None = None, **environment: str) -> tuple[int, str]:
+    """Run tests of the copy: their status, and what they print; a run that takes too long has failed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={folder}/.pytest_cache", *words]
+    kept = os.environ | {"PYTHONPATH": str(folder)} | environment
+    try:
+        done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return 1, f"FAILED after {seconds:.0f} s"
+    return done.returncode, done.stdout
+
+
+def reached(folder: Path, marked: str) -> dict[int, list[str]]:
+    """Run a set of tests without mutations, and return which of them reach which."""
+    log = folder / "asked"
+    log.unlink(missing_ok=True)
+    status, text = pytest(folder, "-m", marked, MUTATIONS_LOG=str(log))
+    if status:
+        raise SystemExit(f"the tests fail without any mutation:\n{text[-5000:]}")
+    found = defaultdict(set)
+    for line in log.read_text(encoding="utf-8").splitlines():
+        number, _, test = line.partition("\t")
+        found[int(number)].add(test)
+    # What is asked while a module is imported is reached by all tests.
+    return {number: ["tests"] if "" in tests else sorted(tests) for number, tests in found.items()}
+
+
+def attempt(folder: Path, number: int, tests: list[str], marked: str, seconds: float) -> Outcome:
+    """Switch a mutation on for the tests that reach it."""
+    if not tests:
+        return Outcome(0, "")
+    (folder / f"tests-{number}").write_text("\n".join(tests), encoding="utf-8")
+    options = ("-x", "-n0", "-m", marked, "-p", "no:cacheprovider", f"@{folder}/tests-{number}")
+    status, text = pytest(folder, *options, seconds=seconds, MUTATION=str(number))
+    failed = [line for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return Outcome(len(tests), "" if status == 0 else (failed or [f"status {status}"])[0][:110])
+
+
+def main() -> None:
+    """Draw, run the sets of tests once, try each mutation, and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=["default"])
+    parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="tests of another revision")
+    parser.add_argument("--workers", type=int, default=2, help="mutations that are tried at the same time")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="the most for one mutation")
+    given = parser.parse_args()
+    drawn = draw(given.count, given.seed)
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(given.workers) as pool:
+        folder = Path(name).resolve()
+        write_copy(folder, drawn, given.tests)
+        left = list(range(len(drawn)))
+        print("| set | place | mutation | tests | killed by |\n|---|---|---|---|---|")
+        for chosen in given.sets:
+            by_tests, marked = reached(folder, SETS[chosen]), SETS[chosen]
+            found = pool.map(
+                lambda k, by=by_tests, marked=marked: attempt(
+                    folder, k, by.get(k, []), marked, given.seconds
+                ),
+                left,
+            )
+            tried = dict(zip(left, found, strict=True))
+            for number, outcome in tried.items():
+                each = drawn[number]
+                change = f"`{each.before}` → `{each.after}`".replace("\n", " ").replace("|", "\\|")
+                place = f"{each.path}:{each.line}"
+                print(f"| {chosen} | {place} | {change} | {outcome.reached} | {outcome.killer} |")
+            left = [number for number, outcome in tried.items() if not outcome.killer]
+            killed = len(drawn) - len(left)
+            print(f"after {chosen}: {killed} of {len(drawn)} killed", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
