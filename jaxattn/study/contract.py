@@ -84,7 +84,8 @@ class _Rehearsal:
             train: Dataset = data.train
             return train
 
-        return jax.eval_shape(run, dict(numbers), keys)
+        shapes: Dataset = jax.eval_shape(run, dict(numbers), keys)
+        return shapes
 
     def fails(self, numbers: Hyperparameters) -> bool:
         """Tell whether code needs a value while programs are made, of these numbers or of arrays."""
@@ -276,7 +277,8 @@ def _check_examples(data: Dataset, name: str) -> None:
         # The rows of bags are no examples.
         pairs = [("targets", data.targets, taken.targets)]
         if not isinstance(data, Corpus):
-            if jax.tree.structure(data) != jax.tree.structure(taken):
+            structures: list[Any] = [jax.tree.structure(held) for held in (data, taken)]
+            if structures[0] != structures[1]:
                 raise InputError(f"take returns a {shown(taken)} of another structure; return the same kind")
             pairs = [(field, x, y) for (field, x), (_, y) in zip(data.arrays(), taken.arrays(), strict=True)]
         for field, x, y in pairs:
