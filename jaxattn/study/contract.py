@@ -80,7 +80,6 @@ class _Rehearsal:
             self.model(setting, params, data.train)
             for index in range(len(setting.phases)):
                 params = self.phase(setting, index, params, data, keys[1], used)
-            _check_applied(setting, data)
             train: Dataset = data.train
             return train
 
@@ -298,17 +297,6 @@ def _check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
         raise InputError(f"{name} returns {shown(found)}; return scores and values")
     _wants(name, found[0], {(vocab,)}, "the score of every token")
     _wants(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
-
-
-def _check_applied(setting: Setting, data: Splits) -> None:
-    """Raise InputError for a probe that was asked for and applies to no phase."""
-    task = seed.task_of(setting, data)
-    for number, probe in enumerate(setting.probes.own):
-        reasons = [probe.why_not(task, phase) for phase in setting.phases]
-        if all(reasons):
-            raise InputError(
-                f"probes.own[{number}]: {_name(probe)} applies to no phase: it {reasons[-1]}; leave it out"
-            )
 
 
 def _is_floats(value: Any) -> bool:

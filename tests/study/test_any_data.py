@@ -181,6 +181,11 @@ def test_texts_read_in_order_are_refused_by_models_of_bags(names):
         study(names, data=data, model={"kind": "one_layer", "dim": 3}, loss="classification")
 
 
+def test_a_plan_says_why_a_probe_that_was_asked_for_applies_to_no_phase(names):
+    (line,) = recorded(study(names, probes={"own": ["attention_entropy"]}))
+    assert "attention_entropy, attended_tokens (wants a model with attends_to_tokens = True)" in line
+
+
 def test_a_plan_says_which_metrics_real_targets_have_not(names):
     (line,) = recorded(study(names, data={"kind": "mine.py:line", "test_sequences": 3}))
     names_, _, missing = line.removeprefix("move records ").partition("; not ")
