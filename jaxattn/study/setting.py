@@ -173,8 +173,8 @@ def check_kind(given: type[Dataset], model: Model[Any]) -> None:
     """Raise InputError unless a model takes a kind of data."""
     if not issubclass(given, model.takes):
         raise InputError(
-            f"model: {model.kind or type(model).__name__} takes {model.takes.__name__}, and the data are "
-            f"{given.__name__}; choose another model, or other data"
+            f"model: it takes {model.takes.__name__}, and the data are {given.__name__}; choose another "
+            "model, or other data"
         )
 
 
