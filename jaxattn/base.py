@@ -89,7 +89,8 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
         Returns:
             B examples of the same kind.
         """
-        return jax.tree.map(lambda x: x[index], self)
+        taken: S = jax.tree.map(lambda x: x[index], self)
+        return taken
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
         """List its arrays with their names."""
@@ -425,13 +426,13 @@ class Phase(Spec, frozen=True, kw_only=True):
         dtype: the precision of its state in every study; that of the study if None.
         seeds_per_core: how many seeds a core of a CPU takes at a time; as many as its cache holds if None.
         refines: metrics of standard probes that its own ones replace: its state knows them to more digits.
-        one_step: whether it is one full gradient step, of which the one-step law speaks.
-        batch_size: sequences of a step, None for all.
+        one_step: whether it is one full gradient step of `step_size`, of which the one-step law speaks.
+        batch_size: examples of a step, None for all.
         rotation_invariant: whether a rotation of R^d before it is the same as one after it, so that it may
             run in coordinates of a span.
     """
 
-    may_be_settings: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size"})
+    may_be_settings: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size", "step_size"})
     failure: ClassVar[str] = "loss or gradient is not finite"
     dtype: ClassVar[str | None] = None
     seeds_per_core: ClassVar[int | None] = None
@@ -451,8 +452,13 @@ class Phase(Spec, frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.steps")
 
     @property
+    def step_size(self) -> float:
+        """The size of its one step."""
+        raise NotImplementedError(f"{type(self).__name__}.step_size")
+
+    @property
     def batch_size(self) -> int | None:
-        """Sequences of a step, None for all."""
+        """Examples of a step, None for all."""
         return None
 
     @property

@@ -131,7 +131,7 @@ class Corpus(Dataset):
             raise InputError(f"a sequence holds a token that is not one of 0 to {self.vocab_size - 1}")
 
 
-def check_classes(targets: Array, num_classes: int) -> None:
+def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
     """Check that targets are classes.
 
     Args:

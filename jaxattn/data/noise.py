@@ -35,4 +35,4 @@ def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
     flipped = jax.random.uniform(whether, targets.shape) < label_noise
     shift = jax.random.randint(which, targets.shape, 1, classes)
     other = class_labels((class_index(targets, classes) + shift) % classes, classes)
-    return data.replace(targets=jnp.where(flipped, other, targets))
+    return data.replace(targets=jnp.where(flipped, other, targets).astype(targets.dtype))

@@ -192,16 +192,20 @@ def _parts(source: Any) -> tuple[str, ...]:
 
 
 def _laid_out(
-    source: Any, held: list[np.ndarray], classes: np.ndarray, vocab_size: int
+    source: Any, held: Sequence[np.ndarray], classes: np.ndarray, vocab_size: int
 ) -> Corpus | Sequences:
     """Lay out what is stored of a split."""
     number = len(source.labels)
     labels = class_labels(classes, number)
     if source.order == "kept":
+        ids, lengths = held
         targets = labels.astype(np.int32)
-        return sequences.from_flat(*held, targets, vocab_size=vocab_size, classes=number)
+        return sequences.from_flat(ids, lengths, targets, vocab_size=vocab_size, classes=number)
     names = source.class_names or tuple(map(str, source.labels))
-    return from_counted(*held, labels, vocab_size=vocab_size, num_classes=number, class_names=names)
+    distinct, counts, sizes = held
+    return from_counted(
+        distinct, counts, sizes, labels, vocab_size=vocab_size, num_classes=number, class_names=names
+    )
 
 
 def _checked(source: Any) -> Any:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxattn.base import Dataset
 from jaxattn.data import text
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.source import Source
@@ -51,9 +52,15 @@ def read_corpus(
         if not isinstance(setting.data, Source):
             raise InputError(f"{path}: data.kind: this corpus has no words; leave the vocabulary out")
         read = text.load(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
-        return read.train, read.vocabulary.tokens
+        return _bags(read.train, path), read.vocabulary.tokens
     loaded = dataset(setting.data, seed, setting.dtype, progress=progress)
-    return loaded.splits.train, tuple(loaded.tokens)
+    return _bags(loaded.splits.train, path), tuple(loaded.tokens)
+
+
+def _bags(data: Dataset, path: str | Path) -> Corpus:
+    if not isinstance(data, Corpus):
+        raise InputError(f"{path}: its data are {type(data).__name__}; give bags of tokens with a class")
+    return data
 
 
 def _study(path: Path, overrides: Sequence[str]) -> Definition:

@@ -94,20 +94,18 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
         with backend.float64():
             params = jax.tree.map(_in_float64, params)
             if loaded.shared and isinstance(data, Corpus) and data.bags.is_large:
-                each = (_of_seed(params, number) for number in range(len(history)))
-                seeds = [
-                    _one(p, model.scores(own, data), self.nats) for p, own in zip(history, each, strict=True)
-                ]
+                each = (model.scores(_of_seed(params, number), data) for number in range(len(history)))
+                seeds = [_one(p, own, self.nats) for p, own in zip(history, each, strict=True)]
                 away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
                 return _named(away, ratio, *facts)
             axis = None if loaded.shared else 0
             # Bags are those of the data: shared by the seeds, or those of each.
-            axes = Scores(0, axis, 0)
-            scores = jax.jit(jax.vmap(model.scores, (0, axis), axes))(params, data)
+            parts = jax.vmap(partial(_keys_and_bags, model), (0, axis), (0, axis))
+            keys, corpus = jax.jit(parts)(params, data)
             select = partial(_selected, nats=self.nats)
-            chosen = jax.jit(jax.vmap(select, (0, axes)))(history[:, -1], scores)
-            mm = max_margin_batch(scores.replace(values=None), chosen)
-            margins = jax.jit(jax.vmap(_margins, (0, axes, 0)))(jnp.asarray(history), scores, chosen)
+            chosen = jax.jit(jax.vmap(select, (0, 0, axis)))(history[:, -1], keys, corpus)
+            mm = max_margin_batch(Scores(keys, corpus), chosen)
+            margins = jax.jit(jax.vmap(_margins, (0, 0, axis, 0)))(jnp.asarray(history), keys, corpus, chosen)
         away = one_minus_cosine(history, mm.p[:, None])
         return _named(away, _relative(margins, mm.margin[:, None]), *_facts(mm, away[:, -1]))
 
@@ -139,23 +137,29 @@ def _of_seed(params: Any, number: int) -> Any:
     return jax.tree.map(lambda x: x[number], params)
 
 
-def _selected(p: Any, scores: Scores, nats: float | None) -> Selection:
-    return attended(jnp.matmul(scores.keys, p, precision="highest"), scores.corpus, nats)
+def _keys_and_bags(model: Model[Any], params: Any, data: Any) -> tuple[Any, Corpus]:
+    scores = model.scores(params, data)
+    return scores.keys, scores.corpus
+
+
+def _selected(p: Any, keys: Any, corpus: Corpus, nats: float | None) -> Selection:
+    return attended(jnp.matmul(keys, p, precision="highest"), corpus, nats)
 
 
 def _one(history: np.ndarray, scores: Scores, nats: float | None) -> tuple[np.ndarray, ...]:
-    if not (np.isfinite(history[-1]).all() and np.isfinite(scores.keys).all()):
+    keys, corpus = scores.keys, scores.corpus
+    if not (np.isfinite(history[-1]).all() and np.isfinite(keys).all()):
         missing = np.full(len(history), np.nan)
         return missing, missing, *np.full(len(_AT_THE_END), np.nan)
-    chosen = _selected(history[-1], scores, nats)
-    mm = max_margin(scores.replace(values=None), chosen)
-    margins = jax.jit(_margins)(jnp.asarray(history), scores, chosen)
+    chosen = _selected(history[-1], keys, corpus, nats)
+    mm = max_margin(Scores(keys, corpus), chosen)
+    margins = jax.jit(_margins)(jnp.asarray(history), keys, corpus, chosen)
     away = one_minus_cosine(history, mm.p)
     return away, _relative(margins, mm.margin), *_facts(mm, away[-1])
 
 
-def _margins(history: Any, scores: Scores, chosen: Selection) -> Any:
-    return jax.lax.map(lambda p: margin(p, scores, chosen), history)
+def _margins(history: Any, keys: Any, corpus: Corpus, chosen: Selection) -> Any:
+    return jax.lax.map(lambda p: margin(p, Scores(keys, corpus), chosen), history)
 
 
 def _relative(margins: Any, largest: Any) -> np.ndarray:

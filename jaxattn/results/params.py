@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from jaxattn.base import Dataset, Model
 from jaxattn.data import corpus
 from jaxattn.errors import InputError
 from jaxattn.models import MODELS, span
@@ -101,7 +102,9 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
     # Outside, float64 would be cut to float32 without a word.
     with jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
-        return Parameters(found) if model is None else _of_model(found, model)
+        return (
+            Parameters(found) if model is None else _of_model(found, model, _like(results, cell, seed, found))
+        )
 
 
 def _built_in(results: Run, cell: int) -> Any:
@@ -203,12 +206,24 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
     return arrays | {name: arrays[name][:vocab_size] for name in over_tokens}
 
 
-def _of_model(arrays: Mapping[str, Any], model: Any) -> Any:
-    """Fill the type of a model's own parameters."""
+def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
+    """Find data like those that parameters were drawn for: the run's own where its study is at hand."""
+    if results.dataset_of is not None and _built_in(results, cell) is None:
+        data: Dataset = results.dataset_of(seed, cell).train
+        return data
     vocab_size = len(arrays["E"]) if "E" in arrays else 1
     classes = arrays["v"].shape[1] if "v" in arrays and arrays["v"].ndim > 1 else 2
+    return corpus.shapes(vocab_size=vocab_size, num_classes=classes)
+
+
+def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
+    """Fill the type of a model's own parameters."""
+    if isinstance(model, Model) and not isinstance(like, model.takes):
+        raise InputError(
+            f"model: it takes {model.takes.__name__}, which a folder alone does not tell; ask the results of "
+            "the study, study.run(...).params(...), or leave the model out"
+        )
     dtype = next(iter(arrays.values())).dtype
-    like = corpus.shapes(vocab_size=vocab_size, num_classes=classes)
     params = jax.eval_shape(lambda key: model.init(key, like, dtype=dtype), jax.random.key(0))
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     wanted = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

@@ -80,11 +80,11 @@ class _Rehearsal:
             self.model(setting, params, data.train)
             for index in range(len(setting.phases)):
                 params = self.phase(setting, index, params, data, keys[1], used)
-            _check_applied(setting, data)
             train: Dataset = data.train
             return train
 
-        return jax.eval_shape(run, dict(numbers), keys)
+        shapes: Dataset = jax.eval_shape(run, dict(numbers), keys)
+        return shapes
 
     def fails(self, numbers: Hyperparameters) -> bool:
         """Tell whether code needs a value while programs are made, of these numbers or of arrays."""
@@ -276,7 +276,8 @@ def _check_examples(data: Dataset, name: str) -> None:
         # The rows of bags are no examples.
         pairs = [("targets", data.targets, taken.targets)]
         if not isinstance(data, Corpus):
-            if jax.tree.structure(data) != jax.tree.structure(taken):
+            structures: list[Any] = [jax.tree.structure(held) for held in (data, taken)]
+            if structures[0] != structures[1]:
                 raise InputError(f"take returns a {shown(taken)} of another structure; return the same kind")
             pairs = [(field, x, y) for (field, x), (_, y) in zip(data.arrays(), taken.arrays(), strict=True)]
         for field, x, y in pairs:
@@ -296,17 +297,6 @@ def _check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
         raise InputError(f"{name} returns {shown(found)}; return scores and values")
     _wants(name, found[0], {(vocab,)}, "the score of every token")
     _wants(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
-
-
-def _check_applied(setting: Setting, data: Splits) -> None:
-    """Raise InputError for a probe that was asked for and applies to no phase."""
-    task = seed.task_of(setting, data)
-    for number, probe in enumerate(setting.probes.own):
-        reasons = [probe.why_not(task, phase) for phase in setting.phases]
-        if all(reasons):
-            raise InputError(
-                f"probes.own[{number}]: {_name(probe)} applies to no phase: it {reasons[-1]}; leave it out"
-            )
 
 
 def _is_floats(value: Any) -> bool:

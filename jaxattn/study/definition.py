@@ -121,7 +121,8 @@ class Definition:
     def config(self) -> dict[str, Any]:
         """All tables with all their settings, as JSON would hold them."""
         tables = msgspec.structs.replace(self._tables, figures=self.figures)
-        return msgspec.json.decode(msgspec.json.encode(tables)) | self._base.tables
+        written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(tables))
+        return written | self._base.tables
 
     @property
     def config_hash(self) -> str:

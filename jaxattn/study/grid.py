@@ -160,6 +160,7 @@ def halton(wanted: Halton | None) -> list[dict[str, Any]]:
 
 
 def _between(bounds: Range, x: float) -> float | int:
+    value: float
     if bounds.log:
         value = bounds.low * (bounds.high / bounds.low) ** x
     else:

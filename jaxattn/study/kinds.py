@@ -297,11 +297,12 @@ def plain(values: Table, names: Namespace) -> Table:
             for key, x in values.items()
             if x is not None
         }
-        return msgspec.json.decode(msgspec.json.encode(flat, enc_hook=written))
+        table: Table = msgspec.json.decode(msgspec.json.encode(flat, enc_hook=written))
     except TypeError as error:
         raise InputError(
             f"a setting cannot be written down: {error}; use numbers, texts, lists, tables"
         ) from None
+    return table
 
 
 def _path(target: Any, names: Namespace) -> str:

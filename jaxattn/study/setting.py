@@ -163,18 +163,18 @@ def _check(setting: Setting) -> None:
     if (gives := setting.data.gives) is not None:
         check_kind(gives, setting.model)
     if setting.probes.max_margin:
-        if (name := setting.model.linear_in) is None:
+        if (moves := setting.model.linear_in) is None:
             raise InputError("probes.max_margin: the model has no scores that are linear in a parameter")
-        if all(tuple(phase.train) != (name,) for phase in setting.phases):
-            raise InputError(f"probes.max_margin: no phase moves {name} alone; add one, or leave it out")
+        if all(tuple(phase.train) != (moves,) for phase in setting.phases):
+            raise InputError(f"probes.max_margin: no phase moves {moves} alone; add one, or leave it out")
 
 
 def check_kind(given: type[Dataset], model: Model[Any]) -> None:
     """Raise InputError unless a model takes a kind of data."""
     if not issubclass(given, model.takes):
         raise InputError(
-            f"model: {model.kind or type(model).__name__} takes {model.takes.__name__}, and the data are "
-            f"{given.__name__}; choose another model, or other data"
+            f"model: it takes {model.takes.__name__}, and the data are {given.__name__}; choose another "
+            "model, or other data"
         )
 
 

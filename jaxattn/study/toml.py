@@ -107,7 +107,10 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     if _resolved(path.parent / base) in here:
         raise InputError(f"{path}: extends: {base} extends this file in turn; break the circle")
     with at(str(path)):
-        return merged(tables(path.parent / base, here), tree, Namespace((before or here)[0].parent))
+        both: dict[str, Any] = merged(
+            tables(path.parent / base, here), tree, Namespace((before or here)[0].parent)
+        )
+        return both
 
 
 def _resolved(path: Path) -> Path:

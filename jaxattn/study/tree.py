@@ -139,7 +139,7 @@ def _has_name(entry: Any) -> bool:
     return isinstance(entry, dict) and "name" in entry
 
 
-def _position(entries: list, part: str, key: str) -> int:
+def _position(entries: list[Any], part: str, key: str) -> int:
     names = [entry["name"] if _has_name(entry) else None for entry in entries]
     if part in names:
         return names.index(part)

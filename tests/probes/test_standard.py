@@ -118,9 +118,13 @@ def test_uniform_attention_selects_nothing_and_ties_everywhere(x64):
     assert all(np.isnan(without[f"important_{x}"]) for x in ("mass", "selected", "tied"))
 
 
-def test_models_without_attention_over_tokens_have_no_selection(seen):
-    assert Selected().measure(seen(ja.models.TwoLayer(dim=5))) == {}
-    assert Importance().measure(seen(Bare())) == {}
+def test_models_without_attention_over_tokens_have_no_selection(applies):
+    assert not applies(Selected(), ja.models.TwoLayer(dim=5), LOSS, QUERY)
+    assert not applies(Importance(), Bare(), LOSS, QUERY)
+    assert applies(Selected(), ja.models.OneLayer(dim=5), LOSS, QUERY)
+    vectors = ja.data.Vectors(targets=np.ones(2), X=np.ones((2, 3, 4)))
+    assert not applies(Importance(), ja.models.OneLayer(dim=5), LOSS, QUERY, vectors)
+    assert not applies(Accuracy(), ja.models.OneLayer(dim=5), LOSS, QUERY, vectors)
 
 
 class Bare(ja.Model):

@@ -122,15 +122,15 @@ WRONG = {
     ),
     "outputs of another number": (
         {"model": "mine.py:Wide"},
-        "model: mine.py:Wide.outputs returns float32[2, 3]; return (6, ...) floats, for 6 examples",
+        "model: Wide.outputs returns float32[2, 3]; return (6, ...) floats, for 6 examples",
     ),
     "another kind of data": (
         {"model": {"kind": "one_layer", "dim": 4}},
-        "model: OneLayer takes Corpus, and the data are Vectors; choose another model, or other data",
+        "model: it takes Corpus, and the data are Vectors; choose another model, or other data",
     ),
     "bags for vectors": (
         {"data": {"kind": "independent", "vocab_size": 9, "relevant": 4, "length": 3, "sequences": 8}},
-        "model: mine.py:Linear takes Vectors, and the data are Corpus; choose another model, or other data",
+        "model: it takes Vectors, and the data are Corpus; choose another model, or other data",
     ),
     "fresh batches of a function without a size": (
         {"data": "mine.py:unsized", "phases": [DESCENT | {"fresh": 4}]},
@@ -177,8 +177,13 @@ def test_what_does_not_fit_is_said_in_one_line(names, tmp_path, case):
 
 def test_texts_read_in_order_are_refused_by_models_of_bags(names):
     data = {"kind": "lines", "path": "a.txt", "order": "kept"}
-    with pytest.raises(InputError, match=r"model: OneLayer takes Corpus, and the data are Sequences"):
+    with pytest.raises(InputError, match=r"model: it takes Corpus, and the data are Sequences"):
         study(names, data=data, model={"kind": "one_layer", "dim": 3}, loss="classification")
+
+
+def test_a_plan_says_why_a_probe_that_was_asked_for_applies_to_no_phase(names):
+    (line,) = recorded(study(names, probes={"own": ["attention_entropy"]}))
+    assert "attention_entropy, attended_tokens (wants a model with attends_to_tokens = True)" in line
 
 
 def test_a_plan_says_which_metrics_real_targets_have_not(names):

@@ -51,6 +51,10 @@ REFUSED = {
     "model": "it follows p of model.kind = 'one_layer' only; use kind = 'descent'",
     "loss": "it is the flow of the logistic loss, without smoothing; use kind = 'descent'",
 }
+LINEAR = (
+    "it follows 'p' of models with scores linear in it (linear_in), and this model has none; "
+    "use kind = 'descent'"
+)
 PLAIN = {"name": "both", "model": ONE_LAYER, "seeds": 2}
 PLAIN["data"] = {"kind": "independent", "vocab_size": 10, "relevant": 4, "length": 3, "sequences": 12}
 
@@ -67,7 +71,8 @@ def test_a_built_in_phase_is_planned_with_a_thing_of_ones_own(kind, thing, tmp_p
     if kind in OF_THEORY and thing in REFUSED:
         with pytest.raises(InputError) as raised:
             study(kind, **THINGS[thing])
-        assert str(raised.value) == f"phases[0]: {REFUSED[thing]}"
+        linear = kind == "exact_flow" and thing == "model"
+        assert str(raised.value) == f"phases[0]: {LINEAR if linear else REFUSED[thing]}"
         return
     plan = study(kind, **THINGS[thing]).plan(tmp_path / "out", quick=True)
     assert plan.groups["lanes"].tolist() == [2]

@@ -416,10 +416,6 @@ WRONG = {
         {"model": model("Claims")},
         "model: Claims says attends_to_tokens, but not by which scores; write scores_and_values(params)",
     ),
-    "entropy of what does not attend": (
-        {"probes": {"own": ["attention_entropy"]}},
-        "probes.own[0]: AttentionEntropy applies to no phase: it wants a model with attends_to_tokens = True; leave it",
-    ),
     "coupled sequences": (
         {"loss": "mine.py:contrast", "phases": BATCHED},
         "phases[0].batch_size: mine.py:contrast couples sequences, and would see all of them, not those of "

@@ -19,11 +19,11 @@ def descent(train, **changes):
         ({"phases": [descent(["p"], patience=3)]}, "no validation corpus; give data.validation_sequences"),
         (
             {"model": {"kind": "two_layer", "dim": 8}, "phases": [{"name": "flow", "kind": "exact_flow"}]},
-            "follows p of model.kind = 'one_layer' only",
+            "follows 'p' of models with scores linear in it .* this model has none",
         ),
         (
             {"model": {"kind": "mlp", "dim": 8}, "probes": {"max_margin": True}},
-            "only model.kind = 'one_layer' has a max-margin direction",
+            "probes.max_margin: the model has no scores that are linear in a parameter",
         ),
         ({"model": {"kind": "two_layers", "dim": 8}}, "did you mean 'two_layer'"),
         ({"phases": []}, "phases: expected 'array' of length >= 1"),
