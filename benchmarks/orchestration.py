@@ -82,7 +82,7 @@ def main():
             command = [
                 sys.executable,
                 "-m",
-                "jaxattn.cli",
+                "jaxattn",
                 "run",
                 str(path),
                 "--out",

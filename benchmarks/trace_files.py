@@ -52,11 +52,11 @@ class Trace:
             if event in ("call", "return"):
                 self._thread.importing = importing + (1 if event == "call" else -1)
             return
-        if event != "call" or importing or not code.co_filename.startswith(f"{PACKAGE}/"):
+        if event != "call" or importing or not _is_ours(code):
             return
         self.functions.add((code.co_filename, code.co_qualname, code.co_firstlineno))
         caller = frame.f_back
-        while caller is not None and not caller.f_code.co_filename.startswith(f"{PACKAGE}/"):
+        while caller is not None and not _is_ours(caller.f_code):
             caller = caller.f_back
         if caller is not None and caller.f_code.co_filename != code.co_filename:
             self.crossings[caller.f_code.co_filename, code.co_filename] += 1
@@ -64,6 +64,10 @@ class Trace:
     @property
     def files(self) -> list[str]:
         return sorted({str(Path(file).relative_to(PACKAGE)) for file, *_ in self.functions})
+
+
+def _is_ours(code: Any) -> bool:
+    return code.co_filename.startswith(f"{PACKAGE}/") and code.co_filename.endswith(".py")
 
 
 def one_seed() -> Trace:
@@ -90,7 +94,9 @@ def command() -> Trace:
 
 
 def report() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--list", action="store_true", help="list the files")
     listing = parser.parse_args().list
     for name, run in (("one seed", one_seed), ("command to page", command)):

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from jaxattn import Study
+from jaxattn.cli.status import status
 from jaxattn.engine import execute, run
 from jaxattn.engine.execute import Interrupted
 from jaxattn.engine.progress import Reporter
-from jaxattn.engine.status import status
 from jaxattn.errors import InputError, RunError, UserCodeError
 from jaxattn.results import load
 from jaxattn.study.namespace import Namespace

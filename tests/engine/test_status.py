@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxattn.cli.status import status
 from jaxattn.engine import execute
-from jaxattn.engine.status import status
 from jaxattn.engine.store import Store
 from jaxattn.errors import InputError
 from jaxattn.storage import files

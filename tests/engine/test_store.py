@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from jaxattn.cli.status import status
 from jaxattn.engine import execute, lock, run, store
 from jaxattn.engine.execute import Interrupted
 from jaxattn.engine.plan import plan
-from jaxattn.engine.status import status
 from jaxattn.errors import InputError, RunError
 from jaxattn.results import load
 from jaxattn.storage import files, manifest, marks

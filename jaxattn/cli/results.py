@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from jaxattn.console import print_made_by, print_summary, print_table, print_written
-from jaxattn.errors import InputError
-from jaxattn.options import (
+from jaxattn.cli.console import print_made_by, print_summary, print_table, print_written
+from jaxattn.cli.options import (
     Every,
     Folder,
     Folders,
@@ -21,6 +20,7 @@ from jaxattn.options import (
     read_pair,
     read_size,
 )
+from jaxattn.errors import InputError
 
 
 def aggregate(
