@@ -460,6 +460,11 @@ class Phase(Spec, frozen=True, kw_only=True):
         """Whether it may run in coordinates of a span."""
         return False
 
+    @property
+    def beginning(self) -> str:
+        """What its start does, in words for whoever waits for it."""
+        return "begins"
+
     def probe_steps(self, per_decade: int) -> list[int]:
         """List the steps to measure at, ascending, 0 and the last among them."""
         return log_spaced(self.steps, per_decade)

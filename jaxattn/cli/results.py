@@ -160,7 +160,7 @@ def claims(
         data_dir: Folder of tensorflow-datasets that holds imdb_reviews, to measure on real reviews too.
         out: Results folder.
     """
-    from jaxattn.engine.execute import Interrupted
+    from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.progress import Reporter
     from jaxattn.reproduction import scoreboard
 
@@ -211,7 +211,7 @@ def reproduce(
     """
     from jaxattn import reproduction
     from jaxattn.engine import devices
-    from jaxattn.engine.execute import Interrupted
+    from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.progress import Reporter
 
     memory = read_size(max_memory)

@@ -66,8 +66,8 @@ def run(
             stops waiting for it.
     """
     from jaxattn.api import run as run_study
+    from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.distributed import read_process, shard_folder, wait
-    from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
 
     study = load_sweep(sweep, overrides, axes, seeds)

@@ -58,6 +58,12 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
     }
 
 
+def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
+    """Describe how a study is cut: lanes that run together in every group, these batches, and all others."""
+    elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
+    return {"widths": widths, "batches": listed(batches), "elsewhere": sorted(elsewhere)}
+
+
 def listed(batches: list[Batch]) -> list[dict[str, Any]]:
     """List batches: name, cells and seeds of each."""
     return [
