@@ -26,14 +26,14 @@ class Shown(Reporter):
 class Run:
     """A clock whose time is told to it, and three batches of a study of two phases, embed and query."""
 
-    def __init__(self, monkeypatch, study, intervals=Intervals()):
+    def __init__(self, monkeypatch, study, **intervals):
         self.now = 1000.0
         read = SimpleNamespace(monotonic=self.read, perf_counter=self.read, time=self.read)
         monkeypatch.setattr(clock, "time", read)
         (group,) = compile_groups(study.cells)
         self.batches = [Batch(group, group.cells, range(k, k + 2)) for k in (0, 2, 4)]
         self.reporter, self.entries = Shown(), []
-        self.clock = Clock(self.reporter, intervals)
+        self.clock = Clock(self.reporter, Intervals(**intervals))
         self.clock.write = lambda entry, series: self.entries.append(entry)
 
     def read(self):
@@ -112,7 +112,7 @@ def test_a_flow_says_how_far_it_follows_its_path(monkeypatch, study):
 
 
 def test_blocks_take_as_long_as_is_wanted_and_saves_their_share(monkeypatch, study):
-    run = Run(monkeypatch, study(), Intervals(block_s=2.0, checkpoint_s=10.0, checkpoint_share=0.1))
+    run = Run(monkeypatch, study(), block_s=2.0, checkpoint_s=10.0, checkpoint_share=0.1)
     run.clock.begin_batch(run.batches[0], 0, [])
     run.clock.begin_phase(1, [0, 100], 0)
     assert run.clock.block(100) == 1
