@@ -13,7 +13,7 @@ from jaxattn.engine.lift import ProgramCache
 from jaxattn.errors import InputError
 from jaxattn.storage.marks import spans
 from jaxattn.study.definition import Definition
-from jaxattn.study.grid import Cell
+from jaxattn.study.setting import Cell
 
 # Each has files of its own.
 MOST_BATCHES = 100_000

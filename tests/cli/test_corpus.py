@@ -3,12 +3,12 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxattn.engine.program import seed_keys
 
 import jaxattn as ja
 from jaxattn import Study
 from jaxattn.base import silent
 from jaxattn.cli.corpus import describe
+from jaxattn.engine.lift import seed_keys
 
 
 @pytest.fixture
