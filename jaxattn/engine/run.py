@@ -1,10 +1,8 @@
 """What a run does, from top to bottom: plan; for every batch compile, draw, run its phases, save; merge."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +13,14 @@ import pandas as pd
 from jaxattn import backend
 from jaxattn.data.splits import Loaded
 from jaxattn.engine import devices, loggers, manifest, memory
-from jaxattn.engine.attempts import OnFailure, attempt
-from jaxattn.engine.batches import Batch, cut_batches, halved, share
+from jaxattn.engine.attempts import OnFailure, Queue, unfinished
+from jaxattn.engine.batches import Batch, cut_batches, share
 from jaxattn.engine.clock import Clock, Interrupted, Intervals
 from jaxattn.engine.groups import compile_groups, rehearse_groups
 from jaxattn.engine.lift import Program, ProgramCache, seed_keys
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.records import Records, log_entry, seed_series
 from jaxattn.engine.store import Store
-from jaxattn.errors import RunError
 from jaxattn.storage import checkpoints
 from jaxattn.storage.manifest import find
 from jaxattn.storage.marks import Mark
@@ -107,71 +104,30 @@ def run(
         )
         batches = share(every, shard)
         known |= manifest.of_batches(widths, every, batches) | ({} if begun else {"device": devices.here()})
-        todo = _unfinished(batches, folder, reporter)
+        todo = unfinished(batches, folder, reporter)
         if not todo and known["status"] == "finished" and folder.is_merged(known):
             if renewed := known != find(folder.directory):
                 folder.write_manifest(known)
             return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
         # A process that was killed left its manifest as it began; its last line knows more.
         clock.go_on_from(known, *folder.read_log()[-1:])
-        known |= {"status": "running", "continued_on": _devices_since(known, reporter)}
+        known |= {"status": "running", "continued_on": manifest.devices_since(known, reporter.note)}
         folder.write_manifest(known)
         errors: list[dict[str, Any]] = []
         try:
             with loggers.opened(folder, study.name, log, profile) as clock.write, clock.stopping():
-                queue = _Queue(batches, deque(todo), known, folder, cache, clock, reporter, errors)
-                queue.run(on_failure, study.names.files(study.own_kinds))
+
+                def runs(batch: Batch) -> list[dict[str, Any]]:
+                    return run_batch(batch, cache, folder, clock)
+
+                files = study.names.files(study.own_kinds)
+                queue = Queue(runs, batches, deque(todo), known, folder, clock, reporter, on_failure, files)
+                queue.run(errors)
             known |= folder.merge([batch.name for batch in batches if folder.is_marked(batch.name)])
             known["status"] = "failed" if errors else "finished"
         finally:
             folder.write_manifest(known | {"errors": errors} | clock.spent())
     return Outcome(folder.directory, known["failures"], errors, len(batches), False)
-
-
-class _Queue(NamedTuple):
-    """Batches that are run one after the other; what does not fit in memory goes on in halves."""
-
-    batches: list[Batch]
-    waiting: deque[Batch]
-    known: dict[str, Any]
-    folder: Store
-    cache: ProgramCache
-    clock: Clock
-    reporter: Reporter
-    errors: list[dict[str, Any]]
-
-    def run(self, on_failure: OnFailure, files: frozenset[str]) -> None:
-        """Run what waits; raise as `run`."""
-        while self.waiting:
-            batch = self.waiting.popleft()
-            self.clock.begin_batch(batch, len(self.batches) - len(self.waiting) - 1, self.waiting)
-            runs = partial(run_batch, batch, self.cache, self.folder, self.clock)
-            tried = attempt(runs, batch, self.folder, self.reporter, on_failure, files)
-            if tried.out_of_memory and batch.width > 1:
-                self._halve(batch)
-                continue
-            if tried.error:
-                cells = [cell.number for cell in batch.cells]
-                self.errors.append({"batch": batch.name, "cells": cells, "reason": tried.error})
-            if on_failure == "stop" and (tried.failed or tried.error):
-                raise RunError(
-                    f"{batch.name}: {tried.error or tried.failed[0]['reason']}; stopped, what is done is "
-                    "kept; go on with --on-failure continue"
-                )
-            if self.clock.is_stopped:
-                raise Interrupted
-
-    def _halve(self, batch: Batch) -> None:
-        halves = halved(batch)
-        text = " and ".join(half.name for half in halves)
-        self.reporter.note(f"{batch.name}: out of memory; going on with {text}")
-        self.folder.forget(batch.name)
-        place = self.batches.index(batch)
-        self.batches[place : place + 1] = halves
-        # At once: a run that is stopped here is to know which batches there are.
-        self.known["batches"] = manifest.listed(self.batches)
-        self.folder.write_manifest(self.known)
-        self.waiting.extendleft(reversed(halves))
 
 
 def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) -> list[dict[str, Any]]:
@@ -337,24 +293,3 @@ class _Underway(NamedTuple):
 def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
     """Name the parameters that are kept after a phase: all after the first, then those that it moves."""
     return names(params) if index == 0 else phase.train
-
-
-def _devices_since(known: Mapping[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
-    """Say that a run goes on where numbers may have other bits; returns all devices since it was begun."""
-    every = [known["device"], *known.get("continued_on", ())]
-    if (now := devices.here()) != every[-1]:
-        words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
-        reporter.note("begun on {}, going on on {}: numbers may differ in their last digits".format(*words))
-        every.append(now)
-    return every[1:]
-
-
-def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    """List the batches that are to be run; those that are not have whole tables."""
-    begin, todo = time.monotonic(), []
-    for number, batch in enumerate(batches):
-        if time.monotonic() - begin > 2:
-            reporter.update(f"comparing {batch.name} with its checksums", number / len(batches))
-        if not folder.is_finished(batch.name):
-            todo.append(batch)
-    return todo
