@@ -212,7 +212,7 @@ class Study(Definition):
         target = read_target(name)
         self._check_names("no other process")
         asked = {"tables": self.tree, "folder": str(self.names.folder.resolve()), **options}
-        return ChipPlan.of(name, process.call(target, "jaxattn.chips.on_chip:plan_on", asked, progress))
+        return ChipPlan.of(name, process.call(target, "jaxattn.engine.on_chip:plan_on", asked, progress))
 
     def run(
         self,

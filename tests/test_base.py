@@ -18,7 +18,7 @@ FOREIGN = {
     "jaxattn/cli/console.py": "exceptions of any kind",
     "jaxattn/dynamics/optimizers.py": "functions of optax and of users",
     "jaxattn/engine/devices.py": "arrays and shapes of JAX",
-    "jaxattn/chips/on_chip.py": "settings by the keys of a sweep file",
+    "jaxattn/engine/on_chip.py": "settings by the keys of a sweep file",
     "jaxattn/engine/progress.py": "IPython, which need not be there",
     "jaxattn/engine/store.py": "exceptions of the operating system",
     "jaxattn/errors.py": "whatever a user's code returns",

@@ -67,7 +67,7 @@ def test_a_killed_run_continues_to_the_same_bits_and_takes_more_seeds(ran, tmp_p
 
     monkeypatch.setattr(Store, "save", save_and_die)
     with pytest.raises(KilledError), Reporter(quiet=True) as reporter:
-        api.run(study, killed, reporter=reporter, clock=Clock(block_s=0.0, checkpoint_s=0.0))
+        api.run(study, killed, reporter=reporter, intervals=Intervals(block_s=0.0, checkpoint_s=0.0))
     monkeypatch.undo()
     assert not ja.load(killed).finished
     study.run(killed, quiet=True)

@@ -98,7 +98,7 @@ class ChipPlan:
 
     @classmethod
     def of(cls, target: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> "ChipPlan":
-        """Make a plan of the rows that `chips.on_chip.plan_on` returns."""
+        """Make a plan of the rows that `engine.on_chip.plan_on` returns."""
         groups = tuple(ChipGroup(**row) for row in found["groups"])
         return cls(target, groups, tuple(ChipProgram(**row) for row in found["programs"]))
 

@@ -10,7 +10,7 @@ import pandas as pd
 from jaxattn.engine.lock import is_locked
 from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
-from jaxattn.storage.manifest import FORMAT, mending, read
+from jaxattn.storage.manifest import mending, read
 
 
 def status(directory: Path) -> tuple[pd.DataFrame, str]:
@@ -41,8 +41,7 @@ def _status(folder: Store, manifest: dict[str, Any]) -> tuple[pd.DataFrame, str]
     rows, shares = [], []
     broken = {number for entry in manifest["errors"] for number in entry["cells"]}
     settings = {entry["cell"]: entry["settings"] for entry in manifest["cells"]}
-    # Of published results of earlier versions only the whole is known.
-    known = _by_cell(manifest["batches"]) if manifest["format"] == FORMAT else {}
+    known = _by_cell(manifest["batches"])
     for number, own in sorted((known or {cell: [""] for cell in settings}).items()):
         done = [folder.is_marked(name) if name else manifest["status"] == "finished" for name in own]
         begun = [latest[name] for name in own if name in latest]

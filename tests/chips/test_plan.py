@@ -61,7 +61,7 @@ def test_a_study_is_planned_for_a_chip_with_its_tables(answered, study):
     wanted = study(seeds=64)
     plan = wanted.plan(target="v5e", only=["draw"], progress=lambda *said: told.append(said))
     ((name, function, asked),) = answered
-    assert (name, function) == ("v5e", "jaxattn.chips.on_chip:plan_on")
+    assert (name, function) == ("v5e", "jaxattn.engine.on_chip:plan_on")
     assert asked["tables"] == json.loads(json.dumps(wanted.tree))
     assert (asked["only"], told) == (["draw"], [("half", 0.5)])
     (group,), (advance, begin, measure) = plan.groups, plan.programs

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from jaxattn.engine.tables import rows, with_best
+from jaxattn.engine.records import rows, with_best
 
 from jaxattn.engine.batches import Batch
 from jaxattn.errors import InputError
