@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
-from jaxattn.engine.records import rows, with_best
 
 from jaxattn.engine.batches import Batch
+from jaxattn.engine.records import rows, with_best
 from jaxattn.errors import InputError
 
 
