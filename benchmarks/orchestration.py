@@ -21,18 +21,19 @@ import jax
 from seeds_per_second import STUDY
 
 import jaxattn as ja
-from jaxattn.engine import ahead, devices, execute
-from jaxattn.engine import program as of_program
+from jaxattn.engine import devices, lift
+from jaxattn.engine import run as engine
 from jaxattn.engine.progress import Reporter
-from jaxattn.engine.run import run
 
 
 def timed(function, spent):
     """Add the time of every call, results ready, to a list."""
 
-    def call(*arguments):
+    def call(*arguments, **options):
+        if not jax.core.trace_state_clean():  # traced, not run
+            return function(*arguments, **options)
         begin = time.perf_counter()
-        result = jax.block_until_ready(function(*arguments))
+        result = jax.block_until_ready(function(*arguments, **options))
         spent.append(time.perf_counter() - begin)
         return result
 
@@ -40,20 +41,10 @@ def timed(function, spent):
 
 
 def watch(spent):
-    """Have every call into a compiled program timed."""
-    program, drawing, starting = of_program.program, of_program.drawing, of_program.starting
-    # Calls compile what they call, so that it is counted; what else is done ahead is still done.
-    ahead.shaped = lambda *_: ()
-
-    def watched(*arguments):
-        made = program(*arguments)
-        names = ("begin", "advance", "measure", "state_metrics", "tokens")
-        return made._replace(**{name: timed(getattr(made, name), spent) for name in names})
-
-    of_program.program = watched
-    of_program.drawing = lambda *arguments: timed(drawing(*arguments), spent)
-    of_program.starting = lambda *arguments: timed(starting(*arguments), spent)
-    execute.seed_keys = timed(execute.seed_keys, spent)
+    """Have every call into a compiled program timed, and the compiling before them."""
+    lift.Lifted.__call__ = timed(lift.Lifted.__call__, spent)
+    lift.Programs.compile = timed(lift.Programs.compile, spent)
+    engine.seed_keys = timed(engine.seed_keys, spent)
 
 
 def main():
@@ -77,18 +68,9 @@ def main():
             path, results = study.write(Path(folder) / "study.toml"), Path(folder) / "results"
             begin = time.perf_counter()
             with Reporter(quiet=True) as reporter:
-                run(study, results, command="benchmark", reporter=reporter)
+                engine.run(study, results, command="benchmark", reporter=reporter)
             runs.append((time.perf_counter() - begin, sum(spent)))
-            command = [
-                sys.executable,
-                "-m",
-                "jaxattn.cli",
-                "run",
-                str(path),
-                "--out",
-                str(results),
-                "--quiet",
-            ]
+            command = [sys.executable, "-m", "jaxattn", "run", str(path), "--out", str(results), "--quiet"]
             subprocess.run(command, check=True, capture_output=True)  # draws the figures
             begin = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)

@@ -28,7 +28,7 @@ import numpy as np
 
 import jaxattn as ja
 from jaxattn.engine import devices
-from jaxattn.engine.program import drawing, load, program, seed_keys, starting
+from jaxattn.engine.lift import Programs, seed_keys
 
 STUDY = ja.Study(
     name="seeds-per-second",
@@ -51,11 +51,11 @@ def clock(function):
 
 def ours(seeds):
     """All seeds as lanes, as a run does it."""
-    setting = STUDY.base
+    made = Programs(STUDY.base)
     data_keys, model_keys = seed_keys(list(range(seeds)))
-    drawn = load(setting, data_keys, None, {})
-    draw, start = drawing(setting), starting(setting, drawn)
-    programs = [program(setting, index, drawn) for index in range(len(setting.phases))]
+    drawn = made.draw(data_keys, {})
+    draw, start = made.drawing, made.starting(drawn)
+    programs = [made.phase(index, drawn) for index in range(len(STUDY.base.phases))]
 
     def whole():
         corpora, params, measured = draw(data_keys, {}), start(model_keys, {}), []
@@ -72,8 +72,9 @@ def ours(seeds):
 def drawn(seeds):
     """Corpora and parameters of some seeds, outside the clock."""
     data_keys, model_keys = seed_keys(list(range(seeds)))
-    loaded = load(STUDY.base, data_keys, None, {})
-    params = starting(STUDY.base, loaded)(model_keys, {})
+    programs = Programs(STUDY.base)
+    loaded = programs.draw(data_keys, {})
+    params = programs.start(loaded, model_keys, {})
     each = [jax.tree.map(lambda x, k=k: x[k], (params, loaded.splits.train)) for k in range(seeds)]
     sequences = [ja.models.reference.padded_sequences(corpus) for _, corpus in each]
     return each, [tuple(map(jnp.asarray, pair)) for pair in sequences]

@@ -22,7 +22,7 @@ import numpy as np
 
 import jaxattn as ja
 from jaxattn.cores import map_on_cores
-from jaxattn.engine.program import seed_keys
+from jaxattn.engine.lift import seed_keys
 
 SIZES = {"vocab_size": 50, "length": 8, "sequences": 200}
 MADE = {

@@ -18,7 +18,6 @@ settings, which are its keyword-only arguments:
 Letters: n examples, V tokens, K classes, d the width of the model.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -159,10 +158,6 @@ class CommonData(Spec, frozen=True, kw_only=True):
     def num_classes(self) -> int:
         """K."""
         return 2
-
-    def entries_at_most(self) -> float:
-        """Bound the entries of all data, by sequence and by token, padding included."""
-        return math.inf
 
     def batch(self, key: Array, examples: int, used: Array | None = None) -> Dataset:
         """Draw examples afresh, as those that a seed trains on; may be left out.
@@ -310,10 +305,6 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
     def scores(self, params: Params, data: D) -> "Scores":
         """Write scores as a = Φ p, p the parameter `linear_in` in one row, with values; may be left out."""
         raise NotImplementedError(f"{type(self).__name__}.scores")
-
-    def numbers_at_most(self, vocab_size: int, num_classes: int) -> float:
-        """Bound how many numbers the parameters are, without looking at them."""
-        return math.inf
 
     def in_span(self) -> "Model[D]":
         """Return the same model in coordinates of the span of its parameters; itself if it has none."""
@@ -465,6 +456,11 @@ class Phase(Spec, frozen=True, kw_only=True):
     def rotation_invariant(self) -> bool:
         """Whether it may run in coordinates of a span."""
         return False
+
+    @property
+    def beginning(self) -> str:
+        """What its start does, in words for whoever waits for it."""
+        return "begins"
 
     def probe_steps(self, per_decade: int) -> list[int]:
         """List the steps to measure at, ascending, 0 and the last among them."""

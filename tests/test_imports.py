@@ -15,10 +15,8 @@ _spec.loader.exec_module(size)
 FLOORS = (
     ("__main__",),
     ("cli",),
-    ("commands",),
-    ("paper",),
-    ("bench", "claims", "options"),
-    ("api", "console", "diagnosis", "glossary"),
+    ("bench", "bisection", "reproduction"),
+    ("api", "diagnosis", "glossary"),
     ("engine", "results", "text_settings"),
     ("study",),
     ("probes",),

@@ -27,7 +27,7 @@ import os, signal, sys
 from pathlib import Path
 from jaxattn.api import Study, run
 from jaxattn.engine.progress import Reporter
-from jaxattn.engine.execute import Clock
+from jaxattn.engine.clock import Intervals
 from jaxattn.engine.store import Store
 
 save = Store.save
@@ -37,8 +37,8 @@ def save_and_die(*arguments, **named):
 
 Store.save = save_and_die
 with Reporter(quiet=True) as reporter:
-    clock = Clock(block_s=0.0, checkpoint_s=0.0)
-    run(Study.read(sys.argv[1]), Path(sys.argv[2]), reporter=reporter, clock=clock)
+    saving = Intervals(block_s=0.0, checkpoint_s=0.0)
+    run(Study.read(sys.argv[1]), Path(sys.argv[2]), reporter=reporter, intervals=saving)
 """
 
 

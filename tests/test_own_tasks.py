@@ -13,7 +13,6 @@ from scipy.optimize import minimize
 
 import jaxattn as ja
 from jaxattn import api
-from jaxattn.engine.execute import Clock
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.store import Store
 from jaxattn.study import seed as of_seed
@@ -73,7 +72,7 @@ def test_a_killed_run_continues_to_the_same_bits_and_takes_more_seeds(ran, tmp_p
 
     monkeypatch.setattr(Store, "save", save_and_die)
     with pytest.raises(KilledError), Reporter(quiet=True) as reporter:
-        api.run(study, killed, reporter=reporter, clock=Clock(block_s=0.0, checkpoint_s=0.0))
+        api.run(study, killed, reporter=reporter, intervals=Intervals(block_s=0.0, checkpoint_s=0.0))
     monkeypatch.undo()
     assert not ja.load(killed).finished
     more = ja.Study.of_tables(study.tree | {"seeds": 3}, study.names).run(killed, quiet=True)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxattn import cli
 from jaxattn.api import Study
-from jaxattn.commands import results
+from jaxattn.cli import results
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from jaxattn.bench.cases import Case
 from jaxattn.data.messages import first_line
 from jaxattn.engine import devices, memory
 from jaxattn.engine.groups import compile_groups
-from jaxattn.engine.program import load, program, seed_keys, start
+from jaxattn.engine.lift import ProgramCache, seed_keys
 from jaxattn.errors import RunError
 from jaxattn.storage import origin
 
@@ -116,13 +116,14 @@ def measure(case: Case, seeds: int, repeats: int) -> Measured:
 
 def _measure(case: Case, seeds: int, repeats: int) -> Measured:
     (group,) = compile_groups(case.study.cells)
-    setting, shared = group.setting, group.setting.data.shared
+    shared = group.setting.data.shared
     lanes = devices.pad_to_devices([(group.cells[0], seed) for seed in range(seeds)], shared)
     data_keys, keys = seed_keys([seed for _, seed in lanes])
     numbers = group.hyperparameters([cell for cell, _ in lanes])
-    loaded = load(setting, data_keys, lambda *_: None, numbers)
-    params = start(setting, loaded, keys, numbers)
-    made = program(setting, 0, loaded)
+    programs = ProgramCache().of(group)
+    loaded = programs.draw(data_keys, numbers)
+    params = programs.start(loaded, keys, numbers)
+    made = programs.phase(0, loaded)
     steps = made.probe_steps[-1]
 
     def once() -> Any:
@@ -137,7 +138,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
         step_us=1e6 * statistics.median(seconds for seconds, _ in passes) / case.steps / seeds,
         passes=repeats,
         same_bits=all(again == bits for _, again in passes),
-        planned_mib=memory.predict(group).of(seeds) / 2**20,
+        planned_mib=memory.peak(group, programs, len(lanes)) / 2**20,
         peak_mib=_peak(),
     )
 

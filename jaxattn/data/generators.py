@@ -9,7 +9,6 @@ from jax import Array
 from jaxattn.base import Dataset, DrawnData
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.interactions import check_negation, check_xor, negation, xor
-from jaxattn.data.ragged import WIDTH
 from jaxattn.data.sizes import check_tokens
 from jaxattn.data.splits import Splits, draw_batch, draw_splits
 from jaxattn.data.synthetic import (
@@ -124,12 +123,6 @@ class Generator(DrawnData, frozen=True, kw_only=True):
 
     def check_sizes(self, sequences: int) -> None:
         """Raise InputError if no corpus of some sequences has these sizes."""
-
-    def entries_at_most(self) -> int:
-        """Bound the entries of all corpora, by sequence and by token, padding included."""
-        sequences = self.sequences + self.test_sequences + self.validation_sequences
-        padded = WIDTH if self.length > WIDTH else 1
-        return sequences * (2 * self.length + padded) + 3 * self.vocab_size * WIDTH
 
 
 class _Classes(Generator, frozen=True, kw_only=True):

@@ -67,6 +67,11 @@ class _Flow(Phase, frozen=True, kw_only=True):
         """Rows after the start."""
         return self.points - 1
 
+    @property
+    def beginning(self) -> str:
+        """What its start does: nothing else takes long."""
+        return "follows the path"
+
     def check(self, *context: Any) -> None:
         """Raise InputError unless the model and loss are those of the theory."""
         require_one_layer(*context)
@@ -140,6 +145,11 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
     points: Annotated[int, msgspec.Meta(ge=3)] = 64
 
+    @property
+    def beginning(self) -> str:
+        """Say what its start does."""
+        return f"follows the path to ‖p‖ = {self.until_norm:g}"
+
     def check(self, *context: Any) -> None:
         """Raise InputError unless the model and loss are those of the theory, of two classes or more."""
         require_linear_scores(self.train[0], *context)
@@ -191,6 +201,11 @@ class JointFlow(_Flow, frozen=True, kw_only=True):
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-5
     points: Annotated[int, msgspec.Meta(ge=5)] = 64
 
+    @property
+    def beginning(self) -> str:
+        """Say what its start does."""
+        return f"follows the path to ‖p‖ = {self.until_norm:g}"
+
     def follow(self, task: Task, params: Params) -> Any:
         """Find the path."""
         return joint_flow(
@@ -223,6 +238,11 @@ class FullFlow(_Flow, frozen=True, kw_only=True):
     max_steps: Static[PositiveInt] = 100_000
     rtol: Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]] = 1e-8
     points: Annotated[int, msgspec.Meta(ge=3)] = 64
+
+    @property
+    def beginning(self) -> str:
+        """Say what its start does."""
+        return f"follows the path to log L = {self.until_log_loss:g}"
 
     def follow(self, task: Task, params: Params) -> Any:
         """Find the path."""

@@ -4,13 +4,16 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from jaxattn.engine import memory
 from jaxattn.engine.groups import CompileGroup
+from jaxattn.engine.lift import ProgramCache
 from jaxattn.errors import InputError
 from jaxattn.storage.marks import spans
-from jaxattn.study.grid import Cell
+from jaxattn.study.definition import Definition
+from jaxattn.study.setting import Cell
 
 # Each has files of its own.
 MOST_BATCHES = 100_000
@@ -56,6 +59,80 @@ def halved(batch: Batch) -> list[Batch]:
         return [Batch(batch.group, cells, seeds[:middle]), Batch(batch.group, cells, seeds[middle:])]
     middle = len(cells) // 2
     return [Batch(batch.group, cells[:middle], seeds), Batch(batch.group, cells[middle:], seeds)]
+
+
+def cut_batches(
+    study: Definition,
+    groups: Sequence[CompileGroup],
+    begun: Sequence[str],
+    known: Mapping[str, Any],
+    cache: ProgramCache,
+    max_memory: int | None,
+    shards: int = 1,
+    raising: frozenset[int] = frozenset(),
+    progress: Callable[[str, float], None] = lambda description, share: None,
+) -> tuple[list[int], list[Batch]]:
+    """Cut a study into batches; what a folder was begun with, it keeps, so that the numbers stay the same.
+
+    Args:
+        study: what to run.
+        groups: its compile groups.
+        begun: names of the batches that its folder holds.
+        known: its manifest, as `Store.join` returns it.
+        cache: the programs of its groups.
+        max_memory: bytes that may be used on a device; what is not begun is cut anew if it is given.
+        shards: how many shares there are to be; every one gets something to do.
+        raising: groups that fail however many lanes run together.
+        progress: told what takes long.
+
+    Returns:
+        How many lanes of every group run together, and the batches of all shares.
+
+    Raises:
+        InputError: a cell that does not fit in memory, or a folder of another config.
+    """
+    planned = {batch["name"] for batch in known["batches"]} | set(known["elsewhere"])
+    kept = known["widths"] if begun and max_memory is None else []
+    if begun and not planned:
+        # The manifest was lost; the largest batch of a group tells.
+        held = cut(groups, (), begun, [1] * len(groups))
+        kept = [max((len(b.lanes) for b in held if b.group is group), default=0) for group in groups]
+    if len(kept) != len(groups) or not all(kept):
+        budget = max_memory or memory.default_budget()
+        kept = _widths(study, groups, cache, budget, shards, raising, progress)
+    asked = set(study.seeds)
+    still = {name for name in planned if max_memory is None and asked.issuperset(spans(name)[1])}
+    whole = cut(groups, study.seeds, [], kept)
+    if {*begun, *still} <= {batch.name for batch in whole}:
+        return kept, whole
+    return kept, cut(groups, study.seeds, sorted({*begun, *still}), kept)
+
+
+def _widths(
+    study: Definition,
+    groups: Sequence[CompileGroup],
+    cache: ProgramCache,
+    budget: int,
+    shards: int,
+    raising: frozenset[int],
+    progress: Callable[[str, float], None],
+) -> list[int]:
+    """Choose how many lanes of every group run together."""
+
+    def note(group: CompileGroup) -> None:
+        progress(f"memory of compile group {group.number + 1} of {len(groups)}", group.number / len(groups))
+
+    widths = []
+    for group in groups:
+        lanes = len(group.cells) * len(study.seeds)
+        if study.chunk:
+            fitting = study.chunk
+        elif group.number in raising:
+            fitting = lanes
+        else:
+            fitting = memory.width(group, cache.of(group), lanes, budget, note)
+        widths.append(min(fitting, math.ceil(lanes / shards)))
+    return widths
 
 
 def cut(

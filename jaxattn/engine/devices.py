@@ -8,7 +8,7 @@ corpus are one batch in either case, since they share its products with counts.
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -96,6 +96,62 @@ def shard(
         return every(*arguments)
 
     return call
+
+
+class Lifted:
+    """A function of many lanes, compiled for what it is called with.
+
+    Where float64 needs the host, what it is called with is moved to where it runs.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        in_axes: Sequence[int | None],
+        shared: bool = False,
+        dtype: str | None = None,
+        view: Callable[[Any], Any] = lambda first: first,
+        **options: Any,
+    ):
+        """Wrap a function.
+
+        Args:
+            function: pure function of pytrees of arrays.
+            in_axes: for every argument 0 if each lane has its own, None if all lanes share it.
+            shared: whether lanes share a corpus.
+            dtype: with "float64" it is compiled in float64 whatever the session's setting.
+            view: the part of its first argument that it is given.
+            options: those of `jax.jit`.
+        """
+        self._jitted = jax.jit(function, **options)
+        self._in_axes, self._shared, self._view = tuple(in_axes), shared, view
+        self._double = dtype == "float64"
+
+    def __call__(self, first: Any, *others: Any) -> Any:
+        """Call it."""
+        with self.precision():
+            arguments = self._view(first), *others
+            if backend.has_host():
+                arguments = moved(arguments, self._in_axes, self._shared)
+            return self._jitted(*arguments)
+
+    def shapes(self, first: Any, *others: Any) -> Any:
+        """Return the shapes of what it returns, given those of its arguments."""
+        return jax.eval_shape(self, first, *others)
+
+    def lower(self, first: Any, *others: Any) -> Any:
+        """Lower it for arguments or their shapes, as `jax.jit` does."""
+        with self.precision():
+            return self._jitted.lower(self._view(first), *others)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it runs on the host, as the devices lack float64."""
+        return self._double and backend.platform() in backend.WITHOUT_FLOAT64
+
+    def precision(self) -> Any:
+        """Make the precision, and choose the devices, that it is compiled for."""
+        return backend.float64() if self._double else nullcontext()
 
 
 def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:

@@ -10,7 +10,6 @@ import msgspec
 from jaxattn.errors import UserCodeError
 from jaxattn.study.contract import rehearse
 from jaxattn.study.definition import Definition
-from jaxattn.study.grid import Cell
 from jaxattn.study.hyperparameters import (
     IN_TABLES,
     VOCAB_SIZE,
@@ -19,7 +18,7 @@ from jaxattn.study.hyperparameters import (
     hyperparameters,
     key_of,
 )
-from jaxattn.study.setting import Setting
+from jaxattn.study.setting import Cell, Setting
 
 
 class CompileGroup(NamedTuple):

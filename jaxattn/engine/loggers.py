@@ -1,14 +1,50 @@
-"""Writers of measurements for dashboards: TensorBoard, and Weights & Biases offline."""
+"""Where measurements go while a run is on its way: metrics.jsonl, TensorBoard, Weights & Biases offline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
+from jaxattn.engine.clock import Write
+from jaxattn.engine.store import Store
 from jaxattn.errors import InputError
 
 Kind = Literal["tensorboard", "wandb"]
-# An entry of metrics.jsonl, and the numbers of single seeds by lane and metric.
-Write = Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
+
+
+@contextmanager
+def opened(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
+    """Open whatever gets measurements, and a trace of JAX if it is asked for.
+
+    Args:
+        folder: the results folder.
+        name: of the study.
+        kinds: dashboards; entries of what was not measured go to metrics.jsonl alone.
+        profile: whether to write the trace.
+
+    Yields:
+        A function to call with every entry and the series of its seeds.
+
+    Raises:
+        InputError: the package of a dashboard is not installed.
+    """
+    with ExitStack() as stack:
+        if profile:
+            stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
+        boards = []
+        for kind in kinds:
+            board, close = writer(kind, folder.directory, name)
+            boards.append(board)
+            stack.callback(close)
+
+        def write(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
+            folder.log(entry)
+            for board in boards if entry["metrics"] else ():
+                board(entry, series)
+
+        yield write
 
 
 def writer(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:

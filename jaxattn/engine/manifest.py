@@ -1,7 +1,7 @@
 """What a run says of itself: config, versions, source, device; and how two configs differ."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxattn.data.source import Source
@@ -58,12 +58,28 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
     }
 
 
+def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
+    """Describe how a study is cut: lanes that run together in every group, these batches, and all others."""
+    elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
+    return {"widths": widths, "batches": listed(batches), "elsewhere": sorted(elsewhere)}
+
+
 def listed(batches: list[Batch]) -> list[dict[str, Any]]:
     """List batches: name, cells and seeds of each."""
     return [
         {"name": batch.name, "cells": [cell.number for cell in batch.cells], "seeds": list(batch.seeds)}
         for batch in batches
     ]
+
+
+def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Say that a run goes on where numbers may have other bits; returns all devices since it was begun."""
+    every = [known["device"], *known.get("continued_on", ())]
+    if (now := devices.here()) != every[-1]:
+        words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
+        note("begun on {}, going on on {}: numbers may differ in their last digits".format(*words))
+        every.append(now)
+    return every[1:]
 
 
 def labels(study: Definition) -> dict[str, str]:

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from jaxattn import backend
 from jaxattn.chips.compile import Compiled, compile_lowered, seconds_at_least
 from jaxattn.chips.targets import Target
-from jaxattn.data.splits import Loaded
 from jaxattn.engine import devices, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups
-from jaxattn.engine.shapes import Shaped, corpora, shaped
+from jaxattn.engine.lift import ProgramCache, Programs, Shaped
 from jaxattn.errors import InputError
 from jaxattn.study import toml
 from jaxattn.study.definition import Definition
@@ -32,7 +31,7 @@ _NO_MEMORY = "RESOURCE_EXHAUSTED"
 Progress = Callable[[str, float], None]
 
 
-Programs = list[tuple[Shaped, Compiled | None]]
+Found = list[tuple[Shaped, Compiled | None]]
 
 
 class _Fitted(NamedTuple):
@@ -41,7 +40,7 @@ class _Fitted(NamedTuple):
     together: int
     fitting: int
     per_lane: float
-    programs: Programs
+    programs: Found
 
 
 class _Compiler(NamedTuple):
@@ -52,20 +51,20 @@ class _Compiler(NamedTuple):
 
     target: Target
     group: CompileGroup
-    loaded: Loaded | None
+    programs: Programs
     tell: Callable[[str], None]
     only: Collection[str]
     keep: str | None
     known: dict[str, Compiled]
 
-    def programs(self, lanes: int, only: Collection[str] = ()) -> Programs:
+    def compile(self, lanes: int, only: Collection[str] = ()) -> Found:
         """Compile programs for a number of lanes; None for one that runs on the host."""
-        found: Programs = []
+        found: Found = []
         wanted = only or self.only
-        for made in shaped(self.group, lanes, self.loaded):
+        for made in self.programs.shaped(self.group, lanes):
             if wanted and made.place not in wanted:
                 continue
-            if made.compiled.on_host or backend.platform() == "cpu":
+            if made.lifted.on_host or backend.platform() == "cpu":
                 found.append((made, None))
                 continue
             self.tell(f"{made.place}, {lanes} lanes")
@@ -74,7 +73,7 @@ class _Compiler(NamedTuple):
 
     def _compiled(self, made: Shaped, lanes: int) -> Compiled:
         """Compile a program, or say what came of it before, which takes no time."""
-        lowered = made.compiled.lower(*made.arguments)
+        lowered = made.lifted.lower(*made.arguments)
         text = lowered.as_text()
         if text in self.known and self.keep is None:
             return self.known[text]._replace(seconds=0.0)
@@ -122,7 +121,7 @@ def plan_on(
     groups: list[dict[str, Any]] = []
     programs: list[dict[str, Any]] = []
     known: dict[str, Compiled] = {}
-    every = compile_groups(study.cells)
+    every, cache = compile_groups(study.cells), ProgramCache()
     for group in every:
 
         def tell(text: str, group: CompileGroup = group) -> None:
@@ -130,8 +129,7 @@ def plan_on(
 
         lanes = len(group.cells) * len(study.seeds)
         with backend.precision(group.setting.dtype):
-            loaded = corpora(group, 1) if group.setting.data.shared else None
-            compiler = _Compiler(target, group, loaded, tell, only, keep, known)
+            compiler = _Compiler(target, group, cache.of(group), tell, only, keep, known)
             fitted = _fit(compiler, min(lanes, study.chunk or lanes), budget)
         if fitted.together == 0:
             raise InputError(_too_large(target, read, group, fitted.per_lane, budget))
@@ -142,55 +140,49 @@ def plan_on(
 
 
 def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
-    """Find how many of the wanted lanes fit, and compile the programs of as many.
-
-    Memory is a line in the lanes of a device, through the program that needs most at two widths.
-    """
+    """Find how many of the wanted lanes fit, and compile the programs of as many."""
     group = compiler.group
     shared = group.setting.data.shared
     used = devices.device_count(shared)
+    compiled: dict[int, Found] = {}
 
-    def compiled(each: int, only: Collection[str] = ()) -> Programs:
+    def peak(each: int) -> float:
         lanes = devices.pad_to_devices(range(min(each * used, wanted)), shared)
-        return compiler.programs(len(lanes), only)
+        found = compiled[each] = compiler.compile(len(lanes))
+        lacking = any(made and _NO_MEMORY in made.error for _, made in found)
+        return math.inf if lacking else _peak(found)[0]
 
-    held, own = memory.sizes(group, used)
-    # Parameters and corpora alone tell of some that they cannot fit; a compiler takes long to refuse them.
-    each = min(math.ceil(wanted / used), int((budget - held) // max(own, 1)))
-    if each < 1:
+    held, own = memory.sizes(group, compiler.programs, used)
+    # Parameters and corpora alone say of some that they cannot fit; a compiler takes long to refuse them.
+    most = min(math.ceil(wanted / used), int((budget - held) // max(own, 1)))
+    if most < 1:
         return _Fitted(0, 0, held + own, [])
-    found = compiled(each)
-    while any(made and _NO_MEMORY in made.error for _, made in found):
-        if each == 1:
-            return _Fitted(0, 0, budget, found)
-        each //= 2
-        found = compiled(each)
-    peak, heaviest = _peak(found)
+    each, needed = (most, peak(most)) if compiler.only else memory.fit(peak, most, budget)
+    if each < 1:
+        return _Fitted(0, 0, min(needed, budget), list(compiled.values())[-1])
+    if each not in compiled:
+        needed = peak(each)
+    found = compiled[each]
+    heaviest = _peak(found)[1]
     if not heaviest or compiler.only:
         return _Fitted(wanted, wanted, 0.0, found)
     other = max(1, each // 2) if each > 1 else 2
     wide = devices.pad_to_devices(range(other * used), shared)
-    probed, _ = _peak(compiler.programs(len(wide), [heaviest]))
-    per_lane = max(0.0, (peak - probed) / (each - other)) if probed else 0.0
-    fitting = each + math.floor((budget - peak) / max(per_lane, 1.0))
-    while peak > budget:
-        # Other widths are compiled a little differently; what is said to fit has been compiled.
-        each = fitting = min(each - 1, max(fitting, 0), math.floor(each * budget / peak))
-        if each < 1:
-            return _Fitted(0, 0, peak, found)
-        found = compiled(each)
-        peak, _ = _peak(found)
+    probed, _ = _peak(compiler.compile(len(wide), [heaviest]))
+    per_lane = max(0.0, (needed - probed) / (each - other)) if probed else 0.0
+    fitting = each + max(0, math.floor((budget - needed) / max(per_lane, 1.0)))
     return _Fitted(min(wanted, each * used), fitting * used, per_lane, found)
 
 
-def _peak(found: Programs) -> tuple[int, str]:
+def _peak(found: Found) -> tuple[int, str]:
     """Find the largest memory of a device, and which program needs it."""
     return max(((own.held, made.place) for made, own in found if own), default=(0, ""))
 
 
 def _row(target: Target, group: CompileGroup, made: Shaped, found: Compiled | None) -> dict[str, Any]:
     """Write down what came of a program."""
-    row: dict[str, Any] = {"group": group.number, "phase": made.phase, "program": made.name}
+    phase = made.place.rpartition(".")[0]
+    row: dict[str, Any] = {"group": group.number, "phase": phase, "program": made.name}
     if found is None:
         return row | {"where": "host"}
     if found.error:
@@ -252,7 +244,7 @@ def _too_large(
         f"{budget / 2**30:,.1f} GiB for it"
     )
     # Gradients and temporaries are taken to shrink as parameters and corpora do.
-    sizes = sum(memory.sizes(group, 1))
+    sizes = sum(memory.sizes(group, ProgramCache().of(group), 1))
     wanted = budget * sizes / max(needed, _WORKING * sizes)
     fitting = []
     for key in _SIZES:
@@ -262,7 +254,8 @@ def _too_large(
             if smaller < 1:
                 break
             try:
-                smaller_sizes = sum(memory.sizes(compile_groups(read(f"{key}={smaller}").cells)[0], 1))
+                first = compile_groups(read(f"{key}={smaller}").cells)[0]
+                smaller_sizes = sum(memory.sizes(first, ProgramCache().of(first), 1))
             except InputError:
                 break  # other sizes depend on it
             if smaller_sizes <= wanted:

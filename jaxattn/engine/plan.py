@@ -1,6 +1,7 @@
 """What a sweep will do, before it is run: cells, groups of one shape, units, memory, what is done."""
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -15,17 +16,21 @@ from jaxattn import backend, trees
 from jaxattn.base import Phase, PhaseProbe, SharedData, Task, silent
 from jaxattn.data.corpus import shapes
 from jaxattn.data.splits import Splits
-from jaxattn.engine import batches, memory
+from jaxattn.engine import batches, devices, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
+from jaxattn.engine.lift import ProgramCache, Programs, seed_keys
 from jaxattn.engine.manifest import describe
-from jaxattn.engine.run import cut_batches
-from jaxattn.engine.runtime import estimate_runtime
+from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
 from jaxattn.probes.fit import BEST
 from jaxattn.study import seed
 from jaxattn.study.definition import Definition
 from jaxattn.study.messages import counted
 from jaxattn.study.setting import Setting
+
+# Lanes that are tried, and for how many seconds.
+LANES = 4
+TRIAL_S = 0.3
 
 
 def plan(
@@ -55,11 +60,13 @@ def plan(
     Raises:
         InputError: a cell whose sizes do not fit, or that does not fit in memory; a folder of another config.
     """
-    folder = Store(directory)
+    folder, cache = Store(directory), ProgramCache()
     groups = compile_groups(study.cells)
     rehearse_groups(study, groups, silent)
     known = folder.join(describe(study, "jaxattn run SWEEP"), accept_code=True)
-    _, cut = cut_batches(study, groups, folder, known, max_memory, progress=progress)
+    begun = folder.batches()
+    with backend.precision(study.dtype):
+        _, cut = batches.cut_batches(study, groups, begun, known, cache, max_memory, progress=progress)
     marked = {batch.name for batch in cut if folder.is_marked(batch.name)}
     rows, seconds = [], 0.0
     for number, of_group in itertools.groupby(cut, key=lambda batch: batch.group.number):
@@ -76,11 +83,12 @@ def plan(
         if not quick:
             progress(f"trying compile group {number + 1} of {len(groups)}", number / len(groups))
             left = [batch for batch in own if batch.name not in marked]
-            lanes = sum(batch.width for batch in left)
-            time = estimate_runtime(group, list(left[0].seeds), lanes, len(left)) if left else 0.0
-            needed = memory.predict(group).of(row["together"])
-            row |= {"memory": f"{needed / 2**20:,.0f} MiB", "time": duration(time)}
-            seconds += time
+            programs = cache.of(group)
+            taken = estimate_runtime(group, programs, left) if left else 0.0
+            together = devices.pad_to_devices(range(row["together"]), group.setting.data.shared)
+            needed = memory.peak(group, programs, len(together))
+            row |= {"memory": f"{needed / 2**20:,.0f} MiB", "time": duration(taken)}
+            seconds += taken
         rows.append(row)
     cells = _cells(groups, cut, marked)
     sizes = counted(len(cells), "cell"), counted(len(rows), "group"), counted(len(cut), "batch")
@@ -170,9 +178,57 @@ def _cells(
     return pd.DataFrame(rows).sort_values("cell", ignore_index=True)
 
 
-def duration(seconds: float) -> str:
-    """Write a time in the unit that suits it."""
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
+def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
+    """Estimate the time of what is left of a group.
+
+    A few lanes run every phase: setting up, some steps, one probe. Steps are taken to be as long as those
+    first ones, and time to grow with the lanes, which a wide device beats. Limits of phases and drawing of
+    figures are not in it.
+
+    Args:
+        group: cells that share a program.
+        programs: these.
+        left: its batches that are left, at least one.
+
+    Returns:
+        Seconds, with one compilation for every program.
+    """
+    setting = group.setting
+    compiling, running = 0.0, 0.0
+    with backend.precision(setting.dtype):
+        lanes = [(group.cells[0], seed) for seed in left[0].seeds[:LANES]]
+        some = devices.pad_to_devices(lanes, setting.data.shared)
+        keys, model_keys = seed_keys([seed for _, seed in some])
+        numbers = group.hyperparameters([cell for cell, _ in some])
+        loaded = programs.draw(keys, numbers)
+        params = programs.start(loaded, model_keys, numbers)
+        for index in range(len(setting.phases)):
+            made = programs.phase(index, loaded)
+            steps = made.probe_steps[-1]
+            first, again, state = _twice(partial(made.begin, params, loaded.splits, numbers, model_keys))
+            compiling, running = compiling + first - again, running + again
+            begin = time.perf_counter()
+            state = jax.block_until_ready(made.advance(state, loaded.splits, numbers, jnp.int32(1)))
+            compiling += time.perf_counter() - begin
+            taken, spent = 0, 0.0
+            while taken + 1 < steps and spent < TRIAL_S:
+                block = min(max(1, taken), steps - 1 - taken)
+                begin = time.perf_counter()
+                state = jax.block_until_ready(made.advance(state, loaded.splits, numbers, jnp.int32(block)))
+                spent, taken = spent + time.perf_counter() - begin, taken + block
+            running += spent / taken * steps if taken else 0.0
+            first, again, _ = _twice(partial(made.measure, state, loaded.splits, numbers))
+            compiling, running = compiling + first - again, running + again * len(made.probe_steps)
+            params = state.state.params
+    # A last, narrower batch compiles once more.
+    return compiling * (1 + (len(left) > 1)) + running * sum(x.width for x in left) / len(some)
+
+
+def _twice(function: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Time a function's first call, which compiles, and its second."""
+    times, result = [], None
+    for _ in range(2):
+        begin = time.perf_counter()
+        result = jax.block_until_ready(function())
+        times.append(time.perf_counter() - begin)
+    return times[0], times[1], result

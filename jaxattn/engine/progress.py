@@ -10,38 +10,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from jaxattn.errors import UserCodeError
 
 
-class Pace:
-    """Tells how long the rest of some work takes, from how long its steps took so far.
-
-    The first step of a part is left out: it holds what is done once, such as compiling.
-    """
-
-    def __init__(self) -> None:
-        """Begin with nothing timed."""
-        self._begun: set[str] = set()
-        self._seconds = self._timed = self._at = self._fraction = 0.0
-
-    def left(self, part: str, fraction: float, now: float) -> float | None:
-        """Take note of a step.
-
-        Args:
-            part: what it belongs to.
-            fraction: share of the work done after it; less than before is another work.
-            now: when that is, in seconds.
-
-        Returns:
-            Seconds, time / share timed * share left; None before a step was timed.
-        """
-        if fraction < self._fraction:
-            self._begun, self._seconds, self._timed = set(), 0.0, 0.0
-        elif fraction > self._fraction and part in self._begun:
-            self._seconds += now - self._at
-            self._timed += fraction - self._fraction
-        self._begun.add(part)
-        self._at, self._fraction = now, fraction
-        return self._seconds / self._timed * (1 - fraction) if self._timed else None
-
-
 class Reporter:
     """Tells how far a run is. Everything goes to stderr, so that stdout holds results only."""
 
@@ -53,7 +21,6 @@ class Reporter:
         self._task: Any = None
         self._line = None if quiet else _notebook_line()
         self._last_line = 0.0
-        self._pace = Pace()
 
     def __enter__(self) -> "Reporter":
         """Open the bar on a terminal."""
@@ -61,15 +28,15 @@ class Reporter:
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=30),
-                TextColumn("{task.percentage:5.1f} %"),
+                TextColumn("{task.fields[percent]}"),
                 TextColumn("{task.fields[state]}", markup=False),
                 TimeElapsedColumn(),
-                TextColumn("{task.fields[eta]}"),
+                TextColumn("{task.fields[left]}"),
                 console=self.console,
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("", total=1.0, state="", eta="")
+            self._task = self._bar.add_task("", total=None, percent="", state="", left="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,24 +46,27 @@ class Reporter:
             self._bar.stop()
             self._bar = None
 
-    def update(self, description: str, fraction: float, state: str = "", part: str = "") -> None:
+    def update(
+        self, description: str, share: float | None = None, state: str = "", left: float | None = None
+    ) -> None:
         """Show how far the work is.
 
         Args:
             description: what is being done.
-            fraction: share of the work that is done.
+            share: of the work that is done; None where that is not known.
             state: of the work (the loss).
-            part: what is being done, as `Pace` wants it.
+            left: seconds that the rest takes; None where that is not known.
         """
-        now = time.monotonic()
-        left = self._pace.left(part, fraction, now)
-        eta = f"ETA {left:.0f} s" if left else ""
+        percent = "" if share is None else f"{100 * share:5.1f} %"
+        eta = "" if left is None else f"{duration(left)} left"
         if self._bar is not None:
-            self._bar.update(self._task, description=description, completed=fraction, state=state, eta=eta)
-        elif now - self._last_line > (0.5 if self._line else 10):
+            known: dict[str, Any] = {"percent": percent, "state": state, "left": eta}
+            # A bar without an end moves to and fro.
+            self._bar.tasks[0].total = None if share is None else 1.0
+            self._bar.update(self._task, description=description, completed=share or 0.0, **known)
+        elif (now := time.monotonic()) - self._last_line > (0.5 if self._line else 10):
             self._last_line = now
-            known = ", ".join(filter(None, (state, eta)))
-            line = f"{100 * fraction:5.1f} %  {description}  {known}".rstrip()
+            line = f"{percent:7}  {description}  {', '.join(filter(None, (state, eta)))}".rstrip()
             if not self._show(line):
                 self.note(line)
 
@@ -107,7 +77,7 @@ class Reporter:
             return
         amount = f"{done:,}" + (f" of {total:,}" if total else "")
         if self._bar is not None:
-            self.update(f"{description} {amount}", 0.0)
+            self.update(f"{description} {amount}")
         elif total is not None and done >= total:
             self.note(f"{description}: {amount}")
 
@@ -129,6 +99,14 @@ class Reporter:
     def trace(self, place: str, error: UserCodeError) -> None:
         """Print where code of the user's failed, and its own traceback, also if quiet."""
         print(f"jaxattn: {place}: {error}\n{error.trace}", file=sys.stderr)
+
+
+def duration(seconds: float) -> str:
+    """Write a time in the unit that suits it."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _notebook_line() -> Any:

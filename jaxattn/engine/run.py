@@ -1,33 +1,35 @@
-"""Running a study: every compile group, seeds together, with checkpoints on the way."""
+"""What a run does, from top to bottom: plan; for every batch compile, draw, run its phases, save; merge."""
 
-import math
-import os
-import signal
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+import pandas as pd
 
 from jaxattn import backend
-from jaxattn.engine import batches, devices, loggers, manifest, memory, spent
-from jaxattn.engine.batches import Batch
-from jaxattn.engine.execute import Callbacks, Clock, CompilationCache, Interrupted, execute
-from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
+from jaxattn.data.splits import Loaded
+from jaxattn.engine import devices, loggers, manifest, memory
+from jaxattn.engine.attempts import OnFailure, Queue, unfinished
+from jaxattn.engine.batches import Batch, cut_batches, share
+from jaxattn.engine.clock import Clock, Interrupted, Intervals
+from jaxattn.engine.groups import compile_groups, rehearse_groups
+from jaxattn.engine.lift import Program, ProgramCache, seed_keys
 from jaxattn.engine.progress import Reporter
+from jaxattn.engine.records import Records, log_entry, seed_series
 from jaxattn.engine.store import Store
-from jaxattn.errors import RunError, in_user_code
 from jaxattn.storage import checkpoints
 from jaxattn.storage.manifest import find
-from jaxattn.storage.marks import spans
+from jaxattn.storage.marks import Mark
 from jaxattn.study.definition import Definition
+from jaxattn.study.hyperparameters import Hyperparameters
+from jaxattn.study.seed import merged
+from jaxattn.trees import get, names
 
-OnFailure = Literal["stop", "continue", "retry"]
-RETRIES = 2
+Tables = Callable[[], dict[str, pd.DataFrame]]
 
 
 class Outcome(NamedTuple):
@@ -62,7 +64,7 @@ def run(
     accept_code: bool = False,
     profile: bool = False,
     log: Sequence[loggers.Kind] = (),
-    clock: Clock = Clock(),  # noqa: B008  frozen
+    intervals: Intervals = Intervals(),  # noqa: B008  frozen
 ) -> Outcome:
     """Run a study, or continue it: batches that are finished are not run again.
 
@@ -78,7 +80,7 @@ def run(
         accept_code: continue although code of the user's has changed since the run began.
         profile: write a trace of the run into the folder.
         log: dashboards that get every measurement, as metrics.jsonl does.
-        clock: when it reports and saves.
+        intervals: how often it shows how far it is, and saves.
 
     Returns:
         The outcome; records.parquet, tokens.parquet and manifest.json are in the folder.
@@ -88,7 +90,7 @@ def run(
         RunError: a folder that cannot be written, too few file handles, or a failure that is to stop the run.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
-    meter = spent.start()
+    clock, cache = Clock(reporter, intervals), ProgramCache(reporter.loading)
     memory.check_address_space(reporter.note)
     checkpoints.check_handles()
     folder = Store(directory, reporter.warn)
@@ -96,292 +98,198 @@ def run(
         groups = compile_groups(study.cells)
         raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
         known = folder.join(manifest.describe(study, command, shard), accept_code)
-        if not folder.batches():
-            known["device"] = devices.here()
-        cut = cut_batches(study, groups, folder, known, max_memory, shard[1], raising, reporter.update)
-        own, now = _share(*cut, known, shard)
-        todo = _unfinished(own, folder, reporter)
-        if not todo and now["status"] == "finished" and folder.is_merged(now):
-            renewed = now != find(folder.directory)
-            if renewed:
-                folder.write_manifest(now)
-            return Outcome(folder.directory, now["failures"], [], len(own), True, renewed)
-        now["continued_on"] = _moved(now, reporter)
-        # A process that was killed left its manifest as it began; its last line tells more.
-        meter = meter.after(now, *folder.read_log()[-1:])
-        now["status"] = "running"
-        folder.write_manifest(now)
+        begun = folder.batches()
+        widths, every = cut_batches(
+            study, groups, begun, known, cache, max_memory, shard[1], raising, reporter.update
+        )
+        batches = share(every, shard)
+        known |= manifest.of_batches(widths, every, batches) | ({} if begun else {"device": devices.here()})
+        todo = unfinished(batches, folder, reporter)
+        if not todo and known["status"] == "finished" and folder.is_merged(known):
+            if renewed := known != find(folder.directory):
+                folder.write_manifest(known)
+            return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
+        # A process that was killed left its manifest as it began; its last line knows more.
+        clock.go_on_from(known, *folder.read_log()[-1:])
+        known |= {"status": "running", "continued_on": manifest.devices_since(known, reporter.note)}
+        folder.write_manifest(known)
         errors: list[dict[str, Any]] = []
-
-        def replan(batch: Batch, halves: list[Batch]) -> None:
-            place = own.index(batch)
-            own[place : place + 1] = halves
-            # At once: a run that is stopped here is to know which batches there are.
-            now["batches"] = manifest.listed(own)
-            folder.write_manifest(now)
-
         try:
-            files = study.names.files(study.own_kinds)
-            with _logging(folder, study.name, log, profile) as write, _stopping(reporter.quiet) as stop:
-                queue = _Queue(folder, reporter, stop, on_failure, write, clock, files, replan, meter)
-                queue.run(todo, len(own), errors)
-            now |= folder.merge([batch.name for batch in own if folder.is_marked(batch.name)])
-            now["status"] = "failed" if errors else "finished"
+            with loggers.opened(folder, study.name, log, profile) as clock.write, clock.stopping():
+
+                def runs(batch: Batch) -> list[dict[str, Any]]:
+                    return run_batch(batch, cache, folder, clock)
+
+                files = study.names.files(study.own_kinds)
+                queue = Queue(runs, batches, deque(todo), known, folder, clock, reporter, on_failure, files)
+                queue.run(errors)
+            known |= folder.merge([batch.name for batch in batches if folder.is_marked(batch.name)])
+            known["status"] = "failed" if errors else "finished"
         finally:
-            folder.write_manifest(now | {"errors": errors} | meter.read())
-    return Outcome(folder.directory, now["failures"], errors, len(own), False)
+            folder.write_manifest(known | {"errors": errors} | clock.spent())
+    return Outcome(folder.directory, known["failures"], errors, len(batches), False)
 
 
-def _moved(known: Mapping[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
-    """Say that a run goes on where numbers may have other bits; returns all devices since it was begun."""
-    every = [known["device"], *known.get("continued_on", ())]
-    if (now := devices.here()) != every[-1]:
-        words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
-        reporter.note("begun on {}, going on on {}: numbers may differ in their last digits".format(*words))
-        every.append(now)
-    return every[1:]
-
-
-def _share(
-    widths: list[int], every: list[Batch], known: dict[str, Any], shard: tuple[int, int]
-) -> tuple[list[Batch], dict[str, Any]]:
-    """Take a shard's batches; returns them, and the manifest that names them and those of other shards."""
-    own = batches.share(every, shard)
-    elsewhere = {batch.name for batch in every} - {batch.name for batch in own}
-    now = known | {"widths": widths, "batches": manifest.listed(own), "elsewhere": sorted(elsewhere)}
-    return own, now
-
-
-@contextmanager
-def _logging(
-    folder: Store, name: str, log: Sequence[loggers.Kind], profile: bool
-) -> Iterator[list[loggers.Write]]:
-    """Open what gets every measurement, and the profile if it is asked for."""
-    with ExitStack() as stack:
-        if profile:
-            stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
-        write: list[loggers.Write] = [lambda entry, series: folder.log(entry)]
-        for kind in log:
-            function, close = loggers.writer(kind, folder.directory, name)
-            write.append(function)
-            stack.callback(close)
-        yield write
-
-
-def _unfinished(own: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    """List the batches that are to be run; those that are not have whole tables."""
-    begin, todo = time.monotonic(), []
-    for number, batch in enumerate(own):
-        if time.monotonic() - begin > 2:
-            reporter.update(f"comparing {batch.name} with its checksums", number / len(own))
-        if not folder.is_finished(batch.name):
-            todo.append(batch)
-    return todo
-
-
-def cut_batches(
-    study: Definition,
-    groups: Sequence[CompileGroup],
-    folder: Store,
-    known: Mapping[str, Any],
-    max_memory: int | None,
-    shards: int = 1,
-    raising: frozenset[int] = frozenset(),
-    progress: Callable[[str, float], None] = lambda description, share: None,
-) -> tuple[list[int], list[Batch]]:
-    """Cut a study into batches; what a folder was begun with, it keeps, so that the numbers stay the same.
+def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) -> list[dict[str, Any]]:
+    """Run the phases of a batch, or what is left of them, and write its tables.
 
     Args:
-        study: what to run.
-        groups: its compile groups.
-        folder: where it runs.
-        known: its manifest, as `Store.join` tells it.
-        max_memory: bytes that may be used on a device; what is not begun is cut anew if it is given.
-        shards: how many shares there are to be; every one gets something to do.
-        raising: groups that fail however many lanes run together.
-        progress: told what takes long.
+        batch: what to run.
+        cache: the programs of its group.
+        folder: where its checkpoints and tables are.
+        clock: when to show, save and stop.
 
     Returns:
-        How many lanes of every group run together, and the batches of all shares.
+        The lanes that failed: cell, seed, phase, step and reason.
 
     Raises:
-        InputError: a cell that does not fit in memory, or a folder of another config.
+        Interrupted: it was asked to stop, and has saved.
+        RunError: the folder cannot be written.
     """
-    begun = folder.batches()
-    planned = {batch["name"] for batch in known["batches"]} | set(known["elsewhere"])
-    kept = known["widths"] if begun and max_memory is None else []
-    if begun and not planned:
-        # The manifest was lost; the largest batch of a group tells.
-        held = batches.cut(groups, (), begun, [1] * len(groups))
-        kept = [max((len(b.lanes) for b in held if b.group is group), default=0) for group in groups]
-    if len(kept) != len(groups) or not all(kept):
-        kept = _widths(study, groups, max_memory or memory.default_budget(), shards, raising, progress)
-    asked = set(study.seeds)
-    still = {name for name in planned if max_memory is None and asked.issuperset(spans(name)[1])}
-    whole = batches.cut(groups, study.seeds, [], kept)
-    if {*begun, *still} <= {batch.name for batch in whole}:
-        return kept, whole
-    return kept, batches.cut(groups, study.seeds, sorted({*begun, *still}), kept)
+    group, phases = batch.group, batch.group.setting.phases
+    lanes = devices.pad_to_devices(batch.lanes, group.setting.data.shared)
+    mark, tables = folder.resume(batch.name)
+    first = mark.phase if mark else 0
+    records = Records(batch, tables, mark.failures if mark else ())
+
+    clock.doing("compiling")
+    programs = cache.of(group)
+    programs.compile(group, len(lanes), first, begun=mark is not None)
+
+    clock.doing("drawing")
+    data_keys, keys = seed_keys([seed for _, seed in lanes])
+    numbers = group.hyperparameters([cell for cell, _ in lanes])
+    loaded = programs.draw(data_keys, numbers)
+    params = programs.start(loaded, keys, numbers)
+
+    here = _Underway(batch, loaded, numbers, records, folder, clock, {})
+    for index in range(first, len(phases)):
+        program = programs.phase(index, loaded)
+        clock.begin_phase(index, program.probe_steps, mark.step if mark else 0)
+        if mark is None:
+            carried = program.begin(params, loaded.splits, numbers, keys)
+            state = _State(index, 0, carried, program.histories(carried))
+        elif (found := here.restored(program, index, params, keys, mark)) is not None:
+            state = found
+        else:  # damaged, and set aside
+            return run_batch(batch, cache, folder, clock)
+        here.steps(program, state, measured=mark is not None)
+        here.conclude(program, state)
+        params, mark = state.carried.state.params, None
+        clock.end_phase()
+
+    clock.doing("writing")
+    here.save(here.kept, records.whole, len(phases), 0, finished=True)
+    return records.failures
 
 
-def _widths(
-    study: Definition,
-    groups: Sequence[CompileGroup],
-    budget: int,
-    shards: int,
-    raising: frozenset[int],
-    progress: Callable[[str, float], None],
-) -> list[int]:
-    """Choose how many lanes of every group run together."""
-    seeds = len(study.seeds)
+@dataclass
+class _State:
+    """Where a phase is: steps taken, what it carries, and what its probes of the whole phase observed."""
 
-    def tell(group: CompileGroup) -> None:
-        progress(f"memory of compile group {group.number + 1} of {len(groups)}", 0.0)
-
-    fitting = [
-        study.chunk
-        or (len(group.cells) * seeds if group.number in raising else memory.width(group, seeds, budget, tell))
-        for group in groups
-    ]
-    return [min(width, -(-len(g.cells) * seeds // shards)) for g, width in zip(groups, fitting, strict=True)]
+    index: int
+    step: int
+    carried: Any
+    history: dict[str, np.ndarray]
 
 
-class _Tried(NamedTuple):
-    """What came of a batch: the lanes that failed, why it could not be run, and whether memory ran out."""
+class _Underway(NamedTuple):
+    """A batch on its way; `kept` are parameters after the phases before, as far as they moved in them."""
 
-    failed: list[dict[str, Any]]
-    error: str = ""
-    out_of_memory: bool = False
-
-
-class _Queue(NamedTuple):
-    """Runs batches one after the other; `replan` is told what takes the place of one that does not fit."""
-
+    batch: Batch
+    loaded: Loaded
+    numbers: Hyperparameters
+    records: Records
     folder: Store
-    reporter: Reporter
-    stop: threading.Event
-    on_failure: OnFailure
-    write: Sequence[loggers.Write]
     clock: Clock
-    files: frozenset[str]
-    replan: Callable[[Batch, list[Batch]], None]
-    meter: spent.Meter
+    kept: dict[str, dict[str, Any]]
 
-    def run(self, todo: list[Batch], whole: int, errors: list[dict[str, Any]]) -> None:
-        """Run what is to do of `whole` batches; note in `errors` those that could not be run.
+    def steps(self, program: Program, state: _State, measured: bool) -> None:
+        """Take the steps of a phase that are left, measure, and save on the way.
 
-        One that runs out of memory goes on in halves, down to single lanes.
-
-        Raises:
-            Interrupted: it was asked to stop.
+        Args:
+            program: the phase.
+            state: where it is; it is changed.
+            measured: whether the step that it is at was measured already.
         """
-        with closing(CompilationCache(self.reporter.loading)) as cache:
-            self._run(cache, deque(todo), whole, errors)
-
-    def _run(
-        self, cache: CompilationCache, waiting: deque[Batch], whole: int, errors: list[dict[str, Any]]
-    ) -> None:
-        started, number = time.time(), whole - len(waiting)
-        while waiting:
-            batch = waiting.popleft()
-            callbacks = self._callbacks(batch, number, number + 1 + len(waiting), started)
-            failed, error, out_of_memory = self._attempt(batch, cache, callbacks)
-            if out_of_memory and batch.width > 1:
-                halves = batches.halved(batch)
-                names = " and ".join(half.name for half in halves)
-                self.reporter.note(f"{batch.name}: out of memory; going on with {names}")
-                self.folder.forget(batch.name)
-                self.replan(batch, halves)
-                waiting.extendleft(reversed(halves))
-                continue
-            number += 1
-            if error:
-                errors.append(
-                    {"batch": batch.name, "cells": [c.number for c in batch.cells], "reason": error}
-                )
-            if self.on_failure == "stop" and (failed or error):
-                raise RunError(
-                    f"{batch.name}: {error or failed[0]['reason']}; stopped, what is done is kept; "
-                    "go on with --on-failure continue"
-                )
-            if self.stop.is_set():
+        clock, begun_at = self.clock, state.step if measured else -1
+        for step in (step for step in program.probe_steps if step > begun_at):
+            while state.step < step and not clock.is_stopped:
+                taken = clock.block(step - state.step)
+                with clock.stepping(taken):
+                    arguments = self.loaded.splits, self.numbers, np.int32(taken)
+                    state.carried = jax.block_until_ready(program.advance(state.carried, *arguments))
+                state.step += taken
+                if clock.is_time_to_save and state.step < step:
+                    self.save_so_far(state)
+            if state.step == step:
+                self.measure(program, state)
+            if clock.is_stopped:
+                self.save_so_far(state)
                 raise Interrupted
 
-    def _callbacks(self, batch: Batch, number: int, whole: int, started: float) -> Callbacks:
-        def report(phase: str, step: int, share: float, loss: float) -> None:
-            known = "" if math.isnan(loss) else f"loss {loss:.4g}"
-            place = f"{batches.describe(batch)}{phase} step {step:,}"
-            # What compiles once.
-            part = f"{batch.group.number} {batch.width} {phase}"
-            self.reporter.update(place, (number + share) / whole, known, part)
+    def measure(self, program: Program, state: _State) -> None:
+        """Measure at a step, record it and log it."""
+        batch, step, carried = self.batch, state.step, state.carried
+        by_probe = program.measure(carried, self.loaded.splits, self.numbers)
+        found = merged(batch.group.setting, by_probe, step) | program.state_metrics(carried)
+        for values, (_, observe) in zip(state.history.values(), program.observe, strict=True):
+            values[:, program.probe_steps.index(step)] = observe(carried)
+        measured = {name: np.asarray(x)[: len(batch.lanes)] for name, x in found.items()}
+        self.records.add(program.phase.name, step, measured)
+        self.records.note_failures(program.phase, step, carried.state.failed_at, measured["loss"])
+        entry = log_entry(measured, batch, self.records.failures)
+        self.clock.measured(entry, seed_series(measured, batch))
 
-        def log(measured: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
-            overall = (number + measured["share"]) / whole
-            entry = {
-                "time": time.time(),
-                "start": started,
-                "batch": batch.name,
-                "overall": overall,
-                **self.meter.read(),
-                **measured,
-            }
-            for to in self.write:
-                to(entry, series)
+    def conclude(self, program: Program, state: _State) -> None:
+        """Measure a phase as a whole, and its tokens, at its end; keep the parameters that it moved."""
+        name, steps, params = program.phase.name, program.probe_steps, state.carried.state.params
+        model = self.batch.group.setting.model
+        for (probe, _), seen in zip(program.observe, state.history.values(), strict=True):
+            on_the_way, at_the_end = probe.conclude(seen, params, model, self.loaded)
+            for row, step in enumerate(steps):
+                self.records.add(name, step, {metric: x[:, row] for metric, x in on_the_way.items()})
+            self.records.add(name, steps[-1], at_the_end)
+        columns = jax.device_get(program.tokens(params, self.loaded.splits, self.numbers))
+        self.records.add_tokens(name, columns, self.loaded)
+        self.kept[name] = {moved: get(params, moved) for moved in _moved(params, program.phase, state.index)}
 
-        return Callbacks(self.stop, report, log)
+    def save_so_far(self, state: _State) -> None:
+        """Save what the batch continues from."""
+        arrays = {"state": {"carried": state.carried, "kept": self.kept}, "history": state.history}
+        with self.clock.saving():
+            self.save(arrays, self.records.so_far, state.index, state.step)
 
-    def _attempt(self, batch: Batch, cache: CompilationCache, callbacks: Callbacks) -> _Tried:
-        """Run a batch, and again if it fails and that is asked for."""
-        for attempt in range(1 + RETRIES * (self.on_failure == "retry")):
-            if attempt:
-                self.reporter.note(f"{batch.name}: failed, trying again")
-                self.folder.forget(batch.name)
-            tried = self._try(batch, cache, callbacks)
-            if not (tried.failed or tried.error) or (tried.out_of_memory and batch.width > 1):
-                break
-        return tried
+    def save(self, arrays: Any, tables: Tables, phase: int, step: int, finished: bool = False) -> None:
+        """Save how far the batch is."""
+        cells = {str(cell.number): cell.config_hash for cell in self.batch.cells}
+        self.folder.save(
+            self.batch.name,
+            arrays,
+            tables,
+            cells=cells,
+            phase=phase,
+            step=step,
+            failures=self.records.failures,
+            finished=finished,
+        )
 
-    def _try(self, batch: Batch, cache: CompilationCache, callbacks: Callbacks) -> _Tried:
-        """Run a batch."""
-        try:
-            return _Tried(execute(batch, cache, self.folder, callbacks, self.clock))
-        except (jax.errors.JaxRuntimeError, MemoryError) as error:
-            lines = str(error).strip().split("\n")
-            if any(file in str(error) for file in self.files):
-                # A callback raised; JAX has shown where.
-                return _Tried([], f"{lines[-1]} in code that your functions call back")
-            reason = lines[0] or type(error).__name__
-            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason:
-                return _Tried([], f"{reason}; a single lane needs a smaller problem, or more memory", True)
-            return _Tried([], f"{reason}; smaller batches may help: --max-memory or --set chunk=...")
-        except Exception as error:
-            if not (found := in_user_code(error, self.files, "")):
-                raise
-            self.reporter.trace(batch.name, found)
-            return _Tried([], str(found))
+    def restored(self, program: Program, index: int, params: Any, keys: Any, mark: Mark) -> _State | None:
+        """Go on from a checkpoint; None if it is damaged."""
+        like = program.begin.shapes(params, self.loaded.splits, self.numbers, keys)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        kept = {
+            phase.name: {name: get(shapes, name) for name in _moved(params, phase, number)}
+            for number, phase in enumerate(self.batch.group.setting.phases[:index])
+        }
+        wanted = {"state": {"carried": like, "kept": kept}, "history": program.histories(like)}
+        if (found := self.folder.restore(self.batch.name, mark, wanted)) is None:
+            return None
+        self.kept.update(found["state"]["kept"])
+        carried = devices.put(found["state"]["carried"], self.loaded.shared)
+        return _State(index, mark.step, carried, found["history"])
 
 
-@contextmanager
-def _stopping(quiet: bool) -> Iterator[threading.Event]:
-    """Turn the first SIGINT or SIGTERM into a request to stop; a second one stops as it does elsewhere."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        stop.set()
-        restore()
-        if not quiet:
-            os.write(2, b"stopping as soon as a step is done; once more stops at once\n")
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    try:
-        yield stop
-    finally:
-        restore()
+def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
+    """Name the parameters that are kept after a phase: all after the first, then those that it moves."""
+    return names(params) if index == 0 else phase.train

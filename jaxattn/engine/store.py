@@ -19,8 +19,9 @@ from jaxattn.storage import checkpoints, files, manifest, marks, origin
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.marks import TABLES, Line, Mark, Origin
 
+LOG = "metrics.jsonl"
 # What is there before anything was computed, or is left when nothing could be.
-EMPTY = (lock.NAME, "parts", "checkpoints", manifest.NAME)
+EMPTY = (lock.NAME, "parts", "checkpoints", LOG, manifest.NAME)
 
 
 class Store:
@@ -75,7 +76,7 @@ class Store:
                 if (self.directory / name).exists():
                     (self.directory / name).rmdir()
             if {path.name for path in self.directory.iterdir()} <= set(EMPTY):
-                for name in (manifest.NAME, lock.NAME):
+                for name in (LOG, manifest.NAME, lock.NAME):
                     (self.directory / name).unlink(missing_ok=True)
 
     def _is_strange(self) -> bool:
@@ -163,7 +164,7 @@ class Store:
 
     def log(self, entry: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl, where others can watch the run."""
-        path = self.directory / "metrics.jsonl"
+        path = self.directory / LOG
         with self._guard(path):
             files.append(path, files.sealed(entry))
 
@@ -171,14 +172,13 @@ class Store:
         """Read metrics.jsonl; a line that is not what was written is left out."""
         entries = []
         try:
-            lines = files.read(self.directory / "metrics.jsonl", self.directory).splitlines()
+            lines = files.read(self.directory / LOG, self.directory).splitlines()
         except Damaged:
             return []
         for line in lines:
             with suppress(ValueError):
                 entry = files.unsealed(files.parse(line))
-                msgspec.convert(entry, Line)
-                entries.append(entry)
+                entries.append(msgspec.to_builtins(msgspec.convert(entry, Line)))
         return entries
 
     def batches(self) -> list[str]:

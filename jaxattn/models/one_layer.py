@@ -122,11 +122,6 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
         """Compute f, (n,) or (n, K), see the module's `outputs`."""
         return outputs(params, data)
 
-    def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:
-        """Bound how many numbers the parameters are, without looking at them."""
-        coordinates = span.coordinates(vocab_size, num_classes) if self.dim == "inf" else self.dim
-        return (vocab_size + 1 + num_classes) * coordinates
-
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
         return scores_and_values(params)
@@ -148,8 +143,3 @@ class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
             "dtype": dtype,
         }
         return Params(*span.start(key, dim=self.dim, **sizes))
-
-    def numbers_at_most(self, vocab_size: int, num_classes: int) -> int:
-        """Bound how many numbers the parameters are, without looking at them."""
-        shortest = span.dimensions(self.dim, vocab_size, num_classes)
-        return (vocab_size + 1 + num_classes) * shortest

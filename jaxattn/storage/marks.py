@@ -46,6 +46,8 @@ class Line(msgspec.Struct):
     steps: int
     failures: list[Failure]
     losses: dict[str, list[float]] = {}
+    doing: str = ""
+    left: NotNegative | None = None
     wall_time_s: NotNegative | None = None
     peak_memory_mib: NotNegative | None = None
 

@@ -9,10 +9,9 @@ import msgspec
 from jaxattn.errors import InputError
 from jaxattn.spec import Count, PositiveInt
 from jaxattn.study import grid
-from jaxattn.study.grid import Cell
 from jaxattn.study.messages import explain
 from jaxattn.study.namespace import Namespace
-from jaxattn.study.setting import Maker, Setting
+from jaxattn.study.setting import Cell, Reader, Setting
 from jaxattn.study.tree import check_values
 
 MOST_SEEDS = 1_000_000
@@ -63,8 +62,8 @@ class Definition:
         check_values(self.tree)
         self.names = names or Namespace()
         self._tables = _tables(self.tree)
-        self._maker = Maker(self.names)
-        self._base = self._maker.make(self.tree)
+        self._reader = Reader(self.names)
+        self._base = self._reader.read(self.tree)
         # Whatever is impossible is said now.
         _ = self.seeds, self.cells
 
@@ -110,7 +109,7 @@ class Definition:
     @cached_property
     def cells(self) -> list[Cell]:
         """The cells of the grid, in order."""
-        return grid.cells(self.tree, _tables, self._maker.make, self.names)
+        return grid.cells(self.tree, _tables, self._reader.read, self.names)
 
     @property
     def base(self) -> Setting:
@@ -127,7 +126,7 @@ class Definition:
     @property
     def config_hash(self) -> str:
         """Hash of what determines the numbers of the setting without axes."""
-        return grid.config_hash(self._base)
+        return self._base.config_hash
 
     @property
     def own_kinds(self) -> list[str]:

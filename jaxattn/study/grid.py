@@ -1,17 +1,16 @@
 """From a study to its cells: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
 
-import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
 from jaxattn.errors import InputError, at
 from jaxattn.spec import Count, PositiveInt
 from jaxattn.study.namespace import Namespace
-from jaxattn.study.setting import Made, Setting, merged
+from jaxattn.study.setting import Cell, merged
 from jaxattn.study.tree import assign
 
 # What makes cells out of a study. A block may have its own; a cell has none left.
@@ -42,28 +41,10 @@ class Halton(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: Count = 0
 
 
-class Cell(NamedTuple):
-    """One point of the grid.
-
-    Attributes:
-        number: its place.
-        settings: the axis values.
-        setting: the things they make.
-        tables: the tables of those, with all their settings.
-        config_hash: hash of what determines its numbers.
-    """
-
-    number: int
-    settings: dict[str, Any]
-    setting: Setting
-    tables: dict[str, Any]
-    config_hash: str
-
-
 def cells(
     tree: Mapping[str, Any],
     tables_of: Callable[[Mapping[str, Any]], Any],
-    make: Callable[[Mapping[str, Any]], Made],
+    read: Callable[[Mapping[str, Any], int, Mapping[str, Any]], Cell],
     names: Namespace,
 ) -> list[Cell]:
     """List the cells of a study, block after block.
@@ -74,7 +55,7 @@ def cells(
     Args:
         tree: the tables of the study.
         tables_of: checks the tables of a block or cell; what it returns has the grid's tables.
-        make: makes the setting of a cell's tables.
+        read: reads a cell from its tables, given its number and axis values.
         names: where import paths point.
 
     Raises:
@@ -91,7 +72,7 @@ def cells(
             for settings in points(tables_of(own)):
                 if len(result) == MOST_CELLS:
                     raise InputError(f"more than {MOST_CELLS:,} cells over all blocks; sweep fewer")
-                result.append(_cell(len(result), own, name, settings, tables_of, make))
+                result.append(_cell(len(result), own, name, settings, tables_of, read))
     return result
 
 
@@ -194,7 +175,7 @@ def _cell(
     block: str,
     settings: dict[str, Any],
     tables_of: Callable[[Mapping[str, Any]], Any],
-    make: Callable[[Mapping[str, Any]], Made],
+    read: Callable[[Mapping[str, Any], int, Mapping[str, Any]], Cell],
 ) -> Cell:
     own: Any = {key: value for key, value in tree.items() if key not in _OF_ALL_CELLS}
     named = {"block": block} if block else {}
@@ -205,12 +186,4 @@ def _cell(
                 raise InputError(f"{key} cannot be an axis")
             own = assign(own, key, value)
         tables_of(own)
-        made = make(own)
-        return Cell(number, named | settings, *made, config_hash(made))
-
-
-def config_hash(made: Made) -> str:
-    """Hash what determines a cell's numbers: neither names and figures nor where files lie."""
-    inert = made.setting.data.inert
-    kept = made.tables | {"data": {key: x for key, x in made.tables["data"].items() if key not in inert}}
-    return hashlib.sha256(msgspec.json.encode(kept, order="deterministic")).hexdigest()[:16]
+        return read(own, number, named | settings)

@@ -1,7 +1,10 @@
 """One setting of a study, ready to run: its things, made of its tables and checked against each other."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import msgspec
 
 from jaxattn.base import Data, Dataset, Loss, Measurement, Model, Phase, Start
 from jaxattn.errors import InputError, at
@@ -35,11 +38,22 @@ class Setting(NamedTuple):
     dtype: str
 
 
-class Made(NamedTuple):
-    """A setting, and the tables that make it with all defaults filled in."""
+class Cell(NamedTuple):
+    """One point of the grid; a study without axes has one.
 
+    Attributes:
+        number: its place.
+        settings: the axis values.
+        setting: the things they make.
+        tables: the tables of those, with all their settings.
+        config_hash: hash of what determines its numbers.
+    """
+
+    number: int
+    settings: dict[str, Any]
     setting: Setting
     tables: dict[str, Any]
+    config_hash: str
 
 
 _CONCEPTS: dict[str, Concept[Any]] = {
@@ -64,23 +78,25 @@ def merged(tree: Any, changes: dict[str, Any], names: Namespace) -> Any:
     return merge(tree, changes, keys)
 
 
-class Maker:
-    """Makes settings of tables; those of one maker share the things that are written alike."""
+class Reader:
+    """Reads cells from tables; those of one reader share the things that are written alike."""
 
     def __init__(self, names: Namespace):
-        """Make things that import paths may name."""
+        """Read nothing yet; `names` says where import paths point."""
         self._names = names
         # Things and their full tables, by where they stand and what is written there.
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
 
-    def make(self, tree: Mapping[str, Any]) -> Made:
-        """Make the things that the tables of a study name, and check that they fit together.
+    def read(self, tree: Mapping[str, Any], number: int = 0, settings: Mapping[str, Any] = {}) -> Cell:
+        """Make the things that tables name, and check that they fit together.
 
         Args:
             tree: the tables data, model, loss, phases and probes, and dtype.
+            number: the cell's place.
+            settings: its axis values, which the tables hold already.
 
         Returns:
-            The setting, and its tables.
+            The cell.
 
         Raises:
             InputError: names the place in the tables and the remedy.
@@ -119,7 +135,7 @@ class Maker:
             "phases": [table for _, table in phases],
             "probes": probes_table,
         }
-        return Made(in_span(setting), tables)
+        return Cell(number, dict(settings), in_span(setting), tables, _config_hash(setting, tables))
 
     def _thing(self, concept: Concept[C], table: Any, place: str) -> tuple[C, Any]:
         key = place, repr(table)
@@ -176,6 +192,13 @@ def check_kind(given: type[Dataset], model: Model[Any]) -> None:
             f"model: it takes {model.takes.__name__}, and the data are {given.__name__}; choose another "
             "model, or other data"
         )
+
+
+def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
+    """Hash what determines a cell's numbers: neither names and figures nor where files lie."""
+    kept = {key: x for key, x in tables["data"].items() if key not in setting.data.inert}
+    encoded = msgspec.json.encode({**tables, "data": kept}, order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 def in_span(setting: Setting) -> Setting:

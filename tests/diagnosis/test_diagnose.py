@@ -10,7 +10,7 @@ from scipy import stats
 import jaxattn as ja
 from jaxattn.diagnosis import diagnose
 from jaxattn.diagnosis.files import figure, tables, write
-from jaxattn.engine.program import seed_keys
+from jaxattn.engine.lift import seed_keys
 from jaxattn.errors import InputError
 
 V, DIM = 60, 32

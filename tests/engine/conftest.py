@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.engine.execute import Clock, Interrupted
+from jaxattn.engine.clock import Interrupted, Intervals
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run
 
@@ -28,8 +28,8 @@ class Lines(Reporter):
     def warn(self, line):
         self.lines.append(line)
 
-    def update(self, description, fraction, state="", part=""):
-        self.calls += 1
+    def update(self, description, share=None, state="", left=None):
+        self.calls += share is not None
         if self.calls == self.stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -60,8 +60,8 @@ def stop(go):
 
 @pytest.fixture(scope="session")
 def every_step():
-    """A clock that saves after every step."""
-    return Clock(block_s=0.0, checkpoint_s=0.0, checkpoint_share=np.inf)
+    """Intervals that save after every step."""
+    return Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=np.inf)
 
 
 @pytest.fixture(scope="session")

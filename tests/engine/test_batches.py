@@ -6,7 +6,7 @@ import pytest
 
 from jaxattn.engine import batches, manifest
 from jaxattn.engine.groups import compile_groups
-from jaxattn.engine.run import cut_batches
+from jaxattn.engine.lift import ProgramCache
 from jaxattn.engine.store import Store
 from jaxattn.errors import InputError
 from jaxattn.results import load
@@ -81,7 +81,18 @@ def begun(directory, *names):
     nothing = {}, marks.Checkpoint(1, {}, {}), marks.Origin({}, {}, {})
     for name in names:
         marks.write(directory, name, marks.Mark(False, 0, 0, [], *nothing))
-    return Store(directory)
+    return Store(directory).batches()
+
+
+def cut_batches(wanted, folder, known, max_memory):
+    return batches.cut_batches(
+        wanted, compile_groups(wanted.cells), folder, known, ProgramCache(), max_memory
+    )
+
+
+def named(cut):
+    widths, every = cut
+    return widths, [batch.name for batch in every]
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -91,6 +102,7 @@ def test_what_is_left_is_cut_as_it_was_planned(tmp_path, study, first):
     groups = compile_groups(wanted.cells)
     every = batches.cut(groups, wanted.seeds, [], [4])
     assert [len(batch.seeds) for batch in every] == [4, 4, 2]
+    names = [batch.name for batch in every]
     folder = begun(tmp_path / "run", every[first].name)
     described = manifest.describe(wanted, "test")
     own, others = every[first::2], every[1 - first :: 2] if first < 2 else every[:2]
@@ -99,15 +111,15 @@ def test_what_is_left_is_cut_as_it_was_planned(tmp_path, study, first):
         "batches": manifest.listed(own),
         "elsewhere": [batch.name for batch in others],
     }
-    assert cut_batches(wanted, groups, folder, known, None) == ([4], every)
+    assert named(cut_batches(wanted, folder, known, None)) == ([4], names)
     if first < 2:
         # Without a manifest, the width of what was begun tells.
-        assert cut_batches(wanted, groups, folder, described, None) == ([4], every)
+        assert named(cut_batches(wanted, folder, described, None)) == ([4], names)
     fewer = study(seeds=6 if first < 2 else "6:10")
-    _, some = cut_batches(fewer, compile_groups(fewer.cells), folder, known, None)
+    _, some = cut_batches(fewer, folder, known, None)
     assert every[first].name in {batch.name for batch in some}
     assert {seed for batch in some for seed in batch.seeds} == {*every[first].seeds, *fewer.seeds}
-    _, anew = cut_batches(wanted, groups, folder, known, 10**9)
+    _, anew = cut_batches(wanted, folder, known, 10**9)
     assert len(anew) == 2 + (first == 1)
 
 

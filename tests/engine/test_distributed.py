@@ -27,7 +27,7 @@ KEYS = ["cell", "seed", "phase", "step", "metric"]
 def start(*words):
     cache = jax.config.jax_compilation_cache_dir
     return subprocess.Popen(
-        [sys.executable, "-m", "jaxattn.cli", *map(str, words)],
+        [sys.executable, "-m", "jaxattn", *map(str, words)],
         env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -163,7 +163,7 @@ import sys
 from pathlib import Path
 import jax
 from jaxattn import Study
-from jaxattn.engine import groups, shapes
+from jaxattn.engine import groups, lift
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run
 assert len(jax.local_devices()) == 4
@@ -174,11 +174,11 @@ for number in range(1, len(sys.argv), 2):
         run(study, Path(sys.argv[number + 1]), command="test", reporter=reporter)
     (group,) = groups.compile_groups(study.cells)
     with jax.enable_x64(True):
-        for made in shapes.shaped(group, 8):
-            text = made.compiled.lower(*made.arguments).compile().as_text()
+        for made in lift.programs(group.setting).shaped(group, 8):
+            text = made.lifted.lower(*made.arguments).compile().as_text()
             assert "num_partitions=4" in text
             for word in COLLECTIVES:
-                assert word not in text, (made.phase, made.name, word)
+                assert word not in text, (made.place, word)
 """
 
 

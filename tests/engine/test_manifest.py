@@ -3,7 +3,7 @@ import json
 import jax
 import pytest
 
-from jaxattn.engine import spent
+from jaxattn.engine import clock
 from jaxattn.engine.manifest import differences
 
 
@@ -14,7 +14,7 @@ def test_the_manifest_tells_where_the_numbers_come_from(small_run, study):
     assert manifest["versions"]["jax"] == jax.__version__
     assert manifest["widths"] == [2]
     assert manifest["wall_time_s"] > 0
-    assert spent.peak_mib() is None or manifest["peak_memory_mib"] > 100
+    assert clock.peak_mib() is None or manifest["peak_memory_mib"] > 100
     assert len(manifest["config_hash"]) == 16
     assert manifest["config"] == study().config
     assert manifest["config_hash"] == study().config_hash

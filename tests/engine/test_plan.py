@@ -4,6 +4,9 @@ import pytest
 
 from jaxattn.engine import memory
 from jaxattn.engine import plan as planning
+from jaxattn.engine.batches import Batch
+from jaxattn.engine.groups import compile_groups
+from jaxattn.engine.lift import programs
 from jaxattn.engine.plan import plan, recorded
 from jaxattn.errors import InputError
 
@@ -37,7 +40,7 @@ def test_a_folder_of_another_config_is_refused_as_a_run_refuses_it(two_batches, 
 
 def test_progress_tells_what_takes_long(tmp_path, study, monkeypatch):
     monkeypatch.setattr(planning, "estimate_runtime", lambda *arguments: 1.0)
-    monkeypatch.setattr(memory, "predict", lambda group: memory.Memory(0, 1, 1))
+    monkeypatch.setattr(memory, "peak", lambda *arguments: 1)
     said = []
     plan(
         study(axes={"model.dim": [8, 16]}), tmp_path, progress=lambda text, share: said.append((text, share))
@@ -49,7 +52,7 @@ def test_quick_leaves_out_what_takes_compiling(tmp_path, monkeypatch, study):
     def refuse(*arguments):
         raise AssertionError("compiles")
 
-    monkeypatch.setattr(memory, "predict", refuse)
+    monkeypatch.setattr(memory, "peak", refuse)
     monkeypatch.setattr(planning, "estimate_runtime", refuse)
     tables, whole = plan(study(), tmp_path, quick=True)
     assert list(tables[1]) == ["group", "cells", "coordinates", "vmapped", "lanes", "together", "batches"]
@@ -91,3 +94,14 @@ def test_what_is_not_recorded_has_its_reason(tmp_path, study):
     reason = "(wants a model with attends_to_tokens = True)"
     assert f"; not important_mass, important_selected, important_tied, selected_tokens {reason}" in line
     assert {"loss", "p_norm"} <= set(line.partition("; ")[0].split(", "))
+
+
+def test_the_time_grows_with_the_work(study, tables):
+    phases = tables()["phases"]
+    times = []
+    for steps, seeds in ((20, 4), (200_000, 400)):
+        wanted = study(phases=[*phases[:1], phases[1] | {"steps": steps}], seeds=seeds)
+        (group,) = compile_groups(wanted.cells)
+        left = [Batch(group, group.cells, range(seeds))]
+        times.append(planning.estimate_runtime(group, programs(group.setting), left))
+    assert 0 < times[0] < times[1] / 20

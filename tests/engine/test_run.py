@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from jaxattn import Study
-from jaxattn.engine import execute, run
-from jaxattn.engine.execute import Interrupted
+from jaxattn.cli.status import status
+from jaxattn.engine import lift, run
+from jaxattn.engine.clock import Interrupted
 from jaxattn.engine.progress import Reporter
-from jaxattn.engine.status import status
 from jaxattn.errors import InputError, RunError, UserCodeError
 from jaxattn.results import load
 from jaxattn.study.namespace import Namespace
@@ -23,7 +23,7 @@ from jaxattn.study.namespace import Namespace
 
 def test_a_finished_run_is_not_run_again(small_run, monkeypatch, go, study):
     before = {path: path.stat().st_mtime_ns for path in small_run.glob("*.parquet")}
-    monkeypatch.setattr(run, "execute", None)
+    monkeypatch.setattr(run, "run_batch", None)
     assert go(small_run, study())[0].already_finished
     assert before == {path: path.stat().st_mtime_ns for path in small_run.glob("*.parquet")}
 
@@ -75,7 +75,7 @@ def test_seeds_are_topped_up_without_touching_what_is_there(small_run, tmp_path,
 
 def failing(monkeypatch, times):
     """Let the machine fail the first batch some times."""
-    original, calls = run.execute, []
+    original, calls = run.run_batch, []
 
     def execute_or_fail(batch, *arguments):
         calls.append(batch.name)
@@ -83,7 +83,7 @@ def failing(monkeypatch, times):
             raise jax.errors.JaxRuntimeError("INTERNAL: the driver is gone\nand more lines")
         return original(batch, *arguments)
 
-    monkeypatch.setattr(run, "execute", execute_or_fail)
+    monkeypatch.setattr(run, "run_batch", execute_or_fail)
     return calls
 
 
@@ -107,7 +107,7 @@ def test_a_batch_that_the_machine_fails_is_listed_and_the_next_run_mends_it(
 
 def out_of_memory(monkeypatch, most, stop_after=99):
     """Let batches of more lanes than that run out of memory; stop after some that do not."""
-    original, done = run.execute, []
+    original, done = run.run_batch, []
 
     def execute_or_fail(batch, *arguments):
         if batch.width > most:
@@ -118,7 +118,7 @@ def out_of_memory(monkeypatch, most, stop_after=99):
             os.kill(os.getpid(), signal.SIGTERM)
         return found
 
-    monkeypatch.setattr(run, "execute", execute_or_fail)
+    monkeypatch.setattr(run, "run_batch", execute_or_fail)
     return done
 
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_devices_is_not_damaged(
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(execute.devices, "put", full)
+        patch.setattr(run.devices, "put", full)
         outcome, lines = go(folder, wanted)
     # It was read to the host, where no device had to hold all lanes.
     assert {type(x) for x in held} == {np.ndarray}
@@ -190,7 +190,7 @@ def test_quiet_hides_no_note_of_damage(two_batches, tmp_path, study, capsys):
 def test_a_finished_run_that_is_stopped_with_more_seeds_is_not_finished(
     small_run, tmp_path, monkeypatch, go, study
 ):
-    folder, execute_batch = shutil.copytree(small_run, tmp_path / "small"), run.execute
+    folder, execute_batch = shutil.copytree(small_run, tmp_path / "small"), run.run_batch
 
     def then_stop(*given):
         found = execute_batch(*given)
@@ -199,14 +199,14 @@ def test_a_finished_run_that_is_stopped_with_more_seeds_is_not_finished(
 
     handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
-        patch.setattr(run, "execute", then_stop)
+        patch.setattr(run, "run_batch", then_stop)
         with pytest.raises(Interrupted):
             go(folder, study(seeds=3))
     assert signal.getsignal(signal.SIGTERM) is handler
     found = load(folder)
     assert not found.finished
     assert set(found.records["seed"]) == {0, 1, 2}
-    monkeypatch.setattr(run, "execute", None)
+    monkeypatch.setattr(run, "run_batch", None)
     assert not go(folder, study(seeds=3))[0].already_finished
     assert load(folder).finished
     pd.testing.assert_frame_equal(load(folder).records, found.records)
@@ -231,13 +231,13 @@ def test_retry_tries_again_from_the_start(tmp_path, monkeypatch, go, study):
 
 
 def test_nan_stops_a_sweep_that_is_to_stop(tmp_path, monkeypatch, go, study):
-    original = execute.CompilationCache.start
+    original = lift.Programs.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=params.p * jnp.nan)
 
-    monkeypatch.setattr(execute.CompilationCache, "start", poisoned)
+    monkeypatch.setattr(lift.Programs, "start", poisoned)
     with pytest.raises(RunError, match="not finite; stopped"):
         go(tmp_path, study(chunk=1), on_failure="stop")
     outcome, _ = go(tmp_path / "on", study(chunk=1))

@@ -1,11 +1,13 @@
 import json
+import shutil
+import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.engine import execute
-from jaxattn.engine.status import status
+from jaxattn.cli.status import status
+from jaxattn.engine import lift
 from jaxattn.engine.store import Store
 from jaxattn.errors import InputError
 from jaxattn.storage import files
@@ -24,7 +26,7 @@ def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
     assert table["phases.query.steps"].tolist() == [20, 30]
     share = int(table["done"][0].removesuffix(" %"))
     assert 0 < share < 100
-    assert table["phase"][0] in ("embed", "query")
+    assert table["phase"][0].partition(" ")[0] in ("embed", "query", "compiling", "drawing")
     assert float(table["loss"][0]) > 0
     assert whole.endswith("stopped")
     with Store(stopped).locked():
@@ -45,22 +47,16 @@ def test_the_loss_of_a_cell_is_the_median_over_its_own_seeds(tmp_path, go, study
     assert len({*own, f"{np.median(last['value']):.4g}"}) == 3
     table, _ = status(tmp_path / "small")
     assert table["loss"].tolist() == own
-    # Lines of earlier versions know the median over a batch.
-    lines = [line for line in Store(tmp_path / "small").read_log() if line.pop("losses")]
-    (tmp_path / "small" / "metrics.jsonl").write_bytes(b"".join(map(files.sealed, lines)))
-    table, _ = status(tmp_path / "small")
-    assert table["loss"].tolist() == ["", ""]
-    assert table["phase"].tolist() == ["query", "query"]
 
 
 def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):
-    original = execute.CompilationCache.start
+    original = lift.Programs.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=params.p.at[1].set(jnp.nan))
 
-    monkeypatch.setattr(execute.CompilationCache, "start", poisoned)
+    monkeypatch.setattr(lift.Programs, "start", poisoned)
     go(tmp_path / "small", study())
     table, whole = status(tmp_path / "small")
     assert table["state"].tolist() == ["finished"]
@@ -72,13 +68,28 @@ def test_the_log_has_a_line_per_probe_and_survives_a_torn_one(stopped):
     path = stopped / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {"batch", "phase", "step", "share", "overall", "metrics", "failures"} <= set(lines[0])
-    assert lines[0]["metrics"]["loss"] == pytest.approx(np.log(2), abs=0.3)
+    # What takes long is named before it is done, and comes without a time left.
+    doing = [line["doing"] for line in lines if "doing" in line]
+    assert doing[:4] == ["compiling", "drawing", "embed begins", "query begins"]
+    assert all(line["left"] is None for line in lines if "doing" in line)
+    measured = [line for line in lines if "doing" not in line]
+    assert measured[0]["metrics"]["loss"] == pytest.approx(np.log(2), abs=0.3)
     shares = [line["overall"] for line in lines]
     assert shares == sorted(shares)
     with open(path, "a") as file:
         file.write('{"batch": "cell-0')
     assert len(Store(stopped).read_log()) == len(lines)
     assert status(stopped)[1].endswith("stopped")
+
+
+def test_the_time_left_is_what_the_run_knew_less_what_has_passed_since(tmp_path, stopped):
+    folder = shutil.copytree(stopped, tmp_path / "small")
+    *_, line = Store(folder).read_log()
+    for left, ago, said in ((100.0, 20.0, ", about 80 s left"), (100.0, 200.0, ""), (None, 1.0, "")):
+        last = line | {"time": time.time() - ago, "left": left}
+        (folder / "metrics.jsonl").write_bytes(files.sealed(last))
+        with Store(folder).locked():
+            assert status(folder)[1].endswith(f"running{said}")
 
 
 def test_a_folder_without_a_manifest_is_refused(tmp_path):

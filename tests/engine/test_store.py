@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxattn.engine import execute, lock, run, store
-from jaxattn.engine.execute import Interrupted
+from jaxattn.cli.status import status
+from jaxattn.engine import lift, lock, run, store
+from jaxattn.engine.clock import Interrupted
 from jaxattn.engine.plan import plan
-from jaxattn.engine.status import status
 from jaxattn.errors import InputError, RunError
 from jaxattn.results import load
 from jaxattn.storage import files, manifest, marks
@@ -111,7 +111,7 @@ def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(marks, "write", killed)
         with pytest.raises(KeyboardInterrupt):
-            go(tmp_path / "small", study(), clock=every_step)
+            go(tmp_path / "small", study(), intervals=every_step)
     restored = []
     restore = store.Store.restore
     monkeypatch.setattr(store.Store, "restore", lambda *given: restored.append(given[1]) or restore(*given))
@@ -133,7 +133,7 @@ def test_a_folder_in_which_nothing_was_computed_takes_another_config(
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "execute", stopped)
+        patch.setattr(run, "run_batch", stopped)
         with pytest.raises(Interrupted):
             go(tmp_path / "small", study(data=data | {"relevant": 4}))
     assert (tmp_path / "small" / "manifest.json").exists()
@@ -188,7 +188,7 @@ def test_a_folder_of_an_earlier_version_is_not_continued(copy, go, study):
 def test_a_start_that_fails_leaves_nothing(tmp_path, go, study, tables, monkeypatch):
     wanted = study(data=tables()["data"])
     folder = tmp_path / "a" / "b" / "c"
-    for stage in ("rehearse_groups", "execute"):
+    for stage in ("rehearse_groups", "run_batch"):
         with monkeypatch.context() as patch:
 
             def fail(*_, **__):
@@ -210,13 +210,13 @@ def test_a_start_that_fails_leaves_nothing(tmp_path, go, study, tables, monkeypa
 
 def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, monkeypatch):
     folder = tmp_path / "parent" / "run"
-    load_corpora = execute.CompilationCache.load
+    load_corpora = lift.Programs.draw
 
     def delete(*given):
         shutil.rmtree(tmp_path / "parent")
         return load_corpora(*given)
 
-    monkeypatch.setattr(execute.CompilationCache, "load", delete)
+    monkeypatch.setattr(lift.Programs, "draw", delete)
     with pytest.raises(RunError, match=f"{folder}: is gone; run the same command again"):
         go(folder, study())
     assert not folder.exists()
@@ -338,5 +338,7 @@ def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
         line | {"wall_time_s": -1},
     ]
     (copy / "metrics.jsonl").write_bytes(b"".join(map(files.sealed, [*wrong, line])))
-    assert store.Store(copy).read_log() == [line]
+    (read,) = store.Store(copy).read_log()
+    assert read == {key: line[key] for key in read}
+    assert read["losses"]
     assert "finished" in status(copy)[1]

@@ -27,7 +27,7 @@ import pandas as pd
 import jaxattn as ja
 from jaxattn import trees
 from jaxattn.engine import run as engine
-from jaxattn.engine.execute import Clock, Interrupted
+from jaxattn.engine.clock import Interrupted, Intervals
 from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError
 from jaxattn.results import report
@@ -36,7 +36,7 @@ from jaxattn.storage import files
 
 SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
 SEEDS = (0, 1)
-SAVING = Clock(block_s=0.0, checkpoint_s=0.0, checkpoint_share=np.inf)
+SAVING = Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=np.inf)
 # Nothing may take longer without a word.
 LONGEST_S = 5.0
 KINDS = (
@@ -66,9 +66,11 @@ class Words(Reporter):
         now = time.monotonic()
         self.longest, self.last = max(self.longest, now - self.last), now
 
-    def update(self, description: str, fraction: float, state: str = "", part: str = "") -> None:
+    def update(
+        self, description: str, share: float | None = None, state: str = "", left: float | None = None
+    ) -> None:
         self.warn("")
-        self.steps -= 1
+        self.steps -= share is not None
         if self.steps == 0:
             raise Interrupted
 
@@ -87,7 +89,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
         root = Path(name)
         # How long a compiler is silent is its own affair.
         with Words() as words:
-            engine.run(_other(), root / "other", command="another command", reporter=words, clock=SAVING)
+            engine.run(_other(), root / "other", command="another command", reporter=words, intervals=SAVING)
         report.write(root / "other")
         stack.enter_context(_compiled_once())
         folders = {"finished": root / "finished", "half-finished": root / "half"}
@@ -205,7 +207,7 @@ def _make(finished: Path, half: Path) -> None:
     compiler's affair.
     """
     with Words() as words:
-        engine.run(_study(), finished, command="the same command", reporter=words, clock=SAVING)
+        engine.run(_study(), finished, command="the same command", reporter=words, intervals=SAVING)
     report.write(finished)
     try:
         _run(half, steps=7)
@@ -232,17 +234,17 @@ def _other() -> ja.Study:
 @contextmanager
 def _compiled_once() -> Iterator[None]:
     """Let all runs share their programs, which they would trace and compile anew."""
-    groups, programs = engine.compile_groups(_study().cells), engine.CompilationCache(lambda *_: None)
+    groups, programs = engine.compile_groups(_study().cells), engine.ProgramCache()
     with (
         mock.patch.object(engine, "compile_groups", return_value=groups),
-        mock.patch.object(engine, "CompilationCache", return_value=programs),
+        mock.patch.object(engine, "ProgramCache", return_value=programs),
     ):
         yield
 
 
 def _run(folder: Path, steps: int = -1) -> None:
     with Words(steps) as words:
-        engine.run(_study(), folder, command="the same command", reporter=words, clock=SAVING)
+        engine.run(_study(), folder, command="the same command", reporter=words, intervals=SAVING)
     assert words.longest < LONGEST_S, f"run said nothing for {words.longest:.1f} s"
 
 

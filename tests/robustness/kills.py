@@ -23,7 +23,7 @@ import pandas as pd
 
 import jaxattn as ja
 from jaxattn.engine import run as engine
-from jaxattn.engine.execute import Clock
+from jaxattn.engine.clock import Intervals
 from jaxattn.engine.progress import Reporter
 from jaxattn.errors import InputError
 from jaxattn.results import report, tables
@@ -43,8 +43,11 @@ class Telling(Reporter):
         super().__init__(quiet=True)
         self.told = told
 
-    def update(self, description: str, fraction: float, state: str = "", part: str = "") -> None:
-        self.told.send("step")
+    def update(
+        self, description: str, share: float | None = None, state: str = "", left: float | None = None
+    ) -> None:
+        if share is not None:
+            self.told.send("step")
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
@@ -133,10 +136,10 @@ def _files(folder: Path) -> dict[str, bytes]:
 def _run(folder: Path, told: Connection, seeds: int = ALL) -> None:
     """Save after every step, so that most kills hit something that is being written."""
     changes = [f"seeds={seeds}", "chunk=3", "phases.query.steps=20", "probes.per_decade=2"]
-    clock = Clock(block_s=0.0, checkpoint_s=0.0, checkpoint_share=float("inf"))
+    intervals = Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=float("inf"))
     with Telling(told) as reporter:
         study = ja.Study.read(damages.SMALL, changes)
-        engine.run(study, folder, command="test", reporter=reporter, clock=clock)
+        engine.run(study, folder, command="test", reporter=reporter, intervals=intervals)
 
 
 def _report(folder: Path, told: Connection) -> None:

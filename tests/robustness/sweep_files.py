@@ -18,9 +18,10 @@ import tomli_w
 
 from jaxattn import Study
 from jaxattn.engine import memory
+from jaxattn.engine.batches import cut_batches
 from jaxattn.engine.groups import compile_groups, rehearse_groups
+from jaxattn.engine.lift import ProgramCache
 from jaxattn.engine.manifest import describe
-from jaxattn.engine.run import cut_batches
 from jaxattn.engine.store import Store
 from jaxattn.errors import InputError, UserCodeError
 
@@ -122,7 +123,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
         AssertionError: a file for which neither is true, or that took longer than LONGEST_S; it says which.
     """
     outcomes: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(memory, "predict", _stop):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(memory, "peak", _stop):
         for number in range(count):
             outcomes[
                 _attack_one(Path(folder), random.Random(f"{seed} {number}"), f"seed {seed}, file {number}")
@@ -158,13 +159,14 @@ def _plan(path: Path, folder: Path) -> str:
         if not any(group.setting.data.shared for group in groups):
             rehearse_groups(study, groups, lambda *_: None)
             store = Store(folder)
-            cut_batches(study, groups, store, store.join(describe(study, "attack")), None)
+            known = store.join(describe(study, "attack"))
+            cut_batches(study, groups, store.batches(), known, ProgramCache(), None)
     except _WouldCompile:
         pass
     return "accepted"
 
 
-def _stop(group: Any) -> None:
+def _stop(*arguments: Any) -> None:
     raise _WouldCompile
 
 

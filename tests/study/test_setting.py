@@ -89,11 +89,11 @@ def go_one():
 
 
 def test_tables_have_every_default_and_make_the_same_setting(study):
-    from jaxattn.study.setting import Maker
+    from jaxattn.study.setting import Reader
 
     for name in ("small", "flow", "own"):
         wanted = study(name)
-        again = Maker(wanted.names).make(wanted.cells[0].tables)
+        again = Reader(wanted.names).read(wanted.cells[0].tables)
         assert again.tables == wanted.cells[0].tables
         assert again.setting.phases == wanted.base.phases
         assert again.setting.model == wanted.base.model

@@ -8,8 +8,9 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.engine.lock import is_locked
+from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
-from jaxattn.storage.manifest import FORMAT, mending, read
+from jaxattn.storage.manifest import mending, read
 
 
 def status(directory: Path) -> tuple[pd.DataFrame, str]:
@@ -33,14 +34,14 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
 def _status(folder: Store, manifest: dict[str, Any]) -> tuple[pd.DataFrame, str]:
     lines = folder.read_log()
     latest = {line["batch"]: line for line in lines}
+    measured = {line["batch"]: line for line in lines if line["losses"]}
     failed = {(entry["cell"], entry["seed"]) for line in lines for entry in line["failures"]}
     failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
     running = is_locked(folder.directory)
     rows, shares = [], []
     broken = {number for entry in manifest["errors"] for number in entry["cells"]}
     settings = {entry["cell"]: entry["settings"] for entry in manifest["cells"]}
-    # Of runs of earlier versions only the whole is known.
-    known = _by_cell(manifest["batches"]) if manifest["format"] == FORMAT else {}
+    known = _by_cell(manifest["batches"])
     for number, own in sorted((known or {cell: [""] for cell in settings}).items()):
         done = [folder.is_marked(name) if name else manifest["status"] == "finished" for name in own]
         begun = [latest[name] for name in own if name in latest]
@@ -56,15 +57,15 @@ def _status(folder: Store, manifest: dict[str, Any]) -> tuple[pd.DataFrame, str]
                 **settings[number],
                 "state": "failed" if number in broken else _state(all(done), bool(begun), running),
                 "done": f"{100 * sum(parts) / len(parts):.0f} %",
-                "phase": now["phase"] if now else "",
+                "phase": (now["doing"] or now["phase"]) if now else "",
                 "step": f"{now['step']:,} of {now['steps']:,}" if now else "",
-                "loss": _loss(number, begun),
+                "loss": _loss(number, [measured[name] for name in own if name in measured]),
                 "failed seeds": sum(cell == number for cell, _ in failed),
             }
         )
     share = sum(shares) / len(shares)
     whole = f"{manifest['name']}: {100 * share:.0f} % done, " + (
-        "finished" if share == 1 else f"running{_left(lines, share)}" if running else "stopped"
+        "finished" if share == 1 else f"running{_left(lines[-1]) if lines else ''}" if running else "stopped"
     )
     return pd.DataFrame(rows), whole
 
@@ -83,14 +84,14 @@ def _loss(cell: int, begun: list[dict[str, Any]]) -> str:
 
     Args:
         cell: its number.
-        begun: the last line of each of its batches; those of earlier versions have no losses of cells.
+        begun: the last line of each of its batches that has losses.
     """
     places = [(line["phase"], line["step"]) for line in begun]
     found = [
         loss
         for line, place in zip(begun, places, strict=True)
         if place == places[-1]
-        for loss in line.get("losses", {}).get(str(cell), [])
+        for loss in line["losses"].get(str(cell), [])
     ]
     return f"{statistics.median(found):.4g}" if found else ""
 
@@ -101,12 +102,7 @@ def _state(finished: bool, begun: bool, running: bool) -> str:
     return ("running" if running else "stopped") if begun else "waiting"
 
 
-def _left(lines: list[dict[str, Any]], share: float) -> str:
-    """Guess the time left from the pace since the first line of this start."""
-    starts = [k for k, line in enumerate(lines) if line["start"] != lines[k - 1]["start"]] or [0]
-    since = lines[starts[-1] :]
-    if not since or since[-1]["overall"] <= since[0]["overall"]:
-        return ""
-    pace = (since[-1]["overall"] - since[0]["overall"]) / max(since[-1]["time"] - since[0]["time"], 1e-3)
-    seconds = max(0.0, (1 - share) / pace - (time.time() - since[-1]["time"]))
-    return f", about {seconds:.0f} s left" if seconds < 600 else f", about {seconds / 60:.0f} min left"
+def _left(latest: dict[str, Any]) -> str:
+    """Say how long the rest takes, if the run knew it when it wrote its last line."""
+    left = None if latest["left"] is None else latest["left"] - (time.time() - latest["time"])
+    return f", about {duration(left)} left" if left is not None and left > 0 else ""

@@ -1,10 +1,12 @@
-"""Measurements as tables: records and tokens in long form, and lines of the log."""
+"""What a batch has measured, as tables: records and tokens in long form, failures, lines of the log."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from jaxattn.base import Phase
 from jaxattn.data.generators import Numbered
 from jaxattn.data.splits import Loaded
 from jaxattn.engine.batches import Batch
@@ -13,7 +15,55 @@ from jaxattn.probes.fit import BEST
 from jaxattn.study.contract import NOT_REAL
 
 
-def rows(measured: dict[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
+class Records:
+    """What the lanes of a batch have measured so far, and which of them failed.
+
+    Attributes:
+        failures: cell, seed, phase, step and reason of every lane that failed.
+    """
+
+    def __init__(
+        self, batch: Batch, so_far: Mapping[str, pd.DataFrame], failures: Sequence[dict[str, Any]]
+    ) -> None:
+        """Go on from the tables and failures of a checkpoint."""
+        self.failures = list(failures)
+        self._batch = batch
+        # Joined when they are written; joined at every step, tables of many seeds are copied again and again.
+        self._records, self._tokens = [so_far["records"]], [so_far["tokens"]]
+
+    def add(self, phase: str, step: int, measured: Mapping[str, np.ndarray]) -> None:
+        """Add metrics of a step, (L,) or (L, bins) each."""
+        self._records.append(rows(measured, self._batch, phase, step))
+
+    def add_tokens(self, phase: str, columns: dict[str, np.ndarray], loaded: Loaded) -> None:
+        """Add the token table of the end of a phase."""
+        self._tokens.append(token_rows(columns, self._batch, phase, loaded))
+
+    def note_failures(self, phase: Phase, step: int, failed_at: np.ndarray, losses: np.ndarray) -> None:
+        """Note lanes that failed by the account of their state, or whose loss at a step is not finite."""
+        before = {(failure["cell"], failure["seed"]) for failure in self.failures}
+        lanes = self._batch.lanes
+        failed_at = np.asarray(failed_at)[: len(lanes)]
+        failed_at = np.where((failed_at < 0) & ~np.isfinite(losses), step, failed_at)
+        for (cell, seed), at in zip(lanes, failed_at, strict=True):
+            if at >= 0 and (cell.number, seed) not in before:
+                place = {"cell": cell.number, "seed": seed, "phase": phase.name, "step": int(at)}
+                self.failures.append(place | {"reason": phase.failure})
+
+    def so_far(self) -> dict[str, pd.DataFrame]:
+        """Return the tables as they are."""
+        return {"records": _joined(self._records), "tokens": _joined(self._tokens)}
+
+    def whole(self) -> dict[str, pd.DataFrame]:
+        """Return the tables of a finished batch, cell after cell."""
+        so_far = self.so_far()
+        return {
+            "records": _by_cell(with_best(so_far["records"])),
+            "tokens": _by_cell(so_far["tokens"]),
+        }
+
+
+def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
     """Lay out metrics of a probe, (L,) or (L, bins), in long form."""
     lanes = batch.lanes
     columns = {}
@@ -98,7 +148,9 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     )
 
 
-def seed_series(measured: dict[str, np.ndarray], batch: Batch, most: int = 32) -> dict[str, dict[str, float]]:
+def seed_series(
+    measured: Mapping[str, np.ndarray], batch: Batch, most: int = 32
+) -> dict[str, dict[str, float]]:
     """Collect the scalars of the first lanes by "cell C/seed S" and metric: a line each in dashboards."""
     return {
         f"cell {cell.number}/seed {seed}": {
@@ -108,19 +160,16 @@ def seed_series(measured: dict[str, np.ndarray], batch: Batch, most: int = 32) -
     }
 
 
-def log_entry(
-    measured: dict[str, np.ndarray], batch: Batch, place: dict[str, Any], failures: list
-) -> dict[str, Any]:
-    """One line of metrics.jsonl.
+def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequence[Any]) -> dict[str, Any]:
+    """Summarise a measurement for metrics.jsonl.
 
     Args:
-        measured: metrics of a probe, (L,) or (L, bins).
+        measured: metrics of a step, (L,) or (L, bins).
         batch: whose.
-        place: where it stands: phase, step, steps of the phase, share of the batch done.
-        failures: its seeds that failed so far.
+        failures: its lanes that failed so far.
 
     Returns:
-        All that, the median over the batch of every scalar, and the finite losses of every cell.
+        The median over the batch of every scalar, the finite losses of every cell, and the failures.
     """
 
     def median(x: np.ndarray) -> float | None:
@@ -133,5 +182,13 @@ def log_entry(
         if np.isfinite(loss):
             # Lines are many, and are looked at only.
             losses[str(cell.number)].append(float(f"{loss:.6g}"))
-    loss = {"loss": scalars["loss"], "losses": losses}
-    return place | loss | {"metrics": scalars, "failures": failures}
+    return {"loss": scalars["loss"], "losses": losses, "metrics": scalars, "failures": list(failures)}
+
+
+def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(parts, ignore_index=True)
+
+
+def _by_cell(table: pd.DataFrame) -> pd.DataFrame:
+    in_order = table.empty or table["cell"].is_monotonic_increasing
+    return table if in_order else table.sort_values("cell", kind="stable", ignore_index=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from jaxattn.cli.options import read_folders
 from jaxattn.errors import InputError
-from jaxattn.options import read_folders
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import losses, trees
-from jaxattn.engine import execute
+from jaxattn.engine import lift
 from jaxattn.engine.groups import compile_groups
-from jaxattn.engine.program import seed_keys
+from jaxattn.engine.lift import seed_keys
 from jaxattn.models import MODELS
 from jaxattn.probes import MaxMarginDirection
 from jaxattn.probes.fit import BEST
@@ -117,20 +117,20 @@ def test_a_run_killed_while_saving_continues_to_bit_identical_tables(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "save", dying)
         with pytest.raises(KeyboardInterrupt):
-            go(tmp_path / "small", study(), clock=every_step)
-    go(tmp_path / "small", study(), clock=every_step)
+            go(tmp_path / "small", study(), intervals=every_step)
+    go(tmp_path / "small", study(), intervals=every_step)
     assert_same(tmp_path / "small", small_run)
 
 
 def poison(monkeypatch, change):
     """Let some lanes start with NaN."""
-    original = execute.CompilationCache.start
+    original = lift.Programs.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=change(params.p))
 
-    monkeypatch.setattr(execute.CompilationCache, "start", poisoned)
+    monkeypatch.setattr(lift.Programs, "start", poisoned)
 
 
 def test_nan_is_named_and_the_other_seeds_go_on(tmp_path, monkeypatch, go, study, read):
@@ -482,11 +482,11 @@ def test_batches_of_a_group_draw_by_programs_that_are_traced_once(study, monkeyp
     for name in ("draw", "start"):
         monkeypatch.setattr(of_seed, name, counted(name, getattr(of_seed, name)))
     (group,) = compile_groups(study(model={"kind": "one_layer", "dim": 15}).cells)
-    cache = execute.CompilationCache(lambda *_: None)
+    programs = lift.Programs(group.setting)
     for seeds in ([0, 1], [2, 3], [4, 5]):
         data_keys, model_keys = seed_keys(seeds)
-        loaded = cache.load(group, data_keys, {})
-        params = cache.start(group, loaded, model_keys, {})
+        loaded = programs.draw(data_keys, {})
+        params = programs.start(loaded, model_keys, {})
         expected = group.setting.model.init(model_keys[1], loaded.splits.train, dtype=params.p.dtype)
         np.testing.assert_allclose(params.p[1], expected.p, rtol=1e-6)
     assert sorted(traced) == ["draw", "start"]

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from jaxattn.console import print_closing, print_made_by, print_summary, print_table, print_written
-from jaxattn.errors import InputError, RunError
-from jaxattn.options import (
+from jaxattn.cli.console import print_closing, print_made_by, print_summary, print_table, print_written
+from jaxattn.cli.options import (
     Axis,
     Every,
     Folders,
@@ -27,6 +26,7 @@ from jaxattn.options import (
     read_shard,
     read_size,
 )
+from jaxattn.errors import InputError, RunError
 
 
 def run(
@@ -66,8 +66,8 @@ def run(
             stops waiting for it.
     """
     from jaxattn.api import run as run_study
+    from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.distributed import read_process, shard_folder, wait
-    from jaxattn.engine.execute import Interrupted
     from jaxattn.engine.progress import Reporter
 
     study = load_sweep(sweep, overrides, axes, seeds)
@@ -210,7 +210,7 @@ def launch(
         options: Option of the queue by submitit's name; may be given several times.
         wait: Wait until all jobs have ended, then print their common table.
     """
-    from jaxattn.engine import launch as jobs
+    from jaxattn.cli import launch as jobs
     from jaxattn.engine.distributed import shard_folder
     from jaxattn.study.tree import parse
 
@@ -247,7 +247,7 @@ def status(directories: Folders, /, verify: bool = False) -> int:
     Args:
         verify: Compare every file with its checksum first; exit with 1 and name what is damaged.
     """
-    from jaxattn.engine.status import status as look
+    from jaxattn.cli.status import status as look
     from jaxattn.storage import manifest, origin
 
     folders, missing = read_folders(directories)
@@ -284,12 +284,25 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
     Args:
         number: How many tokens to list on each side.
     """
-    from jaxattn.engine import describe
+    from jaxattn.cli import corpus
     from jaxattn.engine.progress import Reporter
 
     checked = load_sweep(sweep, overrides)
     with Reporter(quiet) as reporter:
-        shown = describe.corpus(checked, number, reporter.loading)
+        shown = corpus.describe(checked, number, reporter.loading)
     for title, table in shown:
         print_table(title, table)
+    return 0
+
+
+def schema() -> int:
+    """Print the JSON schema of sweep files, for editors.
+
+    Example: jaxattn schema > sweep.schema.json
+    """
+    import json
+
+    from jaxattn.study.schema import schema
+
+    print(json.dumps(schema(), indent=2, ensure_ascii=False))
     return 0

@@ -10,7 +10,7 @@ import pytest
 
 from jaxattn import cli
 
-SWEEPS = Path(__file__).parents[1] / "sweeps"
+SWEEPS = Path(__file__).parents[2] / "sweeps"
 SMALL = [
     *("--set", "data.sequences=60", "--set", "data.vocab_size=30", "--set", "data.relevant=10"),
     *("--set", "model.dim=16", "--set", "phases.query.steps=5", "--set", "data.test_sequences=10"),
@@ -194,7 +194,7 @@ def test_wrong_input_is_one_line_and_status_2(monkeypatch, capsys, tmp_path, arg
 
 def test_unknown_commands_and_flags_are_status_2():
     for arguments in (["nosuch"], ["run", "--nosuch"]):
-        command = [sys.executable, "-m", "jaxattn.cli", *arguments]
+        command = [sys.executable, "-m", "jaxattn", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr

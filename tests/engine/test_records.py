@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.engine.batches import Batch
-from jaxattn.engine.tables import rows, with_best
+from jaxattn.engine.records import rows, with_best
 from jaxattn.errors import InputError
 
 

@@ -1,13 +1,28 @@
-"""The command that measures a machine."""
+"""Commands that look at this machine: what is wrong with it, and how fast it is."""
 
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from jaxattn.console import print_table
+from jaxattn.cli.console import print_table
+from jaxattn.cli.options import Quiet
 from jaxattn.errors import InputError, RunError
-from jaxattn.options import Quiet
+
+
+def doctor() -> int:
+    """Check this machine: devices, versions, float64, folders, disk, known troubles; exit with 1 if broken.
+
+    Example: jaxattn doctor
+    """
+    import pandas as pd
+
+    from jaxattn.cli.doctor import examine
+    from jaxattn.cli.options import compiled_folder
+
+    findings = examine(compiled_folder())
+    print_table("Doctor", pd.DataFrame(findings))
+    return int(any(finding.state == "broken" for finding in findings))
 
 
 def bench(

@@ -1,6 +1,6 @@
 import pytest
 
-from jaxattn.engine import doctor
+from jaxattn.cli import doctor
 
 
 def test_the_doctor_finds_this_machine_well(tmp_path):

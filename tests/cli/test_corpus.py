@@ -7,8 +7,8 @@ import pytest
 import jaxattn as ja
 from jaxattn import Study
 from jaxattn.base import silent
-from jaxattn.engine import describe
-from jaxattn.engine.program import seed_keys
+from jaxattn.cli.corpus import describe
+from jaxattn.engine.lift import seed_keys
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
     assert loaded.splits.validation.num_examples == 10
     assert loaded.splits.train.num_examples == 30
     assert loaded.splits.test is None
-    ((_, sizes), *_) = describe.corpus(wanted, 1, silent)
+    ((_, sizes), *_) = describe(wanted, 1, silent)
     assert sizes["split"].tolist() == ["train", "validation"]
     assert texts().base.data.load(silent).splits.validation is None
     assert wanted.base.data.shared
@@ -41,7 +41,7 @@ def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
 
 def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(texts, tmp_path):
     fruit, animals = ["apple", "pear"], ["ape", "bear"]
-    ((_, sizes), *_) = describe.corpus(texts(class_names=fruit), 1, silent)
+    ((_, sizes), *_) = describe(texts(class_names=fruit), 1, silent)
     assert sizes["label apple"].tolist() == sizes["label pear"].tolist() == ["50.0 %"]
     before = texts().run(tmp_path / "run", quiet=True)
     assert before.class_names(0) == ("0", "1")
@@ -54,11 +54,11 @@ def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(t
 
 
 def test_a_corpus_of_own_code_is_described(study):
-    tables = describe.corpus(study("own"), 3, silent)
+    tables = describe(study("own"), 3, silent)
     (_, sizes), *_ = tables
     assert sizes["split"].tolist() == ["train", "test"]
     assert sizes["sequences"].tolist() == ["12", "8"]
-    ((_, shared), *_) = describe.corpus(study("own", data="mine.py:fixed"), 3, silent)
+    ((_, shared), *_) = describe(study("own", data="mine.py:fixed"), 3, silent)
     assert shared["split"].tolist() == ["train"]
 
 
@@ -68,9 +68,7 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
     loss = "logistic" if classes == 2 else "cross_entropy"
     wanted = Study.of_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
-    ((title, table),) = [
-        x for x in describe.corpus(wanted, 1, silent) if x[0].startswith("One step on E, d = ")
-    ]
+    ((title, table),) = [x for x in describe(wanted, 1, silent) if x[0].startswith("One step on E, d = ")]
     assert f"begin with step_size = {table['step_size'][1]:g}. It can make E·p U-shaped" in title
     corpus = wanted.base.data.draw(seed_keys([0])[0][0]).train
     v = jnp.eye(4)[0] if classes == 2 else jnp.eye(4)[:, :classes]
@@ -94,7 +92,7 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
 
 def test_without_important_tokens_there_is_no_advice(tables):
     wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
-    titles = [title for title, _ in describe.corpus(wanted, 1, silent)]
+    titles = [title for title, _ in describe(wanted, 1, silent)]
     assert (
         "One step on E: no advice, since no token is important (|posterior difference| ≥ 0.5, " in titles[2]
     )

@@ -20,7 +20,7 @@ class Shard:
         """Run the command; return its status."""
         import subprocess
 
-        return subprocess.run([sys.executable, "-m", "jaxattn.cli", *self.command], check=False).returncode
+        return subprocess.run([sys.executable, "-m", "jaxattn", *self.command], check=False).returncode
 
     def checkpoint(self) -> Any:
         """Say how to go on after a preemption, as submitit asks."""

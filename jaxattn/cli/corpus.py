@@ -14,7 +14,7 @@ from jaxattn.study.definition import Definition
 from jaxattn.theory.step_size import advise
 
 
-def corpus(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
+def describe(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
     """Describe the data of a study, of seed 0 if every seed has its own.
 
     Args:

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from jaxattn.console import print_made_by, print_summary, print_table, print_written
-from jaxattn.errors import InputError
-from jaxattn.options import (
+from jaxattn.cli.console import print_made_by, print_summary, print_table, print_written
+from jaxattn.cli.options import (
     Every,
     Folder,
     Folders,
@@ -21,6 +20,7 @@ from jaxattn.options import (
     read_pair,
     read_size,
 )
+from jaxattn.errors import InputError
 
 
 def aggregate(
@@ -160,7 +160,7 @@ def claims(
         data_dir: Folder of tensorflow-datasets that holds imdb_reviews, to measure on real reviews too.
         out: Results folder.
     """
-    from jaxattn.engine.execute import Interrupted
+    from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.progress import Reporter
     from jaxattn.reproduction import scoreboard
 
@@ -211,7 +211,7 @@ def reproduce(
     """
     from jaxattn import reproduction
     from jaxattn.engine import devices
-    from jaxattn.engine.execute import Interrupted
+    from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.progress import Reporter
 
     memory = read_size(max_memory)

@@ -22,10 +22,10 @@ def main() -> None:
         return
     import tyro
 
-    from jaxattn.commands import bench, results, studies
-    from jaxattn.console import complain
+    from jaxattn.cli import machine, results, studies
+    from jaxattn.cli.console import complain
+    from jaxattn.cli.options import check_once
     from jaxattn.errors import InputError, RunError
-    from jaxattn.options import check_once
 
     commands: dict[str, Any] = {
         "run": studies.run,
@@ -38,9 +38,9 @@ def main() -> None:
         "aggregate": results.aggregate,
         "report": results.report,
         "status": studies.status,
-        "schema": schema,
-        "doctor": doctor,
-        "bench": bench.bench,
+        "schema": studies.schema,
+        "doctor": machine.doctor,
+        "bench": machine.bench,
     }
     code: int
     try:
@@ -73,36 +73,3 @@ def _stop(number: int, frame: Any) -> None:
     shown = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
     os.write(2, f"{shown}stopped; nothing is lost, continue with the same command\n".encode())
     os._exit(130)
-
-
-def doctor() -> int:
-    """Check this machine: devices, versions, float64, folders, disk, known troubles; exit with 1 if broken.
-
-    Example: jaxattn doctor
-    """
-    import pandas as pd
-
-    from jaxattn.console import print_table
-    from jaxattn.engine.doctor import examine
-    from jaxattn.options import compiled_folder
-
-    findings = examine(compiled_folder())
-    print_table("Doctor", pd.DataFrame(findings))
-    return int(any(finding.state == "broken" for finding in findings))
-
-
-def schema() -> int:
-    """Print the JSON schema of sweep files, for editors.
-
-    Example: jaxattn schema > sweep.schema.json
-    """
-    import json
-
-    from jaxattn.study.schema import schema
-
-    print(json.dumps(schema(), indent=2, ensure_ascii=False))
-    return 0
-
-
-if __name__ == "__main__":
-    main()

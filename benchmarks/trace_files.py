@@ -1,0 +1,111 @@
+"""In how many files of the package something runs: one seed, and a whole command from sweep file to page.
+
+    python benchmarks/trace_files.py             # counts
+    python benchmarks/trace_files.py --list      # and the files
+
+Counted are calls into functions of the package, by `sys.setprofile`, in all threads; what runs while a module
+is imported is left out. The study is the quickstart with few seeds and steps, which are no matter: what is
+traced and compiled is the same. A crossing is a call from a function of one file into that of another.
+"""
+
+import argparse
+import contextlib
+import io
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jaxattn
+from jaxattn.study import seed
+
+PACKAGE = Path(jaxattn.__file__).parent
+SWEEP = PACKAGE.parent / "sweeps" / "quickstart.toml"
+SMALL = ("seeds=2", "phases.query.steps=20", "data.sequences=200", "data.test_sequences=100")
+
+
+class Trace:
+    """Counts the functions of the package that are called, by file, and calls from file to file."""
+
+    def __init__(self) -> None:
+        self.functions: set[tuple[str, str, int]] = set()
+        self.crossings: Counter[tuple[str, str]] = Counter()
+        self._thread = threading.local()
+
+    def count(self, function: Callable[[], Any]) -> None:
+        """Count what a call of a function calls."""
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        try:
+            function()
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+
+    def _note(self, frame: Any, event: str, _: Any) -> None:
+        importing = getattr(self._thread, "importing", 0)
+        code = frame.f_code
+        if code.co_name == "<module>":
+            if event in ("call", "return"):
+                self._thread.importing = importing + (1 if event == "call" else -1)
+            return
+        if event != "call" or importing or not _is_ours(code):
+            return
+        self.functions.add((code.co_filename, code.co_qualname, code.co_firstlineno))
+        caller = frame.f_back
+        while caller is not None and not _is_ours(caller.f_code):
+            caller = caller.f_back
+        if caller is not None and caller.f_code.co_filename != code.co_filename:
+            self.crossings[caller.f_code.co_filename, code.co_filename] += 1
+
+    @property
+    def files(self) -> list[str]:
+        return sorted({str(Path(file).relative_to(PACKAGE)) for file, *_ in self.functions})
+
+
+def _is_ours(code: Any) -> bool:
+    return code.co_filename.startswith(f"{PACKAGE}/") and code.co_filename.endswith(".py")
+
+
+def one_seed() -> Trace:
+    """Run one seed from its start to its end."""
+    study, trace = jaxattn.Study.read(SWEEP, SMALL), Trace()
+    setting = study.cells[0].setting
+    trace.count(lambda: list(seed.run(setting, 0)))
+    return trace
+
+
+def command() -> Trace:
+    """Run the command that reads a sweep file, runs it and writes its page."""
+    from jaxattn.cli import main
+
+    trace = Trace()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        words = ["run", str(SWEEP), "--out", f"{folder}/out", "--quiet"]
+        words += [word for change in SMALL for word in ("--set", change)]
+        sys.argv = ["jaxattn", *words]
+        with contextlib.suppress(SystemExit):
+            trace.count(main)
+        assert Path(folder, "out", "report.html").exists()
+    return trace
+
+
+def report() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="list the files")
+    listing = parser.parse_args().list
+    for name, run in (("one seed", one_seed), ("command to page", command)):
+        trace = run()
+        crossings = sum(trace.crossings.values())
+        print(f"{name}: {len(trace.files)} files, {len(trace.functions)} functions, {crossings} crossings")
+        for file in trace.files if listing else ():
+            print(f"    {file}")
+
+
+if __name__ == "__main__":
+    report()
