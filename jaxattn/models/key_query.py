@@ -70,12 +70,12 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     return params.E @ (params.W @ params.p), params.E @ params.v
 
 
-def outputs(params: Params, corpus: Corpus) -> Array:
+def outputs(params: Params, data: Corpus) -> Array:
     """Compute f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X W p) for every sequence.
 
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K), W (d, d).
-        corpus: n sequences over V tokens.
+        data: n sequences over V tokens.
 
     Returns:
         (n,) for two classes, (n, K) for K heads.
@@ -84,7 +84,7 @@ def outputs(params: Params, corpus: Corpus) -> Array:
         The attention of Tarzanagh et al. (arXiv 2306.13596) with W and p apart, on trained embeddings.
     """
     scores, values = scores_and_values(params)
-    return attend(corpus, scores, values)
+    return attend(data, scores, values)
 
 
 class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
@@ -109,10 +109,5 @@ class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
             weights=self.weights,
         )
 
-    def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, data)
-
-    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
-        return scores_and_values(params)
+    outputs = staticmethod(outputs)
+    scores_and_values = staticmethod(scores_and_values)

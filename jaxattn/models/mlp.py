@@ -76,12 +76,12 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     return params.E @ params.p, params.E @ params.v
 
 
-def outputs(params: Params, corpus: Corpus) -> Array:
+def outputs(params: Params, data: Corpus) -> Array:
     """Compute f(X) = v·relu(Σ_i q_i E_{x_i} W + b) with q = softmax(E_X p) for every sequence.
 
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K), W (d, d), b (d,).
-        corpus: n sequences over V tokens.
+        data: n sequences over V tokens.
 
     Returns:
         (n,) for two classes, (n, K) for K heads. On the way it needs arrays of n d numbers.
@@ -92,8 +92,8 @@ def outputs(params: Params, corpus: Corpus) -> Array:
     """
     scores = params.E @ params.p
     # Of a minibatch there are fewer averages than tokens to multiply with W.
-    few = corpus.num_examples < corpus.vocab_size
-    hidden = pool(corpus, scores, params.E) @ params.W if few else pool(corpus, scores, params.E @ params.W)
+    few = data.num_examples < data.vocab_size
+    hidden = pool(data, scores, params.E) @ params.W if few else pool(data, scores, params.E @ params.W)
     return jax.nn.relu(hidden + params.b) @ params.v
 
 
@@ -114,10 +114,5 @@ class Mlp(Model[Corpus], frozen=True, kw_only=True):
         sizes = {"vocab_size": like.vocab_size, "dim": self.dim, "num_classes": like.num_classes}
         return init(key, **sizes, dtype=dtype, weights=self.weights)
 
-    def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, data)
-
-    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
-        return scores_and_values(params)
+    outputs = staticmethod(outputs)
+    scores_and_values = staticmethod(scores_and_values)

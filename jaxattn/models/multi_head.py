@@ -78,17 +78,17 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     return params.E @ params.p.mean(axis=0), params.E @ params.v.mean(axis=0)
 
 
-def outputs(params: Params, corpus: Corpus) -> Array:
+def outputs(params: Params, data: Corpus) -> Array:
     """Compute f(X) = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h) with q^h = softmax(E_X p_h) for every sequence.
 
     Args:
         params: E (V, d), p (H, d), v (H, d) or (H, d, K).
-        corpus: n sequences over V tokens.
+        data: n sequences over V tokens.
 
     Returns:
         (n,) for two classes, (n, K) for K.
     """
-    of_heads = jax.vmap(lambda p, v: attend(corpus, params.E @ p, params.E @ v))
+    of_heads = jax.vmap(lambda p, v: attend(data, params.E @ p, params.E @ v))
     return of_heads(params.p, params.v).mean(axis=0)
 
 
@@ -114,13 +114,8 @@ class MultiHead(Model[Corpus], frozen=True, kw_only=True):
             heads=self.heads,
         )
 
-    def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, data)
-
-    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
-        return scores_and_values(params)
+    outputs = staticmethod(outputs)
+    scores_and_values = staticmethod(scores_and_values)
 
     def head_scores(self, params: Params) -> Array:
         """Compute E p_h of each head, (H, V)."""

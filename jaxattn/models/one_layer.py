@@ -69,12 +69,12 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     return projection.scores_and_values(params.E, params.p, params.v)
 
 
-def outputs(params: Params, corpus: Corpus) -> Array:
+def outputs(params: Params, data: Corpus) -> Array:
     """Compute f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for every sequence.
 
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K).
-        corpus: n sequences over V tokens.
+        data: n sequences over V tokens.
 
     Returns:
         (n,) for two classes, (n, K) for K heads.
@@ -83,7 +83,7 @@ def outputs(params: Params, corpus: Corpus) -> Array:
         Model of arXiv 2505.17282: no positions, no 1/√d, no key or query matrix.
     """
     scores, values = scores_and_values(params)
-    return attend(corpus, scores, values)
+    return attend(data, scores, values)
 
 
 class OneLayer(Model[Corpus], frozen=True, kw_only=True):
@@ -118,13 +118,8 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
         """Draw the parameters, see the module's `init`."""
         return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
 
-    def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute f, (n,) or (n, K), see the module's `outputs`."""
-        return outputs(params, data)
-
-    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
-        return scores_and_values(params)
+    outputs = staticmethod(outputs)
+    scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "OneLayer":
         """Return the same model in coordinates of the span of its parameters, see `models.span`."""

@@ -57,9 +57,7 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
         """Compute f, (n,) or (n, K), see the module's `outputs`."""
         return outputs(params, data, residual=self.residual)
 
-    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
-        return scores_and_values(params)
+    scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "TwoLayer":
         """Return the same model in coordinates of the span of its parameters, see `models.span`."""
