@@ -26,6 +26,7 @@ def large(ragged, by_gram, monkeypatch):
     return make
 
 
+SLOW = pytest.mark.slow
 MODELS = {
     "without weights": (two_layer, two_layer.init),
     "with weights": (two_layer_weights, partial(two_layer_weights.init, weights="normal")),
@@ -55,8 +56,10 @@ def dense_counts(corpus):
     return counts
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("size", [9, 81])
+@pytest.mark.parametrize(
+    ("size", "symmetric"),
+    [(9, True), (81, False), *(pytest.param(*case, marks=SLOW) for case in ((9, False), (81, True)))],
+)
 def test_sums_over_pairs_and_their_derivatives_are_those_of_dense_matrices(x64, rng, large, size, symmetric):
     corpus = large()
     counts = dense_counts(corpus)
@@ -97,7 +100,16 @@ def test_frequent_tokens_are_those_of_most_sequences(large):
     assert np.asarray(frequent.rare.count).sum() + counts[:, frequent.tokens].sum() == counts.sum()
 
 
-@pytest.mark.parametrize(("classes", "residual"), [(2, False), (3, True)])
+@pytest.mark.parametrize(
+    ("model", "classes", "residual"),
+    [
+        ("without weights", 2, False),
+        ("with weights", 3, True),
+        pytest.param("without weights", 3, True, marks=SLOW),
+        pytest.param("with weights", 2, False, marks=SLOW),
+    ],
+    indirect=["model"],
+)
 def test_safe_scores_equal_the_textbook(x64, large, assert_equals_textbook, model, classes, residual):
     module, init = model
     corpus = large(classes)
@@ -111,6 +123,9 @@ def test_safe_scores_equal_the_textbook(x64, large, assert_equals_textbook, mode
     )
 
 
+@pytest.mark.parametrize(
+    "model", [pytest.param("without weights", marks=SLOW), "with weights"], indirect=True
+)
 def test_wide_scores_equal_the_textbook(x64, large, assert_equals_textbook, model):
     module, init = model
     corpus = large()
@@ -141,6 +156,9 @@ def test_what_is_no_number_is_not_safe(scale):
     assert bool(factored_kernel.is_safe(scale * jnp.eye(3), True)) is not np.isnan(scale)
 
 
+@pytest.mark.parametrize(
+    "model", [pytest.param("without weights", marks=SLOW), "with weights"], indirect=True
+)
 def test_vmapped_equals_looped_whatever_the_spread_of_each_member(x64, large, model):
     module, init = model
     corpus = large()
