@@ -27,18 +27,21 @@ def batch_of(rng, spreads, dtype, *classes):
     return jnp.asarray(scores, dtype), jnp.asarray(rng.normal(size=(len(spreads), 90, *classes)), dtype)
 
 
-def textbook(corpus, scores, values):
-    """f position by position, and the gradient of Σ f² by autodiff, in float64."""
-    ids, mask = ja.models.reference.padded_sequences(corpus)
-
+@jax.jit
+def by_positions(ids, mask, scores, values):
     def f(scores, values):
         q = jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1)
         return jnp.einsum("nt,nt...->n...", q, values[ids])
 
+    squares = jax.vmap(jax.grad(lambda *x: (f(*x) ** 2).sum(), argnums=(0, 1)))(scores, values)
+    return jax.vmap(f)(scores, values), *squares
+
+
+def textbook(corpus, scores, values):
+    """f position by position, and the gradient of Σ f² by autodiff, in float64."""
+    ids, mask = ja.models.reference.padded_sequences(corpus)
     with jax.enable_x64(True):
-        exact = [jnp.asarray(np.asarray(x, np.float64)) for x in (scores, values)]
-        squares = jax.vmap(jax.grad(lambda *x: (f(*x) ** 2).sum(), argnums=(0, 1)))(*exact)
-        return jax.vmap(f)(*exact), *squares
+        return by_positions(ids, mask, *(jnp.asarray(np.asarray(x, np.float64)) for x in (scores, values)))
 
 
 def single(corpus, scores, values):
@@ -123,14 +126,16 @@ def test_nested_vmaps_share_one_product(rng, x64, corpus):
 @pytest.mark.parametrize("spread", [1.0, 700.0])
 def test_jacobians_of_batches_equal_those_of_single_calls(rng, x64, corpus, spread):
     scores, values = batch_of(rng, [spread, spread / 2], np.float64)
-    rows = jax.vmap(jax.jacrev(partial(attend, corpus)))(scores, values)
-    columns = jax.vmap(jax.jacfwd(jax.grad(lambda a, g: (attend(corpus, a, g) ** 2).sum())))(scores, values)
+    jacobian = jax.jacrev(partial(attend, corpus))
+    gradient = jax.grad(lambda a, g: (attend(corpus, a, g) ** 2).sum())
+    rows = jax.jit(jax.vmap(jacobian))(scores, values)
+    columns = jax.jit(jax.vmap(jax.jacfwd(gradient)))(scores, values)
+    jacobian, gradient = jax.jit(jacobian), jax.jit(gradient)
     for i in range(2):
-        row = jax.jacrev(partial(attend, corpus))(scores[i], values[i])
+        row = jacobian(scores[i], values[i])
         np.testing.assert_allclose(rows[i], row, rtol=1e-11, atol=1e-13)
         step = 1e-6 * jnp.asarray(rng.normal(size=90))
-        slope = jax.grad(lambda a, g=values[i]: (attend(corpus, a, g) ** 2).sum())
-        difference = (slope(scores[i] + step) - slope(scores[i] - step)) / 2
+        difference = (gradient(scores[i] + step, values[i]) - gradient(scores[i] - step, values[i])) / 2
         np.testing.assert_allclose(columns[i] @ step, difference, atol=1e-13)
 
 

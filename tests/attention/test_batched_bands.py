@@ -43,6 +43,7 @@ def textbook(corpus, scores, columns, weights):
     return f, d_scores, d_columns
 
 
+@jax.jit
 def both_ways(corpus, scores, columns, weights, num_bands):
     f, shift, normaliser = batched.banded_forward(corpus, scores, columns, num_bands)
     d_sums = weights / normaliser[:, None]

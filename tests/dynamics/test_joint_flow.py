@@ -137,11 +137,13 @@ def test_it_agrees_with_an_independent_ode_as_far_as_it_goes(benchmark, kind):
             assert path.mismatch[seed] < 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("relevant", ["2", "3"])
-def test_of_64_seeds_every_one_agrees_or_says_where_it_stops(benchmark, relevant):
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(8, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.exhaustive)]
+)
+def test_of_many_seeds_every_one_agrees_or_says_where_it_stops(benchmark, relevant, seeds):
     name = f"multi_relevant, {relevant} relevant tokens"
-    found = benchmark.measure(name, benchmark.DATA[name], 64)
+    found = benchmark.measure(name, benchmark.DATA[name], seeds)
     assert found["share that agrees to 1e-4 as far as it goes"] == 1
     assert set(found["ended by"]) <= {"norm", "unsettled"}
 

@@ -35,8 +35,18 @@ def flip(path):
 FIRST, SECOND = (f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in (0, 1))
 
 
-@pytest.mark.parametrize("table", ["records", "tokens"])
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+@pytest.mark.parametrize(
+    ("table", "damage"),
+    [
+        ("records", "truncated"),
+        ("tokens", "flipped"),
+        ("records", "missing"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("tokens", "truncated"), ("records", "flipped"), ("tokens", "missing"))
+        ),
+    ],
+)
 def test_a_damaged_part_is_named_set_aside_and_computed_again(
     copy, two_batches, go, study, assert_same, table, damage
 ):
@@ -78,7 +88,10 @@ def stopped(tmp_path_factory, stop, study):
     return stop(tmp_path_factory.mktemp("stopped") / "small", study(), 5)
 
 
-@pytest.mark.parametrize("victim", ["checkpoint", "mark", "records", "tokens"])
+@pytest.mark.parametrize(
+    "victim",
+    ["checkpoint", "records", *(pytest.param(x, marks=pytest.mark.slow) for x in ("mark", "tokens"))],
+)
 def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
     stopped, small_run, tmp_path, go, study, assert_same, victim
 ):

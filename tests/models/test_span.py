@@ -102,7 +102,12 @@ def moved(params, corpus, optimizer, steps, **settings):
 @pytest.mark.parametrize(
     ("name", "classes", "settings"),
     [
-        *((name, 2, {}) for name in optimizers.ROTATION_INVARIANT),
+        ("sgd", 2, {}),
+        *(
+            pytest.param(name, 2, {}, marks=pytest.mark.slow)
+            for name in optimizers.ROTATION_INVARIANT
+            if name != "sgd"
+        ),
         ("sgd", 3, {"batch_size": 10}),
         ("sgd", 2, {"outputs": two_layer.outputs}),
     ],

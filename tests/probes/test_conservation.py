@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +34,17 @@ def drift(model, params, moved, corpus, show):
     return Conservation().measure(show(model, moved, corpus, memory=memory))["conservation_drift"]
 
 
-@pytest.mark.parametrize("dim", [3, 20, 60])  # against m rows: d < m, m < d < 2m, 2m < d
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("heads", [None, 2])
+ONCE = [(3, 2, None), (20, 3, 2), (60, 2, 2), (60, 3, None)]
+
+
+@pytest.mark.parametrize(
+    ("dim", "classes", "heads"),
+    [
+        pytest.param(*case, marks=[] if case in ONCE else pytest.mark.slow)
+        # Against m rows: d < m, m < d < 2m, 2m < d.
+        for case in itertools.product((3, 20, 60), (2, 3), (None, 2))
+    ],
+)
 def test_drift_equals_that_of_the_matrix_written_out(x64, rng, corpus, show, draw, dim, classes, heads):
     corpus = corpus(classes)
     model = models.MultiHead(dim=dim, heads=heads) if heads else models.OneLayer(dim=dim)

@@ -218,6 +218,13 @@ def test_no_mutation_of_a_tree_escapes_as_anything_but_one_clear_line(data):
 
 
 @pytest.mark.slow
+@settings(max_examples=1_000, deadline=None)
+@given(st.data())
+def test_no_mutation_of_more_trees_escapes_as_anything_but_one_clear_line(data):
+    check_mutations_of_a_tree(SMALL, data)
+
+
+@pytest.mark.exhaustive
 @settings(max_examples=7_000, deadline=None)
 @given(st.data())
 def test_no_mutation_of_many_trees_escapes_as_anything_but_one_clear_line(data):
