@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib.axes
 import numpy as np
@@ -11,15 +11,17 @@ from matplotlib.figure import Figure
 from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import axis_label, file_name, seed_words
-from jaxattn.results.numbers import in_order, setting
+from jaxattn.results.numbers import by_factors, in_order, setting
 from jaxattn.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
-from jaxattn.results.thresholds import PhaseDiagram, by_factors
+
+if TYPE_CHECKING:  # it is drawn from there
+    from jaxattn.results.thresholds import PhaseDiagram
 
 Theory = Callable[[Any], float] | Mapping[Any, float]
 _CURVE_POINTS = 200
 
 
-def boundary(diagram: PhaseDiagram, theory: Theory | None = None, *, label: str = "theory") -> Drawn:
+def boundary(diagram: "PhaseDiagram", theory: Theory | None = None, *, label: str = "theory") -> Drawn:
     """Draw where half of the seeds cross over, with its interval, and the points that were run.
 
     Args:
@@ -127,7 +129,7 @@ class _Horizontal(NamedTuple):
         ax.set_xticks(self.places, [setting(x) for x in self.values])
 
 
-def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:
+def _points(ax: matplotlib.axes.Axes, diagram: "PhaseDiagram", horizontal: _Horizontal) -> None:
     """Mark the points that were run by the share of  crossed."""
     place = dict(zip(horizontal.values, horizontal.places, strict=True))
     shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
@@ -148,7 +150,7 @@ def _marker(curve: tuple[list[float], list[float]]) -> str:
     return "" if len(curve[0]) >= _CURVE_POINTS else "s"
 
 
-def _words(diagram: PhaseDiagram, theory: str) -> str:
+def _words(diagram: "PhaseDiagram", theory: str) -> str:
     few = diagram.thresholds["seeds"]
     words = (
         f"Dots: where half of the seeds have {diagram.condition} ({seed_words(few)}), with the 95 % interval "

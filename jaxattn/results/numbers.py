@@ -1,6 +1,7 @@
-"""Numbers as text: three digits, values of settings, a value with its interval."""
+"""Numbers as text: three digits, values of settings, a value with its interval; what scale they want."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -54,3 +55,9 @@ def with_interval(value: float, low: float, high: float) -> str:
         return interval(value, low, high)
     decimals = min(max(1 - math.floor(math.log10(half)), 0), 6)
     return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+def by_factors(values: Sequence[int | float]) -> bool:
+    """Whether values grow by factors rather than evenly, as a logarithmic axis shows them."""
+    x = np.asarray(values, float)
+    return bool(x[0] > 0 and len(x) > 2 and np.ptp(np.diff(np.log(x))) < np.ptp(np.diff(x)) / x[-1])

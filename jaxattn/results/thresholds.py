@@ -20,7 +20,7 @@ import pandas as pd
 
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.intervals import LEVEL, clopper_pearson
-from jaxattn.results.numbers import interval, setting
+from jaxattn.results.numbers import by_factors, interval, setting
 
 
 @dataclass(frozen=True, repr=False)
@@ -179,12 +179,6 @@ def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | flo
         "above": above,
         "at_most": at_most,
     }
-
-
-def by_factors(values: Sequence[int | float]) -> bool:
-    """Whether values grow by factors rather than evenly, as a logarithmic axis shows them."""
-    x = np.asarray(values, float)
-    return bool(x[0] > 0 and len(x) > 2 and np.ptp(np.diff(np.log(x))) < np.ptp(np.diff(x)) / x[-1])
 
 
 def counts(outcomes: pd.DataFrame, places: Mapping[Any, int]) -> dict[int, int]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxattn.results.numbers import brief, format_number, setting, with_interval
+from jaxattn.results.numbers import brief, by_factors, format_number, setting, with_interval
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,9 @@ def test_a_cell_without_an_axis_has_no_setting_of_it():
         "",
         "",
     ]
+
+
+def test_a_logarithmic_axis_is_for_values_that_grow_by_factors():
+    assert by_factors([1, 10, 100])
+    assert not by_factors([1, 2, 3])
+    assert not by_factors([0, 1, 10])

@@ -12,7 +12,6 @@ from jaxattn.results.boundary import boundary
 from jaxattn.results.thresholds import (
     PhaseDiagram,
     bracket,
-    by_factors,
     counts,
     ranks,
     threshold,
@@ -96,9 +95,6 @@ def test_brackets_counts_and_seeds_that_turn_back():
     outcomes = pd.DataFrame(rows, columns=["y", "seed", "crossed"])
     assert turned_back(outcomes) == 1
     assert counts(outcomes, {1.0: 0, 2.0: 1, 3.0: 2}) == {0: 0, 1: 1, 2: 1}
-    assert by_factors([1, 10, 100])
-    assert not by_factors([1, 2, 3])
-    assert not by_factors([0, 1, 10])
 
 
 @pytest.fixture
