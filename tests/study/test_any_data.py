@@ -207,7 +207,7 @@ def test_real_targets_classes_minibatches_and_fresh_ones_of_a_phase_of_ones_own_
     v = np.asarray(wanted.base.model.init(keys(1)[1], data.train, dtype=jnp.float32)["v"])
     for _ in range(4):
         v = v - 0.1 * A.T @ (A @ v - y) / len(y)
-    np.testing.assert_allclose(results.params(seed=1, phase="move").v, v, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(results.params(seed=1, phase="move")["v"], v, rtol=1e-4, atol=1e-6)
     values = results.records.query("seed == 1 and metric == 'validation_loss' and phase == 'move'")["value"]
     held = data.validation
     expected = ((np.asarray(held.X.mean(axis=1)) @ v - np.asarray(held.targets)) ** 2).mean() / 2
