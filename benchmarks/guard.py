@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -119,19 +119,9 @@ def _write(results, folder: Path, name: str) -> None:
 def _continued(folder: Path):
     """Run a study that is killed at its first checkpoint, and then continued."""
     import jaxattn as ja
+    from jaxattn.engine.clock import Intervals
     from jaxattn.engine.progress import Reporter
     from jaxattn.engine.run import run
-
-    # Saves after every step; revisions before had another name for it.
-    saving: dict[str, Any] = {}
-    try:
-        from jaxattn.engine.clock import Intervals
-
-        saving["intervals"] = Intervals(0.0, 0.0, float("inf"))
-    except ImportError:
-        from jaxattn.engine.execute import Clock
-
-        saving["clock"] = Clock(0.0, 0.0, float("inf"))
 
     study = ja.Study.read(HERE / STUDIES[CONTINUED].path, [*STUDIES[CONTINUED].overrides, "chunk=3"])
     child = os.fork()
@@ -143,7 +133,9 @@ def _continued(folder: Path):
                     os.kill(os.getpid(), signal.SIGKILL)
 
         with Killing(quiet=True) as reporter:
-            run(study, folder, command="guard", reporter=reporter, **saving)
+            # Saves after every step.
+            saving = Intervals(0.0, 0.0, float("inf"))
+            run(study, folder, command="guard", reporter=reporter, intervals=saving)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), "it was not killed"

@@ -57,7 +57,7 @@ def _status(folder: Store, manifest: dict[str, Any]) -> tuple[pd.DataFrame, str]
                 **settings[number],
                 "state": "failed" if number in broken else _state(all(done), bool(begun), running),
                 "done": f"{100 * sum(parts) / len(parts):.0f} %",
-                "phase": (now["doing"] or now["phase"]) if now else "",
+                "phase": ((not all(done) and now["doing"]) or now["phase"]) if now else "",
                 "step": f"{now['step']:,} of {now['steps']:,}" if now else "",
                 "loss": _loss(number, [measured[name] for name in own if name in measured]),
                 "failed seeds": sum(cell == number for cell, _ in failed),

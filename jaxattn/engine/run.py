@@ -166,16 +166,9 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) ->
     for index in range(first, len(phases)):
         program = programs.phase(index, loaded)
         clock.begin_phase(index, program.probe_steps, mark.step if mark else 0)
-        if mark is None:
-            carried = program.begin(params, loaded.splits, numbers, keys)
-            state = _State(index, 0, carried, program.histories(carried))
-        elif (found := here.restored(program, index, params, keys, mark)) is not None:
-            state = found
-        else:  # damaged, and set aside
+        params, mark = here.phase(program, index, params, keys, mark), None
+        if params is None:  # the checkpoint was damaged, and is set aside
             return run_batch(batch, cache, folder, clock)
-        here.steps(program, state, measured=mark is not None)
-        here.conclude(program, state)
-        params, mark = state.carried.state.params, None
         clock.end_phase()
 
     clock.doing("writing")
@@ -203,6 +196,16 @@ class _Underway(NamedTuple):
     folder: Store
     clock: Clock
     kept: dict[str, dict[str, Any]]
+
+    def phase(self, program: Program, index: int, params: Any, keys: Any, mark: Mark | None) -> Any:
+        """Run a phase, or what is left of it; return the parameters at its end, None if a mark is damaged."""
+        start = program, index, params, keys
+        state = self.begun(*start) if mark is None else self.restored(*start, mark)
+        if state is None:
+            return None
+        self.steps(program, state, measured=mark is not None)
+        self.conclude(program, state)
+        return state.carried.state.params
 
     def steps(self, program: Program, state: _State, measured: bool) -> None:
         """Take the steps of a phase that are left, measure, and save on the way.
@@ -273,6 +276,11 @@ class _Underway(NamedTuple):
             failures=self.records.failures,
             finished=finished,
         )
+
+    def begun(self, program: Program, index: int, params: Any, keys: Any) -> _State:
+        """Begin a phase."""
+        carried = program.begin(params, self.loaded.splits, self.numbers, keys)
+        return _State(index, 0, carried, program.histories(carried))
 
     def restored(self, program: Program, index: int, params: Any, keys: Any, mark: Mark) -> _State | None:
         """Go on from a checkpoint; None if it is damaged."""

@@ -110,11 +110,6 @@ class Store:
             if not begun:
                 raise InputError(f"{reason}; delete it, or choose another folder with --out") from None
             self.warn(f"{reason}; making it anew from what is there")
-        if known is not None and known["format"] != manifest.FORMAT:
-            raise InputError(
-                f"{self.directory}: written by an earlier version of jaxattn; continue it with that one, or "
-                "choose another folder with --out"
-            )
         changed = differences(known["config"], described["config"]) if known else []
         if begun:
             self._check_same(changed, described, begun)
