@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn import reproduction
+from jaxattn.reproduction import measures, section
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "neighbours"
 NAMES = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
@@ -42,6 +44,19 @@ def test_each_is_short_and_is_checked_as_shipped(name):
     assert read(name).own_kinds
     readme = (SHIPPED / name / "README.md").read_text(encoding="utf-8")
     assert f"jaxattn run sweeps/neighbours/{name}/study.toml" in readme
+
+
+def test_all_are_items_of_a_book():
+    """`jaxattn reproduce --book neighbours` runs them; models without a width are named all the same."""
+    book = reproduction.read(SHIPPED)
+    assert [item.name for item in book.items] == NAMES
+    for item in book.items:
+        measures.load(item)
+        study = item.study("full")
+        assert study.name == item.name
+        metrics = {metric.replace("_", " ") for metric in item.measure["metrics"]}
+        assert metrics >= set(item.criteria)
+        assert section.models(study) == f"{item.name}.py:{study.config['model']['kind'].partition(':')[2]}"
 
 
 def test_attention_is_an_svm(run):

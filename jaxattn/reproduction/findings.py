@@ -14,11 +14,10 @@ AGREES, DIFFERS, CANNOT_TELL, MEASURED = VERDICTS["published"]
 RULE = (
     "A number agrees if its whole 95 % interval lies within the criterion, differs if none of it does, and "
     "cannot tell if it straddles the criterion or has no interval. It is only measured if nothing is "
-    "published to hold it against. Shapes are compared, never heights: they depend on what is not published. "
-    "Intervals are over seeds: Student's t, with the jackknife's standard error where all seeds together "
-    "make a number; of shares those of Clopper and Pearson. One seed has none. Nor has a number that is the "
-    f"same whichever seed is left out, which is held against the criterion itself from {ENOUGH_SEEDS} seeds "
-    "on. An interval of a bin is never narrower than the bin."
+    "published to hold it against. Intervals are over seeds: Student's t, with the jackknife's standard "
+    "error where all seeds together make a number; of shares those of Clopper and Pearson. One seed has none. Nor "
+    "has a number that is the same whichever seed is left out, which is held against the criterion itself "
+    f"from {ENOUGH_SEEDS} seeds on. An interval of a bin is never narrower than the bin."
 )
 OLD = (
     "Not so yet on this page: intervals of shapes are percentile bootstrap intervals, which cover less than "

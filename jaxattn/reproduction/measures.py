@@ -88,7 +88,9 @@ def hold(findings: Sequence[Finding], item: Item) -> list[Finding]:
 def cells(results: Run, item: Item, *, metrics: Sequence[str]) -> Measured:
     """Measure metrics at the end of every cell."""
     findings = [
-        last(results, cell, metric, f"{name}: ") for metric in metrics for cell, name in named(results)
+        last(results, cell, metric, f"{name}: " if name else "")
+        for metric in metrics
+        for cell, name in named(results)
     ]
     return Measured(findings, {})
 

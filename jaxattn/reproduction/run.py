@@ -50,31 +50,28 @@ def reproduce(
         UserCodeError: code of the book raised while it was imported.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
-    wanted = list(book.items)
-    if only:
-        with at("--only"):
-            wanted = [book.item(name) for name in only]
+    with at("--only"):
+        wanted = [item for name in only if (item := book.item(name)).measure]
     # Before anything runs: a page of another scale must not be overwritten.
     kept = {item.name: record.read(item, scale, out) for item in book.items}
-    wanted = [item for item in wanted if item.measure]
+    wanted = wanted if only else [item for item in book.items if item.measure]
     if data_dir is None:
         wanted = _without_data(book, wanted, kept if only else {}, reporter)
     for item in wanted:
         load(item)
-    failed: dict[str, str] = {}
+    failed = {}
     for number, item in enumerate(wanted, 1):
         reporter.note(f"{number} of {len(wanted)}: {item.name}")
         study = item.study(scale, data_dir, overrides)
         try:
             place = inside(folder(out, scale, item), out)
             outcome = engine.run(study, place, command=command, reporter=reporter, max_memory=max_memory)
+            reason = outcome.errors[0]["reason"] if outcome.errors else ""
         except (InputError, RunError) as error:
-            failed[item.name] = str(error)
-        else:
-            if outcome.errors:
-                failed[item.name] = outcome.errors[0]["reason"]
-        if item.name in failed:
-            reporter.note(f"{item.name}: {failed[item.name]}")
+            reason = str(error)
+        if reason:
+            failed[item.name] = reason
+            reporter.note(f"{item.name}: {reason}")
     runs = {item.name: folder(out, scale, item) for item in book.items}
     return page.write(book, out, runs, scale=scale, failed=failed, overrides=overrides)
 

@@ -181,7 +181,7 @@ def _facts(loaded: Run, study: Study, item: Item, scale: Scale) -> dict[str, str
     facts = {
         "sweep file": f"{item.book.place}/{item.name}/study.toml",
         "overrides": ", ".join(item.laptop) if scale == "laptop" and item.laptop else "none",
-        "model": _models(study),
+        "model": models(study),
         "cells × seeds": f"{len(loaded.manifest['cells'])} × {len(seeds)}",
         "run time": f"{loaded.manifest['wall_time_s']:.0f} s",
         "most memory": "-" if memory is None else f"{memory / 1024:.1f} GiB",
@@ -196,10 +196,11 @@ def _facts(loaded: Run, study: Study, item: Item, scale: Scale) -> dict[str, str
     return facts
 
 
-def _models(study: Study) -> str:
+def models(study: Study) -> str:
+    """Name the kinds of the models in a study, and their widths if they have one."""
     tables = [cell.tables["model"] for cell in study.cells]
-    kinds, dims = (dict.fromkeys(str(table[key]) for table in tables) for key in ("kind", "dim"))
-    return f"{', '.join(kinds)}, d = {', '.join(dims)}"
+    kinds, dims = (dict.fromkeys(str(x[key]) for x in tables if key in x) for key in ("kind", "dim"))
+    return ", d = ".join(", ".join(names) for names in (kinds, dims) if names)
 
 
 def _pictures(loaded: Run, item: Item) -> tuple[Picture, ...]:

@@ -7,6 +7,7 @@ import pytest
 
 from jaxattn.errors import InputError
 from jaxattn.reproduction import measures, read
+from jaxattn.reproduction.book import Expected
 from jaxattn.reproduction.findings import Finding
 from jaxattn.results.judge import Estimate
 from jaxattn.results.run import Run
@@ -45,8 +46,14 @@ def test_findings_are_held_against_the_first_criterion_whose_pattern_fits(result
     held, other = measures.hold(bare, item)
     assert (held.verdict, held.published) == ("agrees", "≥ 0")
     assert (other.verdict, other.published) == ("measured", "-")
-    item = msgspec.structs.replace(item, criteria={"*": item.criteria["least one_step_error"]})
-    assert [finding.verdict for finding in measures.hold(bare, item)] == ["agrees", "agrees"]
+    first, last = item.criteria["least one_step_error"], Expected(at_least=0.9)
+    for criteria, verdicts in (
+        ({"*": first}, ["agrees", "agrees"]),
+        ({"least *": first, "*": last}, ["agrees", "differs"]),
+        ({"*": last, "least *": first}, ["differs", "differs"]),
+    ):
+        ordered = msgspec.structs.replace(item, criteria=criteria)
+        assert [finding.verdict for finding in measures.hold(bare, ordered)] == verdicts
     assert replace(held, criterion=None, published="-") == bare[0]
 
 
