@@ -5,6 +5,7 @@ from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.direction import direction
 from jaxattn.theory.geometry import cosine, margin, one_minus_cosine
 from jaxattn.theory.limit import Limit, limit
+from jaxattn.theory.lq_margin import lq_max_margin
 from jaxattn.theory.max_margin import max_margin, max_margin_batch
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
 from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
@@ -20,6 +21,7 @@ __all__ = [
     "cosine",
     "direction",
     "limit",
+    "lq_max_margin",
     "margin",
     "max_margin",
     "max_margin_batch",

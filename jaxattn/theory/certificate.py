@@ -57,6 +57,9 @@ class MaxMargin(Brief):
 
         ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap).
 
+    Of `lq_max_margin` the lengths of p are in ℓ_q and those of the sums in its dual norm; the margins are
+    bounded by them as here, the distance to p_mm is not.
+
     If it is infeasible, Σ λ (E_s - E_s') + Σ μ (E_s - E_s'') ≈ 0 with Σ λ = 1: no direction can have a
     positive product with every difference. `dual_residual`, at most 1e-14, says how closely, and does not
     depend on their lengths. A problem may be neither `feasible` nor `infeasible`: undecided, or not tried.
@@ -70,7 +73,8 @@ class MaxMargin(Brief):
         ties: (t, 2) int32; tied tokens, each with the smallest token of its class.
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
-        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair;
+        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair, and in
+            other norms what p times the sum lacks to equality in Hölder's inequality, relative to it;
             if not feasible ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, rounding included:
             no direction that keeps the ties has a cosine above this with every difference.
         duality_gap: (); 1 - (margin / margin_bound)², the relative gap of ½ ‖p‖²; 1 if not feasible.
@@ -151,6 +155,7 @@ def certify(
     *,
     tolerance: float,
     p: np.ndarray | None = None,
+    q: float = 2.0,
     iterations: int = 0,
     solver: str = "",
 ) -> MaxMargin:
@@ -163,6 +168,7 @@ def certify(
         tie_multipliers: (t,); μ at the same scale.
         tolerance: largest duality gap of a solved problem.
         p: (d,); the direction, of any length; by default the sum of the multipliers.
+        q: the norm of p, 1 to ∞.
         iterations: for the statistics.
         solver: for the statistics.
 
@@ -181,8 +187,10 @@ def certify(
     ends = np.concatenate([pairs, ties])
     differences = E[ends[:, 0]] - E[ends[:, 1]]
     summed, sizes = both @ differences, np.abs(both) * lengths(differences)
+    dual = dual_norm(q)
     # Differences and their sum are right to the last digit of each.
-    length = float(np.linalg.norm(summed)) + _EPS * sizes.sum()
+    errors = sizes if q == 2 else np.abs(both) * np.linalg.norm(differences, dual, axis=1)
+    length = float(np.linalg.norm(summed, dual)) + _EPS * errors.sum()
     found: dict[str, Any] = {
         "pairs": pairs,
         "ties": ties,
@@ -204,10 +212,10 @@ def certify(
         return replace(
             answer, multipliers=weight, tie_multipliers=tie_weight, dual_residual=residual, **found
         )
-    if tolerance < 1 - 1 / (p @ p * length**2) < _ROUNDING:
-        p = _met(E, constraints, tight, p)
-    margin = 1 / float(np.linalg.norm(p))
-    scale = 1 / (margin * max(float(np.linalg.norm(summed)), np.finfo(float).tiny))
+    if tolerance < 1 - 1 / (np.linalg.norm(p, q) * length) ** 2 < _ROUNDING:
+        p = _met(E, constraints, tight, p, q)
+    margin = 1 / float(np.linalg.norm(p, q))
+    scale = 1 / (margin * max(float(np.linalg.norm(summed, dual)), np.finfo(float).tiny))
     weight, tie_weight = np.split(scale * both, [len(support)])
     values, untied = _values(E, constraints, tight, p)
     gap = max(0.0, 1 - (margin / length) ** 2)
@@ -217,7 +225,7 @@ def certify(
         multipliers=weight,
         tie_multipliers=tie_weight,
         primal_residual=max(float((required - values).max()), untied, 0.0),
-        dual_residual=np.linalg.norm(p - np.append(weight, tie_weight) @ differences) / np.linalg.norm(p),
+        dual_residual=_misfit(p, np.append(weight, tie_weight) @ differences, q),
         duality_gap=gap,
         status=np.int8(Status.SOLVED if gap <= tolerance else Status.LOOSE),
         **found,
@@ -294,7 +302,14 @@ def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarra
     return p / lowest if (values[below] >= -_LEVEL * size).all() else None
 
 
-def _met(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray) -> np.ndarray:
+def _misfit(p: np.ndarray, summed: np.ndarray, q: float) -> float:
+    """How far the sum of the multipliers is from the gradient of ½ ‖p‖_q², relative to it."""
+    if q == 2:
+        return float(np.linalg.norm(p - summed) / np.linalg.norm(p))
+    return float(1 - p @ summed / (np.linalg.norm(p, q) * np.linalg.norm(summed, dual_norm(q))))
+
+
+def _met(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray, q: float) -> np.ndarray:
     """Move p by as little as meets tight constraints as equalities; keep it if that makes it longer.
 
     Where the margin is small the multipliers are large, their sum has rounding errors of ε Σ λ, and its
@@ -308,7 +323,12 @@ def _met(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray) 
     size[size == 0] = 1.0
     move = lstsq(rows / size[:, None], (needed - rows @ p) / size, lapack_driver="gelsy")[0]
     moved = _scaled(E, constraints, tight, p + move)
-    return p if moved is None or np.linalg.norm(moved) > np.linalg.norm(p) else moved
+    return p if moved is None or np.linalg.norm(moved, q) > np.linalg.norm(p, q) else moved
+
+
+def dual_norm(q: float) -> float:
+    """Return q* with 1/q + 1/q* = 1."""
+    return np.inf if q == 1 else 1.0 if q == np.inf else q / (q - 1)
 
 
 def lengths(rows: np.ndarray) -> np.ndarray:

@@ -1,0 +1,138 @@
+"""The max-margin direction of a selection in the ℓ_q norm.
+
+Mirror descent with the potential ‖p‖_q^q / q tends to the direction of the largest ℓ_q margin, sign descent
+to that of ℓ_∞, where gradient descent tends to that of ℓ_2.
+"""
+
+import math
+from functools import partial
+
+import numpy as np
+
+from jaxattn.errors import InputError
+from jaxattn.theory.certificate import MaxMargin, Status, certify
+from jaxattn.theory.constraints import Constraints, constraints
+from jaxattn.theory.max_margin import shortest
+from jaxattn.theory.scores import Scores
+from jaxattn.theory.selection import Selection, require_finite, require_keys
+
+# Largest ratio of two weights of a reweighted problem: its solver works to 1e-16 of the largest.
+_SPREAD = 1e12
+_MOST_PROBLEMS = 400
+
+
+def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: float = 1e-10) -> MaxMargin:
+    """Find the p of least ℓ_q norm that scores selected tokens higher by 1 than the others of their sequence.
+
+        p_q = argmin ‖p‖_q  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
+                                  p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
+
+    At 1 < q < ∞ it is a sequence of ℓ_2 problems with weights |p_j|^(q-2) of the last p, each solved as
+    `max_margin` solves it; at q = 1 and ∞ a linear program, whose p need not be unique. Multipliers λ ≥ 0 and
+    μ, y = Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s''), bound the margin of all directions with ‖p‖_q = 1, by Hölder:
+
+        margin ≤ ‖y‖_q* / Σ λ,   1/q + 1/q* = 1.
+
+    Args:
+        scores: keys Φ (m, D), and bags of n sequences.
+        selection: the selected tokens of each sequence, at least one.
+        q: the norm, 1 to ∞ (`math.inf`).
+        tolerance: largest relative duality gap of a solved problem.
+
+    Returns:
+        As of `max_margin`, with lengths of p in ℓ_q and the bound above. If the tolerance is not reached, the
+        answer of the smallest gap; of a selection that no direction separates, the proof.
+
+    Raises:
+        InputError: q below 1, Φ holds NaN or inf, a sequence without selected token, shapes that do not fit.
+
+    Source:
+        Julistiono, Tarzanagh and Azizan 2024 (arXiv 2410.14581), the ℓ_p attention SVM; Lawson's reweighting
+        with a line search.
+    """
+    if not q >= 1:
+        raise InputError(f"q: {q}; give a norm from 1 to inf")
+    require_keys(scores.keys, scores.corpus)
+    require_finite(keys=scores.keys)
+    E, found = np.asarray(scores.keys, np.float64), constraints(scores.corpus, selection)
+    euclidean = shortest(E, found, tolerance=tolerance)
+    if q == 2 or not euclidean.feasible or euclidean.status == Status.NOTHING:
+        return euclidean
+    if q in (1, math.inf):
+        return _linear_program(E, found, q, tolerance=tolerance)
+    return _reweighted(E, found, q, euclidean.p, tolerance=tolerance)
+
+
+def _reweighted(E: np.ndarray, found: Constraints, q: float, p: np.ndarray, *, tolerance: float) -> MaxMargin:
+    """Minimise ‖p‖_q by problems of least Σ_j |p_j|^(q-2) u_j², p moved towards each u by a line search.
+
+    u is a descent direction, and its multipliers are those of ‖p‖_q where p = u. Up to q = 2 a whole step
+    lowers the norm and the error by 2 - q; beyond, one of about 1/(q - 1) is Newton's.
+    """
+    from scipy.optimize import minimize_scalar  # slow to import
+
+    answers = []
+    for number in range(1, _MOST_PROBLEMS + 1):
+        size = np.maximum(np.abs(p) / np.abs(p).max(), _SPREAD ** (-1 / abs(q - 2)))
+        root = size ** ((2 - q) / 2)
+        weighted = shortest(E * root, found, tolerance=tolerance)
+        if not weighted.feasible:
+            break
+        move = weighted.p * root - p
+
+        def length(t: float, p: np.ndarray = p, move: np.ndarray = move) -> float:
+            return float(np.linalg.norm(p + t * move, q))
+
+        step = minimize_scalar(length, bounds=(0, 1), method="bounded", options={"xatol": 1e-12}).x
+        p = p + min(step, 1.0, key=length) * move
+        multipliers = _of_pairs(weighted, found, len(E))
+        end = partial(certify, E, found, multipliers, weighted.tie_multipliers, tolerance=tolerance, q=q)
+        answers.append(end(p=p, iterations=number, solver="reweighted"))
+        if answers[-1].status == Status.SOLVED:
+            break
+    return min(answers, key=lambda answer: answer.duality_gap)
+
+
+def _of_pairs(answer: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
+    """Put the multipliers of an answer in the order of the pairs of its problem, (m,)."""
+    key = found.better.astype(np.int64) * tokens + found.worse
+    order = np.argsort(key)
+    place = order[np.searchsorted(key[order], answer.pairs @ np.array([tokens, 1]))]
+    multipliers = np.zeros(len(key))
+    multipliers[place] = answer.multipliers
+    return multipliers
+
+
+def _linear_program(E: np.ndarray, found: Constraints, q: float, *, tolerance: float) -> MaxMargin:
+    """Maximise the margin over the ball of ℓ_1 or ℓ_∞; the multipliers of the pairs are those of the program.
+
+    For ℓ_1, p is the difference of two vectors without negative entries.
+    """
+    from scipy.optimize import linprog  # slow to import
+
+    better, worse, ties, *_ = found
+    signs = np.array([1.0] if q == math.inf else [1.0, -1.0])
+    rows, equal = np.kron(signs, E[worse] - E[better]), np.kron(signs, E[ties[:, 0]] - E[ties[:, 1]])
+    inside = np.ones((int(q == 1), rows.shape[1]))
+    matrix = np.block([[rows, np.ones((len(rows), 1))], [inside, np.zeros((len(inside), 1))]])
+    solved = linprog(
+        np.append(np.zeros(rows.shape[1]), -1.0),
+        A_ub=matrix,
+        b_ub=np.append(np.zeros(len(rows)), np.ones(len(inside))),
+        A_eq=np.column_stack([equal, np.zeros(len(ties))]),
+        b_eq=np.zeros(len(ties)),
+        bounds=[(-1, 1) if q == math.inf else (0, None)] * rows.shape[1] + [(0, None)],
+        method="highs-ds",
+    )
+    p = signs @ solved.x[:-1].reshape(len(signs), -1)
+    return certify(
+        E,
+        found,
+        -solved.ineqlin.marginals[: len(rows)],
+        solved.eqlin.marginals,
+        tolerance=tolerance,
+        p=p,
+        q=q,
+        iterations=int(solved.nit),
+        solver="linear program",
+    )

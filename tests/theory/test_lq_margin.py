@@ -1,0 +1,128 @@
+"""Margins in ℓ_q by Clarabel's power cones and by linear programs, written out from the definition."""
+
+import math
+
+import clarabel
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+from scipy.sparse import csc_matrix
+
+from jaxattn.errors import InputError
+from jaxattn.theory import Scores, lq_max_margin, max_margin, selection
+from jaxattn.theory.scores import of_query
+
+
+def rows_of(instance, loops):
+    """Differences of all pairs and of all ties, from the sequences."""
+    bags, selected = loops
+    pairs, ties = [], []
+    for tokens, best in zip(
+        bags(instance.corpus), selected(instance.corpus, instance.selection), strict=True
+    ):
+        pairs += [instance.E[s] - instance.E[t] for s in best for t in tokens if t not in best]
+        ties += [instance.E[s] - instance.E[best[0]] for s in best[1:]]
+    dim = instance.E.shape[1]
+    return np.array(pairs).reshape(-1, dim), np.array(ties).reshape(-1, dim)
+
+
+def smallest_norm(pairs, ties, q):
+    """min ‖p‖_q by Clarabel: min Σ r_j with |p_j| ≤ r_j^(1/q) t^(1-1/q), Σ r_j = t; over x = (p, r, t)."""
+    dim = pairs.shape[1]
+    size = 2 * dim + 1
+    rows = np.zeros((len(ties) + 1 + len(pairs) + 3 * dim, size))
+    rows[: len(ties), :dim] = ties
+    rows[len(ties), dim:] = [1.0] * dim + [-1.0]
+    rows[len(ties) + 1 : len(ties) + 1 + len(pairs), :dim] = -pairs
+    for j in range(dim):
+        first = len(ties) + 1 + len(pairs) + 3 * j
+        rows[first, dim + j], rows[first + 1, -1], rows[first + 2, j] = -1, -1, -1
+    right = np.zeros(len(rows))
+    right[len(ties) + 1 : len(ties) + 1 + len(pairs)] = -1
+    cones = [clarabel.ZeroConeT(len(ties) + 1), clarabel.NonnegativeConeT(len(pairs))]
+    cones += [clarabel.PowerConeT(1 / q)] * dim
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    problem = csc_matrix((size, size)), np.eye(size)[-1], csc_matrix(rows), right, cones, settings
+    found = clarabel.DefaultSolver(*problem).solve()
+    return float(found.obj_val) if "Solved" in str(found.status) else math.inf
+
+
+@pytest.mark.parametrize("q", [1.25, 1.75, 3.0, 6.0])
+def test_lengths_are_those_of_a_conic_solver(instances, loops, q):
+    """Also where there are ties, and where no direction separates."""
+    seen = set()
+    for instance in instances[::3]:
+        pairs, ties = rows_of(instance, loops)
+        found = lq_max_margin(Scores(instance.E, instance.corpus), instance.selection, q=q)
+        expected = smallest_norm(pairs, ties, q)
+        seen.add((found.feasible, len(ties) > 0))
+        assert found.feasible == (expected < math.inf)
+        if found.feasible:
+            np.testing.assert_allclose(1 / found.margin, expected, rtol=1e-7)
+            assert found.duality_gap < 1e-10
+            assert (pairs @ found.p).min() > 1 - 1e-9
+            assert np.abs(ties @ found.p).max(initial=0) < 1e-8
+        else:
+            assert found.infeasible
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("q", [1.0, math.inf])
+def test_the_ends_are_linear_programs(instances, loops, q):
+    """min t with |p_j| ≤ t, and min Σ r_j with |p_j| ≤ r_j: not the program that is solved."""
+    for instance in instances[:4]:
+        pairs, ties = rows_of(instance, loops)
+        dim = pairs.shape[1]
+        bound = np.ones((dim, 1)) if q == math.inf else np.eye(dim)
+        rows = np.block([[-pairs, np.zeros((len(pairs), bound.shape[1]))]])
+        rows = np.vstack([rows, *(np.hstack([sign * np.eye(dim), -bound]) for sign in (1, -1))])
+        expected = linprog(
+            np.append(np.zeros(dim), np.ones(bound.shape[1])),
+            A_ub=rows,
+            b_ub=np.append(-np.ones(len(pairs)), np.zeros(2 * dim)),
+            A_eq=np.hstack([ties, np.zeros((len(ties), bound.shape[1]))]),
+            b_eq=np.zeros(len(ties)),
+            bounds=(None, None),
+        ).fun
+        found = lq_max_margin(Scores(instance.E, instance.corpus), instance.selection, q=q)
+        np.testing.assert_allclose(1 / found.margin, expected, rtol=1e-9)
+        np.testing.assert_allclose(np.linalg.norm(found.p, q), expected, rtol=1e-9)
+        assert found.duality_gap < 1e-9
+
+
+def test_a_matrix_has_a_margin_in_each_norm_and_2_is_the_one_of_max_margin(rng):
+    X, z = rng.normal(size=(4, 5, 6)), rng.normal(size=(4, 3))
+    scores = of_query(X, z, np.ones(4, int))
+    chosen = selection(rng.normal(size=18), scores)
+    norms = (1.0, 1.5, 2.0, 2.5, math.inf)
+    found = [lq_max_margin(scores, chosen, q=q) for q in norms]
+    np.testing.assert_array_equal(found[2].p, max_margin(scores, chosen).p)
+    # ‖p‖_q falls with q, so that margins rise.
+    assert (np.diff([answer.margin for answer in found]) > 0).all()
+    for q, answer in zip(norms, found, strict=True):
+        assert np.linalg.norm(answer.p, q) <= min(np.linalg.norm(x.p, q) for x in found) * (1 + 1e-9)
+        y = answer.multipliers @ (scores.keys[answer.pairs[:, 0]] - scores.keys[answer.pairs[:, 1]])
+        dual = {1.0: math.inf, math.inf: 1.0}.get(q) or q / (q - 1)
+        bound = np.linalg.norm(y, dual) / answer.multipliers.sum()
+        np.testing.assert_allclose(answer.margin_bound, bound, rtol=1e-12)
+
+
+def test_scaling_a_coordinate_of_sign_descent(rng):
+    """One pair, difference x: ‖p‖_∞ is least for p = sign(x)/‖x‖_1, ‖p‖_1 for the largest entry alone."""
+    x = np.array([0.5, -2.0, 1.0])
+    scores = of_query(np.stack([x, 0 * x])[None], np.ones((1, 1)), np.ones(1, int))
+    chosen = selection(x, scores)
+    np.testing.assert_allclose(lq_max_margin(scores, chosen, q=math.inf).p, np.sign(x) / 3.5, rtol=1e-12)
+    np.testing.assert_allclose(lq_max_margin(scores, chosen, q=1.0).p, [0, -0.5, 0], atol=1e-12)
+    y = np.abs(x) ** 0.5 * np.sign(x)  # q = 3: p ∝ |x|^(1/(q-1)) sign x
+    np.testing.assert_allclose(lq_max_margin(scores, chosen, q=3.0).p, y / (x @ y), rtol=1e-5)
+
+
+def test_nothing_to_separate_and_bad_input(rng):
+    scores = of_query(rng.normal(size=(2, 1, 3)), np.ones((2, 1)), np.ones(2, int))
+    chosen = selection(np.ones(3), scores)
+    assert not lq_max_margin(scores, chosen, q=3.0).p.any()
+    with pytest.raises(InputError, match=r"q: 0\.5; give a norm from 1 to inf"):
+        lq_max_margin(scores, chosen, q=0.5)
