@@ -1,4 +1,4 @@
-"""Figure: metrics against step."""
+"""Figure: metrics against step, or against another metric such as ‖p‖."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,8 +27,11 @@ def curves(
     phase: str | None = None,
     metrics: tuple[str, ...] | None = None,
     cells: tuple[int, ...] | None = None,
+    x: str = "step",
 ) -> Drawn:
     """Draw metrics against step: the mean over seeds in its 95 % interval, as `statistics.aggregate`.
+
+    Steps of different step sizes or dynamics are no common clock; ‖p‖ is: x = "p_norm".
 
     Args:
         results: a results folder.
@@ -36,6 +39,7 @@ def curves(
         metrics: one panel each; by default loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
             The training and test value of one metric share a panel.
         cells: which cells, one colour each; by default all, or twelve of them where there are more.
+        x: "step", or the metric to draw them against: its mean over seeds at the same step.
 
     Returns:
         The figure.
@@ -44,7 +48,7 @@ def curves(
         InputError: an unknown phase, metric or cell.
     """
     records = results.records
-    phases = _phases(results, phase)
+    phases = _phases(results, phase, x)
     panels = _panels(records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
     if cells is None:
@@ -54,8 +58,10 @@ def curves(
         chosen = list(cells)
     labels = [settings_label(results.settings(cell)) or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
-    wanted = records["phase"].isin(phases) & records["metric"].isin(drawn) & records["cell"].isin(chosen)
-    table = aggregate(replace(results, records=records[wanted]))
+    wanted = (
+        records["phase"].isin(phases) & records["metric"].isin([*drawn, x]) & records["cell"].isin(chosen)
+    )
+    table = _against(x, aggregate(replace(results, records=records[wanted])), drawn)
     if not (table["n"] > 0).any():
         raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
     palette = colours(len(chosen), ordered=_ordered(results))
@@ -71,7 +77,7 @@ def curves(
             if len(phases) > 1:
                 block.suptitle(f"phase: {name}", x=0.01, ha="left", fontsize=10, color=SOFT)
             own = table[table["phase"] == name]
-            _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label)
+            _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label, x)
         if len(chosen) > 1:
             legend_below(
                 figure,
@@ -79,29 +85,47 @@ def curves(
             )
     counts = table.loc[table["n"] > 0, "n"]
     some = f" {len(chosen)} of {len(every)} cells are shown." if len(chosen) < len(every) else ""
+    against = "step" if x == "step" else f"{x} at the same step"
     words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
     return Drawn(
-        file_name("curves", *([phase] if phase else []), *(metrics or [])),
+        file_name("curves", *([phase] if phase else []), *(metrics or []), *([] if x == "step" else [x])),
         "Training curves",
         f"{'Phase' if len(phases) == 1 else 'Phases'} {', '.join(phases)}{words}: "
         + (
-            f"mean over seeds against step{geometric_words(table)}; the band is its 95 % interval"
+            f"mean over seeds against {against}{geometric_words(table)}; the band is its 95 % interval"
             if counts.max() > 1
-            else "values against step"
+            else f"values against {against}"
         )
         + f" ({seed_words(counts)}).{some}",
         figure,
     )
 
 
-def _phases(results: Run, phase: str | None) -> list[str]:
+def _phases(results: Run, phase: str | None, x: str) -> list[str]:
+    phases, records = results.phases, results.records
+    if x != "step":
+        records = records[records["metric"] == x]
+        phases = [name for name in phases if name in set(records["phase"])]
+        if not phases:
+            raise unknown_metric(x, results.records["metric"].unique())
     if phase is not None:
-        if phase not in results.phases:
-            raise InputError(f"phase {phase!r}: the run has {', '.join(results.phases)}")
+        if phase not in phases:
+            which = "the run has" if x == "step" else f"{x} was recorded in"
+            raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
         return [phase]
-    steps = results.records.groupby("phase", observed=True)["step"].nunique()
+    steps = records.groupby("phase", observed=True)["step"].nunique()
     # One step has no curve.
-    return [name for name in results.phases if steps[name] > 2] or results.phases[-1:]
+    return [name for name in phases if steps[name] > 2] or phases[-1:]
+
+
+def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
+    """Add a column x to the drawn metrics of an aggregate: the step, or the mean of a metric there."""
+    shown = table[table["metric"].isin(drawn)]
+    if x == "step":
+        return shown.assign(x=shown["step"])
+    place = ["cell", "phase", "step"]
+    means = table[(table["metric"] == x) & (table["n"] > 0)].set_index(place)["mean"].rename("x")
+    return shown.join(means, on=place, how="inner")
 
 
 def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, list[str]]:
@@ -131,6 +155,7 @@ def _block(
     panels: dict[str, list[str]],
     palette: dict[int, str],
     label: Callable[[str], str],
+    x: str,
 ) -> None:
     columns = _columns(len(panels))
     grid = block.subplots(-(-len(panels) // columns), columns, squeeze=False).ravel()
@@ -155,7 +180,7 @@ def _block(
     for ax in grid[len(panels) :]:
         ax.set_axis_off()
     for ax in grid[max(0, len(panels) - columns) : len(panels)]:
-        ax.set_xlabel("step")
+        ax.set_xlabel(label(x))
 
 
 def _columns(panels: int) -> int:
@@ -164,21 +189,21 @@ def _columns(panels: int) -> int:
 
 def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool) -> None:
     look: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
-    ax.plot(rows["step"], rows["mean"], color=colour, **look)
-    ax.fill_between(rows["step"], rows["mean_low"], rows["mean_high"], color=colour, alpha=0.18, linewidth=0)
+    ax.plot(rows["x"], rows["mean"], color=colour, **look)
+    ax.fill_between(rows["x"], rows["mean_low"], rows["mean_high"], color=colour, alpha=0.18, linewidth=0)
 
 
 def _scales(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
-    """Use logarithms where values span decades; step 0 then sits left of step 1."""
-    last = rows["step"].max()
-    positive = rows.loc[rows["step"] > 0, "step"]
-    if len(positive) and last >= 30 * positive.min():
+    """Use logarithms where values span decades; 0 then sits left of the smallest number above it."""
+    last, least = rows["x"].max(), rows["x"].min()
+    positive = rows.loc[rows["x"] > 0, "x"]
+    if len(positive) and least >= 0 and last >= 30 * positive.min():
         first = positive.min()
         ax.set_xscale("symlog", linthresh=first, linscale=0.35)
         decades = 10.0 ** np.arange(np.ceil(np.log10(first)), np.floor(np.log10(last)) + 1)
-        start = [0] if (rows["step"] == 0).any() else []
+        start = [0] if least == 0 else []
         ticks = [*start, *decades[:: -(-len(decades) // 4)]]
-        ax.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks] if last < 1e5 else None)
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks] if last < 1e5 else None)
     value = rows["mean"].dropna()
     if len(value) and value.min() > 0 and value.max() > 100 * value.min():
         ax.set_yscale("log")

@@ -49,6 +49,24 @@ def test_curves_show_the_mean(results):
     assert "2 of 4 cells" in drawn.caption
 
 
+def test_curves_against_another_metric(results):
+    """Each point lies at the mean of that metric, seed by seed from the records."""
+    run = results["dims"]
+    drawn = curves(run, metrics=("loss",), cells=(2,), x="p_norm")
+    (line,) = drawn.figure.axes[0].get_lines()
+    rows = run.records[(run.records["phase"] == "joint") & (run.records["cell"] == 2)]
+    for metric, data in (("p_norm", line.get_xdata()), ("loss", line.get_ydata())):
+        values = rows[rows["metric"] == metric].pivot(index="step", columns="seed", values="value")
+        np.testing.assert_allclose(data, values.mean(axis=1), rtol=1e-12)
+    assert drawn.figure.axes[0].get_xlabel() == run.label("p_norm")
+    assert "against p_norm at the same step" in drawn.caption
+    assert drawn.name == "curves_loss_p_norm"
+    with pytest.raises(InputError, match="did you mean 'p_norm'"):
+        curves(run, x="p_nrm")
+    with pytest.raises(InputError, match="'embed': train_accuracy was recorded in joint"):
+        curves(run, x="train_accuracy", phase="embed")
+
+
 def test_curves_leave_out_phases_of_one_step_and_share_panels(results):
     drawn = curves(results["one_seed"])
     assert "Phases joint, late" in drawn.caption
