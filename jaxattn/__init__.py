@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SharedData,
         Start,
     )
+    from jaxattn.bisection import phase_diagram
     from jaxattn.data import Generator
     from jaxattn.probes import Probes
     from jaxattn.spec import Spec, Static
@@ -47,6 +48,7 @@ __all__ = [
     "load",
     "losses",
     "models",
+    "phase_diagram",
     "probes",
     "theory",
 ]
@@ -71,6 +73,7 @@ _PLACES = {
     "Results": "jaxattn.api",
     "Study": "jaxattn.api",
     "load": "jaxattn.api",
+    "phase_diagram": "jaxattn.bisection",
 }
 
 

@@ -1,0 +1,180 @@
+"""A phase diagram: for each value of one key, where half of the seeds cross over as another key grows."""
+
+import hashlib
+import itertools
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from jaxattn.api import Study
+from jaxattn.engine import devices
+from jaxattn.engine.progress import Reporter
+from jaxattn.engine.run import run as execute
+from jaxattn.errors import InputError, RunError
+from jaxattn.results import thresholds
+from jaxattn.results.labels import unknown_metric
+from jaxattn.results.load import load
+from jaxattn.results.statistics import last_steps
+from jaxattn.results.thresholds import PhaseDiagram
+from jaxattn.study.grid import GRID
+
+Values = Mapping[str, Sequence[Any] | np.ndarray]
+
+
+def phase_diagram(
+    study: Study,
+    *,
+    x: Values,
+    y: Values,
+    metric: str,
+    level: float = 0.5,
+    falls: bool = False,
+    phase: str | None = None,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+) -> PhaseDiagram:
+    """Find, for each x, the y at which half of the seeds come to a level, by bisection.
+
+    A seed has crossed where its metric is `level` or more at the end of a phase (with `falls`, where it is
+    less, or not finite). It is assumed to stay so at larger y; `thresholds["turned_back"]` counts the seeds
+    that do not. All seeds are run at both ends of y, then halfway between the values that hold the median
+    threshold and each end of its interval: at most 3 log2 of the number of values instead of all of them. See
+    `results.thresholds` for the interval, which takes six seeds.
+
+    Each round of points is a study in a folder of its own. Points and seeds that are in one of these, of the
+    same settings and code, are not run again: with more seeds, other x or y, another level or metric only
+    those that are missing are run, and a killed call continues where it was.
+
+    Args:
+        study: all but the two keys; its seeds are those of each point. No grid of its own.
+        x: the key of the horizontal axis and its values.
+        y: the key to bisect and its values, ascending, such as those of `numpy.geomspace`. The threshold is
+            known up to neighbours among them.
+        metric: what is measured.
+        level: from where on it counts.
+        falls: whether seeds lose the level as y grows, as at the upper end of a window.
+        phase: which phase; by default the last one that recorded the metric.
+        folder: where the rounds are; results/NAME_phase_diagram by default.
+        quiet: show no progress.
+
+    Returns:
+        The thresholds and all that was run.
+
+    Raises:
+        InputError: a study with a grid, more keys than one, values that do not ascend, an unknown metric.
+        RunError: a round could not be run.
+        Interrupted: SIGINT or SIGTERM came; the same call continues.
+    """
+    (x_key, columns), (y_key, values) = _axis("x", x), _axis("y", y)
+    if len(values) < 2 or any(later <= sooner for sooner, later in itertools.pairwise(values)):
+        raise InputError(f"y: values of {y_key} have to ascend, two at least")
+    if grid := [key for key in (*GRID, "blocks") if study.tree.get(key)]:
+        raise InputError(f"study: it has {grid[0]}; give one without, as x and y are varied here")
+    default = study.folder().with_name(f"{study.name}_phase_diagram")
+    measured = _Measured(study, Path(folder or default), metric, phase)
+    seeds = len(study.seeds)
+    places = {value: place for place, value in enumerate(values)}
+    points = [(column, values[end]) for column in columns for end in (0, -1)]
+    outcomes = pd.DataFrame()
+    with Reporter(quiet) as reporter:
+        while points:
+            cells = [{x_key: column, y_key: value} for column, value in points]
+            more = measured.outcomes(cells, reporter).rename(columns={x_key: "x", y_key: "y"})
+            more["crossed"] = ~(more["value"] >= level) if falls else more["value"] >= level
+            outcomes = pd.concat([outcomes, more], ignore_index=True)
+            known = {column: outcomes[outcomes["x"] == column] for column in columns}
+            counts = {column: thresholds.counts(own, places) for column, own in known.items()}
+            points = [
+                (column, values[place])
+                for column in columns
+                for place in sorted(thresholds.wanted(counts[column], seeds, len(values)))
+            ]
+    rows = [
+        {"x": column, **thresholds.threshold(counts[column], seeds, values)}
+        | {"seeds": seeds, "missing": int((~np.isfinite(known[column]["value"])).sum())}
+        | {"turned_back": thresholds.turned_back(known[column])}
+        for column in columns
+    ]
+    condition = f"{metric} {'<' if falls else '≥'} {level:g}"
+    return PhaseDiagram(x_key, y_key, condition, outcomes, pd.DataFrame(rows))
+
+
+def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
+    """Split an axis into its key and values; NumPy's numbers become Python's, as tables hold them."""
+    if len(given) != 1:
+        raise InputError(f"{name}: {len(given)} keys; give one key with its values")
+    ((key, values),) = given.items()
+    return key, [value.item() if isinstance(value, np.generic) else value for value in values]
+
+
+class _Measured:
+    """What seeds of points measured, by the hash of their settings: run, or read from earlier rounds."""
+
+    def __init__(self, study: Study, folder: Path, metric: str, phase: str | None):
+        self._study, self._folder = study, folder
+        self._metric, self._phase = metric, phase
+        self._code = {name: study.names.source_hash(name) for name in study.own_kinds}
+        self._values: dict[tuple[str, int], float] = {}
+        for manifest in sorted(folder.glob("round-*/manifest.json")):
+            if load(manifest.parent).finished:
+                self._read(manifest.parent)
+
+    def outcomes(self, cells: list[dict[str, Any]], reporter: Reporter) -> pd.DataFrame:
+        """Return a row for each cell and seed: settings, seed and value; what is missing is run."""
+        made = self._with(cells, self._study.seeds).cells
+        missing: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+        for cell in made:
+            hash, seeds = cell.config_hash, self._study.seeds
+            if left := tuple(seed for seed in seeds if (hash, seed) not in self._values):
+                missing.setdefault(left, []).append(cell.settings)
+        for seeds, settings in missing.items():
+            self._run(self._with(settings, seeds), reporter)
+        rows = [
+            {**cell.settings, "seed": seed, "value": self._values[cell.config_hash, seed]}
+            for cell in made
+            for seed in self._study.seeds
+        ]
+        return pd.DataFrame(rows)
+
+    def _with(self, cells: list[dict[str, Any]], seeds: Sequence[int]) -> Study:
+        tables = {key: table for key, table in self._study.tree.items() if key != "figures"}
+        return Study.of_tables(tables | {"cells": cells, "seeds": list(seeds)}, self._study.names)
+
+    def _run(self, study: Study, reporter: Reporter) -> None:
+        hashes = [cell.config_hash for cell in study.cells]
+        key = msgspec.json.encode([hashes, study.seeds, self._code], order="deterministic")
+        folder = self._folder / f"round-{hashlib.sha256(key).hexdigest()[:12]}"
+        devices.use_all_cores()
+        outcome = execute(study, folder, command="jaxattn.phase_diagram", reporter=reporter)
+        if outcome.errors:
+            raise RunError(f"{folder}: {outcome.errors[0]['reason']}")
+        # Its tables are all that is read, and many rounds are many checkpoints.
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        self._read(folder)
+
+    def _read(self, folder: Path) -> None:
+        """Remember what a finished round measured, if it is of the same code."""
+        results = load(folder)
+        if results.manifest.get("code", {}) != self._code:
+            return
+        hashes = {cell["cell"]: cell["config_hash"] for cell in results.manifest["cells"]}
+        records = results.records[results.records["metric"] == self._metric]
+        recorded = [str(name) for name in records["phase"].unique()]
+        if not recorded:
+            raise unknown_metric(self._metric, results.records["metric"].unique())
+        if self._phase not in (None, *recorded):
+            raise InputError(f"phase {self._phase!r}: {self._metric} was recorded in {', '.join(recorded)}")
+        # A seed that failed before the phase has no row.
+        seeds = results.manifest["seeds"]
+        self._values |= dict.fromkeys(itertools.product(hashes.values(), seeds), math.nan)
+        last = last_steps(records[records["phase"] == (self._phase or recorded[-1])])
+        self._values |= {
+            (hashes[cell], int(seed)): float(value)
+            for cell, seed, value in last[["cell", "seed", "value"]].itertuples(index=False)
+        }

@@ -1,0 +1,122 @@
+"""Phase diagrams of studies whose thresholds are known: one step of size η on p = 0 ends at ‖p‖ = η ‖∇L‖."""
+
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn import bisection
+from jaxattn.errors import InputError
+
+LEVEL = 0.5
+RATES = np.geomspace(1, 1e4, 33)
+LENGTHS = [4, 12]
+AXES = {"x": {"data.length": LENGTHS}, "y": {"phases.query.step_size": RATES}}
+
+
+def make(seeds=8, **tables):
+    return ja.Study(
+        name="crossing",
+        seeds=seeds,
+        dtype="float64",
+        data=ja.data.Independent(vocab_size=20, relevant=8, length=4, sequences=40),
+        model=ja.models.OneLayer(dim=16),
+        init={"p": "zero"},
+        phases=[ja.dynamics.Descent(name="query", train=["p"], optimizer="sgd", step_size=1.0, steps=1)],
+        probes=ja.Probes(tokens=False),
+        **tables,
+    )
+
+
+@pytest.fixture(scope="module")
+def thresholds(tmp_path_factory):
+    """η at which each seed comes to the level, (2, 8), from its gradient at the start."""
+    study = make(axes={"data.length": LENGTHS})
+    records = study.run(tmp_path_factory.mktemp("own"), quiet=True).records
+    first = records[(records["metric"] == "log_gradient_norm") & (records["step"] == 0)]
+    return LEVEL / np.exp(first.pivot(index="cell", columns="seed", values="value").to_numpy())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One folder for all tests, which go from one to the next."""
+    return tmp_path_factory.mktemp("rounds")
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """How many lanes each round ran."""
+    lanes = []
+    execute = bisection.execute
+
+    def counted(study, *args, **options):
+        lanes.append(len(study.cells) * len(study.seeds))
+        return execute(study, *args, **options)
+
+    monkeypatch.setattr(bisection, "execute", counted)
+    return lanes
+
+
+def diagram(folder, seeds=8, metric="p_norm", level=LEVEL, **options):
+    return ja.phase_diagram(
+        make(seeds), **AXES | options, metric=metric, level=level, folder=folder, quiet=True
+    )
+
+
+def test_thresholds_are_order_statistics_of_those_of_the_seeds(folder, thresholds, runs):
+    found = diagram(folder)
+    factor = RATES[1] / RATES[0]
+    assert found.thresholds["x"].tolist() == LENGTHS
+    for row, own in zip(found.thresholds.itertuples(), np.sort(thresholds), strict=True):
+        assert row.above < own[3] <= row.at_most
+        assert row.low < own[0] <= row.low * factor * (1 + 1e-9)  # of 8 seeds, the least and the largest
+        assert own[7] <= row.high < own[7] * factor * (1 + 1e-9)
+        assert (row.seeds, row.missing, row.turned_back) == (8, 0, 0)
+    for row in found.outcomes.itertuples():
+        assert row.crossed == (row.y >= thresholds[LENGTHS.index(row.x), row.seed])
+    # Both ends, then at most three bisections of 33 values side by side.
+    assert sum(runs) <= 8 * 2 * (2 + 3 * 5)
+    assert "p_norm ≥ 0.5" in repr(found)
+
+
+def test_nothing_is_run_twice(folder, thresholds, runs):
+    """Again, for another level, and with more seeds, of which only the new ones are run."""
+    again = diagram(folder)
+    assert not runs
+    assert again.thresholds["x"].tolist() == LENGTHS
+    diagram(folder, level=1e-9)  # all seeds cross at the lowest rate, which was run
+    assert not runs
+    more = diagram(folder, seeds=10)
+    assert runs
+    assert more.thresholds["seeds"].tolist() == [10, 10]
+    known = set(again.outcomes[["x", "y", "seed"]].itertuples(index=False, name=None))
+    asked = set(more.outcomes[["x", "y", "seed"]].itertuples(index=False, name=None))
+    assert sum(runs) == len(asked - known)
+
+
+def test_what_falls_has_its_threshold_at_the_upper_end(folder, runs):
+    """-log ‖∇L‖ is below any level; a p that is short at a small η is not at a large one."""
+    rises, falls = diagram(folder), diagram(folder, falls=True)
+    assert not runs
+    assert np.isnan(falls.thresholds["threshold"]).all()  # none has the level at the lowest rate
+    assert (falls.thresholds["turned_back"] == 8).all()
+    assert (rises.thresholds["turned_back"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"x": {}}, "x: 0 keys"),
+        ({"y": {"phases.query.step_size": [2.0, 1.0]}}, "have to ascend"),
+        ({"metric": "p_nrm"}, "did you mean 'p_norm'"),
+        ({"phase": "embed"}, "phase 'embed': p_norm was recorded in query"),
+        ({"x": {"data.lenght": [4]}}, "lenght"),
+    ],
+)
+def test_bad_input(folder, changes, why):
+    with pytest.raises(InputError, match=why):
+        diagram(folder, **changes)
+
+
+def test_a_study_with_a_grid_is_refused(folder):
+    with pytest.raises(InputError, match="it has axes"):
+        ja.phase_diagram(make(axes={"model.dim": [4, 8]}), **AXES, metric="p_norm", folder=folder, quiet=True)
