@@ -35,6 +35,7 @@ def phase_diagram(
     metric: str,
     level: float = 0.5,
     falls: bool = False,
+    parts: int = 4,
     phase: str | None = None,
     folder: str | Path | None = None,
     quiet: bool = False,
@@ -43,8 +44,8 @@ def phase_diagram(
 
     A seed has crossed where its metric is `level` or more at the end of a phase (with `falls`, where it is
     less, or not finite). It is assumed to stay so at larger y; `thresholds["turned_back"]` counts the seeds
-    that do not. All seeds are run at both ends of y, then halfway between the values that hold the median
-    threshold and each end of its interval: at most 3 log2 of the number of values instead of all of them. See
+    that do not. All seeds are run at both ends of y and at points between, then between the neighbours that
+    hold the median threshold and each end of its interval, until those are neighbours among the values. See
     `results.thresholds` for the interval, which takes six seeds.
 
     Each round of points is a study in a folder of its own. Points and seeds that are in one of these, of the
@@ -59,6 +60,8 @@ def phase_diagram(
         metric: what is measured.
         level: from where on it counts.
         falls: whether seeds lose the level as y grows, as at the upper end of a window.
+        parts: into how many parts a round cuts what is left. Each round compiles: 2 takes the fewest points,
+            more of them fewer rounds.
         phase: which phase; by default the last one that recorded the metric.
         folder: where the rounds are; results/NAME_phase_diagram by default.
         quiet: show no progress.
@@ -74,13 +77,17 @@ def phase_diagram(
     (x_key, columns), (y_key, values) = _axis("x", x), _axis("y", y)
     if len(values) < 2 or any(later <= sooner for sooner, later in itertools.pairwise(values)):
         raise InputError(f"y: values of {y_key} have to ascend, two at least")
+    if parts < 2:
+        raise InputError(f"parts: {parts}; give 2 or more")
     if grid := [key for key in (*GRID, "blocks") if study.tree.get(key)]:
         raise InputError(f"study: it has {grid[0]}; give one without, as x and y are varied here")
     default = study.folder().with_name(f"{study.name}_phase_diagram")
     measured = _Measured(study, Path(folder or default), metric, phase)
     seeds = len(study.seeds)
     places = {value: place for place, value in enumerate(values)}
-    points = [(column, values[end]) for column in columns for end in (0, -1)]
+    points = [
+        (c, values[k]) for c in columns for k in sorted(thresholds.wanted({}, seeds, len(values), parts))
+    ]
     outcomes = pd.DataFrame()
     with Reporter(quiet) as reporter:
         while points:
@@ -93,7 +100,7 @@ def phase_diagram(
             points = [
                 (column, values[place])
                 for column in columns
-                for place in sorted(thresholds.wanted(counts[column], seeds, len(values)))
+                for place in sorted(thresholds.wanted(counts[column], seeds, len(values), parts))
             ]
     rows = [
         {"x": column, **thresholds.threshold(counts[column], seeds, values)}

@@ -8,9 +8,9 @@ from jaxattn import bisection
 from jaxattn.errors import InputError
 
 LEVEL = 0.5
-RATES = np.geomspace(1, 1e4, 33)
-LENGTHS = [4, 12]
-AXES = {"x": {"data.length": LENGTHS}, "y": {"phases.query.step_size": RATES}}
+RATES = np.geomspace(4, 1e3, 17)
+NOISES = [0.0, 0.4]
+AXES = {"x": {"data.label_noise": NOISES}, "y": {"phases.query.step_size": RATES}}
 
 
 def make(seeds=8, **tables):
@@ -30,7 +30,7 @@ def make(seeds=8, **tables):
 @pytest.fixture(scope="module")
 def thresholds(tmp_path_factory):
     """η at which each seed comes to the level, (2, 8), from its gradient at the start."""
-    study = make(axes={"data.length": LENGTHS})
+    study = make(axes={"data.label_noise": NOISES})
     records = study.run(tmp_path_factory.mktemp("own"), quiet=True).records
     first = records[(records["metric"] == "log_gradient_norm") & (records["step"] == 0)]
     return LEVEL / np.exp(first.pivot(index="cell", columns="seed", values="value").to_numpy())
@@ -65,16 +65,17 @@ def diagram(folder, seeds=8, metric="p_norm", level=LEVEL, **options):
 def test_thresholds_are_order_statistics_of_those_of_the_seeds(folder, thresholds, runs):
     found = diagram(folder)
     factor = RATES[1] / RATES[0]
-    assert found.thresholds["x"].tolist() == LENGTHS
+    assert found.thresholds["x"].tolist() == NOISES
     for row, own in zip(found.thresholds.itertuples(), np.sort(thresholds), strict=True):
         assert row.above < own[3] <= row.at_most
         assert row.low < own[0] <= row.low * factor * (1 + 1e-9)  # of 8 seeds, the least and the largest
         assert own[7] <= row.high < own[7] * factor * (1 + 1e-9)
         assert (row.seeds, row.missing, row.turned_back) == (8, 0, 0)
     for row in found.outcomes.itertuples():
-        assert row.crossed == (row.y >= thresholds[LENGTHS.index(row.x), row.seed])
-    # Both ends, then at most three bisections of 33 values side by side.
-    assert sum(runs) <= 8 * 2 * (2 + 3 * 5)
+        assert row.crossed == (row.y >= thresholds[NOISES.index(row.x), row.seed])
+    # Both ends and three between them, then at most three brackets of each, cut by three more.
+    assert len(runs) == 2
+    assert sum(runs) <= 8 * 2 * (5 + 3 * 3)
     assert "p_norm ≥ 0.5" in repr(found)
 
 
@@ -82,7 +83,7 @@ def test_nothing_is_run_twice(folder, thresholds, runs):
     """Again, for another level, and with more seeds, of which only the new ones are run."""
     again = diagram(folder)
     assert not runs
-    assert again.thresholds["x"].tolist() == LENGTHS
+    assert again.thresholds["x"].tolist() == NOISES
     diagram(folder, level=1e-9)  # all seeds cross at the lowest rate, which was run
     assert not runs
     more = diagram(folder, seeds=10)

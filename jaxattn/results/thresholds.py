@@ -131,21 +131,27 @@ def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
     return Bracket(below, above)
 
 
-def wanted(crossed: Mapping[int, int], seeds: int, number: int) -> set[int]:
-    """List the places of the values to run next: the ends, then the middles of brackets.
+def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) -> set[int]:
+    """List the places of the values to run next: the ends, and what cuts brackets into equal parts.
 
     Args:
         crossed: as in `bracket`.
         seeds: n.
         number: how many values there are.
+        parts: into how many parts.
 
     Returns:
         The places; none if all is known.
     """
-    if missing := {0, number - 1} - crossed.keys():
-        return missing
+
+    def cuts(low: int, high: int) -> set[int]:
+        return {low + (high - low) * k // parts for k in range(1, parts)} - {low}
+
+    if {0, number - 1} - crossed.keys():
+        return ({0, number - 1} | cuts(0, number - 1)) - crossed.keys()
     found = (bracket(crossed, rank, number) for rank in ranks(seeds) if 0 < rank <= seeds)
-    return {(low + high) // 2 for low, high in found if low >= 0 and high < number and high - low > 1}
+    inside = [(low, high) for low, high in found if low >= 0 and high < number]
+    return {place for low, high in inside for place in cuts(low, high)}
 
 
 def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | float]) -> dict[str, Any]:

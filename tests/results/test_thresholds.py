@@ -21,10 +21,10 @@ from jaxattn.results.thresholds import (
 )
 
 
-def search(thresholds, values):
+def search(thresholds, values, parts=2):
     """Bisect over values as a study would; returns the answer and how many points were run."""
     crossed = {}
-    while places := wanted(crossed, len(thresholds), len(values)):
+    while places := wanted(crossed, len(thresholds), len(values), parts):
         assert not places & crossed.keys()
         crossed |= {place: int((thresholds <= values[place]).sum()) for place in places}
     return threshold(crossed, len(thresholds), values), len(crossed)
@@ -43,11 +43,12 @@ def test_the_ranks_are_those_of_the_sign_test(n):
     assert 2 * outside <= 0.05 < 2 * binom.cdf(low, n, 0.5)
 
 
-def test_the_search_finds_order_statistics_in_a_few_points(rng):
+@pytest.mark.parametrize("parts", [2, 3, 4, 7])
+def test_the_search_finds_order_statistics_in_a_few_points(rng, parts):
     values = np.geomspace(1e-2, 1e2, 257).tolist()
-    for _ in range(50):
+    for _ in range(20):
         own = np.exp(rng.normal(size=16))
-        found, points = search(own, values)
+        found, points = search(own, values, parts)
         order = np.sort(own)
         low, middle, high = ranks(16)
         assert found["above"] < order[middle - 1] <= found["at_most"]
@@ -55,7 +56,8 @@ def test_the_search_finds_order_statistics_in_a_few_points(rng):
         assert np.isclose(found["threshold"] ** 2, found["above"] * found["at_most"])
         assert found["low"] < order[low - 1] <= found["low"] * values[1] / values[0] * (1 + 1e-9)
         assert order[high - 1] <= found["high"] < order[high - 1] * values[1] / values[0] * (1 + 1e-9)
-        assert points <= 2 + 3 * 8
+        rounds = math.ceil(math.log(256, parts))
+        assert points <= 2 + (parts - 1) * (1 + 3 * rounds)
 
 
 @pytest.mark.parametrize("law", ["cauchy", "exponential", "three points"])
