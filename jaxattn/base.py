@@ -269,6 +269,11 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         """Whether its tokens have scores and values, for tables, figures and probes of tokens."""
         return type(self).scores_and_values is not Model.scores_and_values
 
+    @property
+    def has_heads(self) -> bool:
+        """Whether its attention is softmax over the scores of several heads or queries."""
+        return type(self).head_scores is not Model.head_scores
+
     def init(self, key: Array, like: D, *, dtype: Any) -> Params:
         """Draw the parameters of one seed.
 
@@ -297,6 +302,10 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores a (V,) and values γ (V,) or (V, K) of the tokens of bags; may be left out."""
         raise NotImplementedError(f"{type(self).__name__}.scores_and_values")
+
+    def head_scores(self, params: Params) -> Array:
+        """Compute the scores of each head or query over the tokens of bags, (H, V); may be left out."""
+        raise NotImplementedError(f"{type(self).__name__}.head_scores")
 
     def scores(self, params: Params, data: D) -> "Scores":
         """Write scores as a = Φ p, p the parameter `linear_in` in one row, with values; may be left out."""

@@ -121,3 +121,7 @@ class MultiHead(Model[Corpus], frozen=True, kw_only=True):
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and values (V,) or (V, K) of tokens, see the module's `scores_and_values`."""
         return scores_and_values(params)
+
+    def head_scores(self, params: Params) -> Array:
+        """Compute E p_h of each head, (H, V)."""
+        return params.p @ params.E.T

@@ -14,13 +14,14 @@ from jaxattn.probes.one_step_law import OneStepError
 from jaxattn.probes.relaxed_direction import RelaxedDirection
 from jaxattn.probes.relevant_tokens import RelevantTokens
 from jaxattn.probes.seen import Seen
-from jaxattn.probes.selection import Selected
+from jaxattn.probes.selection import HeadsSelected, Selected
 from jaxattn.probes.settings import Probes
 from jaxattn.probes.sharpness import Sharpness
 
 # What a study may measure besides the standard probes, by short name.
 PROBES: dict[str, type[Measurement]] = {
     "attention_entropy": AttentionEntropy,
+    "heads_selected": HeadsSelected,
     "norms": Norms,
     "alignments": Alignments,
     "conservation": Conservation,
@@ -40,6 +41,7 @@ __all__ = [
     "Conservation",
     "Fit",
     "FlowLimit",
+    "HeadsSelected",
     "Importance",
     "MaxMarginDirection",
     "Norms",

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -9,7 +10,7 @@ from jax import Array
 from jaxattn.attention import attend
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.data.corpus import Corpus
-from jaxattn.probes.seen import Seen, wants_attention
+from jaxattn.probes.seen import Seen, wants_attention, wants_bags
 from jaxattn.spec import Count, Share
 from jaxattn.theory import Selection, selection_from_scores
 
@@ -45,7 +46,7 @@ class Selected(Probe, frozen=True, kw_only=True):
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure one seed."""
         scores, train = seen.scores_and_values[0], seen.data.train
-        important = seen.data.tokens.important(self.important, self.min_count)
+        important = self._important(seen)
         chosen = selection_from_scores(scores, train)
         selects, tied = chosen.selects(train, important)
         shares = {
@@ -55,6 +56,45 @@ class Selected(Probe, frozen=True, kw_only=True):
         }
         known = {name: jnp.where(important.any(), share, jnp.nan) for name, share in shares.items()}
         return known | {"selected_tokens": chosen.counts(train).mean()}
+
+    def _important(self, seen: Seen) -> Array:
+        return seen.data.tokens.important(self.important, self.min_count)
+
+
+class HeadsSelected(Selected, frozen=True, kw_only=True):
+    """What each of several heads or queries attends to and selects, as `Selected` says it of one.
+
+    Settings are those of `Selected`. Heads share the work if each selects in some sequences only and some
+    head does in all: `any_head_selected` then is above all of `head_selected`.
+    """
+
+    labels: ClassVar[dict[str, str]] = {
+        "head_mass": "attention of a head on important tokens",
+        "head_selected": "sequences in which a head selects an important token",
+        "any_head_selected": "sequences in which some head selects an important token",
+        "all_heads_selected": "sequences in which all heads select an important token",
+    }
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants several heads over the tokens of bags."""
+        return wants_bags(task) if task.model.has_heads else "wants a model with head_scores"
+
+    def measure(self, seen: Seen) -> dict[str, Array]:
+        """Measure one seed: (H,) of each head, () of all."""
+        train, important = seen.data.train, self._important(seen)
+
+        def of_head(scores: Array) -> tuple[Array, Array]:
+            selects, _ = selection_from_scores(scores, train).selects(train, important)
+            return attend(train, scores, important.astype(scores.dtype)).mean(), selects
+
+        mass, selects = jax.vmap(of_head)(seen.model.head_scores(seen.params))
+        shares = {
+            "head_mass": mass,
+            "head_selected": selects.mean(axis=1),
+            "any_head_selected": selects.any(axis=0).mean(),
+            "all_heads_selected": selects.all(axis=0).mean(),
+        }
+        return {name: jnp.where(important.any(), share, jnp.nan) for name, share in shares.items()}
 
 
 def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:

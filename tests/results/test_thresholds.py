@@ -82,7 +82,7 @@ def test_what_lies_outside_of_the_values_is_said(rng):
     every, points = search(np.full(8, 0.0), values)
     assert np.isnan(every["threshold"])
     assert (every["above"], every["low"], every["high"]) == (-math.inf, -math.inf, 1)
-    assert points == 2
+    assert points == 3  # both ends, and one between
     few, _ = search(np.full(5, 1.5), values)
     assert few["threshold"] == 1.5
     assert np.isnan(few["low"])
