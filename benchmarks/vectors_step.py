@@ -1,0 +1,129 @@
+"""A gradient step on real tokens, beside two batched products by XLA over the same array.
+
+    python benchmarks/vectors_step.py --out results/benchmarks
+
+A step of gradient descent on p, on p and v, or on W, of
+
+    f(X) = Σ_t q_t x_t·v,   q = softmax over t of x_t·p, or of x_t·W z,
+
+against a loop of one product of each kind, a_nt = x_nt·u_n and h_n = Σ_t q_nt x_nt. A step on W has two
+products of matrices besides, of z and W and of z and ∂L/∂(W z), which are timed too. All are compiled loops of the
+same number of rounds that take turns; printed is the median of the ratios of neighbours, with its quartiles.
+"""
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxattn as ja
+from jaxattn.data import Vectors
+
+SIZE = {"sequences": 2000, "length": 16, "dim": 512}
+
+
+class Params(NamedTuple):
+    """A query, W against queries of the sequences, and the head."""
+
+    p: jax.Array
+    W: jax.Array
+    v: jax.Array
+
+
+def by_query(params, data):
+    """Compute f of each sequence under one query p."""
+    return (jax.nn.softmax(data.dot(params.p), axis=1) * data.dot(params.v)).sum(axis=1)
+
+
+def by_matrix(params, data):
+    """Compute f of each sequence under W and its query z."""
+    return (jax.nn.softmax(data.dot(data.z @ params.W.T), axis=1) * data.dot(params.v)).sum(axis=1)
+
+
+def draw(sequences, length, dim):
+    """Draw tokens, queries and labels."""
+    tokens, queries, labels = jax.random.split(jax.random.key(0), 3)
+    X = jax.random.normal(tokens, (sequences, length, dim)) / dim**0.5
+    z = jax.random.normal(queries, (sequences, dim)) / dim**0.5
+    y = jax.random.rademacher(labels, (sequences,), jnp.int32)
+    return Vectors(targets=y, X=X, z=z, classes=2)
+
+
+def stepping(data, outputs, train, rounds):
+    """Return a function that takes some steps."""
+    algorithm = ja.dynamics.descent(optax.sgd(0.1), train=train, outputs=outputs)
+    dim = data.dim
+    state = algorithm.init(Params(jnp.zeros(dim), jnp.zeros((dim, dim)), jnp.ones(dim) / dim**0.5))
+    run = jax.jit(lambda state, data: ja.dynamics.run(algorithm, state, data, rounds))
+    return lambda: jax.block_until_ready(run(state, data))
+
+
+def looped(once, begin, data, rounds):
+    """Return a function that does something some times, each with what the last one gave."""
+    run = jax.jit(lambda x, data: jax.lax.fori_loop(0, rounds, lambda _, x: once(x, data), x))
+    return lambda: jax.block_until_ready(run(begin, data))
+
+
+def batched(u, data):
+    """Make two batched products."""
+    a = jnp.einsum("ntd,nd->nt", data.X, u)
+    return jnp.einsum("nt,ntd->nd", a, data.X) / data.dim
+
+
+def dense(W, data):
+    """Make the two products with W that a step on it has."""
+    return (data.z @ W.T).T @ data.z / data.dim
+
+
+def timed(run):
+    """Time a call."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="folder for vectors_step.json")
+    given = parser.parse_args()
+    data = draw(**SIZE)
+    rounds = given.rounds
+    runs = {
+        "batched": looped(batched, data.z, data, rounds),
+        "dense": looped(dense, jnp.eye(data.dim), data, rounds),
+        "p": stepping(data, by_query, ("p",), rounds),
+        "p and v": stepping(data, by_query, ("p", "v"), rounds),
+        "W": stepping(data, by_matrix, ("W",), rounds),
+    }
+    for run in runs.values():
+        run()
+    found = {name: [] for name in runs}
+    for _ in range(given.repeats):
+        for name, run in runs.items():
+            found[name].append(timed(run) / rounds)
+    times = {name: np.array(each) for name, each in found.items()}
+    floors = {"two batched products": times["batched"]}
+    floors["those and two with W"] = times["batched"] + times["dense"]
+    rows = []
+    for train, floor in (("p", 0), ("p and v", 0), ("W", 0), ("W", 1)):
+        name = list(floors)[floor]
+        low, middle, high = np.quantile(times[train] / floors[name], [0.25, 0.5, 0.75]).tolist()
+        rows.append({"train": train, "against": name, "ratio": middle, "quartiles": [low, high]})
+        print(f"a step on {train}: {middle:.2f} [{low:.2f}, {high:.2f}] times {name}")
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        found = {"jax": jax.__version__, "processor": platform.machine(), **SIZE, "rows": rows}
+        (given.out / "vectors_step.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
