@@ -7,8 +7,9 @@ A step of gradient descent on p, on p and v, or on W, of
     f(X) = Σ_t q_t x_t·v,   q = softmax over t of x_t·p, or of x_t·W z,
 
 against a loop of one product of each kind, a_nt = x_nt·u_n and h_n = Σ_t q_nt x_nt. A step on W has two
-products of matrices besides, of z and W and of z and ∂L/∂(W z), which are timed too. All are compiled loops of the
-same number of rounds that take turns; printed is the median of the ratios of neighbours, with its quartiles.
+products of matrices besides, of z and W and of z and ∂L/∂(W z), which are timed too. All are compiled loops
+of the same number of rounds that take turns; printed is the median of the ratios of neighbours, with its
+quartiles.
 """
 
 import argparse

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.data.sequences import padded
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +20,21 @@ def things():
         "Splits": ja.data.Splits(corpus, ja.data.token_statistics(corpus), corpus),
         "Params": params,
         "MaxMargin": ja.theory.max_margin(scores, chosen),
+        "RelaxedMaxMargin": ja.theory.relaxed_max_margin(scores, chosen),
+        "Limit": ja.theory.limit(scores, params.p, chosen),
+        "Scores": scores,
+        "Ragged": corpus.bags,
+        "Vectors": ja.data.Vectors(targets=corpus.targets, X=jnp.ones((3, 2, 4)), classes=2),
+        "Sequences": padded([[0, 2], [1], [0]], [1, -1, 1], vocab_size=3, classes=2),
         "Path": ja.dynamics.exact_flow(scores, params.p, until_norm=5.0, points=5),
     }
 
 
-@pytest.mark.parametrize("name", ["Corpus", "Splits", "Params", "MaxMargin", "Path"])
+NAMES = ["Corpus", "Ragged", "Vectors", "Sequences", "Splits", "Params", "Scores", "Path"]
+NAMES += ["MaxMargin", "RelaxedMaxMargin", "Limit"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_thing_is_written_in_at_most_five_lines_of_100_letters(things, name):
     lines = repr(things[name]).split("\n")
     assert lines[0].startswith(f"{name}(")
@@ -39,6 +50,8 @@ def test_what_is_written_is_what_is_there(things):
     found = things["MaxMargin"]
     assert f"margin {float(found.margin):.4g}" in repr(found)
     assert f"duality_gap {float(found.duality_gap):.4g}" in repr(found).replace("\n  ", " ")
+    assert "support" in repr(things["RelaxedMaxMargin"])
+    assert "Corpus(3 sequences" in repr(things["Scores"])
     assert "validation none" in repr(things["Splits"]).replace("\n  ", " ")
 
 

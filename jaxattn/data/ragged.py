@@ -19,6 +19,7 @@ from jax import Array
 from jax.custom_batching import custom_vmap
 
 from jaxattn import backend
+from jaxattn.brief import Brief
 from jaxattn.data.sizes import MOST_POSITIONS, check_positions
 from jaxattn.trees import Leaf
 
@@ -44,8 +45,8 @@ DENSE, EXACT = 1 << 30, 255
 PACKET = 8
 
 
-@struct.dataclass
-class Ragged:
+@struct.dataclass(repr=False)
+class Ragged(Brief):
     """A sparse matrix of multiplicities count[segment, index] in rows of fixed width.
 
     Attributes:

@@ -10,6 +10,7 @@ from jax import Array
 
 from jaxattn import trees
 from jaxattn.base import Params, Phase, Task
+from jaxattn.brief import Brief
 from jaxattn.dynamics.arc_length import ASKED_FOR, Stop
 from jaxattn.dynamics.exact_flow import exact_flow
 from jaxattn.dynamics.full_flow import full_flow
@@ -22,8 +23,8 @@ from jaxattn.trees import Leaf
 _LONGEST = 1e15
 
 
-@struct.dataclass
-class FlowState:
+@struct.dataclass(repr=False)
+class FlowState(Brief):
     """Where on its path a seed stands.
 
     Attributes:

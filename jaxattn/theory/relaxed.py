@@ -37,6 +37,12 @@ class RelaxedMaxMargin(Brief):
     support: Leaf
     clearance: Leaf
 
+    def brief(self) -> str:
+        """Say how both problems ended, with their margins."""
+        tight = f"support {int(np.sum(self.support))} of {np.size(self.support)} sequences"
+        margins = f"margins {float(self.head.margin):.4g} and {float(self.query.margin):.4g}"
+        return f"{self.reason}; {margins} of v and p, duality_gap {self.duality_gap:.4g}, {tight}"
+
     @property
     def p(self) -> Leaf:
         """The relaxed max-margin vector, (D,); NaN if there is none."""

@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn import backend
+from jaxattn.brief import Brief
 from jaxattn.data.corpus import Corpus, from_bags
 from jaxattn.errors import InputError
 from jaxattn.trees import Leaf
@@ -21,8 +22,8 @@ _ROUNDING = 1e-9
 _POINTS = 3
 
 
-@struct.dataclass
-class Scores:
+@struct.dataclass(repr=False)
+class Scores(Brief):
     """Scores a = Φ p of m tokens, f(X) = Σ_{s ∈ X} q_s γ_s with q = softmax of a over X. A pytree.
 
     Tokens that bags hold are E_s of the one-layer model, so that `Scores(E, corpus)` are its scores without a
