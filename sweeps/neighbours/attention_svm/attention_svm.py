@@ -1,0 +1,62 @@
+"""Attention as an SVM: W of x_t·W z under normalised descent tends to the direction of a hard margin."""
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Vectors
+from jaxattn.theory import Scores
+from jaxattn.theory.scores import of_query
+
+
+def unit_tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 6) -> Vectors:
+    """Draw tokens and queries uniform on the unit sphere, and labels of a coin."""
+    tokens, queries, labels = jax.random.split(key, 3)
+    X = jax.random.normal(tokens, (sequences, length, dim))
+    z = jax.random.normal(queries, (sequences, dim))
+    X, z = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (X, z))
+    return Vectors(targets=jax.random.rademacher(labels, (sequences,), jnp.int32), X=X, z=z, classes=2)
+
+
+class Params(NamedTuple):
+    """W against queries, and the head."""
+
+    W: Array
+    v: Array
+
+
+class Attention(ja.Model[Vectors]):
+    """f(X, z) = Σ_t q_t x_t·v with q = softmax over t of x_t·W z; v is a fixed unit vector."""
+
+    takes: ClassVar[type[Vectors]] = Vectors
+    linear_in: ClassVar[str] = "W"
+
+    scale: float = 0.1
+
+    def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
+        """Draw W and the head of one seed."""
+        matrix, head = jax.random.split(key)
+        v = jax.random.normal(head, (like.dim,), dtype)
+        W = self.scale * jax.random.normal(matrix, (like.dim, like.dim), dtype)
+        return Params(W, v / jnp.linalg.norm(v))
+
+    def outputs(self, params: Params, data: Vectors) -> Array:
+        """Compute f of each sequence, (n,)."""
+        return (attention(params, data) * data.dot(params.v)).sum(axis=1)
+
+    def scores(self, params: Params, data: Vectors) -> Scores:
+        """Write scores as Φ vec W: Φ = x ⊗ z, values x·v."""
+        return of_query(data.X, data.z, data.targets, values=data.dot(params.v))
+
+
+def attention(params: Params, data: Vectors) -> Array:
+    """Compute the attention of each sequence, (n, T)."""
+    return jax.nn.softmax(data.dot(data.z @ params.W.T), axis=1)
+
+
+def largest_attention(params: Params, data: Vectors) -> Array:
+    """Compute the mean over sequences of the attention on the token that has most of it."""
+    return attention(params, data).max(axis=1).mean()

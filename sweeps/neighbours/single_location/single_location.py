@@ -1,0 +1,65 @@
+"""Single-location regression: the target is linear in one token, whose place another direction shows."""
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Vectors
+
+
+def locations(
+    key: Array, *, dim: int, length: int = 10, sequences: int, variance: float = 0.5, noise: float = 0.1
+) -> Vectors:
+    """Draw a place ℓ, X_ℓ ~ N(√(d/2) e_1, variance I), the others N(0, I), and y = X_ℓ·e_2 + noise."""
+    place_key, token_key, noise_key = jax.random.split(key, 3)
+    place = jax.random.randint(place_key, (sequences,), 0, length)
+    X = jax.random.normal(token_key, (sequences, length, dim))
+    here = jax.nn.one_hot(place, length)[:, :, None]
+    X = jnp.where(here > 0, jnp.sqrt(variance) * X, X).at[:, :, :1].add(jnp.sqrt(dim / 2) * here)
+    y = (here * X).sum(axis=1)[:, 1]
+    return Vectors(targets=y + noise * jax.random.normal(noise_key, (sequences,)), X=X)
+
+
+class Params(NamedTuple):
+    """Unit vectors."""
+
+    k: Array  # (d,) where to look
+    v: Array  # (d,) what to read
+
+
+class Pointwise(ja.Model[Vectors]):
+    """f(X) = Σ_ℓ erf(λ X_ℓ·k) X_ℓ·v: attention by token, without a normaliser."""
+
+    takes: ClassVar[type[Vectors]] = Vectors
+
+    sharpness: float = 0.1
+
+    def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
+        """Draw k and v uniform on the sphere."""
+        drawn = jax.random.normal(key, (2, like.dim), dtype)
+        return Params(*(drawn / jnp.linalg.norm(drawn, axis=1, keepdims=True)))
+
+    def outputs(self, params: Params, data: Vectors) -> Array:
+        """Compute f of each sequence, (n,)."""
+        return (jax.scipy.special.erf(self.sharpness * data.dot(params.k)) * data.dot(params.v)).sum(axis=1)
+
+
+def on_spheres(step_size: optax.Schedule) -> optax.GradientTransformation:
+    """Step down the gradient, then go back to the unit sphere."""
+    scale = optax.scale_by_learning_rate(step_size)
+
+    def update(gradients, state, params):
+        moves, state = scale.update(gradients, state, params)
+        moved = jax.tree.map(jnp.add, params, moves)
+        return jax.tree.map(lambda x, old: x / jnp.linalg.norm(x) - old, moved, params), state
+
+    return optax.GradientTransformation(scale.init, update)
+
+
+def found(params: Params, data: Vectors) -> dict[str, Array]:
+    """Cosines |κ| = |k·e_1| and |ν| = |v·e_2| to the directions of the data; k and v may both turn."""
+    return {"kappa": jnp.abs(params.k[0]), "nu": jnp.abs(params.v[1])}
