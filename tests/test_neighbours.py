@@ -86,11 +86,13 @@ def test_overfitting_is_benign(run):
 
 
 def test_a_single_location_is_found(run):
-    overrides = ("data.dim=20", "model.sharpness=0.5", "phases.train.steps=2000", "phases.train.fresh=32")
-    at = run("single_location", *overrides, "phases.train.step_size=0.01", "seeds=4")
-    assert (at("kappa") > 0.9).all()
-    assert (at("nu") > 0.95).all()
-    assert (at("test_loss") < at("test_loss", 0) / 4).all()
+    """|ν| comes to 1, and |κ| to 1 but for terms of λ²: .98 at λ = 0.1, where d is large."""
+    overrides = ("phases.train.steps=2500", "phases.train.fresh=32", "phases.train.step_size=0.01")
+    at = run("single_location", *overrides, "seeds=2")
+    assert (at("kappa", 0) < 0.5).all()
+    assert (at("kappa") > 0.85).all()
+    assert (at("nu") > 0.97).all()
+    assert (at("test_loss") < at("test_loss", 0) / 2).all()
 
 
 def test_targets_of_a_single_location_are_linear_in_its_token():
