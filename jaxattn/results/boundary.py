@@ -13,7 +13,7 @@ from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import axis_label, file_name, seed_words
 from jaxattn.results.numbers import in_order, setting
 from jaxattn.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
-from jaxattn.results.thresholds import PhaseDiagram, by_factors
+from jaxattn.results.thresholds import PhaseDiagram
 
 Theory = Callable[[Any], float] | Mapping[Any, float]
 _CURVE_POINTS = 200
@@ -62,7 +62,7 @@ def boundary(diagram: PhaseDiagram, theory: Theory | None = None, *, label: str 
                 *curve, color=RED, linestyle=(0, (4, 2)), marker=_marker(curve), markersize=3, label=label
             )
         horizontal.scale(ax)
-        if by_factors(run):
+        if 0 < 10 * run[0] <= run[-1]:
             ax.set_yscale("log")
         ax.set_xlabel(axis_label(diagram.x))
         ax.set_ylabel(axis_label(diagram.y))
