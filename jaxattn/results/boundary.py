@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from jaxattn.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import axis_label, file_name, seed_words
-from jaxattn.results.numbers import by_factors, in_order, setting
+from jaxattn.results.numbers import in_order, setting
 from jaxattn.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
 
 if TYPE_CHECKING:  # it is drawn from there
@@ -64,7 +64,7 @@ def boundary(diagram: "PhaseDiagram", theory: Theory | None = None, *, label: st
                 *curve, color=RED, linestyle=(0, (4, 2)), marker=_marker(curve), markersize=3, label=label
             )
         horizontal.scale(ax)
-        if by_factors(run):
+        if 0 < 10 * run[0] <= run[-1]:
             ax.set_yscale("log")
         ax.set_xlabel(axis_label(diagram.x))
         ax.set_ylabel(axis_label(diagram.y))
