@@ -1,7 +1,10 @@
 """Settings of all tests: shapes of the public API are checked, and warnings are errors (pyproject.toml)."""
 
+import ctypes
+import gc
 import os
 import signal
+import sys
 import tomllib
 from pathlib import Path
 
@@ -55,6 +58,21 @@ def compiled_once(pytestconfig):
     jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten():
+    """Give back what the programs of the modules so far hold once that comes to a gigabyte, on Linux."""
+    yield
+    if sys.platform == "linux" and resident() > 2**30:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident():
+    """Read the memory of this process, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,8 @@
 `python tests/mutations.py --count 60 --sets default slow` works on a copy, in which a mutated place reads
 `(mutated if switch(k) else original)`. A first run of the tests writes down which of them ask which switch;
 then each mutation is switched on for those alone, until one fails. `--tests FOLDER` takes the tests of
-another revision of the same package, so that two sets of tests can be compared.
+another revision of the same package, so that two sets of tests can be compared; `--within jaxattn/storage
+--among tests/storage` draws from a folder and tries some tests alone.
 """
 
 import argparse
@@ -113,9 +114,9 @@ def _changed(node: ast.AST, text) -> str:
     return ""
 
 
-def draw(count: int, seed: int) -> list[Mutation]:
+def draw(count: int, seed: int, within: str = "jaxattn") -> list[Mutation]:
     """Draw mutations of which none is within another."""
-    listed = [each for path in sorted((ROOT / "jaxattn").rglob("*.py")) for each in mutations(path)]
+    listed = [each for path in sorted((ROOT / within).rglob("*.py")) for each in mutations(path)]
     drawn: list[Mutation] = []
     for each in random.Random(seed).sample(listed, len(listed)):
         apart = all(each.path != x.path or each.end <= x.begin or x.end <= each.begin for x in drawn)
@@ -152,11 +153,11 @@ def pytest(folder: Path, *words: str, seconds: float | None = None, **environmen
     return done.returncode, done.stdout
 
 
-def reached(folder: Path, marked: str) -> dict[int, list[str]]:
+def reached(folder: Path, marked: str, among: list[str]) -> dict[int, list[str]]:
     """Run a set of tests without mutations, and return which of them reach which."""
     log = folder / "asked"
     log.unlink(missing_ok=True)
-    status, text = pytest(folder, "-m", marked, MUTATIONS_LOG=str(log))
+    status, text = pytest(folder, "-m", marked, *among, MUTATIONS_LOG=str(log))
     if status:
         raise SystemExit(f"the tests fail without any mutation:\n{text[-5000:]}")
     found = defaultdict(set)
@@ -164,7 +165,7 @@ def reached(folder: Path, marked: str) -> dict[int, list[str]]:
         number, _, test = line.partition("\t")
         found[int(number)].add(test)
     # What is asked while a module is imported is reached by all tests.
-    return {number: ["tests"] if "" in tests else sorted(tests) for number, tests in found.items()}
+    return {number: among if "" in tests else sorted(tests) for number, tests in found.items()}
 
 
 def attempt(folder: Path, number: int, tests: list[str], marked: str, seconds: float) -> Outcome:
@@ -172,10 +173,13 @@ def attempt(folder: Path, number: int, tests: list[str], marked: str, seconds: f
     if not tests:
         return Outcome(0, "")
     (folder / f"tests-{number}").write_text("\n".join(tests), encoding="utf-8")
-    options = ("-x", "-n0", "-m", marked, "-p", "no:cacheprovider", f"@{folder}/tests-{number}")
+    options = ("-x", "-n0", "-m", marked, f"@{folder}/tests-{number}")
     status, text = pytest(folder, *options, seconds=seconds, MUTATION=str(number))
     failed = [line for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return Outcome(len(tests), "" if status == 0 else (failed or [f"status {status}"])[0][:110])
+    # A mutation may also keep the package from being imported, before there is a test.
+    if status not in (0, 1, 2) and "ImportError while loading conftest" not in text:
+        raise SystemExit(f"mutation {number}: pytest ended with status {status}:\n{text[-2000:]}")
+    return Outcome(len(tests), "" if status == 0 else (failed or ["an import"])[0][:110])
 
 
 def main() -> None:
@@ -187,15 +191,17 @@ def main() -> None:
     parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="tests of another revision")
     parser.add_argument("--workers", type=int, default=2, help="mutations that are tried at the same time")
     parser.add_argument("--seconds", type=float, default=1800.0, help="the most for one mutation")
+    parser.add_argument("--within", default="jaxattn", help="the folder to draw from")
+    parser.add_argument("--among", nargs="+", default=["tests"], help="the tests to try")
     given = parser.parse_args()
-    drawn = draw(given.count, given.seed)
+    drawn = draw(given.count, given.seed, given.within)
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(given.workers) as pool:
         folder = Path(name).resolve()
         write_copy(folder, drawn, given.tests)
         left = list(range(len(drawn)))
         print("| set | place | mutation | tests | killed by |\n|---|---|---|---|---|")
         for chosen in given.sets:
-            by_tests, marked = reached(folder, SETS[chosen]), SETS[chosen]
+            by_tests, marked = reached(folder, SETS[chosen], given.among), SETS[chosen]
             found = pool.map(
                 lambda k, by=by_tests, marked=marked: attempt(
                     folder, k, by.get(k, []), marked, given.seconds

@@ -69,7 +69,7 @@ def hessian_of_tied_loss(params, corpus, chosen, bags_of):
         return sum(jax.nn.softplus(-y * x) for x, y in zip(f, np.asarray(corpus.targets), strict=True))
 
     with jax.enable_x64(True):
-        return np.asarray(jax.hessian(loss)(jnp.asarray(params.p)))
+        return np.asarray(jax.jit(jax.hessian(loss))(jnp.asarray(params.p)))
 
 
 def clarabel_direction(E, pairs, others, ties):
