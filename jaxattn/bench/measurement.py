@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxattn import backend
 from jaxattn.bench.cases import Case
-from jaxattn.data.messages import first_line
+from jaxattn.data.encodings import first_line
 from jaxattn.engine import devices, memory
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import ProgramCache, seed_keys

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 
-from jaxattn.data.messages import first_line, listed
+from jaxattn.data.encodings import first_line, listed
 from jaxattn.errors import InputError
 
 FLOATS = ("F64", "F32", "F16", "BF16")

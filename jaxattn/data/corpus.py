@@ -12,8 +12,7 @@ from jax import Array
 
 from jaxattn.base import Dataset
 from jaxattn.brief import is_concrete
-from jaxattn.data.ragged import positions, ragged
-from jaxattn.data.sizes import check_positions
+from jaxattn.data.ragged import check_positions, positions, ragged
 from jaxattn.errors import InputError, shown
 from jaxattn.trees import Leaf
 

@@ -20,9 +20,11 @@ from jax.custom_batching import custom_vmap
 
 from jaxattn import backend
 from jaxattn.brief import Brief
-from jaxattn.data.sizes import MOST_POSITIONS, check_positions
+from jaxattn.errors import InputError
 from jaxattn.trees import Leaf
 
+# Positions are 32-bit numbers.
+MOST_POSITIONS = 2**31 - 1
 WIDTH = 32
 
 # From this many entries on a matrix is large.
@@ -325,6 +327,15 @@ def ragged(
         dense=_dense(segment, index, count, (segments, indices)),
     )
     return layout, xp.where(present, clipped, len(segment)).astype(np.int32)
+
+
+def check_positions(name: str, number: int) -> None:
+    """Raise InputError if an array has more places than 32-bit numbers can say."""
+    if number > MOST_POSITIONS:
+        raise InputError(
+            f"{name}: {number:,} entries, and positions are 32-bit numbers of at most {MOST_POSITIONS:,}; "
+            "take fewer or shorter sequences, or a smaller vocabulary"
+        )
 
 
 def positions(ordered: Any, values: Any, side: Literal["left", "right"] = "left") -> Any:

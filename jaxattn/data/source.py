@@ -9,8 +9,7 @@ import msgspec
 from jaxattn.base import Dataset, Progress, SharedData, silent
 from jaxattn.data import text
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.encodings import codec
-from jaxattn.data.messages import reading
+from jaxattn.data.encodings import codec, reading
 from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, token_statistics
 from jaxattn.errors import InputError

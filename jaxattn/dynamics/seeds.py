@@ -123,7 +123,7 @@ def _refuse(*_):
     raise InputError(
         "an exact flow has no derivative: its adaptive steps are no smooth function of what they start from; "
         "put jax.lax.stop_gradient around params, or differentiate ja.dynamics.descent, or where the flow "
-        "tends to by ja.theory.direction"
+        "tends to by ja.theory.differentiable_direction"
     )
 
 

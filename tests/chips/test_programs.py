@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxattn as ja
-from jaxattn.chips.compilers import check
+from jaxattn.chips.process import check
 from jaxattn.chips.targets import read_target
 from jaxattn.errors import InputError
 
