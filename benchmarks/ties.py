@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxattn as ja
-from jaxattn.cores import map_on_cores
+from jaxattn.core.mapping import map_on_cores
 from jaxattn.engine.lift import seed_keys
 
 SIZES = {"vocab_size": 50, "length": 8, "sequences": 200}

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from jaxattn.chips.targets import Target, read_target
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 
 _NEEDED = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")}
 # What libtpu and XLA read when they start; a described chip asks no metadata server and locks no device.
@@ -168,7 +168,7 @@ def main(name: str, function: str) -> None:
     target, arguments = read_target(name), json.load(sys.stdin)
     module, _, own = function.partition(":")
     try:
-        from jaxattn import backend
+        from jaxattn.core import backend
 
         with backend.made_for(describe(target)):
             found = getattr(importlib.import_module(module), own)(

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 _UNREADABLE = (OSError, ValueError, RuntimeError, csv.Error)
 

@@ -7,6 +7,8 @@ import msgspec
 from jax import Array
 
 from jaxattn.base import Dataset, DrawnData
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import MOST, Count, HalfShare, PositiveInt, Share
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.interactions import check_negation, check_xor, negation, xor
 from jaxattn.data.splits import Splits, draw_batch, draw_splits
@@ -18,8 +20,6 @@ from jaxattn.data.synthetic import (
     multi_relevant,
     topics,
 )
-from jaxattn.errors import InputError
-from jaxattn.spec import MOST, Count, HalfShare, PositiveInt, Share
 
 # What a study makes of any generator, not the generator itself.
 _OF_THE_STUDY = ("test_sequences", "validation_sequences", "label_noise")

@@ -18,10 +18,10 @@ from flax import struct
 from jax import Array
 from jax.custom_batching import custom_vmap
 
-from jaxattn import backend
-from jaxattn.brief import Brief
-from jaxattn.errors import InputError
-from jaxattn.trees import Leaf
+from jaxattn.core import backend
+from jaxattn.core.brief import Brief
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 
 # Positions are 32-bit numbers.
 MOST_POSITIONS = 2**31 - 1

@@ -12,11 +12,11 @@ from jax import Array
 from jaxtyping import Bool
 
 from jaxattn.base import D, Dataset
-from jaxattn.brief import Brief
+from jaxattn.core.brief import Brief
+from jaxattn.core.errors import InputError, shown
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus, class_index, class_labels
 from jaxattn.data.importance import average_signed_frequency, posterior_difference, token_counts
-from jaxattn.errors import InputError, shown
-from jaxattn.trees import Leaf
 
 
 def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
-from jaxattn.errors import InputError
 
 _SIZES = ("vocab_size", "relevant", "length", "sequences", "num_classes")
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn import backend
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
 
 
 class Inputs(NamedTuple):

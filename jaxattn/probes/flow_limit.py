@@ -6,13 +6,13 @@ import jax
 import numpy as np
 
 from jaxattn.base import Model, Phase, PhaseProbe, Task
-from jaxattn.cores import map_on_cores
+from jaxattn.core.mapping import map_on_cores
+from jaxattn.core.settings import NotNegative
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
 from jaxattn.probes.seen import wants_one_layer
 from jaxattn.probes.selection import attended_on_host
-from jaxattn.spec import NotNegative
 from jaxattn.theory import Scores, certify_limit, one_minus_cosine
 
 _AT_THE_END = (

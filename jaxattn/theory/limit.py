@@ -6,15 +6,15 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
-from jaxattn.brief import Brief
+from jaxattn.core.brief import Brief
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status
 from jaxattn.theory.constraints import constraints
 from jaxattn.theory.max_margin import shortest
 from jaxattn.theory.scores import Scores, require_values
 from jaxattn.theory.selection import Selection, require_finite
-from jaxattn.trees import Leaf
 
 
 class Residual(NamedTuple):

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxattn.cores import map_on_cores
+from jaxattn.core.errors import InputError
+from jaxattn.core.mapping import map_on_cores
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
 from jaxattn.theory.active_set import active_set
 from jaxattn.theory.certificate import MaxMargin, Solution, Status, certify, lengths, unsolved
 from jaxattn.theory.constraints import Constraints, circle, coinciding, constraints

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jaxattn.chips import process
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 GROUP = {
     "group": 0,

@@ -6,7 +6,7 @@ import pytest
 
 from jaxattn.chips import process
 from jaxattn.chips.targets import read_target
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 
 
 @pytest.fixture

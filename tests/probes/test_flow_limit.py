@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics import ExactFlow, JointFlow
-from jaxattn.errors import InputError
 from jaxattn.models import OneLayer
 from jaxattn.probes import FlowLimit
 from jaxattn.theory import one_minus_cosine

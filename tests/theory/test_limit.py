@@ -6,7 +6,7 @@ import pytest
 from scipy import sparse
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.theory import Selection, certify_limit
 from jaxattn.theory.scores import one_layer
 
