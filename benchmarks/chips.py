@@ -16,7 +16,7 @@ from pathlib import Path
 import tomli_w
 
 from jaxattn.api import Study
-from jaxattn.chips.tables import quantity, seconds
+from jaxattn.chips.plan import quantity, seconds
 
 ROOT = Path(__file__).parents[1]
 CEILINGS = ("launches", "bytes", "temporaries")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from jaxattn.docstrings import table
+from jaxattn.core.docstrings import table
 from jaxattn.results.intervals import BOOTSTRAP_SEEDS, clopper_pearson, geometric, student_t
 from jaxattn.results.statistics import aggregate
 

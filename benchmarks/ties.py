@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxattn as ja
-from jaxattn.cores import map_on_cores
+from jaxattn.core.mapping import map_on_cores
 from jaxattn.engine.lift import seed_keys
 
 SIZES = {"vocab_size": 50, "length": 8, "sequences": 200}
@@ -79,7 +79,7 @@ def measure(name, params, corpus, shared, max_steps=10_000):
         own, chosen = jax.tree.map(lambda x: x[seed], (params, path.selection))
         corpus = corpora if shared else jax.tree.map(lambda x: x[seed], corpora)
         scores = ja.theory.scores.one_layer(own, corpus)
-        found = ja.theory.limit(scores, path.p[seed, -1], chosen)
+        found = ja.theory.certify_limit(scores, path.p[seed, -1], chosen)
         away = float(ja.theory.one_minus_cosine(path.p[seed, -1], found.direction.p))
         return {"holds": found.holds, "1 - cos": away, "ties": len(found.direction.ties)}
 

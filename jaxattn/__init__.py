@@ -19,9 +19,9 @@ if TYPE_CHECKING:
         Start,
     )
     from jaxattn.bisection import phase_diagram
+    from jaxattn.core.settings import Spec, Static
     from jaxattn.data import Generator
     from jaxattn.probes import Probes
-    from jaxattn.spec import Spec, Static
 
 __version__ = "0.1.0"
 __all__ = [
@@ -68,8 +68,8 @@ _PLACES = {
     "SharedData": "jaxattn.base",
     "Start": "jaxattn.base",
     "Probes": "jaxattn.probes",
-    "Spec": "jaxattn.spec",
-    "Static": "jaxattn.spec",
+    "Spec": "jaxattn.core.settings",
+    "Static": "jaxattn.core.settings",
     "Results": "jaxattn.api",
     "Study": "jaxattn.api",
     "load": "jaxattn.api",

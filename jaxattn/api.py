@@ -12,11 +12,11 @@ import msgspec
 import pandas as pd
 
 from jaxattn.chips.plan import ChipPlan
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.settings import MOST
 from jaxattn.data.splits import Splits
-from jaxattn.errors import InputError, RunError
 from jaxattn.probes.settings import Probes
 from jaxattn.results.load import Results, load
-from jaxattn.spec import MOST
 from jaxattn.study import concepts, toml
 from jaxattn.study.definition import Definition
 from jaxattn.study.kinds import describe, make, plain

@@ -27,11 +27,11 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn import trees
-from jaxattn.brief import Brief
-from jaxattn.errors import InputError, shown
-from jaxattn.spec import Spec
-from jaxattn.trees import Leaf
+from jaxattn.core import params_by_name
+from jaxattn.core.brief import Brief
+from jaxattn.core.errors import InputError, shown
+from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.settings import Spec
 
 if TYPE_CHECKING:  # what stands above
     from jaxattn.data.splits import Loaded, Splits
@@ -490,7 +490,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     def parameter(self, state: Any, name: str) -> Array:
         """Look up a parameter in its full precision."""
-        found: Array = trees.get(state.params, name)
+        found: Array = params_by_name.get(state.params, name)
         return found
 
     def metrics(self, state: Any) -> dict[str, Array]:

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.api import Study
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import devices
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run as execute
-from jaxattn.errors import InputError, RunError
 from jaxattn.results import thresholds
 from jaxattn.results.labels import unknown_metric
 from jaxattn.results.load import load

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxattn.base import Measurement
-from jaxattn.docstrings import meanings, table, written
+from jaxattn.core.docstrings import meanings, table, written
 from jaxattn.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.probes.settings import Probes
 from jaxattn.results.labels import OF_PHASES

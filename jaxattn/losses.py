@@ -23,7 +23,7 @@ import msgspec
 from jaxtyping import Array, Float, Int
 
 from jaxattn.base import Dataset, Loss
-from jaxattn.errors import InputError, shown
+from jaxattn.core.errors import InputError, shown
 
 Weights = Float[Array, "n"] | None
 PerSequence = Callable[[Array, Array], Array]

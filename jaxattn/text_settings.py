@@ -3,8 +3,8 @@
 python -m jaxattn.text_settings > docs/texts.md
 """
 
+from jaxattn.core.docstrings import first_line, meanings, table, written
 from jaxattn.data.readers import READERS
-from jaxattn.docstrings import first_line, meanings, table, written
 from jaxattn.study.kinds import fields_of
 
 OPENING = """# Texts

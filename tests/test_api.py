@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.data.generators import Independent
 from jaxattn.dynamics import Descent, OneStep
-from jaxattn.errors import InputError, RunError
 from jaxattn.study import seed
 
 SWEEPS = Path(__file__).parent / "sweeps"

@@ -21,7 +21,7 @@ FOREIGN = {
     "jaxattn/engine/on_chip.py": "settings by the keys of a sweep file",
     "jaxattn/engine/progress.py": "IPython, which need not be there",
     "jaxattn/engine/store.py": "exceptions of the operating system",
-    "jaxattn/errors.py": "whatever a user's code returns",
+    "jaxattn/core/errors.py": "whatever a user's code returns",
     "jaxattn/results/figures.py": "figure functions and numbers of NumPy",
     "jaxattn/results/params.py": "leaves of a checkpoint",
     "jaxattn/storage/checkpoints.py": "exceptions of the operating system",
@@ -29,7 +29,7 @@ FOREIGN = {
     "jaxattn/study/hyperparameters.py": "annotations",
     "jaxattn/study/kinds.py": "what Python gives: functions, classes, arrays",
     "jaxattn/study/namespace.py": "modules and their contents",
-    "jaxattn/trees.py": "parameters: any pytree with names",
+    "jaxattn/core/params_by_name.py": "parameters: any pytree with names",
 }
 
 

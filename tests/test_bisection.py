@@ -5,7 +5,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import bisection
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 LEVEL = 0.5
 RATES = np.geomspace(4, 1e3, 17)

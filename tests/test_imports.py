@@ -26,8 +26,8 @@ FLOORS = (
     ("attention",),
     ("data", "losses"),
     ("base",),
-    ("trees", "storage", "chips"),
-    ("errors", "spec", "backend", "parts", "brief", "cores", "docstrings"),
+    ("storage", "chips"),
+    ("core",),
 )
 # The package's own `__init__` only names what users import, on first use: it belongs to no floor.
 TOP = size.PACKAGE.name

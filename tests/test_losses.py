@@ -7,7 +7,7 @@ from jax.test_util import check_grads
 from scipy.special import log_softmax
 
 from jaxattn import losses
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 
 def test_logistic_equals_the_formula_and_survives_large_logits(rng, x64):

@@ -17,7 +17,7 @@ from flax import struct
 
 import jaxattn as ja
 from jaxattn import cli
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.study.namespace import Namespace
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"

@@ -19,9 +19,9 @@ from jax import Array
 from jax.custom_batching import custom_vmap, sequential_vmap
 
 from jaxattn.attention import bands, single
+from jaxattn.core.mapping import map_in_equal_parts
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged
-from jaxattn.parts import map_in_equal_parts
 
 # Products with more columns outgrow the cache; a TPU multiplies with 128 in the time of one.
 COLUMNS, COLUMNS_OF_DENSE = 64, 256

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import Ragged, take
-from jaxattn.data.sizes import MOST_POSITIONS
+from jaxattn.data.ragged import MOST_POSITIONS, Ragged, take
 
 # With up to so many numbers an entry, a product with a dense matrix takes less time than gathers of rows.
 DENSE = 16

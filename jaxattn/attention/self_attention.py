@@ -20,13 +20,12 @@ from jax.custom_batching import sequential_vmap
 from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
 
-from jaxattn import backend
 from jaxattn.attention import sequence_blocks
 from jaxattn.attention.entries import attend_entries
 from jaxattn.attention.sequence_blocks import Block
+from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import ragged, take
-from jaxattn.data.sizes import MOST_POSITIONS
+from jaxattn.data.ragged import MOST_POSITIONS, ragged, take
 
 # Products of pairs that a CPU keeps for the backward pass; an accelerator takes them again.
 KEPT = 1 << 25

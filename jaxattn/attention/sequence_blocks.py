@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn import backend
+from jaxattn.core import backend
 from jaxattn.data.ragged import Ragged, positions
 
 # How many times as many rows the next size has: on an accelerator a program more costs compile time.

@@ -7,7 +7,7 @@ import msgspec
 import pandas as pd
 
 from jaxattn.bench.measurement import Machine, Measured
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 
 
 class Report(msgspec.Struct, frozen=True):

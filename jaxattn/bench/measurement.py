@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from jaxattn import backend
 from jaxattn.bench.cases import Case
-from jaxattn.data.messages import first_line
+from jaxattn.core import backend
+from jaxattn.core.errors import RunError
+from jaxattn.data.encodings import first_line
 from jaxattn.engine import devices, memory
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import ProgramCache, seed_keys
-from jaxattn.errors import RunError
 from jaxattn.storage import origin
 
 # A copy of so many bytes tells how fast memory is, on any machine that jaxattn runs on.

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 
 class Target(NamedTuple):

@@ -25,7 +25,7 @@ def main() -> None:
     from jaxattn.cli import machine, results, studies
     from jaxattn.cli.console import complain
     from jaxattn.cli.options import check_once
-    from jaxattn.errors import InputError, RunError
+    from jaxattn.core.errors import InputError, RunError
 
     commands: dict[str, Any] = {
         "run": studies.run,

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxattn import backend
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
 from jaxattn.data import cache
 from jaxattn.engine import memory
 from jaxattn.engine.manifest import PACKAGES
-from jaxattn.errors import InputError
 
 # Float32 scatter-add is hundreds of times slower than it should be on GPUs with these.
 SLOW_SCATTER = ((0, 10, 2), (0, 11, 0))

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 Executor = Literal["slurm", "local"]
 

@@ -7,7 +7,7 @@ from tyro.conf import Positional, arg
 
 from jaxattn.cli.console import print_table
 from jaxattn.cli.options import Quiet
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 
 
 def doctor() -> int:

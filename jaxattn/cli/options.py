@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.storage import files
 
 if TYPE_CHECKING:

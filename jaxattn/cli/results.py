@@ -20,7 +20,7 @@ from jaxattn.cli.options import (
     read_pair,
     read_size,
 )
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 
 def aggregate(

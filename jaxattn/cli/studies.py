@@ -26,7 +26,7 @@ from jaxattn.cli.options import (
     read_shard,
     read_size,
 )
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 
 
 def run(

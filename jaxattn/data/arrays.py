@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 
-from jaxattn.data.messages import first_line, listed
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
+from jaxattn.data.encodings import first_line, listed
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 

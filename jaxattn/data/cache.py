@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 Note = Callable[[str], None]
 

@@ -11,11 +11,10 @@ from flax import struct
 from jax import Array
 
 from jaxattn.base import Dataset
-from jaxattn.brief import is_concrete
-from jaxattn.data.ragged import positions, ragged
-from jaxattn.data.sizes import check_positions
-from jaxattn.errors import InputError, shown
-from jaxattn.trees import Leaf
+from jaxattn.core.brief import is_concrete
+from jaxattn.core.errors import InputError, shown
+from jaxattn.core.params_by_name import Leaf
+from jaxattn.data.ragged import check_positions, positions, ragged
 
 
 class Corpus(Dataset):

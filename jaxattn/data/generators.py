@@ -7,9 +7,10 @@ import msgspec
 from jax import Array
 
 from jaxattn.base import Dataset, DrawnData
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import MOST, Count, HalfShare, PositiveInt, Share
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.interactions import check_negation, check_xor, negation, xor
-from jaxattn.data.sizes import check_tokens
 from jaxattn.data.splits import Splits, draw_batch, draw_splits
 from jaxattn.data.synthetic import (
     assumption1,
@@ -19,7 +20,6 @@ from jaxattn.data.synthetic import (
     multi_relevant,
     topics,
 )
-from jaxattn.spec import Count, HalfShare, PositiveInt, Share
 
 # What a study makes of any generator, not the generator itself.
 _OF_THE_STUDY = ("test_sequences", "validation_sequences", "label_noise")
@@ -218,3 +218,12 @@ GENERATORS: dict[str, type[Generator]] = {
     "xor": Xor,
     "negation": Negation,
 }
+
+
+def check_tokens(sequences: int, length: int) -> None:
+    """Raise InputError if a corpus has more tokens than a 32-bit integer counts."""
+    if sequences * length > MOST:
+        raise InputError(
+            f"length: {sequences:,} sequences of {length:,} are {sequences * length:,} tokens, more than "
+            f"{MOST:,}; give fewer or shorter ones"
+        )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
-from jaxattn.data.sizes import check_multiple, check_room
+from jaxattn.data.synthetic import check_multiple, check_room
 
 
 @partial(jax.jit, static_argnames=("vocab_size", "pairs", "length", "sequences"))

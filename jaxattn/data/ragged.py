@@ -18,11 +18,13 @@ from flax import struct
 from jax import Array
 from jax.custom_batching import custom_vmap
 
-from jaxattn import backend
-from jaxattn.brief import Brief
-from jaxattn.data.sizes import MOST_POSITIONS, check_positions
-from jaxattn.trees import Leaf
+from jaxattn.core import backend
+from jaxattn.core.brief import Brief
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 
+# Positions are 32-bit numbers.
+MOST_POSITIONS = 2**31 - 1
 WIDTH = 32
 
 # From this many entries on a matrix is large.
@@ -325,6 +327,15 @@ def ragged(
         dense=_dense(segment, index, count, (segments, indices)),
     )
     return layout, xp.where(present, clipped, len(segment)).astype(np.int32)
+
+
+def check_positions(name: str, number: int) -> None:
+    """Raise InputError if an array has more places than 32-bit numbers can say."""
+    if number > MOST_POSITIONS:
+        raise InputError(
+            f"{name}: {number:,} entries, and positions are 32-bit numbers of at most {MOST_POSITIONS:,}; "
+            "take fewer or shorter sequences, or a smaller vocabulary"
+        )
 
 
 def positions(ordered: Any, values: Any, side: Literal["left", "right"] = "left") -> Any:

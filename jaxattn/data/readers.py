@@ -13,10 +13,9 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from jaxattn.data.encodings import REMEDY, decoding
-from jaxattn.data.messages import first_line, listed, reading
+from jaxattn.core.errors import InputError
+from jaxattn.data.encodings import REMEDY, decoding, first_line, listed, reading
 from jaxattn.data.source import Label, Name, Row, Rows, Source, as_text
-from jaxattn.errors import InputError
 
 _BATCH = 512
 

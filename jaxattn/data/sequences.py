@@ -9,9 +9,9 @@ from jax import Array
 from jaxtyping import Int
 
 from jaxattn.base import Dataset
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus, check_classes, from_draws
-from jaxattn.errors import InputError
-from jaxattn.trees import Leaf
 
 
 class Sequences(Dataset):

@@ -7,14 +7,13 @@ import jax
 import msgspec
 
 from jaxattn.base import Dataset, Progress, SharedData, silent
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import PositiveInt
 from jaxattn.data import text
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.encodings import codec
-from jaxattn.data.messages import reading
+from jaxattn.data.encodings import codec, reading
 from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, token_statistics
-from jaxattn.errors import InputError
-from jaxattn.spec import PositiveInt
 
 Label = int | str
 Row = tuple[str, str, Any]

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
-from jaxattn.data.sizes import check_multiple, check_room
-from jaxattn.errors import InputError
 
 _SIZES = ("vocab_size", "relevant", "length", "sequences", "num_classes")
 
@@ -276,3 +275,29 @@ def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
         raise InputError(f"num_classes: {num_classes}; classification needs at least 2")
     check_multiple("sequences", sequences, num_classes, f"num_classes = {num_classes}")
     check_multiple("relevant", relevant, num_classes, f"num_classes = {num_classes}")
+
+
+def check_multiple(name: str, value: int, of: int, unit: str) -> None:
+    """Raise InputError unless a size is a positive multiple of `of`, which `unit` puts into words."""
+    if value < of or value % of:
+        raise InputError(f"{name}: {value} is not a positive multiple of {unit}")
+
+
+def check_room(vocab_size: int, length: int, special: int, held: int) -> None:
+    """Raise InputError if tokens do not fit.
+
+    Args:
+        vocab_size: V.
+        length: tokens per sequence.
+        special: how many tokens of the vocabulary play a part of their own.
+        held: how many of those a sequence holds.
+
+    Raises:
+        InputError: naming the size that is too small.
+    """
+    if length < held:
+        raise InputError(f"length: {length} tokens cannot hold {held} relevant ones")
+    if vocab_size < special or (vocab_size == special and length > held):
+        raise InputError(
+            f"vocab_size: {vocab_size} leaves no irrelevant token beside the {special} relevant ones"
+        )

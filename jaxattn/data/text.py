@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from jaxattn.base import Progress, silent
+from jaxattn.core.errors import InputError
 from jaxattn.data import cache, sequences
 from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
 from jaxattn.data.sequences import Sequences
-from jaxattn.errors import InputError
 
 # Part of the cache key: change it with anything that changes what `tokenise` or the stored arrays say.
 FORMAT = b"words, bags 1"

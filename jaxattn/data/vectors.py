@@ -5,9 +5,9 @@ import numpy as np
 from flax import struct
 
 from jaxattn.base import Dataset
+from jaxattn.core.errors import InputError, shown
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import check_classes
-from jaxattn.errors import InputError, shown
-from jaxattn.trees import Leaf
 
 
 class Vectors(Dataset):

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
 from jaxattn.dynamics import one_step
-from jaxattn.errors import InputError
 from jaxattn.models import one_layer
 from jaxattn.results.binning import BINS, bin_numbers, quantile_edges
 from jaxattn.results.correlations import STATISTICS, Binned, Floats, correlations

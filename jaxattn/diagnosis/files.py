@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from jaxattn.core.errors import RunError
 from jaxattn.diagnosis.diagnose import BINS, Diagnosis
-from jaxattn.errors import RunError
 from jaxattn.results import tables as files
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.importance import importance

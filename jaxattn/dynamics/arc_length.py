@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.brief import Brief
+from jaxattn.core.brief import Brief
 from jaxattn.dynamics import rosenbrock
 from jaxattn.dynamics.coordinates import Local
 

@@ -8,16 +8,16 @@ import msgspec
 from flax import struct
 from jax import Array
 
-from jaxattn import trees
 from jaxattn.base import Params, Phase, Task
-from jaxattn.brief import Brief
+from jaxattn.core import params_by_name
+from jaxattn.core.brief import Brief
+from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.dynamics.arc_length import ASKED_FOR, Stop
 from jaxattn.dynamics.exact_flow import exact_flow
 from jaxattn.dynamics.full_flow import full_flow
 from jaxattn.dynamics.joint_flow import joint_flow
 from jaxattn.dynamics.phase import require_linear_scores, require_one_layer
-from jaxattn.spec import NotNegative, Positive, PositiveInt, Static
-from jaxattn.trees import Leaf
 
 # A longer v than this is shortened to it in the parameters of a row: its square would overflow float32.
 _LONGEST = 1e15
@@ -98,11 +98,11 @@ class _Flow(Phase, frozen=True, kw_only=True):
         reached = (progress[1:] > progress[:-1]).sum()
         failed = (path.status == Stop.FAILED) & (row >= reached)
         moved = {
-            name: x.reshape(trees.get(params, name).shape).astype(trees.get(params, name).dtype)
+            name: x.reshape(params_by_name.get(params, name).shape).astype(params_by_name.get(params, name).dtype)
             for name, x in self.moved(path, row).items()
         }
         failed_at = jnp.where(failed, reached, -1).astype(jnp.int32)
-        return FlowState(trees.replaced(params, **moved), path, row, failed_at, columns)
+        return FlowState(params_by_name.replaced(params, **moved), path, row, failed_at, columns)
 
     def keys(self, task: Task, params: Params) -> Array:
         """Look up the keys of the scores, (m, D)."""
@@ -169,7 +169,7 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
         """Find the path."""
         return exact_flow(
             task.model.scores(params, task.data.train),
-            trees.get(params, self.train[0]).reshape(-1),
+            params_by_name.get(params, self.train[0]).reshape(-1),
             until_norm=self.until_norm,
             until_arc_length=math.inf if self.until_arc_length is None else self.until_arc_length,
             until_direction=self.until_direction,

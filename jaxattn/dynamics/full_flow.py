@@ -16,13 +16,13 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.arc_length import Ended, Stop
 from jaxattn.dynamics.exact_flow import check_settings
 from jaxattn.dynamics.joint_coordinates import joint_force
 from jaxattn.dynamics.seeds import of_params, of_seeds, over_seeds
-from jaxattn.errors import InputError
-from jaxattn.trees import Leaf
 
 # ℓ - ℓ_0 of the first row after the start.
 _FIRST = 1e-3

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.arc_length import Ended, Ends, Row, Stop, integrate
 from jaxattn.dynamics.coordinates import Coordinates
@@ -19,9 +21,7 @@ from jaxattn.dynamics.exact_flow import check_ends, check_settings
 from jaxattn.dynamics.joint_coordinates import JointCoordinates, joint_coordinates
 from jaxattn.dynamics.seeds import of_params, of_seeds, over_seeds
 from jaxattn.dynamics.slaved import Meeting, meet, neglected
-from jaxattn.errors import InputError
 from jaxattn.theory.selection import Selection
-from jaxattn.trees import Leaf
 
 # ‖v‖ max ‖E_s‖ at which v is slaved: what is left out falls like the inverse of it, rounding of v changes
 # weights by 1e-8, and at ten times as much the flow takes twice the steps for want of digits.

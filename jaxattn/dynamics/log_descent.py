@@ -19,14 +19,14 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.base import Phase, State, Task
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.settings import Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.algorithm import Algorithm, Info
 from jaxattn.dynamics.direction import direction
 from jaxattn.dynamics.phase import require_one_layer
-from jaxattn.errors import InputError
-from jaxattn.spec import Positive, PositiveInt
-from jaxattn.trees import Leaf
 
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 

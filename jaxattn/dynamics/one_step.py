@@ -5,15 +5,16 @@ from typing import Any, ClassVar, TypeVar
 
 from jax import Array
 
-from jaxattn import losses, trees
+from jaxattn import losses
 from jaxattn.base import Phase, Task
+from jaxattn.core import params_by_name
+from jaxattn.core.settings import Names, NotNegative
 from jaxattn.dynamics.algorithm import Algorithm
 from jaxattn.dynamics.descent import descent
 from jaxattn.dynamics.gradients import Outputs, loss_and_gradients
 from jaxattn.dynamics.optimizers import optimizer
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
-from jaxattn.spec import Names, NotNegative
 
 P = TypeVar("P")
 
@@ -47,8 +48,8 @@ def one_step(
         Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
     """
     _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
-    moved = {name: trees.get(params, name) - step_size * g for name, g in gradients.items()}
-    return trees.replaced(params, **moved)
+    moved = {name: params_by_name.get(params, name) - step_size * g for name, g in gradients.items()}
+    return params_by_name.replaced(params, **moved)
 
 
 class OneStep(Phase, frozen=True, kw_only=True):

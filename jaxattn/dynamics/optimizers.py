@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 Factory = Callable[..., optax.GradientTransformation]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential", "inverse_sqrt"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 
 def require_linear_scores(parameter: str, *context: Any) -> None:

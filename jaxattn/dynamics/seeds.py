@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn import backend
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
 
 
 class Inputs(NamedTuple):
@@ -123,7 +123,7 @@ def _refuse(*_):
     raise InputError(
         "an exact flow has no derivative: its adaptive steps are no smooth function of what they start from; "
         "put jax.lax.stop_gradient around params, or differentiate ja.dynamics.descent, or where the flow "
-        "tends to by ja.theory.direction"
+        "tends to by ja.theory.differentiable_direction"
     )
 
 

@@ -7,12 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from jaxattn.core.errors import RunError, in_user_code
 from jaxattn.engine import manifest
 from jaxattn.engine.batches import Batch, halved
 from jaxattn.engine.clock import Clock, Interrupted
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.store import Store
-from jaxattn.errors import RunError, in_user_code
 
 OnFailure = Literal["stop", "continue", "retry"]
 RETRIES = 2

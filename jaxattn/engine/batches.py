@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxattn.core.errors import InputError
 from jaxattn.engine import memory
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.lift import ProgramCache
-from jaxattn.errors import InputError
 from jaxattn.storage.marks import spans
 from jaxattn.study.definition import Definition
 from jaxattn.study.setting import Cell

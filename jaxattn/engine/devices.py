@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxattn import backend
-from jaxattn.parts import map_in_equal_parts
+from jaxattn.core import backend
+from jaxattn.core.mapping import map_in_equal_parts
 
 # Bytes of a core's first cache. Several lanes that outgrow it together take up to twice as long as one after
 # the other; below it, a lane alone is over before the overhead of its operations.

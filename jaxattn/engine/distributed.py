@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import lock
 from jaxattn.engine.store import Store
-from jaxattn.errors import InputError, RunError
 from jaxattn.study.definition import Definition
 
 LOOK_S = 0.5

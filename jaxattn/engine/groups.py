@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import msgspec
 
-from jaxattn.errors import UserCodeError
+from jaxattn.core.errors import UserCodeError
 from jaxattn.study.contract import rehearse
 from jaxattn.study.definition import Definition
 from jaxattn.study.hyperparameters import (

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxattn import backend
 from jaxattn.base import Progress, SharedData, silent
+from jaxattn.core import backend
+from jaxattn.core.settings import Spec
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.engine import devices
 from jaxattn.engine.devices import Lifted, shard, vmap_over_devices
 from jaxattn.engine.groups import CompileGroup
-from jaxattn.spec import Spec
 from jaxattn.study import seed
 from jaxattn.study.contract import check_data
 from jaxattn.study.hyperparameters import Hyperparameters, used_tokens, with_hyperparameters

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxattn.errors import RunError
+from jaxattn.core.errors import RunError
 
 NAME = ".lock"
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import jax
 
+from jaxattn.core.errors import InputError
 from jaxattn.engine.clock import Write
 from jaxattn.engine.store import Store
-from jaxattn.errors import InputError
 
 Kind = Literal["tensorboard", "wandb"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
-from jaxattn import backend
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.lift import Programs
-from jaxattn.errors import InputError
 
 # Gradients, moments, averages of every sequence and temporaries, in parameters and corpora: more than any
 # model here was seen to need. What outgrows it runs out of memory, and goes on in halves.

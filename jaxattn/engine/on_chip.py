@@ -9,13 +9,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxattn import backend
 from jaxattn.chips.compile import Compiled, compile_lowered, seconds_at_least
 from jaxattn.chips.targets import Target
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
 from jaxattn.engine import devices, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups
 from jaxattn.engine.lift import ProgramCache, Programs, Shaped
-from jaxattn.errors import InputError
 from jaxattn.study import toml
 from jaxattn.study.definition import Definition
 from jaxattn.study.namespace import Namespace

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jaxattn.errors import UserCodeError
+from jaxattn.core.errors import UserCodeError
 
 
 class Reporter:

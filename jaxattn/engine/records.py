@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.base import Phase
+from jaxattn.core.errors import InputError
 from jaxattn.data.generators import Numbered
 from jaxattn.data.splits import Loaded
 from jaxattn.engine.batches import Batch
-from jaxattn.errors import InputError
 from jaxattn.probes.fit import BEST
 from jaxattn.study.contract import NOT_REAL
 

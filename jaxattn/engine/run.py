@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pandas as pd
 
-from jaxattn import backend
+from jaxattn.core import backend
+from jaxattn.core.params_by_name import get, names
 from jaxattn.data.splits import Loaded
 from jaxattn.engine import devices, loggers, manifest, memory
 from jaxattn.engine.attempts import OnFailure, Queue, unfinished
@@ -27,7 +28,6 @@ from jaxattn.storage.marks import Mark
 from jaxattn.study.definition import Definition
 from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import merged
-from jaxattn.trees import get, names
 
 Tables = Callable[[], dict[str, pd.DataFrame]]
 

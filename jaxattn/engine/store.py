@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import lock
 from jaxattn.engine.manifest import differences
-from jaxattn.errors import InputError, RunError
 from jaxattn.storage import checkpoints, files, manifest, marks, origin
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.marks import TABLES, Line, Mark, Origin

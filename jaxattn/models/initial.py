@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 Weights = Literal["identity", "normal"]
 

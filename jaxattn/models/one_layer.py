@@ -11,14 +11,14 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.base import Model
-from jaxattn.brief import Brief
+from jaxattn.core.brief import Brief
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import projection, span
 from jaxattn.models.initial import embeddings_query_head
 from jaxattn.models.span import Dim, infinite_by_name
 from jaxattn.theory.scores import Scores
 from jaxattn.theory.scores import one_layer as linear_scores
-from jaxattn.trees import Leaf
 
 
 @struct.dataclass(repr=False)

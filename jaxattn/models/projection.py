@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from jaxattn import backend
+from jaxattn.core import backend
 
 
 def scores_and_values(

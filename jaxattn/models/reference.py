@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
 from jaxattn.models import key_query, mlp, multi_head, one_layer, two_layer_weights
 
 

@@ -19,8 +19,8 @@ import msgspec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxattn.core.settings import PositiveInt
 from jaxattn.models.initial import embeddings_query_head
-from jaxattn.spec import PositiveInt
 
 # d of a model; at "inf" the rows of E, p and v begin as orthonormal vectors.
 Dim = PositiveInt | Literal["inf"]

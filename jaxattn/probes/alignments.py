@@ -6,8 +6,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxattn import trees
 from jaxattn.base import Probe
+from jaxattn.core import params_by_name
 from jaxattn.probes.seen import Seen
 
 
@@ -33,11 +33,11 @@ class Alignments(Probe, frozen=True, kw_only=True):
         params, rows = seen.params, seen.model.token_rows
         alike = [
             (one, other)
-            for one, other in combinations([x for x in trees.names(params) if x not in rows], 2)
-            if trees.get(params, one).shape == trees.get(params, other).shape
+            for one, other in combinations([x for x in params_by_name.names(params) if x not in rows], 2)
+            if params_by_name.get(params, one).shape == params_by_name.get(params, other).shape
         ]
         _, gradients = seen.loss_and_gradients
-        between = {f"cos_{x}_{y}": cosine(trees.get(params, x), trees.get(params, y)) for x, y in alike}
+        between = {f"cos_{x}_{y}": cosine(params_by_name.get(params, x), params_by_name.get(params, y)) for x, y in alike}
         return between | {
-            f"cos_{name}_descent": cosine(trees.get(params, name), -gradients[name]) for name in seen.train
+            f"cos_{name}_descent": cosine(params_by_name.get(params, name), -gradients[name]) for name in seen.train
         }

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxattn import trees
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.core import params_by_name
 from jaxattn.probes.seen import Seen
 
 
@@ -54,7 +54,7 @@ def _rows(params: Any) -> tuple[Float[Array, "m d"], Float[Array, "m"]]:
 
     Queries are (d,) or (H, d); heads (d,), (d, K), (H, d) or (H, d, K).
     """
-    E, p, v = (trees.get(params, name) for name in ("E", "p", "v"))
+    E, p, v = (params_by_name.get(params, name) for name in ("E", "p", "v"))
     dim = E.shape[1]
     queries, heads = p.reshape(-1, dim), jnp.moveaxis(v, p.ndim - 1, -1).reshape(-1, dim)
     rows = jnp.concatenate([E, queries, heads])

@@ -8,8 +8,8 @@ from jax import Array
 
 from jaxattn import losses
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.core.params_by_name import get, names
 from jaxattn.probes.seen import Seen
-from jaxattn.trees import get, names
 
 # What the engine adds to them: test accuracies, by the accuracy whose best value so far chooses the step.
 BEST = {

@@ -6,14 +6,14 @@ import jax
 import numpy as np
 
 from jaxattn.base import Model, Phase, PhaseProbe, Task
-from jaxattn.cores import map_on_cores
+from jaxattn.core.mapping import map_on_cores
+from jaxattn.core.settings import NotNegative
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance
 from jaxattn.probes.seen import wants_one_layer
 from jaxattn.probes.selection import attended_on_host
-from jaxattn.spec import NotNegative
-from jaxattn.theory import Scores, limit, one_minus_cosine
+from jaxattn.theory import Scores, certify_limit, one_minus_cosine
 
 _AT_THE_END = (
     "limit_certified_distance",
@@ -86,7 +86,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
             return np.full(len(path), np.nan), np.full(len(_AT_THE_END), np.nan)
         chosen, counts = attended_on_host(params.E @ path[-1], corpus, self.nats)
         tied = float((counts > 1).mean())
-        found = limit(Scores(params.E, corpus, params.E @ params.v), path[-1], chosen)
+        found = certify_limit(Scores(params.E, corpus, params.E @ params.v), path[-1], chosen)
         direction, away = found.direction, one_minus_cosine(path, found.direction.p)
         bound = certified_distance(away[-1:], direction.duality_gap)[0]
         ends = bound, found.holds, direction.duality_gap, direction.primal_residual, tied

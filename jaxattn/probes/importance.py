@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.core.settings import Count
 from jaxattn.probes.correlations import bin_means, pearson, spearman
 from jaxattn.probes.seen import Seen, over_classes, wants_scores
-from jaxattn.spec import Count
 
 # What is held against the posterior difference, its sign kept, or its size.
 _PAIRS = ("Ev", "Ep_signed", "Ep_absolute")

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn import backend
 from jaxattn.base import Model, Phase, PhaseProbe, Task
+from jaxattn.core import backend
+from jaxattn.core.settings import NotNegative, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.selection import attended
-from jaxattn.spec import NotNegative, Static
 from jaxattn.theory import (
     MaxMargin,
     Scores,

@@ -5,8 +5,8 @@ from typing import ClassVar
 import optax
 from jaxtyping import Array
 
-from jaxattn import trees
 from jaxattn.base import Probe
+from jaxattn.core import params_by_name
 from jaxattn.probes.seen import Seen
 
 
@@ -19,5 +19,5 @@ class Norms(Probe, frozen=True, kw_only=True):
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure norm_θ for every parameter θ, trained or not."""
         return {
-            f"norm_{name}": optax.tree.norm(trees.get(seen.params, name)) for name in trees.names(seen.params)
+            f"norm_{name}": optax.tree.norm(params_by_name.get(seen.params, name)) for name in params_by_name.names(seen.params)
         }

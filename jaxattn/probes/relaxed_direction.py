@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.base import Model, Phase, PhaseProbe, Task
-from jaxattn.cores import map_on_cores
+from jaxattn.core.mapping import map_on_cores
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
 from jaxattn.probes.max_margin import Metrics, certified_distance

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.core.settings import NotNegative, PositiveInt, Static
 from jaxattn.probes.seen import Seen, wants_bags
 from jaxattn.probes.selection import attended
-from jaxattn.spec import NotNegative, PositiveInt, Static
 from jaxattn.theory import Scores, margin, selection_of
 
 

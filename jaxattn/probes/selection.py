@@ -9,9 +9,9 @@ from jax import Array
 
 from jaxattn.attention import attend
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.core.settings import Count, Share
 from jaxattn.data.corpus import Corpus
 from jaxattn.probes.seen import Seen, wants_attention, wants_bags
-from jaxattn.spec import Count, Share
 from jaxattn.theory import Selection, selection_from_scores
 
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxattn.base import Measurement, Phase, PhaseProbe, Probe
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import Count, PositiveInt, Share, Spec
 from jaxattn.probes.fit import Accuracy, Fit
 from jaxattn.probes.importance import Importance
 from jaxattn.probes.max_margin import MaxMarginDirection
 from jaxattn.probes.one_step_law import OneStepError
 from jaxattn.probes.selection import Selected
-from jaxattn.spec import Count, PositiveInt, Share, Spec
 
 
 class Probes(Spec, frozen=True, kw_only=True):

@@ -9,11 +9,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 from matfree import decomp
 
-from jaxattn import trees
 from jaxattn.base import Probe
+from jaxattn.core import params_by_name
+from jaxattn.core.settings import PositiveInt
 from jaxattn.dynamics.gradients import loss_and_gradients
 from jaxattn.probes.seen import Seen
-from jaxattn.spec import PositiveInt
 
 
 def largest_eigenvalue(
@@ -61,11 +61,11 @@ class Sharpness(Probe, frozen=True, kw_only=True):
 
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure sharpness."""
-        trained = {name: trees.get(seen.params, name) for name in seen.train}
+        trained = {name: params_by_name.get(seen.params, name) for name in seen.train}
         flat, unravel = ravel_pytree(trained)
 
         def gradients(trained: dict[str, Array]) -> dict[str, Array]:
-            params = trees.replaced(seen.params, **trained)
+            params = params_by_name.replaced(seen.params, **trained)
             return loss_and_gradients(
                 params, seen.sampled.train, seen.train, seen.model.outputs, per_sequence=seen.loss
             )[1]

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from jaxattn.api import Study
-from jaxattn.errors import InputError, at
+from jaxattn.core.errors import InputError, at
 from jaxattn.results.judge import Criterion, around, at_least, within_factor
 from jaxattn.study import toml
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.reproduction.book import Item
 from jaxattn.reproduction.findings import Finding, Measured
 from jaxattn.results import judge

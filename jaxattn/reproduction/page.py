@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from jaxattn.errors import RunError
+from jaxattn.core.errors import RunError
 from jaxattn.reproduction import findings, record
 from jaxattn.reproduction.book import Book, Scale
 from jaxattn.reproduction.section import Section, measured, missing, texts

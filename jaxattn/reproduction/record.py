@@ -7,13 +7,13 @@ from typing import TypeAlias
 import msgspec
 import pandas as pd
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import Count, NotNegative
 from jaxattn.reproduction import findings
 from jaxattn.reproduction.book import Item, Scale
 from jaxattn.reproduction.findings import Finding
 from jaxattn.reproduction.section import Picture, Section, command, missing
 from jaxattn.results.judge import Criterion, Estimate
-from jaxattn.spec import Count, NotNegative
 from jaxattn.storage import files as storage
 
 # JSON has no NaN and no infinity: both are null there.

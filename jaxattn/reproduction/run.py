@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxattn.core.errors import InputError, RunError, at
 from jaxattn.engine import run as engine
 from jaxattn.engine.progress import Reporter
-from jaxattn.errors import InputError, RunError, at
 from jaxattn.reproduction import page, record
 from jaxattn.reproduction.book import Book, Item, Scale
 from jaxattn.reproduction.measures import load

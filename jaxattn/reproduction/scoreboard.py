@@ -17,11 +17,11 @@ from typing import NamedTuple
 import pandas as pd
 
 from jaxattn.api import Study
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import devices
 from jaxattn.engine.manifest import PACKAGES
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run as execute
-from jaxattn.errors import InputError, RunError
 from jaxattn.reproduction import judges
 from jaxattn.reproduction.cell import Cell
 from jaxattn.reproduction.rows import DECIDING_SEEDS, REQUIRED, Row

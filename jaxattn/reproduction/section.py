@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.api import Study
+from jaxattn.core.errors import InputError
 from jaxattn.engine.manifest import differences
-from jaxattn.errors import InputError
 from jaxattn.reproduction.book import Item, Scale
 from jaxattn.reproduction.findings import CANNOT_TELL, DIFFERS, Finding, verdict
 from jaxattn.reproduction.measures import measure

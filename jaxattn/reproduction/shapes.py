@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.reproduction.bins import Binned, Rows, binned, longest_rise, lowest, sign_change, u_shape
 from jaxattn.reproduction.book import Curve, Item
 from jaxattn.reproduction.findings import Finding, Measured

@@ -8,7 +8,7 @@ import matplotlib.axes
 import numpy as np
 from matplotlib.figure import Figure
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import axis_label, file_name, seed_words
 from jaxattn.results.numbers import in_order, setting

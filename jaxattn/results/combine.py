@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.labels import unknown_metric
 from jaxattn.results.numbers import setting
 from jaxattn.results.run import Run

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.fits import PowerLaw, power_law
 from jaxattn.results.labels import file_name, minus, seed_words, settings_label, unknown_metric

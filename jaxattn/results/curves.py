@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import file_name, seed_words, settings_label, unknown_metric
 from jaxattn.results.run import Run

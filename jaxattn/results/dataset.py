@@ -2,8 +2,8 @@
 
 import msgspec
 
+from jaxattn.core.errors import InputError
 from jaxattn.data import GENERATORS, Splits
-from jaxattn.errors import InputError
 from jaxattn.results.run import Run
 from jaxattn.study.dataset import dataset as of_seed
 from jaxattn.study.dataset import swept_settings

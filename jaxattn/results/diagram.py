@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import axis_label, file_name, minus, seed_words, unknown_metric
 from jaxattn.results.numbers import format_number, in_order, setting

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jaxattn.spec import Count
+from jaxattn.core.settings import Count
 from jaxattn.storage import files
 from jaxattn.storage.files import Damaged
 

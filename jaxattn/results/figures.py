@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn, OwnWords, Picture, read_words
 from jaxattn.results.labels import file_name
 from jaxattn.results.run import Run

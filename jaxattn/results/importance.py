@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.binning import axis, bin_means
 from jaxattn.results.correlations import spearman
 from jaxattn.results.drawn import Drawn

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 
 from jaxattn.base import Dataset, Model
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import PositiveInt
 from jaxattn.data import corpus
-from jaxattn.errors import InputError
 from jaxattn.models import MODELS, span
 from jaxattn.results.run import Run
-from jaxattn.spec import PositiveInt
 from jaxattn.storage import checkpoints, marks
 from jaxattn.storage.files import Damaged, memory
 from jaxattn.storage.manifest import mending

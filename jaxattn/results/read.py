@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.storage import manifest, marks
 from jaxattn.storage.manifest import command, mending
 from jaxattn.storage.marks import Mark

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.numbers import format_number
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import last_steps

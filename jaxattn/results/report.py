@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import headline, page, style
 from jaxattn.results.drawn import DRAWN, Drawn, Picture, Words
 from jaxattn.results.figures import draw_all, words_of_own

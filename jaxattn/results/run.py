@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, metric_label
 from jaxattn.results.numbers import setting
 from jaxattn.storage import origin

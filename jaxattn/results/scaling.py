@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.fits import PowerLaw, power_law
 from jaxattn.results.judge import around, verdict

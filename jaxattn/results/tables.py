@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.results.numbers import format_number
 from jaxattn.storage import files
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.storage import files
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.marks import Checkpoint

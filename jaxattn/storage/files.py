@@ -10,7 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 SEAL = "seal"
 # The manifest of a million seeds is a fifth of it.

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from jaxattn.errors import InputError
-from jaxattn.spec import Count, NotNegative, PositiveInt, Share
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share
 from jaxattn.storage import files, marks
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.marks import Failure

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from jaxattn.spec import NotNegative
+from jaxattn.core.settings import NotNegative
 from jaxattn.storage import files
 from jaxattn.storage.files import Damaged
 

@@ -5,7 +5,6 @@
 
 from typing import Any
 
-from jaxattn import docstrings
 from jaxattn.base import (
     Data,
     DrawnData,
@@ -19,6 +18,7 @@ from jaxattn.base import (
     SharedData,
     Start,
 )
+from jaxattn.core import docstrings
 from jaxattn.data import GENERATORS, READERS
 from jaxattn.dynamics import PHASES
 from jaxattn.losses import LOSSES

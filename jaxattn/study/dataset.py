@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import msgspec
 from jax import Array
 
-from jaxattn import backend
 from jaxattn.base import Data, DrawnData, SharedData
+from jaxattn.core import backend
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.data.text import Progress, silent
 from jaxattn.study.hyperparameters import numbers_of

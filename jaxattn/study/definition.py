@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from jaxattn.errors import InputError
-from jaxattn.spec import Count, PositiveInt
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.study import grid
 from jaxattn.study.messages import explain
 from jaxattn.study.namespace import Namespace

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from jaxattn.errors import InputError, at
-from jaxattn.spec import Count, PositiveInt
+from jaxattn.core.errors import InputError, at
+from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.setting import Cell, merged
 from jaxattn.study.tree import assign

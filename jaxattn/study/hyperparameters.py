@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from jax import Array
 
-from jaxattn.spec import STATIC, Spec
+from jaxattn.core.settings import STATIC, Spec
 from jaxattn.study.kinds import fields_of
 from jaxattn.study.setting import Setting
 

@@ -13,8 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from jaxattn.errors import InputError, UserCodeError, at
-from jaxattn.spec import Named, Spec
+from jaxattn.core.errors import InputError, UserCodeError, at
+from jaxattn.core.settings import Named, Spec
 from jaxattn.study.messages import explain, nearest
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.tree import check_values

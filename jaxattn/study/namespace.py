@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxattn.errors import InputError, UserCodeError
+from jaxattn.core.errors import InputError, UserCodeError
 
 
 class Namespace:

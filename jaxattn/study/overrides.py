@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.study.grid import GRID
 from jaxattn.study.tree import flatten, numbered
 

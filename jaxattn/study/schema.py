@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from jaxattn.docstrings import first_line, meanings
+from jaxattn.core.docstrings import first_line, meanings
+from jaxattn.core.settings import Spec
 from jaxattn.probes.settings import Probes
-from jaxattn.spec import Spec
 from jaxattn.study import concepts
 from jaxattn.study.definition import Tables
 from jaxattn.study.grid import GRID, PRESENTATION

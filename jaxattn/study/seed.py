@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.base import DrawnData, Params, PhaseProbe, Probe, SharedData, Task
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import get, replaced
 from jaxattn.data.splits import Splits
-from jaxattn.errors import InputError
 from jaxattn.probes.importance import token_columns
 from jaxattn.probes.seen import Seen, wants_scores
 from jaxattn.study.setting import Setting
-from jaxattn.trees import get, replaced
 
 # Measurements by name, by the number of their probe.
 Measured = dict[int, Mapping[str, Array]]

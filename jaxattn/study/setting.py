@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jaxattn.base import Data, Dataset, Loss, Measurement, Model, Phase, Start
-from jaxattn.errors import InputError, at
+from jaxattn.core.errors import InputError, at
+from jaxattn.core.settings import Spec
 from jaxattn.probes.settings import Probes
-from jaxattn.spec import Spec
 from jaxattn.study import concepts
 from jaxattn.study.kinds import C, Concept, convert, keys_of, make, plain
 from jaxattn.study.namespace import Namespace

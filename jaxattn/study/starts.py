@@ -10,9 +10,9 @@ import numpy as np
 from jax import Array
 
 from jaxattn.base import Start
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import Places
 from jaxattn.data.arrays import read_array
-from jaxattn.errors import InputError
-from jaxattn.spec import Places
 
 
 class Zero(Start, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from jaxattn.errors import InputError, RunError, at
+from jaxattn.core.errors import InputError, RunError, at
 from jaxattn.study.definition import Definition
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.overrides import check_seen

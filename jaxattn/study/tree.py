@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 DEEPEST = 50
 # Keys of the grid have dots of their own.

@@ -2,11 +2,10 @@
 
 from jaxattn.theory import scores
 from jaxattn.theory.certificate import MaxMargin
-from jaxattn.theory.direction import direction
 from jaxattn.theory.geometry import cosine, margin, one_minus_cosine
-from jaxattn.theory.limit import Limit, limit
+from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.lq_margin import lq_max_margin
-from jaxattn.theory.max_margin import max_margin, max_margin_batch
+from jaxattn.theory.max_margin import differentiable_direction, max_margin, max_margin_batch
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
 from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
 from jaxattn.theory.scores import Scores
@@ -18,9 +17,9 @@ __all__ = [
     "RelaxedMaxMargin",
     "Scores",
     "Selection",
+    "certify_limit",
     "cosine",
-    "direction",
-    "limit",
+    "differentiable_direction",
     "lq_max_margin",
     "margin",
     "max_margin",

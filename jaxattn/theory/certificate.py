@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import struct
 
-from jaxattn.brief import Brief
+from jaxattn.core.brief import Brief
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.theory.constraints import Constraints
-from jaxattn.trees import Leaf
 
 # No direction separates if none has a cosine above this with every difference: so far sums of float64 tell.
 INFEASIBLE = 1e-14

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
 from jaxattn.theory.selection import Selection
 
 

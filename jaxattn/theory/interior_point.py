@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxattn import backend
+from jaxattn.core import backend
 from jaxattn.theory.certificate import Solution
 
 # Problems solved together: more do not run faster on a CPU, and take more memory.

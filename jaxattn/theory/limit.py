@@ -6,16 +6,68 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
-from jaxattn.brief import Brief
+from jaxattn.core.brief import Brief
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status
 from jaxattn.theory.constraints import constraints
 from jaxattn.theory.max_margin import shortest
-from jaxattn.theory.residual import Residual, residual
 from jaxattn.theory.scores import Scores, require_values
 from jaxattn.theory.selection import Selection, require_finite
-from jaxattn.trees import Leaf
+
+
+class Residual(NamedTuple):
+    """First and second derivatives of the loss ℓ(f) of n sequences with C columns of outputs.
+
+        -∂ℓ/∂f = e^log_size · direction,    ∂²ℓ/∂f² = Σ_j e^log_weight_j modes_j modes_jᵀ.
+
+    C is 1 for two classes, logistic loss, and K for K > 2, cross-entropy.
+
+    Attributes:
+        direction: (n, C); sizes of order one.
+        log_size: (n,).
+        modes: (n, M, C).
+        log_weight: (n, M).
+    """
+
+    direction: np.ndarray
+    log_size: np.ndarray
+    modes: np.ndarray
+    log_weight: np.ndarray
+
+
+def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
+    """Differentiate the loss of outputs.
+
+    Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
+    Cross-entropy:  -∂ℓ/∂f = e_y - π = (1 - π_y) (e_y - π'),   ∂²ℓ/∂f² = Σ_k π_k (e_k - π)(e_k - π)ᵀ,
+
+    with π = softmax(f) and π' the softmax over the other classes than y.
+
+    Args:
+        f: (n, C) float64.
+        labels: (n,) int; -1 and +1 for two classes, 0 .. K-1 for more.
+        num_classes: K.
+
+    Returns:
+        Both derivatives.
+    """
+    if num_classes == 2:
+        agreement = labels * f[:, 0]
+        log_size = -np.logaddexp(0, agreement)
+        log_weight = log_size - np.logaddexp(0, -agreement)
+        return Residual(1.0 * labels[:, None], log_size, np.ones((len(f), 1, 1)), log_weight[:, None])
+    own = np.eye(num_classes)[labels]
+    log_pi = f - np.logaddexp.reduce(f, axis=1, keepdims=True)
+    log_size = np.logaddexp.reduce(np.where(own > 0, -np.inf, log_pi), axis=1)
+    others = np.where(own > 0, 0, np.exp(log_pi - log_size[:, None]))
+    # e_k - π, where 1 - π_y is known without cancellation.
+    missing = np.where(own > 0, np.exp(log_size)[:, None], 1 - np.exp(log_pi))
+    identity = np.eye(num_classes)
+    modes = np.where(identity > 0, missing[:, :, None], -np.exp(log_pi)[:, None, :])
+    return Residual(own - others, log_size, modes, log_pi)
+
 
 # Of pulls that cancel, relative to their sizes, and of the squares of lengths: what is smaller is rounding.
 _CANCELS, _DEPENDENT = 1e-7, 1e-12
@@ -68,7 +120,7 @@ class _Entries(NamedTuple):
     mean: np.ndarray
 
 
-def limit(
+def certify_limit(
     scores: Scores,
     p: Float[Array | np.ndarray, "D"],
     selection: Selection,

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status, certify
 from jaxattn.theory.constraints import Constraints, constraints
 from jaxattn.theory.max_margin import shortest

@@ -6,15 +6,15 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
-from jaxattn.brief import Brief
+from jaxattn.core.brief import Brief
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status, unsolved
 from jaxattn.theory.constraints import Constraints, constraints
 from jaxattn.theory.max_margin import shortest
 from jaxattn.theory.scores import Scores
 from jaxattn.theory.selection import Selection, require_finite, require_keys
-from jaxattn.trees import Leaf
 
 # A selected token is on the margin of v if y x_s·v ≤ 1 + this: wider than rounding, closer than chance.
 _ON_MARGIN = 1e-8

@@ -10,11 +10,11 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxattn import backend
-from jaxattn.brief import Brief
+from jaxattn.core import backend
+from jaxattn.core.brief import Brief
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus, from_bags
-from jaxattn.errors import InputError
-from jaxattn.trees import Leaf
 
 # A second derivative below this, relative to the first, is rounding of float64; so is what Φ p is off by.
 _ROUNDING = 1e-9

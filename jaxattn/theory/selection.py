@@ -9,14 +9,14 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from jaxattn import backend
 from jaxattn.attention.batched import sequential_vmap_if_large
-from jaxattn.brief import Brief
+from jaxattn.core import backend
+from jaxattn.core.brief import Brief
+from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.errors import InputError
 from jaxattn.theory.scores import Scores
-from jaxattn.trees import Leaf
 
 
 @struct.dataclass(repr=False)

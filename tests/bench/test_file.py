@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxattn.bench import Machine, Measured, Report, beside, read, table, write
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 
 
 def report(*measured, device="chip"):

@@ -7,7 +7,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.bench import Case, machine, measure
-from jaxattn.errors import RunError
+from jaxattn.core.errors import RunError
 
 
 def case(**changes):

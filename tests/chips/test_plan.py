@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jaxattn.chips import process
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 GROUP = {
     "group": 0,
@@ -95,7 +95,7 @@ def test_what_no_chip_can_answer_is_one_line(answered, study, tmp_path, monkeypa
 
 
 def test_without_compilers_the_extra_is_named(study, monkeypatch):
-    monkeypatch.setattr("jaxattn.chips.compilers._version", lambda name: None)
+    monkeypatch.setattr("jaxattn.chips.process._version", lambda name: None)
     with pytest.raises(
         InputError, match=r"target h200: jax-cuda12-plugin.*pip install 'jaxattn\[aot\]'"
     ) as e:

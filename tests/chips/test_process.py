@@ -4,9 +4,9 @@ from importlib import metadata
 
 import pytest
 
-from jaxattn.chips import compilers, process
+from jaxattn.chips import process
 from jaxattn.chips.targets import read_target
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def installed(monkeypatch):
                 raise metadata.PackageNotFoundError(name)
             return known[name]
 
-        monkeypatch.setattr(compilers.metadata, "version", version)
+        monkeypatch.setattr(process.metadata, "version", version)
         pins = ['jaxlib<=0.10.2,>=0.10.1; extra == "tpu"', 'libtpu==0.0.42.*; extra == "tpu"']
-        monkeypatch.setattr(compilers.metadata, "requires", lambda name: pins)
+        monkeypatch.setattr(process.metadata, "requires", lambda name: pins)
 
     return pretend
 
@@ -39,20 +39,20 @@ def test_without_compilers_the_extra_is_named(installed):
 def test_a_compiler_of_another_jax_is_told_the_version_that_fits(installed):
     installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.41")
     with pytest.raises(InputError, match=r"libtpu 0.0.41 does not fit jax 0.10.2; .*'libtpu==0.0.42.\*'"):
-        compilers.check(read_target("v5e"))
+        process.check(read_target("v5e"))
     gpu = {"jax_cuda12_plugin": "0.10.2", "jax_cuda12_pjrt": "0.11.0", "nvidia_cuda_nvcc_cu12": "12.9.86"}
     installed(jax="0.10.2", jaxlib="0.10.2", **gpu)
     with pytest.raises(InputError, match=r"jax-cuda12-pjrt 0.11.0 does not fit jax 0.10.2"):
-        compilers.check(read_target("h200"))
+        process.check(read_target("h200"))
 
 
 def test_fitting_compilers_pass(installed):
     installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.42.1")
-    compilers.check(read_target("v5e"))
+    process.check(read_target("v5e"))
 
 
 def test_the_pins_of_the_installed_jax_can_be_read():
-    assert compilers._fitting(("libtpu",))["libtpu"].startswith("0.0.")
+    assert process._fitting(("libtpu",))["libtpu"].startswith("0.0.")
 
 
 @pytest.mark.parametrize(

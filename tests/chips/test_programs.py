@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import jaxattn as ja
-from jaxattn.chips.compilers import check
+from jaxattn.chips.process import check
 from jaxattn.chips.targets import read_target
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 CASES = tomllib.loads((Path(__file__).parent / "ceilings.toml").read_text(encoding="utf-8"))["case"]

@@ -1,7 +1,7 @@
 import pytest
 
 from jaxattn.chips.targets import read_target
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxattn.cli.options import read_folders
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 
 @pytest.fixture

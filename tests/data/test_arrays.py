@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.data.arrays import read_array
-from jaxattn.errors import InputError
 
 
 def write_safetensors(path, arrays, header=None):

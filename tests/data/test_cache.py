@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.data import cache
-from jaxattn.errors import InputError
 
 ARRAYS = {"a": np.arange(50, dtype=np.uint16), "b": np.array([-1, 7])}
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus, from_counted, from_draws
-from jaxattn.errors import InputError
 from jaxattn.models.reference import padded_sequences
 
 # As it is without the checks of types that the tests put around it.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxattn.base import Dataset
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import check_classes
-from jaxattn.errors import InputError
 
 
 class Pairs(Dataset):

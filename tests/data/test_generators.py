@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.data.generators import GENERATORS
-from jaxattn.errors import InputError
 from jaxattn.study import seed
 
 SIZES = {"vocab_size": 16, "length": 5, "sequences": 24, "test_sequences": 24, "validation_sequences": 24}

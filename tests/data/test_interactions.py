@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.models.reference import padded_sequences
 
 XOR = {"vocab_size": 40, "pairs": 3, "length": 7, "sequences": 120}

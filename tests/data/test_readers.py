@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.data import text as text_module
 from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Lines, Parquet, Tfds
-from jaxattn.errors import InputError
 
 TRAIN = [
     ("Good, “very” good\nfilm<br /><br />", 1),

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import from_sequences
 from jaxattn.data.sequences import Sequences, padded
-from jaxattn.errors import InputError
 
 LISTS = [[3, 1, 3, 0], [2], [1, 1, 1], [0, 4, 2, 4, 4]]
 CLASSES = [1, -1, -1, 1]

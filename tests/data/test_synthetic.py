@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.models.reference import padded_sequences
 
 SIZES = {"vocab_size": 60, "relevant": 12, "length": 10, "sequences": 240}

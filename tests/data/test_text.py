@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 
+from jaxattn.core.errors import InputError
 from jaxattn.data import text as module
 from jaxattn.data.corpus import from_flat
 from jaxattn.data.readers import Jsonl
 from jaxattn.data.text import TextCorpora, Vocabulary, build_vocabulary, encode, load, tokenise
-from jaxattn.errors import InputError
 
 ROWS = [
     ("A good film, a GOOD film<br /><br />indeed", 1),

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.data.vectors import Vectors
-from jaxattn.errors import InputError
 
 
 def vectors(n=4, tokens=3, dim=2, **changes):

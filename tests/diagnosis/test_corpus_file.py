@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.diagnosis import read_corpus
-from jaxattn.errors import InputError
 from jaxattn.study import seed as one_seed
 from jaxattn.study import toml
 

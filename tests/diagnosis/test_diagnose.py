@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.diagnosis import diagnose
 from jaxattn.diagnosis.files import figure, tables, write
 from jaxattn.engine.lift import seed_keys
-from jaxattn.errors import InputError
 
 V, DIM = 60, 32
 FAST = {"min_count": 5, "draws": 20, "resampled": 100}

@@ -79,7 +79,7 @@ def test_the_path_is_that_of_an_independent_integrator_and_its_end_is_certified(
     assert len(near) >= 3
     by_radau = solve_ivp(velocity, (0, near[-1]), p, method="Radau", t_eval=near, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(path.p[1 : 1 + len(near)], by_radau.y.T, rtol=1e-4, atol=2e-4)
-    found = ja.theory.limit(scores, path.p[-1], path.selection)
+    found = ja.theory.certify_limit(scores, path.p[-1], path.selection)
     assert found.holds
     assert ja.theory.one_minus_cosine(path.p[-1], found.direction.p) < 1e-6
 

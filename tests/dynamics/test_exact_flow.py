@@ -7,10 +7,10 @@ import pytest
 from scipy.integrate import cumulative_trapezoid
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.dynamics.arc_length import _REASONS, Stop
 from jaxattn.dynamics.direction import direction
 from jaxattn.dynamics.seeds import _over_chunks
-from jaxattn.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("x64")
 

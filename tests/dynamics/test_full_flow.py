@@ -7,8 +7,8 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.dynamics.arc_length import Stop
-from jaxattn.errors import InputError
 from jaxattn.models.reference import padded_sequences
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -9,8 +9,8 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.dynamics.arc_length import Stop
-from jaxattn.errors import InputError
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_of
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.dynamics import log_descent, log_excess_loss, run
-from jaxattn.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("x64")
 

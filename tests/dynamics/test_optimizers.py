@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.dynamics import optimizer, schedule
 from jaxattn.dynamics.optimizers import check_options
-from jaxattn.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import Phase, Task, log_spaced
+from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import PHASES
-from jaxattn.errors import InputError
 
 
 def test_probe_steps_are_log_spaced_with_both_ends():

@@ -10,6 +10,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.dynamics import rosenbrock
+from jaxattn.theory import certify_limit
 
 pytestmark = pytest.mark.usefixtures("x64")
 VALUES = [1.0, -1.0, -3.0, 0.5, -0.5, 0.7]
@@ -60,7 +61,7 @@ def test_a_tie_by_hand():
     weight = np.log(2 / 6 / 3 * (f + 3) * np.sqrt(1.5)) + p[2] - np.logaddexp(p[0], p[1])
     np.testing.assert_allclose(path.log_gradient_norm[-1], weight, rtol=1e-12)
     np.testing.assert_allclose(path.norm, jnp.linalg.norm(path.p, axis=1), rtol=1e-12)
-    certificate = ja.theory.limit(ja.theory.scores.one_layer(params, corpus), p, path.selection)
+    certificate = certify_limit(ja.theory.scores.one_layer(params, corpus), p, path.selection)
     assert certificate.holds
     np.testing.assert_allclose(certificate.direction.p, np.array([1, 1, -2, 0, 0, 0]) / 3, atol=1e-12)
 
@@ -73,7 +74,7 @@ def test_tied_tokens_that_contradict_each_other_pull_at_nothing_below_them():
     assert path.stop == "norm"
     np.testing.assert_allclose(path.p[-1, 0] - path.p[-1, 1], 0, atol=1e-9)
     assert distance(path.p[-1], [0, 0, -1, 1, -1, 1]) < 1e-8
-    certificate = ja.theory.limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection)
+    certificate = certify_limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection)
     assert certificate.holds
     # Every other pair has a margin of 1: half of it is enough where nothing pulls.
     np.testing.assert_allclose(certificate.idle, 0.5, atol=1e-12)
@@ -96,7 +97,7 @@ def test_no_step_leaps_over_tokens_that_tie(depth):
     np.testing.assert_allclose(p[:3].sum(), -apart - depth, rtol=1e-9)
     # Level up to what is left of the tie on the last nats: log of the depth.
     np.testing.assert_allclose(p[0], -(depth + apart) / 3, atol=1 + np.log(depth))
-    assert ja.theory.limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection).holds
+    assert certify_limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection).holds
 
 
 def test_everything_tied_is_a_finite_end():
@@ -105,11 +106,11 @@ def test_everything_tied_is_a_finite_end():
     path = flow(params, corpus)
     assert path.stop == "balanced"
     np.testing.assert_allclose(path.p[-1, 0] - path.p[-1, 1], 2 * np.arctanh(np.log(2)), atol=1e-9)
-    certificate = ja.theory.limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection)
+    certificate = certify_limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection)
     assert certificate.holds
     assert certificate.direction.reason.startswith("no ")
     away = path.p[-1] + jnp.array([0.1, 0, 0, 0, 0, 0])
-    assert not ja.theory.limit(ja.theory.scores.one_layer(params, corpus), away, path.selection).holds
+    assert not certify_limit(ja.theory.scores.one_layer(params, corpus), away, path.selection).holds
 
 
 def test_tied_tokens_stay_on_a_curve_of_balances_where_nothing_moves_them():
@@ -122,7 +123,7 @@ def test_tied_tokens_stay_on_a_curve_of_balances_where_nothing_moves_them():
     p = path.p[-1]
     np.testing.assert_allclose(jax.nn.softmax(p[:3]) @ params.v[:3], 0, atol=1e-9)
     assert distance(p, [0, 0, 0, 1, -1, 0]) < 1e-10
-    certificate = ja.theory.limit(ja.theory.scores.one_layer(params, corpus), p, path.selection)
+    certificate = certify_limit(ja.theory.scores.one_layer(params, corpus), p, path.selection)
     assert certificate.holds
     assert certificate.loose < 1e-12
     assert certificate.curvature == 1.0
@@ -162,7 +163,7 @@ def test_a_tied_token_slides_away_along_a_curve_of_balances():
     # A straight piece follows the curve until attention has changed by 0.05.
     np.testing.assert_allclose(end, p, atol=0.05)
     assert distance(path.p[-1], [0, 0, 0, 1, -1, 0]) < 1e-8
-    assert ja.theory.limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection).holds
+    assert certify_limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection).holds
 
 
 def exact_pull(corpus, params, p):
@@ -266,7 +267,7 @@ def test_every_path_ends_with_a_certificate_or_says_that_it_has_none(dim):
         if ended[seed] == "unresolved":
             continue
         one, corpus, kept = take((params, corpora, path.selection), seed)
-        certificate = ja.theory.limit(ja.theory.scores.one_layer(one, corpus), path.p[seed, -1], kept)
+        certificate = certify_limit(ja.theory.scores.one_layer(one, corpus), path.p[seed, -1], kept)
         assert certificate.holds
         tied += len(certificate.direction.ties) > 0
         if ended[seed] == "norm":

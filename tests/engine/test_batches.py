@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.engine import batches, manifest
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import ProgramCache
 from jaxattn.engine.store import Store
-from jaxattn.errors import InputError
 from jaxattn.results import load
 from jaxattn.results.combine import combine
 from jaxattn.storage import marks

@@ -13,9 +13,9 @@ import jax
 import pandas as pd
 import pytest
 
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import distributed, launch, loggers
 from jaxattn.engine.store import Store
-from jaxattn.errors import InputError, RunError
 from jaxattn.results.combine import combine
 from jaxattn.results.load import load
 from jaxattn.storage import manifest

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn import backend
+from jaxattn.core import backend
 from jaxattn.engine import devices
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn import backend
+from jaxattn.core import backend
 from jaxattn.engine import lift
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import Programs, seed_keys

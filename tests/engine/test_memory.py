@@ -5,10 +5,10 @@ import math
 
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.engine import memory
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import programs
-from jaxattn.errors import InputError
 
 
 def first(study):

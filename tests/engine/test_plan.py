@@ -2,13 +2,13 @@ import shutil
 
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.engine import memory
 from jaxattn.engine import plan as planning
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import programs
 from jaxattn.engine.plan import plan, recorded
-from jaxattn.errors import InputError
 
 
 def test_groups_say_what_runs_together(tmp_path, study):

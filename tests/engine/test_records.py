@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.records import rows, with_best
-from jaxattn.errors import InputError
 
 
 def test_a_complex_number_is_no_record(study):

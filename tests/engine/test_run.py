@@ -13,10 +13,10 @@ import pytest
 
 from jaxattn import Study
 from jaxattn.cli.status import status
+from jaxattn.core.errors import InputError, RunError, UserCodeError
 from jaxattn.engine import lift, run
 from jaxattn.engine.clock import Interrupted
 from jaxattn.engine.progress import Reporter
-from jaxattn.errors import InputError, RunError, UserCodeError
 from jaxattn.results import load
 from jaxattn.study.namespace import Namespace
 

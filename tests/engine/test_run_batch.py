@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn import losses, trees
+from jaxattn import losses
+from jaxattn.core import params_by_name
 from jaxattn.engine import lift
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import seed_keys
@@ -438,8 +439,8 @@ def test_parameters_after_every_phase_are_those_of_the_pure_functions(run, reque
             carried = of_seed.begin(setting, index, params, corpora, key)
             params = of_seed.advance(setting, index, carried, corpora, phase.steps).state.params
             found = results.params(seed=1, phase=phase.name)
-            for name in trees.names(params):
-                expected = trees.get(params, name)
+            for name in params_by_name.names(params):
+                expected = params_by_name.get(params, name)
                 tolerance = 1e-10 if run == "own_run" else 1e-4
                 np.testing.assert_allclose(getattr(found, name), expected, rtol=tolerance, atol=tolerance)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from jaxattn.cli.status import status
+from jaxattn.core.errors import InputError
 from jaxattn.engine import lift
 from jaxattn.engine.store import Store
-from jaxattn.errors import InputError
 from jaxattn.storage import files
 
 

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from jaxattn.cli.status import status
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import lift, lock, run, store
 from jaxattn.engine.clock import Interrupted
 from jaxattn.engine.plan import plan
-from jaxattn.errors import InputError, RunError
 from jaxattn.results import load
 from jaxattn.storage import files, manifest, marks
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.data import ragged as layout
-from jaxattn.errors import InputError
 from jaxattn.models import multi_head, one_layer, reference
 
 

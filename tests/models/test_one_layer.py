@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 
 def corpora(rng, classes):

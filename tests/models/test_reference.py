@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.models.reference import padded_sequences
 
 SEQUENCES = [[2, 0, 2], [1], [2, 1, 1, 0], [0, 0]]

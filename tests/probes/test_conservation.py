@@ -8,8 +8,8 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import models
+from jaxattn.core.errors import InputError
 from jaxattn.dynamics import descent, run
-from jaxattn.errors import InputError
 from jaxattn.probes import Conservation
 
 TRAIN = ("E", "p", "v")

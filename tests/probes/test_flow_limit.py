@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics import ExactFlow, JointFlow
-from jaxattn.errors import InputError
 from jaxattn.models import OneLayer
 from jaxattn.probes import FlowLimit
 from jaxattn.theory import one_minus_cosine
@@ -36,7 +36,7 @@ def test_it_is_the_certificate_of_the_end_of_the_path():
     on_the_way, end = conclude(history, params, corpora)
     for seed in range(2):
         own, corpus, chosen = jax.tree.map(lambda x, seed=seed: x[seed], (params, corpora, path.selection))
-        expected = ja.theory.limit(ja.theory.scores.one_layer(own, corpus), history[seed, -1], chosen)
+        expected = ja.theory.certify_limit(ja.theory.scores.one_layer(own, corpus), history[seed, -1], chosen)
         away = one_minus_cosine(history[seed], expected.direction.p)
         np.testing.assert_allclose(on_the_way["limit_one_minus_cosine"][seed], away, atol=1e-12)
         assert end["limit_feasible"][seed] == expected.holds

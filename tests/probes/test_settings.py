@@ -3,7 +3,7 @@
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 EMBED = ja.dynamics.OneStep(name="embed", step_size=1.0)
 QUERY = ja.dynamics.Descent(name="query", train=("p",), optimizer="sgd", step_size=0.1, steps=20)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from jaxattn import losses, models, trees
+from jaxattn import losses, models
+from jaxattn.core import params_by_name
 from jaxattn.data import ragged as layout
 from jaxattn.models import reference
 from jaxattn.probes import Sharpness
@@ -18,7 +19,7 @@ def dense(model, seeds, corpus, train, per_sequence=losses.DEFAULT):
     ids, mask = reference.padded_sequences(corpus)
 
     def hessian(params):
-        flat, unravel = ravel_pytree({name: trees.get(params, name) for name in train})
+        flat, unravel = ravel_pytree({name: params_by_name.get(params, name) for name in train})
 
         def loss(flat):
             f = TEXTBOOK[type(model)](params.replace(**unravel(flat)), ids, mask)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxattn import cli
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.reproduction import bins, measures, read
 
 PAPER = read("paper")

@@ -5,7 +5,7 @@ import msgspec
 import pandas as pd
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.reproduction import measures, read
 from jaxattn.reproduction.book import Expected
 from jaxattn.reproduction.findings import Finding

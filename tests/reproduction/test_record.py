@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.reproduction import findings, measures, page, read, record
 from jaxattn.reproduction.findings import Finding
 from jaxattn.reproduction.section import NOT_RUN, Picture, Section

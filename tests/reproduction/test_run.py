@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from jaxattn import cli
+from jaxattn.core.errors import InputError
 from jaxattn.engine.progress import Reporter
-from jaxattn.errors import InputError
 from jaxattn.reproduction import read, reproduce, run
 from jaxattn.reproduction.page import write
 from jaxattn.results import load, report

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.reproduction import scoreboard
 from jaxattn.reproduction.scoreboard import CLAIMS, run
 from jaxattn.results.judge import VERDICTS, Estimate

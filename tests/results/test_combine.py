@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import aggregate, load
 from jaxattn.results.combine import _equal, choose, combine, group, paired
 from jaxattn.results.intervals import student_t

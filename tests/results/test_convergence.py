@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results import load
 from jaxattn.results.convergence import collect, convergence
 from jaxattn.results.diagram import diagram

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results import aggregate, style
 from jaxattn.results.binning import bin_means
 from jaxattn.results.curves import curves

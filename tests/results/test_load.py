@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import jaxattn.results
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results import load
 from jaxattn.storage import manifest
 from jaxattn.storage.files import digest
@@ -122,8 +122,8 @@ def test_results_import_neither_jax_nor_what_is_above_them():
             below = package in (
                 "jaxattn.results",
                 "jaxattn.storage",
-                "jaxattn.errors",
-                "jaxattn.spec",
+                "jaxattn.core.errors",
+                "jaxattn.core.settings",
                 *of_arrays.get(path.name, ()),
             )
             assert name.split(".")[0] != "jax" or path.name == "params.py", f"{path.name} imports {name}"

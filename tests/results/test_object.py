@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results import aggregate, summary_table
 from jaxattn.results.load import Results
 from jaxattn.results.tokens import at_end, top

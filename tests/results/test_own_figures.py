@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results import load, report
 from jaxattn.results.drawn import Drawn, Picture
 from jaxattn.results.figures import draw_all

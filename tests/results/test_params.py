@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import load
 from jaxattn.results.params import Parameters
 from jaxattn.storage import checkpoints, marks

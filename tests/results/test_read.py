@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results import load
 from jaxattn.results.read import read
 from jaxattn.storage import manifest, marks

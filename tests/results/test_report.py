@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import aggregate, headline, load, report
 from jaxattn.results.statistics import last_steps
 from jaxattn.storage import manifest, origin

@@ -6,7 +6,7 @@ import signal
 import pandas as pd
 import pytest
 
-from jaxattn.errors import RunError
+from jaxattn.core.errors import RunError
 from jaxattn.results import tables
 
 TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.tokens import at_end, named, top, with_classes
 
 

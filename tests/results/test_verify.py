@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from jaxattn import cli
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.results.verify import verify
 from jaxattn.storage import checkpoints, files, manifest, marks
 

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxattn.core.errors import InputError
 from jaxattn.data import text
 from jaxattn.data.readers import READERS
-from jaxattn.errors import InputError
 
 WORDS = ["good", "bad", "film", "isn't", "été", "naïf", "a", "42", "<br />", "“so”", "\u2028", "x_y", "Ünder"]
 FIELDS = ["text", "label", "title", "split"]

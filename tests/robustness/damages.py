@@ -25,11 +25,11 @@ import numpy as np
 import pandas as pd
 
 import jaxattn as ja
-from jaxattn import trees
+from jaxattn.core import params_by_name
+from jaxattn.core.errors import InputError
 from jaxattn.engine import run as engine
 from jaxattn.engine.clock import Interrupted, Intervals
 from jaxattn.engine.progress import Reporter
-from jaxattn.errors import InputError
 from jaxattn.results import report
 from jaxattn.results.verify import verify
 from jaxattn.storage import files
@@ -196,8 +196,8 @@ def _same(found: Reading, expected: Reading) -> None:
     for mine, theirs in zip(found.tables, expected.tables, strict=True):
         pd.testing.assert_frame_equal(mine, theirs, check_exact=True)
     for one, other in zip(found.params, expected.params, strict=True):
-        for name in trees.names(other):
-            np.testing.assert_array_equal(trees.get(one, name), trees.get(other, name))
+        for name in params_by_name.names(other):
+            np.testing.assert_array_equal(params_by_name.get(one, name), params_by_name.get(other, name))
 
 
 def _make(finished: Path, half: Path) -> None:

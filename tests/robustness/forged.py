@@ -21,8 +21,8 @@ from damages import LONGEST_S
 
 import jaxattn as ja
 from jaxattn import cli
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine.progress import Reporter
-from jaxattn.errors import InputError, RunError
 from jaxattn.reproduction import read, reproduce
 from jaxattn.results import report
 from jaxattn.results.figures import KINDS

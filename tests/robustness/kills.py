@@ -22,10 +22,10 @@ import damages
 import pandas as pd
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.engine import run as engine
 from jaxattn.engine.clock import Intervals
 from jaxattn.engine.progress import Reporter
-from jaxattn.errors import InputError
 from jaxattn.results import report, tables
 from jaxattn.results.verify import verify
 

@@ -17,13 +17,13 @@ from unittest import mock
 import tomli_w
 
 from jaxattn import Study
+from jaxattn.core.errors import InputError, UserCodeError
 from jaxattn.engine import memory
 from jaxattn.engine.batches import cut_batches
 from jaxattn.engine.groups import compile_groups, rehearse_groups
 from jaxattn.engine.lift import ProgramCache
 from jaxattn.engine.manifest import describe
 from jaxattn.engine.store import Store
-from jaxattn.errors import InputError, UserCodeError
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.storage import files
 from jaxattn.storage.files import Damaged
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxattn import cli
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.storage import files, manifest
 from jaxattn.storage.files import Damaged
 

@@ -9,9 +9,9 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import silent
+from jaxattn.core.errors import InputError
 from jaxattn.engine import describe
 from jaxattn.engine.plan import recorded
-from jaxattn.errors import InputError
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.seed import keys
 

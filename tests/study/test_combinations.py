@@ -8,7 +8,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.api import Study
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.study.namespace import Namespace
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"

@@ -12,7 +12,7 @@ import pytest
 import jaxattn as ja
 from jaxattn import cli
 from jaxattn.api import Study
-from jaxattn.errors import InputError, UserCodeError
+from jaxattn.core.errors import InputError, UserCodeError
 from jaxattn.losses import LOSSES
 from jaxattn.study import contract, toml
 from jaxattn.study.namespace import Namespace

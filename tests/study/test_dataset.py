@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 DATA = {"relevant": 8, "length": 6, "sequences": 30, "test_sequences": 20, "validation_sequences": 10}
 PHASES = [ja.dynamics.OneStep(name="embed", step_size=1.0)]

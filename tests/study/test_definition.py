@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.study import toml
 from jaxattn.study.definition import Definition
 from jaxattn.study.namespace import Namespace

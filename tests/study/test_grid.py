@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.study import kinds, setting
 from jaxattn.study.definition import Definition
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError, UserCodeError
+from jaxattn.core.errors import InputError, UserCodeError
 from jaxattn.study import concepts
 from jaxattn.study.kinds import convert, describe, fields_of, make
 from jaxattn.study.messages import nearest

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from jaxattn.errors import InputError, UserCodeError
+from jaxattn.core.errors import InputError, UserCodeError
 from jaxattn.study.namespace import Namespace
 
 

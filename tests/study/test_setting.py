@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.models.one_layer import OneLayerInSpan
 
 

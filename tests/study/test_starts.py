@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxattn import Study
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.study import seed
 from jaxattn.study.namespace import Namespace
 

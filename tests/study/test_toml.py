@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxattn import Study
-from jaxattn.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.study import toml
 
 SHIPPED = sorted((Path(__file__).parents[2] / "sweeps").glob("*.toml"))

@@ -2,7 +2,7 @@ import functools
 
 import pytest
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.study.tree import assign, check_values, flatten, merge, numbered, parse, place_of_thing
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.theory import Selection, selection_of
 from jaxattn.theory.constraints import circle, constraints
 

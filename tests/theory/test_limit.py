@@ -6,8 +6,8 @@ import pytest
 from scipy import sparse
 
 import jaxattn as ja
-from jaxattn.errors import InputError
-from jaxattn.theory import Selection, limit
+from jaxattn.core.errors import InputError
+from jaxattn.theory import Selection, certify_limit
 from jaxattn.theory.scores import one_layer
 
 LENGTH, TIED, BEHIND = 5, 3, 25.0
@@ -108,7 +108,7 @@ def test_the_direction_is_that_of_another_solver_for_the_pairs_that_are_pushed_a
     params, corpus = draw(seed, dim)
     chosen = on_top(params, corpus)
     of, gradient, net = by_loops(params, corpus, chosen, loops)
-    certificate = limit(one_layer(params, corpus), params.p, chosen)
+    certificate = certify_limit(one_layer(params, corpus), params.p, chosen)
     pushed = {pair for pair, pull in net.items() if pull > 1e-7 or pair[0] == pair[1]}
     ties = [(leader, s) for s, leader in of.items() if s != leader]
     p, status = clarabel_direction(params.E, pushed, net.keys() - pushed, ties)
@@ -140,7 +140,7 @@ def by_hand(p):
 
 def test_a_limit_by_hand():
     """L = (softplus(-f) + softplus(f))/2, f = tanh(x/2): L'' = f'²/4 = 1/16 at x = 0, the only curvature."""
-    certificate = limit(
+    certificate = certify_limit(
         one_layer(*by_hand([20, 20, -40])[:2]), np.array([20.0, 20, -40]), by_hand([0, 0, 0])[2]
     )
     assert certificate.holds
@@ -153,22 +153,22 @@ def test_a_limit_by_hand():
 def test_what_does_not_hold():
     params, corpus, both = by_hand([20, 20, -40])
     # Off balance.
-    off = limit(one_layer(params, corpus), np.array([20.5, 20, -40]), both)
+    off = certify_limit(one_layer(params, corpus), np.array([20.5, 20, -40]), both)
     assert not off.holds
     assert off.gradient > 0.01
     # 2 on top with 0 and 1: nothing holds it there.
     everything = Selection(np.asarray(corpus.bags.count) > 0)
-    assert not limit(one_layer(params, corpus), np.zeros(3), everything).holds
+    assert not certify_limit(one_layer(params, corpus), np.zeros(3), everything).holds
     # Values that make the balance a maximum of the loss of one label.
     flipped = ja.data.from_sequences([[0, 1, 2], [0, 1]], [1, 1], vocab_size=3)
-    assert not limit(one_layer(params, flipped), params.p, both).holds
+    assert not certify_limit(one_layer(params, flipped), params.p, both).holds
 
 
 def test_a_pair_that_is_drawn_together_has_to_be_moved_apart_by_others():
     """(0, 1) with y = 1 and the better token 1 below: no direction of zero length moves it away."""
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, 1], vocab_size=4)
     params = ja.models.one_layer.Params(E=np.eye(4), p=np.array([9.0, -9, 9, -9]), v=np.array([0.0, 1, 1, 0]))
-    certificate = limit(
+    certificate = certify_limit(
         one_layer(params, corpus), params.p, ja.theory.selection(params.p, ja.theory.Scores(params.E, corpus))
     )
     assert certificate.direction.feasible
@@ -184,7 +184,7 @@ def test_sequences_that_are_right_by_far_push_as_others_do(value):
     v = np.linalg.lstsq(E, np.array([value, 0.0, 1.0, 0.5]))[0]
     params = ja.models.one_layer.Params(E=E, p=np.array([30.0, 30, 10]), v=v)
     chosen = ja.theory.selection(params.p, ja.theory.Scores(E, corpus))
-    certificate = limit(one_layer(params, corpus), params.p, chosen)
+    certificate = certify_limit(one_layer(params, corpus), params.p, chosen)
     assert certificate.holds
     assert certificate.idle == np.inf
     np.testing.assert_allclose(
@@ -202,15 +202,15 @@ def test_the_balance_of_sequences_that_are_right_by_far_is_seen():
     chosen = Selection(
         np.isin(np.asarray(corpus.bags.index), [0, 1, 3]) & (np.asarray(corpus.bags.count) > 0)
     )
-    assert limit(one_layer(params, corpus), params.p, chosen).holds
-    off = limit(one_layer(params, corpus), params.p + 0.5 * np.eye(5)[0], chosen)
+    assert certify_limit(one_layer(params, corpus), params.p, chosen).holds
+    off = certify_limit(one_layer(params, corpus), params.p + 0.5 * np.eye(5)[0], chosen)
     assert off.gradient > 0.01
 
 
 def test_tied_tokens_with_one_embedding_need_no_balance():
     params, corpus, both = by_hand([20, 20, -40])
     E = np.array([[1.0, 0, 0], [1, 0, 0], [0, 0, 1]])
-    certificate = limit(one_layer(params.replace(E=E), corpus), np.array([20.0, 0, -40]), both)
+    certificate = certify_limit(one_layer(params.replace(E=E), corpus), np.array([20.0, 0, -40]), both)
     assert (certificate.gradient, certificate.curvature, certificate.loose) == (0.0, np.inf, 0.0)
     assert certificate.direction.feasible
 
@@ -220,7 +220,7 @@ def test_a_finite_end_on_a_curve_of_balances_leaves_no_force():
     corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2]], [1, -1], vocab_size=3)
     params = ja.models.one_layer.Params(E=np.eye(3), p=np.zeros(3), v=np.array([1.0, -1.0, 0.0]))
     every = Selection(np.asarray(corpus.bags.count) > 0)
-    certificate = limit(one_layer(params, corpus), params.p, every)
+    certificate = certify_limit(one_layer(params, corpus), params.p, every)
     assert certificate.loose == 0.0
     assert certificate.holds
 
@@ -229,8 +229,8 @@ def test_bad_input():
     params, corpus, both = by_hand([20, 20, -40])
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=3, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
-        limit(one_layer(params, three), params.p, both)
+        certify_limit(one_layer(params, three), params.p, both)
     with pytest.raises(InputError, match="do not fit"):
-        limit(one_layer(params, corpus), params.p[:2], both)
+        certify_limit(one_layer(params, corpus), params.p[:2], both)
     with pytest.raises(InputError, match="p holds NaN"):
-        limit(one_layer(params, corpus), params.p * np.nan, both)
+        certify_limit(one_layer(params, corpus), params.p * np.nan, both)

@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import linprog
 from scipy.sparse import csc_matrix
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.theory import Scores, lq_max_margin, max_margin, selection
 from jaxattn.theory.scores import of_query
 

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.theory import Scores, Selection, max_margin, max_margin_batch, selection, selection_of
 from jaxattn.theory.certificate import Status
 

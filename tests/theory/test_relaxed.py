@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.theory import Scores, Selection, max_margin, relaxed_max_margin, selection_of
 from jaxattn.theory.certificate import Status
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 from jaxattn.theory import max_margin, relaxed_max_margin, selection
 from jaxattn.theory.scores import Scores, linear, of_query, of_vectors, one_layer, require_values
 

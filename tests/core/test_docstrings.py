@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from jaxattn.core.docstrings import first_line, meanings, table, written
 from jaxattn.data.readers import READERS
-from jaxattn.docstrings import first_line, meanings, table, written
 from jaxattn.study.kinds import fields_of
 from jaxattn.text_settings import page
 

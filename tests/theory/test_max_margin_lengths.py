@@ -9,7 +9,14 @@ import pytest
 from scipy.optimize import linprog
 
 import jaxattn as ja
-from jaxattn.theory import Scores, Selection, direction, max_margin, max_margin_batch, selection_of
+from jaxattn.theory import (
+    Scores,
+    Selection,
+    differentiable_direction,
+    max_margin,
+    max_margin_batch,
+    selection_of,
+)
 from jaxattn.theory.certificate import Status
 from jaxattn.theory.constraints import constraints
 from jaxattn.theory.max_margin import shortest
@@ -155,7 +162,7 @@ def test_orthogonal_differences_of_very_different_lengths(solver, rng):
     assert np.linalg.norm(answer.p - [1e-8, 1e3]) <= np.sqrt(answer.duality_gap + 1e-14) * 1e3
     np.testing.assert_allclose(answer.margin, 1e-3, rtol=1e-12)
     if len(answer.pairs) == 2:
-        np.testing.assert_allclose(direction(problem[0].keys, answer), [1e-8, 1e3], rtol=1e-6)
+        np.testing.assert_allclose(differentiable_direction(problem[0].keys, answer), [1e-8, 1e3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("solver", SOLVERS[:4])

@@ -6,10 +6,21 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.errors import InputError
-from jaxattn.theory import Scores, Selection, direction, max_margin, max_margin_batch, selection_of
+from jaxattn.core.errors import InputError
+from jaxattn.theory import (
+    Scores,
+    Selection,
+    differentiable_direction,
+    max_margin,
+    max_margin_batch,
+    selection_of,
+)
 
 pytestmark = pytest.mark.usefixtures("x64")
+
+
+def jvp(E, moved, answer):
+    return jax.jvp(lambda E: differentiable_direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),))
 
 
 def problem(rng, dim, tied=False):
@@ -36,10 +47,12 @@ def test_the_derivative_is_that_of_the_problem_solved_anew(rng, dim, tied):
     answer = max_margin(Scores(E, corpus), chosen)
     assert answer.feasible
     assert (len(answer.ties) > 0) == tied
-    np.testing.assert_allclose(direction(E, answer), answer.p, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(differentiable_direction(E, answer), answer.p, rtol=1e-9, atol=1e-9)
     for _ in range(3):
         moved = rng.normal(size=E.shape)
-        _, found = jax.jvp(lambda E: direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),))
+        _, found = jax.jvp(
+            lambda E: differentiable_direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),)
+        )
         h = 1e-6
         there, back = (max_margin(Scores(E + sign * h * moved, corpus), chosen) for sign in (1, -1))
         assert set(map(tuple, there.pairs)) == set(map(tuple, back.pairs))
@@ -56,10 +69,10 @@ def test_pairs_that_depend_on_each_other_do_no_harm(rng):
     every = np.array([[0, 2], [0, 3], [1, 2], [1, 3]])
     np.testing.assert_allclose((E[every[:, 0]] - E[every[:, 1]]) @ answer.p, 1)
     answer = answer.replace(pairs=every, multipliers=np.full(4, answer.p @ answer.p / 4))
-    np.testing.assert_allclose(direction(E, answer), answer.p, rtol=1e-9)
+    np.testing.assert_allclose(differentiable_direction(E, answer), answer.p, rtol=1e-9)
     moved = np.zeros_like(E)
     moved[0, 1] = 1.0
-    found = jax.jvp(lambda E: direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),))[1]
+    found = jvp(E, moved, answer)[1]
     there, back = (max_margin(Scores(E + h * moved, corpus), chosen) for h in (1e-6, -1e-6))
     np.testing.assert_allclose(found, (there.p - back.p) / 2e-6, rtol=1e-5, atol=1e-7)
 
@@ -74,7 +87,7 @@ def test_it_is_differentiated_through_the_step_that_made_the_embeddings():
         return ja.dynamics.one_step(params, corpus, step_size=step_size).E
 
     answer = max_margin(Scores(embeddings(100.0), corpus), chosen)
-    found = jax.jacobian(lambda x: direction(embeddings(x), answer))(100.0)
+    found = jax.jacobian(lambda x: differentiable_direction(embeddings(x), answer))(100.0)
     there, back = (max_margin(Scores(embeddings(x), corpus), chosen).p for x in (100.001, 99.999))
     np.testing.assert_allclose(found, (there - back) / 0.002, rtol=1e-5, atol=1e-9)
 
@@ -87,13 +100,13 @@ def test_bad_input(rng):
         jax.tree.map(lambda x: np.asarray(x)[None], chosen),
     )
     with pytest.raises(InputError, match="answer: a batch"):
-        direction(E, batch)
+        differentiable_direction(E, batch)
     with pytest.raises(InputError, match="E: 3 tokens"):
-        direction(E[:3], answer)
+        differentiable_direction(E[:3], answer)
     weaker = answer.replace(multipliers=answer.multipliers * 2)
     with pytest.raises(InputError, match="less than 1 is required"):
-        direction(E, weaker)
+        differentiable_direction(E, weaker)
     apart = E.copy()
     apart[:4] = apart[4:8]
     with pytest.raises(InputError, match="no direction to follow"):
-        direction(apart, max_margin(Scores(apart, corpus), chosen))
+        differentiable_direction(apart, max_margin(Scores(apart, corpus), chosen))

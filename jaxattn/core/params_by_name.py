@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, TypeVar
 
-from jaxattn.errors import InputError
+from jaxattn.core.errors import InputError
 
 # A field of a pytree: an array, or whatever a tree transformation puts in an array's place. The shapes
 # stand in the docstrings of the classes and are checked where functions take the arrays.

@@ -1,0 +1,1 @@
+"""What all rooms stand on: errors, settings, parameters by name, mapping, the backend."""

@@ -1,0 +1,64 @@
+"""Mapping in equal parts: every item as in a loop, and the function traced once."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from jax.custom_batching import custom_vmap
+from threadpoolctl import threadpool_info
+
+from jaxattn.core.mapping import map_in_equal_parts, map_on_cores
+
+
+@pytest.mark.parametrize(("size", "most"), [(8, 3), (7, 7), (5, 1), (6, 4), (3, 2), (9, 8)])
+def test_items_equal_those_of_a_loop_and_are_traced_in_one_part(rng, size, most):
+    together = []
+
+    @custom_vmap
+    def double(x):
+        return 2 * x
+
+    @double.def_vmap
+    def rule(size, _, x):
+        together.append(size)
+        return 2 * x, True
+
+    numbers = rng.integers(0, 100, (size, 2))
+    keys = jax.random.split(jax.random.key(0), size)
+    doubled, drawn = jax.jit(
+        lambda *items: map_in_equal_parts(
+            lambda item: (double(item[0]), jax.random.bits(item[1])), items, most
+        )
+    )(numbers, keys)
+    np.testing.assert_array_equal(doubled, 2 * numbers)
+    np.testing.assert_array_equal(drawn, [jax.random.bits(key) for key in keys])
+    assert len(together) == (most > 1)
+    assert all(each <= most for each in together)
+
+
+def test_what_comes_back_is_in_the_order_of_the_items():
+    assert map_on_cores(lambda x, y: x - y, range(50), range(50, 100)) == [-50] * 50
+    assert map_on_cores(str, []) == []
+
+
+def test_two_items_are_worked_on_at_once(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    # A barrier is passed by two together only.
+    meeting = threading.Barrier(2, timeout=10)
+    assert sorted(map_on_cores(lambda _: meeting.wait(), range(2))) == [0, 1]
+
+
+def test_blas_has_one_thread_meanwhile_and_its_own_number_again():
+    def threads(_=None):
+        return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
+
+    np.linalg.svd(np.eye(2))
+    before = threads()
+    assert {one for found in map_on_cores(threads, range(4)) for one in found} == {1}
+    assert threads()[: len(before)] == before
+
+
+def test_an_error_comes_out_as_it_is():
+    with pytest.raises(ZeroDivisionError):
+        map_on_cores(lambda x: 1 / x, [1, 0])
