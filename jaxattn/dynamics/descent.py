@@ -86,7 +86,9 @@ def descent(
         trained = {name: params_by_name.get(state.params, name) for name in train}
 
         def value_fn(trained: dict[str, Array]) -> Array:
-            return loss(params_by_name.replaced(state.params, **trained), data, outputs, weights, per_sequence)
+            return loss(
+                params_by_name.replaced(state.params, **trained), data, outputs, weights, per_sequence
+            )
 
         updates, carried = transformation.update(
             gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn

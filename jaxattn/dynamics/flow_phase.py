@@ -98,7 +98,9 @@ class _Flow(Phase, frozen=True, kw_only=True):
         reached = (progress[1:] > progress[:-1]).sum()
         failed = (path.status == Stop.FAILED) & (row >= reached)
         moved = {
-            name: x.reshape(params_by_name.get(params, name).shape).astype(params_by_name.get(params, name).dtype)
+            name: x.reshape(params_by_name.get(params, name).shape).astype(
+                params_by_name.get(params, name).dtype
+            )
             for name, x in self.moved(path, row).items()
         }
         failed_at = jnp.where(failed, reached, -1).astype(jnp.int32)

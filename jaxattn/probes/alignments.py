@@ -37,7 +37,11 @@ class Alignments(Probe, frozen=True, kw_only=True):
             if params_by_name.get(params, one).shape == params_by_name.get(params, other).shape
         ]
         _, gradients = seen.loss_and_gradients
-        between = {f"cos_{x}_{y}": cosine(params_by_name.get(params, x), params_by_name.get(params, y)) for x, y in alike}
+        between = {
+            f"cos_{x}_{y}": cosine(params_by_name.get(params, x), params_by_name.get(params, y))
+            for x, y in alike
+        }
         return between | {
-            f"cos_{name}_descent": cosine(params_by_name.get(params, name), -gradients[name]) for name in seen.train
+            f"cos_{name}_descent": cosine(params_by_name.get(params, name), -gradients[name])
+            for name in seen.train
         }

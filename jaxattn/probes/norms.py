@@ -19,5 +19,6 @@ class Norms(Probe, frozen=True, kw_only=True):
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure norm_θ for every parameter θ, trained or not."""
         return {
-            f"norm_{name}": optax.tree.norm(params_by_name.get(seen.params, name)) for name in params_by_name.names(seen.params)
+            f"norm_{name}": optax.tree.norm(params_by_name.get(seen.params, name))
+            for name in params_by_name.names(seen.params)
         }

@@ -15,9 +15,9 @@ RULE = (
     "A number agrees if its whole 95 % interval lies within the criterion, differs if none of it does, and "
     "cannot tell if it straddles the criterion or has no interval. It is only measured if nothing is "
     "published to hold it against. Intervals are over seeds: Student's t, with the jackknife's standard "
-    "error where all seeds together make a number; of shares those of Clopper and Pearson. One seed has none. Nor "
-    "has a number that is the same whichever seed is left out, which is held against the criterion itself "
-    f"from {ENOUGH_SEEDS} seeds on. An interval of a bin is never narrower than the bin."
+    "error where all seeds together make a number; of shares those of Clopper and Pearson. One seed has "
+    "none. Nor has a number that is the same whichever seed is left out, which is held against the "
+    f"criterion itself from {ENOUGH_SEEDS} seeds on. An interval of a bin is never narrower than the bin."
 )
 OLD = (
     "Not so yet on this page: intervals of shapes are percentile bootstrap intervals, which cover less than "

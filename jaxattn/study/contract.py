@@ -118,7 +118,11 @@ class _Rehearsal:
             with self.at(f"model.init.{name}", concepts.START):
                 own = setting._replace(starts={name: setting.starts[name]})
                 made = seed.start(own, data, key, tokens, used)
-                _same(params_by_name.get(drawn, name), params_by_name.get(made, name), f"{_name(setting.starts[name])} returns")
+                _same(
+                    params_by_name.get(drawn, name),
+                    params_by_name.get(made, name),
+                    f"{_name(setting.starts[name])} returns",
+                )
         return seed.start(setting, data, key, tokens, used)
 
     def model(self, setting: Setting, params: Any, data: Dataset) -> None:
