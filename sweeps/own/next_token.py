@@ -59,7 +59,7 @@ class Causal(ja.Model[Sequences]):
     def attention(self, params: Params, data: Sequences) -> tuple[Array, Array]:
         """Compute attention (n, T, T) and tokens (n, T, d)."""
         x = params.E[data.ids] + params.P
-        scores = jnp.einsum("ntd,de,nse->nts", x, params.W, x)
+        scores = jnp.einsum("nsd,de,nte->nts", x, params.W, x)
         return jax.nn.softmax(jnp.where(data.causal, scores, -jnp.inf), axis=-1), x
 
     def outputs(self, params: Params, data: Sequences) -> Array:
