@@ -9,6 +9,7 @@ tables of one machine can be compared.
 """
 
 import argparse
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -118,28 +119,34 @@ def _write(results, folder: Path, name: str) -> None:
 
 def _continued(folder: Path):
     """Run a study that is killed at its first checkpoint, and then continued."""
+    # Not a fork: locks that threads of this process hold would stay locked for ever.
+    child = multiprocessing.get_context("spawn").Process(target=_killed, args=(folder,))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL, "it was not killed"
+    return _to_continue().run(folder, quiet=True)
+
+
+def _to_continue():
     import jaxattn as ja
+
+    return ja.Study.read(HERE / STUDIES[CONTINUED].path, [*STUDIES[CONTINUED].overrides, "chunk=3"])
+
+
+def _killed(folder: Path) -> None:
+    """Run the study until it takes a step of its second phase, saving after every one."""
     from jaxattn.engine.clock import Intervals
     from jaxattn.engine.progress import Reporter
     from jaxattn.engine.run import run
 
-    study = ja.Study.read(HERE / STUDIES[CONTINUED].path, [*STUDIES[CONTINUED].overrides, "chunk=3"])
-    child = os.fork()
-    if child == 0:
+    class Killing(Reporter):
+        def update(self, place: str, *_) -> None:
+            if "query step" in place:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-        class Killing(Reporter):
-            def update(self, place: str, *_) -> None:
-                if "query step" in place:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        with Killing(quiet=True) as reporter:
-            # Saves after every step.
-            saving = Intervals(0.0, 0.0, float("inf"))
-            run(study, folder, command="guard", reporter=reporter, intervals=saving)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), "it was not killed"
-    return study.run(folder, quiet=True)
+    with Killing(quiet=True) as reporter:
+        saving = Intervals(0.0, 0.0, float("inf"))
+        run(_to_continue(), folder, command="guard", reporter=reporter, intervals=saving)
 
 
 def compare(before: Path, after: Path) -> int:

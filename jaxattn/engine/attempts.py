@@ -60,9 +60,11 @@ class Queue(NamedTuple):
             RunError: a failure that is to stop the run.
             Interrupted: it was asked to stop.
         """
+        self.clock.expect(self.waiting)
         while self.waiting:
+            number = len(self.batches) - len(self.waiting)
             batch = self.waiting.popleft()
-            self.clock.begin_batch(batch, len(self.batches) - len(self.waiting) - 1, self.waiting)
+            self.clock.begin_batch(batch, number, len(self.batches))
             tried = self._attempt(batch)
             if tried.out_of_memory and batch.width > 1:
                 self._halve(batch)
@@ -118,6 +120,7 @@ class Queue(NamedTuple):
         self.known["batches"] = manifest.listed(self.batches)
         self.folder.write_manifest(self.known)
         self.waiting.extendleft(reversed(halves))
+        self.clock.expect(halves)
 
 
 def unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:

@@ -1,12 +1,12 @@
 """The one clock of a run: what is being done, when to save and to stop, what is left, what was spent."""
 
-import itertools
 import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +57,8 @@ class Clock:
         self._save_at = self._started + intervals.checkpoint_s
         # Seconds that a lane took, by the numbers of its group and phase.
         self._costs: dict[tuple[int, int], float] = {}
+        # Lanes that wait for it.
+        self._lanes: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
         forget_peak()
 
@@ -121,9 +123,17 @@ class Clock:
 
     # Where the run is.
 
-    def begin_batch(self, batch: Batch, number: int, waiting: Sequence[Batch]) -> None:
-        """Note which batch begins, how many are behind it, and which ones wait."""
-        self._batch, self._number, self._waiting = batch, number, waiting
+    def expect(self, batches: Iterable[Batch]) -> None:
+        """Note batches that wait."""
+        for batch in batches:
+            for phase in range(len(batch.group.setting.phases)):
+                self._lanes[batch.group.number, phase] += batch.width
+
+    def begin_batch(self, batch: Batch, number: int, whole: int) -> None:
+        """Note which batch begins, and how many of all are behind it; it waits no more."""
+        self._batch, self._number, self._whole = batch, number, whole
+        for phase in range(len(self._phases)):
+            self._lanes[batch.group.number, phase] -= batch.width
         self._phase, self._step, self._probes = 0, 0, [0]
         self._loss = math.nan
 
@@ -180,13 +190,13 @@ class Clock:
             return None
         each = self._measuring_s / self._measured if self._measured else 0.0
         seconds = self._per_step * (last - self._step) + each * sum(x > self._step for x in self._probes)
-        here = ((self._batch, phase) for phase in range(self._phase + 1, len(self._phases)))
-        later = ((batch, k) for batch in self._waiting for k in range(len(batch.group.setting.phases)))
-        for batch, phase in itertools.chain(here, later):
-            if (cost := self._costs.get((batch.group.number, phase))) is None:
-                return None
-            seconds += cost * batch.width
-        return seconds
+        lanes = Counter(self._lanes)
+        for phase in range(self._phase + 1, len(self._phases)):
+            lanes[self._batch.group.number, phase] += self._batch.width
+        wanted = {place: count for place, count in lanes.items() if count}
+        if wanted.keys() - self._costs.keys():
+            return None
+        return seconds + sum(self._costs[place] * count for place, count in wanted.items())
 
     @property
     def _phases(self) -> Sequence[Any]:
@@ -197,7 +207,7 @@ class Clock:
         return (self._phase + self._step / max(self._probes[-1], 1)) / len(self._phases)
 
     def _overall(self) -> float:
-        return (self._number + self._share()) / (self._number + 1 + len(self._waiting))
+        return (self._number + self._share()) / self._whole
 
     def _show(self) -> None:
         place = f"{self._phases[self._phase].name} step {self._step:,} of {self._probes[-1]:,}"

@@ -13,8 +13,9 @@ import jax
 import pandas as pd
 import pytest
 
+from jaxattn.cli import launch
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.engine import distributed, launch, loggers
+from jaxattn.engine import distributed, loggers
 from jaxattn.engine.store import Store
 from jaxattn.results.combine import combine
 from jaxattn.results.load import load

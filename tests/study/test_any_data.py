@@ -9,8 +9,8 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import silent
+from jaxattn.cli.corpus import describe
 from jaxattn.core.errors import InputError
-from jaxattn.engine import describe
 from jaxattn.engine.plan import recorded
 from jaxattn.study.namespace import Namespace
 from jaxattn.study.seed import keys
@@ -225,7 +225,7 @@ def test_data_that_all_seeds_share_may_be_of_any_kind(names, tmp_path):
 
 def test_data_of_any_kind_are_described(names):
     data = {"kind": "mine.py:signs", "sequences": 8, "test_sequences": 4}
-    ((_, sizes),) = describe.corpus(study(names, data=data, loss="classification"), 3, silent)
+    ((_, sizes),) = describe(study(names, data=data, loss="classification"), 3, silent)
     assert sizes["examples"].tolist() == ["8", "4"]
     assert sizes["X"].tolist() == ["float32 (8, 2, 3)", "float32 (4, 2, 3)"]
     assert {"label -1", "label 1"} <= set(sizes.columns)
