@@ -1,6 +1,8 @@
+import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -171,3 +173,27 @@ def test_a_book_that_is_nowhere_is_named(tmp_path, capsys, monkeypatch):
     (line,) = capsys.readouterr().err.splitlines()
     assert "--book nowhere: no book.toml in" in line
     assert "sweeps/nowhere" in line
+
+
+def test_the_documented_form_of_a_book_is_read(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "books.md").read_text(encoding="utf-8")
+    (shared, about), (code,) = (
+        re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("toml", "python")
+    )
+    item = tmp_path / "two_steps"
+    item.mkdir()
+    (tmp_path / "book.toml").write_text(shared)
+    (item / "item.toml").write_text(about)
+    (item / "mine.py").write_text(code)
+    (item / "study.toml").write_text(
+        (TINY / "step" / "study.toml").read_text().replace('"step"', '"two_steps"')
+    )
+    (shown,) = read(tmp_path).items
+    assert (
+        shown.reports
+        == "The error of the one-step law falls like d^(-1/2) (Magen et al., arXiv ..., Figure 2)."
+    )
+    assert len(shown.study("laptop").seeds) == 5
+    measures.load(shown)
+    own = msgspec.structs.replace(shown, measure={"kind": "mine.py:least", "metric": "one_step_error"})
+    measures.load(own)
