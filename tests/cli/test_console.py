@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from jaxattn import console
+from jaxattn.cli import console
 from jaxattn.results.run import Run
 
 METRICS = ["loss", "spearman_Ep_tokens", "spearman_Ep_bins", "best_test_accuracy", "important_mass"]

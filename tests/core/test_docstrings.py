@@ -61,7 +61,7 @@ def test_a_table_keeps_its_cells():
 
 
 def test_the_page_of_texts_is_made_of_the_kinds_that_are_there():
-    shipped = Path(__file__).parents[1] / "docs" / "texts.md"
+    shipped = Path(__file__).parents[2] / "docs" / "texts.md"
     assert shipped.read_text(encoding="utf-8") == page(), "python -m jaxattn.text_settings > docs/texts.md"
     rows = [line.split(" | ") for line in page().splitlines() if line.startswith("| `")]
     for kind, target in READERS.items():
