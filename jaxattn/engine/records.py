@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jax import Array
 
 from jaxattn.base import Phase
 from jaxattn.core.errors import InputError
@@ -39,7 +40,9 @@ class Records:
         """Add the token table of the end of a phase."""
         self._tokens.append(token_rows(columns, self._batch, phase, loaded))
 
-    def note_failures(self, phase: Phase, step: int, failed_at: np.ndarray, losses: np.ndarray) -> None:
+    def note_failures(
+        self, phase: Phase, step: int, failed_at: Array | np.ndarray, losses: Array | np.ndarray
+    ) -> None:
         """Note lanes that failed by the account of their state, or whose loss at a step is not finite."""
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}
         lanes = self._batch.lanes
