@@ -15,8 +15,9 @@ from jax import Array
 
 from jaxattn import losses
 from jaxattn.base import Dataset, Phase, State, Task
-from jaxattn.core import backend, params_by_name
+from jaxattn.core import backend
 from jaxattn.core.errors import InputError
+from jaxattn.core.params_by_name import get, replaced
 from jaxattn.core.settings import Count, Named, Names, Places, Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.algorithm import Algorithm, Info, loop
@@ -59,7 +60,7 @@ def descent(
     is_full = batch_size is None and fresh is None
 
     def init(params: Any, key: Array | None = None) -> State:
-        trained = {name: params_by_name.get(params, name) for name in train}
+        trained = {name: get(params, name) for name in train}
         return State(
             params,
             transformation.init(trained),
@@ -83,12 +84,10 @@ def descent(
             else:
                 weights = jnp.where(position < size, 1 / size, 0.0)
         value, gradients = loss_and_gradients(state.params, data, train, outputs, weights, per_sequence)
-        trained = {name: params_by_name.get(state.params, name) for name in train}
+        trained = {name: get(state.params, name) for name in train}
 
         def value_fn(trained: dict[str, Array]) -> Array:
-            return loss(
-                params_by_name.replaced(state.params, **trained), data, outputs, weights, per_sequence
-            )
+            return loss(replaced(state.params, **trained), data, outputs, weights, per_sequence)
 
         updates, carried = transformation.update(
             gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
@@ -104,7 +103,7 @@ def descent(
                 lambda leaf: jnp.where(fails, jnp.nan, leaf) if leaf.ndim > 1 else leaf, updates
             )
         moved = State(
-            params=params_by_name.replaced(state.params, **optax.apply_updates(trained, updates)),
+            params=replaced(state.params, **optax.apply_updates(trained, updates)),
             optimizer=carried,
             step=state.step + 1,
             failed_at=jnp.where((state.failed_at < 0) & fails, state.step, state.failed_at),

@@ -9,9 +9,8 @@ from flax import struct
 from jax import Array
 
 from jaxattn.base import Params, Phase, Task
-from jaxattn.core import params_by_name
 from jaxattn.core.brief import Brief
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.params_by_name import Leaf, get, replaced
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.dynamics.arc_length import ASKED_FOR, Stop
 from jaxattn.dynamics.exact_flow import exact_flow
@@ -98,13 +97,11 @@ class _Flow(Phase, frozen=True, kw_only=True):
         reached = (progress[1:] > progress[:-1]).sum()
         failed = (path.status == Stop.FAILED) & (row >= reached)
         moved = {
-            name: x.reshape(params_by_name.get(params, name).shape).astype(
-                params_by_name.get(params, name).dtype
-            )
+            name: x.reshape(get(params, name).shape).astype(get(params, name).dtype)
             for name, x in self.moved(path, row).items()
         }
         failed_at = jnp.where(failed, reached, -1).astype(jnp.int32)
-        return FlowState(params_by_name.replaced(params, **moved), path, row, failed_at, columns)
+        return FlowState(replaced(params, **moved), path, row, failed_at, columns)
 
     def keys(self, task: Task, params: Params) -> Array:
         """Look up the keys of the scores, (m, D)."""
@@ -171,7 +168,7 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
         """Find the path."""
         return exact_flow(
             task.model.scores(params, task.data.train),
-            params_by_name.get(params, self.train[0]).reshape(-1),
+            get(params, self.train[0]).reshape(-1),
             until_norm=self.until_norm,
             until_arc_length=math.inf if self.until_arc_length is None else self.until_arc_length,
             until_direction=self.until_direction,

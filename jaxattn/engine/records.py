@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import pandas as pd
+from jax import Array
 
 from jaxattn.base import Phase
 from jaxattn.core.errors import InputError
@@ -41,7 +41,7 @@ class Records:
         self._tokens.append(token_rows(columns, self._batch, phase, loaded))
 
     def note_failures(
-        self, phase: Phase, step: int, failed_at: jax.Array | np.ndarray, losses: np.ndarray
+        self, phase: Phase, step: int, failed_at: Array | np.ndarray, losses: Array | np.ndarray
     ) -> None:
         """Note lanes that failed by the account of their state, or whose loss at a step is not finite."""
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxattn.base import Probe
-from jaxattn.core import params_by_name
+from jaxattn.core.params_by_name import get, names
 from jaxattn.probes.seen import Seen
 
 
@@ -33,15 +33,11 @@ class Alignments(Probe, frozen=True, kw_only=True):
         params, rows = seen.params, seen.model.token_rows
         alike = [
             (one, other)
-            for one, other in combinations([x for x in params_by_name.names(params) if x not in rows], 2)
-            if params_by_name.get(params, one).shape == params_by_name.get(params, other).shape
+            for one, other in combinations([x for x in names(params) if x not in rows], 2)
+            if get(params, one).shape == get(params, other).shape
         ]
         _, gradients = seen.loss_and_gradients
-        between = {
-            f"cos_{x}_{y}": cosine(params_by_name.get(params, x), params_by_name.get(params, y))
-            for x, y in alike
-        }
+        between = {f"cos_{x}_{y}": cosine(get(params, x), get(params, y)) for x, y in alike}
         return between | {
-            f"cos_{name}_descent": cosine(params_by_name.get(params, name), -gradients[name])
-            for name in seen.train
+            f"cos_{name}_descent": cosine(get(params, name), -gradients[name]) for name in seen.train
         }

@@ -6,7 +6,7 @@ import optax
 from jaxtyping import Array
 
 from jaxattn.base import Probe
-from jaxattn.core import params_by_name
+from jaxattn.core.params_by_name import get, names
 from jaxattn.probes.seen import Seen
 
 
@@ -18,7 +18,4 @@ class Norms(Probe, frozen=True, kw_only=True):
 
     def measure(self, seen: Seen) -> dict[str, Array]:
         """Measure norm_θ for every parameter θ, trained or not."""
-        return {
-            f"norm_{name}": optax.tree.norm(params_by_name.get(seen.params, name))
-            for name in params_by_name.names(seen.params)
-        }
+        return {f"norm_{name}": optax.tree.norm(get(seen.params, name)) for name in names(seen.params)}

@@ -10,8 +10,9 @@ import numpy as np
 from jax import Array
 
 from jaxattn.base import Dataset, Measurement, Model, Phase, Progress, SharedData, silent
-from jaxattn.core import backend, params_by_name
+from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, at, in_user_code, shown
+from jaxattn.core.params_by_name import get, names
 from jaxattn.core.settings import Spec
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
@@ -110,19 +111,15 @@ class _Rehearsal:
     def start(self, setting: Setting, data: Splits, key: Array, tokens: Any, used: Array | None) -> Any:
         with self.at("model.init", concepts.MODEL):
             drawn = seed.start(setting._replace(starts={}), data, key, tokens, used)
-            names = params_by_name.names(drawn)
+            known = names(drawn)
             for name in setting.starts:
-                if name not in names:
-                    raise InputError(f"the model has no {name!r}, but {', '.join(names)}")
+                if name not in known:
+                    raise InputError(f"the model has no {name!r}, but {', '.join(known)}")
         for name in setting.starts:
             with self.at(f"model.init.{name}", concepts.START):
                 own = setting._replace(starts={name: setting.starts[name]})
                 made = seed.start(own, data, key, tokens, used)
-                _same(
-                    params_by_name.get(drawn, name),
-                    params_by_name.get(made, name),
-                    f"{_name(setting.starts[name])} returns",
-                )
+                _same(get(drawn, name), get(made, name), f"{_name(setting.starts[name])} returns")
         return seed.start(setting, data, key, tokens, used)
 
     def model(self, setting: Setting, params: Any, data: Dataset) -> None:
@@ -173,11 +170,11 @@ class _Rehearsal:
         self, setting: Setting, index: int, params: Any, data: Splits, key: Array, used: Array | None
     ) -> Any:
         phase, place = setting.phases[index], f"phases[{index}]"
-        name, known = _name(phase), params_by_name.names(params)
+        name, known = _name(phase), names(params)
         for parameter in phase.train:
             if parameter not in known:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
-            if not jnp.issubdtype(jnp.result_type(x := params_by_name.get(params, parameter)), jnp.floating):
+            if not jnp.issubdtype(jnp.result_type(x := get(params, parameter)), jnp.floating):
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
         with jax.enable_x64(_is_double(setting, phase)), self.at(place, concepts.PHASE):
             setting.probes.steps_of(phase)

@@ -21,7 +21,7 @@ def things():
         "Params": params,
         "MaxMargin": ja.theory.max_margin(scores, chosen),
         "RelaxedMaxMargin": ja.theory.relaxed_max_margin(scores, chosen),
-        "Limit": ja.theory.limit(scores, params.p, chosen),
+        "Limit": ja.theory.certify_limit(scores, params.p, chosen),
         "Scores": scores,
         "Ragged": corpus.bags,
         "Vectors": ja.data.Vectors(targets=corpus.targets, X=jnp.ones((3, 2, 4)), classes=2),

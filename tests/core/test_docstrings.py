@@ -1,13 +1,8 @@
-"""Meanings of settings are read from docstrings, and pages are made of them."""
-
-from pathlib import Path
+"""Meanings of settings are read from docstrings."""
 
 import msgspec
 
 from jaxattn.core.docstrings import first_line, meanings, table, written
-from jaxattn.data.readers import READERS
-from jaxattn.study.kinds import fields_of
-from jaxattn.text_settings import page
 
 
 class Base:
@@ -58,15 +53,3 @@ def test_a_table_keeps_its_cells():
     assert table(["a", "b"], rows) == "| a | b |\n|---|---|\n| power | the exponent \\| of it. |"
     defaults = [msgspec.NODEFAULT, None, ("a", 1), "\t"]
     assert [written(x) for x in defaults] == ["required", "none", '`["a",1]`', '`"\\t"`']
-
-
-def test_the_page_of_texts_is_made_of_the_kinds_that_are_there():
-    shipped = Path(__file__).parents[1] / "docs" / "texts.md"
-    assert shipped.read_text(encoding="utf-8") == page(), "python -m jaxattn.text_settings > docs/texts.md"
-    rows = [line.split(" | ") for line in page().splitlines() if line.startswith("| `")]
-    for kind, target in READERS.items():
-        for field in fields_of(target):
-            own = [row for row in rows if row[0] == f"| `{field.name}`"]
-            of_kind = [row for row in own if len(row) == 3 or kind in row[1].split(", ")]
-            assert len(of_kind) == 1, (kind, field.name)
-            assert of_kind[0][-2] == written(field.default)

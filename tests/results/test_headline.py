@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jaxattn import glossary
+from jaxattn.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.results import headline, summary_table
 from jaxattn.results.run import Run
 
@@ -114,8 +114,8 @@ def test_there_are_two_sentences_whatever_was_recorded():
 
 
 def test_every_metric_that_is_recorded_unasked_has_its_place():
-    unasked = {name for probe in glossary.STANDARD.values() for name in probe.labels}
+    unasked = {name for probe in (Fit, Accuracy, Importance, Selected, OneStepError) for name in probe.labels}
     assert unasked <= set(headline.STANDARD)
-    known = {name for probe in glossary.PROBES.values() for name in probe.labels}
+    known = {name for probe in PROBES.values() for name in probe.labels}
     assert set(headline.DIRECTIONS) <= known
     assert not known & set(headline.STANDARD)
