@@ -1,6 +1,7 @@
 """Integration of a flow by arc length, to the first of its ends."""
 
 import enum
+import math
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -181,6 +182,7 @@ def integrate(
     max_steps: Array,
     points: int,
     before: Trajectory | None = None,
+    clock: float = math.inf,
 ) -> Trajectory:
     """Follow one path to the first of its ends.
 
@@ -192,6 +194,8 @@ def integrate(
         points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
         before: the path up to where the flow starts, if it goes on from another; of the same `unit`. The
             coordinates in its rows stay what they were, those of another flow.
+        clock: how far two rules for the log of the time of a step may be apart, of which the better one
+            counts; for a flow whose time is wanted, and not only its path.
 
     Returns:
         The path; rows that were not reached repeat the last state.
@@ -201,7 +205,7 @@ def integrate(
     marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
     state = jax.lax.while_loop(
         lambda state: state.status == Stop.RUNNING,
-        partial(_step, flow, ends, first, max_steps, marks),
+        partial(_step, flow, ends, first, max_steps, marks, clock),
         _begin(flow, jnp.minimum(flow.unit, reach), ends.rtol, before or beginning(flow, points)),
     )
     select = jax.vmap(jnp.where, in_axes=(0, 0, None))
@@ -240,7 +244,9 @@ def _begin(flow: Flow, unit: Array, rtol: Array, before: Trajectory) -> _State:
     )
 
 
-def _step(flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, state: _State) -> _State:
+def _step(
+    flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, clock: float, state: _State
+) -> _State:
     """Try a step, and take it if its error allows."""
     here, local = state.here, state.local
     mark = jnp.minimum(marks[state.count], ends.arc_length)
@@ -248,15 +254,18 @@ def _step(flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, 
     h = jnp.minimum(state.h, jnp.minimum(to_mark, flow.to_end(here.z, local.velocity, ends.norm)))
     z, error = rosenbrock.step(flow.velocity, here.z, local.velocity, local.jacobian, h)
     arrived = flow.at(z)
+    log_mean_time, doubt = _log_mean_time(h, local, arrived)
     there = Row(
         z=z,
         arc_length=jnp.where(h == to_mark, mark, here.arc_length + h),
         log_gradient_norm=arrived.log_gradient_norm,
-        log_time=jnp.logaddexp(here.log_time, jnp.log(h) + _log_mean_time(h, local, arrived)),
+        log_time=jnp.logaddexp(here.log_time, jnp.log(h) + log_mean_time),
         steps=state.accepted + state.rejected + 1,
     )
     steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
     error = jnp.maximum(flow.error(here.z, z, error, ends.rtol), flow.norm(error) * steepest / 0.01)
+    if clock < math.inf:
+        error = jnp.maximum(error, doubt / clock)
     error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
     # A path of unit speed that turns back within a step has run over a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0
@@ -306,7 +315,7 @@ def _log_mean_time(h, start, end):
     """Compute log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
     ∫ exp of a straight line is exact at any size; one extrapolation from the step's two halves makes
-    the rule of order 4 where ℓ bends.
+    the rule of order 4 where ℓ bends. Returns it, and how far it was from the rule without halves.
     """
     # A gradient of exactly zero would take forever: a finite exponent keeps NaN out.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
@@ -314,7 +323,8 @@ def _log_mean_time(h, start, end):
     middle = (x + y) / 2 + bend
     whole = _log_mean_exp(x, y)
     halves = jnp.logaddexp(_log_mean_exp(x, middle), _log_mean_exp(middle, y)) - jnp.log(2)
-    return halves + jnp.log1p((1 - jnp.minimum(jnp.exp(whole - halves), 2)) / 3)
+    better = halves + jnp.log1p((1 - jnp.minimum(jnp.exp(whole - halves), 2)) / 3)
+    return better, jnp.abs(whole - halves)
 
 
 def _log_mean_exp(x, y):

@@ -28,6 +28,8 @@ from jaxattn.theory.selection import Selection
 FAR = 1e8
 # Error of the velocity of p with v slaved: where both descriptions meet, and on the way.
 _MISMATCH = 1e-3
+# log ‖v‖ is half the log of the time of p with v slaved: two rules of it may differ by this in a step.
+_CLOCK = 1e-3
 
 
 @struct.dataclass(repr=False)
@@ -137,7 +139,7 @@ def _follow(E, p, v, corpus, settings, max_steps, points):
     goes_on = arrived & (met.mismatch <= _MISMATCH)
     # Whoever has ended is not sent further.
     ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
-    far = integrate(met.flow, ends, until_norm, max_steps, points - half + 1)
+    far = integrate(met.flow, ends, until_norm, max_steps, points - half + 1, clock=_CLOCK)
     first, second = _directly(flow, near.rows), _slaved(met, far.rows, near.rows.steps[-1])
     errors = jax.vmap(partial(neglected, met))(far.rows.z, second.log_v_norm - met.head.log_norm)
     good = jnp.cumprod(errors <= _MISMATCH)

@@ -71,7 +71,10 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
         InputError: no token table, an unknown cell or phase, or no finite token.
     """
     if results.tokens.empty:
-        raise InputError(f"{results.directory}: no token table; run the sweep again with tokens recorded")
+        raise InputError(
+            f"{results.directory}: no token table: no phase has ended, or the model does not tell scores and "
+            "values of tokens (scores_and_values)"
+        )
     results.settings(cell)
     recorded = [str(name) for name in results.tokens["phase"].unique()]
     phase = recorded[-1] if phase is None else phase

@@ -43,33 +43,37 @@ def four(sequences, labels):
     return ja.data.from_sequences(sequences, labels, vocab_size=4)
 
 
-def mirrored():
-    """Two pairs of tokens that mirror each other: p stays on the mirror, v across it."""
-    E = jnp.array([[1.0, 1, 0, 0], [0, -1, 0, 0], [-1, 1, 0, 0], [0, -1, 0, 0]])
+def mirrored(c=1.0):
+    """Two pairs of tokens that mirror each other, ±c along p: p stays on the mirror, v across it."""
+    E = jnp.array([[1.0, c, 0, 0], [0, -c, 0, 0], [-1, c, 0, 0], [0, -c, 0, 0]])
     params = ja.models.one_layer.Params(E=E, p=jnp.array([0.0, 0.3, 0, 0]), v=jnp.array([0.5, 0, 0, 0]))
     return params, four([[0, 1], [2, 3]] * 2, [1, -1] * 2)
 
 
-def test_two_pairs_by_hand():
-    """p = (0, s), v = (w, 0), q = 1/(1 + e^(-2s)): ds/dt = 2 g w q (1-q) and dw/dt = g q have an invariant.
+@pytest.mark.parametrize("c", [1.0, 0.004])
+def test_two_pairs_by_hand(c):
+    """p = (0, s), v = (w, 0), q = 1/(1 + e^(-2cs)): ds/dt = 2c g w q (1-q), dw/dt = g q have an invariant.
 
-    2 w dw = (1 + e^(2s)) ds, so w² - s - e^(2s)/2 stays what it is, here up to e^20000.
+    2 w dw = (1 + e^(2cs)) ds/c, so w² - s/c - e^(2cs)/(2c²) stays what it is, here up to e^20000. Where c is
+    small the pairs fall apart late: what v slaved leaves out, 1/(2c²w), is 3e-3 at w = 1e7 and 3e-4 at 1e8.
     """
-    params, corpus = mirrored()
+    params, corpus = mirrored(c)
     path = flow(params, corpus)
     assert path.stop == "norm"
     np.testing.assert_allclose(path.norm[-1], 1e4, rtol=1e-5)
     s = np.asarray(path.p[:, 1])
     np.testing.assert_allclose(path.p, s[:, None] * np.eye(4)[1], atol=1e-9)
     np.testing.assert_allclose(path.v, np.broadcast_to(np.eye(4)[0], (16, 4)), atol=1e-9)
-    constant = 0.5**2 - 0.3 - np.exp(0.6) / 2
+    constant = 0.5**2 - 0.3 / c - np.exp(0.6 * c) / (2 * c**2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        expected = np.logaddexp(np.log(np.maximum(s + constant, 0)), 2 * s - np.log(2)) / 2
-    # Where s is still below -constant the sum has two signs.
-    late = s + constant > 0
+        linear = np.log(np.maximum(s / c + constant, 0))
+    expected = np.logaddexp(linear, 2 * c * s - np.log(2 * c**2)) / 2
+    # Where the linear part is still below zero the sum has two signs.
+    late = s / c + constant > 0
     assert late.sum() > 8
-    np.testing.assert_allclose(path.log_v_norm[late], expected[late], rtol=1e-7, atol=1e-4)
-    assert path.mismatch < 1e-5
+    error = 1 / (2 * c**2 * 1e8)
+    np.testing.assert_allclose(path.log_v_norm[late], expected[late], rtol=1e-7, atol=1e-4 + error)
+    assert path.mismatch < max(1e-5, 1.1 * error)
 
 
 def test_it_is_the_flow_of_both_on_its_own_path():
@@ -124,16 +128,19 @@ def flipped(key, **sizes):
     "kind", ["2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("3", "assumption1", "flipped"))]
 )
 def test_it_agrees_with_an_independent_ode_as_far_as_it_goes(benchmark, kind):
-    """One of two seeds with two relevant tokens leans on walls where v is slaved, the other on ties."""
+    """One of two seeds with two relevant tokens leans on walls where v is slaved, the other on ties.
+
+    v is slaved where log ‖v‖ is about 17.8.
+    """
     names = {name.split()[1] if "," in name else name: draw for name, draw in benchmark.DATA.items()}
     params, corpora = benchmark.problems((names | {"flipped": flipped})[kind], 2)
     path = flow(params, corpora, until_norm=1e3, points=64, max_steps=300)
     for seed in range(2):
-        rows = benchmark.apart(*take((params, corpora, path), seed))
+        rows = benchmark.apart(*take((params, corpora, path), seed), tolerance=1e-7)
         assert len(rows) > 8
         assert rows[:, 1].max() < 1e-4
         if path.stop[seed] == "norm":
-            assert rows[-1, 0] > 16.5
+            assert rows[-1, 0] > 18.8
             assert path.mismatch[seed] < 1e-3
 
 
