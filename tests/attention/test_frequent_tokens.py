@@ -26,7 +26,7 @@ def large(ragged, by_gram, monkeypatch):
     return make
 
 
-SLOW = pytest.mark.slow
+MORE = pytest.mark.more
 MODELS = {
     "without weights": (two_layer, two_layer.init),
     "with weights": (two_layer_weights, partial(two_layer_weights.init, weights="normal")),
@@ -58,7 +58,7 @@ def dense_counts(corpus):
 
 @pytest.mark.parametrize(
     ("size", "symmetric"),
-    [(9, True), (81, False), *(pytest.param(*case, marks=SLOW) for case in ((9, False), (81, True)))],
+    [(9, True), (81, False), *(pytest.param(*case, marks=MORE) for case in ((9, False), (81, True)))],
 )
 def test_sums_over_pairs_and_their_derivatives_are_those_of_dense_matrices(x64, rng, large, size, symmetric):
     corpus = large()
@@ -105,8 +105,8 @@ def test_frequent_tokens_are_those_of_most_sequences(large):
     [
         ("without weights", 2, False),
         ("with weights", 3, True),
-        pytest.param("without weights", 3, True, marks=SLOW),
-        pytest.param("with weights", 2, False, marks=SLOW),
+        pytest.param("without weights", 3, True, marks=MORE),
+        pytest.param("with weights", 2, False, marks=MORE),
     ],
     indirect=["model"],
 )
@@ -124,7 +124,7 @@ def test_safe_scores_equal_the_textbook(x64, large, assert_equals_textbook, mode
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param("without weights", marks=SLOW), "with weights"], indirect=True
+    "model", [pytest.param("without weights", marks=MORE), "with weights"], indirect=True
 )
 def test_wide_scores_equal_the_textbook(x64, large, assert_equals_textbook, model):
     module, init = model
@@ -157,7 +157,7 @@ def test_what_is_no_number_is_not_safe(scale):
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param("without weights", marks=SLOW), "with weights"], indirect=True
+    "model", [pytest.param("without weights", marks=MORE), "with weights"], indirect=True
 )
 def test_vmapped_equals_looped_whatever_the_spread_of_each_member(x64, large, model):
     module, init = model

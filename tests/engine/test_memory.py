@@ -45,7 +45,7 @@ def test_what_sizes_alone_allow_is_never_less_than_what_is_held(path):
         ("two_layer", None),
         ("one_layer", 20),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, marks=pytest.mark.more)
             for case in itertools.product(("two_layer", "two_layer_weights", "mlp", "one_layer"), (None, 20))
             if case not in (("two_layer", None), ("one_layer", 20))
         ),

@@ -23,7 +23,7 @@ def model(request):
 
 # Where a model makes no difference to what is asked.
 ONE_MODEL = pytest.mark.parametrize(
-    "model", [pytest.param("without weights", marks=pytest.mark.slow), "with weights"], indirect=True
+    "model", [pytest.param("without weights", marks=pytest.mark.more), "with weights"], indirect=True
 )
 
 
@@ -130,7 +130,7 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
             np.testing.assert_allclose(mine[seed], theirs, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("residual", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("residual", [pytest.param(False, marks=pytest.mark.more), True])
 def test_the_gram_form_equals_the_textbook(x64, corpus, assert_equals_textbook, model, by_gram, residual):
     compare(assert_equals_textbook, model, corpus, residual)
 
@@ -153,8 +153,8 @@ def test_size_of_blocks_of_the_gram_form_changes_nothing(
     [
         ("gpu", "ragged"),
         ("tpu", "long draws"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("tpu", "ragged"), ("gpu", "long draws"))),
-        *(pytest.param(platform, "short draws", marks=pytest.mark.slow) for platform in ("gpu", "tpu")),
+        *(pytest.param(*case, marks=pytest.mark.more) for case in (("tpu", "ragged"), ("gpu", "long draws"))),
+        *(pytest.param(platform, "short draws", marks=pytest.mark.more) for platform in ("gpu", "tpu")),
     ],
     indirect=["corpus"],
 )
@@ -166,7 +166,7 @@ def test_sums_by_token_of_accelerators_equal_the_textbook(
     assert_equals_textbook(module.logits, reference.two_layer_logits, draw(init, corpus), corpus)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_derivative_agrees_with_finite_differences(x64, ragged, model):
     module, init = model
     corpus = ragged(3)
