@@ -22,11 +22,11 @@ SWEEPS = Path(__file__).parent / "sweeps"
 
 
 def pytest_configure(config):
-    """Let the default set compile fast, here and in processes that tests start.
+    """Let all but the slow set compile fast, here and in processes that tests start.
 
-    It compiles more than it computes. The slow set runs programs as they run for users.
+    They compile more than they compute. The slow set runs programs as they run for users.
     """
-    if "not slow" in config.option.markexpr:
+    if config.option.markexpr not in ("slow", "exhaustive", "chips"):
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"

@@ -147,7 +147,7 @@ def test_a_killed_run_continues_to_the_same_bits(own, tmp_path, monkeypatch, cap
     assert len(before.records) < len(ja.load(own / "finished").records)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, monkeypatch, capsys):
     before = ja.load(copied / "finished")
     words = ("run", copied / "study.toml", "--seeds", "0:20", "--out", copied / "finished", "--quiet")
@@ -170,7 +170,7 @@ def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, monke
     assert table["mean_low"].iloc[-1] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_an_optimiser_of_its_own_steps_as_far_as_it_may(own, tmp_path):
     """The gradient is longer than the limit, so that one step is of the limit's length times the step size."""
     overrides = ["phases.query.steps=1", "phases.query.step_size=1e3", "seeds=2"]
@@ -248,7 +248,7 @@ def attention_entropy(params, corpus):
     return (jnp.log(normaliser) - ja.attention.attend(corpus, scores, jnp.log(weights))).mean()
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_study_of_a_notebook(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     study = ja.Study(

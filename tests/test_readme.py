@@ -97,6 +97,7 @@ def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
     assert 1 - names["cosine"] < 1e-5
 
 
+@pytest.mark.more
 def test_the_study_of_the_notebook_runs_and_attention_gets_sharper(tmp_path, monkeypatch):
     _, cell = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,7 @@ def textbook(corpus, scores, values):
         (1.0, (90,)),
         (1e4, (90, 3)),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, marks=pytest.mark.more)
             for case in ((1.0, (90, 3)), (30.0, (90,)), (30.0, (90, 3)), (1e4, (90,)))
         ),
     ],

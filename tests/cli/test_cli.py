@@ -257,6 +257,7 @@ def test_diagnose_prints_verdicts_and_writes_its_files(monkeypatch, capsys, tmp_
         assert (tmp_path / "found" / name).stat().st_size > 0
 
 
+@pytest.mark.more
 def test_diagnose_says_what_does_not_fit(monkeypatch, capsys, tmp_path, trained):
     (tmp_path / "words.txt").write_text("a\nb\na\n")
     (tmp_path / "a.jsonl").write_text('{"text": "a b", "label": 1}\n{"text": "b", "label": 0}\n')
@@ -292,7 +293,7 @@ def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(monkeypatch, capsys, tmp
 
 @pytest.mark.parametrize(
     "command",
-    [["schema"], pytest.param(["status", "results/published/selection_vs_eta0"], marks=pytest.mark.slow)],
+    [["schema"], pytest.param(["status", "results/published/selection_vs_eta0"], marks=pytest.mark.more)],
 )
 def test_a_full_standard_output_is_one_line(command):
     with open("/dev/full", "wb") as full:

@@ -39,6 +39,7 @@ def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
     assert not study().base.data.shared
 
 
+@pytest.mark.more
 def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(texts, tmp_path):
     fruit, animals = ["apple", "pear"], ["ape", "bear"]
     ((_, sizes), *_) = describe(texts(class_names=fruit), 1, silent)
@@ -62,7 +63,7 @@ def test_a_corpus_of_own_code_is_described(study):
     assert shared["split"].tolist() == ["train"]
 
 
-@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_step_sizes_bring_the_values_they_say(tables, classes):
     """From E = 0 the one-step law holds to the letter, whatever d is."""
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}

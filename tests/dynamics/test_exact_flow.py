@@ -163,7 +163,7 @@ def test_seeds_together_are_seeds_alone():
         assert alone.stop == together.stop[seed] == "norm"
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_seeds_side_by_side_that_share_all_but_their_start():
     """Three seeds in chunks of two."""
     params, _ = problems()
@@ -273,7 +273,7 @@ def test_changing_ends_and_tolerances_compiles_nothing():
     assert _over_chunks._cache_size() == programs
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_inside_jit_and_vmap():
     params, corpora = problems()
     outside = flow(params, corpora)
@@ -281,6 +281,7 @@ def test_inside_jit_and_vmap():
     np.testing.assert_allclose(inside.p, outside.p, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.more
 def test_inside_jit_and_two_vmaps_of_a_session_in_single_precision():
     params, corpus = jax.tree.map(lambda x: x.astype(jnp.float32), take(problems(), 0)[0]), problem(0)[1]
     lengths = jnp.arange(1.0, 5.0, dtype=jnp.float32).reshape(2, 2)

@@ -35,7 +35,7 @@ def followed(dim, until, **kind):
     return ja.dynamics.full_flow(*problems(dim, **kind), until_log_loss=until, points=8)
 
 
-@pytest.mark.parametrize("dim", [6, 24])
+@pytest.mark.parametrize("dim", [pytest.param(6, marks=pytest.mark.more), 24])
 def test_it_is_the_flow_of_all_parameters_in_time(dim):
     """Plain integration of dθ/dt = -∂L/∂θ in R^d by scipy, held against the rows at their own times."""
     params, corpus = take(problems(dim), 1)

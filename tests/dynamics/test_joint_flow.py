@@ -124,9 +124,8 @@ def flipped(key, **sizes):
     return corpus.replace(targets=corpus.targets.at[:2].multiply(-1))
 
 
-@pytest.mark.parametrize(
-    "kind", ["2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("3", "assumption1", "flipped"))]
-)
+@pytest.mark.parametrize("kind", ["2", "3", "assumption1", "flipped"])
+@pytest.mark.more
 def test_it_agrees_with_an_independent_ode_as_far_as_it_goes(benchmark, kind):
     """One of two seeds with two relevant tokens leans on walls where v is slaved, the other on ties.
 
@@ -155,7 +154,7 @@ def test_of_many_seeds_every_one_agrees_or_says_where_it_stops(benchmark, releva
     assert set(found["ended by"]) <= {"norm", "unsettled"}
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_ode_does_not_depend_on_its_tolerance(benchmark):
     params, corpora = benchmark.problems(benchmark.DATA["assumption1"], 1)
     own, corpus = take((params, corpora), 0)

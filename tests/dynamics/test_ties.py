@@ -227,7 +227,7 @@ def generic():
     return ja.models.one_layer.Params(E=E, p=jnp.array([0.3, -0.2, 0.1]), v=v), corpus
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_mpmath_follows_the_same_path_to_where_float64_sees_no_force():
     params, corpus = generic()
     with mpmath.workdps(120):
@@ -256,7 +256,7 @@ def take(tree, seed):
     return jax.tree.map(lambda x: x[seed], tree)
 
 
-@pytest.mark.parametrize("dim", [8, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dim", [8, pytest.param(64, marks=pytest.mark.more)])
 def test_every_path_ends_with_a_certificate_or_says_that_it_has_none(dim):
     params, corpora = problems(dim)
     path = flow(params, corpora)
@@ -276,7 +276,7 @@ def test_every_path_ends_with_a_certificate_or_says_that_it_has_none(dim):
     assert (ended == "unresolved").mean() < 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_alone_and_under_vmap_a_seed_has_the_same_path():
     params, corpora = problems(8)
     together = flow(params, corpora)

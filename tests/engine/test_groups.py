@@ -79,7 +79,8 @@ def test_numbers_of_own_code_are_lanes_unless_marked_static(study):
     ("case", "lane"),
     [
         ("lanes", (-2, 1)),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("lanes", (0, 0)), ("flows", (0, 0)))),
+        pytest.param("lanes", (0, 0), marks=pytest.mark.more),
+        pytest.param("flows", (0, 0), marks=pytest.mark.slow),
         pytest.param("flows", (-2, 1), marks=pytest.mark.slow),
     ],
 )
@@ -145,6 +146,7 @@ def compiled(function):
     return count
 
 
+@pytest.mark.more
 def test_a_group_compiles_once_however_many_cells_and_batches_it_has(tmp_path, go, study):
     jax.clear_caches()
     one = compiled(lambda: go(tmp_path / "one", study(dtype="float64", seeds=2, chunk=2)))

@@ -24,6 +24,7 @@ def lacking(monkeypatch):
     return calls
 
 
+@pytest.mark.more
 def test_a_phase_in_float64_gives_the_same_there(tmp_path, go, study, assert_same, lacking, monkeypatch):
     wanted = study("flow", dtype="float32", seeds=2)
     assert not go(tmp_path / "host", wanted)[0].failures
@@ -36,7 +37,7 @@ def test_a_phase_in_float64_gives_the_same_there(tmp_path, go, study, assert_sam
     assert_same(tmp_path / "here", tmp_path / "host")
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_study_in_float64_runs_on_the_host_as_a_whole(tmp_path, go, study, assert_same, lacking, flow_run):
     assert not go(tmp_path / "host", study("flow"))[0].failures
     assert set(lacking) == {True}

@@ -21,6 +21,7 @@ def test_groups_say_what_runs_together(tmp_path, study):
     assert whole.startswith("small: 6 cells in 2 groups, 12 batches, 0 of them done")
 
 
+@pytest.mark.more
 def test_what_is_there_counts_as_done(two_batches, tmp_path, study):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     (cells, _), whole = plan(study(chunk=1, seeds=3), folder)

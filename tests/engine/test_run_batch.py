@@ -168,7 +168,7 @@ def test_several_classes_axes_and_float64(tmp_path, go, study, tables, read):
     assert (loss["value"] != loss["value"].astype(np.float32)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_flow_records_equal_the_path_and_its_limit_worked_out_alone(flow_run, x64, study, read):
     table = wide(read, flow_run)
     data = study("flow").base.data
@@ -214,7 +214,7 @@ def test_only_phases_that_move_p_alone_have_a_limit(flow_run, read):
     assert query.loc[~last, AT_END].isna().all().all()
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_first_order_method_is_a_phase_like_any_other(tmp_path, go, study, tables, read):
     phases = tables("flow")["phases"]
     phases[1] = {"name": "query", "kind": "log_descent", "method": "polyak", "step_size": 5.0, "steps": 40}
@@ -224,7 +224,7 @@ def test_a_first_order_method_is_a_phase_like_any_other(tmp_path, go, study, tab
     assert rows["one_minus_cosine"].iloc[-1] < 0.1 * rows["one_minus_cosine"].iloc[0]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_float32_study_still_follows_the_flow_in_float64(tmp_path, go, study, read):
     assert not go(tmp_path / "flow", study("flow", dtype="float32", seeds=1))[0].failures
     assert wide(read, tmp_path / "flow")["one_minus_cosine"].iloc[-1] < 1e-5
@@ -240,9 +240,8 @@ def records_of(go, read, directory, wanted):
     return read(directory)[0].pivot_table(index=["seed", "phase", "step"], columns="metric", values="value")
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind == "one_layer" else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS]
-)
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.more
 def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, read, study):
     trained = ["E", "p"] if kind == "two_layer" else list(MODELS[kind].parameters)
     own = {"heads": 2} if kind == "multi_head" else {}
@@ -272,7 +271,8 @@ def test_a_study_of_a_model_equals_adam_written_out(kind, tmp_path, x64, go, rea
     assert_is_what_the_engine_records(wanted.base, 1, read(tmp_path)[0])
 
 
-@pytest.mark.parametrize("kind", ["two_layer", pytest.param("two_layer_weights", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["two_layer", "two_layer_weights"])
+@pytest.mark.more
 def test_minibatches_of_two_layers_stopped_and_continued_are_bit_identical(
     kind, tmp_path, x64, go, stop, read, study, assert_same
 ):
@@ -286,7 +286,7 @@ def test_minibatches_of_two_layers_stopped_and_continued_are_bit_identical(
     assert_is_what_the_engine_records(wanted.base, 1, read(tmp_path / "straight")[0])
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_listed_and_regular_probe_steps_killed_and_topped_up_are_bit_identical(
     tmp_path, go, stop, read, study, assert_same
 ):
@@ -445,7 +445,7 @@ def test_parameters_after_every_phase_are_those_of_the_pure_functions(run, reque
                 np.testing.assert_allclose(getattr(found, name), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_minibatches_are_drawn_by_seed_and_phase(tmp_path, go, read, study):
     phases = [descent(["p"], name=name, batch_size=10) for name in ("one", "two")]
     found = records_of(go, read, tmp_path / "a", study(phases=phases))
@@ -456,7 +456,7 @@ def test_minibatches_are_drawn_by_seed_and_phase(tmp_path, go, read, study):
         assert found.loc[(seed, "one", 6), "loss"] != full.loc[(seed, "one", 6), "loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_phase_that_stops_early_ends_with_the_best_validation_loss(tmp_path, go, read, study, tables):
     data = tables()["data"] | {"validation_sequences": 20, "vocab_size": 60, "max_posterior_difference": 0.3}
     phase = descent(["E", "p", "v"], steps=40, step_size=0.1, check_every=1)

@@ -53,7 +53,7 @@ def test_derivative_of_pooling_agrees_with_finite_differences(rng, x64, ragged, 
 @pytest.mark.parametrize(
     ("gathered", "held"),
     [
-        pytest.param(gathered, held, marks=[] if first == second else pytest.mark.slow)
+        pytest.param(gathered, held, marks=[] if first == second else pytest.mark.more)
         for first, gathered in enumerate((1, 500, 1 << 20))
         for second, held in enumerate((1, 200, 1 << 20))
     ],

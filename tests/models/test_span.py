@@ -104,7 +104,7 @@ def moved(params, corpus, optimizer, steps, **settings):
     [
         ("sgd", 2, {}),
         *(
-            pytest.param(name, 2, {}, marks=pytest.mark.slow)
+            pytest.param(name, 2, {}, marks=pytest.mark.more)
             for name in optimizers.ROTATION_INVARIANT
             if name != "sgd"
         ),

@@ -22,7 +22,7 @@ def model(request):
 
 # Where a model makes no difference to what is asked.
 ONE_MODEL = pytest.mark.parametrize(
-    "model", [pytest.param("without weights", marks=pytest.mark.slow), "with weights"], indirect=True
+    "model", [pytest.param("without weights", marks=pytest.mark.more), "with weights"], indirect=True
 )
 
 
@@ -129,8 +129,8 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
     [
         ("gpu", "ragged"),
         ("tpu", "long draws"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("tpu", "ragged"), ("gpu", "long draws"))),
-        *(pytest.param(platform, "short draws", marks=pytest.mark.slow) for platform in ("gpu", "tpu")),
+        *(pytest.param(*case, marks=pytest.mark.more) for case in (("tpu", "ragged"), ("gpu", "long draws"))),
+        *(pytest.param(platform, "short draws", marks=pytest.mark.more) for platform in ("gpu", "tpu")),
     ],
     indirect=["corpus"],
 )
@@ -142,7 +142,7 @@ def test_sums_by_token_of_accelerators_equal_the_textbook(
     assert_equals_textbook(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_derivative_agrees_with_finite_differences(x64, ragged, model):
     module, init = model
     corpus = ragged(3)

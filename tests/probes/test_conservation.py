@@ -40,7 +40,7 @@ ONCE = [(3, 2, None), (20, 3, 2), (60, 2, 2), (60, 3, None)]
 @pytest.mark.parametrize(
     ("dim", "classes", "heads"),
     [
-        pytest.param(*case, marks=[] if case in ONCE else pytest.mark.slow)
+        pytest.param(*case, marks=[] if case in ONCE else pytest.mark.more)
         # Against m rows: d < m, m < d < 2m, 2m < d.
         for case in itertools.product((3, 20, 60), (2, 3), (None, 2))
     ],

@@ -48,7 +48,7 @@ HEADS = (models.MultiHead(dim=4, heads=2), 2, losses.Squared())
         (*THREE_CLASSES, ALL),
         (*HEADS, ALL),
         *(
-            pytest.param(*case, train, marks=pytest.mark.slow)
+            pytest.param(*case, train, marks=pytest.mark.more)
             for case, train in (
                 (TWO_CLASSES, ALL),
                 (THREE_CLASSES, ("p",)),
@@ -71,7 +71,7 @@ def test_it_is_the_largest_eigenvalue_of_the_dense_hessian(
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("large", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("large", [pytest.param(False, marks=pytest.mark.more), True])
 def test_seeds_are_measured_together(x64, corpus, show, draw, monkeypatch, large):
     if large:
         monkeypatch.setattr(layout, "LARGE", 1)

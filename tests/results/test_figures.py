@@ -34,7 +34,7 @@ PAIRS = list(
     ("kind", "name"),
     # Each kind with a folder or two, each folder with a kind or two.
     [
-        pytest.param(*pair, marks=[] if number % 3 == 0 else pytest.mark.slow)
+        pytest.param(*pair, marks=[] if number % 3 == 0 else pytest.mark.more)
         for number, pair in enumerate(PAIRS)
     ],
 )

@@ -69,7 +69,7 @@ def study(kind, **changes):
     ("kind", "thing"),
     # Every phase with three or four things, every thing with two phases.
     [
-        pytest.param(kind, thing, marks=[] if (first + second) % 3 == 0 else pytest.mark.slow)
+        pytest.param(kind, thing, marks=[] if (first + second) % 3 == 0 else pytest.mark.more)
         for first, kind in enumerate(PHASES)
         for second, thing in enumerate(THINGS)
     ],
@@ -87,7 +87,10 @@ def test_a_built_in_phase_is_planned_with_a_thing_of_ones_own(kind, thing, tmp_p
 
 @pytest.mark.parametrize(
     "kind",
-    [kind if kind == "exact_flow" else pytest.param(kind, marks=pytest.mark.slow) for kind in PHASES],
+    [
+        pytest.param(kind, marks=pytest.mark.more if kind == "exact_flow" else pytest.mark.slow)
+        for kind in PHASES
+    ],
 )
 def test_a_built_in_phase_runs_with_all_that_can_be_ones_own(kind, tmp_path):
     changes = {"before": [WANDER, CLIPPED], "probes": {"own": PROBES}, "figures": ["mine.py:last_losses"]}

@@ -99,7 +99,7 @@ def clarabel_direction(E, pairs, others, ties):
         (0, 5),
         (1, 12),
         *(
-            pytest.param(seed, dim, marks=pytest.mark.slow)
+            pytest.param(seed, dim, marks=pytest.mark.more)
             for seed, dim in ((0, 12), (1, 5), (2, 5), (2, 12), (3, 5), (3, 12))
         ),
     ],

@@ -81,7 +81,7 @@ def check(instance, answer, bags):
     assert answer.dual_residual < 1e-12
 
 
-@pytest.mark.parametrize("solver", ["exact", pytest.param("interior", marks=pytest.mark.slow), "cutting"])
+@pytest.mark.parametrize("solver", ["exact", pytest.param("interior", marks=pytest.mark.more), "cutting"])
 def test_solvers_agree_with_an_independent_one_and_with_each_other(instances, loops, solver):
     bags, _ = loops
     count = 0
