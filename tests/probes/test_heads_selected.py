@@ -22,6 +22,9 @@ def seen(show, corpus, draw):
 
 def test_each_head_by_loops(x64, seen):
     probe = HeadsSelected(important=0.3, min_count=2)
+    first, _, last = seen.params.p
+    # Opposite queries select other tokens.
+    seen.params = seen.params.replace(p=jnp.stack([first, -first, last]))
     found = probe.measure(seen)
     params, bags = seen.params, seen.data.train
     important = np.asarray(seen.data.tokens.important(0.3, 2))
@@ -38,6 +41,7 @@ def test_each_head_by_loops(x64, seen):
             selects[h, n] = all(important[s] for s in top) and top != set(tokens)
     np.testing.assert_allclose(found["head_mass"], mass.mean(axis=1), rtol=1e-12)
     np.testing.assert_allclose(found["head_selected"], selects.mean(axis=1))
+    assert selects.all(axis=0).sum() < selects.any(axis=0).sum()
     np.testing.assert_allclose(found["any_head_selected"], selects.any(axis=0).mean())
     np.testing.assert_allclose(found["all_heads_selected"], selects.all(axis=0).mean())
     assert found.keys() == probe.labels.keys()
