@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxattn.base import Dataset
+from jaxattn.base import Dataset, Progress, silent
 from jaxattn.core.errors import InputError, at
 from jaxattn.data import text
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.source import Source
-from jaxattn.data.text import Progress, silent
 from jaxattn.study import toml
 from jaxattn.study.dataset import dataset
 from jaxattn.study.definition import Definition

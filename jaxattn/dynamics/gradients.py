@@ -12,7 +12,8 @@ from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
 P = TypeVar("P")
-Outputs = Callable[[P, Any], Array]
+# (params, data) -> (n, ...)
+Outputs = Callable[[Any, Any], Array]
 
 
 def loss(

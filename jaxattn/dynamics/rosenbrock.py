@@ -58,7 +58,7 @@ def step(
     a, c = jnp.asarray(A, y.dtype), jnp.asarray(C, y.dtype)
     factors = jax.scipy.linalg.lu_factor(jnp.eye(y.shape[0], dtype=y.dtype) - h * GAMMA * jacobian)
 
-    def stage(i, stages):
+    def stage(i: Array, stages: Array) -> Array:
         right = h * field(y + a[i] @ stages) + c[i] @ stages
         return stages.at[i].set(jax.scipy.linalg.lu_solve(factors, GAMMA * right))
 

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import msgspec
 from jax import Array
 
-from jaxattn.base import Data, DrawnData, SharedData
+from jaxattn.base import Data, DrawnData, Progress, SharedData, silent
 from jaxattn.core import backend
 from jaxattn.data.splits import Loaded, Splits
-from jaxattn.data.text import Progress, silent
 from jaxattn.study.hyperparameters import numbers_of
 from jaxattn.study.seed import keys
 
