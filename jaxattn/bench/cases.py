@@ -8,8 +8,8 @@ import numpy as np
 from jaxattn.api import Study
 from jaxattn.data.corpus import Corpus, from_flat
 from jaxattn.data.generators import Assumption1, Independent
-from jaxattn.dynamics.descent import Descent
-from jaxattn.dynamics.flow_phase import ExactFlow
+from jaxattn.dynamics.descents.descent import Descent
+from jaxattn.dynamics.flows.flow_phase import ExactFlow
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 

@@ -12,7 +12,7 @@ from matfree import decomp
 from jaxattn.base import Probe
 from jaxattn.core import params_by_name
 from jaxattn.core.settings import PositiveInt
-from jaxattn.dynamics.gradients import loss_and_gradients
+from jaxattn.dynamics.descents.gradients import loss_and_gradients
 from jaxattn.probes.seen import Seen
 
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.dynamics import optimizers
+from jaxattn.dynamics.descents import optimizers
 from jaxattn.models import one_layer, span, two_layer
 from jaxattn.models.initial import embeddings_query_head
 from jaxattn.models.span import Rows

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from jaxattn.dynamics import rosenbrock
+from jaxattn.dynamics.flows import rosenbrock
 
 pytestmark = pytest.mark.usefixtures("x64")
 

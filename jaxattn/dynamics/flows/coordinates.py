@@ -18,9 +18,9 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.cross_entropy import score_force
-from jaxattn.dynamics.direction import LOGISTIC, Force, token_curvature
-from jaxattn.dynamics.watch import Watch, leap
+from jaxattn.dynamics.flows.cross_entropy import score_force
+from jaxattn.dynamics.flows.direction import LOGISTIC, Force, token_curvature
+from jaxattn.dynamics.flows.watch import Watch, leap
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.

@@ -12,10 +12,10 @@ from jaxattn.base import Params, Phase, Task
 from jaxattn.core.brief import Brief
 from jaxattn.core.params_by_name import Leaf, get, replaced
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
-from jaxattn.dynamics.arc_length import ASKED_FOR, Stop
-from jaxattn.dynamics.exact_flow import exact_flow
-from jaxattn.dynamics.full_flow import full_flow
-from jaxattn.dynamics.joint_flow import joint_flow
+from jaxattn.dynamics.flows.arc_length import ASKED_FOR, Stop
+from jaxattn.dynamics.flows.exact_flow import exact_flow
+from jaxattn.dynamics.flows.full_flow import full_flow
+from jaxattn.dynamics.flows.joint_flow import joint_flow
 from jaxattn.dynamics.phase import require_linear_scores, require_one_layer
 
 # A longer v than this is shortened to it in the parameters of a row: its square would overflow float32.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics.coordinates import coordinates
+from jaxattn.dynamics.flows.coordinates import coordinates
 
 pytestmark = pytest.mark.usefixtures("x64")
 

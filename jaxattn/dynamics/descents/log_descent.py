@@ -24,8 +24,8 @@ from jaxattn.core.params_by_name import Leaf
 from jaxattn.core.settings import Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.algorithm import Algorithm, Info
-from jaxattn.dynamics.direction import direction
+from jaxattn.dynamics.descents.algorithm import Algorithm, Info
+from jaxattn.dynamics.flows.direction import direction
 from jaxattn.dynamics.phase import require_one_layer
 
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]

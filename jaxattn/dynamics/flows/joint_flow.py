@@ -15,12 +15,12 @@ from jax import Array
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.arc_length import Ended, Ends, Row, Stop, integrate
-from jaxattn.dynamics.coordinates import Coordinates
-from jaxattn.dynamics.exact_flow import check_ends, check_settings
-from jaxattn.dynamics.joint_coordinates import JointCoordinates, joint_coordinates
-from jaxattn.dynamics.seeds import of_params, of_seeds, over_seeds
-from jaxattn.dynamics.slaved import Meeting, meet, neglected
+from jaxattn.dynamics.flows.arc_length import Ended, Ends, Row, Stop, integrate
+from jaxattn.dynamics.flows.coordinates import Coordinates
+from jaxattn.dynamics.flows.exact_flow import check_ends, check_settings
+from jaxattn.dynamics.flows.far_field import Meeting, meet, neglected
+from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coordinates
+from jaxattn.dynamics.flows.seeds import of_params, of_seeds, over_seeds
 from jaxattn.theory.selection import Selection
 
 # ‖v‖ max ‖E_s‖ at which v is slaved: what is left out falls like the inverse of it, rounding of v changes

@@ -9,10 +9,10 @@ from jaxattn import losses
 from jaxattn.base import Phase, Task
 from jaxattn.core import params_by_name
 from jaxattn.core.settings import Names, NotNegative
-from jaxattn.dynamics.algorithm import Algorithm
-from jaxattn.dynamics.descent import descent
-from jaxattn.dynamics.gradients import Outputs, loss_and_gradients
-from jaxattn.dynamics.optimizers import optimizer
+from jaxattn.dynamics.descents.algorithm import Algorithm
+from jaxattn.dynamics.descents.descent import descent
+from jaxattn.dynamics.descents.gradients import Outputs, loss_and_gradients
+from jaxattn.dynamics.descents.optimizers import optimizer
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 

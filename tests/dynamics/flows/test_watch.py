@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics.watch import leap
+from jaxattn.dynamics.flows.watch import leap
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -19,10 +19,10 @@ from jax import Array
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.arc_length import Ended, Stop
-from jaxattn.dynamics.exact_flow import check_settings
-from jaxattn.dynamics.joint_coordinates import joint_force
-from jaxattn.dynamics.seeds import of_params, of_seeds, over_seeds
+from jaxattn.dynamics.flows.arc_length import Ended, Stop
+from jaxattn.dynamics.flows.exact_flow import check_settings
+from jaxattn.dynamics.flows.joint_coordinates import joint_force
+from jaxattn.dynamics.flows.seeds import of_params, of_seeds, over_seeds
 
 # ℓ - ℓ_0 of the first row after the start.
 _FIRST = 1e-3

@@ -12,8 +12,8 @@ from flax import struct
 from jax import Array
 
 from jaxattn.core.brief import Brief
-from jaxattn.dynamics import rosenbrock
-from jaxattn.dynamics.coordinates import Local
+from jaxattn.dynamics.flows import rosenbrock
+from jaxattn.dynamics.flows.coordinates import Local
 
 
 class Stop(enum.IntEnum):

@@ -12,8 +12,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.coordinates import RESOLUTION, Coordinates, Local, coordinates, positive
-from jaxattn.dynamics.direction import Force, by_token, dense, token_curvature, token_force
+from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates, positive
+from jaxattn.dynamics.flows.direction import Force, by_token, dense, token_curvature, token_force
 
 
 @struct.dataclass

@@ -19,11 +19,11 @@ from jaxtyping import Array, Float
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import Leaf
-from jaxattn.dynamics.arc_length import Ended, Ends, Stop, Trajectory, beginning, integrate
-from jaxattn.dynamics.balance import Balance, back_on_curve, find_ties
-from jaxattn.dynamics.coordinates import when
-from jaxattn.dynamics.seeds import of_seeds, over_seeds
-from jaxattn.dynamics.ties import Ties, no_ties, tied_coordinates, top_class
+from jaxattn.dynamics.flows.arc_length import Ended, Ends, Stop, Trajectory, beginning, integrate
+from jaxattn.dynamics.flows.balance import Balance, back_on_curve, find_ties
+from jaxattn.dynamics.flows.coordinates import when
+from jaxattn.dynamics.flows.seeds import of_seeds, over_seeds
+from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, top_class
 from jaxattn.theory.scores import Scores, require_values
 from jaxattn.theory.selection import Selection
 

@@ -8,7 +8,7 @@ from scipy.integrate import solve_ivp
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.dynamics.arc_length import Stop
+from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.models.reference import padded_sequences
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics.joint_coordinates import joint_coordinates, joint_curvature, joint_force
+from jaxattn.dynamics.flows.joint_coordinates import joint_coordinates, joint_curvature, joint_force
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -10,7 +10,7 @@ from scipy.integrate import solve_ivp
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.dynamics.arc_length import Stop
+from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -114,7 +114,7 @@ def test_it_is_the_flow_of_both_on_its_own_path():
 @pytest.fixture
 def benchmark(monkeypatch):
     """The benchmark that holds the flow against an ODE written in NumPy, with SciPy's Radau."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "benchmarks")
     return importlib.import_module("joint_flow")
 
 

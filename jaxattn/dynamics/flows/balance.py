@@ -9,10 +9,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.coordinates import positive
-from jaxattn.dynamics.cross_entropy import pulls, score_force
-from jaxattn.dynamics.direction import token_curvature
-from jaxattn.dynamics.ties import (
+from jaxattn.dynamics.flows.coordinates import positive
+from jaxattn.dynamics.flows.cross_entropy import pulls, score_force
+from jaxattn.dynamics.flows.direction import token_curvature
+from jaxattn.dynamics.flows.ties import (
     Ties,
     below_top,
     class_values,
@@ -21,7 +21,7 @@ from jaxattn.dynamics.ties import (
     top_class,
     with_counts,
 )
-from jaxattn.dynamics.watch import LEFT, Watch
+from jaxattn.dynamics.flows.watch import LEFT, Watch
 
 # Scores lower than the top by more are those of tokens that have fallen behind.
 _BEHIND = 30.0

@@ -6,7 +6,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.data.corpus import from_bags
-from jaxattn.dynamics.direction import direction, token_curvature, token_force
+from jaxattn.dynamics.flows.direction import direction, token_curvature, token_force
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics import rosenbrock
+from jaxattn.dynamics.flows import rosenbrock
 from jaxattn.theory import certify_limit
 
 pytestmark = pytest.mark.usefixtures("x64")

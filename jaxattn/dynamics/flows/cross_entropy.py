@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
-from jaxattn.dynamics.direction import LOGISTIC, Force, by_token, token_force
+from jaxattn.dynamics.flows.direction import LOGISTIC, Force, by_token, token_force
 
 
 def score_force(

@@ -20,10 +20,16 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import get, replaced
 from jaxattn.core.settings import Count, Named, Names, Places, Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.algorithm import Algorithm, Info, loop
-from jaxattn.dynamics.early_stop import early_stop
-from jaxattn.dynamics.gradients import Outputs, loss, loss_and_gradients
-from jaxattn.dynamics.optimizers import ROTATION_INVARIANT, ScheduleName, check_options, optimizer, schedule
+from jaxattn.dynamics.descents.algorithm import Algorithm, Info, loop
+from jaxattn.dynamics.descents.early_stop import early_stop
+from jaxattn.dynamics.descents.gradients import Outputs, loss, loss_and_gradients
+from jaxattn.dynamics.descents.optimizers import (
+    ROTATION_INVARIANT,
+    ScheduleName,
+    check_options,
+    optimizer,
+    schedule,
+)
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 

@@ -9,7 +9,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics import descent, optimizer, run
-from jaxattn.dynamics.descent import Descent, deal
+from jaxattn.dynamics.descents.descent import Descent, deal
 
 
 @pytest.fixture

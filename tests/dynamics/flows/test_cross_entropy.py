@@ -7,8 +7,8 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
-from jaxattn.dynamics.cross_entropy import score_force
-from jaxattn.dynamics.direction import token_curvature
+from jaxattn.dynamics.flows.cross_entropy import score_force
+from jaxattn.dynamics.flows.direction import token_curvature
 from jaxattn.theory.scores import Scores
 
 K, VOCAB, DIM = 3, 9, 12

@@ -8,9 +8,9 @@ from scipy.integrate import cumulative_trapezoid
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.dynamics.arc_length import _REASONS, Stop
-from jaxattn.dynamics.direction import direction
-from jaxattn.dynamics.seeds import _over_chunks
+from jaxattn.dynamics.flows.arc_length import _REASONS, Stop
+from jaxattn.dynamics.flows.direction import direction
+from jaxattn.dynamics.flows.seeds import _over_chunks
 
 pytestmark = pytest.mark.usefixtures("x64")
 

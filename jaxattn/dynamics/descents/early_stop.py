@@ -12,8 +12,8 @@ from jax.custom_batching import custom_vmap
 from jaxattn import losses
 from jaxattn.base import Dataset, State
 from jaxattn.core.params_by_name import Leaf
-from jaxattn.dynamics.algorithm import Algorithm, Info
-from jaxattn.dynamics.gradients import Outputs, loss
+from jaxattn.dynamics.descents.algorithm import Algorithm, Info
+from jaxattn.dynamics.descents.gradients import Outputs, loss
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
