@@ -43,7 +43,7 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
             made = optax.exponential_decay(1.0, length, 0.01)
         case "inverse_sqrt":
 
-            def made(count: Array) -> Array:
+            def made(count: Array | int) -> Array | float:
                 return 1 / (1 + count) ** 0.5
 
     if warmup > 0:
