@@ -92,7 +92,7 @@ def test_a_quiet_plan_prints_its_tables_alone(monkeypatch, capsys, tmp_path):
     words = ["plan", SWEEPS / "quickstart.toml", *SMALL, "--quick", "--out", tmp_path / "none"]
     status, out, error = call(monkeypatch, capsys, *words)
     assert (status, error) == (0, "")
-    assert "quickstart: 1 cell in 1 group, 1 batch, 0 done" in out
+    assert "quickstart: 1 cell in 1 group, 2 batches, 0 of them done" in out
     (line,) = [line for line in out.splitlines() if line.startswith("embed records ")]
     assert {"loss", "test_accuracy", "one_step_error"} <= set(line.removeprefix("embed records ").split(", "))
 
