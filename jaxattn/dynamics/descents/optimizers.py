@@ -43,8 +43,8 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
             made = optax.exponential_decay(1.0, length, 0.01)
         case "inverse_sqrt":
 
-            def made(count: Array | int) -> Array | float:
-                return 1 / (1 + count) ** 0.5
+            def made(count: Array | int) -> Array:
+                return 1 / jnp.power(1 + count, 0.5)
 
     if warmup > 0:
         made = optax.join_schedules([optax.linear_schedule(0.0, 1.0, warmup), made], [warmup])
