@@ -97,7 +97,7 @@ def test_derivatives_agree_with_finite_differences(rng, x64, name, classes, smoo
     check_grads(lambda f: losses.mean(loss, jnp.asarray(f), y), (f,), order=2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", losses.LOSSES)
+@pytest.mark.parametrize("name", sorted(losses.LOSSES.keys() - {"squared_error"}))
 def test_smoothing_may_be_traced_and_large_margins_stay_finite(name):
     """e^100 overflows in float32: a weight of 0 must keep it out, of the gradient too."""
     loss = losses.LOSSES[name]()
