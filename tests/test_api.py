@@ -199,7 +199,7 @@ def test_mistakes_are_one_line(changes, message):
 
 def test_a_plan_says_what_will_be_done_and_what_is_there(tmp_path):
     wanted = small(axes={"model.dim": [8, 16]})
-    cells, groups, sentence = wanted.plan(tmp_path, quick=True)
+    cells, groups, sentence, _ = wanted.plan(tmp_path, quick=True)
     assert cells["model.dim"].tolist() == [8, 16]
     assert groups["lanes"].tolist() == [2, 2]
     assert sentence.startswith("small: 2 cells in 2 groups, 2 batches, 0 of them done")

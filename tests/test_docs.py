@@ -25,5 +25,5 @@ def test_an_example_is_at_most_thirty_lines(title, code):
 
 
 def test_there_is_an_example_of_each_kind():
-    kinds = ["A model", "A corpus", "A loss and a start", "A phase", "An optimiser", "A probe", "A figure"]
+    kinds = ["A model", "Data", "A loss and a start", "A phase", "An optimiser", "A probe", "A figure"]
     assert [title for title, _ in EXAMPLES] == [*kinds, "Without a study"]

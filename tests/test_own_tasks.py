@@ -13,6 +13,7 @@ from scipy.optimize import minimize
 
 import jaxattn as ja
 from jaxattn import api
+from jaxattn.engine.clock import Intervals
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.store import Store
 from jaxattn.study import seed as of_seed

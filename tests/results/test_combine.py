@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,9 @@ from jaxattn.results import aggregate, load
 from jaxattn.results.combine import _equal, choose, combine, group, paired
 from jaxattn.results.intervals import student_t
 from jaxattn.results.tables import latex, markdown, write
+from jaxattn.storage.files import digest
+from jaxattn.storage.manifest import FORMAT
+from jaxattn.storage.manifest import write as write_manifest
 
 METRICS = ("loss", "accuracy")
 
@@ -32,6 +34,7 @@ def folder(path: Path, seeds, *, name="swept", dims=(8, 16), rates=(0.1, 0.2)):
     table = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
     table.to_parquet(path / "records.parquet", index=False)
     manifest = {
+        "format": FORMAT,
         "name": name,
         "status": "finished",
         "command": "jaxattn run x.toml",
@@ -40,7 +43,8 @@ def folder(path: Path, seeds, *, name="swept", dims=(8, 16), rates=(0.1, 0.2)):
         "seeds": list(seeds),
         "failures": [{"cell": 0, "seed": seeds[0], "phase": "late", "step": 1, "reason": "NaN"}],
     }
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    manifest["sha256"] = {"records": digest((path / "records.parquet").read_bytes())}
+    write_manifest(path, manifest)
     return load(path)
 
 

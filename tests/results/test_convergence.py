@@ -1,6 +1,5 @@
 """Convergence figures and diagrams, on records with planted powers."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,9 @@ from jaxattn.core.errors import InputError
 from jaxattn.results import load
 from jaxattn.results.convergence import collect, convergence
 from jaxattn.results.diagram import diagram
+from jaxattn.storage.files import digest
+from jaxattn.storage.manifest import FORMAT
+from jaxattn.storage.manifest import write as write_manifest
 
 STEPS = 20
 
@@ -33,6 +35,7 @@ def planted(directory: Path, cells=({"block": "slow"}, {"block": "fast"}), seeds
     table = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
     table.sort_values("phase", kind="stable").to_parquet(directory / "records.parquet", index=False)
     manifest = {
+        "format": FORMAT,
         "name": "planted",
         "status": "finished",
         "command": "jaxattn run x.toml",
@@ -40,7 +43,8 @@ def planted(directory: Path, cells=({"block": "slow"}, {"block": "fast"}), seeds
         "cells": [{"cell": k, "settings": settings} for k, settings in enumerate(cells)],
         "seeds": list(range(seeds)),
     }
-    (directory / "manifest.json").write_text(json.dumps(manifest))
+    manifest["sha256"] = {"records": digest((directory / "records.parquet").read_bytes())}
+    write_manifest(directory, manifest)
     return load(directory)
 
 

@@ -15,6 +15,7 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import aggregate, headline, load, report
 from jaxattn.results.statistics import last_steps
 from jaxattn.storage import manifest, origin
+from jaxattn.storage.files import digest
 
 FIGURES = (
     {"kind": "importance", "phase": "joint", "cell": 0},
@@ -205,7 +206,9 @@ def test_text_of_tokens_is_escaped(folder):
     tokens = pd.read_parquet(folder / "tokens.parquet")
     tokens["token"] = "<script>alert(1)</script>"
     tokens.to_parquet(folder / "tokens.parquet", index=False)
-    manifest.write(folder, manifest.read(folder) | {"sha256": {}})
+    known = manifest.read(folder)
+    sums = known["sha256"] | {"tokens": digest((folder / "tokens.parquet").read_bytes())}
+    manifest.write(folder, known | {"sha256": sums})
     html = report.write(folder).page.read_text(encoding="utf-8")
     assert "<script" not in html
     assert "<script>alert(1)</script>" in unescape(html)
