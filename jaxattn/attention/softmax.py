@@ -13,7 +13,9 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention import bands, batched
 from jaxattn.attention.entries import attend_entries, per_entry
+from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
 
 
 @jax.jit
@@ -30,29 +32,82 @@ def attend(corpus: Corpus, scores: Float[Array, "V"], values: Array) -> Array:
         corpus a second derivative must be taken forward over reverse.
     """
     columns = values[None] if values.ndim == 1 else values.T
-    if corpus.bags.is_large:
-        result = _attend_large(corpus, scores, columns)
-    else:
+    if backend.platform() == "cpu" and not corpus.bags.is_large:
         entries = tuple(per_entry(corpus, column) for column in columns)
         result = jnp.stack(attend_entries(corpus.bags, per_entry(corpus, scores), entries))
+    else:
+        result = _attend(corpus, scores, columns)
     return result[0] if values.ndim == 1 else result.T
 
 
 @jax.custom_vjp
-def _attend_large(corpus: Corpus, scores: Array, columns: Array) -> Array:
+def _attend(corpus: Corpus, scores: Array, columns: Array) -> Array:
     return _forward(corpus, scores, columns)[0]
 
 
 def _forward(corpus, scores, columns):
-    batch_of_one = batched.forward(corpus, scores[None], columns[None])
-    averages, shift, normaliser = (x[0] for x in batch_of_one)
+    if not corpus.bags.is_large:
+        averages, shift, normaliser = _forward_small(corpus, scores, columns)
+    else:
+        batch_of_one = batched.forward(corpus, scores[None], columns[None])
+        averages, shift, normaliser = (x[0] for x in batch_of_one)
     return averages, (corpus, scores, columns, averages, shift, normaliser)
 
 
 def _backward(residuals, cotangents):
     corpus, *arrays, normaliser = residuals
     arrays.append(bands.divide(cotangents, normaliser))
+    if not corpus.bags.is_large:
+        return None, *_backward_small(corpus, *arrays)
     return None, *(x[0] for x in batched.backward(corpus, *(x[None] for x in arrays)))
 
 
-_attend_large.defvjp(_forward, _backward)
+_attend.defvjp(_forward, _backward)
+
+
+def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
+    """Average values over every sequence of a small corpus on an accelerator.
+
+    The backward pass computes every exponential again, which costs less there than to write and read it.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (V,); any finite spread.
+        columns: γ, (K, V).
+
+    Returns:
+        f (K, n); the top score of each sequence, (n,); the normaliser Σ_s count_s exp(a_s - top), (n,).
+    """
+    token = corpus.bags.index.astype(jnp.int32)
+    columns_by_entry = (take(x, token) for x in columns)
+    averages, top, normaliser, _ = corpus.bags.softmax(take(scores, token), *columns_by_entry)
+    return jnp.stack(averages), top, normaliser
+
+
+def _backward_small(
+    corpus: Corpus, scores: Array, columns: Array, averages: Array, top: Array, d_sums: Array
+) -> tuple[Array, Array]:
+    """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X).
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (V,).
+        columns: γ, (K, V).
+        averages: f, (K, n).
+        top: (n,), as `_forward_small` returns it.
+        d_sums: ∂L/∂f over the normaliser, (K, n): the cotangent of the sums before they are divided by it.
+
+    Returns:
+        ∂L/∂a (V,), and ∂L/∂γ (K, V).
+    """
+    layout = corpus.occurrences
+    sequence = layout.index.astype(jnp.int32)
+    score = jnp.where(layout.count > 0, layout.spread(scores) - take(top, sequence), -jnp.inf)
+    weight = layout.count.astype(scores.dtype) * jnp.exp(score)
+    d_values = [weight * take(x, sequence) for x in d_sums]
+    d_score = [
+        d_value * (layout.spread(value) - take(average, sequence))
+        for d_value, value, average in zip(d_values, columns, averages, strict=True)
+    ]
+    d_scores, *d_columns = layout.sum(sum(d_score[1:], d_score[0]), *d_values)
+    return d_scores, jnp.stack(d_columns)

@@ -6,12 +6,17 @@ from jax.test_util import check_grads
 
 import jaxattn as ja
 from jaxattn.attention.softmax import attend
+from jaxattn.core import backend
 
 
-@pytest.fixture(params=[0, 1 << 60], ids=["chooses its path", "one path"])
+@pytest.fixture(
+    params=[(0, "cpu"), (1 << 60, "cpu"), (1 << 60, "gpu")], ids=["large", "small", "small on a GPU"]
+)
 def corpus(request, rng, monkeypatch):
-    """A ragged corpus with repeated tokens, long and short sequences and unused tokens, on either path."""
-    monkeypatch.setattr("jaxattn.data.ragged.LARGE", request.param)
+    """A ragged corpus with repeated tokens, long and short sequences and unused tokens, in each form."""
+    large, platform = request.param
+    monkeypatch.setattr("jaxattn.data.ragged.LARGE", large)
+    monkeypatch.setattr(backend, "platform", lambda: platform)
     jax.clear_caches()
     lengths = [1, 1, 2, 3, 70, 150, *rng.integers(1, 60, 40)]
     sequences = [rng.integers(0, 80, length).tolist() for length in lengths]
