@@ -69,7 +69,7 @@ def width(
     return min(each * used, lanes)
 
 
-def fit(peak: Callable[[int], float], most: int, budget: float) -> tuple[int, float]:
+def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
     """Find how many lanes a device holds: memory is a line in the lanes, through two compiled programs.
 
     Args:
@@ -81,12 +81,12 @@ def fit(peak: Callable[[int], float], most: int, budget: float) -> tuple[int, fl
     Returns:
         The number of lanes, 0 if none fits; and the bytes that the last program needs.
     """
-    lanes, needed = most, peak(most)
+    lanes, needed = most, float(peak(most))
     more, needed_by_more = 0, 0.0
     while needed > budget and lanes > 1:
         more, needed_by_more = lanes, needed
         lanes //= 2
-        needed = peak(lanes)
+        needed = float(peak(lanes))
     if needed > budget:
         return 0, needed
     per_lane = (needed_by_more - needed) / (more - lanes) if more else 0.0

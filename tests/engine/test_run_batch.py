@@ -1,7 +1,5 @@
 """A batch from its start to its tables: the numbers, and the same numbers after a stop."""
 
-import operator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -416,7 +414,7 @@ def test_a_model_that_starts_with_other_scores_selects_by_them(own_run, x64, rea
         corpora = of_seed.draw(setting, data_key)
         params = of_seed.start(setting, corpora, key, [])
         carried = of_seed.begin(setting, 0, params, corpora, key)
-        found = operator.or_(*list(of_seed.measure(setting, 0, carried, corpora).values())[:2])
+        found = of_seed.merged(setting, of_seed.measure(setting, 0, carried, corpora), 0)
         by_query = ja.theory.selection_from_scores(params.E @ params.p, corpora.train)
         own = ja.theory.selection_from_scores(setting.model.scores_and_values(params)[0], corpora.train)
         assert bool((own.mask == by_query.mask).all()) == (rotation == "identity")
