@@ -45,7 +45,7 @@ def marked(case):
 
 
 # One test asks all of a case, so that it is compiled once wherever tests are shared out.
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_programs_of_shipped_sweeps_keep_to_what_they_may(case):
     options = {key: case[key] for key in ("overrides", "only") if key in case}
     programs = plan(case["target"], case["sweep"], **options).programs
