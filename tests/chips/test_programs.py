@@ -38,14 +38,8 @@ def label(case):
     return " ".join((case["target"], Path(case["sweep"]).stem, *overrides))
 
 
-def marked(case):
-    """Leave all but the programs of the quickstart to runs by hand: they compile for ten minutes."""
-    quick = Path(case["sweep"]).stem == "quickstart"
-    return pytest.param(case, id=label(case), marks=() if quick else pytest.mark.exhaustive)
-
-
 # One test asks all of a case, so that it is compiled once wherever tests are shared out.
-@pytest.mark.parametrize("case", [marked(case) for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=label)
 def test_programs_of_shipped_sweeps_keep_to_what_they_may(case):
     options = {key: case[key] for key in ("overrides", "only") if key in case}
     programs = plan(case["target"], case["sweep"], **options).programs
