@@ -92,10 +92,6 @@ def _important(results: Run, cell: int) -> str:
         size, least = (float(results.lookup(cell, f"probes.{key}")) for key in ("important", "min_count"))
     except InputError:
         return ""
-    if not (results.records["metric"] == "important_tied").any():
-        return (
-            f"older definition: |posterior difference| ≥ {size:g}, however rare, and ties count as selected"
-        )
     words = (
         f"important is |posterior difference| ≥ {size:g} (probes.important) in {least:g} or more occurrences"
     )
