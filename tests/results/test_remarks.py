@@ -86,4 +86,4 @@ def test_it_says_which_tokens_are_important_and_by_which_definition(planted):
     run = planted(1, important_selected=0.5)
     run.manifest["config"]["probes"]["important"] = 0.5
     # Tables may show some metrics alone.
-    assert remarks(run)[0].startswith("important_selected: important is |posterior difference| ≥ 0.5")
+    assert remarks(run)[0].startswith("important_mass, important_selected: important is |posterior differ")
