@@ -1,0 +1,105 @@
+"""Whether a change of the code costs time: benchmarks of this tree and of a revision, run in turn.
+
+    python benchmarks/pairs.py REV [--rounds 6] [--data-dir DIRECTORY_OF_TFDS] --out results/benchmarks
+
+Both trees run their own script, one after the other, this one first in every second round. A figure is the ratio
+of its seconds here over those there, pair by pair; the interval is Student's, of the mean of their logarithms.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+HERE = Path(__file__).parents[1]
+# Script, its arguments, and which of the numbers it writes are times.
+BENCHMARKS = (
+    ("max_margin", ("--only", "batch", "--seeds", "64", "256"), ("again_s",)),
+    ("margin_convergence", ("--seeds", "64"), ("all of it, s",)),
+    ("step_by_dim", ("--steps", "500", "--repeats", "7"), ("us",)),
+    ("orchestration", ("--seeds", "200", "--repeats", "1"), ("wall_s",)),
+)
+WITH_DATA = (("imdb_gradient", (), ("seconds",)),)
+
+
+def times(value, keys, path=(), wanted=False):
+    """Yield (name, seconds) of all numbers below one of `keys` of what a benchmark wrote."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from times(one, keys, (*path, key), wanted or key in keys)
+    elif isinstance(value, list):
+        for place, one in enumerate(value):
+            yield from times(one, keys, (*path, str(place)), wanted)
+    elif wanted:
+        yield " / ".join(path), float(value)
+
+
+def measure(tree, name, arguments, keys):
+    """Run a benchmark of one tree, and read its times."""
+    with tempfile.TemporaryDirectory() as out:
+        subprocess.run(
+            [sys.executable, f"benchmarks/{name}.py", *arguments, "--out", out],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree)},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        found = [json.loads(file.read_text("utf-8")) for file in Path(out).glob("*.json")]
+    return dict(pair for one in found for pair in times(one, keys))
+
+
+def ratios(there, name, arguments, keys, rounds):
+    """Measure both trees in turn; give name → ratios here over there, one a round."""
+    found = {}
+    for turn in range(rounds):
+        trees = [HERE, there] if turn % 2 else [there, HERE]
+        seconds = {tree: measure(tree, name, arguments, keys) for tree in trees}
+        for figure in seconds[HERE].keys() & seconds[there].keys():
+            found.setdefault(f"{name}: {figure}", []).append(seconds[HERE][figure] / seconds[there][figure])
+    return found
+
+
+def interval(values):
+    """Give the geometric mean of ratios and its 95 % interval."""
+    logs = np.log(values)
+    half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
+    return [float(np.exp(logs.mean() + x)) for x in (0, -half, half)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("revision")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--only", nargs="+", help="names of benchmarks")
+    parser.add_argument("--data-dir", type=Path, help="directory of tensorflow-datasets")
+    parser.add_argument("--out", type=Path, help="folder for pairs.json")
+    given = parser.parse_args()
+    wanted = list(BENCHMARKS)
+    if given.data_dir:
+        wanted += [(name, ("--data-dir", str(given.data_dir.resolve())), keys) for name, _, keys in WITH_DATA]
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder) / "there"
+        subprocess.run(["git", "worktree", "add", "--detach", there, given.revision], cwd=HERE, check=True)
+        try:
+            for benchmark in wanted:
+                if given.only is None or benchmark[0] in given.only:
+                    rows |= {k: interval(x) for k, x in ratios(there, *benchmark, given.rounds).items()}
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", there], cwd=HERE, check=True)
+    for figure, (mean, low, high) in sorted(rows.items()):
+        print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"against": given.revision, "rounds": given.rounds, "ratios": rows}, indent=1)
+        (given.out / "pairs.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""All neighbours are items of one book, and short."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxattn import reproduction
+from jaxattn.reproduction import measures, section
+
+SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
+NAMES = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_short_and_is_checked_as_shipped(read, name):
+    lines = (SHIPPED / name / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 100
+    assert read(name).own_kinds
+    readme = (SHIPPED / name / "README.md").read_text(encoding="utf-8")
+    assert f"jaxattn run sweeps/neighbours/{name}/study.toml" in readme
+
+
+def test_all_are_items_of_a_book():
+    """`jaxattn reproduce --book neighbours` runs them; models without a width are named all the same."""
+    book = reproduction.read(SHIPPED)
+    assert [item.name for item in book.items] == NAMES
+    for item in book.items:
+        measures.load(item)
+        study = item.study("full")
+        assert study.name == item.name
+        metrics = {metric.replace("_", " ") for metric in item.measure["metrics"]}
+        assert metrics >= set(item.criteria)
+        assert section.models(study) == f"{item.name}.py:{study.config['model']['kind'].partition(':')[2]}"
