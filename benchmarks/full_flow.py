@@ -19,7 +19,7 @@ import pandas as pd
 
 import jaxattn as ja
 from jaxattn.models.reference import padded_sequences
-from jaxattn.results.tables import markdown
+from jaxattn.results.layout import markdown
 
 BASE = {"vocab_size": 50, "relevant": 20, "length": 8, "sequences": 200}
 SMALL = {"vocab_size": 12, "length": 4, "sequences": 40}

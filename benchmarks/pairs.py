@@ -2,8 +2,9 @@
 
     python benchmarks/pairs.py REV [--rounds 6] [--data-dir DIRECTORY_OF_TFDS] --out results/benchmarks
 
-Both trees run their own script, one after the other, this one first in every second round. A figure is the ratio
-of its seconds here over those there, pair by pair; the interval is Student's, of the mean of their logarithms.
+Both trees run their own script, one after the other, this one first in every second round. A figure is the
+ratio of its seconds here over those there, pair by pair; the interval is Student's, of the mean of their
+logarithms.
 """
 
 import argparse

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.data.text import tokenise
-from jaxattn.results.tables import markdown
+from jaxattn.results.layout import markdown
 
 WANTED = {"IMDB": 7766, "Yelp": 5424}
 HIGHEST = 14 / 15

@@ -43,7 +43,7 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
         options: of the bootstrap, as `statistics.summary_rows`.
     """
     from jaxattn.results import combine, headline, statistics
-    from jaxattn.results.remarks import remarks
+    from jaxattn.results.headline import caveats
 
     chosen = headline.metrics(results)
     left = 0 if every else len(headline.recorded(results)) - len(chosen)
@@ -52,7 +52,7 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
     print_title(statistics.summary_title(shown))
     for title, table in _fitting(rows, [*results.axes, "phase"]):
         print_table(title, table)
-    for line in remarks(shown):
+    for line in caveats(shown):
         print(line)
     if left:
         print(f"{left} more metrics: {rest}")

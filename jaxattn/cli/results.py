@@ -51,7 +51,7 @@ def aggregate(
         out: Write every (cell, phase, step, metric) to this CSV or Parquet file, or the printed table to
             this LaTeX or Markdown file.
     """
-    from jaxattn.results import combine, load, statistics, tables
+    from jaxattn.results import combine, layout, load, statistics
 
     folders, missing = read_folders(directories)
     loaded = combine.combine([load(folder) for folder in folders])
@@ -71,7 +71,7 @@ def aggregate(
     print_summary(loaded, every=every or bool(metrics), **options)
     if out is not None:
         lay_out = statistics.aggregate if out.suffix in (".csv", ".parquet") else statistics.summary_table
-        tables.write(lay_out(loaded, **options), out)
+        layout.write(lay_out(loaded, **options), out)
         print(out)
     return 0
 

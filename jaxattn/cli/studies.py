@@ -267,10 +267,10 @@ def status(directories: Folders, /, verify: bool = False) -> int:
 def _damage(folders: list[Path]) -> bool:
     """Name every damaged file of some results folders, and tell whether there is one."""
     from jaxattn.engine.progress import Reporter
-    from jaxattn.results import verify
+    from jaxattn.results import read
 
     with Reporter() as reporter:
-        damaged = [line for folder in folders for line in verify.verify(folder, reporter.update)]
+        damaged = [line for folder in folders for line in read.verify(folder, reporter.update)]
     for line in damaged:
         print(f"jaxattn: {line}", file=sys.stderr)
     return bool(damaged)

@@ -18,8 +18,15 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
 from jaxattn.dynamics import one_step
 from jaxattn.models import one_layer
-from jaxattn.results.binning import BINS, bin_numbers, quantile_edges
-from jaxattn.results.correlations import STATISTICS, Binned, Floats, correlations
+from jaxattn.results.correlations import (
+    BINS,
+    STATISTICS,
+    Binned,
+    Floats,
+    bin_numbers,
+    correlations,
+    quantile_edges,
+)
 from jaxattn.results.intervals import TAILS, accelerated, clopper_pearson, resamples
 from jaxattn.theory import Scores, selection
 

@@ -8,12 +8,12 @@ import pandas as pd
 
 from jaxattn.core.errors import RunError
 from jaxattn.diagnosis.diagnose import BINS, Diagnosis
-from jaxattn.results import tables as files
+from jaxattn.results import layout as files
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.importance import importance
-from jaxattn.results.numbers import format_number, interval
+from jaxattn.results.labels import format_number, interval
 from jaxattn.results.read import TOKEN_COLUMNS
 from jaxattn.results.run import Run
+from jaxattn.results.token_figures import importance
 from jaxattn.results.tokens import with_classes
 
 NOTE = (

@@ -24,7 +24,7 @@ def bin_means(
     Returns:
         The mean of every bin, NaN for an empty one.
     """
-    # Ratios of counts lie on edges, and were rounded; `results.binning` has the same slack.
+    # Ratios of counts lie on edges, and were rounded; `results.correlations` has the same slack.
     at = (difference - low) / ((high - low) / bins) + 1e-5
     number = jnp.clip(jnp.floor(at), 0, bins - 1)
     inside = (at >= 0) & (at <= bins + 2e-5)

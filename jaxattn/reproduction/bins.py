@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from jaxattn.results.binning import bin_numbers
-from jaxattn.results.correlations import spearman
+from jaxattn.results.correlations import bin_numbers, spearman
 
 Rows = NDArray[np.float64]
 

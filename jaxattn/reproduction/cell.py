@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxattn.results.numbers import brief, setting
+from jaxattn.results.labels import brief, setting
 from jaxattn.results.run import Run
 
 

@@ -12,7 +12,7 @@ from jaxattn.reproduction.measures import hold, last
 from jaxattn.reproduction.shapes import LOWEST, RISE, U, shapes
 from jaxattn.results.correlations import spearman
 from jaxattn.results.judge import share
-from jaxattn.results.numbers import format_number
+from jaxattn.results.labels import format_number
 from jaxattn.results.run import Run, find
 
 # The findings of `shapes` that a share is taken of: in a table, and the shape in words.

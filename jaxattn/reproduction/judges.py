@@ -10,7 +10,7 @@ from jaxattn.reproduction.cell import Cell, round_up, worst
 from jaxattn.reproduction.rows import Claim, Row, mean, share
 from jaxattn.results.fits import powers
 from jaxattn.results.judge import around
-from jaxattn.results.numbers import brief
+from jaxattn.results.labels import brief
 
 # A path that ends at the distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is about
 # 1/margin: at ‖p‖ = 1e6 that is 1e-11 for the margin of 0.28 of the base setting and 1e-8 for one of 0.01.

@@ -20,7 +20,7 @@ from jaxattn.reproduction.findings import Finding, Measured
 from jaxattn.results import judge
 from jaxattn.results.fits import power_law
 from jaxattn.results.judge import Estimate
-from jaxattn.results.numbers import setting
+from jaxattn.results.labels import setting
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import last_steps
 from jaxattn.study.namespace import Namespace

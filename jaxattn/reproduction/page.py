@@ -12,8 +12,7 @@ from jaxattn.core.errors import RunError
 from jaxattn.reproduction import findings, record
 from jaxattn.reproduction.book import Book, Scale
 from jaxattn.reproduction.section import Section, measured, missing, texts
-from jaxattn.results.page import fill
-from jaxattn.results.tables import markdown
+from jaxattn.results.layout import fill, markdown
 from jaxattn.storage.files import inside
 from jaxattn.storage.files import write as write_file
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxattn.results import judge
 from jaxattn.results.judge import Criterion, Estimate, at_least
-from jaxattn.results.numbers import format_number
+from jaxattn.results.labels import format_number
 
 REQUIRED = 0.9
 # With so many seeds a yes/no claim can hold: if all of n do, its interval begins at 0.025^(1/n).

@@ -26,8 +26,8 @@ from jaxattn.reproduction import judges
 from jaxattn.reproduction.cell import Cell
 from jaxattn.reproduction.rows import DECIDING_SEEDS, REQUIRED, Row
 from jaxattn.results.intervals import LEVEL
+from jaxattn.results.layout import markdown
 from jaxattn.results.load import load
-from jaxattn.results.tables import markdown
 from jaxattn.storage import origin
 from jaxattn.study.dataset import dataset
 

@@ -16,8 +16,8 @@ from jaxattn.reproduction.book import Item, Scale
 from jaxattn.reproduction.findings import CANNOT_TELL, DIFFERS, Finding, verdict
 from jaxattn.reproduction.measures import measure
 from jaxattn.results import figures, style
+from jaxattn.results.labels import format_number
 from jaxattn.results.load import load
-from jaxattn.results.numbers import format_number
 from jaxattn.results.run import Run
 from jaxattn.storage.files import inside
 

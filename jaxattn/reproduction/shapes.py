@@ -9,8 +9,7 @@ from jaxattn.reproduction.bins import Binned, Rows, binned, longest_rise, lowest
 from jaxattn.reproduction.book import Curve, Item
 from jaxattn.reproduction.findings import Finding, Measured
 from jaxattn.reproduction.measures import last, last_phase, named, values
-from jaxattn.results.binning import axis
-from jaxattn.results.correlations import spearman
+from jaxattn.results.correlations import axis, spearman
 from jaxattn.results.judge import Estimate, jackknifed, share
 from jaxattn.results.run import Run
 from jaxattn.results.tokens import at_end

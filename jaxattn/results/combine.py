@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.results.labels import unknown_metric
-from jaxattn.results.numbers import setting
+from jaxattn.results.labels import setting, unknown_metric
 from jaxattn.results.run import Run
 from jaxattn.storage import origin
 

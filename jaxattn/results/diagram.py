@@ -1,18 +1,32 @@
-"""Figure: a metric at the end of a phase over two axes."""
+"""Figures over two swept keys: the mean of a metric as a colour, and thresholds along one of them."""
 
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import matplotlib.axes
 import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import axis_label, file_name, minus, seed_words, unknown_metric
-from jaxattn.results.numbers import format_number, in_order, setting
+from jaxattn.results.labels import (
+    axis_label,
+    file_name,
+    format_number,
+    in_order,
+    minus,
+    seed_words,
+    setting,
+    unknown_metric,
+)
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, last_steps
-from jaxattn.results.style import WIDTH, style
+from jaxattn.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
+
+if TYPE_CHECKING:  # it is drawn from there
+    from jaxattn.results.thresholds import PhaseDiagram
 
 
 def diagram(
@@ -90,3 +104,151 @@ def _scale(values: np.ndarray) -> Normalize:
     if low > 0 and high > 100 * low:
         return LogNorm(low, high)
     return Normalize(0, 1) if low >= 0 and high <= 1 else Normalize(low, high)
+
+
+Theory = Callable[[Any], float] | Mapping[Any, float]
+_CURVE_POINTS = 200
+
+
+def boundary(diagram: "PhaseDiagram", theory: Theory | None = None, *, label: str = "theory") -> Drawn:
+    """Draw where half of the seeds cross over, with its interval, and the points that were run.
+
+    Args:
+        diagram: the thresholds.
+        theory: y of x, drawn as a line over the thresholds: a function of numbers, infinite x being
+            `math.inf`, or values by the x of the diagram.
+        label: what the legend calls it.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: a function of x that are no numbers, or values for other x than there are.
+    """
+    horizontal = _Horizontal.of(diagram.thresholds["x"].tolist())
+    table = diagram.thresholds.set_index("x").loc[horizontal.values]
+    with style():
+        figure = Figure(figsize=(0.7 * WIDTH, 3.2), layout="constrained")
+        ax = figure.subplots()
+        _points(ax, diagram, horizontal)
+        at = np.array(horizontal.places)
+        run = sorted(diagram.outcomes["y"].unique().tolist())
+        middle = table["threshold"].to_numpy()
+        # An interval that goes on beyond the values that were run is drawn to their end.
+        low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
+        ax.errorbar(
+            at,
+            middle,
+            np.nan_to_num(np.stack([middle - low, high - middle])),
+            fmt="o",
+            color=BLUE,
+            markersize=4,
+            capsize=2,
+            linewidth=1.2,
+            label=f"half of the seeds: {diagram.condition}",
+        )
+        if theory is not None:
+            curve = horizontal.curve(theory)
+            ax.plot(
+                *curve, color=RED, linestyle=(0, (4, 2)), marker=_marker(curve), markersize=3, label=label
+            )
+        horizontal.scale(ax)
+        if 0 < 10 * run[0] <= run[-1]:
+            ax.set_yscale("log")
+        ax.set_xlabel(axis_label(diagram.x))
+        ax.set_ylabel(axis_label(diagram.y))
+        ax.legend(loc="best", labelcolor=SOFT)
+    return Drawn(
+        file_name("boundary", diagram.y, diagram.x),
+        f"Threshold of {diagram.y} over {diagram.x}",
+        _words(diagram, label if theory is not None else ""),
+        figure,
+    )
+
+
+class _Horizontal(NamedTuple):
+    """The horizontal axis: values in their order, and where they stand."""
+
+    values: list[Any]
+    places: list[float]
+    numbers: list[float]
+    logarithmic: bool
+
+    @classmethod
+    def of(cls, values: list[Any]) -> "_Horizontal":
+        """Put infinity a step beyond the last number, and words side by side."""
+        values = sorted(values, key=in_order)
+        if not all(isinstance(x, int | float) or x == "inf" for x in values):
+            return cls(values, [float(k) for k in range(len(values))], [], False)
+        numbers = [float(x) for x in values]
+        finite = [x for x in numbers if x < math.inf]
+        logarithmic = len(finite) > 1 and finite[0] > 0 and finite[-1] >= 4 * finite[0]
+        if not finite:
+            beyond = 1.0
+        elif len(finite) == 1:
+            beyond = 2 * finite[0]
+        else:
+            beyond = finite[-1] ** 2 / finite[-2] if logarithmic else 2 * finite[-1] - finite[-2]
+        return cls(values, [min(x, beyond) for x in numbers], numbers, logarithmic)
+
+    def curve(self, theory: Theory) -> tuple[list[float], list[float]]:
+        """Evaluate a theory: densely between finite numbers if it is a function, else where it has values."""
+        if isinstance(theory, Mapping):
+            if unknown := [x for x in theory if x not in self.values]:
+                raise InputError(
+                    f"theory: no x = {unknown[0]!r}; they are {', '.join(map(setting, self.values))}"
+                )
+            shown = [(place, x) for place, x in zip(self.places, self.values, strict=True) if x in theory]
+            return [place for place, _ in shown], [float(theory[x]) for _, x in shown]
+        if not self.numbers:
+            raise InputError("theory: the values of x are no numbers; give a mapping from them instead")
+        finite = [x for x in self.numbers if x < math.inf]
+        spread = np.geomspace if self.logarithmic else np.linspace
+        between = spread(finite[0], finite[-1], _CURVE_POINTS).tolist() if len(finite) > 1 else finite
+        places, at = list(between), list(between)
+        if len(finite) < len(self.numbers):
+            places, at = [*places, self.places[-1]], [*at, math.inf]
+        return places, [float(theory(x)) for x in at]
+
+    def scale(self, ax: matplotlib.axes.Axes) -> None:
+        """Set the scale and the ticks."""
+        if self.logarithmic:
+            ax.set_xscale("log")
+            ax.minorticks_off()
+        ax.set_xticks(self.places, [setting(x) for x in self.values])
+
+
+def _points(ax: matplotlib.axes.Axes, diagram: "PhaseDiagram", horizontal: _Horizontal) -> None:
+    """Mark the points that were run by the share of  crossed."""
+    place = dict(zip(horizontal.values, horizontal.places, strict=True))
+    shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
+    ax.scatter(
+        shares["x"].map(place),
+        shares["y"],
+        c=shares["crossed"],
+        cmap="Greys",
+        vmin=0,
+        vmax=1,
+        s=14,
+        edgecolors=GREY,
+        linewidths=0.5,
+    )
+
+
+def _marker(curve: tuple[list[float], list[float]]) -> str:
+    return "" if len(curve[0]) >= _CURVE_POINTS else "s"
+
+
+def _words(diagram: "PhaseDiagram", theory: str) -> str:
+    few = diagram.thresholds["seeds"]
+    words = (
+        f"Dots: where half of the seeds have {diagram.condition} ({seed_words(few)}), with the 95 % interval "
+        f"of the median. Small marks: points that were run, darker the more seeds have crossed."
+    )
+    if theory:
+        words += f" Dashed: {theory}."
+    if turned := int(diagram.thresholds["turned_back"].sum()):
+        words += (
+            f" Seeds that turn back at larger values, so that their threshold is not one number: {turned}."
+        )
+    return words

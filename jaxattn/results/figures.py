@@ -21,13 +21,13 @@ from jaxattn.storage import files
 # Where each kind is drawn. Its settings are the keyword arguments there, and nowhere else.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
-        "convergence": "jaxattn.results.convergence:convergence",
+        "convergence": "jaxattn.results.scaling:convergence",
         "curves": "jaxattn.results.curves:curves",
         "diagram": "jaxattn.results.diagram:diagram",
-        "importance": "jaxattn.results.importance:importance",
-        "one_step_law": "jaxattn.results.importance:one_step_law",
+        "importance": "jaxattn.results.token_figures:importance",
+        "one_step_law": "jaxattn.results.token_figures:one_step_law",
         "scaling": "jaxattn.results.scaling:scaling",
-        "top_tokens": "jaxattn.results.top_tokens:top_tokens",
+        "top_tokens": "jaxattn.results.token_figures:top_tokens",
     }
 )
 OF_TOKENS = ("importance", "one_step_law", "top_tokens")

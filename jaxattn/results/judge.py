@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxattn.results.intervals import clopper_pearson, jackknife, student_t
-from jaxattn.results.numbers import brief, with_interval
+from jaxattn.results.labels import brief, with_interval
 
 Basis = Literal["promised", "beyond", "published", "expected"]
 # n seeds that all give the same number put the median of all seeds there with 1 - 2^(1 - n) ≥ 95 %.

@@ -167,7 +167,7 @@ class Results(Run):
             InputError: an unknown cell or seed; of a folder that was loaded, data that are read from files or
                 drawn by code of somebody's own.
         """
-        from jaxattn.results.dataset import dataset  # imports JAX, which tables and figures do not need
+        from jaxattn.results.params import dataset  # imports JAX, which tables and figures do not need
 
         return dataset(self, seed=seed, cell=cell)
 

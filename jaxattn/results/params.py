@@ -1,4 +1,4 @@
-"""Trained parameters, read from the checkpoints that finished batches leave."""
+"""Trained parameters, from the checkpoints of finished batches, and the data they were trained on."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,12 +11,14 @@ import numpy as np
 from jaxattn.base import Dataset, Model
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
-from jaxattn.data import corpus
+from jaxattn.data import GENERATORS, Splits, corpus
 from jaxattn.models import MODELS, span
 from jaxattn.results.run import Run
 from jaxattn.storage import checkpoints, marks
 from jaxattn.storage.files import Damaged, memory
 from jaxattn.storage.manifest import mending
+from jaxattn.study.dataset import dataset as of_seed
+from jaxattn.study.dataset import swept_settings
 from jaxattn.study.seed import keys
 
 Arrays = dict[str, np.ndarray]
@@ -237,3 +239,44 @@ def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
 def _numbers(seeds: list[int]) -> str:
     consecutive = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
     return f"seeds {seeds[0]} to {seeds[-1]}" if consecutive else f"seeds {', '.join(map(str, seeds))}"
+
+
+def dataset(results: Run, *, seed: int, cell: int) -> Splits:
+    """Draw the data of one seed of one cell again.
+
+    Args:
+        results: a results folder.
+        seed: which seed of the run.
+        cell: which cell.
+
+    Returns:
+        The corpora: train, test, validation, and the statistics of the tokens.
+
+    Raises:
+        InputError: an unknown cell or seed; data that are read from files or drawn by code of somebody's own,
+            or those of a block: their study tells.
+    """
+    results.settings(cell)
+    if seed not in (known := results.manifest["seeds"]):
+        raise InputError(f"seed {seed}: the run has {', '.join(map(str, known[:20]))}; give one of them")
+    if results.dataset_of is not None:
+        return results.dataset_of(seed, cell)
+    own = results.settings(cell)
+    config = results.config(cell)
+    block = config.get("blocks", {}).get(own.get("block"), {})
+    table = config["data"] | {
+        key.removeprefix("data."): x for key, x in own.items() if key.startswith("data.")
+    }
+    target = GENERATORS.get(str(table.get("kind")))
+    if target is None or "data" in block:
+        raise InputError(
+            f"data.kind = {table.get('kind')!r}: a folder alone does not tell these data, as reading it "
+            "executes and opens nothing that it names; ask the study, jaxattn.Study.read(SWEEP).dataset(...)"
+        )
+    settings = {name: table[name] for name in target.__struct_fields__ if name in table}
+    try:
+        data = msgspec.convert(settings, target)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{results.directory}: data of another version: {error}; run it again") from None
+    swept = swept_settings(entry["settings"] for entry in results.manifest["cells"])
+    return of_seed(data, seed, str(results.manifest["dtype"]), swept).splits

@@ -12,12 +12,12 @@ import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.results import headline, page, style
+from jaxattn.results import headline, layout, style
 from jaxattn.results.drawn import DRAWN, Drawn, Picture, Words
 from jaxattn.results.figures import draw_all, words_of_own
+from jaxattn.results.headline import caveats
+from jaxattn.results.labels import format_number, setting
 from jaxattn.results.load import load
-from jaxattn.results.numbers import format_number, setting
-from jaxattn.results.remarks import remarks
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, last_steps, summary_table, summary_words
 from jaxattn.results.tokens import at_end, named, top, with_classes
@@ -106,7 +106,7 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         {"title": each.title, "caption": each.caption, "width": _width(image), "data": image}
         for each, image in zip(figures, images, strict=True)
     ]
-    return page.fill(
+    return layout.fill(
         TEMPLATE,
         name=results.manifest["name"],
         description=results.manifest.get("description", ""),
@@ -118,7 +118,7 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         sentences=headline.sentences(results),
         summaries=_summaries(results),
         summary_words=summary_words(results),
-        remarks=remarks(results),
+        caveats=caveats(results),
         figures=shown,
         tops=_tops(results),
         config=json.dumps(results.manifest["config"], indent=2, ensure_ascii=False),

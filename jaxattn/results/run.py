@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, metric_label
-from jaxattn.results.numbers import setting
+from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, metric_label, setting
 from jaxattn.storage import origin
 from jaxattn.storage.manifest import command
 

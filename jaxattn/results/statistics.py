@@ -17,8 +17,7 @@ from jaxattn.results.intervals import (
     geometric,
     student_t,
 )
-from jaxattn.results.labels import seed_words
-from jaxattn.results.numbers import interval, setting
+from jaxattn.results.labels import interval, seed_words, setting
 from jaxattn.results.run import Run
 
 LINEAR, LOG, YES_NO = "linear", "log", "yes/no"

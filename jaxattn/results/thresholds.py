@@ -20,7 +20,7 @@ import pandas as pd
 
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.intervals import LEVEL, clopper_pearson
-from jaxattn.results.numbers import by_factors, interval, setting
+from jaxattn.results.labels import by_factors, interval, setting
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +58,7 @@ class PhaseDiagram:
         Returns:
             The figure with its words; a notebook shows it.
         """
-        from jaxattn.results.boundary import boundary  # imports matplotlib
+        from jaxattn.results.diagram import boundary  # imports matplotlib
 
         return boundary(self, theory, label=label)
 

@@ -9,7 +9,7 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import aggregate, load
 from jaxattn.results.combine import _equal, choose, combine, group, paired
 from jaxattn.results.intervals import student_t
-from jaxattn.results.tables import latex, markdown, write
+from jaxattn.results.layout import latex, markdown, write
 from jaxattn.storage.files import digest
 from jaxattn.storage.manifest import FORMAT
 from jaxattn.storage.manifest import read as read_manifest

@@ -10,14 +10,13 @@ from matplotlib.collections import PolyCollection
 
 from jaxattn.core.errors import InputError
 from jaxattn.results import aggregate, style
-from jaxattn.results.binning import bin_means
+from jaxattn.results.correlations import bin_means
 from jaxattn.results.curves import curves
 from jaxattn.results.figures import KINDS, check, draw, draw_all, function
 from jaxattn.results.fits import PowerLaw
-from jaxattn.results.importance import importance, one_step_law
 from jaxattn.results.scaling import collect, scaling, sentence
+from jaxattn.results.token_figures import importance, one_step_law, top_tokens
 from jaxattn.results.tokens import at_end
-from jaxattn.results.top_tokens import top_tokens
 
 SCALING = {"kind": "scaling", "axis": "model.dim", "expected": -0.5, "tolerance": 0.05}
 
@@ -166,7 +165,7 @@ def with_labels(run, labels):
 
 
 def test_importance_of_many_classes_shows_some_of_them_and_says_so(results, monkeypatch):
-    monkeypatch.setattr("jaxattn.results.importance.MOST_CLASSES", 2)
+    monkeypatch.setattr("jaxattn.results.token_figures.MOST_CLASSES", 2)
     drawn = importance(results["classes"])
     assert len(drawn.figure.axes) == 4
     assert "2 of 3 classes are shown; option label draws another" in drawn.caption

@@ -117,7 +117,6 @@ def test_results_import_neither_jax_nor_what_is_above_them():
             # Trained parameters and data alone are arrays of JAX, of a model or a generator, and of a seed.
             of_arrays = {
                 "params.py": ("jaxattn.base", "jaxattn.data", "jaxattn.models", "jaxattn.study"),
-                "dataset.py": ("jaxattn.data", "jaxattn.study"),
             }
             below = package in (
                 "jaxattn.results",
@@ -129,7 +128,7 @@ def test_results_import_neither_jax_nor_what_is_above_them():
             assert not name.startswith("jaxattn") or below, path.name
             assert name != "matplotlib.pyplot", path.name
         slow = {"matplotlib", "scipy", "jinja2", "orbax", "jaxattn.results.style"}
-        slow |= {"jaxattn.results.params", "jaxattn.results.dataset"}
+        slow |= {"jaxattn.results.params"}
         drawing = "from jaxattn.results.style" in path.read_text(encoding="utf-8") or path.name in (
             "style.py",
             "report.py",

@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.results import load, report
 from jaxattn.results.drawn import Drawn, Picture
 from jaxattn.results.figures import draw_all
-from jaxattn.results.verify import verify
+from jaxattn.results.read import verify
 from jaxattn.storage.files import digest, sealed
 
 KIND = "lab.figures:losses"

@@ -7,7 +7,7 @@ import scipy.stats
 
 from jaxattn.results import aggregate, summary_table
 from jaxattn.results.combine import group, paired
-from jaxattn.results.numbers import interval
+from jaxattn.results.labels import interval
 from jaxattn.results.statistics import STATISTICS, last_steps, summary_title, summary_words, turned
 
 

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 from jaxattn.results import style
-from jaxattn.results.boundary import boundary
+from jaxattn.results.diagram import boundary
 from jaxattn.results.thresholds import (
     PhaseDiagram,
     bracket,

@@ -31,7 +31,7 @@ from jaxattn.engine import run as engine
 from jaxattn.engine.clock import Interrupted, Intervals
 from jaxattn.engine.progress import Reporter
 from jaxattn.results import report
-from jaxattn.results.verify import verify
+from jaxattn.results.read import verify
 from jaxattn.storage import files
 
 SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"

@@ -26,8 +26,8 @@ from jaxattn.core.errors import InputError
 from jaxattn.engine import run as engine
 from jaxattn.engine.clock import Intervals
 from jaxattn.engine.progress import Reporter
-from jaxattn.results import report, tables
-from jaxattn.results.verify import verify
+from jaxattn.results import layout, report
+from jaxattn.results.read import verify
 
 # A process that has imported everything and started nothing, of which others are copies.
 FRESH = multiprocessing.get_context("forkserver")
@@ -100,7 +100,7 @@ def _undisturbed(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
     _work(root, "report", whole, None)
     wanted = set()
     for number in range(2):
-        tables.write(_aggregated(whole, number), whole / TABLE)
+        layout.write(_aggregated(whole, number), whole / TABLE)
         wanted.add((whole / TABLE).read_bytes())
     assert len(wanted) == 2
     expected = {
@@ -151,7 +151,7 @@ def _report(folder: Path, told: Connection) -> None:
 def _tables(folder: Path, told: Connection) -> None:
     found = [_aggregated(folder, number) for number in range(2)]
     for number in range(1000 * TIMES):
-        tables.write(found[number % 2], folder / TABLE)
+        layout.write(found[number % 2], folder / TABLE)
         if number % 100 == 0:
             told.send("step")
 

@@ -1,18 +1,49 @@
-"""Tables of pages: no column is cut off, on screens and on paper."""
+"""Tables as files, which are there as a whole or as they were."""
 
 import html
 import json
 import re
+import resource
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from jaxattn.core.errors import RunError
 from jaxattn.reproduction import read, shapes
-from jaxattn.results import importance, load, page, report
+from jaxattn.results import layout, load, report, token_figures
 from jaxattn.storage import manifest
+
+TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".md", ".tex", ".parquet"])
+def test_a_full_disk_leaves_what_was_there(tmp_path, suffix):
+    path = tmp_path / f"table{suffix}"
+    path.write_bytes(b"as it was")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(RunError, match=r"table\.\w+: cannot be written: File too large"):
+            layout.write(TABLE, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert [(x.name, x.read_bytes()) for x in tmp_path.iterdir()] == [(path.name, b"as it was")]
+    layout.write(TABLE, path)
+    assert path.stat().st_size > 2000
+
+
+def test_a_linked_file_of_the_users_own_stays_a_link(tmp_path):
+    (tmp_path / "link.csv").symlink_to("real.csv")
+    layout.write(TABLE, tmp_path / "link.csv")
+    assert (tmp_path / "link.csv").is_symlink()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "real.csv"), TABLE)
+
 
 COMMITTED = Path(__file__).parents[2] / "results" / "published" / "paper" / "index.html"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -35,25 +66,25 @@ def wide(columns):
 @pytest.mark.parametrize("columns", [1, 6, 30, 100])
 def test_columns_are_divided_so_that_each_piece_fits_and_none_is_lost(columns):
     table = wide(columns)
-    pieces = list(page.pieces(table, 2))
-    assert all(piece.least <= page.MOST and len(piece.columns) <= page.COLUMNS for piece in pieces)
+    pieces = list(layout.pieces(table, 2))
+    assert all(piece.least <= layout.MOST and len(piece.columns) <= layout.COLUMNS for piece in pieces)
     assert all([c.head for c in piece.columns[:2]] == ["cell", "phase"] for piece in pieces)
     assert [c.head for piece in pieces for c in piece.columns[2:]] == list(table.columns[2:])
     assert [piece.rows[1][0] for piece in pieces] == ["1"] * len(pieces)
 
 
 def test_lines_end_between_words_and_in_names_but_not_in_numbers():
-    assert page._words("data.vocab_size = 50") == ["data.", "vocab_", "size", "=", "50"]
-    assert page._words("-0.95 4.96e-4") == ["-0.95", "4.96e-4"]
-    assert page._words("E·v_2 is U-shaped") == ["E·v_2", "is", "U-", "shaped"]
-    (piece,) = page.pieces(pd.DataFrame({"x": ["1733 s", "0.9 [0.8, 1.0]"], "y": ["5 seeds", "-"]}))
+    assert layout._words("data.vocab_size = 50") == ["data.", "vocab_", "size", "=", "50"]
+    assert layout._words("-0.95 4.96e-4") == ["-0.95", "4.96e-4"]
+    assert layout._words("E·v_2 is U-shaped") == ["E·v_2", "is", "U-", "shaped"]
+    (piece,) = layout.pieces(pd.DataFrame({"x": ["1733 s", "0.9 [0.8, 1.0]"], "y": ["5 seeds", "-"]}))
     assert piece.rows == [("1733\xa0s", "5 seeds"), ("0.9 [0.8,\xa01.0]", "-")]
     assert [column.number for column in piece.columns] == [True, False]
 
 
 def test_every_table_stands_in_a_container_that_knows_its_width_and_heads(template):
     table = wide(5).rename(columns={"a_metric_of_my_own_0": 'a "quoted" <b> \\ name'})
-    text = page.fill(template, table=table)
+    text = layout.fill(template, table=table)
     assert text.count("<table") == text.count('<div class="table many" style="--least:') == 1
     (style,) = map(html.unescape, re.findall(r'<div class="table many" style="([^"]*)"', text))
     assert r'--h3:"a \"quoted\" <b> \\ name"' in style
@@ -63,12 +94,12 @@ def test_every_table_stands_in_a_container_that_knows_its_width_and_heads(templa
 
 
 def test_text_of_cells_is_never_kept_on_one_line():
-    assert "nowrap" not in page.STYLE.read_text()
+    assert "nowrap" not in layout.STYLE.read_text()
 
 
 @pytest.mark.parametrize("template", ["results/report.html", "reproduction/page.html"])
 def test_templates_have_no_table_of_their_own(template):
-    text = (Path(page.__file__).parents[1] / template).read_text()
+    text = (Path(layout.__file__).parents[1] / template).read_text()
     assert "<table" not in text
     assert "shown(" in text
 
@@ -80,12 +111,12 @@ def test_tables_name_classes_and_scores_as_the_figure_of_the_run_does(write, tmp
     run = load(write(tmp_path / "four", classes=4, seeds=2, config=config))
     for label, title in ((1, "Class 2, the published E·v_2"), (3, "Class 5, the published E·v_4")):
         assert title in shapes.classes(run, book.item("yelp4")).tables
-        assert f"for {title.partition(',')[0].lower()}" in importance.importance(run, label=label).caption
+        assert f"for {title.partition(',')[0].lower()}" in token_figures.importance(run, label=label).caption
     run = load(write(tmp_path / "two", seeds=2, config=config | {"data": {}}))
     (table,) = shapes.beside(run, book.item("two_layer_weights_imdb")).tables.values()
     scores = {name.partition(",")[0] for name in table.columns[2:]}
     assert scores == {"E·v", "E·W2 p"}
-    assert all(score in importance.importance(run).caption for score in scores)
+    assert all(score in token_figures.importance(run).caption for score in scores)
     for item in book.items:
         if "two bins" in item.compared:
             assert ("E·W2 p" in item.compared) == item.name.startswith("two_layer_weights")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxattn.results.numbers import brief, by_factors, format_number, setting, with_interval
+from jaxattn.results.labels import brief, by_factors, format_number, setting, with_interval
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.results import load
-from jaxattn.results.convergence import collect, convergence
 from jaxattn.results.diagram import diagram
+from jaxattn.results.scaling import collect_courses, convergence
 from jaxattn.storage.files import digest
 from jaxattn.storage.manifest import FORMAT
 from jaxattn.storage.manifest import write as write_manifest
@@ -54,7 +54,7 @@ def results(tmp_path_factory):
 
 
 def test_the_planted_powers_are_found_per_block(results):
-    phase, courses = collect(results, x="p_norm", y="one_minus_cosine", phase=None, window=(1e2, 1e6))
+    phase, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=(1e2, 1e6))
     assert phase == "query"
     np.testing.assert_allclose([course.law.slope for course in courses], [-2, -1], atol=1e-9)
     drawn = convergence(results, fit_from=1e2, expected=-2.0, tolerance=0.1)
@@ -66,26 +66,28 @@ def test_the_planted_powers_are_found_per_block(results):
 
 
 def test_a_window_without_the_start_matters(results):
-    _, (slow, _) = collect(results, x="p_norm", y="one_minus_cosine", phase=None, window=(0.0, np.inf))
+    _, (slow, _) = collect_courses(
+        results, x="p_norm", y="one_minus_cosine", phase=None, window=(0.0, np.inf)
+    )
     assert abs(slow.law.slope + 2) > 0.01
 
 
 def test_points_that_a_path_repeats_are_left_out(results):
-    _, courses = collect(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
+    _, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
     assert all(np.isnan(course.y[-1]).all() and np.isfinite(course.y[:-1]).all() for course in courses)
     assert all(np.isnan(course.law.slope) for course in courses)
     assert "slope" not in convergence(results).caption
 
 
 def test_the_shortfall_of_the_margin_is_one_minus_its_ratio(results):
-    _, (slow, _) = collect(results, x="p_norm", y="margin_shortfall", phase=None, window=(1e1, 1e3))
+    _, (slow, _) = collect_courses(results, x="p_norm", y="margin_shortfall", phase=None, window=(1e1, 1e3))
     np.testing.assert_allclose(slow.law.slope, -2, atol=1e-6)
 
 
 def test_lines_are_the_seeds_and_their_median(results):
     drawn = convergence(results)
     lines = drawn.figure.axes[0].get_lines()
-    _, courses = collect(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
+    _, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
     assert len(lines) == 2 * (4 + 1)
     np.testing.assert_allclose(lines[4].get_ydata(), np.median(courses[0].y[:-1], axis=1))
 
