@@ -16,7 +16,7 @@ from jaxattn.data.readers import READERS
 from jaxattn.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.probes.settings import Probes
 from jaxattn.results.labels import OF_PHASES
-from jaxattn.study.kinds import fields_of
+from jaxattn.study.registry import fields_of
 
 STANDARD: dict[str, type[Measurement]] = {
     "in every study": Fit,

@@ -12,16 +12,15 @@ import msgspec
 import pandas as pd
 
 from jaxattn.chips.plan import ChipPlan
-from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError, counted
 from jaxattn.core.settings import MOST
 from jaxattn.data.splits import Splits
 from jaxattn.probes.settings import Probes
 from jaxattn.results.load import Results, load
-from jaxattn.study import concepts, toml
+from jaxattn.study import registry, toml
 from jaxattn.study.definition import Definition
-from jaxattn.study.kinds import describe, make, plain
-from jaxattn.study.messages import counted
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
+from jaxattn.study.registry import describe, make, plain
 
 __all__ = ["ChipPlan", "Finished", "Plan", "Results", "Study", "load", "run"]
 
@@ -96,19 +95,19 @@ class Study(Definition):
         Raises:
             InputError: a wrong setting; names it and a near right one.
         """
-        names = Namespace()
+        names = ImportPaths()
         tables = {
             "name": name,
-            "data": describe(data, concepts.DATA, names),
-            "model": describe(model, concepts.MODEL, names),
-            "loss": describe(loss, concepts.LOSS, names),
-            "phases": [describe(phase, concepts.PHASE, names) for phase in _listed(phases, "phases")],
+            "data": describe(data, registry.DATA, names),
+            "model": describe(model, registry.MODEL, names),
+            "loss": describe(loss, registry.LOSS, names),
+            "phases": [describe(phase, registry.PHASE, names) for phase in _listed(phases, "phases")],
             "probes": _probes(probes, names),
-            "figures": [describe(figure, concepts.FIGURE, names) for figure in _listed(figures, "figures")],
+            "figures": [describe(figure, registry.FIGURE, names) for figure in _listed(figures, "figures")],
             **plain(rest, names),
         }
         if init:
-            own = {parameter: describe(x, concepts.START, names) for parameter, x in init.items()}
+            own = {parameter: describe(x, registry.START, names) for parameter, x in init.items()}
             model_table = tables["model"]
             tables["model"] = (model_table if isinstance(model_table, dict) else {"kind": model_table}) | {
                 "init": own
@@ -118,7 +117,7 @@ class Study(Definition):
         self._check_figures()
 
     @classmethod
-    def of_tables(cls, tables: Mapping[str, Any], names: Namespace | None = None) -> "Study":
+    def of_tables(cls, tables: Mapping[str, Any], names: ImportPaths | None = None) -> "Study":
         """Make a study of the tables of a sweep file."""
         study = cls.__new__(cls)
         Definition.__init__(study, tables, names)
@@ -280,7 +279,7 @@ class Study(Definition):
         Raises:
             InputError: no such cell or seed, data that cannot be read.
         """
-        from jaxattn.study.dataset import dataset, swept_settings
+        from jaxattn.study.seed import dataset, swept_settings
 
         if not 0 <= cell < len(self.cells):
             raise InputError(f"cell {cell}: the study has cells 0 to {len(self.cells) - 1}")
@@ -325,7 +324,7 @@ class Study(Definition):
         figures.check(built_in, phases=list(phases), axes=list(axes), without_tokens=blind)
         for number, figure in enumerate(self.figures):
             if number not in built_in:
-                make(concepts.FIGURE, figure, f"figures[{number}]", self.names)
+                make(registry.FIGURE, figure, f"figures[{number}]", self.names)
 
 
 class Finished(NamedTuple):
@@ -372,13 +371,13 @@ def run(
     return Finished(outcome, report.write(outcome.directory, study.own_figures))
 
 
-def _probes(probes: Any, names: Namespace) -> Any:
+def _probes(probes: Any, names: ImportPaths) -> Any:
     given = {"own": probes} if isinstance(probes, list | tuple) else probes or {}
     if not isinstance(given, dict | Probes):
         raise InputError(f"probes: expected a Probes or a list, got {probes!r:.60}")
     values = dict(given) if isinstance(given, dict) else msgspec.structs.asdict(given)
     own = _listed(values.get("own", ()), "probes.own")
-    return values | {"own": [describe(probe, concepts.PROBE, names) for probe in own]}
+    return values | {"own": [describe(probe, registry.PROBE, names) for probe in own]}
 
 
 def _listed(things: Any, place: str) -> Sequence[Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 SWEEPS = Path(__file__).parent / "sweeps"
 
@@ -47,7 +47,7 @@ def study(tables):
     """Make a study of a sweep file that tests share, with changes."""
 
     def make(name="small", **changes):
-        return ja.Study.of_tables(tables(name, **changes), Namespace(SWEEPS))
+        return ja.Study.of_tables(tables(name, **changes), ImportPaths(SWEEPS))
 
     return make
 

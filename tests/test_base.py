@@ -8,8 +8,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import base
-from jaxattn.study.concepts import CONCEPTS, table
-from jaxattn.study.kinds import _check_class, _check_settings
+from jaxattn.study.registry import CONCEPTS, _check_class, _check_settings, table
 
 PACKAGE = Path(ja.__file__).parent
 EXTENDING = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -25,10 +24,10 @@ FOREIGN = {
     "jaxattn/results/figures.py": "figure functions and numbers of NumPy",
     "jaxattn/results/params.py": "leaves of a checkpoint",
     "jaxattn/storage/checkpoints.py": "exceptions of the operating system",
-    "jaxattn/study/contract.py": "states and values that a user's code returns",
+    "jaxattn/study/dry_run.py": "states and values that a user's code returns",
     "jaxattn/study/hyperparameters.py": "annotations",
-    "jaxattn/study/kinds.py": "what Python gives: functions, classes, arrays",
-    "jaxattn/study/namespace.py": "modules and their contents",
+    "jaxattn/study/registry.py": "what Python gives: functions, classes, arrays",
+    "jaxattn/study/import_paths.py": "modules and their contents",
     "jaxattn/core/params_by_name.py": "parameters: any pytree with names",
 }
 

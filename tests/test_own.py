@@ -18,7 +18,7 @@ from flax import struct
 import jaxattn as ja
 from jaxattn import cli
 from jaxattn.core.errors import InputError
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
 # Saves a checkpoint as soon as it may, and is killed as soon as it has.
@@ -85,7 +85,7 @@ def test_cells_that_differ_in_a_float_of_its_own_share_a_program(own):
 
 def test_numbers_equal_the_study_written_out_for_one_seed(own):
     """The same seed by hand: textbook attention over rows of E, and autodiff through it."""
-    lab = sys.modules[Namespace(own).load("lab.py:needle").__module__]
+    lab = sys.modules[ImportPaths(own).load("lab.py:needle").__module__]
     seed, power = 3, 4.0
     data_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
     sizes = {"vocab_size": 40, "length": 8, "sequences": 300}
@@ -188,7 +188,7 @@ def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, monkeypatc
     assert (own / "finished" / "figures" / "attended.png").is_file()
     page = (own / "finished" / "report.html").read_text(encoding="utf-8")
     assert "Tokens that attention looks at, mean over seeds with 95 % intervals." in page
-    drawn = ja.load(own / "finished").figure(Namespace(own).load("lab.py:attended"), phase="embed")
+    drawn = ja.load(own / "finished").figure(ImportPaths(own).load("lab.py:attended"), phase="embed")
     assert drawn.title == "Attended"
     assert command(monkeypatch, "report", own / "finished") == 0
     again = (own / "finished" / "report.html").read_text(encoding="utf-8")

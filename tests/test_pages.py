@@ -7,7 +7,7 @@ import pytest
 
 from jaxattn.core.docstrings import written
 from jaxattn.data.readers import READERS
-from jaxattn.study.kinds import fields_of
+from jaxattn.study.registry import fields_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 _spec = importlib.util.spec_from_file_location("pages_of_docs", DOCS / "pages.py")

@@ -9,8 +9,8 @@ import pandas as pd
 from jaxattn.base import Dataset, Progress
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
-from jaxattn.study.dataset import dataset
 from jaxattn.study.definition import Definition
+from jaxattn.study.seed import dataset
 from jaxattn.theory.step_size import advise
 
 

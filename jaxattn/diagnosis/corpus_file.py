@@ -9,9 +9,9 @@ from jaxattn.data import text
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.source import Source
 from jaxattn.study import toml
-from jaxattn.study.dataset import dataset
 from jaxattn.study.definition import Definition
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
+from jaxattn.study.seed import dataset
 
 # A study is more than a corpus; what else it says makes no difference to that.
 REST = {
@@ -71,7 +71,7 @@ def _study(path: Path, overrides: Sequence[str]) -> Definition:
             if not override.strip().startswith("data."):
                 raise InputError(f"--set {override}: expected data.KEY=VALUE")
         toml.change(tree, overrides)
-        return Definition(REST | tree, Namespace(path.parent))
+        return Definition(REST | tree, ImportPaths(path.parent))
 
 
 def _lines(path: Path) -> list[str]:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import msgspec
 
 from jaxattn.core.errors import UserCodeError
-from jaxattn.study.contract import rehearse
 from jaxattn.study.definition import Definition
+from jaxattn.study.dry_run import rehearse
 from jaxattn.study.hyperparameters import (
     IN_TABLES,
     VOCAB_SIZE,

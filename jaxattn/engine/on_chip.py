@@ -18,7 +18,7 @@ from jaxattn.engine.groups import CompileGroup, compile_groups
 from jaxattn.engine.lift import ProgramCache, Programs, Shaped
 from jaxattn.study import toml
 from jaxattn.study.definition import Definition
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 # What a run lets itself use: most of what jax takes, which on a GPU leaves a quarter to others.
 _SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
@@ -115,7 +115,7 @@ def plan_on(
     def read(*further: str) -> Definition:
         changed = deepcopy(dict(tables))
         toml.change(changed, further)
-        return Definition(changed, Namespace(folder))
+        return Definition(changed, ImportPaths(folder))
 
     study, budget = read(), max_memory or int(_SHARE[target.platform] * target.memory)
     groups: list[dict[str, Any]] = []

@@ -14,6 +14,7 @@ import pandas as pd
 
 from jaxattn.base import Phase, PhaseProbe, SharedData, Task, silent
 from jaxattn.core import backend, params_by_name
+from jaxattn.core.errors import counted
 from jaxattn.data.corpus import shapes
 from jaxattn.data.splits import Splits
 from jaxattn.engine import batches, devices, memory
@@ -25,7 +26,6 @@ from jaxattn.engine.store import Store
 from jaxattn.probes.fit import BEST
 from jaxattn.study import seed
 from jaxattn.study.definition import Definition
-from jaxattn.study.messages import counted
 from jaxattn.study.setting import Setting
 
 # Lanes that are tried, and for how many seconds.

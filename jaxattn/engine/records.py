@@ -13,7 +13,7 @@ from jaxattn.data.generators import Numbered
 from jaxattn.data.splits import Loaded
 from jaxattn.engine.batches import Batch
 from jaxattn.probes.fit import BEST
-from jaxattn.study.contract import NOT_REAL
+from jaxattn.study.dry_run import NOT_REAL
 
 
 class Records:

@@ -1,13 +1,20 @@
-"""What every model starts from: embeddings, query and head."""
+"""Where parameters start: what every model draws, and the starts that a study may name instead."""
 
-from typing import Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import msgspec
+import numpy as np
+from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Array
 
+from jaxattn.base import Start
 from jaxattn.core.errors import InputError
+from jaxattn.core.settings import Places
+from jaxattn.data.arrays import read_array
 
 Weights = Literal["identity", "normal"]
 
@@ -63,3 +70,76 @@ def square(key: Array, dim: int, dtype: DTypeLike, weights: Weights = "normal") 
     if weights == "identity":
         return jnp.eye(dim, dtype=dtype)
     return dim**-0.5 * jax.random.normal(key, (dim, dim), dtype)
+
+
+class Zero(Start, frozen=True, kw_only=True):
+    """θ_0 = 0."""
+
+    rotation_invariant: ClassVar[bool] = True
+
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
+        """Make the start of one parameter."""
+        return jnp.zeros_like(drawn)
+
+
+class Scaled(Start, frozen=True, kw_only=True):
+    """θ_0 = scale · what the model draws."""
+
+    rotation_invariant: ClassVar[bool] = True
+
+    scale: float
+
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
+        """Make the start of one parameter."""
+        return jnp.asarray(self.scale, drawn.dtype) * drawn
+
+
+class FromFile(Start, frozen=True, kw_only=True):
+    """θ_0 from an array in a file: `.npy`, or `FILE.safetensors:KEY`.
+
+    With `vocabulary`, a text with one token per line, row k of the array is that of the token in line k + 1;
+    tokens of the corpus that it does not name keep what the model draws.
+    """
+
+    file: str
+    vocabulary: str | None = None
+
+    def located(self, names: Places) -> "FromFile":
+        """Return it with paths that start from the sweep file's folder."""
+        place, colon, key = self.file.partition(":")
+        file = f"{names.path(place)}{colon}{key}"
+        lines = self.vocabulary and str(names.path(self.vocabulary))
+        return msgspec.structs.replace(self, file=file, vocabulary=lines)
+
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
+        """Make the start of one parameter."""
+        rows = read_array(self.file)
+        if self.vocabulary is None:
+            if rows.shape != drawn.shape:
+                raise InputError(f"{self.file}: {rows.shape}; the model wants {drawn.shape}")
+            return jnp.asarray(rows, drawn.dtype)
+        lines = _lines(Path(self.vocabulary))
+        if rows.shape != (len(lines), *drawn.shape[1:]):
+            wanted = (len(lines), *drawn.shape[1:])
+            raise InputError(f"{self.file}: {rows.shape}; the model and the vocabulary want {wanted}")
+        place = {token: k for k, token in enumerate(lines)}
+        index = np.array([place.get(token, -1) for token in tokens])
+        if (index < 0).all():
+            raise InputError(f"{self.vocabulary}: it names no token of the corpus; one token per line")
+        known = jnp.asarray((index >= 0).reshape(-1, *(1,) * (drawn.ndim - 1)))
+        return jnp.where(known, jnp.asarray(rows[np.maximum(index, 0)], drawn.dtype), drawn)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as text ({error}); give one token per line") from None
+
+
+def kind_of(table: dict[str, Any]) -> str | None:
+    """Tell the kind of a start that names none: by its keys."""
+    return "file" if "file" in table else "scaled" if "scale" in table else None
+
+
+STARTS: dict[str, type[Start]] = {"zero": Zero, "scaled": Scaled, "file": FromFile}

@@ -23,7 +23,7 @@ from jaxattn.results.judge import Estimate
 from jaxattn.results.labels import setting
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import last_steps
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -52,7 +52,7 @@ def load(item: Item) -> Callable[..., Measured]:
     place = f"{item.folder / 'item.toml'}: measure"
     if kind not in KINDS and ":" not in str(kind):
         raise InputError(f"{place}: no kind {kind!r}; give one of {', '.join(KINDS)}, or mine.py:NAME")
-    function = Namespace(item.folder).load(KINDS.get(kind, kind))
+    function = ImportPaths(item.folder).load(KINDS.get(kind, kind))
     try:
         inspect.signature(function).bind(None, item, **settings)
     except TypeError as error:

@@ -29,7 +29,7 @@ from jaxattn.results.intervals import LEVEL
 from jaxattn.results.layout import markdown
 from jaxattn.results.load import load
 from jaxattn.storage import origin
-from jaxattn.study.dataset import dataset
+from jaxattn.study.seed import dataset
 
 STUDIES = Path(__file__).with_name("claims")
 # By claim, in the order of the paper.

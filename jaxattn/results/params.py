@@ -17,9 +17,8 @@ from jaxattn.results.run import Run
 from jaxattn.storage import checkpoints, marks
 from jaxattn.storage.files import Damaged, memory
 from jaxattn.storage.manifest import mending
-from jaxattn.study.dataset import dataset as of_seed
-from jaxattn.study.dataset import swept_settings
-from jaxattn.study.seed import keys
+from jaxattn.study.seed import dataset as of_seed
+from jaxattn.study.seed import keys, swept_settings
 
 Arrays = dict[str, np.ndarray]
 _AGAIN = "load another folder, or run the sweep again"

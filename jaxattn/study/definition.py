@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, explain
 from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.study import grid
-from jaxattn.study.messages import explain
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 from jaxattn.study.setting import Cell, Reader, Setting
 from jaxattn.study.tree import check_values
 
@@ -56,11 +55,11 @@ class Definition:
         names: where import paths in them point.
     """
 
-    def __init__(self, tree: Mapping[str, Any], names: Namespace | None = None):
+    def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None):
         """Check the tables; InputError names the key and a near right one."""
         self.tree = dict(tree)
         check_values(self.tree)
-        self.names = names or Namespace()
+        self.names = names or ImportPaths()
         self._tables = _tables(self.tree)
         self._reader = Reader(self.names)
         self._base = self._reader.read(self.tree)

@@ -9,7 +9,7 @@ import msgspec
 
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.settings import Count, PositiveInt
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 from jaxattn.study.setting import Cell, merged
 from jaxattn.study.tree import assign
 
@@ -45,7 +45,7 @@ def cells(
     tree: Mapping[str, Any],
     tables_of: Callable[[Mapping[str, Any]], Any],
     read: Callable[[Mapping[str, Any], int, Mapping[str, Any]], Cell],
-    names: Namespace,
+    names: ImportPaths,
 ) -> list[Cell]:
     """List the cells of a study, block after block.
 

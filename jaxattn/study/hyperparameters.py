@@ -13,7 +13,7 @@ import msgspec
 from jax import Array
 
 from jaxattn.core.settings import STATIC, Spec
-from jaxattn.study.kinds import fields_of
+from jaxattn.study.registry import fields_of
 from jaxattn.study.setting import Setting
 
 Path = tuple[str | int, ...]

@@ -8,13 +8,13 @@ import msgspec
 from jaxattn.core.docstrings import first_line, meanings
 from jaxattn.core.settings import Spec
 from jaxattn.probes.settings import Probes
-from jaxattn.study import concepts
+from jaxattn.study import registry
 from jaxattn.study.definition import Tables
 from jaxattn.study.grid import GRID, PRESENTATION
-from jaxattn.study.kinds import Concept, fields_of
+from jaxattn.study.registry import Concept, fields_of
 
 Schema = dict[str, Any]
-PARTS: dict[str, Concept[Any]] = {"data": concepts.DATA, "model": concepts.MODEL, "loss": concepts.LOSS}
+PARTS: dict[str, Concept[Any]] = {"data": registry.DATA, "model": registry.MODEL, "loss": registry.LOSS}
 # Keys with dots are tables in tables, down to what stands there.
 AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "boolean"]}}
 VALUE = {"type": ["number", "string", "boolean", "array"]}
@@ -42,13 +42,13 @@ def schema() -> Schema:
         for name, concept in PARTS.items():
             default = {key: x for key, x in properties[name].items() if key == "default"}
             properties[name] = part(concept, definitions) | default
-        properties["phases"] = _listed(_choice(concepts.PHASE, definitions)) | {"minItems": 1}
+        properties["phases"] = _listed(_choice(registry.PHASE, definitions)) | {"minItems": 1}
         properties["probes"] = _table(Probes, {}, definitions)
-        own = _listed(_choice(concepts.PROBE, definitions))
+        own = _listed(_choice(registry.PROBE, definitions))
         properties["probes"]["properties"] |= {"own": own}
     listed: Sequence[tuple[Schema, str, Concept[Any]]] = (
-        (changes["properties"], "phases", concepts.PHASE),
-        (changes["properties"]["probes"]["properties"], "own", concepts.PROBE),
+        (changes["properties"], "phases", registry.PHASE),
+        (changes["properties"]["probes"]["properties"], "own", registry.PROBE),
     )
     for properties, key, concept in listed:
         by_name = {"type": "object", "additionalProperties": _change(concept, definitions)}
@@ -103,8 +103,8 @@ def _built_in(concept: Concept[Any], definitions: Schema) -> list[Schema]:
         settings = [key for key in table["required"] if key != "kind"]
         if concept.default(dict.fromkeys(settings)) == kind:
             table["required"] = settings
-    for table in tables if concept is concepts.MODEL else ():
-        start = _choice(concepts.START, definitions)
+    for table in tables if concept is registry.MODEL else ():
+        start = _choice(registry.START, definitions)
         table["properties"]["init"] = {"type": "object", "additionalProperties": start}
     return tables
 

@@ -10,9 +10,9 @@ from jaxattn.base import Data, Dataset, Loss, Measurement, Model, Phase, Start
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.settings import Spec
 from jaxattn.probes.settings import Probes
-from jaxattn.study import concepts
-from jaxattn.study.kinds import C, Concept, convert, keys_of, make, plain
-from jaxattn.study.namespace import Namespace
+from jaxattn.study import registry
+from jaxattn.study.import_paths import ImportPaths
+from jaxattn.study.registry import C, Concept, convert, keys_of, make, plain
 from jaxattn.study.tree import Path, merge, place_of_thing
 
 
@@ -57,16 +57,16 @@ class Cell(NamedTuple):
 
 
 _CONCEPTS: dict[str, Concept[Any]] = {
-    "data": concepts.DATA,
-    "model": concepts.MODEL,
-    "loss": concepts.LOSS,
-    "phases": concepts.PHASE,
-    "probes.own": concepts.PROBE,
-    "model.init": concepts.START,
+    "data": registry.DATA,
+    "model": registry.MODEL,
+    "loss": registry.LOSS,
+    "phases": registry.PHASE,
+    "probes.own": registry.PROBE,
+    "model.init": registry.START,
 }
 
 
-def merged(tree: Any, changes: dict[str, Any], names: Namespace) -> Any:
+def merged(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
     """Merge changes into tables; one that is given another kind keeps what the new kind has too."""
 
     def keys(path: Path, kind: Any) -> set[str]:
@@ -81,7 +81,7 @@ def merged(tree: Any, changes: dict[str, Any], names: Namespace) -> Any:
 class Reader:
     """Reads cells from tables; those of one reader share the things that are written alike."""
 
-    def __init__(self, names: Namespace):
+    def __init__(self, names: ImportPaths):
         """Read nothing yet; `names` says where import paths point."""
         self._names = names
         # Things and their full tables, by where they stand and what is written there.
@@ -104,15 +104,15 @@ class Reader:
         """
         dtype = tree.get("dtype", "float32")
         model_table, starts = _without(tree["model"], "init", dict)
-        data, data_table = self._thing(concepts.DATA, tree["data"], "data")
-        model, model_table = self._thing(concepts.MODEL, model_table, "model")
-        loss, loss_table = self._thing(concepts.LOSS, tree.get("loss", "classification"), "loss")
+        data, data_table = self._thing(registry.DATA, tree["data"], "data")
+        model, model_table = self._thing(registry.MODEL, model_table, "model")
+        loss, loss_table = self._thing(registry.LOSS, tree.get("loss", "classification"), "loss")
         begun = {
-            name: self._thing(concepts.START, table, f"model.init.{name}")
+            name: self._thing(registry.START, table, f"model.init.{name}")
             for name, table in (starts or {}).items()
         }
         phases = [
-            self._thing(concepts.PHASE, table, f"phases[{k}]") for k, table in enumerate(tree["phases"])
+            self._thing(registry.PHASE, table, f"phases[{k}]") for k, table in enumerate(tree["phases"])
         ]
         probes, probes_table = self._probes(tree.get("probes", {}))
         if begun:
@@ -151,7 +151,7 @@ class Reader:
         if key not in self._known:
             standard_table, own = _without(table, "own", list | tuple)
             standard = convert(Probes, standard_table, "probes")
-            further = [self._thing(concepts.PROBE, t, f"probes.own[{k}]") for k, t in enumerate(own or ())]
+            further = [self._thing(registry.PROBE, t, f"probes.own[{k}]") for k, t in enumerate(own or ())]
             probes = Probes(**standard | {"own": tuple(probe for probe, _ in further)})
             _ask(probes, "probes")
             written = plain(standard, self._names) | {"own": [table for _, table in further]}

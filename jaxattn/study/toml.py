@@ -3,7 +3,7 @@
 import difflib
 import stat
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,10 +11,10 @@ import tomli_w
 
 from jaxattn.core.errors import InputError, RunError, at
 from jaxattn.study.definition import Definition
-from jaxattn.study.namespace import Namespace
-from jaxattn.study.overrides import check_seen
+from jaxattn.study.grid import GRID
+from jaxattn.study.import_paths import ImportPaths
 from jaxattn.study.setting import merged
-from jaxattn.study.tree import assign, check_values, flatten, parse
+from jaxattn.study.tree import assign, check_values, flatten, numbered, parse
 
 # Bytes of a sweep file, and files that extend each other.
 LARGEST = 16 * 2**20
@@ -27,7 +27,7 @@ def read(
     path: str | Path,
     overrides: Sequence[str] = (),
     axes: Sequence[str] = (),
-    made: Callable[[dict[str, Any], Namespace], D] = Definition,  # type: ignore[assignment]
+    made: Callable[[dict[str, Any], ImportPaths], D] = Definition,  # type: ignore[assignment]
 ) -> D:
     """Read a sweep file.
 
@@ -49,7 +49,7 @@ def read(
     tree = tables(path)
     change(tree, overrides, axes)
     with at(str(path)):
-        study = made(tree, Namespace(path.parent))
+        study = made(tree, ImportPaths(path.parent))
     check_seen(tree, overrides)
     return study
 
@@ -108,7 +108,7 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise InputError(f"{path}: extends: {base} extends this file in turn; break the circle")
     with at(str(path)):
         both: dict[str, Any] = merged(
-            tables(path.parent / base, here), tree, Namespace((before or here)[0].parent)
+            tables(path.parent / base, here), tree, ImportPaths((before or here)[0].parent)
         )
         return both
 
@@ -168,3 +168,45 @@ def _nearby(path: Path) -> str:
     folder = path.parent if path.parent.is_dir() else Path()
     near = difflib.get_close_matches(path.name, [p.name for p in folder.glob("*.toml")], 1)
     return f"; did you mean {folder / near[0]}?" if near else ""
+
+
+def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raise InputError for an override that no cell sees: all of them have their own value of its key.
+
+    Args:
+        tree: checked tables, the overrides applied.
+        overrides: `key=value` with dotted keys.
+    """
+    blocks = tree.get("blocks", {})
+    of_file = [*_swept(tree)]
+    variants = [[*_of_block(name, block), *of_file] for name, block in blocks.items()] or [of_file]
+    for text in overrides:
+        key = numbered(tree, text.partition("=")[0].strip())
+        deciding = [
+            next((option for own, option in variant if f"{key}.".startswith(f"{numbered(tree, own)}.")), "")
+            for variant in variants
+        ]
+        if all(deciding):
+            raise InputError(f"--set {text}: every cell has its own {key}, it is swept; give {deciding[0]}")
+
+
+def _of_block(name: str, block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """List keys that a block sweeps or sets, each with the option that changes it there."""
+    for key, option in _swept(block):
+        yield key, option.replace("--axis ", "--set axes.").replace("--set ", f"--set blocks.{name}.")
+    for key in flatten({key: x for key, x in block.items() if key not in GRID}):
+        yield key, f"--set blocks.{name}.{key}=..."
+
+
+def _swept(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """List keys that all cells of a grid have, each with the option that changes its values."""
+    for key in table.get("axes", {}):
+        yield key, f"--axis {key}=[...]"
+    for key in table.get("zip", {}):
+        yield key, f"--set zip.{key}=[...]"
+    for key in (table.get("halton") or {}).get("axes", {}):
+        yield key, f"--set halton.axes.{key}={{low=..., high=...}}"
+    rows = table.get("cells") or [{}]
+    for key in rows[0]:
+        if all(key in row for row in rows):
+            yield key, "--set cells=[...]"

@@ -18,7 +18,7 @@ from jaxattn.engine import lift, run
 from jaxattn.engine.clock import Interrupted
 from jaxattn.engine.progress import Reporter
 from jaxattn.results import load
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 
 def test_a_finished_run_is_not_run_again(small_run, monkeypatch, go, study):
@@ -273,7 +273,7 @@ def own(tmp_path, tables):
         (folder / "mine.py").write_text(MODEL.format(first=first or "'''The logistic loss.'''"))
         tree = tables(seeds=1) | changes | further
         tree["phases"][1]["steps"] = 2
-        return Study.of_tables(tree, Namespace(folder))
+        return Study.of_tables(tree, ImportPaths(folder))
 
     return write
 

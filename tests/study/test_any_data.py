@@ -12,7 +12,7 @@ from jaxattn.base import silent
 from jaxattn.cli.corpus import describe
 from jaxattn.core.errors import InputError
 from jaxattn.engine.plan import recorded
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 from jaxattn.study.seed import keys
 
 CODE = """
@@ -159,7 +159,7 @@ WRONG = {
 def names(tmp_path_factory):
     folder = tmp_path_factory.mktemp("any")
     (folder / "mine.py").write_text(CODE, encoding="utf-8")
-    return Namespace(folder)
+    return ImportPaths(folder)
 
 
 def study(names, **changes):

@@ -9,7 +9,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.api import Study
 from jaxattn.core.errors import InputError
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 PHASES = {
@@ -62,7 +62,7 @@ PLAIN["data"] = {"kind": "independent", "vocab_size": 10, "relevant": 4, "length
 def study(kind, **changes):
     before = changes.pop("before", [])
     phases = [*before, {"kind": kind, "name": "it", **PHASES[kind]}]
-    return Study.of_tables(PLAIN | changes | {"phases": phases}, Namespace(SWEEPS))
+    return Study.of_tables(PLAIN | changes | {"phases": phases}, ImportPaths(SWEEPS))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxattn.core.errors import InputError
 from jaxattn.study import toml
 from jaxattn.study.definition import Definition
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 AXES = {"model.dim": [8, 16], "phases.query.step_size": [0.1, 0.2, 0.3]}
 
@@ -172,7 +172,7 @@ def test_results_and_manifests_are_read_without_importing_what_they_name(tmp_pat
     manifest |= {"cells": [{"cell": 0, "settings": {}}]}
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(SystemExit, match="imported"):
-        Definition(config, Namespace(tmp_path))
+        Definition(config, ImportPaths(tmp_path))
     code = (
         "import sys; from pathlib import Path; from jaxattn.results.read import read\n"
         "try:\n    read(Path(sys.argv[1]))\nexcept ValueError as error:\n    print(error)\n"

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import qmc
 
 from jaxattn.core.errors import InputError
-from jaxattn.study import kinds, setting
+from jaxattn.study import registry, setting
 from jaxattn.study.definition import Definition
 
 
@@ -60,7 +60,7 @@ def test_exclusions_drop_the_cells_that_match_all_of_their_keys(settings, tables
 def test_cells_share_what_is_written_alike(tables, monkeypatch):
     made = []
     monkeypatch.setattr(
-        setting, "make", lambda *arguments: made.append(arguments[1]) or kinds.make(*arguments)
+        setting, "make", lambda *arguments: made.append(arguments[1]) or registry.make(*arguments)
     )
     axes = {"phases.embed.step_size": [1.0, 2.0, 3.0], "phases.query.step_size": [0.1, 0.2, 0.3]}
     cells = Definition(tables(axes=axes)).cells

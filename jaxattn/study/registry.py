@@ -1,7 +1,8 @@
-"""From tables of plain values to things and back: one rule for models, generators, losses, phases, probes.
+"""What a sweep file is made of: its concepts, the built-in things of each, and the way from tables to things.
 
 A table names its `kind`, a short name or an import path; the rest are the settings of that class, checked
 against its annotations. A function is made a class first, see `user_functions`.
+`python -m jaxattn.study.registry` writes the table of docs/extending.md.
 """
 
 import functools
@@ -13,10 +14,29 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from jaxattn.core.errors import InputError, UserCodeError, at
+from jaxattn.base import (
+    Data,
+    DrawnData,
+    Figure,
+    Loss,
+    Measurement,
+    Model,
+    Phase,
+    PhaseProbe,
+    Probe,
+    SharedData,
+    Start,
+)
+from jaxattn.core import docstrings
+from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
 from jaxattn.core.settings import Named, Spec
-from jaxattn.study.messages import explain, nearest
-from jaxattn.study.namespace import Namespace
+from jaxattn.data import GENERATORS, READERS
+from jaxattn.dynamics import PHASES
+from jaxattn.losses import LOSSES
+from jaxattn.models import MODELS, initial
+from jaxattn.probes import PROBES
+from jaxattn.study import user_functions
+from jaxattn.study.import_paths import ImportPaths
 from jaxattn.study.tree import check_values
 from jaxattn.study.user_functions import as_default
 
@@ -82,7 +102,7 @@ def _call(base: type, name: str) -> str:
     return f"{name}{inspect.Signature(needed)}"
 
 
-def make(concept: Concept[C], table: Any, place: str, names: Namespace) -> tuple[C, Table]:
+def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tuple[C, Table]:
     """Make the thing that a table names.
 
     Args:
@@ -110,7 +130,7 @@ def make(concept: Concept[C], table: Any, place: str, names: Namespace) -> tuple
         return made.located(names), full
 
 
-def describe(thing: Any, concept: Concept[Any], names: Namespace) -> Any:
+def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
     """Write a thing down as the table that makes it; what Python gave has its import path as its kind.
 
     Raises:
@@ -165,7 +185,7 @@ def fields_of(target: type[Spec], place: str = "") -> list[Field]:
         raise InputError(f"{place}: {error}") from None
 
 
-def keys_of(concept: Concept[Any], kind: str, names: Namespace) -> set[str]:
+def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
     """Name the settings of a kind, none of one that is not known."""
     if ":" not in kind and kind not in concept.known:
         return set()
@@ -194,7 +214,7 @@ def _struct(target: type[Spec]) -> type[msgspec.Struct]:
     return msgspec.defstruct(target.__name__, fields, kw_only=True, frozen=True, forbid_unknown_fields=True)
 
 
-def _class(concept: Concept[C], kind: Any, place: str, names: Namespace) -> type[C]:
+def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> type[C]:
     """Find the class that a kind names, or make it of the function that it names."""
     if kind is None:
         raise InputError(f"{place}: missing key 'kind'{nearest('', concept.known)}")
@@ -276,7 +296,7 @@ def _literals(annotation: Any) -> list[str]:
     return [x for part in parts for x in _literals(part)]
 
 
-def plain(values: Table, names: Namespace) -> Table:
+def plain(values: Table, names: ImportPaths) -> Table:
     """Write settings as JSON would hold them; code that Python gave has its import path."""
 
     def written(x: Any) -> Any:
@@ -305,10 +325,82 @@ def plain(values: Table, names: Namespace) -> Table:
     return table
 
 
-def _path(target: Any, names: Namespace) -> str:
+def _path(target: Any, names: ImportPaths) -> str:
     """Write the import path of code that Python gave, and note what it means."""
     path = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', type(target).__name__)}"
     if names.given.get(path, target) != target:
         raise InputError(f"{path}: two things of this study have that name; give each a name of its own")
     names.given[path] = target
     return path
+
+
+DATA = Concept[Data](
+    "data",
+    "`[data]`",
+    {**GENERATORS, **READERS},
+    {DrawnData: ("draw",), SharedData: ("load",)},
+    user_functions.data,
+    ("(key, *, settings) -> Dataset", "(*, settings) -> Dataset"),
+    {"Generator": ("generate(key, sequences)",)},
+)
+MODEL = Concept[Model[Any]]("a model", "`[model]`", MODELS, {Model: ("init", "outputs")})
+LOSS = Concept[Loss](
+    "a loss",
+    "`loss`",
+    LOSSES,
+    {Loss: ("__call__",)},
+    user_functions.loss,
+    ("(outputs, targets, *, settings) -> (n,)",),
+    default=lambda table: "classification",
+)
+START = Concept[Start](
+    "a start",
+    "`model.init.NAME`",
+    initial.STARTS,
+    {Start: ("__call__",)},
+    user_functions.start,
+    ("(key, drawn, *, settings) -> array",),
+    default=initial.kind_of,
+)
+PHASE = Concept[Phase](
+    "a phase",
+    "`[[phases]]`",
+    PHASES,
+    {Phase: ("train", "steps")},
+    further={"Phase": ("train", "steps", "step(task, state)")},
+)
+PROBE = Concept[Measurement](
+    "a probe",
+    "`probes.own`",
+    PROBES,
+    {Probe: ("measure",), PhaseProbe: ("metrics", "observe", "conclude")},
+    user_functions.probe,
+    ("(params, data, *, settings) -> number",),
+)
+FIGURE = Concept[Figure](
+    "a figure",
+    "`[[figures]]`",
+    {},
+    {Figure: ("__call__",)},
+    user_functions.figure,
+    ("(results, *, settings) -> matplotlib figure",),
+)
+CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FIGURE)
+
+
+def table() -> str:
+    """Write what a user may write, a row for each concept, in Markdown for docs/extending.md."""
+    rows = []
+    for concept in CONCEPTS:
+        functions = " or ".join(f"`{form}`" for form in concept.functions)
+        classes = (
+            f"`ja.{base}` with {', '.join(f'`{call}`' for call in calls)}"
+            for base, calls in concept.classes.items()
+        )
+        rows.append([concept.name, concept.place, functions, "; ".join(classes)])
+    optimizer = ["an optimiser", "`optimizer`", "`(step_size, *, settings) -> optax transformation`", ""]
+    return docstrings.table(["concept", "in a sweep file", "plain function", "class"], [*rows, optimizer])
+
+
+if __name__ == "__main__":
+    print(table())

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from jaxattn import Study
 from jaxattn.core.errors import InputError
 from jaxattn.study import seed
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def started(tables, tmp_path):
     def make(tokens=(), vocab_size=20, **init):
         model = {"kind": "one_layer", "dim": 4, "init": init}
         data = tables()["data"] | {"vocab_size": vocab_size}
-        setting = Study.of_tables(tables(data=data, model=model), Namespace(tmp_path)).base
+        setting = Study.of_tables(tables(data=data, model=model), ImportPaths(tmp_path)).base
         corpora = jax.eval_shape(setting.data.draw, jax.random.key(0))
         return seed.start(setting, corpora, jax.random.key(5), tokens or setting.data.tokens)
 

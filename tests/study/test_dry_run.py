@@ -14,8 +14,8 @@ from jaxattn import cli
 from jaxattn.api import Study
 from jaxattn.core.errors import InputError, UserCodeError
 from jaxattn.losses import LOSSES
-from jaxattn.study import contract, toml
-from jaxattn.study.namespace import Namespace
+from jaxattn.study import dry_run, toml
+from jaxattn.study.import_paths import ImportPaths
 
 CODE = """
 from typing import NamedTuple
@@ -235,7 +235,7 @@ def names(tmp_path_factory):
     (folder / "mine.py").write_text(CODE, encoding="utf-8")
     (folder / "raises.py").write_text("import json\n\njson.loads('no')\n", encoding="utf-8")
     (folder / "syntax.py").write_text("def f(:\n", encoding="utf-8")
-    return Namespace(folder)
+    return ImportPaths(folder)
 
 
 def study(names, **changes):
@@ -510,14 +510,14 @@ def weighed(logits, labels):
     [(ranking, True), (by_rank, True), (balanced, True), (shifted, False), (weighed, False)],
 )
 def test_coupled_sequences_are_found_also_without_derivatives(loss, couples):
-    assert contract._couples(loss, 10, 2) == couples
+    assert dry_run._couples(loss, 10, 2) == couples
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"squared_error"}))
 def test_no_built_in_loss_couples_sequences(name, classes):
     if (name, classes) not in (("logistic", 3), ("cross_entropy", 2)):
-        assert not contract._couples(LOSSES[name](smoothing=0.1), 10, classes)
+        assert not dry_run._couples(LOSSES[name](smoothing=0.1), 10, classes)
 
 
 def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
@@ -669,7 +669,7 @@ def test_results_are_read_without_the_code_that_made_them(sweep, tmp_path, monke
     before = Study.read(path).run(out, quiet=True)
     (tmp_path / "runs.py").unlink()
     path.unlink()
-    monkeypatch.setattr(Namespace, "load", None)
+    monkeypatch.setattr(ImportPaths, "load", None)
     for words in (("status", out), ("aggregate", out), ("report", out)):
         assert command(monkeypatch, *words) == 0
     capsys.readouterr()

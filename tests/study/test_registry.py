@@ -7,27 +7,26 @@ import msgspec
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, UserCodeError
-from jaxattn.study import concepts
-from jaxattn.study.kinds import convert, describe, fields_of, make
-from jaxattn.study.messages import nearest
-from jaxattn.study.namespace import Namespace
+from jaxattn.core.errors import InputError, UserCodeError, nearest
+from jaxattn.study import registry
+from jaxattn.study.import_paths import ImportPaths
+from jaxattn.study.registry import convert, describe, fields_of, make
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 CONCEPTS = {
-    "data": concepts.DATA,
-    "model": concepts.MODEL,
-    "loss": concepts.LOSS,
-    "start": concepts.START,
-    "phase": concepts.PHASE,
-    "probe": concepts.PROBE,
-    "figure": concepts.FIGURE,
+    "data": registry.DATA,
+    "model": registry.MODEL,
+    "loss": registry.LOSS,
+    "start": registry.START,
+    "phase": registry.PHASE,
+    "probe": registry.PROBE,
+    "figure": registry.FIGURE,
 }
 
 
 @pytest.fixture
 def names():
-    return Namespace(SWEEPS)
+    return ImportPaths(SWEEPS)
 
 
 def made(concept, table, names):
@@ -75,10 +74,10 @@ def test_a_thing_is_written_down_as_the_table_that_makes_it(concept, table, name
 
 
 def test_defaults_are_written_down(names):
-    _, written = make(concepts.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
+    _, written = make(registry.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
     assert written == {"kind": "mine.py:Turned", "dim": 3, "sharpness": 1.0, "rotation": "drawn"}
     table = {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}
-    _, written = make(concepts.DATA, table, "data", names)
+    _, written = make(registry.DATA, table, "data", names)
     assert written["swapped"] == 0.0
     assert (written["test_sequences"], written["label_noise"]) == (0, 0.0)
 
@@ -185,13 +184,13 @@ def test_code_that_raises_when_it_is_made_shows_its_own_lines(names):
 
 
 def test_what_python_gives_is_named_by_its_import_path():
-    names = Namespace()
+    names = ImportPaths()
     path = f"{__name__}:Own"
-    assert describe(Own(dim=3), concepts.MODEL, names) == {"kind": path, "dim": 3, "share": 0.5}
+    assert describe(Own(dim=3), registry.MODEL, names) == {"kind": path, "dim": 3, "share": 0.5}
     assert names.load(path) is Own
-    assert describe(own_loss, concepts.LOSS, names) == f"{__name__}:own_loss"
-    assert describe(ja.models.OneLayer(dim=4), concepts.MODEL, names) == {"kind": "one_layer", "dim": 4}
-    assert describe("hinge", concepts.LOSS, names) == "hinge"
+    assert describe(own_loss, registry.LOSS, names) == f"{__name__}:own_loss"
+    assert describe(ja.models.OneLayer(dim=4), registry.MODEL, names) == {"kind": "one_layer", "dim": 4}
+    assert describe("hinge", registry.LOSS, names) == "hinge"
 
 
 class Own(ja.Model):
@@ -216,7 +215,7 @@ def test_settings_that_cannot_be_written_down_are_named():
     with pytest.raises(
         InputError, match=r"a setting cannot be written down: .*use numbers, texts, lists, tables"
     ):
-        describe(Holding(object()), concepts.MODEL, Namespace())
+        describe(Holding(object()), registry.MODEL, ImportPaths())
 
 
 def test_other_settings_may_be_traced_and_are_not_checked(names):
@@ -286,7 +285,7 @@ def test_a_setting_named_like_an_attribute_of_its_base_is_refused(concept, code,
         methods += "" if "outputs:" in code else "    def outputs(self, params, corpus): ...\n"
         (tmp_path / "taken.py").write_text(text.replace(code, code + methods), encoding="utf-8")
     with pytest.raises(InputError, match=message) as caught:
-        made(concept, "taken.py:Taken", Namespace(tmp_path))
+        made(concept, "taken.py:Taken", ImportPaths(tmp_path))
     assert "\n" not in str(caught.value)
 
 
@@ -294,7 +293,7 @@ def test_annotations_that_name_nothing_are_one_line():
     def loss(logits, labels, *, power: "Nowhere" = 1):
         return logits
 
-    names = Namespace(given={"mine:loss": loss})
+    names = ImportPaths(given={"mine:loss": loss})
     with pytest.raises(InputError, match=r"loss: an annotation of loss cannot be read: name 'Nowhere'"):
         made("loss", "mine:loss", names)
 

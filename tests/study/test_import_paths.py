@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from jaxattn.core.errors import InputError, UserCodeError
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 
 @pytest.fixture
@@ -17,27 +17,27 @@ def folder(tmp_path):
 
 
 def test_a_file_is_found_beside_the_sweep_file_and_is_one_module(folder):
-    names = Namespace(folder)
+    names = ImportPaths(folder)
     double = names.load("mine.py:double")
     assert double(4) == 8
     assert names.load("mine.py:Outer.inner") == 3
     assert sys.modules[double.__module__].Outer is names.load("mine.py:Outer")
-    assert Namespace(folder).load("mine.py:double") is double
+    assert ImportPaths(folder).load("mine.py:double") is double
 
 
 def test_files_of_one_name_in_two_folders_are_two_modules(folder, tmp_path):
     other = tmp_path / "deep"
     other.mkdir()
     (other / "mine.py").write_text("def double(x):\n    return x + x + 1\n")
-    assert Namespace(folder).load("mine.py:double")(4) == 8
-    assert Namespace(other).load("mine.py:double")(4) == 9
-    assert Namespace(folder).load("deep/mine.py:double")(4) == 9
+    assert ImportPaths(folder).load("mine.py:double")(4) == 8
+    assert ImportPaths(other).load("mine.py:double")(4) == 9
+    assert ImportPaths(folder).load("deep/mine.py:double")(4) == 9
 
 
 def test_modules_are_those_installed_and_those_beside_the_file_and_the_path_stays(folder):
     (folder / "of_a_namespace_test.py").write_text("three = 3\n")
     before = list(sys.path)
-    names = Namespace(folder)
+    names = ImportPaths(folder)
     assert names.load("math:cos")(0) == 1
     assert names.load("of_a_namespace_test:three") == 3
     assert sys.path == before
@@ -45,7 +45,7 @@ def test_modules_are_those_installed_and_those_beside_the_file_and_the_path_stay
 
 def test_what_python_gave_comes_first():
     given = object()
-    assert Namespace(given={"__main__:thing": given}).load("__main__:thing") is given
+    assert ImportPaths(given={"__main__:thing": given}).load("__main__:thing") is given
 
 
 @pytest.mark.parametrize(
@@ -64,28 +64,28 @@ def test_what_python_gave_comes_first():
 )
 def test_a_path_that_points_nowhere_is_one_line(folder, name, message):
     with pytest.raises(InputError, match=message) as caught:
-        Namespace(folder).load(name)
+        ImportPaths(folder).load(name)
     assert "\n" not in str(caught.value)
 
 
 def test_code_that_raises_while_it_is_imported_shows_its_own_lines_alone(tmp_path):
     (tmp_path / "bad.py").write_text("def divide():\n    return 1 / 0\n\n\ndivide()\n")
     with pytest.raises(UserCodeError, match=r"bad.py raises while it is imported") as caught:
-        Namespace(tmp_path).load("bad.py:divide")
+        ImportPaths(tmp_path).load("bad.py:divide")
     trace = caught.value.trace
     assert "return 1 / 0" in trace
     assert trace.endswith("ZeroDivisionError: division by zero\n")
-    assert "namespace.py" not in trace
+    assert "import_paths.py" not in trace
     # Once it is mended it can be imported.
     (tmp_path / "bad.py").write_text("def divide():\n    return 1\n")
-    assert Namespace(tmp_path).load("bad.py:divide")() == 1
+    assert ImportPaths(tmp_path).load("bad.py:divide")() == 1
     (tmp_path / "as_module_bad.py").write_text("1 / 0\n")
     with pytest.raises(UserCodeError, match="as_module_bad raises while it is imported"):
-        Namespace(tmp_path).load("as_module_bad:x")
+        ImportPaths(tmp_path).load("as_module_bad:x")
 
 
 def test_the_source_of_a_name_is_that_of_its_whole_file(folder):
-    names = Namespace(folder)
+    names = ImportPaths(folder)
     one = names.source_hash("mine.py:double")
     assert one == names.source_hash("mine.py:Outer")
     (folder / "mine.py").write_text((folder / "mine.py").read_text() + "\n\nchanged = True\n")
@@ -94,13 +94,13 @@ def test_the_source_of_a_name_is_that_of_its_whole_file(folder):
 
 
 def test_frames_of_the_named_files_are_the_users(folder):
-    files = Namespace(folder).files(["mine.py:double", "math:cos"])
+    files = ImportPaths(folder).files(["mine.py:double", "math:cos"])
     assert str(folder / "mine.py") in files
     assert all("jaxattn" not in file or "test" in file for file in files)
 
 
 def test_paths_start_from_the_folder(folder):
-    names = Namespace(folder)
+    names = ImportPaths(folder)
     assert names.path("data/x.npy") == folder / "data" / "x.npy"
     assert str(names.path("/data/x.npy")) == "/data/x.npy"
     assert "~" not in str(names.path("~/x.npy"))

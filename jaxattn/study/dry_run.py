@@ -18,9 +18,9 @@ from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.losses import PerSequence
 from jaxattn.probes.fit import BEST
-from jaxattn.study import concepts, seed
+from jaxattn.study import registry, seed
 from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
-from jaxattn.study.kinds import Concept
+from jaxattn.study.registry import Concept
 from jaxattn.study.setting import Setting, check_kind
 
 NOT_REAL = "records are real; return its real and imaginary parts, or its absolute value"
@@ -96,7 +96,7 @@ class _Rehearsal:
         return False
 
     def data(self, setting: Setting, key: Array, used: Array | None) -> Splits:
-        with self.at("data", concepts.DATA):
+        with self.at("data", registry.DATA):
             data = self.shared.splits if self.shared else seed.draw(setting, key, used)
             if not isinstance(data, Splits):
                 raise InputError(f"draw returns {shown(data)}; return a jaxattn.data.Splits")
@@ -109,14 +109,14 @@ class _Rehearsal:
         return data
 
     def start(self, setting: Setting, data: Splits, key: Array, tokens: Any, used: Array | None) -> Any:
-        with self.at("model.init", concepts.MODEL):
+        with self.at("model.init", registry.MODEL):
             drawn = seed.start(setting._replace(starts={}), data, key, tokens, used)
             known = names(drawn)
             for name in setting.starts:
                 if name not in known:
                     raise InputError(f"the model has no {name!r}, but {', '.join(known)}")
         for name in setting.starts:
-            with self.at(f"model.init.{name}", concepts.START):
+            with self.at(f"model.init.{name}", registry.START):
                 own = setting._replace(starts={name: setting.starts[name]})
                 made = seed.start(own, data, key, tokens, used)
                 _same(get(drawn, name), get(made, name), f"{_name(setting.starts[name])} returns")
@@ -124,7 +124,7 @@ class _Rehearsal:
 
     def model(self, setting: Setting, params: Any, data: Dataset) -> None:
         model, n, name = setting.model, data.num_examples, _name(setting.model)
-        with self.at("model", concepts.MODEL):
+        with self.at("model", registry.MODEL):
             outputs = model.outputs(params, data)
             if not _is_floats(outputs) or outputs.shape[:1] != (n,):
                 raise InputError(
@@ -137,7 +137,7 @@ class _Rehearsal:
                 )
             if model.has_scores and isinstance(data, Corpus):
                 _check_scores(model, params, data)
-        with self.at("loss", concepts.LOSS):
+        with self.at("loss", registry.LOSS):
             name, coupled = _name(setting.loss), setting.loss.coupled
             if reason := setting.loss.why_not(outputs, data):
                 raise InputError(f"{name} cannot take these: {reason}")
@@ -157,7 +157,7 @@ class _Rehearsal:
         cuts = setting.model.cuts_batches or setting.loss.coupled
         if not batched or cuts or not isinstance(data, Corpus):
             return
-        with self.at("loss", concepts.LOSS):
+        with self.at("loss", registry.LOSS):
             couples = _couples(setting.loss, data.num_examples, data.num_classes)
         if couples:
             raise InputError(
@@ -176,7 +176,7 @@ class _Rehearsal:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
             if not jnp.issubdtype(jnp.result_type(x := get(params, parameter)), jnp.floating):
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
-        with jax.enable_x64(_is_double(setting, phase)), self.at(place, concepts.PHASE):
+        with jax.enable_x64(_is_double(setting, phase)), self.at(place, registry.PHASE):
             setting.probes.steps_of(phase)
             carried = seed.begin(setting, index, params, data, key, used)
             state = carried.state
@@ -355,7 +355,7 @@ def _is_double(setting: Setting, phase: Phase) -> bool:
 def _wanted(probe: Measurement) -> Concept[Any] | str:
     """Say what a probe wants, of whoever can mend it."""
     if probe.kind or not type(probe).__module__.startswith("jaxattn."):
-        return concepts.PROBE
+        return registry.PROBE
     return f"the built-in probe {type(probe).__name__} cannot look at this model"
 
 

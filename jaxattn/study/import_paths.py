@@ -14,7 +14,7 @@ from typing import Any
 from jaxattn.core.errors import InputError, UserCodeError
 
 
-class Namespace:
+class ImportPaths:
     """Looks up code and files that a study names.
 
     Attributes:
