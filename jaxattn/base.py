@@ -35,7 +35,7 @@ from jaxattn.core.settings import Spec
 
 if TYPE_CHECKING:  # what stands above
     from jaxattn.data.splits import Loaded, Splits
-    from jaxattn.probes.seen import Seen
+    from jaxattn.probes.probe_context import ProbeContext
     from jaxattn.theory.scores import Scores
 
 S = TypeVar("S", bound="Dataset")
@@ -540,14 +540,14 @@ class Probe(Measurement, frozen=True, kw_only=True):
     from_step: ClassVar[int] = 0
 
     def remember(self, params: Any) -> Any:
-        """Keep something of the start of a phase, which is `seen.memory` in `measure`; None is nothing."""
+        """Keep something of the start of a phase, which is `context.memory` in `measure`; None is nothing."""
         return None
 
-    def measure(self, seen: "Seen") -> Mapping[str, Array]:
+    def measure(self, context: "ProbeContext") -> Mapping[str, Array]:
         """Measure one seed.
 
         Args:
-            seen: parameters, model, loss, data, phase, and what follows from them, each computed once for
+            context: parameters, model, loss, data, phase, and what follows from them, each computed once for
                 all probes.
 
         Returns:

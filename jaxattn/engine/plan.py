@@ -23,7 +23,7 @@ from jaxattn.engine.lift import ProgramCache, Programs, seed_keys
 from jaxattn.engine.manifest import describe
 from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
-from jaxattn.probes.fit import BEST
+from jaxattn.probes.loss_and_accuracy import BEST
 from jaxattn.study import seed
 from jaxattn.study.definition import Definition
 from jaxattn.study.setting import Setting

@@ -1,22 +1,14 @@
 """Probes: what is measured of one seed, as settings with pure functions; `base` says what each must have."""
 
 from jaxattn.base import Measurement
-from jaxattn.probes.alignments import Alignments
-from jaxattn.probes.attention_entropy import AttentionEntropy
-from jaxattn.probes.conservation import Conservation
-from jaxattn.probes.fit import Accuracy, Fit
-from jaxattn.probes.flow_limit import FlowLimit
+from jaxattn.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
 from jaxattn.probes.importance import Importance
-from jaxattn.probes.max_margin import MaxMarginDirection
-from jaxattn.probes.norms import Norms
-from jaxattn.probes.one_step_embeddings import OneStepEmbeddings
-from jaxattn.probes.one_step_law import OneStepError
-from jaxattn.probes.relaxed_direction import RelaxedDirection
-from jaxattn.probes.relevant_tokens import RelevantTokens
-from jaxattn.probes.seen import Seen
-from jaxattn.probes.selection import HeadsSelected, Selected
+from jaxattn.probes.loss_and_accuracy import Accuracy, Fit
+from jaxattn.probes.one_step_law import OneStepEmbeddings, OneStepError
+from jaxattn.probes.parameters import Alignments, Conservation, Norms, Sharpness
+from jaxattn.probes.probe_context import ProbeContext
+from jaxattn.probes.selection import AttentionEntropy, HeadsSelected, RelevantTokens, Selected
 from jaxattn.probes.settings import Probes
-from jaxattn.probes.sharpness import Sharpness
 
 # What a study may measure besides the standard probes, by short name.
 PROBES: dict[str, type[Measurement]] = {
@@ -47,10 +39,10 @@ __all__ = [
     "Norms",
     "OneStepEmbeddings",
     "OneStepError",
+    "ProbeContext",
     "Probes",
     "RelaxedDirection",
     "RelevantTokens",
-    "Seen",
     "Selected",
     "Sharpness",
 ]

@@ -1,18 +1,20 @@
-"""Probe: which tokens attention selects."""
+"""Probes of attention: which tokens it selects, and how widely it is spread."""
 
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jaxtyping import Array, Float
 
 from jaxattn.attention import attend
+from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.base import Phase, Probe, Task
-from jaxattn.core.settings import Count, Share
+from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share, Static
 from jaxattn.data.corpus import Corpus
-from jaxattn.probes.seen import Seen, wants_attention, wants_bags
-from jaxattn.theory import Selection, selection_from_scores
+from jaxattn.data.ragged import take
+from jaxattn.probes.probe_context import ProbeContext, wants_attention, wants_bags
+from jaxattn.theory import Scores, Selection, margin, selection_from_scores, selection_of
 
 
 class Selected(Probe, frozen=True, kw_only=True):
@@ -43,10 +45,10 @@ class Selected(Probe, frozen=True, kw_only=True):
         """Say that it wants attention that is softmax over scores of the tokens of bags."""
         return wants_attention(task)
 
-    def measure(self, seen: Seen) -> dict[str, Array]:
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure one seed."""
-        scores, train = seen.scores_and_values[0], seen.data.train
-        important = self._important(seen)
+        scores, train = context.scores_and_values[0], context.data.train
+        important = self._important(context)
         chosen = selection_from_scores(scores, train)
         selects, tied = chosen.selects(train, important)
         shares = {
@@ -57,8 +59,8 @@ class Selected(Probe, frozen=True, kw_only=True):
         known = {name: jnp.where(important.any(), share, jnp.nan) for name, share in shares.items()}
         return known | {"selected_tokens": chosen.counts(train).mean()}
 
-    def _important(self, seen: Seen) -> Array:
-        return seen.data.tokens.important(self.important, self.min_count)
+    def _important(self, context: ProbeContext) -> Array:
+        return context.data.tokens.important(self.important, self.min_count)
 
 
 class HeadsSelected(Selected, frozen=True, kw_only=True):
@@ -79,15 +81,15 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
         """Say that it wants several heads over the tokens of bags."""
         return wants_bags(task) if task.model.has_heads else "wants a model with head_scores"
 
-    def measure(self, seen: Seen) -> dict[str, Array]:
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure one seed: (H,) of each head, () of all."""
-        train, important = seen.data.train, self._important(seen)
+        train, important = context.data.train, self._important(context)
 
         def of_head(scores: Array) -> tuple[Array, Array]:
             selects, _ = selection_from_scores(scores, train).selects(train, important)
             return attend(train, scores, important.astype(scores.dtype)).mean(), selects
 
-        mass, selects = jax.vmap(of_head)(seen.model.head_scores(seen.params))
+        mass, selects = jax.vmap(of_head)(context.model.head_scores(context.params))
         shares = {
             "head_mass": mass,
             "head_selected": selects.mean(axis=1),
@@ -124,3 +126,87 @@ def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[S
     chosen = present & (entries >= top[owner][:, None] - nats)
     counts = np.bincount(owner, chosen.sum(axis=1), corpus.num_examples)
     return Selection(chosen), counts
+
+
+class RelevantTokens(Probe, frozen=True, kw_only=True):
+    """Shares of the sequences with relevant tokens that select one, select all, or in which they tie.
+
+    A sequence selects a relevant token if the tokens on top of it are all relevant, and not all of its tokens
+    are on top. Where a relevant token shares the top with one that is not, or with all others, they tie.
+
+    Attributes:
+        relevant: tokens 0 .. relevant - 1 are the relevant ones.
+        nats: a token is on top if its score is so close to the highest one of its sequence.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "relevant_selected": "sequences that select a relevant token",
+        "only_relevant_selected": "sequences that select just the relevant tokens",
+        "relevant_tied": "sequences in which a relevant token ties on top",
+        "relevant_margin": "margin of $p$ on the relevant tokens",
+    }
+
+    relevant: PositiveInt
+    nats: Static[NotNegative] = 10.0
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants one query p, whose scores of the tokens of bags attention is softmax over."""
+        return wants_bags(task) if task.model.is_one_layer else "wants the one-layer model"
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed."""
+        corpus, scores = context.data.train, context.scores_and_values[0]
+        relevant = jnp.arange(corpus.vocab_size) < self.relevant
+        chosen, present = attended(scores, corpus, self.nats), selection_of(relevant, corpus)
+        selects, tied = chosen.selects(corpus, relevant)
+        every = present.counts(corpus)
+        found = {
+            "relevant_selected": selects,
+            "only_relevant_selected": selects & (chosen.counts(corpus) == every),
+            "relevant_tied": tied,
+        }
+        linear = Scores(context.params.E, corpus)
+        shares = {name: x.sum() / (every > 0).sum() for name, x in found.items()}
+        return shares | {"relevant_margin": margin(context.params.p, linear, present)}
+
+
+@sequential_vmap_if_large
+def attention_entropy(corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array, "n"]:
+    """Compute -Σ_s q_s log q_s, q_s = count_s exp(a_s) / Σ_r count_r exp(a_r), of every sequence.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (V,); any finite spread.
+
+    Returns:
+        (n,), in nats: 0 if attention rests on one token, however often it occurs.
+    """
+    bags = corpus.bags
+    score = jnp.where(bags.count > 0, take(scores, bags.index.astype(jnp.int32)), -jnp.inf)
+    top = bags.max(score)
+    top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, as padding may hold
+    weight = bags.count.astype(scores.dtype) * jnp.exp(score - bags.spread(top))
+    (normaliser,) = bags.sum(weight)
+    q = weight / bags.spread(jnp.where(normaliser > 0, normaliser, 1))
+    (entropy,) = bags.sum(-q * jnp.log(jnp.where(q > 0, q, 1)))
+    return entropy
+
+
+class AttentionEntropy(Probe, frozen=True, kw_only=True):
+    """The mean entropy of attention over sequences, and its exponential, a number of tokens."""
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "attention_entropy": "attention entropy",
+        "attended_tokens": "attended tokens",
+    }
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants attention that is softmax over scores of the tokens of bags."""
+        return wants_attention(task)
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure attention_entropy and attended_tokens on the training corpus."""
+        entropy = attention_entropy(context.data.train, context.scores_and_values[0]).mean()
+        return {"attention_entropy": entropy, "attended_tokens": jnp.exp(entropy)}

@@ -6,9 +6,9 @@ from typing import Any
 from jaxattn.base import Measurement, Phase, PhaseProbe, Probe
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Count, PositiveInt, Share, Spec
-from jaxattn.probes.fit import Accuracy, Fit
+from jaxattn.probes.directions import MaxMarginDirection
 from jaxattn.probes.importance import Importance
-from jaxattn.probes.max_margin import MaxMarginDirection
+from jaxattn.probes.loss_and_accuracy import Accuracy, Fit
 from jaxattn.probes.one_step_law import OneStepError
 from jaxattn.probes.selection import Selected
 
@@ -81,7 +81,7 @@ class Probes(Spec, frozen=True, kw_only=True):
 
     @property
     def at_steps(self) -> tuple[Probe, ...]:
-        """The probes of single steps: each has `measure(seen)`."""
+        """The probes of single steps: each has `measure(context)`."""
         binned = Importance(bins=self.bins, low=self.low, high=self.high, min_count=self.min_count)
         selected = Selected(important=self.important, min_count=self.min_count)
         of_tokens = (selected, binned) if self.tokens else ()

@@ -17,7 +17,7 @@ from jaxattn.core.settings import Spec
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.losses import PerSequence
-from jaxattn.probes.fit import BEST
+from jaxattn.probes.loss_and_accuracy import BEST
 from jaxattn.study import registry, seed
 from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
 from jaxattn.study.registry import Concept
@@ -199,7 +199,7 @@ class _Rehearsal:
         self, setting: Setting, index: int, carried: Any, data: Splits, metrics: Sequence[str]
     ) -> None:
         every, own = setting.probes.at_steps, setting.probes.own
-        seen = seed.look(setting, index, carried.state.params, data)
+        context = seed.probe_context(setting, index, carried.state.params, data)
         phase = setting.phases[index]
         owner = dict.fromkeys(BEST, "the study") | dict.fromkeys(metrics, f"phase {phase.name}")
 
@@ -217,7 +217,7 @@ class _Rehearsal:
             if not applies(probe):
                 continue
             with self.at(place(probe), _wanted(probe)):
-                measured = probe.measure(seen.with_memory(carried.memory.get(number)))
+                measured = probe.measure(context.with_memory(carried.memory.get(number)))
                 names = _columns(_name(probe), measured, 1)
                 standard = place(probe) == "probes"
                 _free((x for x in names if not (standard and x in phase.refines)), owner, place(probe))

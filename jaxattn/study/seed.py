@@ -19,7 +19,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import get, replaced
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.probes.importance import token_columns
-from jaxattn.probes.seen import Seen, wants_scores
+from jaxattn.probes.probe_context import ProbeContext, wants_scores
 from jaxattn.study.hyperparameters import numbers_of
 from jaxattn.study.setting import Setting
 
@@ -105,9 +105,9 @@ def advance(
 
 def measure(setting: Setting, index: int, carried: Carried, data: Splits) -> Measured:
     """Measure by every probe, given by its number: numbers, and vectors (m,)."""
-    seen = look(setting, index, carried.state.params, data)
+    context = probe_context(setting, index, carried.state.params, data)
     found = {
-        number: probe.measure(seen.with_memory(carried.memory.get(number)))
+        number: probe.measure(context.with_memory(carried.memory.get(number)))
         for number, probe in probes(setting, index, data).items()
     }
     names = [name for metrics in found.values() for name in metrics]
@@ -140,17 +140,17 @@ def phase_probes(setting: Setting, index: int, data: Splits) -> list[PhaseProbe]
     return [probe for probe in setting.probes.of_phases if not probe.why_not(task, phase)]
 
 
-def look(setting: Setting, index: int, params: Params, data: Splits) -> Seen:
+def probe_context(setting: Setting, index: int, params: Params, data: Splits) -> ProbeContext:
     """Show parameters to probes."""
     phase, sample = setting.phases[index], setting.probes.sample
-    return Seen(params, task_of(setting, data), phase, sample=sample)
+    return ProbeContext(params, task_of(setting, data), phase, sample=sample)
 
 
 def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
     """Collect the token table at the end of a phase; empty unless tokens of bags have scores and values."""
     if wants_scores(task_of(setting, data)):
         return {}
-    return token_columns(look(setting, index, params, data))
+    return token_columns(probe_context(setting, index, params, data))
 
 
 def run(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array]]]:

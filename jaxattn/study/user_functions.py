@@ -17,7 +17,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.generators import Numbered
 from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, draw_batch, draw_splits, splits_of
-from jaxattn.probes.seen import Seen
+from jaxattn.probes.probe_context import ProbeContext
 
 Function = Callable[..., Any]
 
@@ -63,9 +63,9 @@ class ProbeOfFunction(_Made, Probe, frozen=True, kw_only=True):
 
     name: str = ""
 
-    def measure(self, seen: Seen) -> Mapping[str, Any]:
+    def measure(self, context: ProbeContext) -> Mapping[str, Any]:
         """Measure one seed on its training data."""
-        found = self._call(seen.params, seen.data.train)
+        found = self._call(context.params, context.data.train)
         return found if isinstance(found, dict) else {self.name or type(self).__name__: found}
 
 

@@ -9,7 +9,7 @@ import jaxattn as ja
 from jaxattn.base import Task
 from jaxattn.data.corpus import shapes
 from jaxattn.data.splits import Splits
-from jaxattn.probes import Seen
+from jaxattn.probes import ProbeContext
 
 
 def moving(train):
@@ -35,7 +35,7 @@ def show():
     """Put together what a probe sees."""
 
     def make(model, params, corpus, train=("E", "p", "v"), per_sequence=ja.losses.DEFAULT, memory=None):
-        return Seen(params, Task(model, per_sequence, Splits(corpus)), moving(train), memory)
+        return ProbeContext(params, Task(model, per_sequence, Splits(corpus)), moving(train), memory)
 
     return make
 

@@ -9,7 +9,7 @@ from scipy import stats
 import jaxattn as ja
 from jaxattn.base import Task
 from jaxattn.data.splits import Splits, TokenStatistics, token_statistics
-from jaxattn.probes import Accuracy, Fit, Importance, MaxMarginDirection, OneStepError, Seen, Selected
+from jaxattn.probes import Accuracy, Fit, Importance, MaxMarginDirection, OneStepError, ProbeContext, Selected
 from jaxattn.probes.importance import token_columns
 
 ONE_STEP = ja.dynamics.OneStep(name="embed", step_size=20.0)
@@ -26,7 +26,7 @@ def seen(corpus, draw, x64):
         held_out = corpus(classes) if test else None
         params = draw(model := model or ja.models.OneLayer(dim=5), train)
         splits = Splits(train, token_statistics(train), held_out)
-        return Seen(params, Task(model, LOSS, splits), phase, memory)
+        return ProbeContext(params, Task(model, LOSS, splits), phase, memory)
 
     return look
 
@@ -111,10 +111,10 @@ def test_uniform_attention_selects_nothing_and_ties_everywhere(x64):
     model, splits, found = ja.models.OneLayer(dim=4), Splits(corpus, token_statistics(corpus)), []
     for scores in ([0.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0], [0.0, 0, 1, 1]):
         params = ja.models.one_layer.Params(jnp.eye(4), jnp.asarray(scores), jnp.ones(4))
-        found.append(Selected(min_count=1).measure(Seen(params, Task(model, LOSS, splits), QUERY)))
+        found.append(Selected(min_count=1).measure(ProbeContext(params, Task(model, LOSS, splits), QUERY)))
     np.testing.assert_allclose([x["important_selected"] for x in found], [0, 4 / 6, 1 / 6, 0], atol=1e-6)
     np.testing.assert_allclose([x["important_tied"] for x in found], [4 / 6, 0, 3 / 6, 0], atol=1e-6)
-    without = Selected(min_count=3).measure(Seen(params, Task(model, LOSS, splits), QUERY))
+    without = Selected(min_count=3).measure(ProbeContext(params, Task(model, LOSS, splits), QUERY))
     assert all(np.isnan(without[f"important_{x}"]) for x in ("mass", "selected", "tied"))
 
 
@@ -207,7 +207,9 @@ def test_a_u_is_seen_by_the_absolute_posterior_difference_alone(x64):
     vocab_size = 40
     difference = (jnp.arange(vocab_size)[:, None] - 19.5) / 20
     statistics = TokenStatistics(jnp.full(vocab_size, 60.0), difference, difference)
-    shown = Seen(None, Task(Given(scores=difference[:, 0] ** 2), LOSS, Splits(None, statistics)), QUERY)
+    shown = ProbeContext(
+        None, Task(Given(scores=difference[:, 0] ** 2), LOSS, Splits(None, statistics)), QUERY
+    )
     found = Importance(low=-1.0, high=1.0).measure(shown)
     for over in ("bins", "tokens"):
         np.testing.assert_allclose(found[f"spearman_Ep_absolute_{over}"], 1, rtol=1e-12)
@@ -236,7 +238,7 @@ def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, appl
     corpus = shown.data.train
     before = probe.remember(shown.params)
     moved = ja.dynamics.one_step(shown.params, corpus, step_size=20.0)
-    found = probe.measure(Seen(moved, Task(shown.model, LOSS, shown.data), ONE_STEP, before))
+    found = probe.measure(ProbeContext(moved, Task(shown.model, LOSS, shown.data), ONE_STEP, before))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     predicted = 20.0 * alpha / 2 if classes == 2 else 20.0 * alpha
     expected = np.abs(np.asarray((moved.E - shown.params.E) @ moved.v) - predicted).max() / 20.0

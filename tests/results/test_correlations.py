@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 from scipy import stats
 
-from jaxattn.probes import correlations as compiled
+from jaxattn.probes import importance as compiled
 from jaxattn.results.correlations import (
     Binned,
     bin_means,

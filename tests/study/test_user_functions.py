@@ -9,7 +9,7 @@ from jaxattn.base import Task
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import Descent
 from jaxattn.models import OneLayer
-from jaxattn.probes import Seen
+from jaxattn.probes import ProbeContext
 from jaxattn.study import user_functions
 
 
@@ -26,7 +26,7 @@ def test_a_loss_returns_one_number_a_sequence():
 
 
 QUERY = Descent(name="query", train=("p",), optimizer="sgd", step_size=1.0, steps=1)
-SHOWN = Seen(3.0, Task(OneLayer(dim=1), losses.DEFAULT, Splits(4.0)), QUERY)
+SHOWN = ProbeContext(3.0, Task(OneLayer(dim=1), losses.DEFAULT, Splits(4.0)), QUERY)
 
 
 def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():

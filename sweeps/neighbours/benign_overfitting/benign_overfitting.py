@@ -57,7 +57,7 @@ def attention(params: Params, data: Vectors) -> Array:
 class Relevant(ja.Probe):
     """Attention on the relevant token, where the label says its class and where it was flipped."""
 
-    def measure(self, seen: ja.probes.Seen) -> dict[str, Array]:
+    def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Measure one seed on its training data, whose first half is of class 1 before labels flip."""
         data = seen.data.train
         mass, half = attention(seen.params, data)[:, 0], data.num_examples // 2

@@ -63,7 +63,7 @@ class LinearAttention(ja.Model[Sequences]):
 class Known(ja.Probe):
     """Shares of sequences whose likeliest answer is one of the relation, and one of the subject."""
 
-    def measure(self, seen: ja.probes.Seen) -> dict[str, Array]:
+    def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Measure one seed on its test data."""
         data = seen.data.test
         answer = seen.outputs(data).argmax(axis=1)

@@ -21,7 +21,7 @@ class Columns(NamedTuple):
     values: Array
 
 
-class Seen:
+class ProbeContext:
     """The parameters of one seed at one step, and where they are.
 
     Attributes:
@@ -85,9 +85,9 @@ class Seen:
             self._outputs[id(data)] = self.model.outputs(self.params, data)
         return self._outputs[id(data)]
 
-    def with_memory(self, memory: Any) -> "Seen":
+    def with_memory(self, memory: Any) -> "ProbeContext":
         """Look with another memory; what has been computed stays."""
-        other = object.__new__(Seen)
+        other = object.__new__(ProbeContext)
         other.__dict__ = self.__dict__ | {"memory": memory}
         return other
 

@@ -9,7 +9,7 @@ from jax import Array
 from jaxattn import losses
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.core.params_by_name import get, names
-from jaxattn.probes.seen import Seen
+from jaxattn.probes.probe_context import ProbeContext
 
 # What the engine adds to them: test accuracies, by the accuracy whose best value so far chooses the step.
 BEST = {
@@ -31,16 +31,16 @@ class Fit(Probe, frozen=True, kw_only=True):
         "evaluations": "gradient evaluations",
     }
 
-    def measure(self, seen: Seen) -> dict[str, Array]:
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure one seed."""
-        loss, gradients = seen.loss_and_gradients
+        loss, gradients = context.loss_and_gradients
         found = {"loss": loss}
-        if "p" in names(seen.params):
-            found["p_norm"] = jnp.linalg.norm(get(seen.params, "p"))
+        if "p" in names(context.params):
+            found["p_norm"] = jnp.linalg.norm(get(context.params, "p"))
         found["log_gradient_norm"] = jnp.log(optax.tree.norm(gradients))
-        for name, held_out in (("test", seen.sampled.test), ("validation", seen.sampled.validation)):
+        for name, held_out in (("test", context.sampled.test), ("validation", context.sampled.validation)):
             if held_out is not None:
-                found[f"{name}_loss"] = losses.mean(seen.loss, seen.outputs(held_out), held_out.targets)
+                found[f"{name}_loss"] = losses.mean(context.loss, context.outputs(held_out), held_out.targets)
         return found
 
 
@@ -63,15 +63,15 @@ class Accuracy(Probe, frozen=True, kw_only=True):
             return "wants targets that are classes"
         return "wants a loss of single examples" if task.loss.coupled else None
 
-    def measure(self, seen: Seen) -> dict[str, Array]:
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure one seed."""
         every = {
-            "train": seen.sampled.train,
-            "test": seen.sampled.test,
-            "validation": seen.sampled.validation,
+            "train": context.sampled.train,
+            "test": context.sampled.test,
+            "validation": context.sampled.validation,
         }
         return {
-            f"{name}_accuracy": losses.accuracy(seen.outputs(data), data.targets)
+            f"{name}_accuracy": losses.accuracy(context.outputs(data), data.targets)
             for name, data in every.items()
             if data is not None
         }
