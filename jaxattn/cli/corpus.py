@@ -11,7 +11,7 @@ from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
 from jaxattn.study.definition import Definition
 from jaxattn.study.seed import dataset
-from jaxattn.theory.step_size import advise
+from jaxattn.theory.one_step_law import advise
 
 
 def describe(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:

@@ -22,11 +22,10 @@ from jaxattn.data.importance import (
 )
 from jaxattn.data.interactions import negation, xor
 from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Lines, Parquet, Tfds
-from jaxattn.data.sequences import Sequences
+from jaxattn.data.sequences import Sequences, Vectors
 from jaxattn.data.source import Source
 from jaxattn.data.splits import Loaded, Splits, TokenStatistics, flip_labels, token_statistics
 from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
-from jaxattn.data.vectors import Vectors
 
 __all__ = [
     "GENERATORS",

@@ -1,8 +1,12 @@
-"""What one gradient step on the embeddings does, in closed form."""
+"""What one gradient step on the embeddings does, in closed form, and how large it should therefore be."""
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Bool, Float
 
+from jaxattn.attention import attend
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.importance import average_signed_frequency
 
@@ -45,3 +49,78 @@ def one_step_error(
         Lemma 4.1 of arXiv 2505.17282.
     """
     return jnp.abs(change - predicted_values(corpus, step_size, alpha)).max() / step_size
+
+
+# From ten times the noise on, the flow of p selects the relevant token of every sequence under Assumption 1,
+# for d from 256 to 4,096: docs/training_without_d.md.
+CLEAR = 10.0
+
+
+class Advice(NamedTuple):
+    """What one step of size η0 on E does to E·v, per unit of η0, and the η0 to begin with.
+
+    Attributes:
+        important: median of |E·v| over the important tokens.
+        others: standard deviation of E·v over all other tokens.
+        logits: root mean square of the logits, which are means of E·v at uniform attention.
+        noise: standard deviation of E·v before the step, 1/√d; not per unit of η0.
+        step_size: the η0 to begin with.
+    """
+
+    important: float
+    others: float
+    logits: float
+    noise: float
+    step_size: float
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a typical important token stands out of the others at some η0."""
+        return self.important > self.others
+
+    def ratio(self, step_size: float) -> float:
+        """|E·v| of a typical important token over the spread of the others, with their noise, at an η0."""
+        return step_size * self.important / float(np.hypot(self.noise, step_size * self.others))
+
+
+def advise(
+    corpus: Corpus,
+    alpha: Array | np.ndarray,
+    important: Bool[Array | np.ndarray, " V"],
+    occurs: Bool[Array | np.ndarray, " V"],
+    dim: float,
+) -> Advice | None:
+    """Advise how large one step on E should be.
+
+    η0 = min(10 / (√d a), 1 / ℓ): important tokens stand out of the noise, unless logits, whose size is ℓ η0,
+    leave the range in which the step was taken. By the law E·v grows by η0 α/2, for K classes by η0 α_k, and
+    begins with N(0, 1/d): a is the median of |α|/2 over the important tokens, and ℓ the root mean square of
+    the mean of α/2 over each sequence. Attention tells important tokens from others by their E·v alone, so
+    where a is below the spread of α/2 over the others, no η0 is enough for E·p to be U-shaped.
+
+    Args:
+        corpus: n sequences over V tokens.
+        alpha: α, (V,) or (V, K).
+        important: (V,) bool.
+        occurs: (V,) bool; tokens of the corpus.
+        dim: d, inf for orthonormal embeddings.
+
+    Returns:
+        The advice; None without an important token, or where α is 0 for those.
+
+    Source:
+        Lemma 4.1 of arXiv 2505.17282; what follows from it is chosen here.
+    """
+    values = predicted_values(corpus, 1.0, jnp.asarray(alpha))
+    means = np.asarray(attend(corpus, jnp.zeros(corpus.vocab_size), values), np.float64)
+    size = np.asarray(values, np.float64).reshape(corpus.vocab_size, -1)
+    chosen, rest = np.asarray(important), np.asarray(occurs) & ~np.asarray(important)
+    typical = float(np.median(np.abs(size[chosen]).max(axis=1))) if chosen.any() else 0.0
+    if typical == 0:
+        return None
+    spread = float(np.sqrt(size[rest].var(axis=0).mean())) if rest.any() else 0.0
+    logits = float(np.sqrt(np.mean(means**2)))
+    noise = 1 / float(np.sqrt(dim))
+    # Without noise every smaller step does as well.
+    step_size = min(CLEAR * noise / typical or 0.1 / logits, 1 / logits)
+    return Advice(typical, spread, logits, noise, step_size)

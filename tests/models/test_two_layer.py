@@ -7,7 +7,7 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.attention import held_token_product, self_attention, sequence_blocks
+from jaxattn.attention import self_attention
 from jaxattn.data.corpus import Corpus, from_draws
 from jaxattn.models import reference, two_layer, two_layer_weights
 
@@ -67,8 +67,8 @@ def test_size_of_blocks_of_sequences_changes_nothing(
     """Blocks of one sequence and of a few, the last one filled up; elsewhere most blocks hold them all."""
     module, init = model
     corpus = ragged(2)
-    monkeypatch.setattr(sequence_blocks, "NUMBERS", numbers)
-    assert not sequence_blocks.is_one(corpus.bags, 7)
+    monkeypatch.setattr(self_attention, "NUMBERS", numbers)
+    assert not self_attention.is_one(corpus.bags, 7)
     assert_equals_textbook(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
@@ -79,8 +79,8 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
     """Also where products of pairs are kept for the first block only; products with W1 take several."""
     module, init = model
     corpus = ragged(classes)
-    monkeypatch.setattr(held_token_product, "ROWS", 16)
-    monkeypatch.setattr(sequence_blocks, "NUMBERS", 1 << 12)
+    monkeypatch.setattr(two_layer_weights, "ROWS", 16)
+    monkeypatch.setattr(self_attention, "NUMBERS", 1 << 12)
     if kept is not None:
         monkeypatch.setattr(self_attention, "_most_kept", lambda corpus, queries: kept)
     for own in ([3, 0, 7, 11], list(range(12))):
@@ -105,8 +105,8 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
 def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cleared, monkeypatch):
     module, init = model
     corpus = ragged(2)
-    monkeypatch.setattr(held_token_product, "ROWS", 16)
-    monkeypatch.setattr(sequence_blocks, "NUMBERS", 1 << 12)
+    monkeypatch.setattr(two_layer_weights, "ROWS", 16)
+    monkeypatch.setattr(self_attention, "NUMBERS", 1 << 12)
     params = draw(init, corpus)
 
     @jax.jit

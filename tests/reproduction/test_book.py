@@ -8,7 +8,7 @@ import pytest
 
 from jaxattn import cli
 from jaxattn.core.errors import InputError
-from jaxattn.reproduction import bins, measures, read
+from jaxattn.reproduction import measures, read, shapes
 
 PAPER = read("paper")
 TINY = Path(__file__).with_name("tiny")
@@ -34,8 +34,8 @@ def test_bin_centres_are_the_published_ones():
 @pytest.mark.parametrize("name", ["mlp_Ep", "two_layers_Ep"])
 def test_published_scores_are_u_shaped_by_our_own_measure(name):
     rows, centres = np.array([CURVES[name].values]), np.array(CURVES[name].centres)
-    assert bins.u_shape(rows, centres)[0] > 0.9
-    assert abs(bins.lowest(rows, centres)[0]) < 0.1
+    assert shapes.u_shape(rows, centres)[0] > 0.9
+    assert abs(shapes.lowest(rows, centres)[0]) < 0.1
 
 
 @pytest.mark.parametrize("name", ["mlp_imdb", "mlp_yelp", "two_layer_weights_imdb", "two_layer_weights_yelp"])
@@ -44,7 +44,7 @@ def test_criteria_beside_published_curves_are_those_of_the_curves(name):
     ev, ep = item.published("Ev"), item.published("Ep")
     lowest = item.criteria[f"where {ep.letters} is lowest"]
     assert lowest.around == round(ep.centres[int(np.argmin(ep.values))], 3) == float(lowest.published)
-    length, first, last = bins.longest_rise(np.array([ev.values]))
+    length, first, last = shapes.longest_rise(np.array([ev.values]))
     rise = item.criteria["bins in the longest rise of E·v*"]
     assert rise.around == length[0]
     numbers = [float(x) for x in rise.published.replace(",", "").split() if x != "to"]
@@ -56,7 +56,7 @@ def test_published_rows_of_yelp_change_their_sign_at_zero():
     criteria = PAPER.item("yelp4").criteria
     for name in ("yelp_Ev_2", "yelp_Ev_4"):
         curve = CURVES[name]
-        signs = bins.sign_change(np.array([curve.values]), np.array(curve.centres))[0]
+        signs = shapes.sign_change(np.array([curve.values]), np.array(curve.centres))[0]
         assert signs > 0.9
         published = criteria[
             f"{curve.letters}: bins whose sign is that of the posterior difference, published range"

@@ -1,11 +1,12 @@
-"""Descent on any subset of the parameters, full batch or minibatches: an optax loop as an (init, step) pair.
+"""Descent on any subset of the parameters: one full-batch step, or an optax loop as an (init, step) pair.
 
+One step on E is how training writes token importance into the embeddings. The loop takes minibatches too.
 Small-step sgd on p is the loop's approximation of gradient flow.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,10 @@ from jax import Array
 
 from jaxattn import losses
 from jaxattn.base import Dataset, Phase, State, Task
-from jaxattn.core import backend
+from jaxattn.core import backend, params_by_name
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import get, replaced
-from jaxattn.core.settings import Count, Named, Names, Places, Positive, PositiveInt
+from jaxattn.core.settings import Count, Named, Names, NotNegative, Places, Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.descents.algorithm import Algorithm, Info, loop
 from jaxattn.dynamics.descents.early_stop import early_stop
@@ -236,3 +237,62 @@ class Descent(Phase, frozen=True, kw_only=True):
 
 def _factory(name: Any) -> Any:
     return name.target if isinstance(name, Named) else name
+
+
+P = TypeVar("P")
+
+
+def one_step(
+    params: P,
+    data: Any,
+    *,
+    step_size: float | Array,
+    train: Sequence[str] = ("E",),
+    outputs: Outputs = one_layer.outputs,
+    per_sequence: PerSequence = losses.DEFAULT,
+) -> P:
+    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, on E alone unless told otherwise.
+
+    Args:
+        params: E (V, d), p (d,), v (d,) or (d, K), or what another model has.
+        data: n examples.
+        step_size: η0.
+        train: names of the parameters that move.
+        outputs: the model.
+        per_sequence: see `loss`.
+
+    Returns:
+        The parameters after the step.
+
+    Raises:
+        InputError: a name that the parameters do not have.
+
+    Source:
+        Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
+    """
+    _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
+    moved = {name: params_by_name.get(params, name) - step_size * g for name, g in gradients.items()}
+    return params_by_name.replaced(params, **moved)
+
+
+class OneStep(Phase, frozen=True, kw_only=True):
+    """One full-batch gradient step of size `step_size` on the parameters in `train`; none at all for 0."""
+
+    one_step: ClassVar[bool] = True
+    rotation_invariant: ClassVar[bool] = True
+    steps: ClassVar[int] = 1
+
+    step_size: NotNegative
+    train: Names = ("E",)
+
+    def init(self, task: Task, params: Any, key: Array) -> Any:
+        """Make the state before the step."""
+        return self._algorithm(task).init(params)
+
+    def step(self, task: Task, state: Any) -> Any:
+        """Take the step; one that is not finite is a failure, as in a descent."""
+        return self._algorithm(task).step(state, task.data.train)[0]
+
+    def _algorithm(self, task: Task) -> Algorithm:
+        sgd = optimizer("sgd", self.step_size)
+        return descent(sgd, train=self.train, outputs=task.model.outputs, per_sequence=task.loss)

@@ -10,8 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.coordinates import positive
-from jaxattn.dynamics.flows.cross_entropy import pulls, score_force
-from jaxattn.dynamics.flows.direction import token_curvature
+from jaxattn.dynamics.flows.direction import pulls, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (
     Ties,
     below_top,

@@ -18,8 +18,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.cross_entropy import score_force
-from jaxattn.dynamics.flows.direction import LOGISTIC, Force, token_curvature
+from jaxattn.dynamics.flows.direction import LOGISTIC, Force, score_force, token_curvature
 from jaxattn.dynamics.flows.watch import Watch, leap
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
