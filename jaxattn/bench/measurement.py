@@ -21,7 +21,7 @@ from jaxattn.data.encodings import first_line
 from jaxattn.engine import devices, memory
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import ProgramCache, seed_keys
-from jaxattn.storage import origin
+from jaxattn.storage import provenance
 
 # A copy of so many bytes tells how fast memory is, on any machine that jaxattn runs on.
 _COPIED = 2**28
@@ -84,7 +84,7 @@ def machine() -> Machine:
         copied_gb_s=bandwidth() / 1e9,
         python=platform.python_version(),
         jax=jax.__version__,
-        made_by=origin.installed(),
+        made_by=provenance.installed(),
     )
 
 

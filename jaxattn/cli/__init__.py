@@ -16,9 +16,9 @@ def main() -> None:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _stop)
     if sys.argv[1:] == ["--version"]:
-        from jaxattn.storage import origin
+        from jaxattn.storage import provenance
 
-        print(f"jaxattn {origin.version('jaxattn')}")
+        print(f"jaxattn {provenance.version('jaxattn')}")
         return
     import tyro
 

@@ -248,7 +248,7 @@ def status(directories: Folders, /, verify: bool = False) -> int:
         verify: Compare every file with its checksum first; exit with 1 and name what is damaged.
     """
     from jaxattn.cli.status import status as look
-    from jaxattn.storage import manifest, origin
+    from jaxattn.storage import manifest, provenance
 
     folders, missing = read_folders(directories)
     if verify and _damage(folders):
@@ -256,7 +256,7 @@ def status(directories: Folders, /, verify: bool = False) -> int:
     for folder in folders:
         table, whole = look(folder)
         print_table(f"{folder}: {whole}" if len(folders) > 1 else whole, table)
-        print_made_by(origin.differs(origin.makers(manifest.read(folder))))
+        print_made_by(provenance.differs(provenance.makers(manifest.read(folder))))
     for folder in missing:
         print(f"{folder}: not begun")
     if verify:

@@ -11,7 +11,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.engine import memory
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.lift import ProgramCache
-from jaxattn.storage.marks import spans
+from jaxattn.storage.batch_state import spans
 from jaxattn.study.definition import Definition
 from jaxattn.study.setting import Cell
 

@@ -7,7 +7,7 @@ from typing import Any
 from jaxattn.data.source import Source
 from jaxattn.engine import devices
 from jaxattn.engine.batches import Batch
-from jaxattn.storage import origin
+from jaxattn.storage import provenance
 from jaxattn.storage.manifest import FORMAT
 from jaxattn.study.definition import Definition
 from jaxattn.study.grid import GRID, PRESENTATION
@@ -24,7 +24,7 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         command: the command line.
         shard: I and N, if it is the I-th of N shares.
     """
-    source = origin.installed()
+    source = provenance.installed()
     cells = [
         {"cell": cell.number, "settings": cell.settings, "config_hash": cell.config_hash}
         for cell in study.cells
@@ -45,7 +45,7 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         "elsewhere": [],
         "labels": labels(study),
         "code": {name: study.names.source_hash(name) for name in study.own_kinds},
-        "versions": {name: origin.version(name) for name in PACKAGES},
+        "versions": {name: provenance.version(name) for name in PACKAGES},
         "git_commit": source["commit"],
         "made_by": [source],
         "device": devices.here(),

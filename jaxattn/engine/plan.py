@@ -67,7 +67,7 @@ def plan(
     begun = folder.batches()
     with backend.precision(study.dtype):
         _, cut = batches.cut_batches(study, groups, begun, known, cache, max_memory, progress=progress)
-    marked = {batch.name for batch in cut if folder.is_marked(batch.name)}
+    marked = {batch.name for batch in cut if folder.says_finished(batch.name)}
     rows, seconds = [], 0.0
     for number, of_group in itertools.groupby(cut, key=lambda batch: batch.group.number):
         group, own = groups[number], list(of_group)

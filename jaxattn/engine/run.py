@@ -23,8 +23,8 @@ from jaxattn.engine.progress import Reporter
 from jaxattn.engine.records import Records, log_entry, seed_series
 from jaxattn.engine.store import Store
 from jaxattn.storage import checkpoints
+from jaxattn.storage.batch_state import BatchState
 from jaxattn.storage.manifest import find
-from jaxattn.storage.marks import Mark
 from jaxattn.study.definition import Definition
 from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import merged
@@ -123,7 +123,7 @@ def run(
                 files = study.names.files(study.own_kinds)
                 queue = Queue(runs, batches, deque(todo), known, folder, clock, reporter, on_failure, files)
                 queue.run(errors)
-            known |= folder.merge([batch.name for batch in batches if folder.is_marked(batch.name)])
+            known |= folder.merge([batch.name for batch in batches if folder.says_finished(batch.name)])
             known["status"] = "failed" if errors else "finished"
         finally:
             folder.write_manifest(known | {"errors": errors} | clock.spent())
@@ -148,13 +148,13 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) ->
     """
     group, phases = batch.group, batch.group.setting.phases
     lanes = devices.pad_to_devices(batch.lanes, group.setting.data.shared)
-    mark, tables = folder.resume(batch.name)
-    first = mark.phase if mark else 0
-    records = Records(batch, tables, mark.failures if mark else ())
+    saved, tables = folder.resume(batch.name)
+    first = saved.phase if saved else 0
+    records = Records(batch, tables, saved.failures if saved else ())
 
     clock.doing("compiling")
     programs = cache.of(group)
-    programs.compile(group, len(lanes), first, begun=mark is not None)
+    programs.compile(group, len(lanes), first, begun=saved is not None)
 
     clock.doing("drawing")
     data_keys, keys = seed_keys([seed for _, seed in lanes])
@@ -165,8 +165,8 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, clock: Clock) ->
     here = _Underway(batch, loaded, numbers, records, folder, clock, {})
     for index in range(first, len(phases)):
         program = programs.phase(index, loaded)
-        clock.begin_phase(index, program.probe_steps, mark.step if mark else 0)
-        params, mark = here.phase(program, index, params, keys, mark), None
+        clock.begin_phase(index, program.probe_steps, saved.step if saved else 0)
+        params, saved = here.phase(program, index, params, keys, saved), None
         if params is None:  # the checkpoint was damaged, and is set aside
             return run_batch(batch, cache, folder, clock)
         clock.end_phase()
@@ -197,13 +197,13 @@ class _Underway(NamedTuple):
     clock: Clock
     kept: dict[str, dict[str, Any]]
 
-    def phase(self, program: Program, index: int, params: Any, keys: Any, mark: Mark | None) -> Any:
-        """Run a phase, or what is left of it; return the parameters at its end, None if a mark is damaged."""
+    def phase(self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None) -> Any:
+        """Run a phase, or what is left of it; return the parameters at its end, None for damage."""
         start = program, index, params, keys
-        state = self.begun(*start) if mark is None else self.restored(*start, mark)
+        state = self.begun(*start) if saved is None else self.restored(*start, saved)
         if state is None:
             return None
-        self.steps(program, state, measured=mark is not None)
+        self.steps(program, state, measured=saved is not None)
         self.conclude(program, state)
         return state.carried.state.params
 
@@ -282,7 +282,9 @@ class _Underway(NamedTuple):
         carried = program.begin(params, self.loaded.splits, self.numbers, keys)
         return _State(index, 0, carried, program.histories(carried))
 
-    def restored(self, program: Program, index: int, params: Any, keys: Any, mark: Mark) -> _State | None:
+    def restored(
+        self, program: Program, index: int, params: Any, keys: Any, saved: BatchState
+    ) -> _State | None:
         """Go on from a checkpoint; None if it is damaged."""
         like = program.begin.shapes(params, self.loaded.splits, self.numbers, keys)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
@@ -291,11 +293,11 @@ class _Underway(NamedTuple):
             for number, phase in enumerate(self.batch.group.setting.phases[:index])
         }
         wanted = {"state": {"carried": like, "kept": kept}, "history": program.histories(like)}
-        if (found := self.folder.restore(self.batch.name, mark, wanted)) is None:
+        if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
             return None
         self.kept.update(found["state"]["kept"])
         carried = devices.put(found["state"]["carried"], self.loaded.shared)
-        return _State(index, mark.step, carried, found["history"])
+        return _State(index, saved.step, carried, found["history"])
 
 
 def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:

@@ -15,9 +15,9 @@ import pandas as pd
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import lock
 from jaxattn.engine.manifest import differences
-from jaxattn.storage import checkpoints, files, manifest, marks, origin
+from jaxattn.storage import batch_state, checkpoints, files, manifest, provenance
+from jaxattn.storage.batch_state import TABLES, BatchState, Line, Provenance
 from jaxattn.storage.files import Damaged
-from jaxattn.storage.marks import TABLES, Line, Mark, Origin
 
 LOG = "metrics.jsonl"
 # What is there before anything was computed, or is left when nothing could be.
@@ -113,11 +113,11 @@ class Store:
         changed = differences(known["config"], described["config"]) if known else []
         if begun:
             self._check_same(changed, described, begun)
-            codes = [known["code"]] if known else [mark.origin.code for mark in self._whole_marks(begun)]
+            codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(begun)]
             _check_code(self.directory, codes, described["code"], accept_code)
         elif changed:
             known = None  # nothing was computed yet, for example since the config did not fit
-        held = {seed for batch in begun for seed in marks.spans(batch)[1]}
+        held = {seed for batch in begun for seed in batch_state.spans(batch)[1]}
         seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
         kept = ("name", "description", "config", "cells", "code", "labels")
         return (known or described) | {key: described[key] for key in kept} | {"seeds": seeds}
@@ -136,20 +136,20 @@ class Store:
 
     def _check_same(self, changed: list[str], described: Mapping[str, Any], begun: list[str]) -> None:
         """Compare the config with that of the manifest, and with those that made the batches."""
-        for mark in [] if changed else self._whole_marks(begun):
-            changed += [f"cell {cell}" for cell in marks.foreign(mark, described["cells"])]
+        for saved in [] if changed else self._whole_states(begun):
+            changed += [f"cell {cell}" for cell in batch_state.foreign(saved, described["cells"])]
         if changed:
             raise InputError(
                 f"{self.directory}: holds results of another config ({'; '.join(dict.fromkeys(changed))}); "
                 "choose another folder with --out, or delete this one"
             )
 
-    def _whole_marks(self, batches: list[str]) -> list[Mark]:
+    def _whole_states(self, batches: list[str]) -> list[BatchState]:
         found = []
         for batch in batches:
             with suppress(Damaged):
-                if mark := marks.read(self.directory, batch):
-                    found.append(mark)
+                if saved := batch_state.read(self.directory, batch):
+                    found.append(saved)
         return found
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
@@ -178,43 +178,43 @@ class Store:
 
     def batches(self) -> list[str]:
         """Name the batches that were finished or begun in this folder."""
-        return marks.batches(self.directory)
+        return batch_state.batches(self.directory)
 
-    def is_marked(self, batch: str) -> bool:
+    def says_finished(self, batch: str) -> bool:
         """Tell whether a batch was finished, without looking at its tables."""
-        mark = marks.read(self.directory, batch)
-        return mark is not None and mark.finished
+        saved = batch_state.read(self.directory, batch)
+        return saved is not None and saved.finished
 
     def is_finished(self, batch: str) -> bool:
         """Tell whether a batch was finished and its tables are whole; a damaged one is set aside."""
         try:
-            mark = marks.read(self.directory, batch)
-            if mark is None or not mark.finished:
+            saved = batch_state.read(self.directory, batch)
+            if saved is None or not saved.finished:
                 return False
-            for name, sha256 in mark.tables.items():
-                place = marks.table_path(self.directory, batch, name, sha256)
+            for name, sha256 in saved.tables.items():
+                place = batch_state.table_path(self.directory, batch, name, sha256)
                 files.check(place, self.directory, sha256)
         except Damaged as error:
             self.set_aside(batch, error)
             return False
         if sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
-            self._drop_others(batch, mark)  # killed before it had
+            self._drop_others(batch, saved)  # killed before it had
         return True
 
-    def resume(self, batch: str) -> tuple[Mark | None, dict[str, pd.DataFrame]]:
+    def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:
         """Read how far a batch is and its tables so far; what is damaged is set aside."""
         try:
-            if found := marks.read_with_tables(self.directory, batch):
+            if found := batch_state.read_with_tables(self.directory, batch):
                 return found
         except Damaged as error:
             self.set_aside(batch, error)
         return None, {name: pd.DataFrame() for name in TABLES}
 
-    def restore(self, batch: str, mark: Mark, like: Any) -> Any:
+    def restore(self, batch: str, saved: BatchState, like: Any) -> Any:
         """Restore a batch's checkpoint, a tree like `like`, to the host; None sets a damaged one aside."""
-        folder = marks.checkpoint_path(self.directory, batch, mark.checkpoint.number)
+        folder = batch_state.checkpoint_path(self.directory, batch, saved.checkpoint.number)
         try:
-            return checkpoints.restore(folder, mark.checkpoint, self.directory, like)
+            return checkpoints.restore(folder, saved.checkpoint, self.directory, like)
         except Damaged as error:
             self.set_aside(batch, error)
             return None
@@ -231,7 +231,7 @@ class Store:
         failures: list[dict[str, Any]],
         finished: bool = False,
     ) -> None:
-        """Save how far a batch is: tables and arrays under new names, then the mark that names them.
+        """Save how far a batch is: tables and arrays under new names, then the state that names them.
 
         Args:
             batch: its name.
@@ -243,7 +243,7 @@ class Store:
             failures: the seeds that failed so far.
             finished: whether this is its end.
         """
-        folder = marks.checkpoint_path(self.directory, batch, self._number(batch) + 1)
+        folder = batch_state.checkpoint_path(self.directory, batch, self._number(batch) + 1)
         with self._guard(folder):
             for made in (self.directory / "parts", self.directory / "checkpoints", folder.parent):
                 made.mkdir(exist_ok=True)
@@ -252,33 +252,33 @@ class Store:
                 writing = beside.submit(self._write_tables, batch, tables)
                 checkpoint = checkpoints.save(folder, arrays)
                 digests = writing.result()
-            by = Origin(dict(cells), self._code, origin.installed())
-            mark = Mark(finished, phase, step, failures, digests, checkpoint, by)
-            marks.write(self.directory, batch, mark)
-            self._drop_others(batch, mark)
+            by = Provenance(dict(cells), self._code, provenance.installed())
+            saved = BatchState(finished, phase, step, failures, digests, checkpoint, by)
+            batch_state.write(self.directory, batch, saved)
+            self._drop_others(batch, saved)
 
     def _number(self, batch: str) -> int:
         """Tell the number of a batch's last checkpoint, 0 if there is none."""
-        mark = marks.read(self.directory, batch)
-        return mark.checkpoint.number if mark else 0
+        saved = batch_state.read(self.directory, batch)
+        return saved.checkpoint.number if saved else 0
 
     def _write_tables(self, batch: str, tables: Callable[[], Mapping[str, pd.DataFrame]]) -> dict[str, str]:
         digests = {}
         for name, table in tables().items():
             content = _parquet(table)
             digests[name] = files.digest(content)
-            place = marks.table_path(self.directory, batch, name, digests[name])
+            place = batch_state.table_path(self.directory, batch, name, digests[name])
             files.write(place, content, self.directory)
         return digests
 
-    def _drop_others(self, batch: str, mark: Mark) -> None:
-        """Delete tables and checkpoints of a batch that its mark does not name."""
-        named = {marks.table_path(self.directory, batch, *of) for of in mark.tables.items()}
+    def _drop_others(self, batch: str, saved: BatchState) -> None:
+        """Delete tables and checkpoints of a batch that its state does not name."""
+        named = {batch_state.table_path(self.directory, batch, *of) for of in saved.tables.items()}
         for path in (self.directory / "parts").glob(f"{batch}.*.parquet"):
             if path not in named:
                 path.unlink()
         for path in (self.directory / "checkpoints" / batch).glob("*"):
-            if path.name != str(mark.checkpoint.number):
+            if path.name != str(saved.checkpoint.number):
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, batch: str, error: Damaged) -> None:
@@ -288,9 +288,9 @@ class Store:
         aside = aside.with_name(f"{batch}.{number}") if number else aside
         with self._guard(aside):
             aside.mkdir(parents=True)
-            mark = marks.path(self.directory, batch)
-            # Without its mark nothing of a batch counts.
-            for path in (mark, *mark.parent.glob(f"{batch}.*.parquet")):
+            state = batch_state.path(self.directory, batch)
+            # Without its state nothing of a batch counts.
+            for path in (state, *state.parent.glob(f"{batch}.*.parquet")):
                 if path.exists():
                     path.replace(aside / path.name)
             if (folder := self.directory / "checkpoints" / batch).exists():
@@ -300,7 +300,7 @@ class Store:
     def forget(self, batch: str) -> None:
         """Forget what is known of a batch, so that it starts anew."""
         with self._guard(self.directory):
-            marks.path(self.directory, batch).unlink(missing_ok=True)
+            batch_state.path(self.directory, batch).unlink(missing_ok=True)
 
     def is_merged(self, known: Mapping[str, Any]) -> bool:
         """Tell whether the merged tables are those that the manifest speaks of."""
@@ -322,28 +322,30 @@ class Store:
         """
         if not batches:
             return {"failures": [], "sha256": {}}
-        found = {batch: mark for batch in batches if (mark := marks.read(self.directory, batch))}
+        found = {batch: saved for batch in batches if (saved := batch_state.read(self.directory, batch))}
         sums = {}
         for name in TABLES:
             parts = [
                 (
-                    marks.table_path(self.directory, batch, name, mark.tables[name]),
+                    batch_state.table_path(self.directory, batch, name, saved.tables[name]),
                     self.directory,
-                    mark.tables[name],
+                    saved.tables[name],
                 )
-                for batch, mark in found.items()
+                for batch, saved in found.items()
             ]
             if len(parts) == 1:
                 content = files.read(*parts[0])
             else:
-                content = _parquet(pd.concat([marks.read_table(*part) for part in parts], ignore_index=True))
+                content = _parquet(
+                    pd.concat([batch_state.read_table(*part) for part in parts], ignore_index=True)
+                )
             path = self.directory / f"{name}.parquet"
             with self._guard(path):
                 files.write(path, content, self.directory)
             sums[name] = files.digest(content)
-        makers = [mark.origin.made_by for mark in found.values()]
+        makers = [saved.origin.made_by for saved in found.values()]
         return {
-            "failures": [failure for mark in found.values() for failure in mark.failures],
+            "failures": [failure for saved in found.values() for failure in saved.failures],
             "made_by": [maker for number, maker in enumerate(makers) if maker not in makers[:number]],
             "sha256": sums,
         }

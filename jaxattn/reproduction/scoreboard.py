@@ -28,7 +28,7 @@ from jaxattn.reproduction.rows import DECIDING_SEEDS, REQUIRED, Row
 from jaxattn.results.intervals import LEVEL
 from jaxattn.results.layout import markdown
 from jaxattn.results.load import load
-from jaxattn.storage import origin
+from jaxattn.storage import provenance
 from jaxattn.study.seed import dataset
 
 STUDIES = Path(__file__).with_name("claims")
@@ -172,7 +172,7 @@ class Scoreboard:
 
     def markdown(self, command: str = "") -> str:
         """Write the page, made now by some command."""
-        versions = {name: origin.version(name) for name in PACKAGES}
+        versions = {name: provenance.version(name) for name in PACKAGES}
         made = {
             "Made by": f"`{command or 'jaxattn claims'}`",
             "Date": datetime.now(UTC).strftime("%Y-%m-%d"),

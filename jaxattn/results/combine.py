@@ -10,7 +10,7 @@ import pandas as pd
 from jaxattn.core.errors import InputError
 from jaxattn.results.labels import setting, unknown_metric
 from jaxattn.results.run import Run
-from jaxattn.storage import origin
+from jaxattn.storage import provenance
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -62,7 +62,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "failures": failures,
         "status": "finished" if all(folder.finished for folder in folders) else "running",
         "batches": [],
-        "made_by": [maker for folder in folders for maker in origin.makers(folder.manifest)],
+        "made_by": [maker for folder in folders for maker in provenance.makers(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
     # Cells have other numbers here than in the studies that were run.

@@ -219,7 +219,7 @@ class _Horizontal(NamedTuple):
 
 
 def _points(ax: matplotlib.axes.Axes, diagram: "PhaseDiagram", horizontal: _Horizontal) -> None:
-    """Mark the points that were run by the share of  crossed."""
+    """Mark the points that were run by the share of seeds that have crossed."""
     place = dict(zip(horizontal.values, horizontal.places, strict=True))
     shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
     ax.scatter(

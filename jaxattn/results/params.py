@@ -14,7 +14,7 @@ from jaxattn.core.settings import PositiveInt
 from jaxattn.data import GENERATORS, Splits, corpus
 from jaxattn.models import MODELS, span
 from jaxattn.results.run import Run
-from jaxattn.storage import checkpoints, marks
+from jaxattn.storage import batch_state, checkpoints
 from jaxattn.storage.files import Damaged, memory
 from jaxattn.storage.manifest import mending
 from jaxattn.study.seed import dataset as of_seed
@@ -140,15 +140,15 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     """Read the checkpoint of a finished batch: by phase the parameters that moved in it, of all lanes."""
     directory = results.directory.resolve()
     with mending(results.manifest):
-        mark = marks.read(directory, batch)
-    if mark is None or not mark.finished:
+        saved = batch_state.read(directory, batch)
+    if saved is None or not saved.finished:
         raise InputError(f"{directory}: {batch} is not finished; continue it with: {results.command}")
-    folder = marks.checkpoint_path(directory, batch, mark.checkpoint.number)
+    folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
     try:
-        state = checkpoints.restore(folder, mark.checkpoint, directory)
+        state = checkpoints.restore(folder, saved.checkpoint, directory)
     except Damaged as error:
-        mark_path = marks.path(directory, batch)
-        raise InputError(f"{error}; delete {mark_path} and run again: {results.command}") from None
+        state_path = batch_state.path(directory, batch)
+        raise InputError(f"{error}; delete {state_path} and run again: {results.command}") from None
     of_batch = (each for each in results.manifest["batches"] if each["name"] == batch)
     lanes = max(len(each["cells"]) * len(each["seeds"]) for each in of_batch)
     phases = list(state.values()) if isinstance(state, dict) else [None]

@@ -8,10 +8,10 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import DRAWN, read_words
-from jaxattn.storage import files, manifest, marks
+from jaxattn.storage import batch_state, files, manifest
+from jaxattn.storage.batch_state import BatchState
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.manifest import command, mending
-from jaxattn.storage.marks import Mark
 
 RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
 TOKEN_COLUMNS = (
@@ -58,7 +58,7 @@ def read(directory: Path) -> Folder:
         if tables is None:
             found = _parts(directory, known)
             tables = {name: [read[name] for _, read in found] for name in COLUMNS}
-            failures = [failure for mark, _ in found for failure in mark.failures]
+            failures = [failure for saved, _ in found for failure in saved.failures]
             status = "stopped" if known["status"] == "finished" else known["status"]
             known |= {"status": status, "failures": failures}
     records, tokens = (_joined(tables[name], name, known) for name in COLUMNS)
@@ -75,19 +75,19 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     if not paths or not all(path.exists() for path in paths.values()):
         return None
     return {
-        name: [marks.read_table(paths[name], directory, known["sha256"][name])] if name in paths else []
+        name: [batch_state.read_table(paths[name], directory, known["sha256"][name])] if name in paths else []
         for name in COLUMNS
     }
 
 
-def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[Mark, dict[str, pd.DataFrame]]]:
+def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, dict[str, pd.DataFrame]]]:
     """Read the tables of every batch, as they were last saved."""
     found = []
-    for batch in marks.batches(directory):
-        if read := marks.read_with_tables(directory, batch):
-            if marks.foreign(read[0], known["cells"]):
+    for batch in batch_state.batches(directory):
+        if read := batch_state.read_with_tables(directory, batch):
+            if batch_state.foreign(read[0], known["cells"]):
                 raise InputError(
-                    f"{marks.path(directory, batch)}: of another config than the manifest says; "
+                    f"{batch_state.path(directory, batch)}: of another config than the manifest says; "
                     f"delete it and repeat: {command(known)}"
                 )
             found.append(read)
@@ -165,13 +165,13 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
         again = f"mend it with: {manifest.command(known)}"
     except Damaged as error:
         found.append(str(error))
-    batches = marks.batches(directory)
+    batches = batch_state.batches(directory)
     for number, batch in enumerate(batches):
         progress(batch, number / len(batches))
         found += _batch(directory.resolve(), batch, known, again)
     if known["status"] == "finished":
         planned = [batch["name"] for batch in known["batches"]]
-        missing = [marks.path(directory, name) for name in planned if name not in batches]
+        missing = [batch_state.path(directory, name) for name in planned if name not in batches]
         found += [f"{path}: missing; {again}" for path in missing]
         tables = {f"{name}.parquet": sha256 for name, sha256 in known["sha256"].items()}
         found += [f"{error}; {again}" for error in _damaged(directory, tables)]
@@ -179,39 +179,41 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
 
 
 def _batch(directory: Path, batch: str, known: Mapping[str, Any], again: str) -> list[str]:
-    """Check one batch; a run that goes on gives it another mark, and then it is checked anew."""
+    """Check one batch; a run that goes on gives it another state, and then it is checked anew."""
     while True:
         try:
-            mark = marks.read(directory, batch)
+            saved = batch_state.read(directory, batch)
         except Damaged as error:
             return [f"{error}; {again}"]
-        if mark is None:
+        if saved is None:
             return []
-        found = _of_mark(directory, batch, mark, known, again)
-        if not found or marks.read(directory, batch) == mark:
+        found = _of_state(directory, batch, saved, known, again)
+        if not found or batch_state.read(directory, batch) == saved:
             return found
 
 
-def _of_mark(directory: Path, batch: str, mark: Mark, known: Mapping[str, Any], again: str) -> list[str]:
+def _of_state(
+    directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any], again: str
+) -> list[str]:
     from jaxattn.storage import checkpoints  # imports JAX, which tables do not need
 
-    place = marks.path(directory, batch)
-    other = marks.foreign(mark, known["cells"]) if known["cells"] else []
+    place = batch_state.path(directory, batch)
+    other = batch_state.foreign(saved, known["cells"]) if known["cells"] else []
     found = [
         f"{place}: cell {cell} is of another config than the manifest says; delete it and {again}"
         for cell in other
     ]
-    for table, sha256 in mark.tables.items():
+    for table, sha256 in saved.tables.items():
         try:
-            files.check(marks.table_path(directory, batch, table, sha256), directory, sha256)
+            files.check(batch_state.table_path(directory, batch, table, sha256), directory, sha256)
         except Damaged as error:
             found.append(f"{error}; {again}")
     try:
-        saved = marks.checkpoint_path(directory, batch, mark.checkpoint.number)
-        checkpoints.restore(saved, mark.checkpoint, directory)
+        folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
+        checkpoints.restore(folder, saved.checkpoint, directory)
     except Damaged as error:
         # A run looks no more at the parameters of what is finished.
-        first = f"delete {place} and " if mark.finished else ""
+        first = f"delete {place} and " if saved.finished else ""
         found.append(f"{error}; {first}{again}")
     return found
 

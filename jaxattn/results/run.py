@@ -9,7 +9,7 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, metric_label, setting
-from jaxattn.storage import origin
+from jaxattn.storage import provenance
 from jaxattn.storage.manifest import command
 
 FAILURES = ("cell", "seed", "phase", "step", "reason")
@@ -135,7 +135,7 @@ class Run:
     @property
     def made_by(self) -> str:
         """Who made the run if it was another source than the installed one, in one line; else nothing."""
-        return origin.differs(origin.makers(self.manifest))
+        return provenance.differs(provenance.makers(self.manifest))
 
     def config(self, cell: int) -> Mapping[str, Any]:
         """The config of one cell, without its values on the axes."""

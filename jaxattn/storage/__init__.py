@@ -1,1 +1,1 @@
-"""What a results folder is made of: files with checksums, the manifest, the marks of batches, checkpoints."""
+"""What a results folder is made of: files with checksums, the manifest, states of batches, checkpoints."""

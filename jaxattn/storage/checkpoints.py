@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.storage import files
+from jaxattn.storage.batch_state import Checkpoint
 from jaxattn.storage.files import Damaged
-from jaxattn.storage.marks import Checkpoint
 
 # What orbax and tensorstore need to read the arrays is in files smaller than this, and arrays are summed.
 SMALL = 2**20
@@ -60,7 +60,7 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
     Args:
         folder: where they are.
         directory: the results folder, outside of which nothing is read.
-        known: what their mark says of them.
+        known: what their state says of them.
         like: a tree of arrays, or of their shapes and types. If None, dictionaries by their names.
 
     Returns:

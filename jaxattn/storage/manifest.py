@@ -10,9 +10,9 @@ import msgspec
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share
-from jaxattn.storage import files, marks
+from jaxattn.storage import batch_state, files
+from jaxattn.storage.batch_state import Failure
 from jaxattn.storage.files import Damaged
-from jaxattn.storage.marks import Failure
 
 NAME = "manifest.json"
 MOST_BINS = 10_000
@@ -134,7 +134,7 @@ def find(directory: Path) -> dict[str, Any] | None:
     try:
         text = files.read(path, directory, most=files.MOST_JSON)
     except Damaged as error:
-        if not path.exists() and not marks.batches(directory):
+        if not path.exists() and not batch_state.batches(directory):
             return None
         raise Damaged(f"{error}; {REBUILD}") from None
     try:

@@ -11,7 +11,7 @@ from jaxattn.engine.lift import ProgramCache
 from jaxattn.engine.store import Store
 from jaxattn.results import load
 from jaxattn.results.combine import combine
-from jaxattn.storage import marks
+from jaxattn.storage import batch_state
 
 KEYS = ["cell", "seed", "phase", "step", "metric"]
 
@@ -78,9 +78,9 @@ def test_more_batches_than_a_folder_can_hold_are_refused(study):
 def begun(directory, *names):
     """A folder in which batches were begun."""
     (directory / "parts").mkdir(parents=True)
-    nothing = {}, marks.Checkpoint(1, {}, {}), marks.Origin({}, {}, {})
+    nothing = {}, batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({}, {}, {})
     for name in names:
-        marks.write(directory, name, marks.Mark(False, 0, 0, [], *nothing))
+        batch_state.write(directory, name, batch_state.BatchState(False, 0, 0, [], *nothing))
     return Store(directory).batches()
 
 

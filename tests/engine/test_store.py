@@ -17,7 +17,7 @@ from jaxattn.engine import lift, lock, run, store
 from jaxattn.engine.clock import Interrupted
 from jaxattn.engine.plan import plan
 from jaxattn.results import load
-from jaxattn.storage import files, manifest, marks
+from jaxattn.storage import batch_state, files, manifest
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
         files = [path for path in (folder / "checkpoints" / batch).rglob("*") if path.is_file()]
         damaged = max(files, key=lambda path: path.stat().st_size)
     elif victim == "mark":
-        damaged = marks.path(folder, batch)
+        damaged = batch_state.path(folder, batch)
     else:
         (damaged,) = (folder / "parts").glob(f"{batch}.{victim}.*.parquet")
     flip(damaged)
@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
 def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
     tmp_path, monkeypatch, go, study, every_step, small_run, assert_same
 ):
-    write = marks.write
+    write = batch_state.write
 
     def killed(directory, batch, mark):
         if mark.finished:
@@ -122,7 +122,7 @@ def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
         write(directory, batch, mark)
 
     with monkeypatch.context() as patch:
-        patch.setattr(marks, "write", killed)
+        patch.setattr(batch_state, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             go(tmp_path / "small", study(), intervals=every_step)
     restored = []

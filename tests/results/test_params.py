@@ -15,13 +15,13 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import load
 from jaxattn.results.params import Parameters
-from jaxattn.storage import checkpoints, marks
+from jaxattn.storage import batch_state, checkpoints
 from jaxattn.storage import manifest as manifests
 
 DIM, PADDED = 4, 6
 SIZES = [3, 6]
 SEEDS = [2, 5]
-TABLES = dict.fromkeys(marks.TABLES, "0" * 64)
+TABLES = dict.fromkeys(batch_state.TABLES, "0" * 64)
 BATCH = "cells-00000-00001-seeds-00002-00005"
 BEGUN = "cells-00000-00001-seeds-00007-00007"
 
@@ -56,9 +56,11 @@ def folder(write, tmp_path_factory):
     (folder / "parts").mkdir()
     for batch in (BATCH, BEGUN):
         (folder / "checkpoints" / batch).mkdir(parents=True)
-        checkpoint = checkpoints.save(marks.checkpoint_path(folder, batch, 3), state)
-        mark = marks.Mark(batch == BATCH, 0, 3, [], TABLES, checkpoint, marks.Origin({}, {}, {}))
-        marks.write(folder, batch, mark)
+        checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, batch, 3), state)
+        mark = batch_state.BatchState(
+            batch == BATCH, 0, 3, [], TABLES, checkpoint, batch_state.Provenance({}, {}, {})
+        )
+        batch_state.write(folder, batch, mark)
     return folder
 
 
@@ -133,7 +135,7 @@ def test_folders_put_together_have_no_checkpoints(folder):
 @pytest.mark.parametrize("damage", ["flipped", "emptied", "missing"])
 def test_damage_of_any_file_is_found(folder, capfd, damage):
     """Whatever orbax makes of it, or prints, is one line that names a file of the checkpoint."""
-    saved = marks.checkpoint_path(folder, BATCH, 3)
+    saved = batch_state.checkpoint_path(folder, BATCH, 3)
     results = load(folder)
     for path in (path for path in saved.rglob("*") if path.is_file()):
         content = path.read_bytes()
@@ -167,7 +169,7 @@ def test_arrays_in_large_files_are_summed(tmp_path, monkeypatch):
     assert set(known.arrays) == {"a", "b/c"}
     found = checkpoints.restore(tmp_path / "1", known, tmp_path)
     np.testing.assert_array_equal(found["b"]["c"], 1)
-    other = marks.Checkpoint(1, known.arrays | {"a": known.arrays["a"] ^ 1}, known.files)
+    other = batch_state.Checkpoint(1, known.arrays | {"a": known.arrays["a"] ^ 1}, known.files)
     like = {"a": np.zeros(1000), "b": {"c": np.zeros(3, np.float32)}}
     with pytest.raises(InputError, match="the checksums of its arrays differ"):
         checkpoints.restore(tmp_path / "1", other, tmp_path, like)

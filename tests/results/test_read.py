@@ -11,7 +11,7 @@ from jaxattn import cli
 from jaxattn.core.errors import InputError
 from jaxattn.results import load
 from jaxattn.results.read import read, verify
-from jaxattn.storage import checkpoints, files, manifest, marks
+from jaxattn.storage import batch_state, checkpoints, files, manifest
 from jaxattn.storage.files import digest
 
 WHOLE, BEGUN, EMPTY = (f"cells-00000-00001-seeds-{k:05d}-{k:05d}" for k in range(3))
@@ -46,9 +46,9 @@ def save(folder, batch, tables, failures, finished=True):
     for name, table in tables.items():
         content = table.to_parquet(None)
         sums[name] = digest(content)
-        marks.table_path(folder, batch, name, sums[name]).write_bytes(content)
-    nothing = marks.Checkpoint(1, {}, {}), marks.Origin({}, {}, {})
-    marks.write(folder, batch, marks.Mark(finished, 1, 40, failures, sums, *nothing))
+        batch_state.table_path(folder, batch, name, sums[name]).write_bytes(content)
+    nothing = batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({}, {}, {})
+    batch_state.write(folder, batch, batch_state.BatchState(finished, 1, 40, failures, sums, *nothing))
 
 
 def test_a_running_study_is_read_as_far_as_it_is(running):
@@ -93,10 +93,12 @@ def test_a_damaged_part_is_one_line(running):
 
 
 def test_a_batch_of_another_config_is_one_line(running):
-    mark, known = marks.read(running, WHOLE), manifest.read(running)
+    mark, known = batch_state.read(running, WHOLE), manifest.read(running)
     cells = [cell | {"config_hash": "0" * 16} for cell in known["cells"]]
     manifest.write(running, known | {"cells": cells})
-    marks.write(running, WHOLE, msgspec.structs.replace(mark, origin=marks.Origin({"0": "f" * 16}, {}, {})))
+    batch_state.write(
+        running, WHOLE, msgspec.structs.replace(mark, origin=batch_state.Provenance({"0": "f" * 16}, {}, {}))
+    )
     with pytest.raises(InputError, match=rf"{WHOLE}\.json: of another config than the manifest says"):
         load(running)
 
@@ -109,11 +111,13 @@ def test_a_damaged_mark_is_one_line(running):
 
 
 def test_a_run_that_goes_on_while_it_is_read_is_read_again(running, monkeypatch):
-    """The tables of a mark are gone when they are asked for, and another mark is there."""
-    read = marks.read
-    stale = marks.Mark(False, 0, 0, [], {"records": "f" * 64}, read(running, BEGUN).checkpoint, None)
+    """The tables of a state are gone when they are asked for, and another state is there."""
+    read = batch_state.read
+    stale = batch_state.BatchState(
+        False, 0, 0, [], {"records": "f" * 64}, read(running, BEGUN).checkpoint, None
+    )
     seen = iter([stale])
-    monkeypatch.setattr(marks, "read", lambda folder, batch: next(seen, None) or read(folder, batch))
+    monkeypatch.setattr(batch_state, "read", lambda folder, batch: next(seen, None) or read(folder, batch))
     assert load(running).records["seed"].tolist().count(0) > 0
 
 
@@ -174,10 +178,10 @@ def made(write, tmp_path_factory):
     (folder / "checkpoints" / BATCH).mkdir(parents=True)
     sums = manifest.read(folder)["sha256"]
     for name, sha256 in sums.items():
-        shutil.copy(folder / f"{name}.parquet", marks.table_path(folder, BATCH, name, sha256))
-    checkpoint = checkpoints.save(marks.checkpoint_path(folder, BATCH, 1), {"embed": {"E": [1.0]}})
-    by = marks.Origin({"0": "0123456789abcdef"}, {}, {})
-    marks.write(folder, BATCH, marks.Mark(True, 2, 0, [], sums, checkpoint, by))
+        shutil.copy(folder / f"{name}.parquet", batch_state.table_path(folder, BATCH, name, sha256))
+    checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, BATCH, 1), {"embed": {"E": [1.0]}})
+    by = batch_state.Provenance({"0": "0123456789abcdef"}, {}, {})
+    batch_state.write(folder, BATCH, batch_state.BatchState(True, 2, 0, [], sums, checkpoint, by))
     (folder / "figures").mkdir()
     (folder / "summary.csv").write_text("a,b\n")
     drawn = {"own": [], "sha256": {"summary.csv": files.digest(b"a,b\n")}}

@@ -14,7 +14,7 @@ from PIL import Image
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import aggregate, headline, load, report
 from jaxattn.results.statistics import last_steps
-from jaxattn.storage import manifest, origin
+from jaxattn.storage import manifest, provenance
 from jaxattn.storage.files import digest
 
 FIGURES = (
@@ -182,7 +182,7 @@ def test_a_page_says_which_other_source_made_the_run(folder):
     written = report.write(folder)
     assert written.made_by.startswith(made)
     assert made in unescape(written.page.read_text(encoding="utf-8"))
-    manifest.write(folder, manifest.read(folder) | {"made_by": [origin.installed()]})
+    manifest.write(folder, manifest.read(folder) | {"made_by": [provenance.installed()]})
     written = report.write(folder)
     assert written.made_by == ""
     assert made not in unescape(written.page.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""The mark of a batch: how far it is, and checksums of the tables and the checkpoint that belong to it.
+"""The state of a batch: how far it is, and checksums of the tables and the checkpoint that belong to it.
 
-Tables and checkpoints are written first, under names that no older mark uses; the mark makes them count. What
-no mark names is what a killed run left.
+Tables and checkpoints are written first, under names that no older state uses; the state makes them count.
+What no state names is what a killed run left.
 """
 
 import io
@@ -66,7 +66,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     files: dict[str, tuple[int, str | None]]
 
 
-class Origin(msgspec.Struct, frozen=True):
+class Provenance(msgspec.Struct, frozen=True):
     """What made a batch: hashes of the configs of its cells by number, of the user's code, and the source."""
 
     cells: dict[str, str]
@@ -74,7 +74,7 @@ class Origin(msgspec.Struct, frozen=True):
     made_by: dict[str, str | None]
 
 
-class Mark(msgspec.Struct, frozen=True):
+class BatchState(msgspec.Struct, frozen=True):
     """How far a batch is.
 
     Attributes:
@@ -93,7 +93,7 @@ class Mark(msgspec.Struct, frozen=True):
     failures: list[dict[str, Any]]
     tables: dict[str, str]
     checkpoint: Checkpoint
-    origin: Origin
+    origin: Provenance
 
 
 def spans(batch: str) -> tuple[range, range]:
@@ -106,7 +106,7 @@ def spans(batch: str) -> tuple[range, range]:
 
 
 def path(directory: Path, batch: str) -> Path:
-    """Say where the mark of a batch is."""
+    """Say where the state of a batch is."""
     return directory / "parts" / f"{batch}.json"
 
 
@@ -121,7 +121,7 @@ def checkpoint_path(directory: Path, batch: str, number: int) -> Path:
 
 
 def batches(directory: Path) -> list[str]:
-    """Name the batches that have a mark."""
+    """Name the batches that have a state."""
     names = (
         name.removesuffix(".json")
         for name in files.names(directory / "parts", directory)
@@ -130,8 +130,8 @@ def batches(directory: Path) -> list[str]:
     return [name for name in names if NAME.fullmatch(name)]
 
 
-def read(directory: Path, batch: str) -> Mark | None:
-    """Read the mark of a batch, None if it has none.
+def read(directory: Path, batch: str) -> BatchState | None:
+    """Read the state of a batch, None if it has none.
 
     Raises:
         Damaged: it is not what was written.
@@ -145,47 +145,47 @@ def read(directory: Path, batch: str) -> Mark | None:
             raise
         return None
     try:
-        mark = msgspec.convert(content, Mark)
-        msgspec.convert(mark.failures, list[Failure])
+        saved = msgspec.convert(content, BatchState)
+        msgspec.convert(saved.failures, list[Failure])
     except (msgspec.ValidationError, UnicodeError) as error:
         raise Damaged(f"{place}: damaged ({error})") from None
-    if set(mark.tables) != set(TABLES):
+    if set(saved.tables) != set(TABLES):
         raise Damaged(f"{place}: damaged (it names other tables than {' and '.join(TABLES)})")
-    return mark
+    return saved
 
 
-def write(directory: Path, batch: str, mark: Mark) -> None:
-    """Replace the mark of a batch.
+def write(directory: Path, batch: str, saved: BatchState) -> None:
+    """Replace the state of a batch.
 
     Raises:
         OSError: it cannot be written.
     """
-    files.write(path(directory, batch), files.sealed(msgspec.to_builtins(mark)), directory)
+    files.write(path(directory, batch), files.sealed(msgspec.to_builtins(saved)), directory)
 
 
-def foreign(mark: Mark, cells: Iterable[Mapping[str, Any]]) -> list[str]:
+def foreign(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
     """Number the cells of a batch whose configs are not those of a manifest's cells."""
     hashes = {str(entry["cell"]): entry.get("config_hash") for entry in cells}
-    made = mark.origin.cells.items()
+    made = saved.origin.cells.items()
     return [cell for cell, config_hash in made if hashes.get(cell, "none") not in (None, config_hash)]
 
 
-def read_with_tables(directory: Path, batch: str) -> tuple[Mark, dict[str, pd.DataFrame]] | None:
-    """Read the mark of a batch and its tables, None if it has no mark.
+def read_with_tables(directory: Path, batch: str) -> tuple[BatchState, dict[str, pd.DataFrame]] | None:
+    """Read the state of a batch and its tables, None if it has no state.
 
     Raises:
         Damaged: one of them is not what was written.
         InputError: one of them cannot be read.
     """
-    while (mark := read(directory, batch)) is not None:
+    while (saved := read(directory, batch)) is not None:
         try:
-            return mark, {
+            return saved, {
                 name: read_table(table_path(directory, batch, name, sha256), directory, sha256)
-                for name, sha256 in mark.tables.items()
+                for name, sha256 in saved.tables.items()
             }
         except Damaged:
             # A run that goes on has other tables a moment later.
-            if read(directory, batch) == mark:
+            if read(directory, batch) == saved:
                 raise
     return None
 
