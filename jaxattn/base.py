@@ -34,9 +34,9 @@ from jaxattn.core.params_by_name import Leaf
 from jaxattn.core.settings import Spec
 
 if TYPE_CHECKING:  # what stands above
+    from jaxattn.attention.scores import Scores
     from jaxattn.data.splits import Loaded, Splits
     from jaxattn.probes.probe_context import ProbeContext
-    from jaxattn.theory.scores import Scores
 
 S = TypeVar("S", bound="Dataset")
 # Named arrays: a dataclass, a NamedTuple or a dict of them.

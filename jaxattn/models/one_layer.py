@@ -12,6 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention import attend
+from jaxattn.attention.scores import Scores
+from jaxattn.attention.scores import one_layer as linear_scores
 from jaxattn.base import Model
 from jaxattn.core import backend
 from jaxattn.core.brief import Brief
@@ -20,8 +22,6 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
 from jaxattn.models.initial import embeddings_query_head
 from jaxattn.models.span import Dim, infinite_by_name
-from jaxattn.theory.scores import Scores
-from jaxattn.theory.scores import one_layer as linear_scores
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:

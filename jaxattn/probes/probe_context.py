@@ -11,7 +11,7 @@ from jax import Array
 from jaxattn.base import Dataset, Loss, Model, Params, Phase, Task
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Splits
-from jaxattn.dynamics.descents.gradients import loss_and_gradients
+from jaxattn.models.gradients import loss_and_gradients
 
 
 class Columns(NamedTuple):

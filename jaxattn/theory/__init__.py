@@ -1,13 +1,13 @@
 """Theory: what the dynamics should do, and how to tell that it did."""
 
-from jaxattn.theory import scores
+from jaxattn.attention import scores
+from jaxattn.attention.scores import Scores
 from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.lq_margin import lq_max_margin
 from jaxattn.theory.max_margin import differentiable_direction, max_margin, max_margin_batch
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
 from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
-from jaxattn.theory.scores import Scores
 from jaxattn.theory.selection import (
     Selection,
     cosine,

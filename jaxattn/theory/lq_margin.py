@@ -9,11 +9,11 @@ from functools import partial
 
 import numpy as np
 
+from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status, certify
 from jaxattn.theory.constraints import Constraints, constraints
 from jaxattn.theory.max_margin import shortest
-from jaxattn.theory.scores import Scores
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
 # Largest ratio of two weights of a reweighted problem: its solver works to 1e-16 of the largest.

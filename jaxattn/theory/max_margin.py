@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_on_cores
 from jaxattn.data.corpus import Corpus
@@ -18,7 +19,6 @@ from jaxattn.theory.certificate import MaxMargin, Solution, Status, certify, len
 from jaxattn.theory.constraints import Constraints, circle, coinciding, constraints
 from jaxattn.theory.interior_point import interior_point, isometric
 from jaxattn.theory.least_distance import least_distance, with_care
-from jaxattn.theory.scores import Scores
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
 # Entries of the matrix of differences up to which the exact method takes well under a second.

@@ -6,6 +6,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
+from jaxattn.attention.scores import Scores
 from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import Leaf
@@ -13,7 +14,6 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status, unsolved
 from jaxattn.theory.constraints import Constraints, constraints
 from jaxattn.theory.max_margin import shortest
-from jaxattn.theory.scores import Scores
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
 # A selected token is on the margin of v if y x_s·v ≤ 1 + this: wider than rounding, closer than chance.

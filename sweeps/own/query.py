@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 
 import jaxattn as ja
+from jaxattn.attention.scores import of_query
 from jaxattn.data import Vectors
 from jaxattn.theory import Scores
-from jaxattn.theory.scores import of_query
 
 
 def signal(key: Array, *, dim: int, length: int, sequences: int, strength: float = 3.0) -> Vectors:

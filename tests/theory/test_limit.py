@@ -6,9 +6,9 @@ import pytest
 from scipy import sparse
 
 import jaxattn as ja
+from jaxattn.attention.scores import one_layer
 from jaxattn.core.errors import InputError
 from jaxattn.theory import Selection, certify_limit
-from jaxattn.theory.scores import one_layer
 
 LENGTH, TIED, BEHIND = 5, 3, 25.0
 

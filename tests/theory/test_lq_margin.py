@@ -8,9 +8,9 @@ import pytest
 from scipy.optimize import linprog
 from scipy.sparse import csc_matrix
 
+from jaxattn.attention.scores import of_query
 from jaxattn.core.errors import InputError
 from jaxattn.theory import Scores, lq_max_margin, max_margin, selection
-from jaxattn.theory.scores import of_query
 
 
 def rows_of(instance, loops):

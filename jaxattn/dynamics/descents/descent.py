@@ -23,7 +23,6 @@ from jaxattn.core.settings import Count, Named, Names, NotNegative, Places, Posi
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.descents.algorithm import Algorithm, Info, loop
 from jaxattn.dynamics.descents.early_stop import early_stop
-from jaxattn.dynamics.descents.gradients import Outputs, loss, loss_and_gradients
 from jaxattn.dynamics.descents.optimizers import (
     ROTATION_INVARIANT,
     ScheduleName,
@@ -33,6 +32,7 @@ from jaxattn.dynamics.descents.optimizers import (
 )
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
+from jaxattn.models.gradients import Outputs, loss, loss_and_gradients
 
 
 def descent(

@@ -13,9 +13,9 @@ from jaxattn import losses
 from jaxattn.base import Dataset, State
 from jaxattn.core.params_by_name import Leaf
 from jaxattn.dynamics.descents.algorithm import Algorithm, Info
-from jaxattn.dynamics.descents.gradients import Outputs, loss
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
+from jaxattn.models.gradients import Outputs, loss
 
 
 @struct.dataclass

@@ -17,6 +17,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
+from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import Leaf
 from jaxattn.dynamics.flows.arc_length import Ended, Ends, Stop, Trajectory, beginning, integrate
@@ -24,7 +25,6 @@ from jaxattn.dynamics.flows.balance import Balance, back_on_curve, find_ties
 from jaxattn.dynamics.flows.coordinates import when
 from jaxattn.dynamics.flows.seeds import of_seeds, over_seeds
 from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, top_class
-from jaxattn.theory.scores import Scores, require_values
 from jaxattn.theory.selection import Selection
 
 # Most times that ties are found or dissolved.

@@ -8,9 +8,9 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
+from jaxattn.attention.scores import Scores
 from jaxattn.data.corpus import from_bags
 from jaxattn.dynamics.flows.direction import direction, score_force, token_curvature, token_force
-from jaxattn.theory.scores import Scores
 
 pytestmark = pytest.mark.usefixtures("x64")
 

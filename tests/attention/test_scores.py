@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.attention.scores import Scores, linear, of_query, of_vectors, one_layer, require_values
 from jaxattn.core.errors import InputError
 from jaxattn.theory import max_margin, relaxed_max_margin, selection
-from jaxattn.theory.scores import Scores, linear, of_query, of_vectors, one_layer, require_values
 
 N, T, D, Q = 6, 4, 5, 3
 
