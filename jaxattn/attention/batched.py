@@ -207,7 +207,7 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
     if len(scores) > _max_batch(corpus, columns):
         return _in_chunks(forward, corpus, scores, columns)
     if len(scores) == 1:
-        return _batch_of_one(partial(forward, corpus), scores, columns)
+        return _batch_of_one(partial(forward_one, corpus), scores, columns)
     num_bands, apart = _plan_bands(scores)
     averages = banded_forward(corpus, scores, columns, num_bands)
     in_bands = partial(forward_in_bands, corpus)
@@ -235,7 +235,7 @@ def backward(
     if len(scores) > _max_batch(corpus, columns):
         return _in_chunks(backward, corpus, *arrays)
     if len(scores) == 1:
-        return _batch_of_one(partial(backward, corpus), *arrays)
+        return _batch_of_one(partial(backward_one, corpus), *arrays)
     num_bands, apart = _plan_bands(scores)
     *cotangents, cancelled = banded_backward(corpus, *arrays, num_bands)
     in_bands = partial(backward_in_bands, corpus)

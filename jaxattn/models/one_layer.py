@@ -121,7 +121,7 @@ def init(
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
     """Project the embeddings: scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
-    return scores_and_values(params.E, params.p, params.v)
+    return project(params.E, params.p, params.v)
 
 
 def outputs(params: Params, data: Corpus) -> Array:

@@ -93,7 +93,7 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
         The two-layer experiment with weights in the public review of arXiv 2505.17282.
     """
     scores, values = scores_and_values(params)
-    queries = product(corpus, params.E, params.W1)
+    queries = held_token_product(corpus, params.E, params.W1)
     return two_layer_attention(corpus, queries, params.E, scores, values, residual=residual)
 
 
