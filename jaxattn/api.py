@@ -77,7 +77,7 @@ class Study(Definition):
         probes: Any = None,
         figures: Sequence[Any] = (),
         **rest: Any,
-    ):
+    ) -> None:
         """Check a study.
 
         Args:

@@ -123,7 +123,7 @@ def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
 class _Measured:
     """What seeds of points measured, by the hash of their settings: run, or read from earlier rounds."""
 
-    def __init__(self, study: Study, folder: Path, metric: str, phase: str | None):
+    def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
         self._metric, self._phase = metric, phase
         self._code = {name: study.names.source_hash(name) for name in study.own_kinds}

@@ -117,8 +117,12 @@ def backward_in_bands(
 
     Args:
         corpus: n sequences over V tokens.
-        ceiling, below: h_b and exp(a - h_b) of every token, (V,) each.
-        columns, averages, shift, d_sums: as in `backward_one`.
+        ceiling: h_b of every token, (V,).
+        below: exp(a - h_b), (V,).
+        columns: γ, (K, V).
+        averages: f, (K, n).
+        shift: as `forward_in_bands` returns it, (n,).
+        d_sums: ∂L/∂f over the normaliser, (K, n).
     """
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)

@@ -1,5 +1,7 @@
 """Attention on the entries of a corpus, each with a score and values: an exponential for every entry."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -22,11 +24,11 @@ def per_entry(corpus: Corpus, per_token: Array) -> Array:
     return _per_entry(corpus, per_token)
 
 
-def _per_entry(corpus, per_token):
+def _per_entry(corpus: Corpus, per_token: Array) -> Array:
     return take(per_token, corpus.bags.index.astype(jnp.int32))
 
 
-def _per_entry_backward(corpus, cotangent):
+def _per_entry_backward(corpus: Corpus, cotangent: Array) -> tuple[Any, ...]:
     occurrences = corpus.occurrences
     gathered = take(cotangent.ravel(), corpus.occurrence_to_bag)
     return None, *occurrences.sum(jnp.where(occurrences.count > 0, gathered, 0))
@@ -50,12 +52,12 @@ def attend_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tu
     return bags.softmax(score, *columns)[0]
 
 
-def _forward(bags, score, columns):
+def _forward(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Any, Any]:
     averages, _, normaliser, weight = bags.softmax(score, *columns)
     return averages, (bags, columns, averages, normaliser, weight)
 
 
-def _backward(residuals, cotangents):
+def _backward(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     """∂L/∂γ_e = q_e ḡ and ∂L/∂a_e = q_e ḡ (γ_e - f), summed over columns."""
     bags, columns, averages, normaliser, weight = residuals
     d_columns = tuple(weight * bags.spread(g / normaliser) for g in cotangents)

@@ -1,6 +1,7 @@
 """Softmax attention over whole rows of a table, h_X = Σ_s q_s(X) M_s, for tables too wide for token space."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +34,11 @@ def pool(corpus: Corpus, scores: Float[Array, "V"], table: Float[Array, "V m"]) 
 
 
 @jax.custom_vjp
-def _pool(corpus, scores, table):
+def _pool(corpus: Corpus, scores: Array, table: Array) -> Array:
     return _forward(corpus, scores, table)[0]
 
 
-def _forward(corpus, scores, table):
+def _forward(corpus: Corpus, scores: Array, table: Array) -> tuple[Array, Any]:
     bags = corpus.bags
     score = take(scores, bags.index.astype(jnp.int32))
     _, top, normaliser, _ = bags.softmax(score)
@@ -48,7 +49,7 @@ def _forward(corpus, scores, table):
     return pooled, (corpus, scores, table, pooled, top, normaliser)
 
 
-def _backward(residuals, cotangent):
+def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
     """∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X)."""
     corpus, scores, table, pooled, top, normaliser = residuals
     by_sequence = (cotangent * pooled).sum(axis=1)
@@ -82,12 +83,12 @@ def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:
     return flat.reshape(-1, num_indices)
 
 
-def _weight(bags, scores, top, normaliser):
+def _weight(bags: Ragged, scores: Array, top: Array, normaliser: Array) -> Array:
     score = take(scores, bags.index.astype(jnp.int32)) - bags.spread(top)
     return _times_exp(bags.count, score) / bags.spread(normaliser)
 
 
-def _times_exp(count, score):
+def _times_exp(count: Array, score: Array) -> Array:
     return count.astype(score.dtype) * jnp.exp(jnp.where(count > 0, score, -jnp.inf))
 
 

@@ -187,7 +187,7 @@ def linear(
     with backend.float64():
         flat, unravel = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float64), like))
 
-        def at(p):
+        def at(p: Array) -> Array:
             return jnp.asarray(function(unravel(p)), jnp.float64)
 
         shape = jax.eval_shape(at, flat).shape
@@ -208,7 +208,7 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
         raise InputError(f"scores: {offset:.3g} at parameter 0, so not linear; {remedy}")
     for p, u, w in rng.normal(size=(_POINTS, 3, size)):
 
-        def slope(x, u=u):
+        def slope(x: Array, u: Any = u) -> Array:
             return jax.jvp(at, (x,), (jnp.asarray(u),))[1]
 
         first, second = (np.asarray(x) for x in jax.jvp(slope, (jnp.asarray(p),), (jnp.asarray(w),)))

@@ -209,13 +209,15 @@ def attend_within(
     return _forward(corpus, queries, keys, columns, residual)[0]
 
 
-def _forward(corpus, queries, keys, columns, residual):
+def _forward(
+    corpus: Corpus, queries: Array, keys: Array | None, columns: tuple[Array, ...], residual: bool
+) -> tuple[Any, Any]:
     compute = _one_by_one_if_many_blocks(partial(_mixed, residual=residual), corpus, queries)
     mixed, kept = compute(corpus, queries, keys, columns)
     return mixed, (corpus, queries, keys, columns, kept)
 
 
-def _backward(residual, residuals, cotangents):
+def _backward(residual: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     corpus, queries, *_ = residuals
     compute = _one_by_one_if_many_blocks(partial(_cotangents, residual=residual), corpus, queries)
     return None, *compute(*residuals, cotangents)
@@ -224,12 +226,14 @@ def _backward(residual, residuals, cotangents):
 attend_within.defvjp(_forward, _backward)
 
 
-def _one_by_one_if_many_blocks(function, corpus, queries):
+def _one_by_one_if_many_blocks(
+    function: Callable[..., Any], corpus: Corpus, queries: Array
+) -> Callable[..., Any]:
     """Let `jax.vmap` loop where there are loops already, which would all end with the longest."""
     return function if is_one(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
-def _mixed(corpus, queries, keys, columns, *, residual):
+def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
     """Compute x' per column, and G of all blocks end to end, as many of its numbers as are kept."""
 
     def visit(carry: Any, block: Block) -> Any:
@@ -249,7 +253,16 @@ def _mixed(corpus, queries, keys, columns, *, residual):
     return fold(corpus.bags, width, visit, (start, kept))
 
 
-def _cotangents(corpus, queries, keys, columns, kept, cotangents, *, residual):
+def _cotangents(
+    corpus: Corpus,
+    queries: Array,
+    keys: Array | None,
+    columns: Any,
+    kept: Array,
+    cotangents: Any,
+    *,
+    residual: bool,
+) -> Any:
     def again(block: Block, q: Array, k: Array) -> Array:
         """Compute G, or look it up."""
         shape = (*block.tokens.shape, block.tokens.shape[1])

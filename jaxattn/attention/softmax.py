@@ -7,6 +7,8 @@ directions are gathers over the corpus's two layouts or, on a large corpus, prod
 scores and values that a `jax.vmap` runs over, those of many seeds for example, share these products.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -45,7 +47,7 @@ def _attend(corpus: Corpus, scores: Array, columns: Array) -> Array:
     return _forward(corpus, scores, columns)[0]
 
 
-def _forward(corpus, scores, columns):
+def _forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Any]:
     if not corpus.bags.is_large:
         averages, shift, normaliser = _forward_small(corpus, scores, columns)
     else:
@@ -54,7 +56,7 @@ def _forward(corpus, scores, columns):
     return averages, (corpus, scores, columns, averages, shift, normaliser)
 
 
-def _backward(residuals, cotangents):
+def _backward(residuals: Any, cotangents: Array) -> tuple[Any, ...]:
     corpus, *arrays, normaliser = residuals
     arrays.append(bands.divide(cotangents, normaliser))
     if not corpus.bags.is_large:

@@ -236,7 +236,7 @@ def count(text: str) -> Counted:
 class _Walk:
     """Goes through a program as it runs; loops of unknown length are put apart, into `step`."""
 
-    def __init__(self, module: Module):
+    def __init__(self, module: Module) -> None:
         self.module, self.step = module, Work()
         self._inside = False
 

@@ -12,7 +12,7 @@ Executor = Literal["slurm", "local"]
 class Shard:
     """One job: a command that continues where it was stopped, so a job that is preempted is sent again."""
 
-    def __init__(self, command: list[str]):
+    def __init__(self, command: list[str]) -> None:
         """Run `jaxattn` with these words."""
         self.command = command
 

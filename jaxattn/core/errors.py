@@ -25,7 +25,7 @@ class RunError(_OneLine, RuntimeError):
 class UserCodeError(RunError):
     """Code of the user's own raised an exception, which is the cause of this error."""
 
-    def __init__(self, message: str, files: frozenset[str] = frozenset()):
+    def __init__(self, message: str, files: frozenset[str] = frozenset()) -> None:
         """Say where; `files` are the source files of the user's code."""
         super().__init__(message)
         self.files = files
@@ -66,7 +66,7 @@ def shown(value: object) -> str:
 class at:
     """Prefix the message of any InputError with the place it was found at."""
 
-    def __init__(self, place: str):
+    def __init__(self, place: str) -> None:
         """Name the place."""
         self.place = place
 

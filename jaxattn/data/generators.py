@@ -28,7 +28,7 @@ _OF_THE_STUDY = ("test_sequences", "validation_sequences", "label_noise")
 class Numbered(Sequence[str]):
     """The numbers 0 to V - 1 as names of tokens, written when they are asked for."""
 
-    def __init__(self, vocab_size: int):
+    def __init__(self, vocab_size: int) -> None:
         """Name V tokens."""
         self._numbers = range(vocab_size)
 

@@ -225,7 +225,7 @@ def _rectangles(
         yield from ((part, seeds) for part in _even(cells, width // len(seeds)))
 
 
-def _even(items, width: int):
+def _even(items: Sequence[Any], width: int) -> Iterator[Any]:
     """Cut a sequence into pieces of at most `width`, as equal as can be with the last one shorter."""
     size = math.ceil(len(items) / math.ceil(len(items) / width))
     for first in range(0, len(items), size):

@@ -47,7 +47,7 @@ class Clock:
     _batch: Batch
     _probes: Sequence[int]
 
-    def __init__(self, reporter: Reporter, intervals: Intervals = Intervals()):  # noqa: B008  frozen
+    def __init__(self, reporter: Reporter, intervals: Intervals = Intervals()) -> None:  # noqa: B008  frozen
         """Start; the peak of memory begins anew, where the system can."""
         self.write: Write = lambda entry, series: None
         self._reporter, self._intervals = reporter, intervals

@@ -112,7 +112,7 @@ class Lifted:
         dtype: str | None = None,
         view: Callable[[Any], Any] = lambda first: first,
         **options: Any,
-    ):
+    ) -> None:
         """Wrap a function.
 
         Args:

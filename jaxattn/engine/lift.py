@@ -90,7 +90,7 @@ class Programs:
         text: corpora that all lanes share, or their shapes; None if each lane draws its own.
     """
 
-    def __init__(self, setting: Setting, text: Loaded | None = None):
+    def __init__(self, setting: Setting, text: Loaded | None = None) -> None:
         """Compile nothing yet."""
         self.setting, self.text = setting, text
         self._kept: dict[Hashable, Any] = {}
@@ -227,7 +227,7 @@ class Programs:
 class ProgramCache:
     """What batches share: the corpora of a text, and programs, which compile once for a setting."""
 
-    def __init__(self, loading: Progress = silent):
+    def __init__(self, loading: Progress = silent) -> None:
         """Begin with nothing; `loading` is told how far the reading of texts is."""
         self._loading = loading
         self._text: tuple[Any, Loaded] | None = None

@@ -13,7 +13,7 @@ from jaxattn.core.errors import UserCodeError
 class Reporter:
     """Tells how far a run is. Everything goes to stderr, so that stdout holds results only."""
 
-    def __init__(self, quiet: bool = False):
+    def __init__(self, quiet: bool = False) -> None:
         """Report to stderr; nothing but errors and damage if quiet."""
         self.quiet = quiet
         self.console = Console(stderr=True, soft_wrap=True, highlight=False)

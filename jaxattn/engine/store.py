@@ -27,7 +27,7 @@ EMPTY = (lock.NAME, "parts", "checkpoints", LOG, manifest.NAME)
 class Store:
     """A results folder of one study; a batch is a block of cells and seeds that run together."""
 
-    def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None):
+    def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
         """Name the folder, nothing is written yet; `warn` is told of damage that was found and mended."""
         self.directory = Path(os.path.abspath(directory))
         self.warn = warn

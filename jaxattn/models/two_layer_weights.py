@@ -144,13 +144,13 @@ def held_token_product(
 
 
 @jax.custom_vjp
-def _held_product(corpus, table, matrix):
+def _held_product(corpus: Corpus, table: Array, matrix: Array) -> Array:
     return _forward(corpus, table, matrix)[0]
 
 
-def _forward(corpus, table, matrix):
+def _forward(corpus: Corpus, table: Array, matrix: Array) -> tuple[Array, Any]:
     @sequential_vmap
-    def compute(corpus, table, matrix):
+    def compute(corpus: Corpus, table: Array, matrix: Array) -> Any:
         def visit(tokens: Array, own: Array, result: Array) -> Array:
             return result.at[tokens].set(take(table, own) @ matrix, mode="drop", unique_indices=True)
 
@@ -159,11 +159,11 @@ def _forward(corpus, table, matrix):
     return compute(corpus, table, matrix), (corpus, table, matrix)
 
 
-def _backward(residuals, cotangent):
+def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
     """∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s of the corpus."""
 
     @sequential_vmap
-    def compute(corpus, table, matrix, cotangent):
+    def compute(corpus: Corpus, table: Array, matrix: Array, cotangent: Array) -> Any:
         def visit(tokens: Array, own: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             d_table, d_matrix = carry
             held = jnp.where((tokens < len(table))[:, None], take(cotangent, own), 0)

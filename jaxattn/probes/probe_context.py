@@ -41,7 +41,7 @@ class ProbeContext:
         phase: Phase,
         memory: Any = None,
         sample: int | None = None,
-    ):
+    ) -> None:
         """Look at parameters; nothing is computed yet."""
         self.params, self.phase, self.memory = params, phase, memory
         self.model: Model[Any] = task.model

@@ -28,7 +28,7 @@ _AGAIN = "load another folder, or run the sweep again"
 class Parameters:
     """Named arrays as a frozen pytree: `parameters.E` is the array of that name."""
 
-    def __init__(self, arrays: Mapping[str, Any]):
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
         """Hold the arrays under their names."""
         object.__setattr__(self, "_arrays", dict(arrays))
 

@@ -55,7 +55,7 @@ class Definition:
         names: where import paths in them point.
     """
 
-    def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None):
+    def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None) -> None:
         """Check the tables; InputError names the key and a near right one."""
         self.tree = dict(tree)
         check_values(self.tree)

@@ -66,7 +66,7 @@ def rehearse(
 class _Rehearsal:
     """One seed on shapes; what raises is said with its place."""
 
-    def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]):
+    def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]) -> None:
         self.setting, self.shared, self.files = setting, shared, files
 
     def run(self, numbers: Hyperparameters) -> Dataset:

@@ -22,7 +22,7 @@ class ImportPaths:
         given: objects that a study was given in Python, by their names.
     """
 
-    def __init__(self, folder: str | Path = ".", given: Mapping[str, Any] | None = None):
+    def __init__(self, folder: str | Path = ".", given: Mapping[str, Any] | None = None) -> None:
         """Look from a folder; nothing is imported yet."""
         self.folder = Path(folder)
         self.given = dict(given or {})

@@ -81,7 +81,7 @@ def merged(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
 class Reader:
     """Reads cells from tables; those of one reader share the things that are written alike."""
 
-    def __init__(self, names: ImportPaths):
+    def __init__(self, names: ImportPaths) -> None:
         """Read nothing yet; `names` says where import paths point."""
         self._names = names
         # Things and their full tables, by where they stand and what is written there.

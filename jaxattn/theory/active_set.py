@@ -1,5 +1,8 @@
 """One large max-margin problem: a dual active-set method that generates constraints as it needs them."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 
 from jaxattn.theory.certificate import COINCIDE, Solution
@@ -13,7 +16,7 @@ _DEPENDENT = 1e-11
 class _Factor:
     """QR factors of the active differences, N = Q R with N (r, k), under appending and deleting columns."""
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int) -> None:
         self._q = np.zeros((dim, dim + 1), order="F")
         self._r = np.zeros((dim + 1, dim + 1), order="F")
         self.active: list[int] = []
@@ -98,10 +101,10 @@ def active_set(
     factor, required = _Factor(rows.shape[1]), np.broadcast_to(required, len(better))
     p, multipliers, steps, fresh = np.zeros(rows.shape[1]), np.zeros(0), 0, False
 
-    def difference(pair):
+    def difference(pair: Any) -> np.ndarray:
         return rows[better[pair]] - rows[worse[pair]]
 
-    def spread_out(values, extra=()):
+    def spread_out(values: np.ndarray, extra: Iterable[tuple[Any, float]] = ()) -> np.ndarray:
         full = np.zeros(len(better))
         full[factor.active] = values
         for pair, value in extra:

@@ -50,14 +50,14 @@ def nearest_point(
     linear = jnp.zeros(matrix.shape[1]).at[-1].set(-1.0)
     curvature = 1.0 + linear
 
-    def body(state):
+    def body(state: _State) -> _State:
         z, slack, multipliers = state.z, state.slack, state.multipliers
         system = (matrix.T * (multipliers / slack)) @ matrix + jnp.diag(curvature)
         factor = jax.scipy.linalg.cho_factor(system, lower=True)
         primal = matrix @ z - slack
         dual = curvature * z + linear - matrix.T @ multipliers
 
-        def direction(product):
+        def direction(product: Array) -> tuple[Array, Array, Array]:
             """Solve the Newton equations with Δs λ + s Δλ = product."""
             dz = jax.scipy.linalg.cho_solve(
                 factor, matrix.T @ ((product - multipliers * primal) / slack) - dual
@@ -65,7 +65,7 @@ def nearest_point(
             ds = matrix @ dz + primal
             return dz, ds, (product - multipliers * ds) / slack
 
-        def longest(ds, dl):
+        def longest(ds: Array, dl: Array) -> Array:
             return jnp.minimum(_longest_step(slack, ds), _longest_step(multipliers, dl))
 
         product = slack * multipliers
@@ -95,7 +95,7 @@ def nearest_point(
     return _polish(rows, state.multipliers, tight), state.iteration
 
 
-def _longest_step(x, change):
+def _longest_step(x: Array, change: Array) -> Array:
     falling = change < 0
     return jnp.min(jnp.where(falling, x / jnp.where(falling, -change, 1.0), jnp.inf))
 
@@ -112,7 +112,7 @@ def _polish(
     size, basis = jnp.linalg.eigh(active.T @ active)
     inverse = jnp.where(size > 1e-13 * size[-1], 1 / size, 0.0)
 
-    def solve(target):
+    def solve(target: Array) -> Array:
         return basis @ (inverse * (basis.T @ target))
 
     p = jnp.zeros(rows.shape[1])
@@ -124,7 +124,7 @@ def _polish(
         exact = exact + active @ solve(p - active.T @ exact)
     exact = jnp.maximum(exact, 0.0)
 
-    def bounds(multipliers):
+    def bounds(multipliers: Array) -> tuple[Array, Array]:
         w = rows.T @ multipliers
         length = jnp.sqrt(jnp.square(w).sum())
         return (rows @ w).min() / length, length / multipliers.sum()

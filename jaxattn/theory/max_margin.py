@@ -258,7 +258,7 @@ def _conclude_or_finish(problem: _Problem, solution: Solution, *, solver: str, t
 
 
 def _stack(answers: list[MaxMargin]) -> MaxMargin:
-    def pad(x, size):
+    def pad(x: np.ndarray, size: int) -> np.ndarray:
         return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
 
     support = max(len(answer.multipliers) for answer in answers)

@@ -314,7 +314,7 @@ def _status(flow: Flow, ends: Ends, first: Array, max_steps: Array, state: _Stat
     return status
 
 
-def _log_mean_time(h, start, end):
+def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
     """Compute log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
     ∫ exp of a straight line is exact at any size; one extrapolation from the step's two halves makes
@@ -330,7 +330,7 @@ def _log_mean_time(h, start, end):
     return better, jnp.abs(whole - halves)
 
 
-def _log_mean_exp(x, y):
+def _log_mean_exp(x: Array, y: Array) -> Array:
     """Compute log ∫₀¹ exp(x + (y - x) θ) dθ."""
     drop = jnp.abs(x - y)
     far = drop > 1e-4

@@ -1,7 +1,7 @@
 """Where the forces on tied tokens balance, and which tokens tie there."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.coordinates import positive
-from jaxattn.dynamics.flows.direction import pulls, score_force, token_curvature
+from jaxattn.dynamics.flows.direction import Force, pulls, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (
     Ties,
     below_top,
@@ -104,7 +104,7 @@ def find_ties(
     edges = _holes(below)
     nothing = Balance(no_ties(E, values, corpus), p, jnp.asarray(False))
 
-    def attempt(state):
+    def attempt(state: tuple[Array, Balance]) -> tuple[Array, Balance]:
         tried, _ = state
         found = _ties_of(E, p, values, corpus, _classes(corpus, below <= edges[tried]))
         return tried + 1, jax.tree.map(partial(jnp.where, found.settled), found, nothing)
@@ -132,7 +132,7 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array) -
     merged = jnp.where(loose, vocab, leader)
     scores = E @ rest.p
 
-    def weigh(leader):
+    def weigh(leader: Array) -> Array:
         return jnp.where(present, bags.count * jnp.exp(take(scores - take(scores, leader), index)), 0)
 
     weight = weigh(leader)
@@ -173,7 +173,7 @@ def _rest(
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
 
-    def at(y):
+    def at(y: Array) -> tuple[Force, Array]:
         force = score_force(tied, scores + lift @ y, values)
         return force, jnp.diag(1.0 * ~spans) - lift.T @ token_curvature(tied, force) @ lift
 
@@ -182,10 +182,10 @@ def _rest(
     slide = jnp.where(free, vectors, 0)
     across = jnp.eye(len(size)) - slide @ slide.T
 
-    def held(curvature):
+    def held(curvature: Array) -> Array:
         return slide @ slide.T + across @ curvature @ across
 
-    def improve(_, y):
+    def improve(_: Any, y: Array) -> Array:
         force, curvature = at(y)
         return y + jnp.linalg.solve(held(curvature), across @ (force.force @ lift))
 
@@ -233,7 +233,7 @@ def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, "V"]:
     index = bags.index.astype(jnp.int32)
     vocab = corpus.vocab_size
 
-    def join(state):
+    def join(state: tuple[Array, Array]) -> tuple[Array, Array]:
         leader, _ = state
         lowest = -bags.max(jnp.where(attended, -1.0 * take(leader, index), -jnp.inf))
         lowest = jnp.where(jnp.isfinite(lowest), lowest, vocab).astype(jnp.int32)

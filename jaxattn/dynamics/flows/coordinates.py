@@ -195,7 +195,7 @@ class Coordinates:
     def _leapt(self, start: Array, end: Array) -> Array:
         """Compute from how far a step lets tokens overtake those that tie, which no step may leap over."""
 
-        def from_how_far(_):
+        def from_how_far(_: Any) -> Array:
             before, after = (self.scores + self.lift @ z for z in (start, end))
             return leap(self.corpus, before, after)
 
@@ -234,7 +234,7 @@ def coordinates(
 def when(condition: Array, compute: Callable[[Any], Any], otherwise: Any) -> Any:
     """Compute something where it is needed: a loop, since vmap would compute both sides of a condition."""
 
-    def once(state):
+    def once(state: tuple[Array, Any]) -> tuple[Array, Any]:
         return jnp.asarray(False), compute(state[1])
 
     return jax.lax.while_loop(lambda state: state[0], once, (condition, otherwise))[1]

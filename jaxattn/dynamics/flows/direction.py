@@ -181,7 +181,7 @@ def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, "d"], Float[Arr
 
 
 @sequential_vmap_if_large
-def _force(corpus, scores, values):
+def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
     whole = token_force(corpus, scores, values)
     return whole.force, whole.log_scale
 

@@ -20,9 +20,10 @@ from jaxtyping import Array, Float
 from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import Leaf
+from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import Ended, Ends, Stop, Trajectory, beginning, integrate
 from jaxattn.dynamics.flows.balance import Balance, back_on_curve, find_ties
-from jaxattn.dynamics.flows.coordinates import when
+from jaxattn.dynamics.flows.coordinates import Coordinates, when
 from jaxattn.dynamics.flows.seeds import of_seeds, over_seeds
 from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, top_class
 from jaxattn.theory.selection import Selection
@@ -155,7 +156,9 @@ class _Stage(NamedTuple):
     left: Array
 
 
-def _follow(E, p, values, corpus, ends, max_steps, points):
+def _follow(
+    E: Array, p: Array, values: Array, corpus: Corpus, ends: Array, max_steps: Array, points: int
+) -> Path:
     """Follow the path of one seed."""
     ends = Ends(*ends)
     reach = jnp.minimum(ends.norm, ends.arc_length)
@@ -172,7 +175,7 @@ def _follow(E, p, values, corpus, ends, max_steps, points):
         left=jnp.asarray(_STAGES),
     )
 
-    def stage(state):
+    def stage(state: _Stage) -> _Stage:
         flow = tied_coordinates(E, state.start, corpus, state.ties)
         path = integrate(flow, ends, reach, max_steps, points, state.path)
         old = jnp.arange(points) < state.path.reached
@@ -196,7 +199,7 @@ def _follow(E, p, values, corpus, ends, max_steps, points):
     )
 
 
-def _points(flow, z, state):
+def _points(flow: Coordinates, z: Array, state: _Stage) -> Array:
     """Look up points; coordinates of p itself gather rounding in the differences of tied tokens."""
     p = flow.p(z)
     if flow.basis is not None:
@@ -205,7 +208,7 @@ def _points(flow, z, state):
     return state.start + (moved - (moved @ state.ties.normals.T) @ state.ties.normals)
 
 
-def _next_stage(E, values, corpus, before: _Stage, after: _Stage) -> _Stage:
+def _next_stage(E: Array, values: Array, corpus: Corpus, before: _Stage, after: _Stage) -> _Stage:
     """Decide how the path goes on, if it does."""
     path, ties = after.path, before.ties
     slides = before.tied & ties.watch.slides

@@ -127,13 +127,17 @@ def full_flow(
 def _follower(max_steps: int) -> Callable[..., FullPath]:
     """Make the function that follows one seed; the library wants the number of steps before it compiles."""
 
-    def follow(E, p, v, corpus, settings, _, points):
+    def follow(
+        E: Array, p: Array, v: Array, corpus: Corpus, settings: Array, _: Any, points: int
+    ) -> FullPath:
         return _follow(E, p, v, corpus, settings, max_steps, points)
 
     return follow
 
 
-def _follow(E, p, v, corpus, settings, max_steps, points):
+def _follow(
+    E: Array, p: Array, v: Array, corpus: Corpus, settings: Array, max_steps: int, points: int
+) -> FullPath:
     import diffrax  # half a second that only this flow needs
 
     until_log_loss, rtol = settings
@@ -214,7 +218,7 @@ def _log_loss(point: _Point, corpus: Corpus) -> Array:
 
 
 def _distance(point: _Point, start: _Point) -> Array:
-    def conserved(x):
+    def conserved(x: _Point) -> Array:
         return x.E.T @ x.E - jnp.outer(x.p, x.p) - jnp.outer(x.v, x.v)
 
     return jnp.linalg.norm(conserved(point) - conserved(start)) / jnp.linalg.norm(conserved(start))

@@ -7,6 +7,9 @@ With a = E p, γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move both 
 so that z = (z_p, z_v) has twice as many coordinates as `coordinates` has for p alone.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
@@ -187,7 +190,7 @@ class JointCoordinates:
         both = jnp.stack([forces.scores, forces.head])
         return (both if self.query.basis is not None else both @ self.query.lift).ravel(), forces
 
-    def _each(self, function, *of_both):
+    def _each(self, function: Callable[..., Any], *of_both: Array) -> tuple[Any, ...]:
         """Apply a function to the halves of p and to those of v."""
         halves = zip(*(jnp.split(x, 2) for x in of_both), strict=True)
         return tuple(function(part, *x) for part, x in zip((self.query, self.head), halves, strict=True))

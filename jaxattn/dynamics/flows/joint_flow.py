@@ -127,7 +127,9 @@ class _Rows:
     steps: Array
 
 
-def _follow(E, p, v, corpus, settings, max_steps, points):
+def _follow(
+    E: Array, p: Array, v: Array, corpus: Corpus, settings: Array, max_steps: Array, points: int
+) -> JointPath:
     """Follow the path of one seed: directly, and on with v slaved if it came there."""
     until_norm, rtol = settings
     ends = Ends(until_norm, jnp.asarray(math.inf), jnp.zeros(()), rtol)

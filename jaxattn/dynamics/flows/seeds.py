@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
@@ -114,12 +115,20 @@ def over_seeds(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4, 5, 6))
-def _without_derivative(arrays, settings, follow, batched, seeds, points, width):
+def _without_derivative(
+    arrays: Any,
+    settings: Any,
+    follow: Callable[..., Any],
+    batched: Any,
+    seeds: int | None,
+    points: int,
+    width: int,
+) -> Any:
     return _over_chunks(arrays, settings, follow, batched, seeds, points, width)
 
 
 @_without_derivative.defjvp
-def _refuse(*_):
+def _refuse(*_: Any) -> NoReturn:
     raise InputError(
         "an exact flow has no derivative: its adaptive steps are no smooth function of what they start from; "
         "put jax.lax.stop_gradient around params, or differentiate ja.dynamics.descent, or where the flow "
@@ -128,8 +137,16 @@ def _refuse(*_):
 
 
 @partial(jax.jit, static_argnames=("follow", "batched", "seeds", "points", "width"))
-def _over_chunks(arrays, settings, follow, batched, seeds, points, width):
-    def single(*arrays):
+def _over_chunks(
+    arrays: Any,
+    settings: Any,
+    follow: Callable[..., Any],
+    batched: Any,
+    seeds: int | None,
+    points: int,
+    width: int,
+) -> Any:
+    def single(*arrays: Any) -> Any:
         return follow(*arrays, *settings, points)
 
     if seeds is None:
@@ -137,7 +154,7 @@ def _over_chunks(arrays, settings, follow, batched, seeds, points, width):
     chunks = math.ceil(seeds / width)
     index = jnp.arange(chunks * math.ceil(seeds / chunks)).reshape(chunks, -1) % seeds
 
-    def chunk(which):
+    def chunk(which: Array) -> Any:
         picked = [
             jax.tree.map(lambda x: x[which], x) if has_seeds else x
             for x, has_seeds in zip(arrays, batched, strict=True)
