@@ -149,20 +149,18 @@ def _held_product(corpus: Corpus, table: Array, matrix: Array) -> Array:
 
 
 def _forward(corpus: Corpus, table: Array, matrix: Array) -> tuple[Array, Any]:
-    @sequential_vmap
     def compute(corpus: Corpus, table: Array, matrix: Array) -> Any:
         def visit(tokens: Array, own: Array, result: Array) -> Array:
             return result.at[tokens].set(take(table, own) @ matrix, mode="drop", unique_indices=True)
 
         return _fold(corpus, visit, jnp.zeros((len(table), matrix.shape[1]), table.dtype))
 
-    return compute(corpus, table, matrix), (corpus, table, matrix)
+    return sequential_vmap(compute)(corpus, table, matrix), (corpus, table, matrix)
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
     """∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s of the corpus."""
 
-    @sequential_vmap
     def compute(corpus: Corpus, table: Array, matrix: Array, cotangent: Array) -> Any:
         def visit(tokens: Array, own: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             d_table, d_matrix = carry
@@ -173,7 +171,7 @@ def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
 
         return _fold(corpus, visit, (jnp.zeros_like(table), jnp.zeros_like(matrix)))
 
-    return None, *compute(*residuals, cotangent)
+    return None, *sequential_vmap(compute)(*residuals, cotangent)
 
 
 _held_product.defvjp(_forward, _backward)

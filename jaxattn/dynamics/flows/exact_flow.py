@@ -157,10 +157,10 @@ class _Stage(NamedTuple):
 
 
 def _follow(
-    E: Array, p: Array, values: Array, corpus: Corpus, ends: Array, max_steps: Array, points: int
+    E: Array, p: Array, values: Array, corpus: Corpus, numbers: Array, max_steps: Array, points: int
 ) -> Path:
     """Follow the path of one seed."""
-    ends = Ends(*ends)
+    ends = Ends(*numbers)
     reach = jnp.minimum(ends.norm, ends.arc_length)
     ties = no_ties(E, values, corpus)
     first = tied_coordinates(E, p, corpus, ties)
