@@ -84,8 +84,8 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
 
     Returns:
         A frozen pytree of JAX arrays in the run's precision: the vectors of R^d, also of a run in coordinates
-        of their span, whose seed tells the way back; at d = ∞ these coordinates. A vocabulary that was padded
-        to that of other cells is cut to the cell's own.
+        of their span, whose basis is drawn again from the seed; at d = ∞ these coordinates. A vocabulary that
+        was padded to that of other cells is cut to the cell's own.
 
     Raises:
         InputError: an unknown cell, seed or phase, no checkpoint, a damaged one, another model.

@@ -286,23 +286,7 @@ def top_tokens(
     """
     tokens = at_end(results, phase=phase, cell=cell)
     best = top(tokens, count=number, min_count=min_count)
-    several = len(tokens.classes) > 1
-    if several:
-        palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
-        shade = [palette[k] for k in best["class"]]
-        legend = {
-            f"class {shown(tokens.name(k))}": palette[k] for k in tokens.classes if (best["class"] == k).any()
-        }
-    else:
-        positive, negative = (
-            [f"class {shown(tokens.name(k))}" for k in (1, 0)]
-            if tokens.names
-            else ["positive token", "negative token"]
-        )
-        signs = {1: (positive, BLUE), -1: (negative, RED), 0: ("irrelevant token", GREY)}
-        sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
-        shade = [signs[k][1] for k in sign]
-        legend = {name: colour for k, (name, colour) in signs.items() if (sign == k).any()}
+    shade, legend = _shades(tokens, best)
     scores, label_of_scores = results.score_names(cell)
     names = [shown(str(token)) for token in best["token"]]
     columns = {
@@ -331,7 +315,7 @@ def top_tokens(
                 texts.text(column + 0.9, row, minus(text), color=SOFT, **look)
         handles = [Patch(color=colour, label=name) for name, colour in legend.items()]
         legend_below(figure, handles)
-    whose = "class with the largest α" if several else "sign of α"
+    whose = "class with the largest α" if len(tokens.classes) > 1 else "sign of α"
     first = " of the first seed" if tokens.seeds > 1 and not tokens.averaged else ""
     number_of_seeds = "one seed" if first else tokens.over_seeds
     often = f" of those that occur at least {min_count} times" if min_count > 1 else ""
@@ -344,3 +328,22 @@ def top_tokens(
         f"{results.cell_words(cell)}, {number_of_seeds}; colour: {whose}.",
         figure,
     )
+
+
+def _shades(tokens: Tokens, best: pd.DataFrame) -> tuple[list[Any], dict[str, Any]]:
+    """Colour tokens by the sign of alpha, of K > 2 classes by their class; and name the colours."""
+    if len(tokens.classes) > 1:
+        palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
+        there = [k for k in tokens.classes if (best["class"] == k).any()]
+        return [palette[k] for k in best["class"]], {
+            f"class {shown(tokens.name(k))}": palette[k] for k in there
+        }
+    positive, negative = (
+        [f"class {shown(tokens.name(k))}" for k in (1, 0)]
+        if tokens.names
+        else ["positive token", "negative token"]
+    )
+    signs = {1: (positive, BLUE), -1: (negative, RED), 0: ("irrelevant token", GREY)}
+    sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
+    legend = {name: colour for k, (name, colour) in signs.items() if (sign == k).any()}
+    return [signs[k][1] for k in sign], legend

@@ -201,22 +201,20 @@ def certify(
     }
     tight = _Tight(support, *np.split(differences, [len(support)]))
     p = _scaled(E, constraints, tight, summed if p is None else p)
+    weight, tie_weight = np.split(both, [len(support)])
     if p is None:
         share = sizes[: len(support)] @ (required[support] > 0)
         # The sum over pairs of one embedding twice is zero without rounding.
         same = not differences[both != 0].any()
         residual = length / share if share > 0 else 0.0 if same else np.inf
+        proof = {"multipliers": weight, "tie_multipliers": tie_weight, "dual_residual": residual}
         status = Status.INFEASIBLE if residual <= INFEASIBLE else Status.UNDECIDED
-        answer = unsolved(status, E.shape[1])
-        weight, tie_weight = np.split(both, [len(support)])
-        return replace(
-            answer, multipliers=weight, tie_multipliers=tie_weight, dual_residual=residual, **found
-        )
+        return replace(unsolved(status, E.shape[1]), **proof, **found)
     if tolerance < 1 - 1 / (np.linalg.norm(p, q) * length) ** 2 < _ROUNDING:
         p = _met(E, constraints, tight, p, q)
     margin = 1 / float(np.linalg.norm(p, q))
     scale = 1 / (margin * max(float(np.linalg.norm(summed, dual)), np.finfo(float).tiny))
-    weight, tie_weight = np.split(scale * both, [len(support)])
+    weight, tie_weight = scale * weight, scale * tie_weight
     values, untied = _values(E, constraints, tight, p)
     gap = max(0.0, 1 - (margin / length) ** 2)
     return MaxMargin(

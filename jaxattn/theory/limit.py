@@ -133,13 +133,12 @@ def certify_limit(
                                  p·(Φ_s - Φ_s') ≥ 1  for s on top of X, s' of X pushed away.
 
     All sequences with one class of tied tokens on top pull at another class together: they may push it away,
-    draw it near, or cancel. It is drawn near in vain if p_* moves it away at the same rate or faster, and
-    where pulls cancel any rate is enough. The program is solved with ≥ 0 for these pairs; where it holds with
-    so much to spare they have no multipliers, and p_* is that of the pushed pairs alone. The differences of
-    tied tokens settle
-    where the tied part of the loss, that of the tokens on top alone, is least, and the flow returns there if
-    that is a strict minimum on 𝒯, but for loose directions, along which the forces have no derivative. All
-    of this is local, as the loss is not convex: that a path comes to p_*/‖p_*‖ is seen by the cosine of p.
+    draw it near, or cancel. A class that they draw near stays away if p_* moves it away at the same rate or
+    faster; where pulls cancel any rate is enough. The program is solved with ≥ 0 for these pairs; where it
+    holds with so much to spare they have no multipliers, and p_* is that of the pushed pairs alone. The
+    differences of tied tokens settle where the tied part of the loss, that of the tokens on top alone, is
+    least, and the flow returns there if that is a strict minimum on 𝒯, but for loose directions, along which
+    the forces have no derivative. All of this is local, as the loss is not convex: that a path comes to p_*/‖p_*‖ is seen by the cosine of p.
 
     Args:
         scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or

@@ -52,8 +52,8 @@ def descent(
             line search) is given the loss, its gradient, and the loss as a function of what is trained.
         train: names of the parameters that move, a subset of the model's.
         outputs: the model.
-        batch_size: examples per step, dealt out anew in every epoch (the last ones that do not fill a batch
-            sit it out); all of them by default.
+        batch_size: examples per step, shuffled anew for every epoch, whose last ones are left out if they do
+            not fill a batch; all of them by default.
         cuts_batches: take the batch out of the data for every step. Otherwise it is a matter of weights: a
             step costs what a full one does, which in token space is less than to lay out a corpus, and the
             loss must be one of single sequences.
@@ -81,15 +81,7 @@ def descent(
         if fresh is not None:
             data = fresh(jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step))
         elif batch_size is not None:
-            key = jax.random.wrap_key_data(state.key)
-            size = min(batch_size, data.num_examples)
-            position = deal(key, state.step, size, data.num_examples)
-            if cuts_batches:
-                own = jnp.zeros(size, jnp.int32).at[position]
-                every = jnp.arange(data.num_examples, dtype=jnp.int32)
-                data = data.take(own.set(every, mode="drop", unique_indices=True))
-            else:
-                weights = jnp.where(position < size, 1 / size, 0.0)
+            data, weights = _minibatch(state, data, batch_size, cuts_batches)
         value, gradients = loss_and_gradients(state.params, data, train, outputs, weights, per_sequence)
         trained = {name: get(state.params, name) for name in train}
 
@@ -99,16 +91,7 @@ def descent(
         updates, carried = transformation.update(
             gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
         )
-        # The norm of a matrix would need it in memory, where otherwise ∂L/∂E never is; one that is not finite
-        # shows in the loss of the next step. For a CPU, XLA copies E in every step unless its update waits
-        # for the gradients of p and v; elsewhere waiting costs a launch, or more.
-        leaves = jax.tree.leaves(gradients)
-        vectors = [leaf for leaf in leaves if leaf.ndim < 2]
-        fails = ~(jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(vectors or leaves)))
-        if vectors and backend.platform() == "cpu":
-            updates = jax.tree.map(
-                lambda leaf: jnp.where(fails, jnp.nan, leaf) if leaf.ndim > 1 else leaf, updates
-            )
+        updates, fails = _checked(updates, value, gradients)
         moved = State(
             params=replaced(state.params, **optax.apply_updates(trained, updates)),
             optimizer=carried,
@@ -119,6 +102,36 @@ def descent(
         return moved, Info(value, optax.tree.norm(gradients))
 
     return Algorithm(init, step)
+
+
+def _minibatch(
+    state: State, data: Dataset, batch_size: int, cuts_batches: bool
+) -> tuple[Dataset, Array | None]:
+    """Find the examples of a step: a part of the data, or all of them with the weights of that part."""
+    size = min(batch_size, data.num_examples)
+    position = deal(jax.random.wrap_key_data(state.key), state.step, size, data.num_examples)
+    if not cuts_batches:
+        return data, jnp.where(position < size, 1 / size, 0.0)
+    own = jnp.zeros(size, jnp.int32).at[position]
+    every = jnp.arange(data.num_examples, dtype=jnp.int32)
+    return data.take(own.set(every, mode="drop", unique_indices=True)), None
+
+
+def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
+    """Tell whether a step fails: its loss or its gradient is not finite. Returns the updates too.
+
+    The norm of a matrix would need it in memory, where otherwise ∂L/∂E never is; one that is not finite shows
+    in the loss of the next step. For a CPU, XLA copies E in every step unless its update waits for the
+    gradients of p and v; elsewhere waiting costs a launch, or more.
+    """
+    leaves = jax.tree.leaves(gradients)
+    vectors = [leaf for leaf in leaves if leaf.ndim < 2]
+    fails = ~(jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(vectors or leaves)))
+    if vectors and backend.platform() == "cpu":
+        updates = jax.tree.map(
+            lambda leaf: jnp.where(fails, jnp.nan, leaf) if leaf.ndim > 1 else leaf, updates
+        )
+    return updates, fails
 
 
 def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
