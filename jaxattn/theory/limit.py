@@ -138,7 +138,8 @@ def certify_limit(
     holds with so much to spare they have no multipliers, and p_* is that of the pushed pairs alone. The
     differences of tied tokens settle where the tied part of the loss, that of the tokens on top alone, is
     least, and the flow returns there if that is a strict minimum on 𝒯, but for loose directions, along which
-    the forces have no derivative. All of this is local, as the loss is not convex: that a path comes to p_*/‖p_*‖ is seen by the cosine of p.
+    the forces have no derivative. All of this is local, as the loss is not convex: that a path comes to
+    p_*/‖p_*‖ is seen by the cosine of p.
 
     Args:
         scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or
