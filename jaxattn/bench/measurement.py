@@ -88,11 +88,11 @@ def machine() -> Machine:
     )
 
 
-def bandwidth(repeats: int = 5) -> float:
+def bandwidth() -> float:
     """Measure how fast one device copies a large array, bytes read and written a second."""
     copied = jax.jit(lambda x: x + 1)
     x = jax.block_until_ready(copied(jnp.zeros(_COPIED // 4, jnp.float32)))
-    return 2 * _COPIED / min(_timed(lambda: copied(x))[0] for _ in range(repeats))
+    return 2 * _COPIED / min(_timed(lambda: copied(x))[0] for _ in range(5))
 
 
 def measure(case: Case, seeds: int, repeats: int) -> Measured:

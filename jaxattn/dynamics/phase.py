@@ -17,13 +17,13 @@ def require_linear_scores(parameter: str, *context: Any) -> None:
         _require_logistic(setting)
 
 
-def require_one_layer(*context: Any, two_classes: bool = True) -> None:
-    """Raise InputError unless the model is one-layer, the loss logistic and, if asked, classes are two."""
+def require_one_layer(*context: Any) -> None:
+    """Raise InputError unless the model is one-layer, the loss logistic and classes are two."""
     for setting in context:
         if not setting.model.is_one_layer:
             raise InputError("it follows p of model.kind = 'one_layer' only; use kind = 'descent'")
         _require_logistic(setting)
-        if two_classes and (classes := setting.data.num_classes) != 2:
+        if (classes := setting.data.num_classes) != 2:
             raise InputError(
                 f"{classes} classes, but this is the flow of the logistic loss of two; use kind = 'descent'"
             )

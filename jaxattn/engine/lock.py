@@ -12,6 +12,7 @@ from typing import Any
 from jaxattn.core.errors import RunError
 
 NAME = ".lock"
+TRIES = 5
 
 
 @contextmanager
@@ -53,8 +54,8 @@ def _open_existing(path: str, mode: int) -> int:
     return os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def _lock(file: Any, directory: Path, warn: Callable[[str], None], tries: int = 5) -> None:
-    for left in reversed(range(tries)):
+def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
+    for left in reversed(range(TRIES)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break

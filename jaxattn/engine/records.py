@@ -15,6 +15,9 @@ from jaxattn.engine.batches import Batch
 from jaxattn.probes.loss_and_accuracy import BEST
 from jaxattn.study.dry_run import NOT_REAL
 
+# Lanes that have lines of their own in dashboards.
+SERIES = 32
+
 
 class Records:
     """What the lanes of a batch have measured so far, and which of them failed.
@@ -151,15 +154,13 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     )
 
 
-def seed_series(
-    measured: Mapping[str, np.ndarray], batch: Batch, most: int = 32
-) -> dict[str, dict[str, float]]:
+def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, dict[str, float]]:
     """Collect the scalars of the first lanes by "cell C/seed S" and metric: a line each in dashboards."""
     return {
         f"cell {cell.number}/seed {seed}": {
             name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
         }
-        for lane, (cell, seed) in enumerate(batch.lanes[:most])
+        for lane, (cell, seed) in enumerate(batch.lanes[:SERIES])
     }
 
 

@@ -116,11 +116,11 @@ def wants_attention(task: Task) -> str | None:
     return wants_scores(task)
 
 
-def wants_one_layer(task: Task, phase: Phase, train: Sequence[str], *, logistic: bool = True) -> str | None:
+def wants_one_layer(task: Task, phase: Phase, train: Sequence[str]) -> str | None:
     """Say that something wants the one-layer model, the logistic loss, and a phase that moves `train`."""
     if not task.model.is_one_layer:
         return "wants the one-layer model"
-    if logistic and not task.loss.is_logistic:
+    if not task.loss.is_logistic:
         return "wants the logistic loss"
     if set(phase.train) != set(train):
         return f"wants a phase that moves {' and '.join(train)} alone"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from jaxattn.results.intervals import LEVEL, student_t
+from jaxattn.results.intervals import student_t
 from jaxattn.results.judge import Estimate
 
 Floats = NDArray[np.float64]
@@ -28,22 +28,16 @@ class PowerLaw:
         return Estimate(self.slope, self.low, self.high, self.seeds)
 
 
-def power_law(
-    x: ArrayLike,
-    y_by_seed: ArrayLike,
-    *,
-    confidence: float = LEVEL,
-) -> PowerLaw:
+def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
     """Fit one power law to all seeds.
 
     log y_{x,s} = intercept + slope · log x. The slope is the mean of the seeds' own slopes, with Student's
-    interval of that mean.
+    95 % interval of that mean.
 
     Args:
         x: (m,) > 0, or (m, seeds) if every seed has its own; NaN marks a point to leave out. At least two
             of them different.
         y_by_seed: (m, seeds); a seed without a positive finite value at every x is left out.
-        confidence: coverage of the interval.
 
     Returns:
         The fit; all NaN if no seed or fewer than two different x are left.
@@ -57,7 +51,7 @@ def power_law(
     seeds = int(np.isfinite(slopes).sum())
     if seeds < len(slopes) or not seeds:
         return PowerLaw(np.nan, np.nan, np.nan, np.nan, seeds)
-    low, high = student_t(slopes, confidence=confidence)
+    low, high = student_t(slopes)
     slope = float(slopes.mean())
     return PowerLaw(slope, float(mean_y.mean() - slope * mean_x.mean()), float(low), float(high), seeds)
 

@@ -77,7 +77,7 @@ def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tup
     return low[()], high[()]
 
 
-def jackknife(value: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[Any, Any]:
+def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
     """Bound a number that n seeds make together: value ± t σ, σ² = (n - 1)/n Σ_i (x_(i) - mean of them)².
 
     Of a mean that is Student's interval; of any other symmetric function of the seeds σ² is too large on
@@ -86,10 +86,9 @@ def jackknife(value: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[
     Args:
         value: (...) float, of all seeds.
         left_out: (n, ...) float, x_(i) of all seeds but i.
-        confidence: coverage.
 
     Returns:
-        The bounds, (...) each; NaN for one seed, for what is not finite, and where no seed matters.
+        The bounds of 95 %, (...) each; NaN for one seed, for what is not finite, and where no seed matters.
 
     Source:
         Efron and Stein, Annals of Statistics 9 (1981).
@@ -101,7 +100,7 @@ def jackknife(value: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[
     matters = (left_out != left_out[:1]).any(axis=0)
     with np.errstate(invalid="ignore"):
         error = math.sqrt(n - 1) * left_out.std(axis=0)
-    return _around(value, np.where(matters, _quantile_of_t(n - 1, confidence) * error, np.nan))
+    return _around(value, np.where(matters, _quantile_of_t(n - 1, LEVEL) * error, np.nan))
 
 
 def accelerated(value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[Floats, Floats]:

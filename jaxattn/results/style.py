@@ -64,16 +64,19 @@ RC: Any = {
     "ps.fonttype": 42,
 }
 
+# Most columns of a legend.
+_COLUMNS = 8
+
 
 def style() -> AbstractContextManager[None]:
     """Set the style while figures are drawn and saved, and leave matplotlib's settings as they were."""
     return matplotlib.rc_context(RC)
 
 
-def legend_below(figure: Figure, handles: Sequence[Any], *, most_columns: int = 8) -> float:
+def legend_below(figure: Figure, handles: Sequence[Any]) -> float:
     """Put a legend below the axes, in rows of equal length, and make the figure that much taller."""
     longest = max(len(re.sub(r"[$\\{}]", "", handle.get_label())) for handle in handles)
-    columns = max(1, min(most_columns, int(figure.get_figwidth() / (0.4 + 0.065 * longest))))
+    columns = max(1, min(_COLUMNS, int(figure.get_figwidth() / (0.4 + 0.065 * longest))))
     rows = -(-len(handles) // columns)
     figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows))
     height = 0.08 + 0.19 * rows

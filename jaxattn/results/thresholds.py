@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.intervals import LEVEL, clopper_pearson
+from jaxattn.results.intervals import clopper_pearson
 from jaxattn.results.labels import by_factors, interval, setting
 
 
@@ -99,17 +99,16 @@ class Bracket(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def ranks(seeds: int, confidence: float = LEVEL) -> Ranks:
-    """Count the seeds that have crossed at the median and at the ends of its interval.
+def ranks(seeds: int) -> Ranks:
+    """Count the seeds that have crossed at the median and at the ends of its 95 % interval.
 
     Args:
         seeds: n.
-        confidence: coverage of the interval.
 
     Returns:
         The smallest k with k ≥ n/2, the smallest whose share may be 1/2, and the smallest that is above it.
     """
-    low, high = clopper_pearson(np.arange(seeds + 1), seeds, confidence=confidence)
+    low, high = clopper_pearson(np.arange(seeds + 1), seeds)
     below, above = np.flatnonzero(high < 0.5), np.flatnonzero(low > 0.5)
     first, last = (int(below[-1]) + 1, int(above[0])) if len(below) else (0, seeds + 1)
     return Ranks(first, -(-seeds // 2), last)
