@@ -2,6 +2,7 @@
 
 from jaxattn.base import Measurement
 from jaxattn.probes.alignments import Alignments
+from jaxattn.probes.attended import Attended
 from jaxattn.probes.attention_entropy import AttentionEntropy
 from jaxattn.probes.conservation import Conservation
 from jaxattn.probes.fit import Accuracy, Fit
@@ -20,6 +21,7 @@ from jaxattn.probes.sharpness import Sharpness
 
 # What a study may measure besides the standard probes, by short name.
 PROBES: dict[str, type[Measurement]] = {
+    "attended": Attended,
     "attention_entropy": AttentionEntropy,
     "heads_selected": HeadsSelected,
     "norms": Norms,
@@ -37,6 +39,7 @@ __all__ = [
     "PROBES",
     "Accuracy",
     "Alignments",
+    "Attended",
     "AttentionEntropy",
     "Conservation",
     "Fit",
