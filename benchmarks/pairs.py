@@ -23,7 +23,7 @@ HERE = Path(__file__).parents[1]
 BENCHMARKS = (
     ("max_margin", ("--only", "batch", "--seeds", "64", "256"), ("again_s",)),
     ("margin_convergence", ("--seeds", "64"), ("all of it, s",)),
-    ("step_by_dim", ("--steps", "500", "--repeats", "7"), ("us",)),
+    ("step_by_dim", ("--steps", "200", "--repeats", "5"), ("us",)),
     ("orchestration", ("--seeds", "200", "--repeats", "1"), ("wall_s",)),
 )
 WITH_DATA = (("imdb_gradient", (), ("seconds",)),)
@@ -73,6 +73,14 @@ def interval(values):
     return [float(np.exp(logs.mean() + x)) for x in (0, -half, half)]
 
 
+def tell(measured):
+    """Print intervals of ratios, and give them by figure."""
+    rows = {figure: interval(values) for figure, values in measured.items()}
+    for figure, (mean, low, high) in sorted(rows.items()):
+        print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("revision")
@@ -91,11 +99,9 @@ def main():
         try:
             for benchmark in wanted:
                 if given.only is None or benchmark[0] in given.only:
-                    rows |= {k: interval(x) for k, x in ratios(there, *benchmark, given.rounds).items()}
+                    rows |= tell(ratios(there, *benchmark, given.rounds))
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", there], cwd=HERE, check=True)
-    for figure, (mean, low, high) in sorted(rows.items()):
-        print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"against": given.revision, "rounds": given.rounds, "ratios": rows}, indent=1)

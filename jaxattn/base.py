@@ -269,6 +269,11 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         """Whether its attention is softmax over the scores of several heads or queries."""
         return type(self).head_scores is not Model.head_scores
 
+    @property
+    def shows_attention(self) -> bool:
+        """Whether it tells its attention over the tokens of each example."""
+        return type(self).attention is not Model.attention
+
     def init(self, key: Array, like: D, *, dtype: Any) -> Params:
         """Draw the parameters of one seed.
 
@@ -301,6 +306,19 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
     def head_scores(self, params: Params) -> Array:
         """Compute the scores of each head or query over the tokens of bags, (H, V); may be left out."""
         raise NotImplementedError(f"{type(self).__name__}.head_scores")
+
+    def attention(self, params: Params, data: D) -> Array:
+        """Compute attention over the tokens of each example; may be left out.
+
+        Args:
+            params: as `init` returns them.
+            data: n examples.
+
+        Returns:
+            (n, ..., T): of one query, or of several heads and queries. Rows of NaN are no queries, such as
+            those of padding.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.attention")
 
     def scores(self, params: Params, data: D) -> "Scores":
         """Write scores as a = Φ p, p the parameter `linear_in` in one row, with values; may be left out."""

@@ -1,6 +1,7 @@
 """Probes: what is measured of one seed, as settings with pure functions; `base` says what each must have."""
 
 from jaxattn.base import Measurement
+from jaxattn.probes.attended import Attended
 from jaxattn.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
 from jaxattn.probes.importance import Importance
 from jaxattn.probes.loss_and_accuracy import Accuracy, Fit
@@ -12,6 +13,7 @@ from jaxattn.probes.settings import Probes
 
 # What a study may measure besides the standard probes, by short name.
 PROBES: dict[str, type[Measurement]] = {
+    "attended": Attended,
     "attention_entropy": AttentionEntropy,
     "heads_selected": HeadsSelected,
     "norms": Norms,
@@ -29,6 +31,7 @@ __all__ = [
     "PROBES",
     "Accuracy",
     "Alignments",
+    "Attended",
     "AttentionEntropy",
     "Conservation",
     "Fit",

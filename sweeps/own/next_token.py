@@ -56,16 +56,20 @@ class Causal(ja.Model[Sequences]):
         )
         return Params(E, P, jnp.zeros((self.dim, self.dim), dtype), U)
 
-    def attention(self, params: Params, data: Sequences) -> tuple[Array, Array]:
-        """Compute attention (n, T, T) and tokens (n, T, d)."""
-        x = params.E[data.ids] + params.P
+    def tokens(self, params: Params, data: Sequences) -> Array:
+        """Compute the tokens x, (n, T, d)."""
+        return params.E[data.ids] + params.P
+
+    def attention(self, params: Params, data: Sequences) -> Array:
+        """Compute attention of every position on those before it and on itself, (n, T, T)."""
+        x = self.tokens(params, data)
         scores = jnp.einsum("nsd,de,nte->nts", x, params.W, x)
-        return jax.nn.softmax(jnp.where(data.causal, scores, -jnp.inf), axis=-1), x
+        return jax.nn.softmax(jnp.where(data.causal, scores, -jnp.inf), axis=-1)
 
     def outputs(self, params: Params, data: Sequences) -> Array:
         """Compute the logits of the next token, (n, T, V)."""
-        attention, x = self.attention(params, data)
-        return (x + attention @ x) @ params.U
+        x = self.tokens(params, data)
+        return (x + self.attention(params, data) @ x) @ params.U
 
 
 class NextToken(ja.Loss):

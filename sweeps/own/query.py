@@ -42,11 +42,14 @@ class Bilinear(ja.Model[Vectors]):
         W = self.scale * jax.random.normal(key, (like.dim, like.dim), dtype)
         return Params(W, jnp.zeros(like.dim, dtype).at[0].set(1))
 
+    def attention(self, params: Params, data: Vectors) -> Array:
+        """Compute the attention of every query, (n, T)."""
+        scores = jnp.einsum("ntd,de,ne->nt", data.X, params.W, data.z)
+        return jax.nn.softmax(data.masked(scores), axis=1)
+
     def outputs(self, params: Params, data: Vectors) -> Array:
         """Compute f of every sequence, (n,)."""
-        scores = jnp.einsum("ntd,de,ne->nt", data.X, params.W, data.z)
-        attention = jax.nn.softmax(data.masked(scores), axis=1)
-        return jnp.einsum("nt,ntd,d->n", attention, data.X, params.v)
+        return jnp.einsum("nt,ntd,d->n", self.attention(params, data), data.X, params.v)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
         """Write scores as Φ vec W, for the exact flow and certificates: Φ = x ⊗ z, values x·v."""
@@ -55,5 +58,4 @@ class Bilinear(ja.Model[Vectors]):
 
 def attention_on_signal(params: Params, data: Vectors) -> Array:
     """Mean attention on the first token."""
-    scores = jnp.einsum("ntd,de,ne->nt", data.X, params.W, data.z)
-    return jax.nn.softmax(data.masked(scores), axis=1)[:, 0].mean()
+    return Bilinear().attention(params, data)[:, 0].mean()
