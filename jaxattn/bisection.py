@@ -18,9 +18,8 @@ from jaxattn.engine import devices
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run as execute
 from jaxattn.results import thresholds
-from jaxattn.results.labels import unknown_metric
 from jaxattn.results.load import load
-from jaxattn.results.statistics import last_steps
+from jaxattn.results.statistics import metric_at_end
 from jaxattn.results.thresholds import PhaseDiagram
 from jaxattn.study.grid import GRID
 
@@ -171,16 +170,10 @@ class _Measured:
         if results.manifest.get("code", {}) != self._code:
             return
         hashes = {cell["cell"]: cell["config_hash"] for cell in results.manifest["cells"]}
-        records = results.records[results.records["metric"] == self._metric]
-        recorded = [str(name) for name in records["phase"].unique()]
-        if not recorded:
-            raise unknown_metric(self._metric, results.records["metric"].unique())
-        if self._phase not in (None, *recorded):
-            raise InputError(f"phase {self._phase!r}: {self._metric} was recorded in {', '.join(recorded)}")
+        last, _ = metric_at_end(results.records, self._metric, self._phase)
         # A seed that failed before the phase has no row.
         seeds = results.manifest["seeds"]
         self._values |= dict.fromkeys(itertools.product(hashes.values(), seeds), math.nan)
-        last = last_steps(records[records["phase"] == (self._phase or recorded[-1])])
         self._values |= {
             (hashes[cell], int(seed)): float(value)
             for cell, seed, value in last[["cell", "seed", "value"]].itertuples(index=False)

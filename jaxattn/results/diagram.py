@@ -19,10 +19,9 @@ from jaxattn.results.labels import (
     minus,
     seed_words,
     setting,
-    unknown_metric,
 )
 from jaxattn.results.run import Run
-from jaxattn.results.statistics import aggregate, last_steps
+from jaxattn.results.statistics import aggregate, metric_at_end
 from jaxattn.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
 
 if TYPE_CHECKING:  # it is drawn from there
@@ -55,14 +54,8 @@ def diagram(
     for axis in (x_axis, y_axis):
         if axis not in results.axes:
             raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
-    records = results.records[results.records["metric"] == metric]
-    if records.empty:
-        raise unknown_metric(metric, results.records["metric"])
-    recorded = [str(name) for name in records["phase"].unique()]
-    if phase not in (None, *recorded):
-        raise InputError(f"{metric} in phase {phase!r}: recorded in {', '.join(recorded)}")
-    phase = recorded[-1] if phase is None else phase
-    table = aggregate(last_steps(records[records["phase"] == phase]))
+    records, phase = metric_at_end(results.records, metric, phase)
+    table = aggregate(records)
     table = table.merge(results.cells, on="cell")
     fields = table.pivot_table(index=y_axis, columns=x_axis, values="mean", aggfunc="mean", sort=False)
     fields = fields.loc[sorted(fields.index, key=in_order), sorted(fields.columns, key=in_order)]

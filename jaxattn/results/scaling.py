@@ -25,7 +25,7 @@ from jaxattn.results.labels import (
     unknown_metric,
 )
 from jaxattn.results.run import Run
-from jaxattn.results.statistics import aggregate, geometric_words, last_steps
+from jaxattn.results.statistics import aggregate, geometric_words, metric_at_end
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
 
 GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}
@@ -172,14 +172,7 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
     """
     if axis not in results.axes:
         raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
-    records = results.records[results.records["metric"] == metric]
-    if records.empty:
-        raise unknown_metric(metric, results.records["metric"])
-    recorded = [str(name) for name in records["phase"].unique()]
-    phase = recorded[-1] if phase is None else phase
-    if phase not in recorded:
-        raise InputError(f"phase {phase!r}: {metric} was recorded in {', '.join(recorded)}")
-    records = last_steps(records[records["phase"] == phase])
+    records, phase = metric_at_end(results.records, metric, phase)
     positive = records["value"].where(np.isfinite(records["value"]) & (records["value"] > 0))
     records = records.assign(value=positive)
     table = aggregate(records)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from jaxattn.core.errors import InputError
 from jaxattn.results.intervals import (
     BOOTSTRAP_SEEDS,
     accelerated,
@@ -17,7 +18,7 @@ from jaxattn.results.intervals import (
     geometric,
     student_t,
 )
-from jaxattn.results.labels import interval, seed_words, setting
+from jaxattn.results.labels import interval, seed_words, setting, unknown_metric
 from jaxattn.results.run import Run
 
 LINEAR, LOG, YES_NO = "linear", "log", "yes/no"
@@ -148,6 +149,30 @@ def last_steps(records: pd.DataFrame) -> pd.DataFrame:
     """Keep, of every (cell, phase, metric), the rows of its last step: records or their aggregate."""
     last = records.groupby(["cell", "phase", "metric"], observed=True)["step"].transform("max")
     return records[records["step"] == last]
+
+
+def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tuple[pd.DataFrame, str]:
+    """Take the records of a metric at the end of a phase.
+
+    Args:
+        records: of a run.
+        metric: which metric.
+        phase: which phase; by default the last one that recorded the metric.
+
+    Returns:
+        Its rows at the last step, and the phase.
+
+    Raises:
+        InputError: a metric that was not recorded, or not in this phase.
+    """
+    rows = records[records["metric"] == metric]
+    if rows.empty:
+        raise unknown_metric(metric, records["metric"].unique())
+    recorded = [str(name) for name in rows["phase"].unique()]
+    phase = recorded[-1] if phase is None else phase
+    if phase not in recorded:
+        raise InputError(f"phase {phase!r}: {metric} was recorded in {', '.join(recorded)}")
+    return last_steps(rows[rows["phase"] == phase]), phase
 
 
 def summary_table(results: Run, **options: Any) -> pd.DataFrame:
