@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.coordinates import positive
+from jaxattn.dynamics.flows.coordinates import LEFT, Watch, positive
 from jaxattn.dynamics.flows.direction import Force, pulls, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (
     Ties,
@@ -20,7 +20,6 @@ from jaxattn.dynamics.flows.ties import (
     top_class,
     with_counts,
 )
-from jaxattn.dynamics.flows.watch import LEFT, Watch
 
 # Scores lower than the top by more are those of tokens that have fallen behind.
 _BEHIND = 30.0

@@ -22,8 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.coordinates import Coordinates, coordinates, positive
-from jaxattn.dynamics.flows.watch import Watch
+from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates, positive
 
 
 @struct.dataclass

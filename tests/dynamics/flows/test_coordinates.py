@@ -1,10 +1,12 @@
+"""Tokens that leap over the top of their sequence, against a loop over sequences."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics.flows.coordinates import coordinates
+from jaxattn.dynamics.flows.coordinates import coordinates, leap
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -111,3 +113,29 @@ def test_forces_are_balanced_when_only_rounding_is_left_of_their_sum(score, bala
     if score == 0:
         assert local.log_gradient_norm == -np.inf
         np.testing.assert_array_equal(local.velocity, 0)
+
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def by_loop(sequences, before, after):
+    """min(below the top before, above the former top after), the largest of all tokens, in units of 2."""
+    largest = -np.inf
+    for tokens in sequences:
+        top = max(tokens, key=lambda token: before[token])
+        for token in tokens:
+            largest = max(largest, min(before[top] - before[token], after[token] - after[top]))
+    return largest / 2
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 1, 6, 2), (3, 90, 1, 60, 2)])
+def test_a_leap_is_that_of_a_loop(sizes):
+    """Sequences of one row, and of several."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    rng = np.random.default_rng(0)
+    sequences = [rng.choice(100, size, replace=False).tolist() for size in sizes]
+    corpus = ja.data.from_sequences(sequences, [1, -1, 1, -1, 1], vocab_size=100)
+    before = 10 * jax.random.normal(keys[0], (100,))
+    for after in (before, before[::-1], 10 * jax.random.normal(keys[1], (100,)), before + 5):
+        expected = by_loop(sequences, np.asarray(before), np.asarray(after))
+        np.testing.assert_allclose(leap(corpus, before, after), expected, rtol=1e-12)
