@@ -43,7 +43,7 @@ def _status(folder: Store, manifest: dict[str, Any]) -> tuple[pd.DataFrame, str]
     settings = {entry["cell"]: entry["settings"] for entry in manifest["cells"]}
     known = _by_cell(manifest["batches"])
     for number, own in sorted((known or {cell: [""] for cell in settings}).items()):
-        done = [folder.says_finished(name) if name else manifest["status"] == "finished" for name in own]
+        done = [folder.is_finished(name) if name else manifest["status"] == "finished" for name in own]
         begun = [latest[name] for name in own if name in latest]
         now = begun[-1] if begun else None
         parts = [

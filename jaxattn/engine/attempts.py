@@ -129,6 +129,6 @@ def unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[
     for number, batch in enumerate(batches):
         if time.monotonic() - begin > 2:
             reporter.update(f"comparing {batch.name} with its checksums", number / len(batches))
-        if not folder.is_finished(batch.name):
+        if not folder.is_whole(batch.name):
             todo.append(batch)
     return todo

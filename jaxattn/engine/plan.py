@@ -67,7 +67,7 @@ def plan(
     begun = folder.batches()
     with backend.precision(study.dtype):
         _, cut = batches.cut_batches(study, groups, begun, known, cache, max_memory, progress=progress)
-    marked = {batch.name for batch in cut if folder.says_finished(batch.name)}
+    finished = {batch.name for batch in cut if folder.is_finished(batch.name)}
     rows, seconds = [], 0.0
     for number, of_group in itertools.groupby(cut, key=lambda batch: batch.group.number):
         group, own = groups[number], list(of_group)
@@ -82,7 +82,7 @@ def plan(
         }
         if not quick:
             progress(f"trying compile group {number + 1} of {len(groups)}", number / len(groups))
-            left = [batch for batch in own if batch.name not in marked]
+            left = [batch for batch in own if batch.name not in finished]
             programs = cache.of(group)
             taken = estimate_runtime(group, programs, left) if left else 0.0
             together = devices.pad_to_devices(range(row["together"]), group.setting.data.shared)
@@ -90,9 +90,10 @@ def plan(
             row |= {"memory": f"{needed / 2**20:,.0f} MiB", "time": duration(taken)}
             seconds += taken
         rows.append(row)
-    cells = _cells(groups, cut, marked)
+    cells = _cells(groups, cut, finished)
     sizes = counted(len(cells), "cell"), counted(len(rows), "group"), counted(len(cut), "batch")
-    counts = "{} in {}, {}, {} done".format(*sizes, f"{len(marked)} of them" if len(cut) > 1 else len(marked))
+    number = f"{len(finished)} of them" if len(cut) > 1 else len(finished)
+    counts = "{} in {}, {}, {} done".format(*sizes, number)
     left_over = "" if quick else f", about {duration(seconds)} left"
     return [cells, pd.DataFrame(rows)], f"{study.name}: {counts}{left_over}"
 
@@ -161,14 +162,14 @@ def _coordinates(setting: Setting) -> str:
 
 
 def _cells(
-    groups: Sequence[CompileGroup], cut: Sequence[batches.Batch], marked: Collection[str]
+    groups: Sequence[CompileGroup], cut: Sequence[batches.Batch], finished: Collection[str]
 ) -> pd.DataFrame:
     """Lay out the cells, and how many seeds of each are done."""
     wanted, done = Counter[int](), Counter[int]()
     for batch in cut:
         for cell in batch.cells:
             wanted[cell.number] += len(batch.seeds)
-            done[cell.number] += len(batch.seeds) if batch.name in marked else 0
+            done[cell.number] += len(batch.seeds) if batch.name in finished else 0
     rows = [
         {"cell": n, **cell.settings, "group": group.number, "done": f"{done[n]} of {wanted[n]}"}
         for group in groups

@@ -123,7 +123,7 @@ def run(
                 files = study.names.files(study.own_kinds)
                 queue = Queue(runs, batches, deque(todo), known, folder, clock, reporter, on_failure, files)
                 queue.run(errors)
-            known |= folder.merge([batch.name for batch in batches if folder.says_finished(batch.name)])
+            known |= folder.merge([batch.name for batch in batches if folder.is_finished(batch.name)])
             known["status"] = "failed" if errors else "finished"
         finally:
             folder.write_manifest(known | {"errors": errors} | clock.spent())

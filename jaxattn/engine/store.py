@@ -180,12 +180,12 @@ class Store:
         """Name the batches that were finished or begun in this folder."""
         return batch_state.batches(self.directory)
 
-    def says_finished(self, batch: str) -> bool:
+    def is_finished(self, batch: str) -> bool:
         """Tell whether a batch was finished, without looking at its tables."""
         saved = batch_state.read(self.directory, batch)
         return saved is not None and saved.finished
 
-    def is_finished(self, batch: str) -> bool:
+    def is_whole(self, batch: str) -> bool:
         """Tell whether a batch was finished and its tables are whole; a damaged one is set aside."""
         try:
             saved = batch_state.read(self.directory, batch)

@@ -52,7 +52,7 @@ class Phase(msgspec.Struct):
 
 
 class Probes(msgspec.Struct):
-    """The probes, as far as figures and remarks follow them."""
+    """The probes, as far as figures and caveats follow them."""
 
     bins: Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)] | None = None
     low: float | None = None
