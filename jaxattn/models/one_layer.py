@@ -42,7 +42,7 @@ def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray)
     return scores, values if v.ndim == 2 else values[:, 0]
 
 
-def _project(E: Any, p: Any, heads: Any) -> tuple[Array, Array]:
+def _product(E: Any, p: Any, heads: Any) -> tuple[Array, Array]:
     projected = E @ jnp.concatenate([p[:, None], heads], axis=1)
     return projected[:, 0], projected[:, 1:]
 
@@ -50,7 +50,7 @@ def _project(E: Any, p: Any, heads: Any) -> tuple[Array, Array]:
 def _forward(E: Any, p: Any, heads: Any) -> tuple[tuple[Array, Array], Any]:
     # What is not differentiated by takes no part in the product of the backward pass.
     wanted = (() if p.perturbed else None, () if heads.perturbed else None)
-    return _project(E.value, p.value, heads.value), (E.value, p.value, heads.value, wanted)
+    return _product(E.value, p.value, heads.value), (E.value, p.value, heads.value, wanted)
 
 
 def _backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
@@ -72,7 +72,7 @@ def _backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
     return d_E, both[0], both[1:].T
 
 
-_project = jax.custom_vjp(_project)
+_project = jax.custom_vjp(_product)
 _project.defvjp(_forward, _backward, symbolic_zeros=True)
 
 

@@ -6,7 +6,7 @@ from jax.test_util import check_grads
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.models.one_layer import scores_and_values
+from jaxattn.models.one_layer import project
 
 
 def corpora(rng, classes):
@@ -102,21 +102,21 @@ def weighted(project, weights):
 
 
 def test_projections_are_those_of_two_products(arrays):
-    for mine, other in zip(scores_and_values(*arrays), plain(*arrays), strict=True):
+    for mine, other in zip(project(*arrays), plain(*arrays), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-14)
 
 
 @pytest.mark.parametrize("by", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
 def test_derivatives_are_those_of_two_products(rng, arrays, by):
     weights = [jnp.asarray(rng.normal(size=x.shape)) for x in plain(*arrays)]
-    mine, theirs = (jax.grad(weighted(f, weights), by)(*arrays) for f in (scores_and_values, plain))
+    mine, theirs = (jax.grad(weighted(f, weights), by)(*arrays) for f in (project, plain))
     for one, other in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
 
 
 def test_one_of_the_two_alone_is_differentiated(arrays):
     for kind in (0, 1):
-        gradient = jax.grad(lambda E, p, v, kind=kind: scores_and_values(E, p, v)[kind].sum(), (0, 1, 2))
+        gradient = jax.grad(lambda E, p, v, kind=kind: project(E, p, v)[kind].sum(), (0, 1, 2))
         expected = jax.grad(lambda E, p, v, kind=kind: plain(E, p, v)[kind].sum(), (0, 1, 2))
         for one, other in zip(gradient(*arrays), expected(*arrays), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-14)
@@ -124,12 +124,12 @@ def test_one_of_the_two_alone_is_differentiated(arrays):
 
 def test_second_derivatives_forward_over_reverse(rng, arrays):
     weights = [jnp.asarray(rng.normal(size=x.shape)) for x in plain(*arrays)]
-    check_grads(jax.grad(weighted(scores_and_values, weights), (0, 1, 2)), arrays, order=1, modes=("fwd",))
+    check_grads(jax.grad(weighted(project, weights), (0, 1, 2)), arrays, order=1, modes=("fwd",))
 
 
 def test_vmapped_equals_looped(rng, x64):
     E, p, v = (jnp.asarray(rng.normal(size=(4, *shape))) for shape in ((7, 5), (5,), (5,)))
-    call = jax.grad(lambda E, p, v: sum((x**2).sum() for x in scores_and_values(E, p, v)), (0, 1, 2))
+    call = jax.grad(lambda E, p, v: sum((x**2).sum() for x in project(E, p, v)), (0, 1, 2))
     for vmapped, looped in zip(jax.vmap(call)(E, p, v), zip(*map(call, E, p, v), strict=True), strict=True):
         np.testing.assert_allclose(vmapped, jnp.stack(looped), rtol=1e-13)
     one = jax.vmap(call, (None, 0, None))(E[0], p, v[0])
@@ -138,6 +138,6 @@ def test_vmapped_equals_looped(rng, x64):
 
 def test_a_step_reads_the_embeddings_twice(rng):
     E, p, v = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((700, 50), (50,), (50,)))
-    gradient = jax.grad(lambda p, v, E: sum((x**2).sum() for x in scores_and_values(E, p, v)), (0, 1))
+    gradient = jax.grad(lambda p, v, E: sum((x**2).sum() for x in project(E, p, v)), (0, 1))
     program = jax.jit(gradient).lower(p, v, E).compile().as_text()
     assert program.count(" dot(") == 2
