@@ -207,7 +207,11 @@ def certify(
         # The sum over pairs of one embedding twice is zero without rounding.
         same = not differences[both != 0].any()
         residual = length / share if share > 0 else 0.0 if same else np.inf
-        proof = {"multipliers": weight, "tie_multipliers": tie_weight, "dual_residual": residual}
+        proof: dict[str, Any] = {
+            "multipliers": weight,
+            "tie_multipliers": tie_weight,
+            "dual_residual": residual,
+        }
         status = Status.INFEASIBLE if residual <= INFEASIBLE else Status.UNDECIDED
         return replace(unsolved(status, E.shape[1]), **proof, **found)
     if tolerance < 1 - 1 / (np.linalg.norm(p, q) * length) ** 2 < _ROUNDING:
