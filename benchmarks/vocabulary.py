@@ -102,7 +102,7 @@ def nearest(count: np.ndarray, wanted: int) -> int:
     return int(1 + np.abs(tail[1:] - wanted).argmin())
 
 
-def read(arguments: argparse.ImportPaths) -> Iterator[tuple[str, list[str], np.ndarray]]:
+def read(arguments: argparse.Namespace) -> Iterator[tuple[str, list[str], np.ndarray]]:
     if arguments.data_dir:
         import tensorflow_datasets as tfds
 
