@@ -67,7 +67,8 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Make a subclass a frozen pytree of its fields, written in a few lines."""
-        super().__init_subclass__(**{"repr": False} | options)
+        parent: Any = super()  # flax, which has no types
+        parent.__init_subclass__(**{"repr": False} | options)
 
     @property
     def num_examples(self) -> int:

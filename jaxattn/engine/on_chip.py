@@ -214,13 +214,16 @@ def _group_row(
     """Write down what a group comes to."""
     batches = math.ceil(lanes / fitted.together)
     steps = {phase.name: group.setting.probes.steps_of(phase) for phase in group.setting.phases}
-    often = {"advance": lambda probed: probed[-1], "measure": len, "state_metrics": len, "observe": len}
-    seconds = math.fsum(
-        row["seconds_at_least"]
-        * (often.get(row["program"], lambda probed: 1)(steps[row["phase"]]) if row["phase"] else 1)
-        for row in rows
-        if "seconds_at_least" in row
-    )
+
+    def often(row: dict[str, Any]) -> int:
+        if not row["phase"]:
+            return 1
+        probed = steps[row["phase"]]
+        if row["program"] == "advance":
+            return int(probed[-1])
+        return len(probed) if row["program"] in ("measure", "state_metrics", "observe") else 1
+
+    seconds = math.fsum(row["seconds_at_least"] * often(row) for row in rows if "seconds_at_least" in row)
     return {
         "group": group.number,
         "lanes": lanes,

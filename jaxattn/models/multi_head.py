@@ -88,8 +88,11 @@ def outputs(params: Params, data: Corpus) -> Array:
     Returns:
         (n,) for two classes, (n, K) for K.
     """
-    of_heads = jax.vmap(lambda p, v: attend(data, params.E @ p, params.E @ v))
-    return of_heads(params.p, params.v).mean(axis=0)
+
+    def of_head(p: Array, v: Array) -> Array:
+        return attend(data, params.E @ p, params.E @ v)
+
+    return jax.vmap(of_head)(params.p, params.v).mean(axis=0)
 
 
 class MultiHead(Model[Corpus], frozen=True, kw_only=True):

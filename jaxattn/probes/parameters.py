@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
@@ -142,7 +143,7 @@ def largest_eigenvalue(
     # Where the vectors found span an invariant subspace the next one is rounding error, or 0/0. What precedes
     # it holds all there is; the rest is filled up with a number that is no larger than the eigenvalue.
     reach = jax.lax.cummax(jnp.maximum(jnp.abs(diagonal[:-1]), below))
-    goes_on = jnp.cumprod(below > float(jnp.finfo(start.dtype).eps) ** 0.5 * reach).astype(bool)
+    goes_on = jnp.cumprod(below > float(np.finfo(start.dtype).eps) ** 0.5 * reach).astype(bool)
     diagonal = jnp.where(jnp.append(True, goes_on), diagonal, diagonal[0])
     below = jnp.where(goes_on, below, 0)
     found = jnp.linalg.eigvalsh(jnp.diag(diagonal) + jnp.diag(below, -1) + jnp.diag(below, 1))[-1]
