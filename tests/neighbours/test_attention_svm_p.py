@@ -16,10 +16,10 @@ def by_another_solver(ahead):
 
 def test_programs_have_the_printed_values(code):
     """Of one input by hand, of three inputs by another solver; and the five printed digits."""
-    program, inputs = code("attention_svm_p", "program"), code("attention_svm_p", "inputs")
+    program, tokens = code("attention_svm_p", "program"), code("attention_svm_p", "tokens")
     np.testing.assert_allclose(program("global").p, np.array([-0.1, 1]) / 1.01, atol=1e-12)
     np.testing.assert_allclose(program("local", token=1).p, [1, 0], atol=1e-12)
-    X = np.asarray(inputs(case="three").X, float)
+    X = tokens("three")
     for coordinates, printed in ((3, 0.31319), (2, 0.37134)):
         answer = program("three", coordinates=coordinates)
         ahead = (X[:, :1] - X[:, 1:])[:, :, :coordinates].reshape(-1, coordinates)

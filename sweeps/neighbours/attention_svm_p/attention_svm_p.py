@@ -24,12 +24,18 @@ THREE = """
 """
 
 
+def tokens(case: str) -> np.ndarray:
+    """List tokens of two coordinates and a value, (n, T, 3); each first one has the largest value."""
+    if case != "three":
+        return np.array([[(-0.1, 1, 1), (1, 0, 0.9), (0, 0, 0.9 if case == "global" else 0)]])
+    X = np.full((3, 7, 3), 0.5)
+    X[:, 0, 2], X[:, :, :2] = 1.0, np.array(THREE.split(), float).reshape(3, 7, 2)
+    return X
+
+
 def inputs(*, case: Literal["global", "local", "three"] = "global") -> Vectors:
-    """Make tokens of two coordinates and a value, labels +1; each first token has the largest."""
-    X = np.array([[(-0.1, 1, 1), (1, 0, 0.9), (0, 0, 0.9 if case == "global" else 0)]])
-    if case == "three":
-        X = np.full((3, 7, 3), 0.5)
-        X[:, 0, 2], X[:, :, :2] = 1.0, np.array(THREE.split(), float).reshape(3, 7, 2)
+    """Make the inputs of a case, with labels +1."""
+    X = tokens(case)
     return Vectors(targets=jnp.ones(len(X), jnp.int32), X=jnp.asarray(X), classes=2)
 
 
@@ -49,7 +55,7 @@ class Attention(ja.Model[Vectors]):
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
         """Compute f of each sequence, (n,)."""
-        q, values = attention(params, data), data.X[:, :, 2]
+        q, values = jax.nn.softmax(data.X[:, :, :2] @ params["p"], axis=1), data.X[:, :, 2]
         top = jnp.take_along_axis(values, q.argmax(axis=1)[:, None], axis=1) * self.all_digits
         return top[:, 0] + (q * (values - top)).sum(axis=1)
 
@@ -58,19 +64,14 @@ class Attention(ja.Model[Vectors]):
         return of_vectors(data.X[:, :, :2], data.targets, values=data.X[:, :, 2])
 
 
-def attention(params: dict[str, Array], data: Vectors) -> Array:
-    """Compute the attention of each sequence, (n, T)."""
-    return jax.nn.softmax(data.X[:, :, :2] @ params["p"], axis=1)
-
-
 def first_attention(params: dict[str, Array], data: Vectors) -> Array:
     """Compute the mean attention on the first token."""
-    return attention(params, data)[:, 0].mean()
+    return jax.nn.softmax(data.X[:, :, :2] @ params["p"], axis=1)[:, 0].mean()
 
 
 def program(case: str, token: int = 0, coordinates: int = 2) -> ja.theory.MaxMargin:
     """Solve the program in which one token, the same of every sequence, is selected."""
-    X = np.asarray(inputs(case=case).X)[:, :, :coordinates]
+    X = tokens(case)[:, :, :coordinates]
     mask = np.arange(X.shape[1]) == np.full((len(X), 1), token)
     return ja.theory.max_margin(of_vectors(X, np.ones(len(X), int)), ja.theory.Selection(mask))
 
