@@ -29,12 +29,17 @@ class Params(NamedTuple):
 
 
 class Attention(ja.Model[Vectors]):
-    """f(X, z) = Σ_t q_t x_t·v with q = softmax over t of x_t·W z; v is a fixed unit vector."""
+    """f(X, z) = Σ_t q_t γ_t, γ_t = x_t·v, with q = softmax over t of x_t·W z; v is a fixed unit vector.
+
+    With `all_digits` it is written as γ_top + Σ_t q_t (γ_t - γ_top): gradients keep all their digits then,
+    where in the plain form they are rounding once attention on the other tokens is below 1e-16.
+    """
 
     takes: ClassVar[type[Vectors]] = Vectors
     linear_in: ClassVar[str] = "W"
 
     scale: float = 0.1
+    all_digits: bool = False
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
         """Draw W and the head of one seed."""
@@ -45,7 +50,9 @@ class Attention(ja.Model[Vectors]):
 
     def outputs(self, params: Params, data: Vectors) -> Array:
         """Compute f of each sequence, (n,)."""
-        return (attention(params, data) * data.dot(params.v)).sum(axis=1)
+        q, values = attention(params, data), data.dot(params.v)
+        top = jnp.take_along_axis(values, q.argmax(axis=1)[:, None], axis=1) * self.all_digits
+        return top[:, 0] + (q * (values - top)).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
         """Write scores as Φ vec W: Φ = x ⊗ z, values x·v."""

@@ -1,0 +1,87 @@
+"""Attention as an SVM, p and v together: three sequences; the head is tight on all or on two of them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.reproduction import Finding, Measured
+from jaxattn.results.judge import Estimate
+
+HEIGHTS = {"tight": 1.0, "relaxed": 1.5}
+PLACES = ((0.0, 0.0), (1.0, 1.0), (1.0, -1.0), (0.5, 1.0))
+
+
+def three_sequences() -> ja.data.Corpus:
+    """Make three sequences, each of token 0 and one of its own."""
+    return ja.data.from_sequences([[0, 1], [0, 2], [0, 3]], labels=[1, -1, 1], vocab_size=4)
+
+
+def tokens(key: Array, drawn: Array, *, height: float = 1.0) -> Array:
+    """Place the tokens: 0, (1, 1), (1, -1) and (1/2, height)."""
+    return jnp.asarray(PLACES, drawn.dtype).at[3, 1].set(height)
+
+
+def at(key: Array, drawn: Array, *, x: float, y: float) -> Array:
+    """Start at a point."""
+    return jnp.stack([jnp.asarray(x, drawn.dtype), jnp.asarray(y, drawn.dtype)])
+
+
+def each_normalised(step_size: optax.Schedule) -> optax.GradientTransformation:
+    """Step along the gradient of each parameter, divided by its own norm."""
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return jax.tree.map(lambda g: g / jnp.maximum(jnp.linalg.norm(g), 1e-300), gradients), state
+
+    normalise = optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    return optax.chain(normalise, optax.scale_by_learning_rate(step_size))
+
+
+class AllDigits(ja.models.OneLayer):
+    """The same model of these three sequences, written so that gradients keep all their digits.
+
+    f = γ_k + σ(a_0 - a_k) (γ_0 - γ_k); averaging loses γ_k - f once attention on token 0 is below rounding.
+    """
+
+    def outputs(self, params: Any, data: ja.data.Corpus) -> Array:
+        """Compute f of each sequence, (3,)."""
+        a, values = self.scores_and_values(params)
+        return values[1:] + jax.nn.sigmoid(a[0] - a[1:]) * (values[0] - values[1:])
+
+
+def directions(params: Any, data: ja.data.Corpus) -> dict[str, Array]:
+    """Look up p, and the angles of p and v to the first axis."""
+    (x, y), (a, b) = params.p, params.v
+    return {"p_1": x, "p_2": y, "p_angle": jnp.arctan2(y, x), "v_angle": jnp.arctan2(b, a)}
+
+
+def exactly(name: str, value: float, over: str, gap: float = 0.0) -> Finding:
+    """Make a finding of a number that is known, or lies between value (1 - gap) and value."""
+    return Finding(name, Estimate(float(value), float(value * (1 - gap)), float(value)), over)
+
+
+def ends(results: ja.Results, item: object) -> Measured:
+    """Certify the printed programs, and hold the ends of p and v against them."""
+    findings, targets = [], {}
+    for case, height in HEIGHTS.items():
+        E = np.array(PLACES)
+        E[3, 1] = height
+        scores = ja.theory.Scores(E, three_sequences())
+        chosen = ja.theory.selection(np.array([1.0, 0.0]), scores)
+        relaxed = ja.theory.relaxed_max_margin(scores, chosen)
+        targets[case] = {"p to p_relax": relaxed.query, "p to p_mm": ja.theory.max_margin(scores, chosen)}
+        for which, x in targets[case].items():
+            name, gap = which.removeprefix("p to "), x.duality_gap
+            findings.append(exactly(f"{case}: ½‖{name}‖²", x.p @ x.p / 2, "certificate", gap))
+            findings.append(exactly(f"{case}: duality gap of {name}", gap, "certificate"))
+        targets[case]["v to v_mm"] = relaxed.head
+    last = results.records.groupby(["cell", "metric"])["value"].last().unstack()
+    for cell, block in results.cells.set_index("cell")["block"].items():
+        for which, x in targets[block.partition(",")[0]].items():
+            between = last.loc[cell, f"{which[0]}_angle"] - np.arctan2(x.p[1], x.p[0])
+            findings.append(exactly(f"{block}: 1 - cos of {which}", 2 * np.sin(between / 2) ** 2, "one run"))
+    return Measured(findings, {})

@@ -1,0 +1,99 @@
+"""Attention as an SVM in p: one input with a global or a local optimum, and three inputs; given starts."""
+
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Vectors
+from jaxattn.reproduction import Finding, Measured
+from jaxattn.results.judge import Estimate
+from jaxattn.theory import Scores
+from jaxattn.theory.scores import of_vectors
+
+# Three inputs of seven tokens, as PyTorch's generator draws them with seed 0; two coordinates each.
+THREE = """
+0.77483204 -0.23047204 -1.0867758 1.1697421 -1.0632026 0.57695609 -1.252667 1.0699966 -0.4760317
+-0.25246842 -0.54945554 -0.77053073 -0.38666988 -0.34129833 0.68898097 -0.068272069 -0.84996209
+0.88290056 -0.96330442 1.2778732 -0.81074032 0.83126462 -0.49368144 -0.5985354 -0.41206083 -0.47751774
+-0.41176882 -0.52046193 0.94206648 0.010501497 -0.53955892 0.70622122 -1.1138496 1.1839942 -0.74202523
+0.70436516 -0.59462396 -0.23494503 -0.60994874 -0.59596688 -0.71339603 -0.27701209
+"""
+
+
+def tokens(case: str) -> np.ndarray:
+    """List tokens of two coordinates and a value, (n, T, 3); each first one has the largest value."""
+    if case != "three":
+        return np.array([[(-0.1, 1, 1), (1, 0, 0.9), (0, 0, 0.9 if case == "global" else 0)]])
+    X = np.full((3, 7, 3), 0.5)
+    X[:, 0, 2], X[:, :, :2] = 1.0, np.array(THREE.split(), float).reshape(3, 7, 2)
+    return X
+
+
+def inputs(*, case: Literal["global", "local", "three"] = "global") -> Vectors:
+    """Make the inputs of a case, with labels +1."""
+    X = tokens(case)
+    return Vectors(targets=jnp.ones(len(X), jnp.int32), X=jnp.asarray(X), classes=2)
+
+
+class Attention(ja.Model[Vectors]):
+    """f(X) = Σ_t q_t γ_t, q = softmax of x_t·p; `all_digits` writes it as γ_top + Σ_t q_t (γ_t - γ_top)."""
+
+    takes: ClassVar[type[Vectors]] = Vectors
+    linear_in: ClassVar[str] = "p"
+
+    x: float = 0.0
+    y: float = 0.0
+    all_digits: bool = False
+
+    def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
+        """Start at a point."""
+        return {"p": jnp.stack([self.x, self.y]).astype(dtype)}
+
+    def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
+        """Compute f of each sequence, (n,)."""
+        q, values = jax.nn.softmax(data.X[:, :, :2] @ params["p"], axis=1), data.X[:, :, 2]
+        top = jnp.take_along_axis(values, q.argmax(axis=1)[:, None], axis=1) * self.all_digits
+        return top[:, 0] + (q * (values - top)).sum(axis=1)
+
+    def scores(self, params: dict[str, Array], data: Vectors) -> Scores:
+        """Write scores as Φ p."""
+        return of_vectors(data.X[:, :, :2], data.targets, values=data.X[:, :, 2])
+
+
+def first_attention(params: dict[str, Array], data: Vectors) -> Array:
+    """Compute the mean attention on the first token."""
+    return jax.nn.softmax(data.X[:, :, :2] @ params["p"], axis=1)[:, 0].mean()
+
+
+def program(case: str, token: int = 0, coordinates: int = 2) -> ja.theory.MaxMargin:
+    """Solve the program in which one token, the same of every sequence, is selected."""
+    X = tokens(case)[:, :, :coordinates]
+    mask = np.arange(X.shape[1]) == np.full((len(X), 1), token)
+    return ja.theory.max_margin(of_vectors(X, np.ones(len(X), int)), ja.theory.Selection(mask))
+
+
+def exactly(name: str, x: float, over: str, gap: float = 0.0) -> Finding:
+    """Make a finding of a number that is known, or lies between x (1 - gap) and x."""
+    return Finding(name, Estimate(float(x), float(x * (1 - gap)), float(x)), over)
+
+
+def ends(results: ja.Results, item: object) -> Measured:
+    """Certify the printed programs, and count the starts that end at either direction."""
+    programs = {"global": program("global"), "local": program("local", token=1), "three": program("three")}
+    programs["three, in three coordinates"] = program("three", coordinates=3)
+    findings = [
+        exactly(f"{name}: ½‖p‖² of the program", x.p @ x.p / 2, "certificate", x.duality_gap)
+        for name, x in programs.items()
+    ]
+    gaps = [x.duality_gap for x in programs.values()]
+    findings.append(exactly("largest duality gap", max(gaps), "four programs"))
+    last = results.records.groupby(["cell", "metric"])["value"].last().unstack()
+    for block, rows in last.join(results.cells.set_index("cell")["block"]).groupby("block", sort=False):
+        first, over = (rows["first_attention"] > 0.5).sum(), f"{len(rows)} starts"
+        findings.append(exactly(f"{block}: starts that select the first token", first, over))
+        findings.append(exactly(f"{block}: largest 1 - cos", rows["one_minus_cosine"].max(), over))
+    return Measured(findings, {})

@@ -1,0 +1,70 @@
+"""Mirror descent in ℓ_q: the limit of W is the ℓ_q attention SVM of its selection, and no other's."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.theory.scores import of_query
+
+NORMS = (1.75, 2.0, 3.0)
+
+
+def mirror(step_size: optax.Schedule, *, q: float = 2.0) -> optax.GradientTransformation:
+    """Step w' = ∇ψ(w) - η g / ‖g‖_q*, w = ∇ψ⁻¹(w') with ψ = ‖w‖_q^q / q and 1/q + 1/q* = 1."""
+    scale = optax.scale_by_learning_rate(step_size)
+
+    def power(x: Array, exponent: Any) -> Array:
+        return jnp.sign(x) * jnp.abs(x) ** exponent
+
+    def update(gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        dual = q / (q - 1)
+        norm = sum((jnp.abs(g) ** dual).sum() for g in jax.tree.leaves(gradients)) ** (1 / dual)
+        moves, state = scale.update(jax.tree.map(lambda g: g / norm, gradients), state)
+        return jax.tree.map(lambda w, m: power(power(w, q - 1) + m, 1 / (q - 1)) - w, params, moves), state
+
+    return optax.GradientTransformation(scale.init, update)
+
+
+def divergence(target: np.ndarray, w: np.ndarray, q: float) -> np.ndarray:
+    """Compute the Bregman divergence of ψ from w / ‖w‖_q, (..., D), to a target of length 1."""
+    w = w / np.linalg.norm(w, q, axis=-1, keepdims=True)
+    target = target / np.linalg.norm(target, q)
+    return 1 - (np.sign(w) * np.abs(w) ** (q - 1) * target).sum(axis=-1)
+
+
+class Divergences(ja.PhaseProbe):
+    """The divergence in the norm of the path of W to the ℓ_q attention SVMs of its selection, three q."""
+
+    metrics: ClassVar[tuple[str, ...]] = tuple(
+        f"{what}_{q:g}" for what in ("divergence_to", "gap") for q in NORMS
+    )
+
+    def why_not(self, task: Any, phase: ja.Phase) -> str | None:
+        """Say that it wants a phase of mirror descent on W."""
+        options = phase.options if isinstance(phase, ja.dynamics.Descent) else {}
+        return None if "q" in options else "wants a descent in ℓ_q"
+
+    def observe(self, phase: Any, state: Any) -> Array:
+        """Look up W of one seed and the norm, (D + 1,)."""
+        return jnp.append(phase.parameter(state, "W").reshape(-1), phase.options["q"])
+
+    def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
+        """Solve the programs of each seed and compare W on its way, (S, k, D + 1)."""
+        data = jax.device_get(loaded.splits.train)
+        each = [compare(path, *x) for path, *x in zip(history, data.X, data.z, data.targets, strict=True)]
+        return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
+
+
+def compare(path: np.ndarray, X: np.ndarray, z: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
+    """Compare the path of one seed with the programs of its selection: on the way, and at the end."""
+    path, norm = path[:, :-1], float(path[0, -1])
+    scores = of_query(np.asarray(X, float), np.asarray(z, float), y)
+    chosen = ja.theory.selection(path[-1], scores)
+    best = {q: ja.theory.lq_max_margin(scores, chosen, q=q) for q in NORMS}
+    on_the_way = {f"divergence_to_{q:g}": divergence(best[q].p, path, norm) for q in NORMS}
+    return on_the_way, {f"gap_{q:g}": np.asarray(best[q].duality_gap, float) for q in NORMS}

@@ -1,0 +1,78 @@
+"""Topic words: trained keys and embeddings find the one word of a sentence that tells its topic."""
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Corpus
+
+TOPICS, EACH = 4, 2
+WORDS = TOPICS * EACH
+
+
+def sentences(key: Array, *, others: int = 5000, length: int = 20, sequences: int) -> Corpus:
+    """Draw a topic, one of its two words (ids 0 to 7) and `length` other words, uniform."""
+    topic_key, word_key, other_key = jax.random.split(key, 3)
+    topic = jax.random.randint(topic_key, (sequences,), 0, TOPICS)
+    word = EACH * topic + jax.random.randint(word_key, (sequences,), 0, EACH)
+    rest = jax.random.randint(other_key, (sequences, length), WORDS, WORDS + others)
+    tokens = jnp.concatenate([word[:, None], rest], axis=1)
+    return ja.data.from_draws(tokens, topic, vocab_size=WORDS + others, num_classes=TOPICS)
+
+
+class Params(NamedTuple):
+    """Parameters of the model."""
+
+    K: Array  # (V, d) keys
+    E: Array  # (V, d) embeddings
+    q: Array  # (d,) query
+    W: Array  # (d, C) head
+
+
+class Keys(ja.Model[Corpus]):
+    """Logits Wᵀ Σ_s a_s e_s with a = softmax of k_s·q; keys start at 0, embeddings next to it."""
+
+    takes: ClassVar[type[Corpus]] = Corpus
+    token_rows: ClassVar[tuple[str, ...]] = ("K", "E")
+    attends_to_tokens: ClassVar[bool] = True
+
+    dim: int = 10
+    start: float = 1e-6
+    query: float = 0.3
+
+    def init(self, key: Array, like: Corpus, *, dtype: jnp.dtype) -> Params:
+        """Draw the parameters of one seed; the head has ones on its diagonal."""
+        e_key, q_key, w_key = jax.random.split(key, 3)
+        E = self.start * jax.random.normal(e_key, (like.vocab_size, self.dim), dtype)
+        q = self.query * jax.random.normal(q_key, (self.dim,), dtype)
+        W = jax.random.normal(w_key, (self.dim, like.num_classes or 2), dtype)
+        places = jnp.arange(like.num_classes or 2)
+        return Params(jnp.zeros_like(E), E, q, W.at[places, places].set(1))
+
+    def outputs(self, params: Params, data: Corpus) -> Array:
+        """Compute the logits, (n, C)."""
+        return ja.attention.attend(data, *self.scores_and_values(params))
+
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute scores (V,) and the logits that words stand for, (V, C)."""
+        return params.K @ params.q, params.E @ params.W
+
+
+def law(params: Params, data: Corpus, *, others: int = 20) -> dict[str, Array]:
+    """Hold ‖e‖‖q‖ of the topic words against √(2 (s + (eˢ - 1)/m)), s the score, m other words a sentence."""
+    scores, lengths = params.K @ params.q, jnp.linalg.norm(params.E, axis=1) * jnp.linalg.norm(params.q)
+    s = scores[:WORDS]
+    predicted = jnp.sqrt(2 * jnp.maximum(s + jnp.expm1(s) / others, 0))
+    size = jnp.where(predicted > 0.05, predicted, jnp.nan)
+    return {
+        "topic_score": s.mean(),
+        "least_topic_score": s.min(),
+        "largest_other_score": scores[WORDS:].max(),
+        "mean_other_score": scores[WORDS:].mean(),
+        "topic_norm": lengths[:WORDS].mean(),
+        "predicted_norm": predicted.mean(),
+        "off_by": jnp.abs(lengths[:WORDS] / size - 1).max(),
+    }

@@ -1,0 +1,79 @@
+"""Value-softmax: one sequence of all tokens with E = I, so that p holds its scores and v its values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.reproduction import Finding, Measured
+from jaxattn.results import judge
+
+
+def one_sequence(*, length: int = 8) -> ja.data.Corpus:
+    """Make one sequence of `length` tokens with label +1."""
+    return ja.data.from_sequences([list(range(length))], labels=[1], vocab_size=length)
+
+
+def identity(key: Array, drawn: Array) -> Array:
+    """Start E at the identity."""
+    return jnp.eye(*drawn.shape, dtype=drawn.dtype)
+
+
+def published(key: Array, drawn: Array) -> Array:
+    """Start the values at Vᵀβ with V = 0.1 N(0, 1), β on the sphere, as NumPy's generator draws them."""
+    length = len(drawn)
+    V, _, beta = np.split(np.random.RandomState(123).randn(length**2 + 2 * length), [length**2, -length])
+    return jnp.asarray(0.1 * V.reshape(length, length).T @ beta / np.linalg.norm(beta), drawn.dtype)
+
+
+def normal(key: Array, drawn: Array, *, scale: float = 0.1) -> Array:
+    """Draw the values, N(0, scale²): the law of Vᵀβ."""
+    return scale * jax.random.normal(key, drawn.shape, drawn.dtype)
+
+
+class Polarisation(ja.Probe):
+    """The largest attention q, what it leaves, its entropy, and the direction of p."""
+
+    def measure(self, seen: ja.probes.Seen) -> dict[str, Array]:
+        """Measure one seed; p_mm = e_k - 1/T for the token k on top, in closed form."""
+        scores, values = seen.scores_and_values
+        log_q, top = jax.nn.log_softmax(scores), scores.argmax()
+        limit = jax.nn.one_hot(top, len(scores), dtype=scores.dtype) - 1 / len(scores)
+        return {
+            "largest_attention": jnp.exp(log_q[top]),
+            "attention_left": jnp.exp(log_q).at[top].set(0).sum(),
+            "entropy": -(jnp.exp(log_q) * log_q).sum(),
+            "p_one_minus_cosine": ja.theory.one_minus_cosine(scores, limit),
+            "top_score": top.astype(scores.dtype),
+            "top_value": values.argmax().astype(scores.dtype),
+        }
+
+
+def polarises(results: ja.Results, item: object, *, steps: list[int]) -> Measured:
+    """Measure attention and loss of the published start at some steps; of all starts, which token wins."""
+    cells = {entry["settings"]["block"]: entry["cell"] for entry in results.manifest["cells"]}
+    tables = {name: results.records[results.records["cell"] == cell] for name, cell in cells.items()}
+
+    def at(block: str, phase: str, metric: str, step: int) -> np.ndarray:
+        rows = tables[block].query("phase == @phase and metric == @metric and step == @step")
+        return rows.sort_values("seed")["value"].to_numpy()
+
+    findings = []
+    for metric in ("largest_attention", "loss"):
+        for step in steps:
+            samples = at("published", "descent", metric, step)
+            name = f"{metric.replace('_', ' ')} after {step:,} steps"
+            findings.append(Finding(name, judge.mean(samples), "the published start"))
+    for block, table in tables.items():
+        first, last = at(block, "descent", "top_value", 0), table.query("phase == 'flow'")["step"].max()
+        over = f"{len(first)} seeds"
+        wins = judge.share(at(block, "flow", "top_score", last) == first)
+        left = judge.mean(at(block, "flow", "attention_left", last))
+        away = judge.mean(at(block, "flow", "p_one_minus_cosine", last))
+        findings += [
+            Finding(f"{block}: the largest value at the start wins", wins, over),
+            Finding(f"{block}: attention left at the end of the flow", left, over),
+            Finding(f"{block}: 1 - cos of p to its limit at the end of the flow", away, over),
+        ]
+    return Measured(findings, {})

@@ -1,0 +1,100 @@
+"""Which margin: p of one layer under sign descent, Signum, Adam and normalised descent, ℓ₂ or ℓ_∞."""
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Vectors
+from jaxattn.theory import Scores
+from jaxattn.theory.scores import of_vectors
+
+NORMS = {"l2": 2.0, "linf": math.inf}
+
+
+def tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 6) -> Vectors:
+    """Draw tokens uniform on the unit sphere, and labels of a coin."""
+    token_key, label_key = jax.random.split(key)
+    X = jax.random.normal(token_key, (sequences, length, dim))
+    y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
+    return Vectors(targets=y, X=X / jnp.linalg.norm(X, axis=-1, keepdims=True), classes=2)
+
+
+class Params(NamedTuple):
+    """Query, and a head that is fixed."""
+
+    p: Array  # (d,)
+    v: Array  # (d,)
+
+
+class Attention(ja.Model[Vectors]):
+    """f(X) = Σ_t q_t x_t·v with q = softmax over t of x_t·p; v is a fixed unit vector.
+
+    Written from the token on top, f = γ_top + Σ_t q_t (γ_t - γ_top), so that gradients keep all their digits
+    where the attention of the others is below rounding.
+    """
+
+    takes: ClassVar[type[Vectors]] = Vectors
+    linear_in: ClassVar[str] = "p"
+
+    scale: float = 0.1
+
+    def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
+        """Draw p and the head of one seed."""
+        query, head = jax.random.split(key)
+        v = jax.random.normal(head, (like.dim,), dtype)
+        return Params(self.scale * jax.random.normal(query, (like.dim,), dtype), v / jnp.linalg.norm(v))
+
+    def outputs(self, params: Params, data: Vectors) -> Array:
+        """Compute f of each sequence, (n,)."""
+        scores, values = data.dot(params.p), data.dot(params.v)
+        top = scores.argmax(axis=1, keepdims=True)
+        best = jnp.take_along_axis(values, top, axis=1)
+        return best[:, 0] + (jax.nn.softmax(scores, axis=1) * (values - best)).sum(axis=1)
+
+    def scores(self, params: Params, data: Vectors) -> Scores:
+        """Write scores as Φ p: Φ = x, values x·v."""
+        return of_vectors(data.X, data.targets, values=data.dot(params.v))
+
+
+class Margins(ja.PhaseProbe):
+    """The margin of p in ℓ₂ and ℓ_∞, relative to the largest one of the selection at the end."""
+
+    metrics: ClassVar[tuple[str, ...]] = (
+        *(f"{norm}_{what}" for norm in NORMS for what in ("margin_share", "gap", "largest_margin")),
+        "l2_share_of_linf_direction",
+        "linf_share_of_l2_direction",
+    )
+
+    def observe(self, phase: ja.Phase, state: Any) -> Array:
+        """Look up p of one seed, (d,)."""
+        return phase.parameter(state, "p")
+
+    def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
+        """Solve both programs of each seed, ℓ_∞ as a linear program, and hold p (S, k, d) against them."""
+        data = jax.device_get(loaded.splits.train)
+        each = [compare(path, X, y) for path, X, y in zip(history, data.X, data.targets, strict=True)]
+        return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
+
+
+def compare(path: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Compare the path (k, d) of one seed with both programs: on the way, and at the end."""
+    X, scores = np.asarray(X, float), of_vectors(X, y)
+    chosen, top = ja.theory.selection(path[-1], scores), (X @ path[-1]).argmax(axis=1)
+    best = {norm: ja.theory.lq_max_margin(scores, chosen, q=q) for norm, q in NORMS.items()}
+    others = np.arange(X.shape[1]) != top[:, None]
+    ahead = (np.take_along_axis(X, top[:, None, None], axis=1) - X)[others]
+
+    def share(p: np.ndarray, norm: str) -> np.ndarray:
+        return (p @ ahead.T).min(axis=-1) / np.linalg.norm(p, NORMS[norm], axis=-1) / best[norm].margin
+
+    on_the_way = {f"{norm}_margin_share": share(path, norm) for norm in NORMS}
+    facts = {f"{norm}_gap": best[norm].duality_gap for norm in NORMS}
+    facts |= {f"{norm}_largest_margin": best[norm].margin for norm in NORMS}
+    facts["l2_share_of_linf_direction"] = share(best["linf"].p, "l2")
+    facts["linf_share_of_l2_direction"] = share(best["l2"].p, "linf")
+    return on_the_way, {name: np.asarray(x, float) for name, x in facts.items()}

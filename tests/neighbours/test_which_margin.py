@@ -1,0 +1,39 @@
+"""Which margin: sign descent goes for ℓ_∞, normalised descent for ℓ₂."""
+
+import numpy as np
+from scipy.optimize import linprog
+
+
+def largest_margin(ahead):
+    """Largest min_i ahead_i·p with ‖p‖_∞ ≤ 1, by a linear program of its own."""
+    rows, dim = ahead.shape
+    found = linprog(
+        [*np.zeros(dim), -1.0],
+        A_ub=np.column_stack([-ahead, np.ones(rows)]),
+        b_ub=np.zeros(rows),
+        bounds=[(-1, 1)] * dim + [(None, None)],
+    )
+    return -found.fun
+
+
+def test_sign_descent_maximises_the_margin_in_l_inf(run, read):
+    without = ("Signum", "Adam", "Adam with a long memory")
+    overrides = ("seeds=3", "phases.train.steps=5000", *(f"blocks.{name}=null" for name in without))
+    at, study = run("which_margin", *overrides), read("which_margin", *overrides)
+    blocks = [cell.settings["block"] for cell in study.cells]
+    normalised, sign = blocks.index("normalised descent"), blocks.index("sign descent")
+    assert (at("l2_margin_share", cell=normalised) > 0.93).all()
+    assert (at("linf_margin_share", cell=sign) > 0.93).all()
+    assert (at("linf_share_of_l2_direction", cell=normalised) < 0.97).any()
+    for cell in (normalised, sign):
+        assert (at("linf_margin_share", cell=cell) <= 1 + 1e-9).all()
+        assert (at("linf_gap", cell=cell) < 1e-8).all()
+
+
+def test_the_largest_margin_is_that_of_a_linear_program(code, read):
+    data = read("which_margin").dataset(5).train
+    X, p = np.asarray(data.X, float), np.random.default_rng(0).normal(size=data.dim)
+    _, facts = code("which_margin", "compare")(p[None], X, np.asarray(data.targets))
+    top = (X @ p).argmax(axis=1)
+    ahead = np.concatenate([np.delete(x[t] - x, t, axis=0) for x, t in zip(X, top, strict=True)])
+    np.testing.assert_allclose(facts["linf_largest_margin"], largest_margin(ahead), rtol=1e-8)
