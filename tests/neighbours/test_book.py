@@ -13,8 +13,8 @@ NAMES = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_is_short_and_is_checked_as_shipped(read, name):
-    lines = (SHIPPED / name / f"{name}.py").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 100
+    for path in (SHIPPED / name).glob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 100
     assert read(name).own_kinds
     readme = (SHIPPED / name / "README.md").read_text(encoding="utf-8")
     assert f"jaxattn run sweeps/neighbours/{name}/study.toml" in readme
@@ -28,6 +28,7 @@ def test_all_are_items_of_a_book():
         measures.load(item)
         study = item.study("full")
         assert study.name == item.name
-        metrics = {metric.replace("_", " ") for metric in item.measure["metrics"]}
-        assert metrics >= set(item.criteria)
-        assert section.models(study) == f"{item.name}.py:{study.config['model']['kind'].partition(':')[2]}"
+        if item.measure["kind"] == "cells":
+            metrics = [metric.replace("_", " ") for metric in item.measure["metrics"]]
+            assert all(any(metric in criterion for metric in metrics) for criterion in item.criteria)
+        assert study.config["model"]["kind"].rpartition(":")[2] in section.models(study)
