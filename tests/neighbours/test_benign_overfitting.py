@@ -2,7 +2,7 @@
 
 import numpy as np
 
-SMALL = ("blocks=null", "seeds=1", "data.dim=400", "data.test_sequences=200")
+SMALL = ("blocks=null", "figures=null", "seeds=1", "data.dim=400", "data.test_sequences=200")
 
 
 def test_overfitting_is_benign(run):

@@ -12,8 +12,8 @@ def test_facts_are_recalled_after_relations(run):
     np.testing.assert_allclose(at("test_loss", 0), math.log(32), rtol=1e-4)
     assert at("relation_known", 0) < 0.5
     assert at("relation_known") == 1
-    assert at("subject_known") < 0.3
-    assert at("test_accuracy") < 0.3
+    assert at("subject_known") < 0.4
+    assert at("test_accuracy") < 0.4
 
 
 def test_a_fact_is_its_subject_and_relation(read):
