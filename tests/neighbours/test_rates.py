@@ -36,8 +36,8 @@ def test_ten_times_the_steps(run, method, least, most):
 
 
 def test_rescaled_norms(read, tmp_path):
-    """From step 100 on ‖W‖ = 10 · 1.2^k, as normalised steps of length 1 push to the edge of the ball."""
+    """From step 100 on ‖W‖ = 80 · 1.2^k, as normalised steps of length 1 push to the edge of the ball."""
     overrides = ("phases.train.method=rescaled", "phases.train.hold=20", "phases.train.steps=200", "seeds=2")
     results = read("rates", "blocks=null", *overrides).run(tmp_path / "rates", quiet=True)
     for seed in range(2):
-        np.testing.assert_allclose(np.linalg.norm(results.params(seed=seed).W), 10 * 1.2**4, rtol=1e-12)
+        np.testing.assert_allclose(np.linalg.norm(results.params(seed=seed).W), 80 * 1.2**4, rtol=1e-12)

@@ -78,7 +78,7 @@ class Steps(ja.Phase, kw_only=True):
     method: Literal["gradient", "normalised", "polyak", "rescaled"] = "normalised"
     step_size: float
     steps: int
-    radius: float = 10.0
+    radius: float = 80.0
     hold: int = 5
 
     def step(self, task: Task, state: State) -> State:
