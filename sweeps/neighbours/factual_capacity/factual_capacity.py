@@ -79,10 +79,6 @@ def capacity(results, item) -> Measured:
         Finding("power of d in N log N", judge.mean(2 + powers(d, load.T)), seeds),
         Finding(f"d²/(N log N) at d = {d[-1]:g}", judge.mean(1 / load[-1]), seeds),
     ]
-    means = np.nanmean(load, axis=1)
-    table = {
-        "d": list(rows),
-        "N log N / d²": means,
-        "N": [number(x, y) for x, y in zip(means, rows, strict=True)],
-    }
-    return Measured(findings, {"Capacity, mean over seeds": pd.DataFrame(table)})
+    table = pd.DataFrame({"d": list(rows), "N log N / d²": np.nanmean(load, axis=1)})
+    table["N"] = [number(x, d) for d, x in table.itertuples(index=False)]
+    return Measured(findings, {"Capacity, mean over seeds": table})
