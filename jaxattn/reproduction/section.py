@@ -153,8 +153,8 @@ def missing(item: Item, scale: Scale, why: str = "") -> Section:
 
 
 def texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Write every entry of a table for reading."""
-    return table.map(lambda x: format_number(x) if isinstance(x, float) else str(x))
+    """Write every entry of a table for reading, and the names of its columns."""
+    return table.rename(columns=str).map(lambda x: format_number(x) if isinstance(x, float) else str(x))
 
 
 def _cells(cells: Iterable[Mapping[str, Any]]) -> list[tuple[Any, Any]]:

@@ -7,12 +7,13 @@ import numpy as np
 
 def test_facts_are_recalled_after_relations(run):
     """The relation is known when no answer is: the order of the paper, and log K at the start."""
-    at = run("factual_recall", "phases.train.steps=400", "phases.train.fresh=256", "data.test_sequences=512")
+    overrides = ("phases.train.steps=400", "phases.train.fresh=256", "data.test_sequences=512")
+    at = run("factual_recall", "blocks=null", "seeds=1", "probes.every=400", *overrides)
     np.testing.assert_allclose(at("test_loss", 0), math.log(32), rtol=1e-4)
     assert at("relation_known", 0) < 0.5
     assert at("relation_known") == 1
-    assert at("subject_known") < 0.3
-    assert at("test_accuracy") < 0.3
+    assert at("subject_known") < 0.4
+    assert at("test_accuracy") < 0.4
 
 
 def test_a_fact_is_its_subject_and_relation(read):
@@ -23,3 +24,16 @@ def test_a_fact_is_its_subject_and_relation(read):
         (relation,) = (s - 16 for s in ids if 16 <= s < 20)
         assert ids[-1] == 40
         assert answer == subject // 2 + 8 * relation
+
+
+def test_attention_is_that_of_the_last_token(read, code):
+    """Outputs by a loop over positions, with and without a softmax."""
+    data, rng = read("factual_recall", "data.sequences=5").dataset(1).train, np.random.default_rng(0)
+    a, U = np.float32(rng.normal(size=41)), np.float32(rng.normal(size=(41, 32)))
+    for softmax in (False, True):
+        model = code("factual_recall", "LinearAttention")(softmax=softmax)
+        ours = model.outputs(code("factual_recall", "Params")(a, U), data)
+        for ids, logits in zip(np.asarray(data.ids), ours, strict=True):
+            weight = np.exp(a[ids]) / np.exp(a[ids]).sum() if softmax else a[ids]
+            total = sum(w * U[token] for w, token in zip(weight, ids, strict=True))
+            np.testing.assert_allclose(logits, total, rtol=1e-4, atol=1e-5)

@@ -1,15 +1,14 @@
 """Single-location regression: the place is found."""
 
-import jax
 import numpy as np
 
 
 def test_a_single_location_is_found(run):
-    """|ν| comes to 1, and |κ| to 1 but for terms of λ²: .98 at λ = 0.1, where d is large."""
+    """|ν| comes to 1, and |κ| nears it as λ falls; larger batches and steps than published."""
     overrides = ("phases.train.steps=2500", "phases.train.fresh=32", "phases.train.step_size=0.01")
-    at = run("single_location", *overrides, "seeds=2")
+    at = run("single_location", *overrides, "seeds=2", "model.decay=4e-3")
     assert (at("kappa", 0) < 0.5).all()
-    assert (at("kappa") > 0.85).all()
+    assert (at("kappa") > 0.75).all()
     assert (at("nu") > 0.97).all()
     assert (at("test_loss") < at("test_loss", 0) / 2).all()
 
@@ -19,4 +18,4 @@ def test_targets_of_a_single_location_are_linear_in_its_token(read):
     X, y = np.asarray(data.X), np.asarray(data.targets)
     place = X[:, :, 0].argmax(axis=1)  # √(d/2) = 6.3 stands out
     np.testing.assert_allclose(y, X[np.arange(len(y)), place, 1], rtol=1e-5)
-    assert jax.numpy.isfinite(data.X).all()
+    assert np.isfinite(X).all()

@@ -10,7 +10,7 @@ import pytest
 from jaxattn.core.errors import InputError
 from jaxattn.reproduction import findings, measures, page, read, record
 from jaxattn.reproduction.findings import Finding
-from jaxattn.reproduction.section import NOT_RUN, Picture, Section
+from jaxattn.reproduction.section import NOT_RUN, Picture, Section, texts
 from jaxattn.results.judge import Estimate, around, at_least
 
 PAPER = read("paper")
@@ -49,6 +49,16 @@ def test_what_is_read_is_what_was_written(folder):
     assert page.as_html(PAPER, (mine,), "laptop") == page.as_html(PAPER, (SECTION,), "laptop")
     pd.testing.assert_frame_equal(page.agreement((mine,)), page.agreement((SECTION,)), check_exact=True)
     assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
+
+
+def test_tables_have_names_of_columns_that_records_hold(tmp_path):
+    """A pivot table has numbers for names."""
+    table = texts(pd.DataFrame({"step": ["a"], 100: [0.5]}))
+    content = record.files(replace(SECTION, tables={"Steps": table}), "laptop")
+    for name, written in content.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(written)
+    pd.testing.assert_frame_equal(record.read(ITEM, "laptop", tmp_path).tables["Steps"], table)
 
 
 def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_others(folder):

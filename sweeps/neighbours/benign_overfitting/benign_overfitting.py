@@ -1,6 +1,6 @@
 """Benign overfitting of the token that attention selects: W and p move, labels are noisy."""
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,59 +8,93 @@ from jax import Array
 
 import jaxattn as ja
 from jaxattn.data import Vectors
+from jaxattn.data.splits import Splits
 
 
-def signals(
-    key: Array, *, dim: int, length: int = 8, sequences: int = 20, signal: float = 20.0, weak: float = 0.1
-) -> Vectors:
-    """Draw x_1 = μ_c + noise, x_2 and x_3 with a weak μ_c and μ_-c, and noise; μ_± = signal · e_1, e_2."""
-    y = jnp.where(jnp.arange(sequences) < sequences // 2, 1, -1).astype(jnp.int32)
-    mu = signal * jnp.eye(2, dim)
-    own, other = mu[(1 - y) // 2], mu[(1 + y) // 2]
-    X = jax.random.normal(key, (sequences, length, dim))
-    X = X.at[:, 0].add(own).at[:, 1].add(weak * own).at[:, 2].add(weak * other)
-    return Vectors(targets=y, X=X, classes=2)
+class Tokens(Vectors):
+    """Tokens in coordinates of m + 2 axes of R^d, the two of the signals and those of the training noise."""
+
+    h: Array | None = None  # (n, T, m + 2) what the first W makes of their rest, where queries can be
+
+
+def triangle(key: Array, rows: int, dim: int) -> Array:
+    """Draw Gaussian rows of R^dim in coordinates of their own span (Bartlett's decomposition)."""
+    off, diagonal = jax.random.split(key)
+    squares = 2 * jax.random.gamma(diagonal, (dim - jnp.arange(rows)) / 2)
+    return jnp.tril(jax.random.normal(off, (rows, rows)), -1) + jnp.diag(jnp.sqrt(squares))
+
+
+class Signals(ja.DrawnData, kw_only=True):
+    """x_1 = μ_c + noise, x_2 and x_3 with a weak μ_c and μ_-c, and noise; μ_± = signal · e_1, e_2."""
+
+    dim: int = 2000
+    length: int = 8
+    sequences: int = 20
+    test_sequences: int = 1000
+    signal: float = 20.0
+    weak: float = 0.1
+    flipped: ja.Static[float] = 0.2
+
+    def draw(self, key: Array, used: Array | None = None) -> Splits:
+        """Draw the data of one seed: test tokens have parts beside the axes of training, of length √χ²."""
+        keys, m = jax.random.split(key, 4), self.sequences * self.length
+        on_signals, own = jax.random.normal(keys[0], (m, 2)), triangle(keys[1], m, self.dim - 2)
+        train = self.clean(jnp.hstack([on_signals, own]), jnp.zeros((m, m + 2)))
+        noise, h = jax.random.normal(keys[2], (2, self.test_sequences * self.length, m + 2))
+        rest = 2 * jax.random.gamma(keys[3], (self.dim - 2 - m) / 2, (len(h), 1))
+        test = self.clean(noise, jnp.sqrt(rest / (3 * self.dim)) * h)
+        noisy = jnp.arange(self.sequences) % (self.sequences // 2) < round(self.flipped * self.sequences / 2)
+        train = train.replace(targets=jnp.where(noisy, -train.targets, train.targets))
+        return Splits(train=train, tokens=None, test=test, validation=None)
+
+    def clean(self, noise: Array, h: Array) -> Tokens:
+        """Add signals to noise; the labels are right."""
+        X, h = (x.reshape(-1, self.length, x.shape[1]) for x in (noise, h))
+        y = classes(len(X))
+        own, other = self.signal * jnp.eye(2, X.shape[2])[jnp.stack([(1 - y) // 2, (1 + y) // 2])]
+        added = jnp.stack([own, self.weak * own, self.weak * other], axis=1)
+        return Tokens(targets=y, X=X.at[:, :3].add(added), h=h, classes=2)
+
+
+def classes(n: int) -> Array:
+    """List the true classes of n sequences."""
+    return jnp.where(jnp.arange(n) < n // 2, 1, -1).astype(jnp.int32)
 
 
 class Params(NamedTuple):
-    """Parameters of the model."""
+    """Keys, query and head."""
 
-    W: Array  # (d, d) keys
-    p: Array  # (d,) query
-    v: Array  # (d,) head
+    W: Array
+    p: Array
+    v: Array
 
 
-class FixedHead(ja.Model[Vectors]):
+class FixedHead(ja.Model[Tokens]):
     """f(X) = Σ_t q_t x_t·v with q = softmax over t of x_t·W p; v = (μ_+ - μ_-) / (‖μ_+ - μ_-‖ signal)."""
 
-    takes: ClassVar[type[Vectors]] = Vectors
-
+    dim: int = 2000
     signal: float = 20.0
 
-    def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Draw W uniform in ±1/√d; p starts at 0."""
-        d = like.dim
-        W = jax.random.uniform(key, (d, d), dtype, -1, 1) / d**0.5
-        v = jnp.zeros(d, dtype).at[:2].set(jnp.array([1.0, -1.0], dtype)) / (2**0.5 * self.signal)
-        return Params(W, jnp.zeros(d, dtype), v)
+    def init(self, key: Array, like: Tokens, *, dtype: jnp.dtype) -> Params:
+        """Draw W from N(0, 1/3d), of the variance of ±1/√d; p starts at 0."""
+        W = triangle(key, like.dim, self.dim).astype(dtype) / (3 * self.dim) ** 0.5
+        v = jnp.zeros(like.dim, dtype).at[:2].set([1, -1]) / (2**0.5 * self.signal)
+        return Params(W, jnp.zeros_like(v), v)
 
-    def outputs(self, params: Params, data: Vectors) -> Array:
+    def outputs(self, params: Params, data: Tokens) -> Array:
         """Compute f of each sequence, (n,)."""
         return (attention(params, data) * data.dot(params.v)).sum(axis=1)
 
 
-def attention(params: Params, data: Vectors) -> Array:
+def attention(params: Params, data: Tokens) -> Array:
     """Compute the attention of each sequence, (n, T)."""
-    return jax.nn.softmax(data.dot(params.W @ params.p), axis=1)
+    return jax.nn.softmax(data.dot(params.W @ params.p) + data.h @ params.p, axis=1)
 
 
-class Relevant(ja.Probe):
-    """Attention on the relevant token, where the label says its class and where it was flipped."""
-
-    def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed on its training data, whose first half is of class 1 before labels flip."""
-        data = seen.data.train
-        mass, half = attention(seen.params, data)[:, 0], data.num_examples // 2
-        clean = (data.targets > 0) == (jnp.arange(data.num_examples) < half)
-        parts = {"clean": clean, "flipped": ~clean}
-        return {f"attention_{name}": jnp.where(x, mass, 0).sum() / x.sum() for name, x in parts.items()}
+def relevant(params: Params, data: Tokens) -> dict[str, Array]:
+    """Attention on the relevant token where labels are right, and flipped; accuracy by the true classes."""
+    mass, y = attention(params, data), classes(data.num_examples)
+    parts = {"clean": data.targets == y, "flipped": data.targets != y}
+    found = {f"attention_{name}": (x * mass[:, 0]).sum() / x.sum() for name, x in parts.items()}
+    right = (mass * data.dot(params.v)).sum(axis=1) * y > 0
+    return found | {"true_accuracy": right.mean(dtype=mass.dtype)}

@@ -25,39 +25,46 @@ def locations(
 
 
 class Params(NamedTuple):
-    """Unit vectors."""
+    """Unit vectors, and how many steps they have taken."""
 
     k: Array  # (d,) where to look
     v: Array  # (d,) what to read
+    t: Array  # () the clock of λ
 
 
 class Pointwise(ja.Model[Vectors]):
-    """f(X) = Σ_ℓ erf(λ X_ℓ·k) X_ℓ·v: attention by token, without a normaliser."""
+    """f(X) = Σ_ℓ erf(λ X_ℓ·k) X_ℓ·v, λ = sharpness / (1 + decay t): attention by token, not normalised."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
-    sharpness: float = 0.1
+    sharpness: float = 2.0
+    decay: float = 1e-4
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
         """Draw k and v uniform on the sphere."""
         drawn = jax.random.normal(key, (2, like.dim), dtype)
-        return Params(*(drawn / jnp.linalg.norm(drawn, axis=1, keepdims=True)))
+        return Params(*(drawn / jnp.linalg.norm(drawn, axis=1, keepdims=True)), jnp.zeros((), dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
         """Compute f of each sequence, (n,)."""
-        return (jax.scipy.special.erf(self.sharpness * data.dot(params.k)) * data.dot(params.v)).sum(axis=1)
+        sharpness = self.sharpness / (1 + self.decay * params.t)
+        return (jax.scipy.special.erf(sharpness * data.dot(params.k)) * data.dot(params.v)).sum(axis=1)
 
 
 def on_spheres(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Step down the gradient, then go back to the unit sphere."""
-    scale = optax.scale_by_learning_rate(step_size)
+    """Step down the gradient along the spheres of k and v and back onto them; t counts the steps."""
 
-    def update(gradients, state, params):
-        moves, state = scale.update(gradients, state, params)
-        moved = jax.tree.map(jnp.add, params, moves)
-        return jax.tree.map(lambda x, old: x / jnp.linalg.norm(x) - old, moved, params), state
+    def moves(g: Array, x: Array, η: Array) -> Array:
+        if x.ndim == 0:
+            return jnp.ones_like(x)
+        moved = x - η * (g - (x @ g) * x)
+        return moved / jnp.linalg.norm(moved) - x
 
-    return optax.GradientTransformation(scale.init, update)
+    def update(gradients, count, params):
+        η = step_size(count)
+        return jax.tree.map(lambda g, x: moves(g, x, η), gradients, params), count + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
 
 
 def found(params: Params, data: Vectors) -> dict[str, Array]:

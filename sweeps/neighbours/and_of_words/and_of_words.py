@@ -1,0 +1,93 @@
+"""A sentence is positive if two words occur in it, or, beside that, if exactly one of them does."""
+
+from typing import ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Sequences
+
+TYPES = ("both", "first", "second", "neither")
+
+
+def kinds(sequences: int) -> Array:
+    """Number the types of sentences: half have both words, a sixth each the first, the second, neither."""
+    return jnp.maximum(jnp.arange(sequences) * 6 // sequences - 2, 0)
+
+
+def sentences(
+    key: Array, *, sequences: int, rule: Literal["and", "xor"] = "and", length: int = 5, vocab_size: int = 64
+) -> Sequences:
+    """Write sentences of word 2, of words 0 and 1 as their type has them, and of others drawn uniformly."""
+    kind = kinds(sequences)
+    has = jnp.stack([kind <= 1, kind % 2 == 0, kind >= 0], 1)
+    ids = jax.random.randint(key, (sequences, length), 3, vocab_size)
+    ids = ids.at[:, :3].set(jnp.where(has, jnp.arange(3), ids[:, :3])).astype(jnp.int32)
+    positive = kind == 0 if rule == "and" else (kind == 1) | (kind == 2)
+    y = jnp.where(positive, 1, -1).astype(jnp.int32)
+    return Sequences(targets=y, ids=ids, mask=jnp.ones_like(ids, bool), vocab_size=vocab_size, classes=2)
+
+
+class Params(NamedTuple):
+    """Parameters of the model; tokens are one-hot."""
+
+    K: Array  # (m, V)
+    Q: Array  # (m, V)
+    V: Array  # (m, V)
+    W: Array  # (m1, m)
+    a: Array  # (m1,) ±1
+
+
+class Transformer(ja.Model[Sequences]):
+    """f(X) = Σ_l a·W V X softmax(XᵀKᵀQ x_l/√m): self-attention, then a linear layer with fixed signs."""
+
+    takes: ClassVar[type[Sequences]] = Sequences
+
+    width: int = 128
+    neurons: int = 256
+
+    def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> Params:
+        """Draw entries from N(0, 2 / columns), as Kaiming normal does."""
+        keys = jax.random.split(key, 5)
+        shapes = [(self.width, like.vocab_size)] * 3 + [(self.neurons, self.width)]
+        drawn = (
+            jax.random.normal(k, x, dtype) * (2 / x[1]) ** 0.5 for k, x in zip(keys, shapes, strict=False)
+        )
+        return Params(*drawn, jax.random.rademacher(keys[4], (self.neurons,), dtype))
+
+    def outputs(self, params: Params, data: Sequences) -> Array:
+        """Compute f of each sentence, (n,)."""
+        value, score = tables(params)
+        q = jax.nn.softmax(score[data.ids[:, :, None], data.ids[:, None, :]], axis=1)
+        return jnp.einsum("ntl,nt->n", q, value[data.ids])
+
+
+def tables(params: Params) -> tuple[Array, Array]:
+    """Compute the value of each word, (V,), and its score as a key under each word as a query, (V, V)."""
+    score = params.K.T @ params.Q / len(params.K) ** 0.5
+    return params.a @ params.W @ params.V, score
+
+
+class Words(ja.Probe):
+    """Values of the three words, how far scores have moved, and loss and accuracy by type of sentence."""
+
+    def remember(self, params: Params) -> Array:
+        """Keep the scores of the start."""
+        return tables(params)[1]
+
+    def measure(self, seen: ja.probes.Seen) -> dict[str, Array]:
+        """Measure one seed."""
+        value, score = tables(seen.params)
+        moved = score - seen.memory
+        found = {f"value_{word + 1}": value[word] for word in range(3)}
+        found |= {f"score_{s + 1}{t + 1}": moved[s, t] for s, t in ((0, 1), (1, 0), (2, 0), (2, 1))}
+        found["moved"] = jnp.abs(moved).max()
+        for name, data in (("", seen.data.train), ("test_", seen.data.test)):
+            outputs, kind = seen.outputs(data), kinds(data.num_examples)
+            for number, of in enumerate(TYPES):
+                share = (kind == number) / (kind == number).sum()
+                found[f"{name}loss_{of}"] = share @ seen.loss(outputs, data.targets)
+                found[f"{name}right_{of}"] = share @ (outputs * data.targets > 0)
+        return found

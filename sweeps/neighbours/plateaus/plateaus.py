@@ -1,0 +1,97 @@
+"""A plateau before sparse attention: scores by position are free, and one position of T holds the answer."""
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.base import Task
+from jaxattn.data import Vectors
+
+PLATEAU = 0.8  # of the loss at the start
+
+
+def sequences(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
+    """Draw x_t ~ N(0, I/d) and y = W* x_T; W* = I, as training does not see a rotation of y."""
+    X = jax.random.normal(key, (sequences, length, dim)) / dim**0.5
+    return Vectors(targets=X[:, -1], X=X)
+
+
+class Params(NamedTuple):
+    """All zero at the start."""
+
+    W: Array  # (d, d)
+    a: Array  # (T,) scores of the positions
+
+
+class ByPosition(ja.Model[Vectors]):
+    """f(X) = W Σ_t q_t x_t, q = softmax(a)."""
+
+    takes: ClassVar[type[Vectors]] = Vectors
+
+    def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
+        """Start from zero."""
+        return Params(jnp.zeros((like.dim, like.dim), dtype), jnp.zeros(like.X.shape[1], dtype))
+
+    def outputs(self, params: Params, data: Vectors) -> Array:
+        """Compute f of each sequence, (n, d)."""
+        return jnp.einsum("t,ntd->nd", jax.nn.softmax(params.a), data.X) @ params.W.T
+
+
+def risk(params: Params) -> Array:
+    """Compute ½ E‖f - y‖² = (‖q_T W - I‖² + Σ_{t<T} q_t² ‖W‖²) / 2d."""
+    W, q = params.W, jax.nn.softmax(params.a)
+    d = len(W)
+    return (((q[-1] * W - jnp.eye(d)) ** 2).sum() + (q[:-1] ** 2).sum() * (W**2).sum()) / (2 * d)
+
+
+@struct.dataclass
+class State:
+    """What the phase carries."""
+
+    params: Params
+    step: Array
+    failed_at: Array
+    key: Array
+    plateau: Array
+
+
+class Training(ja.Phase, kw_only=True):
+    """Gradient descent on `fresh` sequences a step, or on the risk itself, in steps of rate · √d T.
+
+    Its metric `plateau` is the time for which the risk stays above 80 % of that at the start.
+    """
+
+    train: ClassVar[tuple[str, ...]] = ("W", "a")
+
+    rate: float
+    steps: int
+    fresh: int = 0
+
+    def init(self, task: Task, params: Params, key: Array) -> State:
+        """Make the state."""
+        zero = jnp.zeros((), jnp.int32)
+        return State(params, zero, zero - 1, jax.random.key_data(key), jnp.zeros_like(params.a[0]))
+
+    def step(self, task: Task, state: State) -> State:
+        """Take one step."""
+        params, d, T = state.params, len(state.params.W), len(state.params.a)
+        slopes = jax.grad(risk)(params)
+        if self.fresh:
+            key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+            of = {"outputs": task.model.outputs, "per_sequence": task.loss}
+            batch = task.fresh(key, examples=self.fresh)
+            slopes = Params(**ja.dynamics.loss_and_gradients(params, batch, self.train, **of)[1])
+        size = self.rate * d**0.5 * T
+        params = jax.tree.map(lambda x, slope: x - size * slope, params, slopes)
+        plateau = state.plateau + size * (risk(params) >= PLATEAU / 2)
+        return state.replace(params=params, step=state.step + 1, plateau=plateau)
+
+    def metrics(self, state: State) -> dict[str, Array]:
+        """Tell how high the risk is, and how long the plateau was if it has ended."""
+        now = risk(state.params)
+        ended = jnp.where(now < PLATEAU / 2, state.plateau, jnp.nan)
+        return {"plateau": ended, "risk": now, "evaluations": state.step}

@@ -1,0 +1,98 @@
+"""Single-location regression on its population risk: which starts find the location, which end elsewhere."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.reproduction import Finding, Measured
+from jaxattn.results import judge
+
+Z, WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+OVERLAPS = {"kappa": "k·k*", "nu": "v·v*", "eta": "k·v*", "theta": "v·k*", "rho": "k·v"}
+
+
+def law() -> ja.Dataset:
+    """Give one example that stands for all: the risk is a number of the law itself."""
+    return ja.Dataset(targets=jnp.zeros(1))
+
+
+class Params(NamedTuple):
+    """Unit vectors, and how many steps they have taken."""
+
+    k: Array  # (d,) where to look; k* = e_1
+    v: Array  # (d,) what to read; v* = e_2
+    t: Array  # () the clock of λ
+
+
+class Risk(ja.Model[ja.Dataset]):
+    """E(f(X) - X_ℓ·v*)² of f(X) = Σ_j erf(λ X_j·k) X_j·v, λ = sharpness / (1 + decay t), of unit k and v."""
+
+    dim: int = 400
+    length: int = 10
+    variance: float = 0.5
+    sharpness: float = 0.1
+    decay: float = 0.0
+    on_manifold: bool = False
+
+    def init(self, key: Array, like: ja.Dataset, *, dtype: jnp.dtype) -> Params:
+        """Draw k and v uniform on the sphere, or so that k·v* = v·k* = k·v = 0."""
+        k, v = jax.random.normal(key, (2, self.dim), dtype)
+        if self.on_manifold:
+            k, v = k.at[1].set(0), v.at[0].set(0)
+            rest = k.at[0].set(0)
+            v = v - (v @ rest) / (rest @ rest) * rest
+        return Params(k / jnp.linalg.norm(k), v / jnp.linalg.norm(v), jnp.zeros((), dtype))
+
+    def outputs(self, params: Params, data: ja.Dataset) -> Array:
+        """Compute the risk, (1,), by integrals over a = X_j·k; given a, X_j·v and X_j·v* are Gaussian."""
+        κ, ν, θ, η, ρ = overlaps(params)
+        mean, γ = jnp.sqrt(self.dim / 2), jnp.sqrt(self.variance)
+        weights, λ = WEIGHTS / WEIGHTS.sum(), self.sharpness / (1 + self.decay * params.t)
+        # At ℓ: X_ℓ·v = b + noise of variance γ²(1 - ρ²), whose covariance with X_ℓ·v* is γ²(ν - ηρ).
+        erf, b = jax.scipy.special.erf(λ * (mean * κ + γ * Z)), mean * θ + γ * ρ * Z
+        product = weights @ (erf * (γ * η * Z * b + γ**2 * (ν - η * ρ)))
+        here, square = weights @ (erf * b), weights @ (erf**2 * (b**2 + γ**2 * (1 - ρ**2)))
+        erf = jax.scipy.special.erf(λ * Z)
+        elsewhere, noise = weights @ (erf * ρ * Z), weights @ (erf**2 * (ρ**2 * Z**2 + 1 - ρ**2))
+        others = self.length - 1
+        crossed = 2 * others * elsewhere * here + others * (others - 1) * elsewhere**2
+        return (γ**2 - 2 * product + square + others * noise + crossed)[None]
+
+
+def overlaps(params: Params) -> tuple[Array, ...]:
+    """Compute κ = k·k*, ν = v·v*, θ = v·k*, η = k·v*, ρ = k·v: all that the risk depends on."""
+    k, v, _ = params
+    return k[0], v[1], v[0], k[1], k @ v
+
+
+def risk(outputs: Array, targets: Array) -> Array:
+    """Minimise the output itself."""
+    return outputs
+
+
+def aligned(params: Params, data: ja.Dataset) -> dict[str, Array]:
+    """Sizes of the five overlaps, and the distance √(θ² + η² + ρ²) to the manifold."""
+    κ, ν, θ, η, ρ = overlaps(params)
+    sizes = {"kappa": κ, "nu": ν, "theta": θ, "eta": η, "rho": ρ}
+    return {name: jnp.abs(x) for name, x in sizes.items()} | {"distance": jnp.sqrt(θ**2 + η**2 + ρ**2)}
+
+
+def ends(results, item) -> Measured:
+    """Share of starts that end at κ, ν of at least 1/2 in size, and where those and the others are."""
+    findings, rows = [], []
+    for entry in results.manifest["cells"]:
+        records = results.records[results.records["cell"] == entry["cell"]]
+        last = records[records["step"] == records["step"].max()]
+        wide = last.pivot_table(index="seed", columns="metric", values="value")
+        reached, name = (wide[["kappa", "nu"]] >= 0.5).all(axis=1), entry["settings"]["block"]
+        findings.append(Finding(f"{name}: stay away", judge.share(~reached), f"{len(wide)} starts"))
+        findings.append(Finding(f"{name}: |κ| of the others", judge.mean(wide["kappa"][reached]), "starts"))
+        for kind, chosen in (("found", wide[reached]), ("elsewhere", wide[~reached])):
+            means = chosen[[*OVERLAPS, "loss"]].mean().rename(OVERLAPS)
+            rows.append({"start": name, "end": kind, "starts": len(chosen)} | means.to_dict())
+    return Measured(findings, {"Where they end, means of sizes": pd.DataFrame(rows)})
