@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import jaxattn as ja
-from jaxattn.study.namespace import Namespace
+from jaxattn.study.import_paths import ImportPaths
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
 
@@ -23,7 +23,7 @@ def read():
 @pytest.fixture
 def code():
     """Import a function of a neighbour's own file."""
-    return lambda name, function: Namespace(SHIPPED / name).load(f"{name}.py:{function}")
+    return lambda name, function: ImportPaths(SHIPPED / name).load(f"{name}.py:{function}")
 
 
 @pytest.fixture

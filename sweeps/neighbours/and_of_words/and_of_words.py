@@ -77,7 +77,7 @@ class Words(ja.Probe):
         """Keep the scores of the start."""
         return tables(params)[1]
 
-    def measure(self, seen: ja.probes.Seen) -> dict[str, Array]:
+    def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Measure one seed."""
         value, score = tables(seen.params)
         moved = score - seen.memory

@@ -9,7 +9,7 @@ import optax
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.theory.scores import of_query
+from jaxattn.attention.scores import of_query
 
 NORMS = (1.75, 2.0, 3.0)
 

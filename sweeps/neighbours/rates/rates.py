@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 
 import jaxattn as ja
+from jaxattn.attention.scores import of_query
 from jaxattn.base import State, Task
 from jaxattn.data import Vectors
 from jaxattn.theory import Scores
-from jaxattn.theory.scores import of_query
 
 
 def one_optimal(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:

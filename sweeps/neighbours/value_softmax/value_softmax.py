@@ -35,7 +35,7 @@ def normal(key: Array, drawn: Array, *, scale: float = 0.1) -> Array:
 class Polarisation(ja.Probe):
     """The largest attention q, what it leaves, its entropy, and the direction of p."""
 
-    def measure(self, seen: ja.probes.Seen) -> dict[str, Array]:
+    def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Measure one seed; p_mm = e_k - 1/T for the token k on top, in closed form."""
         scores, values = seen.scores_and_values
         log_q, top = jax.nn.log_softmax(scores), scores.argmax()

@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 
 import jaxattn as ja
+from jaxattn.attention.scores import of_vectors
 from jaxattn.data import Vectors
 from jaxattn.theory import Scores
-from jaxattn.theory.scores import of_vectors
 
 NORMS = {"l2": 2.0, "linf": math.inf}
 
