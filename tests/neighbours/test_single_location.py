@@ -4,11 +4,12 @@ import numpy as np
 
 
 def test_a_single_location_is_found(run):
-    """|ν| comes to 1, and |κ| nears it as λ falls; larger batches and steps than published."""
-    overrides = ("phases.train.steps=2500", "phases.train.fresh=32", "phases.train.step_size=0.01")
-    at = run("single_location", *overrides, "seeds=2", "model.decay=4e-3")
+    """|ν| comes to 1, and |κ| nears it as λ falls; smaller than published, in larger batches and steps."""
+    overrides = ("phases.train.steps=2500", "phases.train.fresh=16", "phases.train.step_size=0.01")
+    small = ("data.dim=40", "data.length=5", "model.decay=4e-3", "seeds=2")
+    at = run("single_location", *overrides, *small)
     assert (at("kappa", 0) < 0.5).all()
-    assert (at("kappa") > 0.75).all()
+    assert (at("kappa") > 0.85).all()
     assert (at("nu") > 0.97).all()
     assert (at("test_loss") < at("test_loss", 0) / 2).all()
 
