@@ -42,7 +42,7 @@ class _Smoothed(Loss, frozen=True, kw_only=True):
             return f"it wants outputs {wanted} for {n} examples of {classes} classes, not {shown(outputs)}"
         return None
 
-    def __call__(self, logits: Float[Array, "n *K"], labels: Int[Array, "n"]) -> Float[Array, "n"]:
+    def __call__(self, logits: Float[Array, " n *K"], labels: Int[Array, " n"]) -> Float[Array, " n"]:
         """Compute the loss of every sequence.
 
         Args:
@@ -139,7 +139,7 @@ class SquaredError(Loss, frozen=True, kw_only=True):
             return None
         return f"it wants numbers of the outputs' shape {outputs.shape} as targets, not {shown(data.targets)}"
 
-    def __call__(self, outputs: Float[Array, "n *m"], targets: Float[Array, "n *m"]) -> Float[Array, "n"]:
+    def __call__(self, outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]) -> Float[Array, " n"]:
         """Compute the loss of every example.
 
         Args:
@@ -188,24 +188,26 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
     return each.mean() if weights is None else each @ weights.astype(each.dtype)
 
 
-def logistic(logits: Float[Array, "n"], labels: Int[Array, "n"], weights: Weights = None) -> Float[Array, ""]:
+def logistic(
+    logits: Float[Array, " n"], labels: Int[Array, " n"], weights: Weights = None
+) -> Float[Array, ""]:
     """Compute the `mean` logistic loss of labels ±1."""
     return mean(Logistic(), logits, labels, weights)
 
 
 def cross_entropy(
-    logits: Float[Array, "n K"], labels: Int[Array, "n"], weights: Weights = None
+    logits: Float[Array, "n K"], labels: Int[Array, " n"], weights: Weights = None
 ) -> Float[Array, ""]:
     """Compute the `mean` K-class cross-entropy of labels 0 .. K-1."""
     return mean(CrossEntropy(), logits, labels, weights)
 
 
-def classification(logits: Array, labels: Int[Array, "n"], weights: Weights = None) -> Float[Array, ""]:
+def classification(logits: Array, labels: Int[Array, " n"], weights: Weights = None) -> Float[Array, ""]:
     """Compute the `mean` logistic loss of logits (n,) or cross-entropy of logits (n, K)."""
     return mean(DEFAULT, logits, labels, weights)
 
 
-def accuracy(logits: Array, labels: Int[Array, "n"]) -> Float[Array, ""]:
+def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
     """Compute the share of right predictions: sign of logits (n,), largest of logits (n, K).
 
     A logit of exactly 0 counts as wrong.

@@ -19,7 +19,7 @@ HELD = 1 << 25
 
 
 @jax.jit
-def pool(corpus: Corpus, scores: Float[Array, "V"], table: Float[Array, "V m"]) -> Float[Array, "n m"]:
+def pool(corpus: Corpus, scores: Float[Array, " V"], table: Float[Array, "V m"]) -> Float[Array, "n m"]:
     """Average rows of a table with softmax attention over every sequence.
 
     Args:

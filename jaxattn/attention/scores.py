@@ -165,7 +165,7 @@ def linear(
     like: Any,
     corpus: Corpus,
     *,
-    values: Float[Array | np.ndarray, "m *K"] | None = None,
+    values: Float[Array | np.ndarray, " m *K"] | None = None,
 ) -> Scores:
     """Make scores of a function of the parameter after seeing that it is linear: a(p) = Φ p, Φ = ∂a/∂p.
 

@@ -166,7 +166,7 @@ def two_layer_attention(
     corpus: Corpus,
     queries: Float[Array, "V d"],
     keys: Float[Array, "V d"] | None,
-    scores: Float[Array, "V"],
+    scores: Float[Array, " V"],
     values: Array,
     *,
     residual: bool,

@@ -21,7 +21,7 @@ from jaxattn.data.ragged import take
 
 
 @jax.jit
-def attend(corpus: Corpus, scores: Float[Array, "V"], values: Array) -> Array:
+def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
     """Average values with softmax attention over every sequence, f = Σ_s q_s γ_s.
 
     Args:

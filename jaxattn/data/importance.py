@@ -8,7 +8,7 @@ from jaxattn.data.corpus import Corpus
 
 
 @jax.jit
-def average_signed_frequency(corpus: Corpus) -> Float[Array, "V"] | Float[Array, "V K"]:
+def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Compute the average signed frequency of every token.
 
     α_s = (1/n) Σ_X y count_s(X) / T(X); for K > 2 classes
@@ -41,13 +41,13 @@ def class_counts(corpus: Corpus) -> Float[Array, "V K"]:
 
 
 @jax.jit
-def token_counts(corpus: Corpus) -> Float[Array, "V"]:
+def token_counts(corpus: Corpus) -> Float[Array, " V"]:
     """Count the occurrences of every token."""
     return corpus.occurrences.dot(jnp.ones(corpus.num_examples))[0]
 
 
 @jax.jit
-def posterior_difference(corpus: Corpus) -> Float[Array, "V"] | Float[Array, "V K"]:
+def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Compute the posterior difference of every token from counts of occurrences.
 
     P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s); for K > 2 classes
@@ -77,7 +77,7 @@ def completely_relevant(corpus: Corpus) -> Bool[Array, "V K"]:
 
 
 @jax.jit
-def irrelevant(corpus: Corpus) -> Bool[Array, "V"]:
+def irrelevant(corpus: Corpus) -> Bool[Array, " V"]:
     """Mark tokens whose average signed frequency is exactly 0 for every class."""
     alpha = average_signed_frequency(corpus)
     return alpha == 0 if alpha.ndim == 1 else (alpha == 0).all(axis=1)

@@ -43,7 +43,7 @@ def padded_sequences(
 
 def outputs(
     params: one_layer.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
-) -> Float[Array, "n *K"]:
+) -> Float[Array, " n *K"]:
     """Compute f(X) position by position: q = softmax over positions of E[x] p, f = Σ_i q_i E[x_i] v.
 
     Args:
@@ -63,7 +63,7 @@ def two_layer_outputs(
     mask: Bool[Array | np.ndarray, "n T"],
     *,
     residual: bool = False,
-) -> Float[Array, "n *K"]:
+) -> Float[Array, " n *K"]:
     """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position and read it out with W2 p and v.
 
     Args:
@@ -86,7 +86,7 @@ def two_layer_outputs(
 
 def mlp_outputs(
     params: mlp.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
-) -> Float[Array, "n *K"]:
+) -> Float[Array, " n *K"]:
     """Compute v·relu(h W + b) with h = Σ_i q_i E[x_i] position by position.
 
     Args:
@@ -103,7 +103,7 @@ def mlp_outputs(
 
 def key_query_outputs(
     params: key_query.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
-) -> Float[Array, "n *K"]:
+) -> Float[Array, " n *K"]:
     """Compute f(X) position by position with keys E[x] W: q = softmax over positions of (E[x] W) p.
 
     Args:
@@ -121,7 +121,7 @@ def key_query_outputs(
 
 def multi_head_outputs(
     params: multi_head.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
-) -> Float[Array, "n *K"]:
+) -> Float[Array, " n *K"]:
     """Compute f(X) = (1/H) Σ_h of the one-layer model with p_h and v_h, position by position.
 
     Args:

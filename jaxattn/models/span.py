@@ -113,7 +113,7 @@ def _factor(rows: Float[Array, "m d"]) -> Float[Array, "m m"]:
     return R.T * _signs(R)
 
 
-def _signs(R: Float[Array, "m m"]) -> Float[Array, "m"]:
+def _signs(R: Float[Array, "m m"]) -> Float[Array, " m"]:
     return jnp.where(jnp.diagonal(R) < 0, -1, 1).astype(R.dtype)
 
 

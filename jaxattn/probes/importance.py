@@ -100,12 +100,12 @@ def token_columns(context: ProbeContext) -> dict[str, Array]:
 
 
 def bin_means(
-    values: Float[Array, "V"],
-    difference: Float[Array, "V"],
+    values: Float[Array, " V"],
+    difference: Float[Array, " V"],
     bins: int,
     low: float | Array,
     high: float | Array,
-) -> Float[Array, "bins"]:
+) -> Float[Array, " bins"]:
     """Average values of tokens within equal bins of the posterior difference.
 
     Args:
@@ -126,7 +126,7 @@ def bin_means(
     return jnp.where(member, values, 0).sum(axis=1) / member.sum(axis=1)
 
 
-def spearman(x: Float[Array, "N"], y: Float[Array, "N"], use: Bool[Array, "N"]) -> Float[Array, ""]:
+def spearman(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
     """Compute Spearman's rank correlation over the entries in use, ties at their average rank.
 
     Returns:
@@ -137,7 +137,7 @@ def spearman(x: Float[Array, "N"], y: Float[Array, "N"], use: Bool[Array, "N"]) 
     return pearson(ranks[0], ranks[1], use)
 
 
-def pearson(x: Float[Array, "N"], y: Float[Array, "N"], use: Bool[Array, "N"]) -> Float[Array, ""]:
+def pearson(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
     """Compute Pearson's correlation over the entries in use; NaN if one side is constant."""
     number = use.sum()
     x = jnp.where(use, x, 0)
@@ -147,7 +147,7 @@ def pearson(x: Float[Array, "N"], y: Float[Array, "N"], use: Bool[Array, "N"]) -
     return (x * y).sum() / (jnp.sqrt((x * x).sum()) * jnp.sqrt((y * y).sum()))
 
 
-def _ranks(x: Array, use: Bool[Array, "N"]) -> Array:
+def _ranks(x: Array, use: Bool[Array, " N"]) -> Array:
     ordered = jnp.sort(jnp.where(use, x, jnp.inf))
     below = jnp.searchsorted(ordered, x, side="left")
     up_to = jnp.searchsorted(ordered, x, side="right")

@@ -101,7 +101,7 @@ def _drift(rows: Array, signs: Array, memory: Array) -> Array:
     return jnp.linalg.norm(now - start) / jnp.linalg.norm(start)
 
 
-def _rows(params: Any) -> tuple[Float[Array, "m d"], Float[Array, "m"]]:
+def _rows(params: Any) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
     """Stack the rows of E, all queries and all heads, with their signs in Q.
 
     Queries are (d,) or (H, d); heads (d,), (d, K), (H, d) or (H, d, K).
@@ -113,12 +113,12 @@ def _rows(params: Any) -> tuple[Float[Array, "m d"], Float[Array, "m"]]:
     return rows, jnp.where(jnp.arange(len(rows)) < len(E), 1, -1).astype(E.dtype)
 
 
-def _quantity(rows: Float[Array, "m d"], signs: Float[Array, "m"]) -> Float[Array, "d d"]:
+def _quantity(rows: Float[Array, "m d"], signs: Float[Array, " m"]) -> Float[Array, "d d"]:
     return (rows * signs[:, None]).T @ rows
 
 
 def largest_eigenvalue(
-    product: Callable[[Array], Array], start: Float[Array, "N"], iterations: int
+    product: Callable[[Array], Array], start: Float[Array, " N"], iterations: int
 ) -> Float[Array, ""]:
     """Estimate the largest eigenvalue of a symmetric matrix from products with it.
 

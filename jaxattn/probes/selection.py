@@ -173,7 +173,7 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
 
 
 @sequential_vmap_if_large
-def attention_entropy(corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array, "n"]:
+def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, " n"]:
     """Compute -Σ_s q_s log q_s, q_s = count_s exp(a_s) / Σ_r count_r exp(a_r), of every sequence.
 
     Args:

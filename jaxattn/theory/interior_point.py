@@ -28,7 +28,7 @@ class _State(NamedTuple):
 
 def nearest_point(
     rows: Float[Array, "m r"],
-) -> tuple[Float[Array, "m"], Int[Array, ""]]:
+) -> tuple[Float[Array, " m"], Int[Array, ""]]:
     """Find the point of the convex hull of the rows that is nearest to zero. Pure: vmap and jit it.
 
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
@@ -101,8 +101,8 @@ def _longest_step(x: Array, change: Array) -> Array:
 
 
 def _polish(
-    rows: Float[Array, "m r"], multipliers: Float[Array, "m"], tight: Bool[Array, "m"]
-) -> Float[Array, "m"]:
+    rows: Float[Array, "m r"], multipliers: Float[Array, " m"], tight: Bool[Array, " m"]
+) -> Float[Array, " m"]:
     """Solve with the tight pairs as equalities, and keep the answer where it is better.
 
     What `support.polish` does, with r × r matrices only: the pseudo-inverse of M = Aᵀ A over the tight

@@ -122,7 +122,7 @@ class _Entries(NamedTuple):
 
 def certify_limit(
     scores: Scores,
-    p: Float[Array | np.ndarray, "D"],
+    p: Float[Array | np.ndarray, " D"],
     selection: Selection,
     *,
     tolerance: float = 1e-10,

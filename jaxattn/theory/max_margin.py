@@ -281,7 +281,7 @@ def _stack(answers: list[MaxMargin]) -> MaxMargin:
 _DEPENDENT = 1e-10
 
 
-def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMargin) -> Float[Array, "d"]:
+def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMargin) -> Float[Array, " d"]:
     """Write the p of an answer as a function of E, which can be differentiated. Pure: jit, grad and vmap it.
 
         p(E) = N⁺ b,   N = (E_s - E_s' of the support, E_s - E_s'' of the ties),   b = (1, ..., 1, 0, ..., 0)

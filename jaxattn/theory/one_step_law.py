@@ -13,7 +13,7 @@ from jaxattn.data.importance import average_signed_frequency
 
 def predicted_values(
     corpus: Corpus, step_size: float | Array, alpha: Array | None = None
-) -> Float[Array, "V"] | Float[Array, "V K"]:
+) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Predict the change of the values E·v in one step: η0 α_s / 2, for K classes η0 α_{s,k}.
 
     Args:

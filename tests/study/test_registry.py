@@ -290,7 +290,7 @@ def test_a_setting_named_like_an_attribute_of_its_base_is_refused(concept, code,
 
 
 def test_annotations_that_name_nothing_are_one_line():
-    def loss(logits, labels, *, power: "Nowhere" = 1):
+    def loss(logits, labels, *, power: "Nowhere" = 1):  # noqa: F821
         return logits
 
     names = ImportPaths(given={"mine:loss": loss})

@@ -45,7 +45,9 @@ class Carry:
 
 
 @sequential_vmap_if_large
-def log_excess_loss(corpus: Corpus, scores: Float[Array, "V"], values: Float[Array, "V"]) -> Float[Array, ""]:
+def log_excess_loss(
+    corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]
+) -> Float[Array, ""]:
     """Compute log(L - L*), the loss above that of every sequence attending to its best token alone.
 
         L - L* = (1/n) Σ_X log(1 + σ(-y γ*) (e^D - 1)),   D = y (γ* - f) = Σ_s q_s y (γ* - γ_s) ≥ 0,

@@ -80,7 +80,7 @@ class _Rest(NamedTuple):
 
 
 def find_ties(
-    E: Float[Array, "V d"], p: Float[Array, "d"], values: Float[Array, "V *K"], corpus: Corpus
+    E: Float[Array, "V d"], p: Float[Array, " d"], values: Float[Array, " V *K"], corpus: Corpus
 ) -> Balance:
     """Find the tokens that tie where the forces balance up to rounding, and the balance next to p.
 
@@ -113,8 +113,8 @@ def find_ties(
 
 
 def back_on_curve(
-    E: Float[Array, "V d"], p: Float[Array, "d"], values: Float[Array, "V *K"], corpus: Corpus, ties: Ties
-) -> Float[Array, "d"]:
+    E: Float[Array, "V d"], p: Float[Array, " d"], values: Float[Array, " V *K"], corpus: Corpus, ties: Ties
+) -> Float[Array, " d"]:
     """Move p to the balance from beside it, where a straight piece of a curve ends, along its normals."""
     attended = top_class(E, p, corpus, ties.leader)
     return _rest(E, p, values, corpus, ties.normals, attended, ties.leader).p
@@ -216,7 +216,7 @@ def _orthogonal(E: Array, normals: Array) -> Array:
     return jnp.where(length > _DEPENDENT * jnp.square(E).sum(axis=1).max(), flat, 0)
 
 
-def _holes(below: Float[Array, "R W"]) -> Float[Array, "k"]:
+def _holes(below: Float[Array, "R W"]) -> Float[Array, " k"]:
     """Find the upper ends of the widest holes among distances to the top, widest first."""
     tied_above = jnp.append(jnp.sort(below.ravel()), jnp.inf)
     # What ties has not left, and a hole does not gain by reaching on from where tokens have fallen behind.
@@ -226,7 +226,7 @@ def _holes(below: Float[Array, "R W"]) -> Float[Array, "k"]:
     return jax.lax.sort((-width, tied_above[:-1]), num_keys=1)[1][:_HOLES]
 
 
-def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, "V"]:
+def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
     """Join tokens that sequences attend to together, and tell the smallest of each class."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
@@ -245,7 +245,7 @@ def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, "V"]:
     return jax.lax.while_loop(lambda state: state[1], join, start)[0]
 
 
-def _normals(E: Float[Array, "V d"], leader: Int[Array, "V"]) -> Float[Array, "r d"]:
+def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "r d"]:
     """Find an orthonormal basis of 𝒯, r = min(V, d); rows that it does not need are zero."""
     apart = E - take(E, leader)
     spans = len(E) <= E.shape[1]
@@ -259,7 +259,7 @@ def _normals(E: Float[Array, "V d"], leader: Int[Array, "V"]) -> Float[Array, "r
 
 def _idle(
     corpus: Corpus,
-    leader: Int[Array, "V"],
+    leader: Int[Array, " V"],
     attended: Bool[Array, "R W"],
     counts: Float[Array, "R W"],
     means: Float[Array, "R W *K"],

@@ -53,7 +53,7 @@ class Watch:
         """Whether any token slides."""
         return (self.attention >= 0).any()
 
-    def slid(self, corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array, ""]:
+    def slid(self, corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, ""]:
         """Compute how far attention is from that at the start, where 1 is as far as it is to come."""
         bags, slides = corpus.bags, self.attention >= 0
         below = _below_top(corpus, scores)
@@ -62,7 +62,7 @@ class Watch:
         attention = weight / bags.spread(jnp.where(total == 0, 1, total))
         return jnp.where(slides, jnp.abs(attention - self.attention), 0).max() / _STRAIGHT
 
-    def broken(self, corpus: Corpus, scores: Float[Array, "V"]) -> Bool[Array, ""]:
+    def broken(self, corpus: Corpus, scores: Float[Array, " V"]) -> Bool[Array, ""]:
         """Tell whether tokens are no longer where they have to be."""
         below = _below_top(corpus, scores)
         met = self.idle & (below < NEAR)
@@ -70,7 +70,7 @@ class Watch:
         return (met | left).any() | (self.slid(corpus, scores) >= 1)
 
 
-def leap(corpus: Corpus, before: Float[Array, "V"], after: Float[Array, "V"]) -> Float[Array, ""]:
+def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) -> Float[Array, ""]:
     """Compute how far tokens leap over the top of their sequence from one point to another.
 
     A token near the top pulls with all the weight of those it comes up to, however little it pulls from
@@ -161,35 +161,35 @@ class Coordinates:
         """E."""
         return self.lift if self.basis is None else self.basis
 
-    def moved(self, z: Float[Array, "r"]) -> "Coordinates":
+    def moved(self, z: Float[Array, " r"]) -> "Coordinates":
         """Start at another point."""
         start, scores = self.p(z), self.scores + self.lift @ z
         offset = start if self.basis is None else scores
         return self.replace(start=start, scores=scores, offset=offset)  # type: ignore[attr-defined]
 
-    def metric(self, x: Float[Array, "r"]) -> Float[Array, "r"]:
+    def metric(self, x: Float[Array, " r"]) -> Float[Array, " r"]:
         """Compute B Bᵀ x."""
         return x if self.basis is None else self.lift @ x
 
-    def inner(self, x: Float[Array, "r"], y: Float[Array, "r"]) -> Float[Array, ""]:
+    def inner(self, x: Float[Array, " r"], y: Float[Array, " r"]) -> Float[Array, ""]:
         """Compute Bᵀx · Bᵀy."""
         return x @ self.metric(y)
 
-    def norm(self, x: Float[Array, "r"], multiple: Float[Array, ""] | float = 0.0) -> Float[Array, ""]:
+    def norm(self, x: Float[Array, " r"], multiple: Float[Array, ""] | float = 0.0) -> Float[Array, ""]:
         """Compute ‖Bᵀ x + multiple · p_0‖."""
         square = x @ (self.metric(x) + 2 * multiple * self.offset) + multiple**2 * (self.start @ self.start)
         return jnp.sqrt(jnp.maximum(square, 0))
 
     @property
-    def zero(self) -> Float[Array, "r"]:
+    def zero(self) -> Float[Array, " r"]:
         """The start."""
         return jnp.zeros_like(self.offset)
 
     def error(
         self,
-        start: Float[Array, "r"],
-        end: Float[Array, "r"],
-        error: Float[Array, "r"],
+        start: Float[Array, " r"],
+        end: Float[Array, " r"],
+        error: Float[Array, " r"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
         """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖), or to a tenth of the step if it is less.
@@ -202,12 +202,12 @@ class Coordinates:
         far = jnp.maximum(self._slid(end) / 2, self._leapt(start, end))
         return jnp.maximum(relative, far)
 
-    def ended(self, z: Float[Array, "r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
+    def ended(self, z: Float[Array, " r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
         """Tell whether ‖p‖ is as large as that."""
         return self.norm(z, 1.0) >= until_norm
 
     def to_end(
-        self, z: Float[Array, "r"], velocity: Float[Array, "r"], until_norm: Float[Array, ""]
+        self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
         """Compute how far straight on the sphere of that ‖p‖ is; `velocity` may be shorter than 1."""
         norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
@@ -220,21 +220,21 @@ class Coordinates:
         # The path bends, so this falls a little short or goes a little far: rather a little far.
         return (1 + 1e-6) * distance
 
-    def ahead(self, z: Float[Array, "r"], velocity: Float[Array, "r"]) -> Float[Array, ""]:
+    def ahead(self, z: Float[Array, " r"], velocity: Float[Array, " r"]) -> Float[Array, ""]:
         """Compute p · dp/ds."""
         return velocity @ (self.metric(z) + self.offset)
 
-    def sine(self, z: Float[Array, "r"], velocity: Float[Array, "r"]) -> Float[Array, ""]:
+    def sine(self, z: Float[Array, " r"], velocity: Float[Array, " r"]) -> Float[Array, ""]:
         """Compute the sine of the angle between p and dp/ds, without cancellation where it is small."""
         along = self.ahead(z, velocity) / jnp.square(self.norm(z, 1.0))
         return self.norm(velocity - along * z, -along)
 
-    def velocity(self, z: Float[Array, "r"]) -> Float[Array, "r"]:
+    def velocity(self, z: Float[Array, " r"]) -> Float[Array, " r"]:
         """Compute dz/ds."""
         pull, _ = self._pull(z)
         return pull / positive(self.norm(pull))
 
-    def at(self, z: Float[Array, "r"]) -> Local:
+    def at(self, z: Float[Array, " r"]) -> Local:
         """Compute dz/ds, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the size of the gradient."""
         pull, force = self._pull(z)
         size = self.norm(pull)
@@ -253,7 +253,7 @@ class Coordinates:
             | self.broken(z),
         )
 
-    def broken(self, z: Float[Array, "r"]) -> Bool[Array, ""]:
+    def broken(self, z: Float[Array, " r"]) -> Bool[Array, ""]:
         """Tell whether tokens that are watched have come too far for this description to hold."""
         if (watch := self.watch) is None:
             return jnp.asarray(False)
@@ -276,7 +276,7 @@ class Coordinates:
 
         return when(jnp.isfinite(self.log_limit), from_how_far, jnp.zeros((), start.dtype))
 
-    def log_gross(self, z: Float[Array, "r"]) -> Float[Array, ""]:
+    def log_gross(self, z: Float[Array, " r"]) -> Float[Array, ""]:
         """Compute log of the sum of all |∂L/∂a_s| of single sequences."""
         return self._pull(z)[1].log_gross
 
@@ -287,8 +287,8 @@ class Coordinates:
 
 def coordinates(
     E: Float[Array, "V d"],
-    p: Float[Array, "d"],
-    values: Float[Array, "V *K"] | Float[Array, "R W *K"],
+    p: Float[Array, " d"],
+    values: Float[Array, " V *K"] | Float[Array, "R W *K"],
     corpus: Corpus,
 ) -> Coordinates:
     """Set up the flow that starts at p."""

@@ -68,7 +68,7 @@ class Force:
 class Logistic:
     """The weight of sequences in the gradient of the logistic loss, g = sigmoid(-m) for m = y f."""
 
-    def __call__(self, agreement: Float[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
+    def __call__(self, agreement: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """Compute log g and -∂ log g/∂m."""
         return -jax.nn.softplus(agreement), jax.nn.sigmoid(agreement)
 
@@ -78,8 +78,8 @@ LOGISTIC = Logistic()
 
 def token_force(
     corpus: Corpus,
-    scores: Float[Array, "V"],
-    values: Float[Array, "V"] | Float[Array, "R W"],
+    scores: Float[Array, " V"],
+    values: Float[Array, " V"] | Float[Array, "R W"],
     weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
     """Compute -∂L/∂a_s = (1/n) Σ_X y g q_s (γ_s - f), g = sigmoid(-y f), its exponent kept apart.
@@ -164,7 +164,7 @@ def token_curvature(corpus: Corpus, force: Force) -> Float[Array, "V V"]:
     return curvature - sum(mode.T @ mode for mode in modes)
 
 
-def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, "d"], Float[Array, ""]]:
+def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, " d"], Float[Array, ""]]:
     """Compute the unit vector along -∂L/∂p and log ‖∂L/∂p‖, right for gradients like e^(-10000) too.
 
     Args:
@@ -186,7 +186,7 @@ def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
     return whole.force, whole.log_scale
 
 
-def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, "V"], Float[Array, "V"]]:
+def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
     """Sum the entries of all bags by token, and their sizes."""
     gathered = jnp.where(corpus.occurrences.count > 0, take(entries.ravel(), corpus.occurrence_to_bag), 0)
     total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
@@ -203,8 +203,8 @@ def dense(corpus: Corpus, entries: Float[Array, "R W"]) -> Float[Array, "n V"]:
 
 def score_force(
     corpus: Corpus,
-    scores: Float[Array, "V"],
-    values: Float[Array, "V *K"] | Float[Array, "R W *K"],
+    scores: Float[Array, " V"],
+    values: Float[Array, " V *K"] | Float[Array, "R W *K"],
     weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
     """Compute -∂L/∂a: `token_force` for two classes, `class_force` for more, which knows no other weights."""
@@ -214,8 +214,8 @@ def score_force(
 
 
 def residual(
-    f: Float[Array, "n K"], labels: Int[Array, "n"]
-) -> tuple[Float[Array, "n K"], Float[Array, "n"], Float[Array, "n K"]]:
+    f: Float[Array, "n K"], labels: Int[Array, " n"]
+) -> tuple[Float[Array, "n K"], Float[Array, " n"], Float[Array, "n K"]]:
     """Compute r = e_y - π = e^log_size direction, and log π.
 
     Args:
@@ -233,7 +233,7 @@ def residual(
 
 
 def class_force(
-    corpus: Corpus, scores: Float[Array, "V"], values: Float[Array, "V K"] | Float[Array, "R W K"]
+    corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, "V K"] | Float[Array, "R W K"]
 ) -> Force:
     """Compute -∂L/∂a_s = (1/n) Σ_X q_s r·(γ_s - f) of mean cross-entropy, its exponent kept apart.
 
@@ -302,7 +302,7 @@ def _modes(
 
 
 def pulls(
-    corpus: Corpus, f: Float[Array, "n *K"], differences: Float[Array, "R W *K"]
+    corpus: Corpus, f: Float[Array, " n *K"], differences: Float[Array, "R W *K"]
 ) -> tuple[Float[Array, "R W"], Float[Array, "R W"]]:
     """Multiply differences of values with the residual r of the outputs f of their sequence.
 

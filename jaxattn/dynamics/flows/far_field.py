@@ -48,7 +48,7 @@ class Weights:
     log_weight: Array
     steepness: Array
 
-    def __call__(self, agreement: Float[Array, "n"]) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
+    def __call__(self, agreement: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
         """Compute log w and -∂ log w/∂m."""
         return self.log_weight - self.steepness * (agreement - 1), self.steepness
 
@@ -89,7 +89,7 @@ class Meeting(NamedTuple):
     mismatch: Array
 
 
-def meet(flow: JointCoordinates, z: Float[Array, "m"], until_norm: Float[Array, ""]) -> Meeting:
+def meet(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Meeting:
     """Slave v at a point of the joint flow where ‖v‖ is large.
 
     Args:
@@ -130,7 +130,7 @@ def meet(flow: JointCoordinates, z: Float[Array, "m"], until_norm: Float[Array, 
     return met._replace(mismatch=jnp.where(known, error, jnp.inf))
 
 
-def neglected(met: Meeting, z: Float[Array, "m"], log_scale: Float[Array, ""]) -> Float[Array, ""]:
+def neglected(met: Meeting, z: Float[Array, " m"], log_scale: Float[Array, ""]) -> Float[Array, ""]:
     """Compute the largest relative error of the weights of tight sequences on the way, with v slaved.
 
         max_X max_i r q_i |γ_i - γ_s(X)|,   γ = E v_mm.
@@ -190,7 +190,7 @@ def _head(here: Coordinates, values: Array, spread: Array) -> Head:
 
 def _attended(
     corpus: Corpus, scores: Array, values: Array, spread: Array
-) -> tuple[Bool[Array, "R W"], Int[Array, "n"]]:
+) -> tuple[Bool[Array, "R W"], Int[Array, " n"]]:
     """Pick of each sequence's tokens with attention left the one that agrees most with its label.
 
     Where v_mm is tight all tokens but one have lost theirs, by e^(-2 spread) or so. Where it is not, several

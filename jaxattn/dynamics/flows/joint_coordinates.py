@@ -40,12 +40,12 @@ class Forces:
     gross: Array
 
     @property
-    def scores(self) -> Float[Array, "V"]:
+    def scores(self) -> Float[Array, " V"]:
         """F."""
         return jnp.exp(self.shift) * self.of_scores.force
 
 
-def joint_force(corpus: Corpus, scores: Float[Array, "V"], values: Float[Array, "V"]) -> Forces:
+def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]) -> Forces:
     """Compute F and G, the exponent of the heaviest sequence kept apart.
 
     Args:
@@ -104,7 +104,7 @@ class JointCoordinates:
     far: Array
 
     @property
-    def zero(self) -> Float[Array, "m"]:
+    def zero(self) -> Float[Array, " m"]:
         """The start."""
         return jnp.concatenate([self.query.zero, self.head.zero])
 
@@ -113,48 +113,48 @@ class JointCoordinates:
         """1 / max ‖E_s‖."""
         return self.query.unit
 
-    def inner(self, x: Float[Array, "m"], y: Float[Array, "m"]) -> Float[Array, ""]:
+    def inner(self, x: Float[Array, " m"], y: Float[Array, " m"]) -> Float[Array, ""]:
         """Compute the inner product of two movements of (p, v)."""
         (x_p, x_v), (y_p, y_v) = jnp.split(x, 2), jnp.split(y, 2)
         return self.query.inner(x_p, y_p) + self.head.inner(x_v, y_v)
 
-    def norm(self, x: Float[Array, "m"]) -> Float[Array, ""]:
+    def norm(self, x: Float[Array, " m"]) -> Float[Array, ""]:
         """Compute the length of a movement of (p, v)."""
         return jnp.hypot(*self._each(lambda part, x: part.norm(x), x))
 
-    def sine(self, z: Float[Array, "m"], velocity: Float[Array, "m"]) -> Float[Array, ""]:
+    def sine(self, z: Float[Array, " m"], velocity: Float[Array, " m"]) -> Float[Array, ""]:
         """Compute the sine of the angle between p and dp/ds."""
         (z, _), (u, _) = jnp.split(z, 2), jnp.split(velocity, 2)
         return self.query.sine(z, u / positive(self.query.norm(u)))
 
     def error(
         self,
-        start: Float[Array, "m"],
-        end: Float[Array, "m"],
-        error: Float[Array, "m"],
+        start: Float[Array, " m"],
+        end: Float[Array, " m"],
+        error: Float[Array, " m"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
         """Compute the larger one of the relative errors of p and of v, see `Coordinates.error`."""
         return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
 
-    def ended(self, z: Float[Array, "m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
+    def ended(self, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
         """Tell whether ‖p‖ is as large as that, or ‖v‖ as `far`."""
         z_p, z_v = jnp.split(z, 2)
         return self.query.ended(z_p, until_norm) | self.head.ended(z_v, self.far)
 
     def to_end(
-        self, z: Float[Array, "m"], velocity: Float[Array, "m"], until_norm: Float[Array, ""]
+        self, z: Float[Array, " m"], velocity: Float[Array, " m"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
         """Compute how far straight on that is."""
         (z_p, z_v), (u_p, u_v) = jnp.split(z, 2), jnp.split(velocity, 2)
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 
-    def velocity(self, z: Float[Array, "m"]) -> Float[Array, "m"]:
+    def velocity(self, z: Float[Array, " m"]) -> Float[Array, " m"]:
         """Compute dz/ds."""
         pull, _ = self._pull(z)
         return pull / positive(self.norm(pull))
 
-    def at(self, z: Float[Array, "m"]) -> Local:
+    def at(self, z: Float[Array, " m"]) -> Local:
         """Compute dz/ds, its Jacobian and the size of the gradient, as `Coordinates.at`."""
         pull, forces = self._pull(z)
         size = self.norm(pull)
@@ -197,7 +197,7 @@ class JointCoordinates:
 
 
 def joint_coordinates(
-    E: Float[Array, "V d"], p: Float[Array, "d"], v: Float[Array, "d"], corpus: Corpus, far: float
+    E: Float[Array, "V d"], p: Float[Array, " d"], v: Float[Array, " d"], corpus: Corpus, far: float
 ) -> JointCoordinates:
     """Set up the flow that starts at p and v, and ends at ‖v‖ max ‖E_s‖ = far."""
     query = coordinates(E, p, E @ v, corpus)

@@ -31,11 +31,11 @@ C = (
 
 def step(
     field: Callable[[Array], Array],
-    y: Float[Array, "r"],
-    f: Float[Array, "r"],
+    y: Float[Array, " r"],
+    f: Float[Array, " r"],
     jacobian: Float[Array, "r r"],
     h: Float[Array, ""],
-) -> tuple[Float[Array, "r"], Float[Array, "r"]]:
+) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
     """Step dy/ds = f(y) from y to y(s + h): five new evaluations, one factorisation, six solves.
 
     (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0 .. 5;

@@ -51,7 +51,7 @@ class Ties:
     log_limit: Array
 
 
-def no_ties(E: Float[Array, "V d"], values: Float[Array, "V *K"], corpus: Corpus) -> Ties:
+def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpus) -> Ties:
     """Let every token be a class of its own."""
     token, count = corpus.bags.index.astype(jnp.int32), corpus.bags.count
     alone = jnp.arange(len(E), dtype=jnp.int32)
@@ -67,7 +67,9 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, "V *K"], corpus: Corpus
     )
 
 
-def tied_coordinates(E: Float[Array, "V d"], p: Float[Array, "d"], corpus: Corpus, ties: Ties) -> Coordinates:
+def tied_coordinates(
+    E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, ties: Ties
+) -> Coordinates:
     """Set up the flow of Q p that starts at p, (1 - Q) p fixed."""
     flow = coordinates(ties.embeddings, p, ties.values, corpus)
     return flow.replace(  # type: ignore[attr-defined]
@@ -80,7 +82,7 @@ def tied_coordinates(E: Float[Array, "V d"], p: Float[Array, "d"], corpus: Corpu
 
 
 def top_class(
-    E: Float[Array, "V d"], p: Float[Array, "d"], corpus: Corpus, leader: Int[Array, "V"]
+    E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
 ) -> Bool[Array, "R W"]:
     """Pick of every sequence the tokens that tie with its highest one, that token included."""
     bags = corpus.bags
@@ -96,7 +98,7 @@ def with_counts(corpus: Corpus, counts: Num[Array, "R W"]) -> Corpus:
     return dataclasses.replace(corpus, bags=bags)
 
 
-def below_top(corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array, "R W"]:
+def below_top(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]:
     """Compute how far every entry is below the top of its sequence, inf where there is none."""
     bags = corpus.bags
     score = jnp.where(bags.count > 0, take(scores, bags.index.astype(jnp.int32)), -jnp.inf)
@@ -105,7 +107,7 @@ def below_top(corpus: Corpus, scores: Float[Array, "V"]) -> Float[Array, "R W"]:
 
 
 def class_values(
-    corpus: Corpus, leader: Int[Array, "V"], counts: Float[Array, "R W"], values: Float[Array, "V *K"]
+    corpus: Corpus, leader: Int[Array, " V"], counts: Float[Array, "R W"], values: Float[Array, " V *K"]
 ) -> Float[Array, "R W *K"]:
     """Compute Γ of every entry, the same for all entries of one class in one sequence."""
     if values.ndim > 1:
