@@ -74,9 +74,12 @@ def _listed(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
+# A part of the user's own, whose settings only its code knows.
+OWN = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
+
+
 def _choice(concept: Concept[Any], definitions: Schema) -> Schema:
-    own = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
-    return {"anyOf": [*_built_in(concept, definitions), own, _name(concept)]}
+    return {"anyOf": [*_built_in(concept, definitions), OWN, _name(concept)]}
 
 
 def _change(concept: Concept[Any], definitions: Schema) -> Schema:
@@ -88,7 +91,10 @@ def _change(concept: Concept[Any], definitions: Schema) -> Schema:
                 settings[key].append(x)
     properties = {key: {"anyOf": every} for key, every in settings.items()}
     properties["kind"] = _name(concept)
-    return {"anyOf": [{"type": "object", "properties": properties}, _name(concept)]}
+    if concept is registry.MODEL:
+        start = _change(registry.START, definitions)
+        properties["init"] = {"type": "object", "additionalProperties": start}
+    return {"anyOf": [{"type": "object", "properties": properties}, OWN, _name(concept)]}
 
 
 def _name(concept: Concept[Any]) -> Schema:

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.more
+
 
 @pytest.mark.parametrize("rule", ["and", "xor"])
 def test_labels_follow_the_rule(read, rule):

@@ -1,6 +1,9 @@
 """Attention as an SVM in p and v: p_mm where the head is tight on all, else the relaxed direction."""
 
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.more
 
 # By hand: p·(1, ±1) ≥ 1 and p·(1/2, h) ≥ 1, or ≥ 0 where v = (0, 1) is not tight.
 P_MM = {"tight": (4 / 3, 1 / 3), "relaxed": (5 / 4, 1 / 4)}

@@ -1,7 +1,10 @@
 """Attention as an SVM in p: printed programs, and which start goes where."""
 
 import numpy as np
+import pytest
 from scipy.optimize import minimize
+
+pytestmark = pytest.mark.more
 
 
 def by_another_solver(ahead):

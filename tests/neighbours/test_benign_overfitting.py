@@ -2,9 +2,12 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxattn as ja
 from jaxattn.core import backend
+
+pytestmark = pytest.mark.more
 
 PLAIN = ("blocks=null", "figures=null", "seeds=1")
 

@@ -4,7 +4,10 @@ from itertools import product
 from math import log
 
 import numpy as np
+import pytest
 from scipy.optimize import linprog
+
+pytestmark = pytest.mark.more
 
 
 def test_loads_are_numbers_of_facts(code):

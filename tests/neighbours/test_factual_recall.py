@@ -3,6 +3,9 @@
 import math
 
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.more
 
 
 def test_facts_are_recalled_after_relations(run):

@@ -1,7 +1,10 @@
 """Mirror descent: the ℓ_q attention SVM of its own norm."""
 
 import numpy as np
+import pytest
 from scipy.optimize import minimize
+
+pytestmark = pytest.mark.more
 
 NORMS = ("1.75", "2", "3")
 

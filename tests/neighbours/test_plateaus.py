@@ -2,9 +2,12 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy.integrate import solve_ivp
 
 from jaxattn.core import backend
+
+pytestmark = pytest.mark.more
 
 
 def plateau(d, T):

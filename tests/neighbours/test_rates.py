@@ -7,6 +7,8 @@ import pytest
 
 from jaxattn.core import backend
 
+pytestmark = pytest.mark.more
+
 
 def test_the_steepest_direction_is_that_of_the_loss(read, code):
     """Against the derivative of the logistic loss, and the loss itself, at a W of any kind."""
@@ -25,10 +27,10 @@ def test_the_steepest_direction_is_that_of_the_loss(read, code):
         np.testing.assert_allclose(jnp.exp(log_excess), loss(W) - np.log1p(np.exp(-1)), rtol=1e-9)
 
 
-@pytest.mark.parametrize(("method", "least", "most"), [("normalised", 5, 20), ("gradient", 1, 1.6)])
-def test_ten_times_the_steps(run, method, least, most):
+@pytest.mark.parametrize(("rule", "least", "most"), [("normalised", 5, 20), ("gradient", 1, 1.6)])
+def test_ten_times_the_steps(run, rule, least, most):
     """Normalised ones are then about ten times as near to the certified direction, gradient ones hardly."""
-    overrides = (f"phases.train.method={method}", "phases.train.steps=1000", "probes.steps=[100, 1000]")
+    overrides = (f"phases.train.rule={rule}", "phases.train.steps=1000", "probes.steps=[100, 1000]")
     at = run("rates", "blocks=null", "seeds=3", *overrides)
     assert (at("duality_gap") < 1e-9).all()
     ratio = np.sqrt(at("one_minus_cosine", 100) / at("one_minus_cosine"))
@@ -37,7 +39,7 @@ def test_ten_times_the_steps(run, method, least, most):
 
 def test_rescaled_norms(read, tmp_path):
     """From step 100 on ‖W‖ = 80 · 1.2^k, as normalised steps of length 1 push to the edge of the ball."""
-    overrides = ("phases.train.method=rescaled", "phases.train.hold=20", "phases.train.steps=200", "seeds=2")
+    overrides = ("phases.train.rule=rescaled", "phases.train.hold=20", "phases.train.steps=200", "seeds=2")
     results = read("rates", "blocks=null", *overrides).run(tmp_path / "rates", quiet=True)
     for seed in range(2):
         np.testing.assert_allclose(np.linalg.norm(results.params(seed=seed).W), 80 * 1.2**4, rtol=1e-12)

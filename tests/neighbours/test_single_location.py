@@ -1,6 +1,9 @@
 """Single-location regression: the place is found."""
 
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.more
 
 
 def test_a_single_location_is_found(run):

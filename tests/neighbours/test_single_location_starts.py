@@ -8,6 +8,8 @@ from scipy.special import erf
 
 from jaxattn.core import backend
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture
 def risk(code):

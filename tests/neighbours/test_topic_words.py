@@ -1,8 +1,11 @@
 """Topic words: the length of an embedding follows its score."""
 
 import numpy as np
+import pytest
 
 from jaxattn.study import seed
+
+pytestmark = pytest.mark.more
 
 
 def loop(index, count, targets, E, q, W, steps, step_size):

@@ -1,6 +1,9 @@
 """Two steps suffice: noisy labels are fitted, clean ones are general."""
 
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.more
 
 
 def two_steps(X, y, step_size):

@@ -1,7 +1,10 @@
 """Which margin: sign descent goes for ℓ_∞, normalised descent for ℓ₂."""
 
 import numpy as np
+import pytest
 from scipy.optimize import linprog
+
+pytestmark = pytest.mark.more
 
 
 def largest_margin(ahead):

@@ -75,7 +75,7 @@ class Steps(ja.Phase, kw_only=True):
 
     train: ClassVar[tuple[str, ...]] = ("W",)
 
-    method: Literal["gradient", "normalised", "polyak", "rescaled"] = "normalised"
+    rule: Literal["gradient", "normalised", "polyak", "rescaled"] = "normalised"
     step_size: float
     steps: int
     radius: float = 80.0
@@ -84,13 +84,13 @@ class Steps(ja.Phase, kw_only=True):
     def step(self, task: Task, state: State) -> State:
         """Take one step."""
         W, data, radius = state.params.W, task.data.train, jnp.inf
-        if self.method == "rescaled":
+        if self.rule == "rescaled":
             k, since = jnp.divmod(state.step - 100, self.hold)
             radius = jnp.where(k < 0, jnp.inf, self.radius * 1.2**k)
             W = jnp.where((k >= 0) & (since == 0), radius / jnp.linalg.norm(W), 1) * W
         u, log_norm, excess = steepest(Params(W), data)
         lengths = {"gradient": jnp.exp(log_norm), "polyak": jnp.exp(excess - log_norm)}
-        W = W + self.step_size * lengths.get(self.method, 1.0) * u
+        W = W + self.step_size * lengths.get(self.rule, 1.0) * u
         W = W * jnp.minimum(1, radius / jnp.linalg.norm(W))
         return state.replace(params=Params(W), step=state.step + 1)
 
