@@ -1,6 +1,5 @@
 """Findings: the numbers of an item, each held against what is published, and their verdicts together."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,6 +35,7 @@ class Finding:
         over: what the interval is over, in words.
         criterion: where it has to lie; None if nothing is published.
         published: the published number, "-" if there is none.
+        old: whether it was made by an earlier version, whose intervals were others.
     """
 
     measured: str
@@ -43,16 +43,12 @@ class Finding:
     over: str
     criterion: Criterion | None = None
     published: str = "-"
+    old: bool = False
 
     @property
     def verdict(self) -> str:
         """What interval and criterion say."""
         return judge.verdict(self.estimate, self.criterion, "published")
-
-    @property
-    def old(self) -> bool:
-        """Whether its interval was made by an earlier version, which did not say of how many seeds."""
-        return math.isfinite(self.estimate.low) and not self.estimate.seeds
 
     @property
     def text(self) -> str:

@@ -32,16 +32,16 @@ class _Finding(msgspec.Struct):
     over: str
     published: str
     criterion: _Criterion | None
-    # Of records before there were any, nothing says how many.
-    seeds: Count = 0
+    # None where the record is older than this, and so than today's intervals.
+    seeds: Count | None = None
 
     def read(self) -> Finding:
         """Make it what it was."""
         value, low, high = (math.nan if x is None else x for x in self.estimate)
-        estimate, within = Estimate(value, low, high, self.seeds), None
+        estimate, within = Estimate(value, low, high, self.seeds or 0), None
         if known := self.criterion:
             within = Criterion(known.low, math.inf if known.high is None else known.high, known.text)
-        return Finding(self.measured, estimate, self.over, within, self.published)
+        return Finding(self.measured, estimate, self.over, within, self.published, self.seeds is None)
 
 
 class _Picture(msgspec.Struct):
@@ -95,7 +95,7 @@ def files(section: Section, scale: Scale) -> dict[str, bytes]:
                 each.over,
                 each.published,
                 each.criterion and _Criterion(*each.criterion),
-                each.estimate.seeds,
+                None if each.old else each.estimate.seeds,
             )
             for each in section.findings
         ],

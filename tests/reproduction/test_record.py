@@ -22,7 +22,7 @@ SECTION = Section(
     facts={"run time": "3 s"},
     findings=(
         Finding("ρ of E·v", Estimate(0.1 + 0.2, math.nan, 1.0, 5), "5 seeds", at_least(0.9), "increasing"),
-        Finding("the lowest", Estimate(0.0, -0.1, 0.1), "tokens", around(0.0, 0.3)),
+        Finding("the lowest", Estimate(0.0, -0.1, 0.1), "tokens", around(0.0, 0.3), old=True),
         Finding("alone", Estimate(1.0, math.nan, math.nan), "nothing"),
     ),
     tables={"Bin means": pd.DataFrame({"x": ["-0.5", "–"], "tokens": ["3", "4"]})},
@@ -103,8 +103,11 @@ def test_a_damaged_record_is_named_with_its_remedy(folder, damage):
 
 def test_a_page_of_older_intervals_says_so():
     assert findings.OLD in page.as_markdown(PAPER, (SECTION,), "laptop")
-    new = Finding("the lowest", Estimate(0.0, -0.1, 0.1, 5), "5 seeds", around(0.0, 0.3))
-    assert findings.OLD not in page.as_markdown(PAPER, (replace(SECTION, findings=(new,)),), "laptop")
+    new = (
+        Finding("the lowest", Estimate(0.0, -0.1, 0.1, 5), "5 seeds", around(0.0, 0.3)),
+        Finding("certified", Estimate(0.5, 0.499, 0.5), "its duality gap"),
+    )
+    assert findings.OLD not in page.as_markdown(PAPER, (replace(SECTION, findings=new),), "laptop")
 
 
 def test_a_lost_figure_is_named(folder):
