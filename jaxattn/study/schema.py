@@ -89,7 +89,7 @@ def _change(concept: Concept[Any], definitions: Schema) -> Schema:
         for key, x in table["properties"].items():
             if x not in settings.setdefault(key, []):
                 settings[key].append(x)
-    properties = {key: {"anyOf": every} for key, every in settings.items()}
+    properties: Schema = {key: {"anyOf": every} for key, every in settings.items()}
     properties["kind"] = _name(concept)
     if concept is registry.MODEL:
         start = _change(registry.START, definitions)
