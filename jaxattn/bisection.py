@@ -18,9 +18,9 @@ from jaxattn.engine import devices
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run as execute
 from jaxattn.results import thresholds
+from jaxattn.results.diagram import PhaseDiagram
 from jaxattn.results.load import load
 from jaxattn.results.statistics import metric_at_end
-from jaxattn.results.thresholds import PhaseDiagram
 from jaxattn.study.grid import GRID
 
 Values = Mapping[str, Sequence[Any] | np.ndarray]

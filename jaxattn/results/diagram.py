@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import matplotlib.axes
 import numpy as np
+import pandas as pd
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
@@ -16,6 +18,7 @@ from jaxattn.results.labels import (
     file_name,
     format_number,
     in_order,
+    interval,
     minus,
     seed_words,
     setting,
@@ -23,9 +26,6 @@ from jaxattn.results.labels import (
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, metric_at_end
 from jaxattn.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
-
-if TYPE_CHECKING:  # it is drawn from there
-    from jaxattn.results.thresholds import PhaseDiagram
 
 
 def diagram(
@@ -103,7 +103,54 @@ Theory = Callable[[Any], float] | Mapping[Any, float]
 _CURVE_POINTS = 200
 
 
-def boundary(diagram: "PhaseDiagram", theory: Theory | None = None, *, label: str = "theory") -> Drawn:
+@dataclass(frozen=True, repr=False)
+class PhaseDiagram:
+    """Thresholds along one key, for each value of another.
+
+    Attributes:
+        x: the key of the horizontal axis.
+        y: the key whose threshold it is.
+        condition: what a seed has done that has crossed, in words.
+        outcomes: a row for each point and seed that was run: x, y, seed, value of the metric, crossed.
+        thresholds: a row for each x: x, threshold, low, high (95 %), above and at_most (the neighbouring
+            values between which it lies), seeds, missing (values that are not finite), turned_back (seeds
+            that had crossed at a lower y already: there is no one threshold then).
+    """
+
+    x: str
+    y: str
+    condition: str
+    outcomes: pd.DataFrame
+    thresholds: pd.DataFrame
+
+    def figure(
+        self,
+        theory: Theory | None = None,
+        *,
+        label: str = "theory",
+    ) -> Drawn:
+        """Draw the thresholds with their intervals, the points that were run, and a curve laid over them.
+
+        Args:
+            theory: y of x, a function or values by x; infinite x is `math.inf`.
+            label: what the legend calls it.
+
+        Returns:
+            The figure with its words; a notebook shows it.
+        """
+        return boundary(self, theory, label=label)
+
+    def __repr__(self) -> str:
+        rows = self.thresholds.itertuples()
+        words = [f"{setting(row.x)}: {interval(row.threshold, row.low, row.high)}" for row in rows]
+        shown = words if len(words) <= 6 else [*words[:5], f"{len(words) - 5} more"]
+        return f"PhaseDiagram({self.y} at which {self.condition}, by {self.x}: {'; '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        return self.thresholds.to_html(index=False, border=0)
+
+
+def boundary(diagram: PhaseDiagram, theory: Theory | None = None, *, label: str = "theory") -> Drawn:
     """Draw where half of the seeds cross over, with its interval, and the points that were run.
 
     Args:
@@ -211,7 +258,7 @@ class _Horizontal(NamedTuple):
         ax.set_xticks(self.places, [setting(x) for x in self.values])
 
 
-def _points(ax: matplotlib.axes.Axes, diagram: "PhaseDiagram", horizontal: _Horizontal) -> None:
+def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:
     """Mark the points that were run by the share of seeds that have crossed."""
     place = dict(zip(horizontal.values, horizontal.places, strict=True))
     shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
@@ -232,7 +279,7 @@ def _marker(curve: tuple[list[float], list[float]]) -> str:
     return "" if len(curve[0]) >= _CURVE_POINTS else "s"
 
 
-def _words(diagram: "PhaseDiagram", theory: str) -> str:
+def _words(diagram: PhaseDiagram, theory: str) -> str:
     few = diagram.thresholds["seeds"]
     words = (
         f"Dots: where half of the seeds have {diagram.condition} ({seed_words(few)}), with the 95 % interval "

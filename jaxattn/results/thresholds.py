@@ -10,66 +10,15 @@ is only known where seeds were run, the ends are those values that were run just
 curve would give a narrower interval only if T had that law.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from jaxattn.results.drawn import Drawn
 from jaxattn.results.intervals import clopper_pearson
-from jaxattn.results.labels import by_factors, interval, setting
-
-
-@dataclass(frozen=True, repr=False)
-class PhaseDiagram:
-    """Thresholds along one key, for each value of another.
-
-    Attributes:
-        x: the key of the horizontal axis.
-        y: the key whose threshold it is.
-        condition: what a seed has done that has crossed, in words.
-        outcomes: a row for each point and seed that was run: x, y, seed, value of the metric, crossed.
-        thresholds: a row for each x: x, threshold, low, high (95 %), above and at_most (the neighbouring
-            values between which it lies), seeds, missing (values that are not finite), turned_back (seeds
-            that had crossed at a lower y already: there is no one threshold then).
-    """
-
-    x: str
-    y: str
-    condition: str
-    outcomes: pd.DataFrame
-    thresholds: pd.DataFrame
-
-    def figure(
-        self,
-        theory: Callable[[Any], float] | Mapping[Any, float] | None = None,
-        *,
-        label: str = "theory",
-    ) -> Drawn:
-        """Draw the thresholds with their intervals, the points that were run, and a curve laid over them.
-
-        Args:
-            theory: y of x, a function or values by x; infinite x is `math.inf`.
-            label: what the legend calls it.
-
-        Returns:
-            The figure with its words; a notebook shows it.
-        """
-        from jaxattn.results.diagram import boundary  # imports matplotlib
-
-        return boundary(self, theory, label=label)
-
-    def __repr__(self) -> str:
-        rows = self.thresholds.itertuples()
-        words = [f"{setting(row.x)}: {interval(row.threshold, row.low, row.high)}" for row in rows]
-        shown = words if len(words) <= 6 else [*words[:5], f"{len(words) - 5} more"]
-        return f"PhaseDiagram({self.y} at which {self.condition}, by {self.x}: {'; '.join(shown)})"
-
-    def _repr_html_(self) -> str:
-        return self.thresholds.to_html(index=False, border=0)
+from jaxattn.results.labels import by_factors
 
 
 class Ranks(NamedTuple):

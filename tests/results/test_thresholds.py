@@ -8,9 +8,8 @@ import pytest
 from scipy.stats import binom
 
 from jaxattn.results import style
-from jaxattn.results.diagram import boundary
+from jaxattn.results.diagram import PhaseDiagram, boundary
 from jaxattn.results.thresholds import (
-    PhaseDiagram,
     bracket,
     counts,
     ranks,
