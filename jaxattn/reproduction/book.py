@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from jaxattn.api import Study
-from jaxattn.core.errors import InputError, at
+from jaxattn.core.errors import InputError, at, nearest
 from jaxattn.results.judge import Criterion, around, at_least, within_factor
 from jaxattn.study import toml
 
@@ -286,7 +286,11 @@ def read(book: str | Path) -> Book:
             found = Book(folder, place, msgspec.structs.replace(shared, curves=curves))
             _ = found.items
             return found
-    raise InputError(f"--book {book}: no book.toml in {' or in '.join(map(str, places.values()))}")
+    known = [path.parent.name for root in (PACKAGED, Path("sweeps")) for path in root.glob("*/book.toml")]
+    raise InputError(
+        f"--book {book}: no book.toml in {' or in '.join(map(str, places.values()))}"
+        f"{nearest(str(book), sorted(known))}"
+    )
 
 
 def _read(path: Path, kind: type[T], phrases: Mapping[str, str]) -> T:

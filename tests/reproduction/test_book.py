@@ -172,6 +172,7 @@ def test_a_book_that_is_nowhere_is_named(tmp_path, capsys, monkeypatch):
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "--book nowhere: no book.toml in" in line
+    assert "known: " in line or "did you mean" in line
     assert "sweeps/nowhere" in line
 
 
