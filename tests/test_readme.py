@@ -83,6 +83,7 @@ def test_no_study_of_a_page_is_refused_in_a_fresh_clone(sweep, clone, monkeypatc
     assert git(clone, "diff", "--stat").stdout == ""
 
 
+@pytest.mark.more
 def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
     cell, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names: dict = {}
