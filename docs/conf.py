@@ -16,10 +16,13 @@ exclude_patterns = ["_extensions"]
 
 html_theme = "sphinx_book_theme"
 html_title = f"jaxattn {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_math_renderer = "mathml"
 html_theme_options = {
+    "navbar_persistent": [],
     "use_download_button": False,
     "use_fullscreen_button": False,
     "repository_url": jaxattn.__url__,

@@ -32,8 +32,8 @@ def draw() -> None:
         ax.axhline(0, color="0.8", linewidth=0.8, zorder=0)
         ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
         ax.set_title(f"{name}: {WORDS[name]}", fontsize=11)
-        ax.set_xlabel("negative reviews  ←  posterior difference of a word  →  positive reviews", fontsize=9)
         ax.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("negative reviews  ←  posterior difference of a word  →  positive reviews", fontsize=10)
     FIGURE.parent.mkdir(exist_ok=True)
     figure.savefig(FIGURE, metadata={"Date": None})
 
