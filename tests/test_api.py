@@ -117,6 +117,7 @@ def test_own_code_given_as_objects_is_named_by_its_import_path(mine):
     assert wanted.config["phases"][0]["optimizer"] == "code_of_users:clipped"
 
 
+@pytest.mark.more
 def test_own_code_runs_from_python_as_from_a_sweep_file(ran, study, tmp_path):
     """The same tables, whether code is given as objects or named beside a sweep file."""
     tables = study("own").tree
@@ -222,6 +223,7 @@ def test_load_is_what_run_returns(ran):
     np.testing.assert_array_equal(again.params(seed=0).p, ran.params(seed=0).p)
 
 
+@pytest.mark.more
 def test_parameters_of_a_run_in_its_span_are_those_of_the_full_space(study, tables, tmp_path):
     data = tables()["data"] | {"vocab_size": 10}
     sizes = {"dtype": "float64", "data": data, "model": {"kind": "one_layer", "dim": 64}}

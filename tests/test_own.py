@@ -76,6 +76,7 @@ def test_the_lab_is_short_and_everything_is_its_own():
     assert (len(study.cells), len(study.seeds)) == (2, 10)
 
 
+@pytest.mark.more
 def test_cells_that_differ_in_a_float_of_its_own_share_a_program(own):
     plan = ja.Study.read(own / "study.toml").plan(own / "finished", quick=True)
     assert plan.groups["vmapped"].tolist() == ["seed, loss.power"]
@@ -83,6 +84,7 @@ def test_cells_that_differ_in_a_float_of_its_own_share_a_program(own):
     assert plan.cells["done"].tolist() == ["10 of 10", "10 of 10"]
 
 
+@pytest.mark.more
 def test_numbers_equal_the_study_written_out_for_one_seed(own):
     """The same seed by hand: textbook attention over rows of E, and autodiff through it."""
     lab = sys.modules[ImportPaths(own).load("lab.py:needle").__module__]
@@ -207,6 +209,7 @@ def test_trained_parameters_have_the_type_of_its_own_model(own):
     assert params.log_temperature != 0
 
 
+@pytest.mark.more
 def test_changed_code_is_refused_and_can_be_accepted(copied, monkeypatch, capsys):
     with (copied / "lab.py").open("a", encoding="utf-8") as file:
         file.write("\n# a change\n")

@@ -62,7 +62,9 @@ def test_a_task_is_a_file_of_at_most_100_lines(name):
     assert len((SHIPPED / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 100
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "contrast" else pytest.mark.more) for name in SMALL]
+)
 def test_a_killed_run_continues_to_the_same_bits_and_takes_more_seeds(ran, tmp_path, monkeypatch, name):
     study, finished = ran(name)
     save, killed = Store.save, tmp_path / "killed"
@@ -154,6 +156,7 @@ def written_out(study, cell, batch_of):
     return loss(params, train)
 
 
+@pytest.mark.more
 def test_every_step_is_on_sequences_that_are_drawn_anew(ran):
     study, results = ran("next_token")
     for cell in range(2):

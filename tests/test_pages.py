@@ -25,6 +25,7 @@ def test_a_page_is_made_of_what_is_there(name):
     assert (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8") == made, "python docs/pages.py"
 
 
+@pytest.mark.more
 def test_what_a_study_records_is_in_it(study, tmp_path):
     text = pages.metrics()
     probes = {"own": ["attention_entropy", "sharpness"], "max_margin": True}

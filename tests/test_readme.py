@@ -100,6 +100,7 @@ def test_the_python_of_readme_runs_and_comes_near_its_limit(capsys):
     assert float(capsys.readouterr().out) < 1e-5
 
 
+@pytest.mark.more
 def test_the_cell_of_the_page_on_python_runs_and_its_shapes_are_as_stated():
     (cell,) = blocks("howto/python.md", "python")
     names: dict = {}

@@ -140,6 +140,7 @@ class About(Table, frozen=True):
         chosen: what is not published and was chosen.
         compared: how it is compared.
         reason: why what differs does, as far as varying one thing at a time has shown.
+        takes: how long its own code takes, in the words of its source.
         needs: the data set it needs; "" for none.
         laptop: overrides of the study at laptop scale.
         figures: figures of the run to show, as in a sweep file.
@@ -154,6 +155,7 @@ class About(Table, frozen=True):
     chosen: str
     compared: str
     reason: str = ""
+    takes: str = ""
     needs: str = ""
     laptop: tuple[str, ...] = ()
     figures: tuple[dict[str, Any], ...] = ()

@@ -184,6 +184,7 @@ def _facts(loaded: Run, study: Study, item: Item, scale: Scale) -> dict[str, str
         "model": models(study),
         "cells × seeds": f"{len(loaded.manifest['cells'])} × {len(seeds)}",
         "run time": f"{loaded.manifest['wall_time_s']:.0f} s",
+        **({"published run time": item.takes} if item.takes else {}),
         "most memory": "-" if memory is None else f"{memory / 1024:.1f} GiB",
     }
     records = loaded.records[loaded.records["cell"] == loaded.manifest["cells"][0]["cell"]]

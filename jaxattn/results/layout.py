@@ -133,7 +133,8 @@ def fill(template: Path, **content: Any) -> str:
 
     Args:
         template: a file in Jinja's language; {{ style }} stands for the style that all pages share,
-            | embedded turns bytes into base64, and `shown` of table.html lays out a table of texts.
+            | embedded turns bytes into base64, | coded sets what a text has between backticks as code, and
+            `shown` of table.html lays out a table of texts.
         content: what it names.
 
     Returns:
@@ -147,9 +148,21 @@ def fill(template: Path, **content: Any) -> str:
     environment.undefined = jinja2.StrictUndefined
     environment.filters["embedded"] = lambda data: base64.b64encode(data).decode()
     environment.filters["breakable"] = lambda text: Markup("<wbr>").join(map(escape, BREAK.split(text)))
+    environment.filters["coded"] = coded
     environment.globals["pieces"] = pieces
     style = Markup(COLUMN_RULES + STYLE.read_text(encoding="utf-8"))
     return environment.from_string(template.read_text(encoding="utf-8")).render(style=style, **content)
+
+
+def coded(text: str) -> Markup:
+    """Set what stands between backticks as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
+        for number, part in enumerate(parts)
+    )
 
 
 def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:

@@ -123,6 +123,7 @@ def test_nested_vmaps_share_one_product(rng, x64, corpus):
     assert program.count("bcsr_dot_general") == len(corpus.bags.factors)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("spread", [1.0, 700.0])
 def test_jacobians_of_batches_equal_those_of_single_calls(rng, x64, corpus, spread):
     scores, values = batch_of(rng, [spread, spread / 2], np.float64)

@@ -67,6 +67,7 @@ def test_run_then_aggregate_then_report(monkeypatch, capsys, tmp_path):
     assert all(Path(line).exists() for line in out.split())
 
 
+@pytest.mark.more
 def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
     folder = tmp_path / "quick"
     small = [*SMALL, "--set", "figures=[]", "--out", folder]
@@ -269,6 +270,7 @@ def trained(tmp_path):
     return [*model, "--corpus", tmp_path / "corpus.toml", "--min-count", "5", "--quiet"]
 
 
+@pytest.mark.more
 def test_diagnose_prints_verdicts_and_writes_its_files(monkeypatch, capsys, tmp_path, trained):
     status, out, _ = call(monkeypatch, capsys, "diagnose", *trained, "--out", tmp_path / "found")
     assert status == 0

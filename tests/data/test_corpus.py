@@ -71,6 +71,7 @@ def test_draws_and_sequences_make_corpora_with_equal_results(rng):
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.more
 def test_padded_sequences_give_the_tokens_back(rng):
     sequences = [sorted(rng.integers(0, 50, rng.integers(1, 80)).tolist()) for _ in range(40)]
     corpus = ja.data.from_sequences(sequences, [1] * 40, vocab_size=50)

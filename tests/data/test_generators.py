@@ -110,6 +110,7 @@ def test_flows_of_two_classes_refuse_more_in_one_line(kind, study, tables):
         study("flow", data=data, phases=phases, probes={})
 
 
+@pytest.mark.more
 def test_a_padded_vocabulary_draws_as_the_small_one(generator):
     """Lanes of different V share a program: tokens beyond the own ones never occur, nor change the others."""
     key = seed.keys(1)[0]

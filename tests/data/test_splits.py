@@ -16,6 +16,7 @@ def same(left, right):
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", ["independent", "topics", "negation"])
 def test_noise_is_in_training_and_validation_labels_and_without_it_corpora_are_as_drawn(kind, study):
     own = {"topics": {"topic_words": 3}}.get(kind, {})

@@ -57,6 +57,7 @@ def test_a_model_that_has_it_the_wrong_way_round_is_below_the_band(corpus, alpha
     assert "no sign that the head" in found.verdicts[0]
 
 
+@pytest.mark.more
 def test_random_models_are_inside_the_null_band_nineteen_times_in_twenty(corpus):
     inside = []
     for seed in range(12):
@@ -66,6 +67,7 @@ def test_random_models_are_inside_the_null_band_nineteen_times_in_twenty(corpus)
     assert np.mean(inside) == pytest.approx(0.95, abs=0.05)
 
 
+@pytest.mark.more
 def test_the_null_band_of_a_correlation_is_that_of_independent_normal_numbers(corpus):
     found = diagnose(*planted(np.arange(V), np.arange(V)), corpus, min_count=1, draws=400, resampled=2)
     here = row(found, "E·v against α", "Pearson, tokens")
@@ -114,6 +116,7 @@ def test_selected_tokens_equal_a_loop_over_sequences(corpus, alpha, rng):
     assert (tokens["value"] <= tokens["high"]).all()
 
 
+@pytest.mark.more
 def test_a_study_and_a_diagnosis_of_its_model_count_the_same_selections(tmp_path):
     data = ja.data.Independent(vocab_size=V, relevant=24, length=12, sequences=400)
     phases = [
@@ -153,6 +156,7 @@ def test_uniform_attention_selects_nothing_and_says_that_all_tie(corpus, alpha):
     assert (found.tokens["selected"] == 0).all()
 
 
+@pytest.mark.more
 def test_several_classes():
     many = ja.data.independent(
         jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3

@@ -21,6 +21,7 @@ def cut(study, known=()):
     return batches.cut(groups, study.seeds, known, [study.chunk] * len(groups))
 
 
+@pytest.mark.more
 def test_batches_cut_the_seeds_and_chunks_change_no_more_than_rounding(small_run, two_batches, read, study):
     assert [list(batch.seeds) for batch in cut(study(seeds=5, chunk=2))] == [[0, 1], [2, 3], [4]]
     (one, _), (both, _) = read(two_batches, ordered=True), read(small_run, ordered=True)

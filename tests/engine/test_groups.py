@@ -78,7 +78,7 @@ def test_numbers_of_own_code_are_lanes_unless_marked_static(study):
 @pytest.mark.parametrize(
     ("case", "lane"),
     [
-        ("lanes", (-2, 1)),
+        pytest.param("lanes", (-2, 1), marks=pytest.mark.more),
         pytest.param("lanes", (0, 0), marks=pytest.mark.more),
         pytest.param("flows", (0, 0), marks=pytest.mark.slow),
         pytest.param("flows", (-2, 1), marks=pytest.mark.slow),

@@ -76,6 +76,7 @@ def compiling():
         jax.monitoring.unregister_event_duration_listener(note)
 
 
+@pytest.mark.more
 def test_what_a_run_calls_was_compiled_before_it_is_called(tmp_path, go, study, monkeypatch, assert_same):
     wanted = study(model={"kind": "one_layer", "dim": 13}, seeds=3)
     jax.clear_caches()

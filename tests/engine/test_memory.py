@@ -65,6 +65,7 @@ def test_arrays_of_every_sequence_are_within_what_is_taken_to_fit(study, tables)
     assert 12 * own < memory.peak(*group, 4) / 4 <= memory.AMPLE * own
 
 
+@pytest.mark.more
 def test_memory_holds_at_least_the_parameters_and_grows_with_them(study):
     grown = [
         memory.peak(*first(study(model={"kind": "one_layer", "dim": dim})), 8)
@@ -76,6 +77,7 @@ def test_memory_holds_at_least_the_parameters_and_grows_with_them(study):
     assert grown[1] - grown[0] >= 4 * 4 * 20 * 12
 
 
+@pytest.mark.more
 def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error(study):
     wanted, noted = first(study()), []
     assert memory.width(*wanted, 50, memory.default_budget(), noted.append) == 50

@@ -70,7 +70,7 @@ def test_coordinates_of_the_span_are_said_where_they_are_fewer(tmp_path, study, 
     assert groups["coordinates"].tolist() == ["16", "16", "22 for d = 64", "64", "22 for d = inf"]
 
 
-@pytest.mark.parametrize("name", ["small", "flow"])
+@pytest.mark.parametrize("name", ["small", pytest.param("flow", marks=pytest.mark.more)])
 def test_what_every_phase_records_is_what_a_run_records(name, study, request, read):
     wanted = study(name)
     records, _ = read(request.getfixturevalue(f"{name}_run"))
@@ -97,6 +97,7 @@ def test_what_is_not_recorded_has_its_reason(tmp_path, study):
     assert {"loss", "p_norm"} <= set(line.partition("; ")[0].split(", "))
 
 
+@pytest.mark.more
 def test_the_time_grows_with_the_work(study, tables):
     phases = tables()["phases"]
     times = []

@@ -278,6 +278,7 @@ def own(tmp_path, tables):
     return write
 
 
+@pytest.mark.more
 def test_own_code_that_has_changed_is_refused_unless_it_is_accepted(tmp_path, own, go, read):
     go(tmp_path / "run", own())
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())

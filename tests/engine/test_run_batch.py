@@ -154,6 +154,7 @@ def test_a_flow_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch, 
     assert rows.loc[1, "one_minus_cosine"].isna().all()
 
 
+@pytest.mark.more
 def test_several_classes_axes_and_float64(tmp_path, go, study, tables, read):
     data = tables()["data"] | {"num_classes": 4, "sequences": 32}
     wanted = study(data=data, dtype="float64", axes={"phases.embed.step_size": [50.0, 60.0]})
@@ -322,6 +323,7 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
     assert seen == (~mine.index.get_level_values("metric").isin(late)).sum()
 
 
+@pytest.mark.more
 def test_the_pure_functions_of_a_seed_are_what_the_engine_records(tmp_path, x64, go, read, study, tables):
     """Minibatches, one step, an early stop and a first-order method, one after the other."""
     phases = [
@@ -338,6 +340,7 @@ def test_the_pure_functions_of_a_seed_are_what_the_engine_records(tmp_path, x64,
     assert_is_what_the_engine_records(wanted.base, 4, read(tmp_path)[0])
 
 
+@pytest.mark.more
 def test_the_pure_functions_of_a_flow_are_what_the_engine_records(flow_run, x64, read, study):
     assert_is_what_the_engine_records(study("flow").base, 1, read(flow_run)[0])
 
@@ -349,6 +352,7 @@ def own_run(tmp_path_factory, go, study):
     return directory
 
 
+@pytest.mark.more
 def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
     """A study of nothing but a user's code: model, data, loss, start, optimiser, phase and probes by hand."""
     setting = study("own").base
@@ -468,6 +472,7 @@ def test_a_phase_that_stops_early_ends_with_the_best_validation_loss(tmp_path, g
         assert path.min() * (1 - 1e-9) <= end < path.iloc[-1]
 
 
+@pytest.mark.more
 def test_batches_of_a_group_draw_by_programs_that_are_traced_once(study, monkeypatch):
     traced = []
 

@@ -22,7 +22,7 @@ def corpora(rng, classes):
     yield ja.data.independent(key, **sizes, num_classes=classes)
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("classes", [2, *(pytest.param(n, marks=pytest.mark.more) for n in (3, 5))])
 def test_logits_and_all_gradients_equal_the_textbook(rng, x64, classes):
     for corpus in corpora(rng, classes):
         params = ja.models.one_layer.init(

@@ -48,6 +48,7 @@ def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("residual", [False, True])
 def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, model, residual):
     module, init = model
@@ -60,6 +61,7 @@ def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook, m
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("numbers", [1, 1 << 13])
 def test_size_of_blocks_of_sequences_changes_nothing(
     x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, numbers
@@ -72,7 +74,7 @@ def test_size_of_blocks_of_sequences_changes_nothing(
     assert_equals_textbook(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
-@pytest.mark.parametrize(("classes", "kept"), [(2, None), (3, 4000)])
+@pytest.mark.parametrize(("classes", "kept"), [pytest.param(2, None, marks=pytest.mark.more), (3, 4000)])
 def test_a_minibatch_equals_the_textbook_on_its_sequences(
     x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, classes, kept
 ):
@@ -101,6 +103,7 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
         )
 
 
+@pytest.mark.more
 @ONE_MODEL
 def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cleared, monkeypatch):
     module, init = model
@@ -197,6 +200,7 @@ def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, model):
     assert_vmapped_equals_looped(init, module.outputs)
 
 
+@pytest.mark.more
 def test_padded_draws_equal_the_same_sequences_without_padding(rng, x64, model):
     """Draws reserve rows for distinct tokens that do not come; the rows that stay unused change nothing."""
     module, init = model

@@ -1,6 +1,7 @@
 """Value-softmax: attention polarises."""
 
 import numpy as np
+import pytest
 
 
 def loop(values, steps, step_size=0.1):
@@ -26,6 +27,7 @@ def start():
     return V.T @ beta / np.linalg.norm(beta)
 
 
+@pytest.mark.more
 def test_attention_polarises_as_in_a_loop(run):
     """Attention and loss of the published start are those of a loop; the flow goes on to one token."""
     at = run("value_softmax", "seeds=2", "phases.descent.steps=1000", "blocks.drawn=null")

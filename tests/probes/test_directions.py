@@ -134,6 +134,7 @@ def conclude_limit(history, params, corpora):
     return FlowLimit().conclude(history, params, OneLayer(dim=3), loaded)
 
 
+@pytest.mark.more
 def test_it_is_the_certificate_of_the_end_of_the_path():
     params, corpora = two_seeds()
     path = ja.dynamics.exact_flow(ja.theory.scores.one_layer(params, corpora), params.p, points=8)

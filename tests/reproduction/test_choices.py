@@ -83,6 +83,7 @@ def shapes_by_hand(results, cell):
     return bool(rises), bool(abs(centres[np.argmin(ep)]) <= 0.3)
 
 
+@pytest.mark.more
 def test_shares_are_those_of_a_count(run, measured):
     results, _ = run
     by_hand = np.array([shapes_by_hand(results, cell) for cell in range(8)])

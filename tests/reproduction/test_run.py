@@ -102,6 +102,7 @@ def of_tiny(tiny, out, **options):
         return reproduce(tiny, out=out, command="jaxattn reproduce", reporter=reporter, **options)
 
 
+@pytest.mark.more
 def test_a_book_of_others_goes_through_the_same_machine(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     words = ["jaxattn", "reproduce", "--book", str(TINY_BOOK), "--out", str(out), "--quiet"]

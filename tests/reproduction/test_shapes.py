@@ -124,6 +124,7 @@ def spearman_by_hand(tokens):
     return stats.spearmanr(held, [y[place == k].mean() for k in held]).statistic
 
 
+@pytest.mark.more
 def test_directions_are_those_of_a_count(results):
     found = {finding.measured: finding.estimate for finding in directions(results, ITEM).findings}
     assert len(found) == 4

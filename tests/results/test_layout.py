@@ -174,3 +174,8 @@ def many_columns(folder):
     pd.concat([records, *more]).to_parquet(folder / "records.parquet", index=False)
     manifest.write(folder, manifest.read(folder) | {"sha256": {}})
     return report.write(folder).page
+
+
+def test_code_is_what_stands_between_backticks():
+    assert layout.coded("run `a < b` and `c`") == "run <code>a &lt; b</code> and <code>c</code>"
+    assert layout.coded("one ` of <b>") == "one ` of &lt;b&gt;"

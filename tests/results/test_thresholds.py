@@ -58,6 +58,7 @@ def test_the_search_finds_order_statistics_in_a_few_points(rng, parts):
         assert points <= 2 + (parts - 1) * (1 + 3 * rounds)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("law", ["cauchy", "exponential", "three points"])
 def test_the_interval_covers_the_median_of_any_law(rng, law):
     """Of 400 studies of 12 seeds; 92 % is four standard errors below the 96 % that the sign test covers."""

@@ -193,6 +193,7 @@ def test_a_plan_says_which_metrics_real_targets_have_not(names):
     assert "test_accuracy_best_on_validation, validation_accuracy (wants targets that are classes)" in missing
 
 
+@pytest.mark.more
 def test_real_targets_classes_minibatches_and_fresh_ones_of_a_phase_of_ones_own_run(names, tmp_path):
     """Against numpy: least squares by descent on all, on dealt out and on fresh examples."""
     phases = [

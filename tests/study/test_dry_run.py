@@ -607,6 +607,7 @@ def command(monkeypatch, *words):
     return stopped.value.code
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("probe", "axis", "values", "line"),
     [
@@ -663,6 +664,7 @@ def test_labels_and_tokens_that_there_are_not_are_found_before_anything_is_learn
     assert str(raised.value) == line
 
 
+@pytest.mark.more
 def test_results_are_read_without_the_code_that_made_them(sweep, tmp_path, monkeypatch, capsys):
     path = sweep(probes={"own": ["runs.py:strict"]})
     out = tmp_path / "out"

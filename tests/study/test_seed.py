@@ -50,6 +50,7 @@ def test_one_seed_step_by_step(study, x64):
     np.testing.assert_allclose(columns["Ep"], moved.E @ moved.p, rtol=1e-12)
 
 
+@pytest.mark.more
 def test_the_phases_of_a_run_follow_each_other(study):
     found = list(seed.run(study(probes={"per_decade": 1, "bins": 0}).base, 2))
     assert [(phase, step) for phase, step, _ in found][:2] == [("embed", 0), ("embed", 1)]
@@ -59,6 +60,7 @@ def test_the_phases_of_a_run_follow_each_other(study):
     np.testing.assert_allclose(ends["query", 0]["loss"], ends["embed", 1]["loss"], rtol=1e-6)
 
 
+@pytest.mark.more
 def test_a_shared_corpus_is_that_of_every_seed(study, x64):
     wanted = study("own", data="mine.py:fixed", phases=study("own").tree["phases"][1:])
     first, second = (next(seed.run(wanted.base, s))[2] for s in (0, 1))
@@ -83,6 +85,7 @@ def test_a_model_without_scores_and_values_has_no_token_table(study, x64):
     assert seed.columns(bare, 0, params, corpora) == {}
 
 
+@pytest.mark.more
 def test_losses_on_a_sample_are_those_of_its_sequences_and_the_law_that_of_all(study, x64):
     """The law of one step is that of the corpus that the step was taken on."""
     all_, some = (study(dtype="float64", probes={"sample": sample}).base for sample in (None, 7))
@@ -140,6 +143,7 @@ def recorded(results, number, cell):
     return rows.set_index("metric")["value"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("cell", range(4))
 def test_a_probe_of_the_run_sums_what_dataset_gives(ran, cell):
     study, results = ran
@@ -180,6 +184,7 @@ def shared(tmp_path):
     return ja.Study(name="texts", data=data, model=ja.models.OneLayer(dim=4), phases=PHASES)
 
 
+@pytest.mark.more
 def test_shared_data_are_those_of_every_seed(tmp_path):
     study = shared(tmp_path)
     results = study.run(tmp_path / "run", quiet=True)

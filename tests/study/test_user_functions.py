@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxattn import base, losses
 from jaxattn.base import Task
@@ -59,6 +60,7 @@ def test_what_a_data_function_takes_says_what_it_is(study):
     assert isinstance(shared, base.SharedData)
 
 
+@pytest.mark.more
 def test_a_generator_draws_every_split_with_its_own_size(study):
     data = study("own").base.data
     splits = data.draw(jax.random.key(0))

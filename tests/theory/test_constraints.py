@@ -47,6 +47,7 @@ def has_circle(edges):
     return False
 
 
+@pytest.mark.more
 def test_constraints_are_the_distinct_pairs_and_ties_of_a_loop(arbitrary, instances, loops):
     bags, selected = loops
     for corpus, chosen in arbitrary + [(x.corpus, x.selection) for x in instances[::5]]:

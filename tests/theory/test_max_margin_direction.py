@@ -77,6 +77,7 @@ def test_pairs_that_depend_on_each_other_do_no_harm(rng):
     np.testing.assert_allclose(found, (there.p - back.p) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.more
 def test_it_is_differentiated_through_the_step_that_made_the_embeddings():
     data_key, model_key = jax.random.split(jax.random.key(3))
     corpus = ja.data.assumption1(data_key, vocab_size=12, relevant=4, length=4, sequences=20)

@@ -112,6 +112,7 @@ def draw(rng):
     return rows, ties - np.outer(ties @ p, p), True
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_whatever_the_lengths_no_answer_is_false(solver, dtype):

@@ -12,6 +12,7 @@ from jaxattn.theory.one_step_law import advise
 SIZES = {"vocab_size": 50, "relevant": 12, "length": 10, "sequences": 120}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_law_holds_up_to_an_error_that_falls_like_the_root_of_d(classes):
     corpus = ja.data.independent(jax.random.key(0), **SIZES, num_classes=classes)

@@ -28,6 +28,7 @@ def excess(p, params, corpus):
     return ja.dynamics.loss(params.replace(p=p), corpus) - np.log1p(np.exp(-np.array(best))).mean()
 
 
+@pytest.mark.more
 def test_excess_loss_is_the_loss_above_that_of_best_tokens(problem):
     params, corpus = problem
     for scale in (0.0, 1.0, 10.0):
@@ -53,7 +54,7 @@ def test_nothing_is_lost_where_only_best_tokens_are():
     assert log_excess_loss(corpus, jnp.array([1.0, 2.0]), jnp.array([1.0, -1.0])) == -jnp.inf
 
 
-@pytest.mark.parametrize("norm", [10.0, 3000.0])
+@pytest.mark.parametrize("norm", [pytest.param(10.0, marks=pytest.mark.more), 3000.0])
 def test_dual_acceleration_pulls_along_the_gradient_of_the_log_excess(problem, norm):
     """The first step is 2 η times -∂ log(L - L*)/∂p, which autodiff finds from the log itself."""
     params, corpus = problem

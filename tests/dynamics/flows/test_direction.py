@@ -266,6 +266,7 @@ def test_far_out_the_force_is_the_leading_term(x64):
     np.testing.assert_allclose(force.force.sum(), 0, atol=1e-15)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", range(2))
 def test_the_path_is_that_of_an_independent_integrator_and_its_end_is_certified(x64, seed):
     scores, p, lists, labels = problem(seed)
@@ -287,6 +288,7 @@ def test_the_path_is_that_of_an_independent_integrator_and_its_end_is_certified(
     assert ja.theory.one_minus_cosine(path.p[-1], found.direction.p) < 1e-6
 
 
+@pytest.mark.more
 def test_two_classes_with_a_logit_each_go_where_the_logistic_loss_goes(x64):
     """Outputs (0, 0, f) with a third class far below: cross-entropy of (−f/2, f/2) is logistic of f."""
     rng = np.random.default_rng(5)

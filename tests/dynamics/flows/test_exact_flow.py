@@ -52,6 +52,7 @@ def flow(params, corpus, **settings):
     )
 
 
+@pytest.mark.more
 def test_descent_with_small_steps_follows_the_path_on_its_clock():
     params, corpus = problem(0)
     rate, steps = 0.02, 5000
@@ -175,6 +176,7 @@ def test_seeds_side_by_side_that_share_all_but_their_start():
         assert shared.accepted[seed] == alone.accepted
 
 
+@pytest.mark.more
 def test_fewer_dimensions_than_tokens():
     """V > d carries p itself; padding E with zero columns gives the same path through E Eᵀ."""
     params, corpus = problem(0)

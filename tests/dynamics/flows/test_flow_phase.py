@@ -44,6 +44,7 @@ def test_rows_are_those_of_the_path(task, params, until):
         state = phase.advance(task, state, 1)
 
 
+@pytest.mark.more
 def test_the_query_keeps_its_precision_in_a_float32_study(task, params):
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     phase = ExactFlow(name="flow", points=4, until_norm=30.0)
@@ -62,6 +63,7 @@ def test_a_flow_that_fails_says_at_which_row(task, params):
     assert int(phase.advance(task, good, 3).failed_at) == -1
 
 
+@pytest.mark.more
 def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
     phase = JointFlow(name="flow", points=6, until_norm=30.0)
     path = joint_flow(params, task.data.train, points=6, until_norm=30.0)
@@ -79,6 +81,7 @@ def test_rows_of_the_joint_flow_hold_p_and_v(task, params):
     assert state.params.E is params.E
 
 
+@pytest.mark.more
 def test_rows_of_the_full_flow_hold_all_parameters(task, params):
     phase = FullFlow(name="flow", points=4, until_log_loss=-3.0)
     path = full_flow(params, task.data.train, points=4, until_log_loss=-3.0)

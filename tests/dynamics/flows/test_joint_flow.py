@@ -165,6 +165,7 @@ def test_the_ode_does_not_depend_on_its_tolerance(benchmark):
     np.testing.assert_allclose(loose[1], tight[1], atol=1e-7)
 
 
+@pytest.mark.more
 def test_every_seed_tends_to_the_relaxed_max_margin_direction_and_v_to_its_own():
     params, corpora = problems()
     path = flow(params, corpora)
@@ -246,7 +247,7 @@ def test_labels_that_no_v_separates_end_where_the_forces_balance():
     assert path.log_v_norm[-1] < 5
 
 
-@pytest.mark.parametrize("name", ["E", "p", "v"])
+@pytest.mark.parametrize("name", ["p", *(pytest.param(name, marks=pytest.mark.more) for name in "Ev")])
 def test_a_seed_that_is_not_finite_fails_alone(name):
     params, corpora = problems()
     healthy = flow(params, corpora)

@@ -100,6 +100,7 @@ def test_no_step_leaps_over_tokens_that_tie(depth):
     assert certify_limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection).holds
 
 
+@pytest.mark.more
 def test_everything_tied_is_a_finite_end():
     corpus = corpus_of([[0, 1], [0, 1], [0, 1]], [1, 1, -1])
     params = by_hand([0.3, 0.1, 0.0, 0.0, 0.0, 0.0])
@@ -113,6 +114,7 @@ def test_everything_tied_is_a_finite_end():
     assert not certify_limit(ja.theory.scores.one_layer(params, corpus), away, path.selection).holds
 
 
+@pytest.mark.more
 def test_tied_tokens_stay_on_a_curve_of_balances_where_nothing_moves_them():
     """(0, 1, 2) with either label, all of them attended to: f = 0 leaves two differences to one equation."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
