@@ -42,3 +42,4 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Source"]
 default_role = "code"
+smartquotes = False

@@ -105,8 +105,17 @@ def _skip(app: Any, what: str, name: str, target: Any, skip: bool, options: Any)
     return True if type(target).__name__ == "_tuplegetter" or name == "replace" else None
 
 
+def _signature(
+    app: Any, what: str, name: str, target: Any, options: Any, given: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Name an array by its public name."""
+    short = [text and text.replace("jaxlib._jax.Array", "Array") for text in (given, returned)]
+    return short[0], short[1]
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Process docstrings before napoleon reads their sections."""
     app.connect("autodoc-process-docstring", _process, priority=400)
+    app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-skip-member", _skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
