@@ -42,4 +42,5 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Source"]
 default_role = "code"
-smartquotes = False
+# Primes of formulas stay; dashes do not.
+smartquotes_action = "D"

@@ -19,7 +19,7 @@ SIGNS = {
 
 def latex(line: str) -> str:
     """Write a formula of a docstring in LaTeX: p·(E_s - E_s') ≥ 1 for all X, e^(-x), √(1 - x), v_mm."""
-    line = re.sub(r" {2,}", r" \\quad ", line.strip().replace(" \\ ", r" \setminus "))
+    line = re.sub(r" {2,}", r" \\quad ", line.strip().replace(" \\ ", " ∖ "))
     line = line.replace("s.t.", r"\text{ s.t. }")
     for before, after in ((r"\^\(", "^{"), (r"√\(", r"\sqrt{")):
         while found := re.search(before, line):
@@ -73,10 +73,11 @@ def written(lines: list[str]) -> list[str]:
     in_section = False
 
     def close() -> None:
-        if formula and any(re.match(r"(class|def) |.*= jax\.|.*\w {3,}\w", line) for line in formula):
-            made.extend(["::", "", *(f"   {line}" for line in formula), ""])
+        plain = [line.strip() for line in formula]
+        if any(re.match(r"(class|def) |[\w/]+ {3,}(the|a) ", line) for line in plain):
+            made.extend(["::", "", *formula, ""])
         elif formula:
-            rows = r" \\ ".join(latex(line) for line in formula)
+            rows = r" \\ ".join(latex(line) for line in plain)
             made.extend([".. math::", "", rf"   \begin{{array}}{{l}} {rows} \end{{array}}", ""])
         formula.clear()
 
@@ -87,7 +88,7 @@ def written(lines: list[str]) -> list[str]:
         elif line and not line.startswith(" "):
             in_section = False
         if indented and not in_section:
-            formula.append(line.strip() if "class " not in line else line)
+            formula.append(line)
             continue
         if line.strip() or not formula:
             close()
