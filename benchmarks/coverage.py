@@ -1,4 +1,4 @@
-"""How often 95 % intervals hold the truth, on normal and on skewed data: the table of docs/intervals.md.
+"""How often 95 % intervals hold the truth, on normal and on skewed data.
 
 python benchmarks/coverage.py
 """

@@ -1,22 +1,29 @@
-"""Pages that are made of the classes that they tell of: all metrics, and all settings of texts.
+"""Pages that are made of the code that they tell of: metrics, texts, keys of sweep files, the command line.
 
     python docs/pages.py
 
-writes metrics.md and texts.md beside this file.
+writes them into reference/ beside this file.
 """
 
+import dataclasses
 import inspect
-from collections.abc import Mapping
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import docstring_parser
+import msgspec
 
 from jaxattn.base import Measurement
+from jaxattn.cli import commands
 from jaxattn.core.docstrings import first_line, meanings, table, written
 from jaxattn.data.readers import READERS
 from jaxattn.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.probes.settings import Probes
 from jaxattn.results.labels import OF_PHASES
-from jaxattn.study.registry import fields_of
+from jaxattn.study.definition import Tables
+from jaxattn.study.registry import CONCEPTS, fields_of
 
 STANDARD: dict[str, type[Measurement]] = {
     "in every study": Fit,
@@ -129,6 +136,128 @@ def texts() -> str:
     return "\n\n".join(sections) + "\n"
 
 
+KEYS = """# Keys of a sweep file
+
+All that a sweep file may say, made of the code: `python docs/pages.py`.
+[Write a sweep file](../howto/sweep_file.md) has one with explanations, `jaxattn schema` prints the same for
+editors. Wherever a `kind` stands it may be code of yours, `kind = "mine.py:NAME"`, whose settings are then
+its own. Settings of `[data]` of labelled texts are on the page on [texts](texts.md), those of `[probes]` on
+that of [metrics](metrics.md)."""
+
+TOP = {
+    "name": "of the study, and of its folder below `results/`.",
+    "data": "what is trained on, see below.",
+    "model": "what is trained, see below; `init` says where parameters start.",
+    "phases": "what moves, by which dynamics, until when: a list, one after the other, see below.",
+    "loss": "see below.",
+    "description": "a sentence for the report.",
+    "seeds": 'how many (from 0), a range such as "0:200", or a list.',
+    "dtype": "of parameters and measurements.",
+    "chunk": "lanes that run together; chosen by memory if none.",
+    "probes": "what is measured on the way, see [metrics](metrics.md).",
+    "axes": "keys with lists of values: cells are their product.",
+    "zip": "the same for keys that go together.",
+    "halton": "`points`, and `axes` with `low`, `high`, `log`, `integer`: quasi-random points in bounds.",
+    "cells": "an explicit list of tables of keys.",
+    "exclude": "tables of keys: cells that match one are left out.",
+    "blocks": "variants of the whole file by name, with grids of their own.",
+    "figures": "figures of the report: tables with a `kind`.",
+}
+
+
+def sweep_keys() -> str:
+    """Write all keys of a sweep file in Markdown: the top, then every built-in thing of each concept."""
+    rows = [[f"`{f.encode_name}`", written(_default(f)), TOP[f.name]] for f in msgspec.structs.fields(Tables)]
+    rows.append(["`extends`", "none", "another sweep file that this one starts from."])
+    sections = [KEYS, "## The top", table(["key", "default", "meaning"], rows)]
+    for concept in (concept for concept in CONCEPTS if concept.known):
+        known = {kind: target for kind, target in concept.known.items() if kind not in READERS}
+        sections.append(f"## {concept.name.removeprefix('a ').capitalize()}: {concept.place}")
+        sections += (_kind(kind, target) for kind, target in known.items())
+    return "\n\n".join(sections) + "\n"
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def _kind(kind: str, target: Any) -> str:
+    # What a generator draws with is told where the function behind it is.
+    behind = getattr(target, "function", None)
+    meaning = (meanings(behind) if behind else {}) | meanings(target)
+    rows = [[f"`{f.name}`", written(f.default), meaning[f.name]] for f in fields_of(target)]
+    heading = f"### `{kind}`\n\n{first_line(target)}"
+    return f"{heading}\n\n{table(['key', 'default', 'meaning'], rows)}" if rows else heading
+
+
+LINE = """# Command line
+
+Made of the commands themselves: `python docs/pages.py`; `jaxattn COMMAND --help` says the same.
+`python -m jaxattn` is `jaxattn`, and `jaxattn --version` says which one this is. A command ends with status 0
+when it is done, 1 when something failed while it ran, 2 for wrong input, and 130 when it was stopped. Errors
+are one line on standard error that names the place and the remedy."""
+
+
+def command_line() -> str:
+    """Write all commands with their options in Markdown."""
+    return "\n\n".join([LINE, *(_command(name, call) for name, call in commands().items())]) + "\n"
+
+
+class Option(NamedTuple):
+    """One argument of a command, as a user writes it."""
+
+    usage: str
+    default: str
+    meaning: str
+
+
+def options_of(call: Callable[..., Any], known: Mapping[str, str] | None = None) -> Iterator[Option]:
+    """List the arguments of a command; those of a group are in a dataclass of their own."""
+    meaning = meanings(call) | dict(known or {})
+    hints = typing.get_type_hints(call, include_extras=True)
+    for parameter in inspect.signature(call).parameters.values():
+        hint = hints[parameter.name]
+        plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        if dataclasses.is_dataclass(plain):
+            yield from options_of(typing.cast(Any, plain))
+            continue
+        config = next((x for x in getattr(hint, "__metadata__", ()) if hasattr(x, "metavar")), None)
+        name = (config and config.name) or parameter.name.replace("_", "-")
+        shown = (config and config.metavar) or _metavar(plain)
+        needed = parameter.default is inspect.Parameter.empty
+        default = "required" if needed else _default_of(parameter.default)
+        said = (config and config.help) or meaning.get(parameter.name, "")
+        usage = shown if parameter.kind is parameter.POSITIONAL_ONLY else f"--{name} {shown}".rstrip()
+        yield Option(usage, default, said)
+
+
+def _default_of(default: Any) -> str:
+    if default is None or default == () or default is False:
+        return ""
+    return f"`{default}`"
+
+
+def _metavar(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return "|".join(map(str, typing.get_args(hint)))
+    return {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}.get(hint, "")
+
+
+def _command(name: str, call: Callable[..., int]) -> str:
+    said = docstring_parser.parse(call.__doc__ or "", style=docstring_parser.DocstringStyle.GOOGLE)
+    about = [text for text in (said.short_description, said.long_description) if text]
+    lines = [line for line in "\n".join(about).splitlines() if line]
+    told = [line for line in lines if not line.startswith("Example: ")]
+    examples = [line.removeprefix("Example: ") for line in lines if line.startswith("Example: ")]
+    shown = "\n".join(["```text", *examples, "```"])
+    parts = [f"## jaxattn {name}", "\n".join(told), shown]
+    if rows := [[f"`{one.usage}`", one.default, one.meaning] for one in options_of(call)]:
+        parts.append(table(["option", "default", "meaning"], rows))
+    return "\n\n".join(parts)
+
+
+PAGES = {"metrics": metrics, "texts": texts, "sweep_keys": sweep_keys, "command_line": command_line}
+
 if __name__ == "__main__":
-    for name, made in (("metrics", metrics), ("texts", texts)):
-        (Path(__file__).parent / f"{name}.md").write_text(made(), encoding="utf-8")
+    for name, made in PAGES.items():
+        (Path(__file__).parent / "reference" / f"{name}.md").write_text(made(), encoding="utf-8")

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from jaxattn.data import Generator
     from jaxattn.probes import Probes
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+# Where the project lives, once it is public: links of the site and `jaxattn cite` take it from here.
+__url__ = ""
 __all__ = [
     "Dataset",
     "DrawnData",

@@ -30,6 +30,12 @@ PerSequence = Callable[[Array, Array], Array]
 
 
 class _Smoothed(Loss, frozen=True, kw_only=True):
+    """A loss of classes.
+
+    Attributes:
+        smoothing: ε, the weight of the uniform distribution over classes in the target.
+    """
+
     smoothing: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
     def why_not(self, outputs: Array, data: Dataset) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"
 EXAMPLES = re.findall(
     r"^## (.*?)\n.*?```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.M
 )

@@ -1,13 +1,17 @@
 """Pages made of classes are those that are there, and tell all that is to be told."""
 
 import importlib.util
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from jaxattn import cli
+from jaxattn.cli import commands
 from jaxattn.core.docstrings import written
 from jaxattn.data.readers import READERS
-from jaxattn.study.registry import fields_of
+from jaxattn.study.registry import CONCEPTS, fields_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 _spec = importlib.util.spec_from_file_location("pages_of_docs", DOCS / "pages.py")
@@ -15,10 +19,10 @@ pages = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(pages)
 
 
-@pytest.mark.parametrize("name", ["metrics", "texts"])
+@pytest.mark.parametrize("name", pages.PAGES)
 def test_a_page_is_made_of_what_is_there(name):
-    made = getattr(pages, name)()
-    assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == made, "python docs/pages.py"
+    made = pages.PAGES[name]()
+    assert (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8") == made, "python docs/pages.py"
 
 
 @pytest.mark.more
@@ -39,3 +43,26 @@ def test_the_page_of_texts_is_made_of_the_kinds_that_are_there():
             of_kind = [row for row in own if len(row) == 3 or kind in row[1].split(", ")]
             assert len(of_kind) == 1, (kind, field.name)
             assert of_kind[0][-2] == written(field.default)
+
+
+def test_every_key_of_a_sweep_file_is_on_its_page():
+    text, texts = pages.sweep_keys(), pages.texts()
+    for concept in CONCEPTS:
+        for kind, target in concept.known.items():
+            section = text.partition(f"\n### `{kind}`\n")[2].partition("\n##")[0]
+            where = texts if kind in READERS else section
+            assert [f.name for f in fields_of(target) if f"`{f.name}`" not in where] == [], kind
+
+
+def test_every_option_of_a_command_is_on_its_page_and_says_what_it_means():
+    for name, call in commands().items():
+        options = list(pages.options_of(call))
+        assert [one.usage for one in options if not one.meaning] == [], name
+
+
+def test_the_page_of_the_command_line_has_the_options_that_the_parser_knows(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["jaxattn", "run", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    helped = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    assert helped == {one.usage.split()[0] for one in pages.options_of(commands()["run"])} - {"SWEEP"}

@@ -14,7 +14,13 @@ from jaxattn.cli import results
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+FILES = (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+PAGES = {page: page.read_text(encoding="utf-8") for page in FILES}
+
+
+def blocks(page, language):
+    """Blocks of code of a page of docs/."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGES[ROOT / "docs" / page], re.DOTALL)
 
 
 def git(folder, *words):
@@ -83,11 +89,22 @@ def test_no_study_of_a_page_is_refused_in_a_fresh_clone(sweep, clone, monkeypatc
     assert git(clone, "diff", "--stat").stdout == ""
 
 
+def test_readme_fits_one_screen_or_two():
+    """Markers name the files of numbers, and are no words."""
+    assert len(re.sub(r"<!--.*?-->", "", README, flags=re.DOTALL).split()) <= 900
+
+
+def test_the_python_of_readme_runs_and_comes_near_its_limit(capsys):
+    (cell,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(cell, "README.md", "exec"), {})
+    assert float(capsys.readouterr().out) < 1e-5
+
+
 @pytest.mark.more
-def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
-    cell, _ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_cell_of_the_page_on_python_runs_and_its_shapes_are_as_stated():
+    (cell,) = blocks("howto/python.md", "python")
     names: dict = {}
-    exec(compile(cell, "README.md", "exec"), names)
+    exec(compile(cell, "python.md", "exec"), names)
     assert names["alpha"].shape == (64,)
     assert names["logits"].shape == (256,)
     assert names["params"].E.shape == (64, 1024)
@@ -99,11 +116,11 @@ def test_the_notebook_cell_runs_and_its_shapes_are_as_stated():
 
 
 @pytest.mark.more
-def test_the_study_of_the_notebook_runs_and_attention_gets_sharper(tmp_path, monkeypatch):
-    _, cell = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_study_of_the_tutorial_runs_and_attention_gets_sharper(tmp_path, monkeypatch):
+    (cell,) = blocks("tutorials/own_model.md", "python")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
-    exec(compile(cell, "README.md", "exec"), names)
+    exec(compile(cell, "own_model.md", "exec"), names)
     entropy = names["entropy"].groupby("cell")["mean"]
     assert (abs(entropy.first() - 2.08) < 0.02).all()  # log 8
     assert (entropy.last() < 0.5).all()
@@ -112,8 +129,18 @@ def test_the_study_of_the_notebook_runs_and_attention_gets_sharper(tmp_path, mon
     assert names["same"].records.equals(names["results"].records)
 
 
-def test_the_sweep_file_of_the_readme_is_valid_with_its_points(tmp_path):
-    text, halton = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+@pytest.mark.more
+def test_the_data_of_the_tutorial_are_learned(tmp_path, monkeypatch):
+    (cell,) = blocks("tutorials/own_data.md", "python")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "__main__"}
+    exec(compile(cell, "own_data.md", "exec"), names)
+    accuracy = names["accuracy"]["mean"]
+    assert accuracy.iloc[-1] > accuracy.iloc[0] + 0.1
+
+
+def test_the_sweep_file_of_its_page_is_valid_with_its_points(tmp_path):
+    text, halton = blocks("howto/sweep_file.md", "toml")
     (tmp_path / "my_study.toml").write_text(f"{text}\n{halton}", encoding="utf-8")
     study = Study.read(tmp_path / "my_study.toml")
     assert study.name == "my_study"
@@ -121,19 +148,19 @@ def test_the_sweep_file_of_the_readme_is_valid_with_its_points(tmp_path):
     assert {type(cell.setting.phases[1].steps) for cell in study.cells} == {int}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_path_that_a_page_links_to_exists(page):
     links = re.findall(r"\]\(((?!http)[^)#]+)\)", PAGES[page])
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.slow
-def test_the_model_of_the_readme_is_diagnosed(tmp_path, monkeypatch):
-    (block,) = re.findall(r"```bash\n(python -c .*?)```", README, re.DOTALL)
+def test_the_model_of_its_page_is_diagnosed(tmp_path, monkeypatch):
+    (block,) = [block for block in blocks("howto/diagnose.md", "bash") if block.startswith("python -c")]
     program, command = re.fullmatch(r"python -c '\n(.*)'\n(jaxattn diagnose .*)\n", block, re.DOTALL).groups()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweeps").symlink_to(Path(__file__).parents[1] / "sweeps")
-    exec(compile(program, "README.md", "exec"), {})
+    exec(compile(program, "diagnose.md", "exec"), {})
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     with pytest.raises(SystemExit) as stopped:
         cli.main()

@@ -22,31 +22,15 @@ def main() -> None:
         return
     import tyro
 
-    from jaxattn.cli import machine, results, studies
     from jaxattn.cli.console import complain
     from jaxattn.cli.options import check_once
     from jaxattn.core.errors import InputError, RunError
 
-    commands: dict[str, Any] = {
-        "run": studies.run,
-        "plan": studies.plan,
-        "launch": studies.launch,
-        "claims": results.claims,
-        "reproduce": results.reproduce,
-        "data": studies.data,
-        "diagnose": results.diagnose,
-        "aggregate": results.aggregate,
-        "report": results.report,
-        "status": studies.status,
-        "schema": studies.schema,
-        "doctor": machine.doctor,
-        "bench": machine.bench,
-    }
     code: int
     try:
         check_once(sys.argv[1:])
         code = tyro.extras.subcommand_cli_from_dict(
-            commands,
+            commands(),
             prog="jaxattn",
             description="Experiments on attention with trained embeddings. --version says which one this is.",
             use_underscores=False,
@@ -64,6 +48,28 @@ def main() -> None:
         reason = f"{error.filename or 'standard output'}: {error.strerror or error}; mend this and repeat"
         code = 1 if isinstance(error, BrokenPipeError) else complain(RunError(reason), 1)
     sys.exit(code)
+
+
+def commands() -> dict[str, Any]:
+    """List the commands by name, each a function whose arguments are its options."""
+    from jaxattn.cli import cite, machine, results, studies
+
+    return {
+        "run": studies.run,
+        "plan": studies.plan,
+        "launch": studies.launch,
+        "claims": results.claims,
+        "reproduce": results.reproduce,
+        "data": studies.data,
+        "diagnose": results.diagnose,
+        "aggregate": results.aggregate,
+        "report": results.report,
+        "status": studies.status,
+        "schema": studies.schema,
+        "doctor": machine.doctor,
+        "bench": machine.bench,
+        "cite": cite.cite,
+    }
 
 
 def _stop(number: int, frame: Any) -> None:

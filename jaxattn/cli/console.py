@@ -59,6 +59,23 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
     print_made_by(results.made_by)
 
 
+def print_json(told: Any) -> None:
+    """Print JSON, for programs to read."""
+    import json
+
+    print(json.dumps(told, ensure_ascii=False, indent=1))
+
+
+def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
+    """List the rows of a table as JSON would hold them, NaN as null."""
+    import json
+
+    rows: list[dict[str, Any]] = json.loads(
+        frame.to_json(orient="records", double_precision=15, default_handler=str)
+    )
+    return rows
+
+
 def print_closing(results: Any) -> None:
     """Print in two sentences what a run has learned."""
     from jaxattn.results.headline import sentences

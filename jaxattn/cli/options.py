@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -26,19 +27,36 @@ Folders = Annotated[
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
     arg(
-        name="set", metavar="KEY=VALUE", help="Override a key of the sweep file; may be given several times."
+        name="set",
+        metavar="KEY=VALUE",
+        help="Override a key of the sweep file; may be given several times.",
+        prefix_name=False,
     ),
 ]
-Quiet = Annotated[bool, arg(help="Print results and errors only.")]
-Every = Annotated[bool, arg(name="all", help="Print all metrics, not the six that say most.")]
-Out = Annotated[Path | None, arg(metavar="DIR", help="Results folder; results/<sweep name> by default.")]
+Quiet = Annotated[bool, arg(help="Print results and errors only.", prefix_name=False)]
+Every = Annotated[
+    bool, arg(name="all", help="Print all metrics, not the six that say most.", prefix_name=False)
+]
+Json = Annotated[bool, arg(name="json", help="Print JSON instead of tables, with every number in full.")]
+Out = Annotated[
+    Path | None,
+    arg(metavar="DIR", help="Results folder; results/<sweep name> by default.", prefix_name=False),
+]
 Seeds = Annotated[
     str | None,
-    arg(metavar="N|A:B|A,B", help="Seeds, instead of the sweep file's: how many, a range, or a list."),
+    arg(
+        metavar="N|A:B|A,B",
+        help="Seeds, instead of the sweep file's: how many, a range, or a list.",
+        prefix_name=False,
+    ),
 ]
 MaxMemory = Annotated[
     str | None,
-    arg(metavar="SIZE", help="Memory that a device may use, for example 8GiB; chosen for it by default."),
+    arg(
+        metavar="SIZE",
+        help="Memory that a device may use, for example 8GiB; chosen for it by default.",
+        prefix_name=False,
+    ),
 ]
 Target = Annotated[
     str | None,
@@ -49,8 +67,74 @@ Target = Annotated[
 ]
 Axis = Annotated[
     UseAppendAction[tuple[str, ...]],
-    arg(name="axis", metavar="KEY=[...]", help="Sweep another key; may be given several times."),
+    arg(
+        name="axis",
+        metavar="KEY=[...]",
+        help="Sweep another key; may be given several times.",
+        prefix_name=False,
+    ),
 ]
+Unprefixed = arg(prefix_name=False)
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What is run."""
+
+    overrides: Set = ()
+    axes: Axis = ()
+    seeds: Seeds = None
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Where it is run, and on how many machines.
+
+    Attributes:
+        shard: Run the I-th of N shares, in a folder of its own.
+        distributed: This is one of N processes, on as many hosts as share the results folder; each runs its
+            share and waits for the others. The cluster tells with auto, else give N, and which one this is
+            from 0.
+        distributed_timeout: How long another process may be away, killed or not started, before this one
+            stops waiting for it.
+    """
+
+    out: Out = None
+    max_memory: MaxMemory = None
+    shard: Annotated[str, arg(metavar="I/N", prefix_name=False)] = "1/1"
+    distributed: Annotated[str | None, arg(metavar="auto|N,I", prefix_name=False)] = None
+    distributed_timeout: Annotated[float, arg(metavar="SECONDS", prefix_name=False)] = 300.0
+
+
+@dataclass(frozen=True)
+class FailureOptions:
+    """What happens when something is not as it should be.
+
+    Attributes:
+        on_failure: When a batch ends in NaN, or the machine or code of yours fails it: stop, continue with
+            the next batch, or retry it twice from its start before that.
+        accept_code: Continue although code of yours has changed since the run began.
+    """
+
+    on_failure: Annotated[Literal["stop", "continue", "retry"], Unprefixed] = "continue"
+    accept_code: Annotated[bool, Unprefixed] = False
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is printed and logged.
+
+    Attributes:
+        log: Write measurements for TensorBoard or Weights & Biases (offline) too.
+        profile: Write a JAX trace of the run to DIR/profile, for TensorBoard or Perfetto.
+    """
+
+    every: Every = False
+    quiet: Quiet = False
+    log: Annotated[
+        tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb", prefix_name=False)
+    ] = ()
+    profile: Annotated[bool, Unprefixed] = False
 
 
 # Options that may be given several times.

@@ -7,11 +7,19 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from jaxattn.cli.console import print_made_by, print_summary, print_table, print_written
+from jaxattn.cli.console import (
+    print_json,
+    print_made_by,
+    print_summary,
+    print_table,
+    print_written,
+    rows_of,
+)
 from jaxattn.cli.options import (
     Every,
     Folder,
     Folders,
+    Json,
     MaxMemory,
     Quiet,
     Set,
@@ -35,8 +43,9 @@ def aggregate(
     resamples: int = 2000,
     out: Annotated[Path | None, arg(metavar="FILE")] = None,
     every: Every = False,
+    as_json: Json = False,
 ) -> int:
-    """Aggregate records over seeds: mean, median, interquartile mean and 95 % intervals (docs/intervals.md).
+    """Aggregate records over seeds: mean, median, interquartile mean and 95 % intervals.
 
     Example: jaxattn aggregate results/shard1 results/shard2 --metrics loss --by model.dim --out loss.tex
 
@@ -68,11 +77,14 @@ def aggregate(
     if by:
         loaded = combine.group(loaded, by)
     options: dict[str, Any] = {"seed": seed, "resamples": resamples}
-    print_summary(loaded, every=every or bool(metrics), **options)
+    if as_json:
+        print_json(rows_of(statistics.aggregate(loaded, **options)))
+    else:
+        print_summary(loaded, every=every or bool(metrics), **options)
     if out is not None:
         lay_out = statistics.aggregate if out.suffix in (".csv", ".parquet") else statistics.summary_table
         layout.write(lay_out(loaded, **options), out)
-        print(out)
+        print(out, file=sys.stderr if as_json else sys.stdout)
     return 0
 
 
@@ -197,7 +209,7 @@ def reproduce(
 ) -> int:
     """Run every figure, table and number of the paper again, and write a page with ours beside the published.
 
-    Other papers are books too: folders of items, see docs/books.md.
+    Other papers are books too: folders of items, see docs/howto/books.md.
     Example: jaxattn reproduce --only fig2_synthetic fig3_imdb --data-dir ../data
 
     Args:

@@ -7,16 +7,28 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from jaxattn.cli.console import print_closing, print_made_by, print_summary, print_table, print_written
+from jaxattn.cli.console import (
+    print_closing,
+    print_json,
+    print_made_by,
+    print_summary,
+    print_table,
+    print_written,
+    rows_of,
+)
 from jaxattn.cli.options import (
     Axis,
-    Every,
+    FailureOptions,
     Folders,
+    Json,
+    MachineOptions,
     MaxMemory,
     Out,
+    OutputOptions,
     Quiet,
     Seeds,
     Set,
+    StudyOptions,
     Sweep,
     Target,
     keep_compiled,
@@ -32,53 +44,29 @@ from jaxattn.core.errors import InputError, RunError
 def run(
     sweep: Sweep,
     /,
-    overrides: Set = (),
-    axes: Axis = (),
-    out: Out = None,
-    seeds: Seeds = None,
-    shard: Annotated[
-        str, arg(metavar="I/N", help="Run the I-th of N shares, in a folder of its own.")
-    ] = "1/1",
-    max_memory: MaxMemory = None,
-    on_failure: Literal["stop", "continue", "retry"] = "continue",
-    accept_code: bool = False,
-    profile: bool = False,
-    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb")] = (),
-    distributed: Annotated[str | None, arg(metavar="auto|N,I")] = None,
-    distributed_timeout: Annotated[float, arg(metavar="SECONDS")] = 300.0,
-    every: Every = False,
-    quiet: Quiet = False,
+    study_options: Annotated[StudyOptions, arg(name="study")],
+    machine: MachineOptions,
+    failure: FailureOptions,
+    output: OutputOptions,
 ) -> int:
     """Run a sweep file, or continue it where it was stopped; then draw the report and say what was learned.
 
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512 --out /tmp/quick
-
-    Args:
-        on_failure: When a batch ends in NaN, or the machine or code of yours fails it: stop, continue with
-            the next batch, or retry it twice from its start before that.
-        accept_code: Continue although code of yours has changed since the run began.
-        profile: Write a JAX trace of the run to DIR/profile, for TensorBoard or Perfetto.
-        log: Write measurements for TensorBoard or Weights & Biases (offline) too.
-        distributed: This is one of N processes, on as many hosts as share the results folder; each runs its
-            share and waits for the others. The cluster tells with auto, else give N, and which one this is
-            from 0.
-        distributed_timeout: How long another process may be away, killed or not started, before this one
-            stops waiting for it.
     """
     from jaxattn.api import run as run_study
     from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.distributed import read_process, shard_folder, wait
     from jaxattn.engine.progress import Reporter
 
-    study = load_sweep(sweep, overrides, axes, seeds)
+    study = load_sweep(sweep, study_options.overrides, study_options.axes, study_options.seeds)
     keep_compiled()
-    which, memory = read_shard(shard), read_size(max_memory)
-    if distributed is not None:
-        which = read_process(distributed)
-    whole = study.folder(out)
+    which, memory = read_shard(machine.shard), read_size(machine.max_memory)
+    if machine.distributed is not None:
+        which = read_process(machine.distributed)
+    whole = study.folder(machine.out)
     directory = shard_folder(whole, which)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
-    with Reporter(quiet) as reporter:
+    with Reporter(output.quiet) as reporter:
         try:
             outcome, report = run_study(
                 study,
@@ -87,10 +75,10 @@ def run(
                 command=command,
                 shard=which,
                 max_memory=memory,
-                on_failure=on_failure,
-                accept_code=accept_code,
-                profile=profile,
-                log=log,
+                on_failure=failure.on_failure,
+                accept_code=failure.accept_code,
+                profile=output.profile,
+                log=output.log,
             )
         except Interrupted:
             print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
@@ -98,10 +86,10 @@ def run(
         if outcome.already_finished:
             reporter.note(f"{directory}: already finished, nothing to run")
         folders = [directory]
-        if distributed is not None:
-            shards = wait(study, whole, which[1], distributed_timeout, reporter.note)
+        if machine.distributed is not None:
+            shards = wait(study, whole, which[1], machine.distributed_timeout, reporter.note)
             folders = shards if which[0] == 1 else folders
-    return _show(outcome, report, folders, every)
+    return _show(outcome, report, folders, output.every)
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
@@ -139,6 +127,7 @@ def plan(
     max_memory: MaxMemory = None,
     quick: bool = False,
     target: Target = None,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Show what a sweep file would run: cells, groups that share programs, memory, what is done already.
@@ -154,7 +143,7 @@ def plan(
     if target is not None:
         if quick:
             raise InputError("--quick: --target compiles every program; give one of them")
-        return _plan_on(target, study, read_size(max_memory), quiet)
+        return _plan_on(target, study, read_size(max_memory), as_json, quiet)
     from jaxattn.engine.devices import use_all_cores
     from jaxattn.engine.memory import check_address_space
     from jaxattn.engine.plan import recorded
@@ -165,24 +154,32 @@ def plan(
     with Reporter(quiet) as reporter:
         check_address_space(reporter.note)
         found = study.plan(out, max_memory=read_size(max_memory), quick=quick, progress=reporter.update)
+    recording = found.metrics or recorded(study)
+    if as_json:
+        tables = {"cells": rows_of(found.cells), "groups": rows_of(found.groups)}
+        print_json({**tables, "metrics": list(recording), "summary": found.sentence})
+        return 0
     print_table("Cells", found.cells)
     print_table("Compile groups: each is one compiled program for each phase", found.groups)
-    for line in found.metrics or recorded(study):
+    for line in recording:
         print(line)
     print(found.sentence)
     return 0
 
 
-def _plan_on(name: str, study: Any, max_memory: int | None, quiet: bool) -> int:
+def _plan_on(name: str, study: Any, max_memory: int | None, as_json: bool, quiet: bool) -> int:
     """Show what the programs of a study would be on a chip."""
     from jaxattn.engine.progress import Reporter
 
     with Reporter(quiet) as reporter:
         found = study.plan(target=name, max_memory=max_memory, progress=reporter.update)
     (title, programs), (title_of_groups, groups) = found.tables
-    print_table(title, programs)
-    print_table(title_of_groups, groups)
-    print(found.sentence)
+    if as_json:
+        print_json({"programs": rows_of(programs), "groups": rows_of(groups), "summary": found.sentence})
+    else:
+        print_table(title, programs)
+        print_table(title_of_groups, groups)
+        print(found.sentence)
     return int(any(program.error for program in found.programs))
 
 
@@ -239,7 +236,7 @@ def launch(
     return 0
 
 
-def status(directories: Folders, /, verify: bool = False) -> int:
+def status(directories: Folders, /, verify: bool = False, as_json: Json = False) -> int:
     """Show how far a run is, cell by cell, also while it is running in another terminal.
 
     Example: jaxattn status results/quickstart
@@ -253,10 +250,16 @@ def status(directories: Folders, /, verify: bool = False) -> int:
     folders, missing = read_folders(directories)
     if verify and _damage(folders):
         return 1
+    told: list[dict[str, Any]] = []
     for folder in folders:
         table, whole = look(folder)
-        print_table(f"{folder}: {whole}" if len(folders) > 1 else whole, table)
+        told.append({"folder": str(folder), "summary": whole, "cells": rows_of(table)})
+        if not as_json:
+            print_table(f"{folder}: {whole}" if len(folders) > 1 else whole, table)
         print_made_by(provenance.differs(provenance.makers(manifest.read(folder))))
+    if as_json:
+        print_json(told + [{"folder": str(folder), "summary": "not begun"} for folder in missing])
+        return 0
     for folder in missing:
         print(f"{folder}: not begun")
     if verify:

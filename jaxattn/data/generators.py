@@ -51,6 +51,12 @@ class Generator(DrawnData, frozen=True, kw_only=True):
     Attributes:
         pads_vocabulary: whether `generate` takes `used`, so that cells of different V share a program.
         function: the pure function behind `generate`, for those that have one.
+        vocab_size: V, number of tokens.
+        length: T, tokens in a sequence.
+        sequences: n, training sequences.
+        test_sequences: held-out sequences with clean labels.
+        validation_sequences: held-out sequences like those of training.
+        label_noise: probability with which a training label is replaced by another class.
     """
 
     function: ClassVar[Callable[..., Corpus] | None] = None

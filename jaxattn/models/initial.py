@@ -83,7 +83,11 @@ class Zero(Start, frozen=True, kw_only=True):
 
 
 class Scaled(Start, frozen=True, kw_only=True):
-    """θ_0 = scale · what the model draws."""
+    """θ_0 = scale · what the model draws.
+
+    Attributes:
+        scale: the factor.
+    """
 
     rotation_invariant: ClassVar[bool] = True
 
@@ -99,6 +103,10 @@ class FromFile(Start, frozen=True, kw_only=True):
 
     With `vocabulary`, a text with one token per line, row k of the array is that of the token in line k + 1;
     tokens of the corpus that it does not name keep what the model draws.
+
+    Attributes:
+        file: the file, relative to the sweep file.
+        vocabulary: the text with the tokens of the array's rows; those of the corpus, in its order, if none.
     """
 
     file: str

@@ -88,7 +88,11 @@ def outputs(params: Params, data: Corpus) -> Array:
 
 
 class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
-    """One layer with a trained key-query matrix W, which starts at the identity or with normal entries."""
+    """One layer with a trained key-query matrix W, which starts at the identity or with normal entries.
+
+    Attributes:
+        weights: how W starts: the "identity", or "normal" entries of variance 1/d.
+    """
 
     takes: ClassVar[type[Corpus]] = Corpus
 

@@ -98,7 +98,12 @@ def outputs(params: Params, data: Corpus) -> Array:
 
 
 class Mlp(Model[Corpus], frozen=True, kw_only=True):
-    """One hidden layer of width `dim` after the softmax."""
+    """One hidden layer of width `dim` after the softmax.
+
+    Attributes:
+        dim: d.
+        weights: how W starts: "normal" entries of variance 1/d, or the "identity".
+    """
 
     takes: ClassVar[type[Corpus]] = Corpus
 

@@ -96,7 +96,11 @@ def outputs(params: Params, data: Corpus) -> Array:
 
 
 class MultiHead(Model[Corpus], frozen=True, kw_only=True):
-    """One layer with `heads` attention heads, whose outputs are averaged."""
+    """One layer with `heads` attention heads, whose outputs are averaged.
+
+    Attributes:
+        heads: H, number of queries p and heads v.
+    """
 
     takes: ClassVar[type[Corpus]] = Corpus
 

@@ -35,7 +35,11 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
 
 
 class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
-    """Self-attention without parameters before the read-out, with a residual connection or without."""
+    """Self-attention without parameters before the read-out, with a residual connection or without.
+
+    Attributes:
+        residual: whether a token is added to what it attends to.
+    """
 
     takes: ClassVar[type[Corpus]] = Corpus
 

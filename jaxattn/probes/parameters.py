@@ -155,6 +155,9 @@ class Sharpness(Probe, frozen=True, kw_only=True):
 
     It takes `iterations` products with the Hessian, each the work of a few gradients, and keeps as many
     vectors as long as the trained parameters together.
+
+    Attributes:
+        iterations: products with the Hessian.
     """
 
     iterations: PositiveInt = 20

@@ -195,7 +195,7 @@ def with_ties(cells: Sequence[Cell]) -> list[Row]:
     A seed whose limit is a finite point, which is certified by the same numbers, counts as well.
 
     Source:
-        docs/exact_flow_ties.md.
+        docs/explanation/exact_flow_ties.md.
     """
     rows = []
     for cell in cells:

@@ -1,4 +1,4 @@
-"""All 95 % intervals: of means, geometric means, shares, and of what is resampled; see docs/intervals.md.
+"""All 95 % intervals: of means, geometric means, shares, resampled numbers; see docs/reference/intervals.md.
 
 Every function gives none, NaN, where data say nothing of how far a number is from the truth: for a single
 seed, and where all seeds give the same number, as at a boundary of what it can be.

@@ -41,7 +41,7 @@ class Results(Run):
         resamples: int = 2000,
         confidence: float = 0.95,
     ) -> pd.DataFrame:
-        """Summarise every (cell, phase, step, metric) over seeds, with 95 % intervals (docs/intervals.md).
+        """Summarise every (cell, phase, step, metric) over seeds, with 95 % intervals.
 
         Args:
             metrics: names; all if empty.

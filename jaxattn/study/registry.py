@@ -2,7 +2,7 @@
 
 A table names its `kind`, a short name or an import path; the rest are the settings of that class, checked
 against its annotations. A function is made a class first, see `user_functions`.
-`python -m jaxattn.study.registry` writes the table of docs/extending.md.
+`python -m jaxattn.study.registry` writes the table of docs/howto/extending.md.
 """
 
 import functools
@@ -389,7 +389,7 @@ CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FI
 
 
 def table() -> str:
-    """Write what a user may write, a row for each concept, in Markdown for docs/extending.md."""
+    """Write what a user may write, a row for each concept, in Markdown for docs/howto/extending.md."""
     rows = []
     for concept in CONCEPTS:
         functions = " or ".join(f"`{form}`" for form in concept.functions)

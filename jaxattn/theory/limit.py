@@ -156,7 +156,7 @@ def certify_limit(
             fit.
 
     Source:
-        docs/exact_flow_ties.md.
+        docs/explanation/exact_flow_ties.md.
     """
     corpus = scores.corpus
     require_values(scores)

@@ -54,6 +54,14 @@ def test_run_then_aggregate_then_report(monkeypatch, capsys, tmp_path):
     )
     assert status == 0
     assert "iqm" in (tmp_path / "all.csv").read_text().partition("\n")[0]
+    status, out, _ = call(monkeypatch, capsys, "aggregate", folder, "--metrics", "loss", "--json")
+    rows = json.loads(out)
+    assert {row["metric"] for row in rows} == {"loss"}
+    assert {row["n"] for row in rows} == {2}
+    status, out, _ = call(monkeypatch, capsys, "status", folder, "--json")
+    (told,) = json.loads(out)
+    assert [cell["state"] for cell in told["cells"]] == ["finished"]
+    assert "100 % done" in told["summary"]
     status, out, _ = call(monkeypatch, capsys, "report", folder)
     assert status == 0
     assert all(Path(line).exists() for line in out.split())
@@ -96,6 +104,12 @@ def test_a_quiet_plan_prints_its_tables_alone(monkeypatch, capsys, tmp_path):
     assert "quickstart: 1 cell in 1 group, 2 batches, 0 of them done" in out
     (line,) = [line for line in out.splitlines() if line.startswith("embed records ")]
     assert {"loss", "test_accuracy", "one_step_error"} <= set(line.removeprefix("embed records ").split(", "))
+    status, out, error = call(monkeypatch, capsys, *words, "--json")
+    assert (status, error) == (0, "")
+    told = json.loads(out)
+    assert line in told["metrics"]
+    assert [len(told[key]) for key in ("cells", "groups")] == [1, 1]
+    assert told["summary"].startswith("quickstart: 1 cell in 1 group, 2 batches")
 
 
 def test_the_version_is_that_of_the_package(monkeypatch, capsys):
@@ -134,9 +148,16 @@ def test_data_shows_the_corpus(monkeypatch, capsys):
     assert "average signed frequency" in out
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "plan", "claims", "data", "aggregate", "report", "status", "schema", "doctor", "bench"]
-)
+def test_options_of_a_run_are_in_groups(monkeypatch, capsys):
+    _, out, _ = call(monkeypatch, capsys, "run", "--help")
+    places = [out.index(f" {group} options ") for group in ("study", "machine", "failure", "output")]
+    assert places == sorted(places)
+    options = [out.index(f" {name} ", places[0]) for name in ("--seeds", "--shard", "--accept-code", "--log")]
+    order = [place for pair in zip(places, options, strict=True) for place in pair]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("command", cli.commands())
 def test_help_shows_an_example(monkeypatch, capsys, command):
     status, out, _ = call(monkeypatch, capsys, command, "--help")
     assert status == 0

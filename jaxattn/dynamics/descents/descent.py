@@ -165,6 +165,13 @@ class Descent(Phase, frozen=True, kw_only=True):
         optimizer: a name that `optimizer` knows, or the import path of a function (step_size, *, options)
             that makes an optax transformation.
         options: what the optimiser takes beside the step size; in a sweep file beside the other settings.
+        step_size: η, the largest of the schedule.
+        schedule: how the step size changes along the phase.
+        warmup: steps over which it rises from 0 before that.
+        batch_size: examples of a step, dealt out anew in every epoch; all if none.
+        fresh: examples drawn anew for every step, in place of the training data.
+        patience: checks of the validation loss without a new best after which the phase stops; 0 never stops.
+        check_every: steps between those checks.
     """
 
     takes_further: ClassVar[str] = "options"
@@ -289,7 +296,11 @@ def one_step(
 
 
 class OneStep(Phase, frozen=True, kw_only=True):
-    """One full-batch gradient step of size `step_size` on the parameters in `train`; none at all for 0."""
+    """One full-batch gradient step of size `step_size` on the parameters in `train`; none at all for 0.
+
+    Attributes:
+        step_size: η0.
+    """
 
     one_step: ClassVar[bool] = True
     rotation_invariant: ClassVar[bool] = True

@@ -155,7 +155,12 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
 
 
 class LogDescent(Phase, frozen=True, kw_only=True):
-    """A first-order method on p whose gradient is formed in the log domain."""
+    """A first-order method on p whose gradient is formed in the log domain.
+
+    Attributes:
+        method: normalized, polyak, dual_acceleration or log_time.
+        step_size: η; what it means depends on the method, see `log_descent`.
+    """
 
     rotation_invariant: ClassVar[bool] = True
     train: ClassVar[tuple[str, ...]] = ("p",)

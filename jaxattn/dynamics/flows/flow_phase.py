@@ -46,6 +46,10 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
     Attributes:
         progress: what grows from row to row of the path, until it ends.
+        until_norm: end at this ‖p‖.
+        max_steps: end after this many steps, tried or taken.
+        rtol: error allowed per step, relative to the size of what is followed.
+        points: rows of the path, the start among them, log-spaced.
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
@@ -135,6 +139,11 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
     """Exact gradient flow on p until the first of its ends; a step is one of `points` rows of its path.
 
     With `linear_in` on another parameter that the scores of a model are linear in, such as W.
+
+    Attributes:
+        linear_in: that parameter; p if none.
+        until_arc_length: end at this length of the path.
+        until_direction: end when the sine of the angle between p and its velocity is this small.
     """
 
     linear_in: str | None = None
@@ -229,7 +238,11 @@ class JointFlow(_Flow, frozen=True, kw_only=True):
 
 
 class FullFlow(_Flow, frozen=True, kw_only=True):
-    """Exact gradient flow on E, p and v together; a step is one of `points` rows at log-spaced losses."""
+    """Exact gradient flow on E, p and v together; a step is one of `points` rows at log-spaced losses.
+
+    Attributes:
+        until_log_loss: end at this log L.
+    """
 
     train: ClassVar[tuple[str, ...]] = ("E", "p", "v")
     progress: ClassVar[str] = "arc_length"

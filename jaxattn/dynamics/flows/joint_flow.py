@@ -1,6 +1,6 @@
 """Gradient flow on p and v together, E fixed: directly while ‖v‖ is moderate, with v slaved beyond.
 
-On separable data ‖v‖ grows like exp(margin ‖p‖ / 2), see docs/joint_flow.md.
+On separable data ‖v‖ grows like exp(margin ‖p‖ / 2), see docs/explanation/joint_flow.md.
 """
 
 import math
@@ -106,7 +106,8 @@ def joint_flow(
         InputError: more than two classes, shapes that do not fit, an infinite end.
 
     Source:
-        Conjectured by this library from the regularisation path of arXiv 2306.13596; docs/joint_flow.md.
+        Conjectured by this library from the regularisation path of arXiv 2306.13596; see
+        docs/explanation/joint_flow.md.
     """
     check_settings(rtol, points, least=5)
     if not math.isfinite(until_norm):

@@ -1,0 +1,122 @@
+"""Docstrings as autodoc wants them: formulas as mathematics, everything else as plain words."""
+
+import re
+from typing import Any
+
+SECTIONS = {"Args:", "Returns:", "Raises:", "Attributes:", "Source:", "Example:", "Yields:", "Note:"}
+WORDS = {"argmin", "argmax", "exp", "log", "max", "min", "softmax", "vec", "diag", "cos", "tanh", "sup"}
+# Two letters or more, and names of code such as duality_gap.
+NAME = r"[A-Za-z]{2,}(?:_[a-z]{2,}[a-z_]*)?"
+SIGNS = {
+    "ᵀ": r"^{\top}", "⁺": r"^{+}", "⁻¹": r"^{-1}", "²": "^{2}", "³": "^{3}", "⁰": "^{0}", "¹": "^{1}",
+    "‖": r"\Vert ", "∂": r"\partial ", "∇": r"\nabla ", "Σ": r"\sum ", "∫": r"\int ", "½": r"\tfrac12 ",
+    "≥": r"\ge ", "≤": r"\le ", "∈": r"\in ", "·": r"\cdot ", "⊗": r"\otimes ", "→": r"\to ", "∞": r"\infty ",
+    "±": r"\pm ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "η": r"\eta ",
+    "θ": r"\theta ", "λ": r"\lambda ", "μ": r"\mu ", "ρ": r"\rho ", "σ": r"\sigma ", "π": r"\pi ",
+    "Φ": r"\Phi ", "ℓ": r"\ell ", "Â": r"\hat{A}", "𝒯": r"\mathcal{T}", "×": r"\times ",
+}  # fmt: skip
+
+
+def latex(line: str) -> str:
+    """Write a formula of a docstring in LaTeX: p·(E_s - E_s') ≥ 1 for all X, e^(-x), √(1 - x), v_mm."""
+    line = re.sub(r" {2,}", r" \\quad ", line.strip().replace(" \\ ", " ∖ "))
+    line = line.replace("s.t.", r"\text{ s.t. }")
+    for before, after in ((r"\^\(", "^{"), (r"√\(", r"\sqrt{")):
+        while found := re.search(before, line):
+            end = _closing(line, found.end())
+            line = f"{line[: found.start()]}{after}{line[found.end() : end]}}}{line[end + 1 :]}"
+    line = re.sub(r"√(\w)", r"\\sqrt{\1}", line)
+    line = re.sub(rf"(?<![\\\w{{]){NAME}(?: {NAME})*(?![A-Za-z0-9])", _words, line, flags=re.ASCII)
+    line = re.sub(r"_([A-Za-z0-9]+)('*)", lambda m: f"_{{{_name(m[1])}{m[2]}}}", line)
+    return "".join(SIGNS.get(sign, sign) for sign in line.replace("⁻¹", SIGNS["⁻¹"]))
+
+
+def _closing(line: str, begin: int) -> int:
+    """Find the bracket that closes one which was opened just before."""
+    depth = 1
+    for place in range(begin, len(line)):
+        depth += {"(": 1, ")": -1}.get(line[place], 0)
+        if not depth:
+            return place
+    return len(line)
+
+
+def _name(name: str) -> str:
+    return rf"\mathrm{{{name}}}" if len(name) > 1 else name
+
+
+def _words(found: re.Match[str]) -> str:
+    """Write words in a formula: a function, a differential, a name of code, or words between formulas."""
+    made = ""
+    for word in found[0].split(" "):
+        if word in WORDS:
+            made += rf"\operatorname{{{word}}} "
+        elif re.fullmatch(r"d[A-Z]|d[a-z]", word):
+            made += f"{word} "
+        else:
+            made += rf"\text{{ {word.replace('_', ' ')} }}"
+    return made.replace("}\\text{ ", "")
+
+
+def _plain(line: str) -> str:
+    """Escape what would be markup, outside of backticks."""
+    parts = re.split(r"(`[^`]*`)", line)
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([\\*|]|_(?!\w))", r"\\\1", part) for part in parts
+    )
+
+
+def written(lines: list[str]) -> list[str]:
+    """Write the lines of a docstring in reStructuredText."""
+    made: list[str] = []
+    formula: list[str] = []
+    in_section = False
+
+    def close() -> None:
+        plain = [line.strip() for line in formula]
+        if any(re.match(r"(class|def) |[\w/]+ {3,}(the|a) ", line) for line in plain):
+            made.extend(["::", "", *formula, ""])
+        elif formula:
+            rows = r" \\ ".join(latex(line) for line in plain)
+            made.extend([".. math::", "", rf"   \begin{{array}}{{l}} {rows} \end{{array}}", ""])
+        formula.clear()
+
+    for line in lines:
+        indented = line.startswith("    ")
+        if line.strip() in SECTIONS and not indented:
+            in_section = True
+        elif line and not line.startswith(" "):
+            in_section = False
+        if indented and not in_section:
+            formula.append(line)
+            continue
+        if line.strip() or not formula:
+            close()
+            made.append(_plain(line))
+    close()
+    return made
+
+
+def _process(app: Any, what: str, name: str, target: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = written(lines)
+
+
+def _skip(app: Any, what: str, name: str, target: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out what the docstring of a class tells of its fields, and what every frozen pytree has."""
+    return True if type(target).__name__ == "_tuplegetter" or name == "replace" else None
+
+
+def _signature(
+    app: Any, what: str, name: str, target: Any, options: Any, given: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Name an array by its public name."""
+    short = [text and text.replace("jaxlib._jax.Array", "Array") for text in (given, returned)]
+    return short[0], short[1]
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Process docstrings before napoleon reads their sections."""
+    app.connect("autodoc-process-docstring", _process, priority=400)
+    app.connect("autodoc-process-signature", _signature)
+    app.connect("autodoc-skip-member", _skip)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

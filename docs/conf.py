@@ -1,0 +1,46 @@
+"""The site of these pages, from stored notebooks and without a network: sphinx-build -W -b html docs site."""
+
+import sys
+from pathlib import Path
+
+import jaxattn
+
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+
+project, author = "jaxattn", "The jaxattn developers"
+project_copyright = author
+version = release = jaxattn.__version__
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "docstrings", "links", "mathml"]
+exclude_patterns = ["_extensions"]
+
+html_theme = "sphinx_book_theme"
+html_title = f"jaxattn {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_math_renderer = "mathml"
+html_theme_options = {
+    "navbar_persistent": [],
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "repository_url": jaxattn.__url__,
+    "use_repository_button": bool(jaxattn.__url__),
+}
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+# Outputs are those that are stored; nothing of them is fetched from elsewhere.
+nb_execution_mode = "off"
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}
+
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 80
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = ["Source"]
+default_role = "code"
+# Primes of formulas stay; dashes do not.
+smartquotes_action = "D"

@@ -1,0 +1,59 @@
+import json
+import re
+
+import pytest
+
+import jaxattn
+from jaxattn.cli import cite
+
+
+def keys(text):
+    return re.findall(r"^@\w+\{(.*),$", text, re.M)
+
+
+def test_without_a_study_it_is_the_software_and_its_paper(capsys):
+    assert cite.cite(()) == 0
+    text = capsys.readouterr().out
+    assert keys(text) == ["jaxattn", "wu2025attention"]
+    assert f"version = {{{jaxattn.__version__}}}" in text
+    assert "eprint = {2505.17282}" in text
+    assert ("url" in text) == bool(jaxattn.__url__)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"phases": [{"kind": "descent", "optimizer": "sgd"}]}, []),
+        ({"phases": [{"kind": "descent", "optimizer": "adam"}]}, ["kingma2015adam"]),
+        ({"axes": {"phases.query.method": ["polyak", "log_time"]}}, ["vasudeva2024implicit"]),
+        ({"probes": {"max_margin": True}}, ["tarzanagh2023transformers"]),
+        ({"data": {"kind": "topics", "label_noise": 0.0}}, ["lu2021dynamics"]),
+        ({"data": {"dataset": "imdb_reviews:1.0.0"}}, ["maas2011learning"]),
+        ({"data": {"kind": "independent", "label_noise": 0.1}}, ["sakamoto2024benign"]),
+    ],
+)
+def test_methods_and_data_are_found_where_a_study_names_them(config, expected):
+    assert [paper.key for paper in cite.used({"name": "mine", "config": config})] == expected
+
+
+def test_every_neighbour_that_holds_a_paper_up_is_known(neighbours):
+    for name, readme in neighbours.items():
+        numbers = set(re.findall(r"arXiv (\d{4}\.\d{5})", readme))
+        known = {paper.arxiv for paper in cite.NEIGHBOURS.get(name, ())}
+        assert known <= numbers, name
+        assert known or name == "which_margin"
+
+
+@pytest.fixture
+def neighbours(pytestconfig):
+    folder = pytestconfig.rootpath / "sweeps" / "neighbours"
+    return {path.parent.name: path.read_text(encoding="utf-8") for path in folder.glob("*/README.md")}
+
+
+def test_a_folder_is_cited_once_however_often_it_is_given(study, tmp_path, capsys):
+    study(probes={"max_margin": True}).run(tmp_path / "run", quiet=True)
+    capsys.readouterr()
+    assert cite.cite((tmp_path / "run", tmp_path / "run")) == 0
+    config = json.loads((tmp_path / "run" / "manifest.json").read_text(encoding="utf-8"))["config"]
+    assert config["probes"]["max_margin"]
+    assert keys(capsys.readouterr().out) == ["jaxattn", "wu2025attention", "tarzanagh2023transformers"]

@@ -1,0 +1,73 @@
+"""What the site makes of docstrings and links."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+EXTENSIONS = Path(__file__).parents[1] / "docs" / "_extensions"
+
+
+def extension(name):
+    spec = importlib.util.spec_from_file_location(f"site_{name}", EXTENSIONS / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+docstrings, links = extension("docstrings"), extension("links")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("p·E_s' ≥ 1", r"p\cdot E_{s'} \ge  1"),
+        ("1 - √(1 - x)", r"1 - \sqrt{1 - x}"),
+        ("e^(-m (a + b)) for all X", r"e^{-m (a + b)} \text{ for all } X"),
+        ("dp/dt = -∂L/∂p", r"dp /dt  = -\partial L/\partial p"),
+        ("v_mm = argmin ‖v‖²", r"v_{\mathrm{mm}} = \operatorname{argmin}  \Vert v\Vert ^{2}"),
+        ("X ∖ S_X,  duality_gap", r"X ∖ S_{X}, \quad \text{ duality gap }"),
+    ],
+)
+def test_a_formula_in_latex(line, expected):
+    assert docstrings.latex(line) == expected
+
+
+def test_a_docstring_has_its_formulas_as_mathematics_and_its_words_as_they_are():
+    lines = ["Solve |x| = p_*, see `a*b`:", "", "    x = Σ_s p_s", "", "Args:", "    x: of p_*."]
+    made = docstrings.written(lines)
+    assert made[0] == r"Solve \|x\| = p\_\*, see `a*b`:"
+    assert made[2] == ".. math::"
+    assert r"\sum _{s} p_{s}" in made[4]
+    assert made[-1] == r"    x: of p\_\*."
+
+
+def test_an_example_of_code_stays_code():
+    made = docstrings.written(["As in", "", "    class Pairs(ja.Dataset):", "        left: jax.Array"])
+    assert "::" in made
+    assert made[-2] == "        left: jax.Array"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[a](../../results/published/claims/claims.md)", "[a](../reference/scoreboard.md)"),
+        ("[a](../../sweeps/own/lab.py)", "[a](../../sweeps/own/lab.py)"),
+        ("[a](../../sweeps/own)", "a"),
+        ("[a](../reference/metrics.md#fit)", "[a](../reference/metrics.md#fit)"),
+        ("[a](https://arxiv.org/abs/2505.17282)", "[a](https://arxiv.org/abs/2505.17282)"),
+        ("![a](../images/fig3_imdb.svg)", "![a](../images/fig3_imdb.svg)"),
+    ],
+)
+def test_links_out_of_the_pages(text, expected, monkeypatch):
+    monkeypatch.setattr(links.jaxattn, "__url__", "")
+    page = links.DOCS / "explanation" / "limits.md"
+    assert links.LINK.sub(lambda found: links._link(found, page.parent, page), text) == expected
+
+
+def test_a_folder_is_linked_to_where_the_project_lives(monkeypatch):
+    monkeypatch.setattr(links.jaxattn, "__url__", "https://example.org/jaxattn")
+    page = links.DOCS / "explanation" / "limits.md"
+    (made,) = [links.LINK.sub(lambda found: links._link(found, page.parent, page), "[a](../../sweeps/own)")]
+    assert made == "[a](https://example.org/jaxattn/tree/main/sweeps/own)"
