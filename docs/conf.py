@@ -1,11 +1,15 @@
 """The site of these pages, from stored notebooks and without a network: sphinx-build -W -b html docs site."""
 
+import shutil
 import sys
 from pathlib import Path
 
 import jaxattn
 
-sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_extensions"))
+# Pages are made of what lies in this folder alone, and links are followed to where they lead.
+shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", dirs_exist_ok=True)
 
 project, author = "jaxattn", "The jaxattn developers"
 project_copyright = author

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted(Path(__file__).parents[1].glob("docs/tutorials/*.ipynb"))
+NOTEBOOKS = sorted(Path(__file__).parents[1].glob("notebooks/*.ipynb"))
 
 
 def code_cells(notebook):

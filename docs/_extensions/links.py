@@ -26,6 +26,8 @@ def _link(found: re.Match[str], folder: Path, page: Path) -> str:
     inside = path.relative_to(DOCS.parent).as_posix()
     if inside in SHOWN:
         path = DOCS / SHOWN[inside]
+    elif path.suffix == ".ipynb":
+        path = DOCS / inside  # the copy that conf.py makes
     here = os.path.relpath(path, page.parent)
     if image or DOCS in path.parents or (path.is_file() and path.suffix != ".md"):
         return f"{image}[{words}]({here}{place or ''})"
