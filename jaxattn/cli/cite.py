@@ -92,15 +92,15 @@ IMDB = Paper(
 )
 LABEL_NOISE = Paper(
     "sakamoto2024benign",
-    "Sakamoto and Sato",
+    "Sakamoto, Keitaro and Sato, Issei",
     "Benign Overfitting in Token Selection of Attention Mechanism",
     2024,
     arxiv="2409.17625",
 )
 MIRROR = Paper(
     "julistiono2024mirror",
-    "Julistiono and Tarzanagh and Azizan",
-    "Optimizing Attention with Mirror Descent",
+    "Julistiono, Addison Kristanto and Ataee Tarzanagh, Davoud and Azizan, Navid",
+    "Optimizing Attention with Mirror Descent: Generalized Max-Margin Token Selection",
     2024,
     arxiv="2410.14581",
 )
@@ -120,28 +120,28 @@ SINGLE_LOCATION = Paper(
 )
 TWO_STEPS = Paper(
     "magen2024benign",
-    "Magen and Shang and Xu and Frei and Hu and Vardi",
+    "Magen, Roey and Shang, Shuning and Xu, Zhiwei and Frei, Spencer and Hu, Wei and Vardi, Gal",
     "Benign Overfitting in Single-Head Attention",
     2024,
     arxiv="2410.07746",
 )
 AND = Paper(
     "yang2024cooccurrence",
-    "Yang and Kailkhura and Wang and Liang",
-    "Training Dynamics of Transformers to Recognize Word Co-occurrence",
+    "Yang, Hongru and Kailkhura, Bhavya and Wang, Zhangyang and Liang, Yingbin",
+    "Training Dynamics of Transformers to Recognize Word Co-occurrence via Gradient Flow Analysis",
     2024,
     arxiv="2410.09605",
 )
 PLATEAUS = Paper(
     "zucchet2025emergence",
-    "Zucchet and D'Angelo and Lampinen and Chan",
-    "The Emergence of Sparse Attention",
+    "Zucchet, Nicolas and D'Angelo, Francesco and Lampinen, Andrew K. and Chan, Stephanie C. Y.",
+    "The Emergence of Sparse Attention: Impact of Data Distribution and Benefits of Repetition",
     2025,
     arxiv="2505.17863",
 )
 RESCALING = Paper(
     "wang2023achieving",
-    "Wang and Min and Wu",
+    "Wang, Mingze and Min, Zeping and Wu, Lei",
     "Achieving Margin Maximization Exponentially Fast via Progressive Norm Rescaling",
     2023,
     arxiv="2311.14387",
@@ -152,6 +152,21 @@ POLARIZES = Paper(
     "Gradient Flow Polarizes Softmax Outputs towards Low-Entropy Solutions",
     2026,
     arxiv="2603.06248",
+)
+SCAN_AND_SNAP = Paper(
+    "tian2023scan",
+    "Tian, Yuandong and Wang, Yiping and Chen, Beidi and Du, Simon",
+    "Scan and Snap: Understanding Training Dynamics and Token Composition in 1-layer Transformer",
+    2023,
+    "Advances in Neural Information Processing Systems",
+    "2305.16380",
+)
+SIGN_DESCENT = Paper(
+    "fan2025implicit",
+    "Fan, Chen and Schmidt, Mark and Thrampoulidis, Christos",
+    "Implicit Bias of SignGD and Adam on Multiclass Separable Data",
+    2025,
+    arxiv="2502.04664",
 )
 
 # Studies of sweeps/neighbours by their names.
@@ -166,11 +181,13 @@ NEIGHBOURS: dict[str, tuple[Paper, ...]] = {
     "mirror_descent": (MIRROR,),
     "plateaus": (PLATEAUS,),
     "rates": (RATES, RESCALING),
+    "scan_and_snap": (SCAN_AND_SNAP,),
     "single_location": (SINGLE_LOCATION,),
     "single_location_starts": (SINGLE_LOCATION,),
     "topic_words": (TOPICS,),
     "two_steps": (TWO_STEPS,),
     "value_softmax": (POLARIZES,),
+    "which_margin": (SIGN_DESCENT,),
 }
 METHODS = {"normalized": RATES, "polyak": RATES, "dual_acceleration": DUAL, "adam": ADAM, "adamw": ADAM}
 
