@@ -1,0 +1,222 @@
+"""Which label: the window of η0 that theory predicts, beside what the flow of p does.
+
+    python sweeps/findings/label_window/run.py edges        # both edges by bisection, equal counts
+    python sweeps/findings/label_window/run.py counts       # shares of seeds over η0 and d, random counts
+    python sweeps/findings/label_window/run.py label        # which label wins: 100 seeds, 1,000 fresh ones
+    python sweeps/findings/label_window/run.py escapes      # which runs escape
+    python sweeps/findings/label_window/run.py figure       # of the tables that are there
+
+Tables and the figure go to --out, runs to --runs, where they are continued.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from escapes import STEP_SIZE, escapes, least_beta
+from figure import draw
+from mine import SIZES, study
+
+import jaxattn as ja
+from jaxattn.results.intervals import clopper_pearson
+from jaxattn.theory.label_window import follow, reduced_flow
+
+DIMS = [256, 2048, 16384]
+# Key of the horizontal axis, its values, what else differs from SIZES and d = 2,048.
+SETTINGS = [
+    ("model.dim", DIMS, {}),
+    ("model.dim", DIMS, {"length": 16}),
+    ("model.dim", DIMS, {"relevant": 10}),
+    ("data.length", [6], {}),
+    ("data.length", [12], {}),
+    ("data.relevant", [40], {}),
+]
+CURVES = [128, 512, 1024, 4096, 8192, 32768]
+STEPS = [200.0, 300.0, 400.0, 600.0, 1000.0, 1400.0, 1800.0, 2400.0, 3200.0]
+POINTS, LEARNED_ON = 17, 100
+
+
+def at(axis, x, changes):
+    """Sizes and d of one setting."""
+    if axis == "model.dim":
+        return SIZES | changes, float(x)
+    return SIZES | changes | {axis.removeprefix("data."): x}, 2048.0
+
+
+def edges(given):
+    """Predicted and found edges for equal counts."""
+    rows = []
+    for axis, values, changes in SETTINGS:
+        windows = {}
+        for x in values:
+            sizes, dim = at(axis, x, changes)
+            windows[x] = ja.theory.label_window(**sizes, dim=dim)
+            print(axis, x, changes, windows[x], flush=True)
+        tag = "_".join([axis.split(".")[1], *map(str, values[:1]), *(f"{k}{v}" for k, v in changes.items())])
+        low, high = min(w.lower for w in windows.values()), max(w.upper for w in windows.values())
+        inside = (max(w.lower for w in windows.values()) * min(w.upper for w in windows.values())) ** 0.5
+        for edge, ends in (("lower", (0.6 * low, inside)), ("upper", (inside, 1.5 * high))):
+            diagram = ja.phase_diagram(
+                study("equal", given.seeds, sizes=changes),
+                x={axis: values},
+                y={"phases.embed.step_size": np.geomspace(*ends, POINTS)},
+                metric="kept",
+                falls=edge == "lower",
+                phase="query",
+                folder=given.runs / tag,
+                quiet=True,
+            )
+            print(edge, diagram, flush=True)
+            for row in diagram.thresholds.to_dict("records"):
+                sizes, dim = at(axis, row["x"], changes)
+                rows.append(_edge_row(sizes, dim, edge, getattr(windows[row["x"]], edge), row))
+            write(given.out / "edges.csv", rows)
+    curves = []
+    for changes in ({}, {"length": 16}, {"relevant": 10}):
+        for dim in CURVES:
+            window = ja.theory.label_window(**SIZES | changes, dim=dim)
+            sizes = SIZES | changes
+            curves.append({"T": sizes["length"], "R": sizes["relevant"], "d": dim} | window._asdict())
+    write(given.out / "curves.csv", curves)
+
+
+def _edge_row(sizes, dim, edge, predicted, found):
+    numbers = {"predicted": predicted} | {name: found[name] for name in ("threshold", "low", "high")}
+    return {
+        "d": int(dim),
+        "T": sizes["length"],
+        "R": sizes["relevant"],
+        "V": sizes["vocab_size"],
+        "n": sizes["sequences"],
+        "edge": edge,
+        **{name: round(x, 1) for name, x in numbers.items()},
+        "error": round(predicted / found["threshold"] - 1, 3),
+        **{name: found[name] for name in ("seeds", "turned_back", "missing")},
+    }
+
+
+def counts(given):
+    """Shares of seeds that lose sequences of one label, random counts: predicted and found."""
+    dims = [*DIMS, "inf"]
+    axes = {"phases.embed.step_size": STEPS, "model.dim": dims}
+    results = study("random", given.seeds, axes=axes, name="counts").run(given.runs / "counts", quiet=True)
+    end = _measured(results, -1)
+    drawn, rows = _drawn_counts(64), []
+    for dim in dims:
+        for step_size in STEPS:
+            cell = end[
+                (end["model.dim"].astype(str) == str(dim)) & (end["phases.embed.step_size"] == step_size)
+            ]
+            lost = int((cell["kept"] < 0.5).sum())
+            low, high = clopper_pearson(lost, len(cell))
+            shares = [_least_kept(step_size, float(dim), *draw) < 0.5 for draw in drawn]
+            rows.append(
+                {"d": dim, "eta0": step_size, "seeds": len(cell), "lost": lost, "share": lost / len(cell)}
+                | {"low": round(float(low), 3), "high": round(float(high), 3)}
+                | {"predicted": float(np.mean(shares)), "draws": len(shares)}
+            )
+            print(rows[-1], flush=True)
+            write(given.out / "counts.csv", rows)
+    at_infinity = end["model.dim"].astype(str) == "inf"
+    _rarest(end[at_infinity], _measured(results, 0)["pull"][at_infinity], given.out / "rarest.csv")
+
+
+def _measured(results, which):
+    """A row for each cell and seed: settings, and what was measured at the first or last step of the flow."""
+    records = results.records.query("phase == 'query'")
+    step = sorted(records["step"].unique())[which]
+    table = records[records["step"] == step].pivot(index=["cell", "seed"], columns="metric", values="value")
+    return table.reset_index().merge(results.cells, on="cell")
+
+
+def _drawn_counts(draws, seed=0):
+    """Counts as `assumption1` draws them, negative for label -1, and noise: of so many seeds."""
+    rng, own = np.random.default_rng(seed), SIZES["relevant"] // 2
+    found = []
+    while len(found) < draws:
+        each = rng.multinomial(SIZES["sequences"] // 2, np.full(own, 1 / own), size=2)
+        if each.all():
+            found.append((np.append(-each[0], each[1]), rng.normal()))
+    return found
+
+
+def _least_kept(step_size, dim, own, noise):
+    """The least share of a label's sequences that select their relevant token, in the reduced flow."""
+    sizes = {name: SIZES[name] for name in ("relevant", "length", "vocab_size")}
+    flow = reduced_flow(step_size, **sizes, dim=dim, counts=own, noise=noise)
+    kept = flow.shares * follow(flow, longest=1e3).selected
+    return 2 * min(kept[flow.labels == y].sum() for y in (-1, 1))
+
+
+def _rarest(end, pull, path):
+    """At d = ∞: seeds that lose a label, by which label has the rarest token: the one that pulls harder."""
+    rows = []
+    for step_size, cell in end.groupby("phases.embed.step_size"):
+        wins = np.sign(pull[cell.index])
+        for name, chosen in (
+            ("of the winner", wins * cell["rarest"] < 0),
+            ("of both", cell["rarest"] == 0),
+            ("of the loser", wins * cell["rarest"] > 0),
+        ):
+            lost = cell["kept"][chosen] < 0.5
+            rows.append({"eta0": step_size, "rarest": name, "seeds": len(lost), "lost": int(lost.sum())})
+    write(path, rows)
+
+
+def label(given):
+    """Fix a predictor of the label that wins on 100 seeds, and report it on 1,000 fresh ones."""
+    rows, names = [], ("pull", "ahead", "skewed")
+    for kind in ("equal", "random"):
+        best = ""
+        for seeds in (range(LEARNED_ON), range(LEARNED_ON, LEARNED_ON + given.fresh)):
+            folder = given.runs / f"label_{kind}_{seeds[0]}"
+            made = study(kind, list(seeds), step_size=STEP_SIZE, name=f"label_{kind}")
+            results = made.run(folder, quiet=True)
+            first, end = (_measured(results, which).set_index("seed") for which in (0, -1))
+            lost = end[end["kept"] < 0.5]
+            winner = np.sign(lost["selected_positive"] - lost["selected_negative"])
+            right = {name: (np.sign(first.loc[lost.index, name]) == winner).sum() for name in names}
+            best = best or max(right, key=lambda name: right[name])
+            for name in names if not best or seeds[0] == 0 else (best,):
+                low, high = clopper_pearson(int(right[name]), len(lost))
+                rows.append(
+                    {"counts": kind, "eta0": STEP_SIZE, "seeds": f"{seeds[0]}-{seeds[-1]}", "predictor": name}
+                    | {"lost": len(lost), "of": len(end), "right": int(right[name])}
+                    | {"share": right[name] / len(lost), "low": float(low), "high": float(high)}
+                )
+                print(rows[-1], flush=True)
+            write(given.out / "label.csv", rows)
+
+
+def write(path, rows):
+    """Write a table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(path, index=False)
+
+
+def main():
+    """Run one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("part", choices=["edges", "counts", "label", "escapes", "figure"])
+    parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--fresh", type=int, default=1000, help="seeds that a predictor is reported on")
+    parser.add_argument("--out", type=Path, default=Path("results/published/label_window"))
+    parser.add_argument("--runs", type=Path, default=Path("results/label_window"))
+    given = parser.parse_args()
+    match given.part:
+        case "edges":
+            edges(given)
+        case "counts":
+            counts(given)
+        case "label":
+            label(given)
+        case "escapes":
+            write(given.out / "escapes.csv", list(escapes(given.seeds, given.runs)))
+            print("β of no growth:", least_beta(STEP_SIZE, **SIZES))
+        case "figure":
+            print(draw(given.out))
+
+
+if __name__ == "__main__":
+    main()
