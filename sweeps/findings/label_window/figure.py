@@ -11,19 +11,19 @@ def draw(folder):
     with style():
         figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _edges(left, pd.read_csv(folder / "edges.csv"), pd.read_csv(folder / "curves.csv"))
+        _edges(left, pd.read_csv(folder / "edges.csv"))
         _shares(right, pd.read_csv(folder / "counts.csv"))
         path = folder / "label_window.png"
         figure.savefig(path, dpi=160)
     return path
 
 
-def _edges(ax, found, curves):
-    for color, ((length, relevant), curve) in zip(DISTINCT, curves.groupby(["T", "R"]), strict=False):
-        ax.plot(curve["d"], curve["lower"], color=color)
-        ax.plot(curve["d"], curve["upper"], color=color)
-        ax.fill_between(curve["d"], curve["lower"], curve["upper"], color=color, alpha=0.08, linewidth=0)
-        own = found[(found["T"] == length) & (found["R"] == relevant)]
+def _edges(ax, table):
+    table = table.groupby(["T", "R"]).filter(lambda rows: rows["d"].nunique() > 1)
+    for color, ((length, relevant), own) in zip(DISTINCT, table.groupby(["T", "R"]), strict=False):
+        predicted = own.pivot(index="d", columns="edge", values="predicted")
+        ax.plot(predicted, color=color)
+        ax.fill_between(predicted.index, predicted["lower"], predicted["upper"], color=color, alpha=0.08)
         error = [own["threshold"] - own["low"], own["high"] - own["threshold"]]
         look = {"fmt": "o", "markersize": 3.5, "capsize": 2, "color": color}
         ax.errorbar(own["d"], own["threshold"], error, label=f"$T = {length}$, $R = {relevant}$", **look)
@@ -31,7 +31,7 @@ def _edges(ax, found, curves):
     ax.set_yscale("log")
     ax.set_xlabel("$d$")
     ax.set_ylabel(r"$\eta_0$")
-    ax.set_title("Equal counts: one label is lost inside")
+    ax.set_title("Equal counts: a label is lost between the lines")
     ax.legend(loc="upper right")
 
 

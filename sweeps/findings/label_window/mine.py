@@ -116,7 +116,7 @@ def study(
     **rest,
 ) -> ja.Study:
     """Make a study of one step of size η0 on E and then the exact flow of p, or of other phases."""
-    after = ja.dynamics.ExactFlow(name="query", until_norm=100.0, points=3)
+    after = ja.dynamics.ExactFlow(name="query", until_norm=30.0, points=3)
     return ja.Study(
         name=name,
         seeds=seeds,

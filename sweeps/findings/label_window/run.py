@@ -32,9 +32,8 @@ SETTINGS = [
     ("data.length", [12], {}),
     ("data.relevant", [40], {}),
 ]
-CURVES = [128, 512, 1024, 4096, 8192, 32768]
-STEPS = [200.0, 300.0, 400.0, 600.0, 1000.0, 1400.0, 1800.0, 2400.0, 3200.0]
-POINTS, LEARNED_ON = 17, 100
+STEPS = [200.0, 400.0, 1000.0, 1500.0, 2000.0, 3000.0]
+POINTS, LEARNED_ON = 9, 100
 
 
 def at(axis, x, changes):
@@ -54,9 +53,9 @@ def edges(given):
             windows[x] = ja.theory.label_window(**sizes, dim=dim)
             print(axis, x, changes, windows[x], flush=True)
         tag = "_".join([axis.split(".")[1], *map(str, values[:1]), *(f"{k}{v}" for k, v in changes.items())])
-        low, high = min(w.lower for w in windows.values()), max(w.upper for w in windows.values())
-        inside = (max(w.lower for w in windows.values()) * min(w.upper for w in windows.values())) ** 0.5
-        for edge, ends in (("lower", (0.6 * low, inside)), ("upper", (inside, 1.5 * high))):
+        low, high = ([getattr(w, edge) for w in windows.values()] for edge in ("lower", "upper"))
+        around = {"lower": (min(low) / 1.5, 1.5 * max(low)), "upper": (min(high) / 1.3, 1.3 * max(high))}
+        for edge, ends in around.items():
             diagram = ja.phase_diagram(
                 study("equal", given.seeds, sizes=changes),
                 x={axis: values},
@@ -72,13 +71,6 @@ def edges(given):
                 sizes, dim = at(axis, row["x"], changes)
                 rows.append(_edge_row(sizes, dim, edge, getattr(windows[row["x"]], edge), row))
             write(given.out / "edges.csv", rows)
-    curves = []
-    for changes in ({}, {"length": 16}, {"relevant": 10}):
-        for dim in CURVES:
-            window = ja.theory.label_window(**SIZES | changes, dim=dim)
-            sizes = SIZES | changes
-            curves.append({"T": sizes["length"], "R": sizes["relevant"], "d": dim} | window._asdict())
-    write(given.out / "curves.csv", curves)
 
 
 def _edge_row(sizes, dim, edge, predicted, found):
@@ -102,7 +94,7 @@ def counts(given):
     axes = {"phases.embed.step_size": STEPS, "model.dim": dims}
     results = study("random", given.seeds, axes=axes, name="counts").run(given.runs / "counts", quiet=True)
     end = _measured(results, -1)
-    drawn, rows = _drawn_counts(64), []
+    drawn, rows = _drawn_counts(24), []
     for dim in dims:
         for step_size in STEPS:
             cell = end[
@@ -199,7 +191,7 @@ def main():
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=["edges", "counts", "label", "escapes", "figure"])
-    parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--fresh", type=int, default=1000, help="seeds that a predictor is reported on")
     parser.add_argument("--out", type=Path, default=Path("results/published/label_window"))
     parser.add_argument("--runs", type=Path, default=Path("results/label_window"))
