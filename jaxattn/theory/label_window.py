@@ -21,7 +21,7 @@ Number = int | float
 MEDIAN_NOISE = 0.6744897501960817
 # Attention on one token beyond which no other one wins, and how long the path of the scores may be at most.
 _DECIDED, _LONGEST = 1e-6, 1e4
-_GRID = np.geomspace(0.1, 40.0, 49)
+_GRID = np.geomspace(0.1, 40.0, 25)
 
 
 class ReducedFlow(NamedTuple):
@@ -101,7 +101,8 @@ class LabelWindow(NamedTuple):
     Attributes:
         lower: smallest such η0; NaN if no η0 has it.
         upper: largest such η0; inf if there is none up to the largest that was tried.
-        ceiling: 2 R T log(2 (T - 1)² - 1), which `upper` does not reach for equal counts; see docs.
+        ceiling: 2 R T log(2 (T - 1)² - 1), beyond which a large asymmetry no longer feeds itself where counts
+            are equal. `upper` is near it, below for large d.
     """
 
     lower: float
@@ -264,16 +265,24 @@ def label_window(
     Raises:
         InputError: sizes that no corpus under Assumption 1 has.
     """
-    sizes = {"relevant": relevant, "length": length, "vocab_size": vocab_size, "dim": dim}
     unit = 2 * relevant * length
 
     def lost(g: float) -> bool:
-        made = reduced_flow(g * unit, **sizes, sequences=sequences, counts=counts, noise=noise)
+        made = reduced_flow(
+            g * unit,
+            relevant=relevant,
+            length=length,
+            vocab_size=vocab_size,
+            dim=dim,
+            sequences=sequences,
+            counts=counts,
+            noise=noise,
+        )
         return follow(made).lost
 
     ceiling = unit * float(np.log(max(2 * (length - 1) ** 2 - 1, 1)))
-    # Nothing is lost beyond the ceiling where counts are equal.
-    grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, ceiling / unit) + 1]
+    # Little is lost beyond the ceiling where counts are equal.
+    grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, 2 * ceiling / unit) + 1]
     first, last = _longest_run([lost(g) for g in grid])
     if first == last:
         return LabelWindow(np.nan, np.nan, ceiling)

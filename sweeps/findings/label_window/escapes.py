@@ -7,7 +7,14 @@ import jaxattn as ja
 from jaxattn.results.intervals import clopper_pearson
 
 STEP_SIZE = 800.0
+SEEDS = 12
 BETAS = [0.001, 2.0, 4.0, 6.0]
+
+
+def walked(steps):
+    """One step on E, then so many steps of length 0.02 of p along its gradient."""
+    walk = {"name": "query", "train": ["p"], "optimizer": "normalized", "step_size": 0.02, "steps": steps}
+    return [ja.dynamics.OneStep(name="embed", step_size=STEP_SIZE), ja.dynamics.Descent(**walk)]
 
 
 def variants():
@@ -16,28 +23,19 @@ def variants():
     flow = ja.dynamics.ExactFlow(name="query", until_norm=30.0, points=3)
     soon = ja.dynamics.ExactFlow(name="first_query", until_norm=30.0, points=3)
     step = one_step(name="embed", step_size=STEP_SIZE)
-    all_of_it = {"name": "query", "train": ["E", "p", "v"], "optimizer": "sgd"}
     several = descent(name="embed", train=["E"], optimizer="sgd", step_size=STEP_SIZE / 100, steps=100)
-    walk = descent(name="query", train=["p"], optimizer="normalized", step_size=0.02, steps=5000)
     small = one_step(name="small", step_size=200.0)
     rest = one_step(name="rest", step_size=STEP_SIZE - 200)
+    joint = descent(name="query", train=["E", "p", "v"], optimizer="sgd", step_size=10.0, steps=10_000)
     yield "one step, flow of p", [step, flow], {}
     yield "p = 0 at the start", [step, flow], {"init": {"p": "zero"}}
-    yield "100 steps of η0 / 100 on E", [several, flow], {}
+    yield "100 steps of η0/100 on E", [several, flow], {}
     yield "η0 = 200, flow of p to ‖p‖ = 30, η0 = 600", [small, soon, rest, flow], {}
-    yield (
-        "one step, then E, p, v jointly, η = 1",
-        [step, descent(**all_of_it, step_size=1.0, steps=20_000)],
-        {},
-    )
-    yield "E, p, v jointly from the start, η = 1", [descent(**all_of_it, step_size=1.0, steps=20_000)], {}
-    yield "E, p, v jointly from the start, η = 10", [descent(**all_of_it, step_size=10.0, steps=20_000)], {}
+    yield "one step, then E, p, v jointly", [step, joint], {}
+    yield "E, p, v jointly from the start", [joint], {}
     for beta in BETAS:
-        yield (
-            f"loss balanced by β = {beta:g}, steps of 0.02 of p",
-            [step, walk],
-            {"loss": Balanced(beta=beta)},
-        )
+        name = f"loss balanced by β = {beta:g}, steps of p"
+        yield name, walked(2000), {"loss": Balanced(beta=beta)}
 
 
 def least_beta(step_size, *, relevant, length, **_):

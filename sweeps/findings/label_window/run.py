@@ -1,10 +1,10 @@
 """Which label: the window of η0 that theory predicts, beside what the flow of p does.
 
     python sweeps/findings/label_window/run.py edges        # both edges by bisection, equal counts
-    python sweeps/findings/label_window/run.py counts       # shares of seeds over η0 and d, random counts
+    python sweeps/findings/label_window/run.py counts       # random counts, beside published runs
     python sweeps/findings/label_window/run.py label        # which label wins: 100 seeds, 1,000 fresh ones
     python sweeps/findings/label_window/run.py escapes      # which runs escape
-    python sweeps/findings/label_window/run.py figure       # of the tables that are there
+    python sweeps/findings/label_window/run.py figure       # the figure, and the tables as text
 
 Tables and the figure go to --out, runs to --runs, where they are continued.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from escapes import STEP_SIZE, escapes, least_beta
-from figure import draw
+from escapes import SEEDS, STEP_SIZE, escapes, least_beta, walked
+from figure import draw, tables
 from mine import SIZES, study
 
 import jaxattn as ja
@@ -32,8 +32,8 @@ SETTINGS = [
     ("data.length", [12], {}),
     ("data.relevant", [40], {}),
 ]
-STEPS = [200.0, 400.0, 1000.0, 1500.0, 2000.0, 3000.0]
-POINTS, LEARNED_ON = 9, 100
+STEPS = [200.0, 300.0, 500.0, 1000.0, 2000.0, 3000.0]
+POINTS, LEARNED_ON = 7, 100
 
 
 def at(axis, x, changes):
@@ -54,7 +54,7 @@ def edges(given):
             print(axis, x, changes, windows[x], flush=True)
         tag = "_".join([axis.split(".")[1], *map(str, values[:1]), *(f"{k}{v}" for k, v in changes.items())])
         low, high = ([getattr(w, edge) for w in windows.values()] for edge in ("lower", "upper"))
-        around = {"lower": (min(low) / 1.5, 1.5 * max(low)), "upper": (min(high) / 1.3, 1.3 * max(high))}
+        around = {"lower": (min(low) / 1.35, 1.35 * max(low)), "upper": (min(high) / 1.2, 1.2 * max(high))}
         for edge, ends in around.items():
             diagram = ja.phase_diagram(
                 study("equal", given.seeds, sizes=changes),
@@ -62,6 +62,7 @@ def edges(given):
                 y={"phases.embed.step_size": np.geomspace(*ends, POINTS)},
                 metric="kept",
                 falls=edge == "lower",
+                parts=POINTS - 1,
                 phase="query",
                 folder=given.runs / tag,
                 quiet=True,
@@ -89,29 +90,37 @@ def _edge_row(sizes, dim, edge, predicted, found):
 
 
 def counts(given):
-    """Shares of seeds that lose sequences of one label, random counts: predicted and found."""
-    dims = [*DIMS, "inf"]
-    axes = {"phases.embed.step_size": STEPS, "model.dim": dims}
-    results = study("random", given.seeds, axes=axes, name="counts").run(given.runs / "counts", quiet=True)
-    end = _measured(results, -1)
-    drawn, rows = _drawn_counts(24), []
-    for dim in dims:
+    """Mean shares of sequences that select their relevant token, random counts: predicted and published."""
+    found = pd.read_csv(given.selection / "summary.csv", dtype={"model.dim": str})
+    found = found.query("phase == 'query' and metric == 'only_relevant_selected'")
+    drawn, rows = _drawn_counts(16), []
+    for dim in ("256", "1024", "4096", "inf"):
         for step_size in STEPS:
-            cell = end[
-                (end["model.dim"].astype(str) == str(dim)) & (end["phases.embed.step_size"] == step_size)
-            ]
-            lost = int((cell["kept"] < 0.5).sum())
-            low, high = clopper_pearson(lost, len(cell))
-            shares = [_least_kept(step_size, float(dim), *draw) < 0.5 for draw in drawn]
+            (cell,) = found[
+                (found["model.dim"] == dim) & (found["phases.embed.step_size"] == step_size)
+            ].to_dict("records")
+            ends = [_followed(step_size, float(dim), *draw) for draw in drawn]
+            shares = [float(flow.shares @ end.selected) for flow, end in ends]
             rows.append(
-                {"d": dim, "eta0": step_size, "seeds": len(cell), "lost": lost, "share": lost / len(cell)}
-                | {"low": round(float(low), 3), "high": round(float(high), 3)}
+                {"d": dim, "eta0": step_size, "seeds": cell["n"], "found": cell["mean"]}
+                | {"low": cell["mean_low"], "high": cell["mean_high"]}
                 | {"predicted": float(np.mean(shares)), "draws": len(shares)}
+                | {"draws_lost": int((np.array(shares) < 0.75).sum())}
+                | {"rarest_of_winner": _rarest_of_winner(ends, shares)}
             )
             print(rows[-1], flush=True)
             write(given.out / "counts.csv", rows)
-    at_infinity = end["model.dim"].astype(str) == "inf"
-    _rarest(end[at_infinity], _measured(results, 0)["pull"][at_infinity], given.out / "rarest.csv")
+
+
+def _rarest_of_winner(ends, shares):
+    """Of the draws that lose a label, those in which the winner's rarest token is the rarer one."""
+    agree = 0
+    for (flow, end), share in zip(ends, shares, strict=True):
+        rarest = {y: np.abs(flow.values[: len(flow.labels)][flow.labels == y]).min() for y in (-1, 1)}
+        kept = {y: (flow.shares * end.selected)[flow.labels == y].sum() for y in (-1, 1)}
+        winner = max(kept, key=lambda y: kept[y])
+        agree += share < 0.75 and rarest[winner] < rarest[-winner]
+    return int(agree)
 
 
 def _measured(results, which):
@@ -133,37 +142,21 @@ def _drawn_counts(draws, seed=0):
     return found
 
 
-def _least_kept(step_size, dim, own, noise):
-    """The least share of a label's sequences that select their relevant token, in the reduced flow."""
+def _followed(step_size, dim, own, noise):
+    """The reduced flow of one draw, and its end."""
     sizes = {name: SIZES[name] for name in ("relevant", "length", "vocab_size")}
     flow = reduced_flow(step_size, **sizes, dim=dim, counts=own, noise=noise)
-    kept = flow.shares * follow(flow, longest=1e3).selected
-    return 2 * min(kept[flow.labels == y].sum() for y in (-1, 1))
-
-
-def _rarest(end, pull, path):
-    """At d = ∞: seeds that lose a label, by which label has the rarest token: the one that pulls harder."""
-    rows = []
-    for step_size, cell in end.groupby("phases.embed.step_size"):
-        wins = np.sign(pull[cell.index])
-        for name, chosen in (
-            ("of the winner", wins * cell["rarest"] < 0),
-            ("of both", cell["rarest"] == 0),
-            ("of the loser", wins * cell["rarest"] > 0),
-        ):
-            lost = cell["kept"][chosen] < 0.5
-            rows.append({"eta0": step_size, "rarest": name, "seeds": len(lost), "lost": int(lost.sum())})
-    write(path, rows)
+    return flow, follow(flow, longest=300.0)
 
 
 def label(given):
     """Fix a predictor of the label that wins on 100 seeds, and report it on 1,000 fresh ones."""
     rows, names = [], ("pull", "ahead", "skewed")
-    for kind in ("equal", "random"):
+    for kind in ("random", "equal"):
         best = ""
         for seeds in (range(LEARNED_ON), range(LEARNED_ON, LEARNED_ON + given.fresh)):
             folder = given.runs / f"label_{kind}_{seeds[0]}"
-            made = study(kind, list(seeds), step_size=STEP_SIZE, name=f"label_{kind}")
+            made = study(kind, list(seeds), phases=walked(800), name=f"label_{kind}")
             results = made.run(folder, quiet=True)
             first, end = (_measured(results, which).set_index("seed") for which in (0, -1))
             lost = end[end["kept"] < 0.5]
@@ -194,6 +187,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--fresh", type=int, default=1000, help="seeds that a predictor is reported on")
     parser.add_argument("--out", type=Path, default=Path("results/published/label_window"))
+    parser.add_argument("--selection", type=Path, default=Path("results/published/selection_vs_eta0"))
     parser.add_argument("--runs", type=Path, default=Path("results/label_window"))
     given = parser.parse_args()
     match given.part:
@@ -204,9 +198,10 @@ def main():
         case "label":
             label(given)
         case "escapes":
-            write(given.out / "escapes.csv", list(escapes(given.seeds, given.runs)))
+            write(given.out / "escapes.csv", list(escapes(SEEDS, given.runs)))
             print("β of no growth:", least_beta(STEP_SIZE, **SIZES))
         case "figure":
+            tables(given.out)
             print(draw(given.out))
 
 
