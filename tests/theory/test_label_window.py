@@ -159,6 +159,16 @@ def test_with_random_counts_a_label_is_lost_for_good_where_that_ahead_has_the_ra
     assert not ends["balanced"].lost
 
 
+@pytest.mark.parametrize(
+    ("dim", "length", "lost"),
+    [(64, 8, True), (128, 8, True), (256, 8, False), (1024, 8, False), (256, 16, True), (1024, 16, False)],
+)
+def test_where_ten_times_the_noise_lies_in_the_window(dim, length, lost):
+    """η0 = 10 · 2 R T / √d, the advice under Assumption 1."""
+    sizes = {"relevant": 20, "length": length, "vocab_size": 50, "sequences": 200, "dim": dim}
+    assert follow(reduced_flow(10 * 2 * 20 * length / dim**0.5, **sizes)).lost == lost
+
+
 def test_counts_that_are_equal_change_nothing():
     counts = np.tile([-10, 10], 10)
     sizes = {"relevant": 20, "length": 8, "vocab_size": 50, "dim": 1024}

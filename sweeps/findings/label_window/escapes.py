@@ -7,35 +7,39 @@ import jaxattn as ja
 from jaxattn.results.intervals import clopper_pearson
 
 STEP_SIZE = 800.0
-SEEDS = 12
-BETAS = [0.001, 2.0, 4.0, 6.0]
+SEEDS = 20
+BETAS = [2.0, 4.0, 6.0]
+
+
+def walk(name, steps):
+    """So many steps of length 0.02 of p along its gradient."""
+    return ja.dynamics.Descent(name=name, train=["p"], optimizer="normalized", step_size=0.02, steps=steps)
 
 
 def walked(steps):
-    """One step on E, then so many steps of length 0.02 of p along its gradient."""
-    walk = {"name": "query", "train": ["p"], "optimizer": "normalized", "step_size": 0.02, "steps": steps}
-    return [ja.dynamics.OneStep(name="embed", step_size=STEP_SIZE), ja.dynamics.Descent(**walk)]
+    """One step on E, then steps of p."""
+    return [ja.dynamics.OneStep(name="embed", step_size=STEP_SIZE), walk("query", steps)]
 
 
 def variants():
     """Name, phases and what else differs, of each variant."""
     one_step, descent = ja.dynamics.OneStep, ja.dynamics.Descent
-    flow = ja.dynamics.ExactFlow(name="query", until_norm=30.0, points=3)
-    soon = ja.dynamics.ExactFlow(name="first_query", until_norm=30.0, points=3)
-    step = one_step(name="embed", step_size=STEP_SIZE)
     several = descent(name="embed", train=["E"], optimizer="sgd", step_size=STEP_SIZE / 100, steps=100)
     small = one_step(name="small", step_size=200.0)
     rest = one_step(name="rest", step_size=STEP_SIZE - 200)
     joint = descent(name="query", train=["E", "p", "v"], optimizer="sgd", step_size=10.0, steps=10_000)
-    yield "one step, flow of p", [step, flow], {}
-    yield "p = 0 at the start", [step, flow], {"init": {"p": "zero"}}
-    yield "100 steps of η0/100 on E", [several, flow], {}
-    yield "η0 = 200, flow of p to ‖p‖ = 30, η0 = 600", [small, soon, rest, flow], {}
-    yield "one step, then E, p, v jointly", [step, joint], {}
-    yield "E, p, v jointly from the start", [joint], {}
+    yield "one step on E, then p", walked(1000), {}
+    yield "p = 0 at the start", walked(1000), {"init": {"p": "zero"}}
+    yield "100 steps of η0/100 on E, then p", [several, walk("query", 1000)], {}
+    yield (
+        "η0 = 200, p, η0 = 600, p again",
+        [small, walk("first_query", 1000), rest, walk("query", 1000)],
+        {},
+    )
     for beta in BETAS:
-        name = f"loss balanced by β = {beta:g}, steps of p"
-        yield name, walked(2000), {"loss": Balanced(beta=beta)}
+        yield f"balanced by β = {beta:g}", walked(1000), {"loss": Balanced(beta=beta)}
+    yield "E, p, v jointly from the start", [joint], {}
+    yield "one step on E, then E, p, v jointly", [walked(1)[0], joint], {}
 
 
 def least_beta(step_size, *, relevant, length, **_):

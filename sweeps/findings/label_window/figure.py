@@ -25,12 +25,14 @@ def _edges(ax, table):
         ax.plot(predicted, color=color)
         ax.fill_between(predicted.index, predicted["lower"], predicted["upper"], color=color, alpha=0.08)
         error = [own["threshold"] - own["low"], own["high"] - own["threshold"]]
+        error = [side.where(side < float("inf"), 0) for side in error]
         look = {"fmt": "o", "markersize": 3.5, "capsize": 2, "color": color}
         ax.errorbar(own["d"], own["threshold"], error, label=f"$T = {length}$, $R = {relevant}$", **look)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel("$d$")
     ax.set_ylabel(r"$\eta_0$")
+    ax.set_ylim(top=1e4)
     ax.set_title("Equal counts: a label is lost between the lines")
     ax.legend(loc="upper right")
 
@@ -46,7 +48,7 @@ def _shares(ax, table):
     ax.set_xlabel(r"$\eta_0$")
     ax.set_ylabel("sequences that select their token")
     ax.set_title("Random counts: lines are theory")
-    ax.legend(loc="lower left")
+    ax.legend(loc="lower right")
 
 
 def tables(folder):
@@ -63,7 +65,9 @@ def tables(folder):
 def _between(row, digits=0, percent=False):
     """An interval in brackets."""
     scale = 100 if percent else 1
-    low, high = (f"{scale * row[end]:,.{digits}f}" for end in ("low", "high"))
+    low, high = (
+        f"{scale * row[end]:,.{digits}f}" if abs(row[end]) < float("inf") else "–" for end in ("low", "high")
+    )
     return f"[{low}, {high}]{' %' if percent else ''}"
 
 
