@@ -32,7 +32,7 @@ def _edges(ax, table):
     ax.set_yscale("log")
     ax.set_xlabel("$d$")
     ax.set_ylabel(r"$\eta_0$")
-    ax.set_ylim(top=1e4)
+    ax.set_ylim(top=2.5e4)
     ax.set_title("Equal counts: a label is lost between the lines")
     ax.legend(loc="upper right")
 
