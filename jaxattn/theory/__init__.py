@@ -3,6 +3,7 @@
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
 from jaxattn.theory.certificate import MaxMargin
+from jaxattn.theory.label_window import LabelWindow, label_window
 from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.lq_margin import lq_max_margin
 from jaxattn.theory.max_margin import differentiable_direction, max_margin, max_margin_batch
@@ -19,6 +20,7 @@ from jaxattn.theory.selection import (
 )
 
 __all__ = [
+    "LabelWindow",
     "Limit",
     "MaxMargin",
     "RelaxedMaxMargin",
@@ -27,6 +29,7 @@ __all__ = [
     "certify_limit",
     "cosine",
     "differentiable_direction",
+    "label_window",
     "lq_max_margin",
     "margin",
     "max_margin",

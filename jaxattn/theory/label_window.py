@@ -1,0 +1,318 @@
+"""The window of η0 in which the flow of p loses the tokens of one label, from a reduced flow.
+
+Under Assumption 1 one step of size η0 on E leaves E·v = γ ≈ η0 α/2 and E Eᵀ ≈ I + γ γᵀ, and the scores
+a = E p follow
+
+    a' = -∂L/∂a - γ (γ·∂L/∂a).
+
+The last term moves all scores of one label up and those of the other down, as long as one label pulls harder.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from jaxattn.core.errors import InputError
+
+Number = int | float
+# Of |N(0, 1)|: half of the seeds have a larger one.
+MEDIAN_NOISE = 0.6744897501960817
+# Attention on one token beyond which no other one wins, and how long the path of the scores may be at most.
+_DECIDED, _LONGEST = 1e-6, 1e4
+_GRID = np.geomspace(0.1, 40.0, 25)
+
+
+class ReducedFlow(NamedTuple):
+    """The flow of scores on a corpus of G kinds of sequences, which share their irrelevant tokens.
+
+    A sequence of kind k holds one of the `tokens[k]` relevant tokens of its group, and one token of each of
+    the T - 1 groups of irrelevant tokens. Tokens of a group have one score and one value.
+
+    Attributes:
+        values: (G + T - 1,); γ, relevant groups first.
+        tokens: (G + T - 1,); how many tokens a group has.
+        labels: (G,); -1 or 1.
+        shares: (G,); of all sequences, those of each kind.
+        start: (G + T - 1,); scores at the start.
+    """
+
+    values: np.ndarray
+    tokens: np.ndarray
+    labels: np.ndarray
+    shares: np.ndarray
+    start: np.ndarray
+
+    def pulls(self, scores: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
+        """Compute -∂L/∂a of all tokens of each group together, (M,), as sums of differences γ_i - γ_j."""
+        groups = len(self.labels)
+        shared = np.broadcast_to(scores[groups:], (groups, len(scores) - groups))
+        q = np.concatenate([scores[:groups, None], shared], axis=1)
+        q = np.exp(q - q.max(axis=1, keepdims=True))
+        q /= q.sum(axis=1, keepdims=True)
+        held = np.concatenate(
+            [self.values[:groups, None], np.broadcast_to(self.values[groups:], shared.shape)], axis=1
+        )
+        above = ((held[:, :, None] - held[:, None, :]) * q[:, None, :]).sum(axis=2)
+        wrong = 1 / (1 + np.exp(np.clip(self.labels * (q * held).sum(axis=1), -700, 700)))
+        force = (self.labels * self.shares * wrong)[:, None] * q * above
+        return np.concatenate([force[:, 0], force[:, 1:].sum(axis=0)])
+
+    def velocity(self, scores: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
+        """Compute a' = -∂L/∂a - γ (γ·∂L/∂a), (M,)."""
+        pulls = self.pulls(scores)
+        return pulls / self.tokens + self.values * (self.values @ pulls)
+
+    def undecided(self, scores: Float[np.ndarray, " M"]) -> float:
+        """Measure the attention beside the top token, in the sequences in which it is largest."""
+        groups = len(self.labels)
+        top = scores[groups:].max(initial=-np.inf)
+        rest = np.exp(scores[groups:] - top).sum()
+        gap = np.clip(scores[:groups] - top, -700, 700)
+        relevant = np.exp(gap) / (np.exp(gap) + rest)
+        return float((1 - np.maximum(relevant, (1 - relevant) / rest)).max())
+
+
+class Followed(NamedTuple):
+    """The end of a reduced flow, and how deep its excursion was.
+
+    Attributes:
+        scores: (G + T - 1,).
+        selected: (G,) bool; whether the relevant token is on top in the sequences of each kind.
+        depth: the lowest score that a relevant token had on the way, below the highest irrelevant one.
+        path: (k, G + T - 1); scores on the way.
+    """
+
+    scores: np.ndarray
+    selected: np.ndarray
+    depth: float
+    path: np.ndarray
+
+    @property
+    def lost(self) -> bool:
+        """Whether some sequences do not select their relevant token."""
+        return not self.selected.all()
+
+
+class LabelWindow(NamedTuple):
+    """Where one label is lost.
+
+    Attributes:
+        lower: smallest such η0; NaN if no η0 has it.
+        upper: largest such η0; inf if there is none up to the largest that was tried.
+        ceiling: 2 R T log(2 (T - 1)² - 1), beyond which a large asymmetry no longer feeds itself where counts
+            are equal. `upper` is near it, below for large d.
+    """
+
+    lower: float
+    upper: float
+    ceiling: float
+
+
+def spread_of_values(
+    step_size: Number,
+    *,
+    relevant: int,
+    length: int,
+    vocab_size: int,
+    sequences: Number,
+    dim: Number,
+) -> float:
+    """Compute the standard deviation of E·v over irrelevant tokens after the step.
+
+    The values before it, N(0, 1/d), enter the outputs, and one step takes a part ρ of them away:
+
+        d·var = (1 - ρ)² + ρ² (2T + 1)(V - R) / (n (T - 1)),    ρ = η0 (T - 1) / (4 T² (V - R)).
+
+    Args:
+        step_size: η0.
+        relevant: R.
+        length: T.
+        vocab_size: V.
+        sequences: n; inf for many.
+        dim: d; inf for orthonormal embeddings.
+
+    Returns:
+        The standard deviation.
+    """
+    others = vocab_size - relevant
+    taken = step_size * (length - 1) / (4 * length**2 * others)
+    sampled = (2 * length + 1) * others / (sequences * (length - 1))
+    return float(np.sqrt(((1 - taken) ** 2 + taken**2 * sampled) / dim))
+
+
+def reduced_flow(
+    step_size: Number,
+    *,
+    relevant: int,
+    length: int,
+    vocab_size: int,
+    dim: Number,
+    sequences: Number = np.inf,
+    counts: Shaped[Array | np.ndarray, " R"] | None = None,
+    noise: Number = MEDIAN_NOISE,
+) -> ReducedFlow:
+    """Reduce the flow of p after one step on E to groups of tokens of equal count.
+
+        γ_s = η0 α_s / 2 = ± η0 n_s / (2 n T),    a_s = γ_s ξ at the start,
+        ξ = noise √((1 + (1 - 1/T)² (1/R + 1/(V - R)) + 1/(R g²)) / d),    g = η0 / (2 R T).
+
+    Irrelevant tokens have values at the T - 1 quantiles of a normal law, of the spread of `spread_of_values`.
+
+    Args:
+        step_size: η0.
+        relevant: R.
+        length: T ≥ 2.
+        vocab_size: V > R.
+        dim: d; inf for orthonormal embeddings.
+        sequences: n, for the spread of values; the sum of the counts where these are given.
+        counts: (R,); in how many sequences each relevant token is, negative for those of label -1. Equal ones
+            by default.
+        noise: of a seed, in standard deviations; where it is positive label 1 begins above.
+
+    Returns:
+        The reduced flow.
+
+    Raises:
+        InputError: sizes that no corpus under Assumption 1 has.
+    """
+    from scipy.special import ndtri  # slow to import
+
+    _check(relevant, length, vocab_size, counts)
+    if counts is None:
+        signed, tokens = np.array([-1.0, 1.0]), np.array([relevant / 2, relevant / 2])
+    else:
+        signed, tokens = np.unique(np.asarray(counts, float), return_counts=True)
+        sequences = float(np.abs(counts).sum())
+    shares = np.abs(signed) * tokens / (np.abs(signed) @ tokens)
+    g = step_size / (2 * relevant * length)
+    labels = np.sign(signed)
+    values = labels * step_size * shares / (2 * length * tokens)
+    seed = 1 + (1 - 1 / length) ** 2 * (1 / relevant + 1 / (vocab_size - relevant)) + 1 / (relevant * g**2)
+    quantiles = ndtri((np.arange(length - 1) + 0.5) / (length - 1))
+    if length > 2:
+        quantiles = quantiles / quantiles.std()
+    sizes = {"relevant": relevant, "length": length, "vocab_size": vocab_size}
+    spread = spread_of_values(step_size, **sizes, sequences=sequences, dim=dim)
+    return ReducedFlow(
+        values=np.concatenate([values, spread * quantiles]),
+        tokens=np.append(tokens, np.full(length - 1, (vocab_size - relevant) / (length - 1))),
+        labels=labels,
+        shares=shares,
+        start=np.append(values * noise * np.sqrt(seed / dim), np.zeros(length - 1)),
+    )
+
+
+def follow(flow: ReducedFlow, *, longest: Number = _LONGEST, rtol: float = 1e-7) -> Followed:
+    """Follow a reduced flow by the length of its path until every sequence attends to one token.
+
+    Args:
+        flow: the reduced flow.
+        longest: end where the path of the scores, in the largest norm, is so long.
+        rtol: error allowed of a step.
+
+    Returns:
+        The end.
+
+    Raises:
+        InputError: the integration failed.
+    """
+    from scipy.integrate import solve_ivp  # slow to import
+
+    def unit(_: float, scores: np.ndarray) -> np.ndarray:
+        velocity = flow.velocity(scores)
+        return velocity / max(np.abs(velocity).max(), 1e-300)
+
+    def decided(_: float, scores: np.ndarray) -> float:
+        return flow.undecided(scores) - _DECIDED
+
+    decided.terminal = True  # type: ignore[attr-defined]
+    path = solve_ivp(unit, (0, longest), flow.start, "LSODA", rtol=rtol, atol=1e-9, events=decided)
+    if path.status < 0:
+        raise InputError(f"reduced flow: {path.message}; give a larger rtol")
+    groups = len(flow.labels)
+    gap = path.y[:groups] - path.y[groups:].max(axis=0)
+    return Followed(path.y[:, -1], gap[:, -1] > 0, float(-gap.min()), path.y.T)
+
+
+def label_window(
+    *,
+    relevant: int,
+    length: int,
+    vocab_size: int,
+    dim: Number,
+    sequences: Number = np.inf,
+    counts: Shaped[Array | np.ndarray, " R"] | None = None,
+    noise: Number = MEDIAN_NOISE,
+    rtol: float = 1e-3,
+) -> LabelWindow:
+    """Find the window of η0 in which the reduced flow selects no relevant token of one label.
+
+    Args:
+        relevant: R.
+        length: T ≥ 2.
+        vocab_size: V > R.
+        dim: d; inf for orthonormal embeddings.
+        sequences: as in `reduced_flow`.
+        counts: as in `reduced_flow`.
+        noise: as in `reduced_flow`; by default that of the median seed, whose edges are the medians.
+        rtol: relative error of the edges.
+
+    Returns:
+        The widest window there is.
+
+    Raises:
+        InputError: sizes that no corpus under Assumption 1 has.
+    """
+    unit = 2 * relevant * length
+
+    def lost(g: float) -> bool:
+        made = reduced_flow(
+            g * unit,
+            relevant=relevant,
+            length=length,
+            vocab_size=vocab_size,
+            dim=dim,
+            sequences=sequences,
+            counts=counts,
+            noise=noise,
+        )
+        return follow(made).lost
+
+    ceiling = unit * float(np.log(max(2 * (length - 1) ** 2 - 1, 1)))
+    # Little is lost beyond the ceiling where counts are equal.
+    grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, 2 * ceiling / unit) + 1]
+    first, last = _longest_run([lost(g) for g in grid])
+    if first == last:
+        return LabelWindow(np.nan, np.nan, ceiling)
+    lower = _edge(lost, grid[first - 1], grid[first], rtol) if first else 0.0
+    upper = _edge(lost, grid[last], grid[last - 1], rtol) if last < len(grid) else np.inf
+    return LabelWindow(unit * lower, unit * upper, ceiling)
+
+
+def _longest_run(found: list[bool]) -> tuple[int, int]:
+    """Find the longest run of True: its first place and the one after its last; equal if there is none."""
+    best, start = (0, 0), 0
+    for place, value in enumerate([*found, False]):
+        if not value:
+            best, start = max(best, (start, place), key=lambda run: run[1] - run[0]), place + 1
+    return best
+
+
+def _edge(lost: Callable[[float], bool], kept: float, gone: float, rtol: float) -> float:
+    """Bisect between a g at which nothing is lost and one at which a label is."""
+    while abs(np.log(gone / kept)) > rtol:
+        middle = float(np.sqrt(kept * gone))
+        kept, gone = (kept, middle) if lost(middle) else (middle, gone)
+    return float(np.sqrt(kept * gone))
+
+
+def _check(relevant: int, length: int, vocab_size: int, counts: Array | np.ndarray | None) -> None:
+    """Raise InputError, naming the size and the remedy, if no corpus has these sizes."""
+    if relevant < 2 or (counts is None and relevant % 2):
+        raise InputError(f"relevant: {relevant}; give an even number, half for each label")
+    if length < 2 or vocab_size <= relevant:
+        raise InputError(f"length, vocab_size: {length}, {vocab_size}; sequences need irrelevant tokens too")
+    if counts is not None and (len(counts) != relevant or len(set(np.sign(counts).tolist())) != 2):
+        raise InputError(f"counts: give {relevant}, other than 0, with some tokens of either label")

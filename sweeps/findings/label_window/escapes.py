@@ -1,0 +1,72 @@
+"""Which runs escape: other starts, schedules, losses and joint training, inside of the window."""
+
+import numpy as np
+from mine import Balanced, study
+
+import jaxattn as ja
+from jaxattn.results.intervals import clopper_pearson
+
+STEP_SIZE = 800.0
+SEEDS = 20
+BETAS = [2.0, 4.0, 6.0]
+
+
+def walk(name, steps):
+    """So many steps of length 0.02 of p along its gradient."""
+    return ja.dynamics.Descent(name=name, train=["p"], optimizer="normalized", step_size=0.02, steps=steps)
+
+
+def walked(steps):
+    """One step on E, then steps of p."""
+    return [ja.dynamics.OneStep(name="embed", step_size=STEP_SIZE), walk("query", steps)]
+
+
+def variants():
+    """Name, phases and what else differs, of each variant."""
+    one_step, descent = ja.dynamics.OneStep, ja.dynamics.Descent
+    several = descent(name="embed", train=["E"], optimizer="sgd", step_size=STEP_SIZE / 100, steps=100)
+    small = one_step(name="small", step_size=200.0)
+    rest = one_step(name="rest", step_size=STEP_SIZE - 200)
+    joint = descent(name="query", train=["E", "p", "v"], optimizer="sgd", step_size=10.0, steps=10_000)
+    yield "one step on E, then p", walked(1000), {}
+    yield "p = 0 at the start", walked(1000), {"init": {"p": "zero"}}
+    yield "100 steps of η0/100 on E, then p", [several, walk("query", 1000)], {}
+    yield (
+        "η0 = 200, p, η0 = 600, p again",
+        [small, walk("first_query", 1000), rest, walk("query", 1000)],
+        {},
+    )
+    for beta in BETAS:
+        yield f"balanced by β = {beta:g}", walked(1000), {"loss": Balanced(beta=beta)}
+    yield "E, p, v jointly from the start", [joint], {}
+    yield "one step on E, then E, p, v jointly", [walked(1)[0], joint], {}
+
+
+def least_beta(step_size, *, relevant, length, **_):
+    """β = h'(0) / (g h(0)²), from which on no asymmetry of labels grows at uniform attention."""
+    g, q = step_size / (2 * relevant * length), 1 / length
+    wrong = 1 / (1 + np.exp(g * q))
+    h = wrong * q * (1 - q)
+    slope = 1 - 2 * q - g * (1 - wrong) * q * (1 - q)
+    return slope / (g * h)
+
+
+def escapes(seeds, runs):
+    """A row for each variant: how many seeds lose a label, with its interval, and where they end."""
+    for place, (name, phases, more) in enumerate(variants()):
+        folder = runs / f"escape_{place}"
+        results = study("equal", seeds, phases=phases, name=f"escape_{place}", **more).run(folder, quiet=True)
+        end = results.records.query("phase == 'query'")
+        end = end[end["step"] == end["step"].max()].pivot(index="seed", columns="metric", values="value")
+        lost = int((end["kept"] < 0.5).sum())
+        low, high = clopper_pearson(lost, len(end))
+        yield {
+            "variant": name,
+            "seeds": len(end),
+            "lost": lost,
+            "share": round(lost / len(end), 3),
+            "low": round(float(low), 3),
+            "high": round(float(high), 3),
+            "median_loss": float(f"{end['loss'].median():.3g}"),
+            "median_p_norm": float(f"{end['p_norm'].median():.4g}"),
+        }

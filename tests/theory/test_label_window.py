@@ -1,0 +1,197 @@
+"""The window of η0, against the flow of p after one step on E, all of it in NumPy and SciPy."""
+
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError
+from jaxattn.theory.label_window import _longest_run, follow, reduced_flow, spread_of_values
+
+
+class Plain:
+    """Sequences of Assumption 1 with equal counts, written out, and E, p, v in R^d (or orthonormal)."""
+
+    def __init__(self, seed, relevant, length, vocab_size, sequences, dim):
+        rng = np.random.default_rng(seed)
+        pairs, own = sequences // 2, relevant // 2
+        shared = rng.integers(relevant, vocab_size, (pairs, length - 1))
+        dealt = [rng.permutation(np.arange(pairs) % own) for _ in range(2)]
+        self.tokens = np.concatenate(
+            [np.column_stack([2 * dealt[0], shared]), np.column_stack([2 * dealt[1] + 1, shared])]
+        )
+        self.y = np.repeat([-1.0, 1.0], pairs)
+        self.relevant, self.vocab_size = relevant, vocab_size
+        if dim == np.inf:
+            rows = np.eye(vocab_size + 2)
+            self.E, self.p, self.v = rows[2:], rows[0], rows[1]
+        else:
+            rows = rng.normal(size=(vocab_size + 2, dim)) / dim**0.5
+            self.E, self.p, self.v = rows[2:], rows[0], rows[1] / np.linalg.norm(rows[1])
+
+    def derivatives(self, a, values):
+        """∂L/∂a and ∂L/∂γ, (V,) each, by a loop over places."""
+        q = np.exp(a[self.tokens] - a[self.tokens].max(1, keepdims=True))
+        q /= q.sum(1, keepdims=True)
+        held = values[self.tokens]
+        f = (q * held).sum(1)
+        slope = -self.y / (1 + np.exp(self.y * f)) / len(f)
+        forces = slope[:, None] * q * (held - f[:, None]), slope[:, None] * q
+        return [np.bincount(self.tokens.ravel(), x.ravel(), self.vocab_size) for x in forces]
+
+    def step(self, step_size):
+        """One step of size η0 on E."""
+        da, dv = self.derivatives(self.E @ self.p, self.E @ self.v)
+        return self.E - step_size * (np.outer(da, self.p) + np.outer(dv, self.v))
+
+    def flow(self, step_size, longest=100.0):
+        """The shares of both labels that select their relevant token at the end of the flow of p."""
+        E = self.step(step_size)
+        gram, values = E @ E.T, E @ self.v
+
+        def unit(_, a):
+            velocity = -gram @ self.derivatives(a, values)[0]
+            return velocity / np.abs(velocity).max()
+
+        def undecided(_, a):
+            q = np.exp(a[self.tokens] - a[self.tokens].max(1, keepdims=True))
+            return 0.99 - (q.max(1) / q.sum(1)).min()
+
+        # Forces beside a token that has all attention are differences that lose their digits.
+        undecided.terminal = True
+        path = solve_ivp(unit, (0, longest), E @ self.p, "LSODA", rtol=1e-6, atol=1e-8, events=undecided)
+        held = path.y[:, -1][self.tokens]
+        selects = held[:, 0] > held[:, 1:].max(1)
+        return np.array([selects[self.y < 0].mean(), selects[self.y > 0].mean()])
+
+
+SIZES = {"relevant": 8, "length": 6, "vocab_size": 20}
+
+
+def test_the_reduced_flow_is_the_flow_where_irrelevant_tokens_are_alike():
+    """At d = ∞, where one irrelevant token of each group is in every sequence: to the tolerance."""
+    sizes = {"relevant": 4, "length": 3, "vocab_size": 6}
+    plain = Plain(0, **sizes, sequences=16, dim=np.inf)
+    plain.tokens[:, 1:] = [4, 5]
+    g, noise = 2.0, 0.1
+    E = plain.step(g * 2 * 4 * 3)
+    gram, values = E @ E.T, E @ plain.v
+    np.testing.assert_allclose(values, [-g, g, -g, g, 0, 0], atol=1e-12)
+    made = reduced_flow(g * 24, **sizes, dim=np.inf)
+    np.testing.assert_allclose(made.values, [-g, g, 0, 0], atol=1e-12)
+    scores = np.array([-noise, 1.5 * noise, 0.02, -0.01])
+    ours = made.velocity(scores)
+    theirs = -gram @ plain.derivatives(scores[[0, 1, 0, 1, 2, 3]], values)[0]
+    np.testing.assert_allclose(theirs[[0, 1, 4, 5]], ours, rtol=1e-12)
+    assert abs(ours).min() > 1e-3
+
+
+def test_the_asymmetry_of_labels_grows_by_the_power_law_with_the_exponent_kappa():
+    """δ(x) = δ(0) (h(x)/h(0))^κ, κ = (1 + R g²)(1 - R/V): the linear part of the reduced flow."""
+    R, T, V, g = 20, 8, 50, 1.5
+    made = reduced_flow(g * 2 * R * T, relevant=R, length=T, vocab_size=V, dim=np.inf)
+    small = 1e-5
+    start = np.append([-small, small], np.zeros(T - 1))
+    path = follow(made._replace(start=start), rtol=1e-9).path
+    x, delta = (path[:, 1] + path[:, 0]) / 2 - path[:, 2], (path[:, 1] - path[:, 0]) / 2
+
+    def log_h(x):
+        q = np.exp(x) / (np.exp(x) + T - 1)
+        return np.log(q * (1 - q)) - np.log1p(np.exp(g * q))
+
+    linear = (delta < 2e-3) & (x < 1.0)
+    kappa = (1 + R * g**2) * (1 - R / V)
+    grown = kappa * (log_h(x[linear]) - log_h(0.0))
+    np.testing.assert_allclose(np.log(delta[linear] / small), grown, atol=2e-3)
+    assert grown.max() > 4
+
+
+@pytest.mark.parametrize("step_size", [60.0, 300.0, 1500.0])
+def test_the_spread_of_values_is_that_of_a_step(step_size):
+    sizes = {"relevant": 8, "length": 5, "vocab_size": 60}
+    found = []
+    for seed in range(40):
+        plain = Plain(seed, **sizes, sequences=160, dim=4096)
+        found.append((plain.step(step_size) @ plain.v)[8:].std(ddof=1))
+    predicted = spread_of_values(step_size, **sizes, sequences=160, dim=4096)
+    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(predicted, rel=0.1)
+
+
+@pytest.mark.slow
+def test_both_edges_are_those_of_the_flow():
+    """d = 256: all of 6 seeds are lost in the middle, and kept a fifth beyond both edges but for one."""
+    sizes = {"relevant": 20, "length": 8, "vocab_size": 50, "sequences": 200, "dim": 256}
+    window = ja.theory.label_window(**sizes)
+    plain = [Plain(seed, **sizes) for seed in range(6)]
+
+    def lost(step_size):
+        return sum(one.flow(step_size).min() < 0.5 for one in plain)
+
+    assert lost((window.lower * window.upper) ** 0.5) == 6
+    assert lost(window.lower / 1.4) <= 1
+    assert lost(window.upper * 1.2) <= 1
+
+
+def test_the_window_shrinks_with_d_and_is_gone_without_noise():
+    def lost(step_size, dim):
+        return follow(reduced_flow(step_size, relevant=20, length=8, vocab_size=50, dim=dim)).lost
+
+    dims = (256, 16384, np.inf)
+    assert [lost(310.0, dim) for dim in dims] == [True, False, False]
+    assert [lost(700.0, dim) for dim in dims] == [True, True, False]
+    assert [lost(1330.0, dim) for dim in dims] == [True, False, False]
+
+
+def test_with_random_counts_a_label_is_lost_for_good_where_that_ahead_has_the_rarest_token():
+    """At d = ∞, without noise: what turns back, and what does not, for the same pull at the start."""
+    even = [10] * 10
+    uneven = [4, 9, 9, 9, 9, 9, 9, 14, 14, 14]  # the label with these is ahead
+    assert sum(even) == sum(uneven)
+    balanced = [3, 11, 11, 11, 11, 11, 11, 11, 10, 10]  # less uneven by Σ n³, with a rarer token
+    ends = {}
+    for name, other in (("even", even), ("balanced", balanced)):
+        counts = np.array([-n for n in other] + uneven)
+        flow = reduced_flow(900.0, relevant=20, length=8, vocab_size=50, dim=np.inf, counts=counts)
+        ends[name] = follow(flow, longest=300.0)
+        cubes = sum(n**3 for n in uneven) - sum(n**3 for n in other)
+        assert cubes > 0
+    assert ends["even"].lost
+    assert not ends["balanced"].lost
+
+
+@pytest.mark.parametrize(
+    ("dim", "length", "lost"),
+    [(64, 8, True), (128, 8, True), (256, 8, False), (1024, 8, False), (256, 16, True), (1024, 16, False)],
+)
+def test_where_ten_times_the_noise_lies_in_the_window(dim, length, lost):
+    """η0 = 10 · 2 R T / √d, the advice under Assumption 1."""
+    sizes = {"relevant": 20, "length": length, "vocab_size": 50, "sequences": 200, "dim": dim}
+    assert follow(reduced_flow(10 * 2 * 20 * length / dim**0.5, **sizes)).lost == lost
+
+
+def test_counts_that_are_equal_change_nothing():
+    counts = np.tile([-10, 10], 10)
+    sizes = {"relevant": 20, "length": 8, "vocab_size": 50, "dim": 1024}
+    one, other = (reduced_flow(700.0, **sizes, **more) for more in ({"sequences": 200}, {"counts": counts}))
+    for x, y in zip(one, other, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+def test_the_longest_run():
+    assert _longest_run([False, True, True, False, True]) == (1, 3)
+    assert _longest_run([False]) == (0, 0)
+    assert _longest_run([True, True]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"relevant": 7}, "relevant: 7; give an even number"),
+        ({"vocab_size": 8}, "sequences need irrelevant tokens"),
+        ({"counts": np.array([1, -1])}, "counts: give 8"),
+        ({"counts": np.ones(8)}, "counts: give 8"),
+    ],
+)
+def test_bad_input(changes, why):
+    with pytest.raises(InputError, match=why):
+        ja.theory.label_window(**SIZES | {"dim": 64} | changes)
