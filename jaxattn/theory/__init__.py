@@ -3,6 +3,7 @@
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
 from jaxattn.theory.certificate import MaxMargin
+from jaxattn.theory.cover import TokenCover, greedy_cover, minimum_cover
 from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.lq_margin import lq_max_margin
 from jaxattn.theory.max_margin import differentiable_direction, max_margin, max_margin_batch
@@ -24,13 +25,16 @@ __all__ = [
     "RelaxedMaxMargin",
     "Scores",
     "Selection",
+    "TokenCover",
     "certify_limit",
     "cosine",
     "differentiable_direction",
+    "greedy_cover",
     "lq_max_margin",
     "margin",
     "max_margin",
     "max_margin_batch",
+    "minimum_cover",
     "one_minus_cosine",
     "one_step_error",
     "predicted_values",
