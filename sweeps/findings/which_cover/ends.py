@@ -29,10 +29,11 @@ def choices(results, item) -> Measured:
     lawful = found["cover_error"] <= WITHIN
     one_label = found["follows_alpha"] == 1
     small = covers & (found[STEP] == 0) & (found[SCALE] <= 0.1) & found["block"].str.startswith("one")
+    tiny = covers & (found[SCALE] == 0.01) & found["block"].str.startswith("one")
     told = small & one_label & (found["variance_sign"] != 0)
     alone = found["cover_attention"] >= 0.99
     shares = {
-        "runs that come to e^(-10,000)": (arrived, True),
+        "runs that come to the end asked for": (arrived, True),
         "of these, tokens on top are a cover": (covers, arrived),
         "of these, E·v within 1 % on every token of the cover": (lawful, covers),
         "of these, attention on the top token above 0.99 in every sequence": (alone, covers),
@@ -41,12 +42,33 @@ def choices(results, item) -> Measured:
         "small starts, one relevant token: scores in the order of α or -α": (one_label, small),
         "there the sign of Σ y Var α tells the label": (found["winner"] == found["variance_sign"], told),
         "there the start tells the label": (found["winner"] == found["start_sign"], told),
+        "at scale 0.01, with and without the step: order of α or -α": (one_label, tiny),
+        "at scale 0.01: the sign of Σ y Var α tells the label": (
+            found["winner"] == found["variance_sign"],
+            tiny & one_label & (found["variance_sign"] != 0),
+        ),
     }
     findings = [
         Finding(name, judge.share(hit, known), f"{int(np.sum(known & found['seed'].notna()))} runs")
         for name, (hit, known) in shares.items()
     ]
+    samples = powers(results)[covers.to_numpy()]
+    findings.append(Finding("power of log(1/L) in the distance", judge.mean(samples), f"{len(samples)} runs"))
     return Measured(findings, {"Every cell": cells(found), "Runs off the law": exceptions(found)})
+
+
+def powers(results) -> np.ndarray:
+    """Compute the power of log(1/L) in the distance from the law between the last two rows of every run."""
+    records = results.records[results.records["phase"] == "all"]
+    last = sorted(records["step"].unique())[-2:]
+    records = results.with_axes(records[records["step"].isin(last)])
+    index = ["block", SCALE, STEP, "seed"]
+
+    def rows(metric: str) -> np.ndarray:
+        own = records[records["metric"] == metric]
+        return own.pivot_table(index=index, columns="step", values="value", sort=False).to_numpy()
+
+    return np.log(rows("cover_error")) @ [-1, 1] / (np.log(-rows("log_loss")) @ [-1, 1])
 
 
 def cells(found: pd.DataFrame) -> pd.DataFrame:
