@@ -78,7 +78,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
     for (block, step, scale), own in found.groupby(["block", STEP, SCALE], sort=False):
         shares = {
             "a shortest cover": own["cover_size"] == own["shortest_cover"],
-            "largest |α| on top": own["follows_size_of_alpha"] == 1,
+            "largest size of α on top": own["follows_size_of_alpha"] == 1,
             "order of ±α": own["follows_alpha"] == 1,
             "within 1 %": own["cover_error"] <= WITHIN,
         }
@@ -86,7 +86,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
             "r_eff": "cover_size",
             "shortest": "shortest_cover",
             "greedy": "greedy_cover",
-            "by |α|": "alpha_cover",
+            "by size of α": "alpha_cover",
         }
         rows.append(
             {"corpus": block, "step on E": "yes" if step else "no", "scale": scale, "runs": len(own)}
@@ -108,7 +108,7 @@ def sizes(results) -> Figure:
     found = runs(results)
     blocks = list(dict.fromkeys(found["block"]))
     rows = -(-len(blocks) // 4)
-    figure = Figure(figsize=(9.6, 2.5 * rows), layout="constrained")
+    figure = Figure(figsize=(9.6, 3.2 * rows), layout="constrained")
     grid = figure.subplots(rows, 4, sharex=True, squeeze=False).ravel()
     for axes, block in zip(grid, blocks, strict=False):
         own = found[found["block"] == block]
@@ -123,9 +123,9 @@ def sizes(results) -> Figure:
         axes.set(title=block, xscale="log")
     for axes in grid[len(blocks) :]:
         axes.set_axis_off()
-    figure.supylabel("tokens on top beyond the shortest cover")
+    figure.supylabel("tokens beyond the shortest cover")
     figure.supxlabel("scale of the start")
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure
 
 
@@ -134,12 +134,12 @@ def law(results) -> Figure:
     records = results.with_axes(results.records[results.records["phase"] == "all"])
     index = ["block", SCALE, STEP, "seed", "step"]
     wide = records.pivot_table(index=index, columns="metric", values="value").reset_index()
-    wide["decade"] = (-wide["log_loss"]).where(wide["log_loss"] < -1)
+    wide = wide[wide["log_loss"] < -3]
     figure = Figure(figsize=(6.8, 3.6), layout="constrained")
     axes = figure.subplots()
     for (block, own), colour in zip(wide.groupby("block", sort=False), DISTINCT, strict=False):
         part = own.groupby("step")
-        x, y = part["decade"].median(), part["cover_error"].median()
+        x, y = -part["log_loss"].median(), part["cover_error"].median()
         axes.plot(x, y, color=colour, label=block)
         axes.fill_between(x, y, part["cover_error"].quantile(0.95), color=colour, alpha=0.12, lw=0)
     axes.axhline(WITHIN, color=INK, lw=0.8, ls="--")
