@@ -1,4 +1,10 @@
-"""What the runs of `which_cover` say: the measure of the item, its tables and its figures."""
+"""What the runs of `which_cover` say: the measure of the item, its tables and its figures.
+
+python ends.py RUN OUT reads the folder of a run, and writes runs.csv and both figures to OUT.
+"""
+
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -6,8 +12,9 @@ from matplotlib.figure import Figure
 
 from jaxattn.reproduction import Finding, Measured
 from jaxattn.results import judge
+from jaxattn.results.load import load
 from jaxattn.results.statistics import last_steps
-from jaxattn.results.style import BLUE, DISTINCT, GREY, INK, RED
+from jaxattn.results.style import BLUE, DISTINCT, GREY, INK, RED, style
 
 SCALE, STEP = "model.init.E.scale", "phases.embed.step_size"
 WITHIN = 0.01
@@ -147,3 +154,17 @@ def law(results) -> Figure:
     axes.set_ylabel("largest distance from the law, relative")
     axes.legend()
     return figure
+
+
+def main(run: str, out: str) -> None:
+    """Write every run as a row, and the figures."""
+    results, folder = load(run), Path(out)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    runs(results).to_csv(folder / "runs.csv", index=False, float_format="%.6g")
+    with style():
+        for draw in (sizes, law):
+            (folder / "figures" / f"{draw.__name__}.png").write_bytes(results.figure(draw).png())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
