@@ -15,7 +15,7 @@ from flax import struct
 from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import Leaf
-from jaxattn.data.corpus import Corpus, class_labels
+from jaxattn.data.corpus import Corpus, class_index, class_labels
 
 # Far more than corpora of some hundred sequences take.
 _MOST_PROGRAMS = 1_000
@@ -116,7 +116,7 @@ class _Problem:
         rows, columns = np.nonzero(np.asarray(bags.count))
         holds = np.zeros((n, corpus.vocab_size), bool)
         holds[np.asarray(bags.owner)[rows], np.asarray(bags.index)[rows, columns]] = True
-        rows = np.column_stack([holds, np.asarray(corpus.class_index)])
+        rows = np.column_stack([holds, class_index(np.asarray(corpus.targets), corpus.num_classes)])
         distinct, times = np.unique(rows, axis=0, return_counts=True)
         return _Problem(distinct[:, :-1].astype(bool), distinct[:, -1], times, corpus.num_classes)
 
