@@ -1,6 +1,7 @@
 """Probes: what is measured of one seed, as settings with pure functions; `base` says what each must have."""
 
 from jaxattn.base import Measurement
+from jaxattn.probes.cover import Cover
 from jaxattn.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
 from jaxattn.probes.importance import Importance
 from jaxattn.probes.loss_and_accuracy import Accuracy, Fit
@@ -22,6 +23,7 @@ PROBES: dict[str, type[Measurement]] = {
     "max_margin_direction": MaxMarginDirection,
     "one_step_embeddings": OneStepEmbeddings,
     "relevant_tokens": RelevantTokens,
+    "cover": Cover,
     "relaxed_direction": RelaxedDirection,
     "flow_limit": FlowLimit,
 }
@@ -33,6 +35,7 @@ __all__ = [
     "Attended",
     "AttentionEntropy",
     "Conservation",
+    "Cover",
     "Fit",
     "FlowLimit",
     "HeadsSelected",

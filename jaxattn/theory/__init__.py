@@ -3,6 +3,7 @@
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
 from jaxattn.theory.certificate import MaxMargin
+from jaxattn.theory.cover import TokenCover, greedy_cover, minimum_cover
 from jaxattn.theory.label_window import LabelWindow, label_window
 from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.lq_margin import lq_max_margin
@@ -26,14 +27,17 @@ __all__ = [
     "RelaxedMaxMargin",
     "Scores",
     "Selection",
+    "TokenCover",
     "certify_limit",
     "cosine",
     "differentiable_direction",
+    "greedy_cover",
     "label_window",
     "lq_max_margin",
     "margin",
     "max_margin",
     "max_margin_batch",
+    "minimum_cover",
     "one_minus_cosine",
     "one_step_error",
     "predicted_values",

@@ -200,7 +200,8 @@ def _velocity(point: _Point, corpus: Corpus) -> _Point:
         p=factor * of_p,
         v=factor * of_v,
         arc_length=factor * jnp.sqrt(square),
-        log_time=jnp.exp(log_rate - point.log_time),
+        # Stages of a step too long may overshoot to t < 0, whose exponential is beyond all numbers.
+        log_time=jnp.exp(log_rate - jnp.maximum(point.log_time, 0)),
     )
 
 

@@ -1,0 +1,170 @@
+"""What the runs of `which_cover` say: the measure of the item, its tables and its figures.
+
+python ends.py RUN OUT reads the folder of a run, and writes runs.csv and both figures to OUT.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from jaxattn.reproduction import Finding, Measured
+from jaxattn.results import judge
+from jaxattn.results.load import load
+from jaxattn.results.statistics import last_steps
+from jaxattn.results.style import BLUE, DISTINCT, GREY, INK, RED, style
+
+SCALE, STEP = "model.init.E.scale", "phases.embed.step_size"
+WITHIN = 0.01
+
+
+def runs(results) -> pd.DataFrame:
+    """Lay out the end of every run: corpus, scale, step, seed, and its metrics."""
+    records = results.records[results.records["phase"] == "all"]
+    records = results.with_axes(last_steps(records))
+    index = ["block", SCALE, STEP, "seed"]
+    return records.pivot_table(index=index, columns="metric", values="value", sort=False).reset_index()
+
+
+def choices(results, item) -> Measured:
+    """Measure how many runs follow the law, and how the covers that they end on compare with others."""
+    found = runs(results)
+    arrived = found["came_to_end"] == 1
+    covers = arrived & (found["cover_share"] == 1)
+    lawful = found["cover_error"] <= WITHIN
+    one_label = found["follows_alpha"] == 1
+    small = covers & (found[STEP] == 0) & (found[SCALE] <= 0.1) & found["block"].str.startswith("one")
+    tiny = covers & (found[SCALE] == 0.01) & found["block"].str.startswith("one")
+    told = small & one_label & (found["variance_sign"] != 0)
+    alone = found["cover_attention"] >= 0.99
+    shares = {
+        "runs that come to the end asked for": (arrived, True),
+        "of these, tokens on top are a cover": (covers, arrived),
+        "of these, E·v within 1 % on every token of the cover": (lawful, covers),
+        "of these, attention on the top token above 0.99 in every sequence": (alone, covers),
+        "covers no smaller than the shortest one": (found["cover_size"] >= found["shortest_cover"], covers),
+        "covers that are a shortest one": (found["cover_size"] == found["shortest_cover"], covers),
+        "small starts, one relevant token: scores in the order of α or -α": (one_label, small),
+        "there the sign of Σ y Var α tells the label": (found["winner"] == found["variance_sign"], told),
+        "there the start tells the label": (found["winner"] == found["start_sign"], told),
+        "at scale 0.01, with and without the step: order of α or -α": (one_label, tiny),
+        "at scale 0.01: the sign of Σ y Var α tells the label": (
+            found["winner"] == found["variance_sign"],
+            tiny & one_label & (found["variance_sign"] != 0),
+        ),
+    }
+    findings = [
+        Finding(name, judge.share(hit, known), f"{int(np.sum(known & found['seed'].notna()))} runs")
+        for name, (hit, known) in shares.items()
+    ]
+    samples = powers(results)[covers.to_numpy()]
+    findings.append(Finding("power of log(1/L) in the distance", judge.mean(samples), f"{len(samples)} runs"))
+    return Measured(findings, {"Every cell": cells(found), "Runs off the law": exceptions(found)})
+
+
+def powers(results) -> np.ndarray:
+    """Compute the power of log(1/L) in the distance from the law between the last two rows of every run."""
+    records = results.records[results.records["phase"] == "all"]
+    last = sorted(records["step"].unique())[-2:]
+    records = results.with_axes(records[records["step"].isin(last)])
+    index = ["block", SCALE, STEP, "seed"]
+
+    def rows(metric: str) -> np.ndarray:
+        own = records[records["metric"] == metric]
+        return own.pivot_table(index=index, columns="step", values="value", sort=False).to_numpy()
+
+    return np.log(rows("cover_error")) @ [-1, 1] / (np.log(-rows("log_loss")) @ [-1, 1])
+
+
+def cells(found: pd.DataFrame) -> pd.DataFrame:
+    """Lay out a row for each cell: means over the runs that came to a cover."""
+    found = found[(found["came_to_end"] == 1) & (found["cover_share"] == 1)]
+    rows = []
+    for (block, step, scale), own in found.groupby(["block", STEP, SCALE], sort=False):
+        shares = {
+            "a shortest cover": own["cover_size"] == own["shortest_cover"],
+            "largest size of α on top": own["follows_size_of_alpha"] == 1,
+            "order of ±α": own["follows_alpha"] == 1,
+            "within 1 %": own["cover_error"] <= WITHIN,
+        }
+        sizes = {
+            "r_eff": "cover_size",
+            "shortest": "shortest_cover",
+            "greedy": "greedy_cover",
+            "by size of α": "alpha_cover",
+        }
+        rows.append(
+            {"corpus": block, "step on E": "yes" if step else "no", "scale": scale, "runs": len(own)}
+            | {name: own[metric].mean() for name, metric in sizes.items()}
+            | {name: float(x.mean()) for name, x in shares.items()}
+        )
+    return pd.DataFrame(rows)
+
+
+def exceptions(found: pd.DataFrame) -> pd.DataFrame:
+    """List the runs that did not come to the end, to no cover, or not within 1 % of the law."""
+    off = (found["came_to_end"] != 1) | (found["cover_share"] != 1) | ~(found["cover_error"] <= WITHIN)
+    names = ["log_loss", "cover_share", "cover_size", "cover_error", "cover_elsewhere", "cover_attention"]
+    return found.loc[off, ["block", SCALE, STEP, "seed", *names]].reset_index(drop=True)
+
+
+def sizes(results) -> Figure:
+    """Tokens on top beyond the shortest cover, over the scale of the start, mean and 95 % interval."""
+    found = runs(results)
+    blocks = list(dict.fromkeys(found["block"]))
+    rows = -(-len(blocks) // 4)
+    figure = Figure(figsize=(9.6, 3.2 * rows), layout="constrained")
+    grid = figure.subplots(rows, 4, sharex=True, squeeze=False).ravel()
+    for axes, block in zip(grid, blocks, strict=False):
+        own = found[found["block"] == block]
+        for with_step, colour, name in ((False, BLUE, "no step on E"), (True, RED, "one step on E")):
+            part = own[(own[STEP] > 0) == with_step].groupby(SCALE)
+            beyond = [judge.mean(x["cover_size"] - x["shortest_cover"]) for _, x in part]
+            x, (y, low, high) = list(part.groups), np.array([e[:3] for e in beyond]).T
+            sides = np.nan_to_num([y - low, high - y])
+            axes.errorbar(x, y, sides, color=colour, label=name, marker="o", markersize=3, capsize=2)
+        for metric, line, name in (("greedy_cover", "--", "greedy"), ("alpha_cover", ":", "by |α|")):
+            axes.axhline((own[metric] - own["shortest_cover"]).mean(), color=GREY, ls=line, label=name)
+        axes.set(title=block, xscale="log")
+    for axes in grid[len(blocks) :]:
+        axes.set_axis_off()
+    figure.supylabel("tokens beyond the shortest cover")
+    figure.supxlabel("scale of the start")
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+def law(results) -> Figure:
+    """How far E·v is from the law on the tokens on top, against -log L: median and 95 % of the runs."""
+    records = results.with_axes(results.records[results.records["phase"] == "all"])
+    index = ["block", SCALE, STEP, "seed", "step"]
+    wide = records.pivot_table(index=index, columns="metric", values="value").reset_index()
+    wide = wide[wide["log_loss"] < -3]
+    figure = Figure(figsize=(6.8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for (block, own), colour in zip(wide.groupby("block", sort=False), DISTINCT, strict=False):
+        part = own.groupby("step")
+        x, y = -part["log_loss"].median(), part["cover_error"].median()
+        axes.plot(x, y, color=colour, label=block)
+        axes.fill_between(x, y, part["cover_error"].quantile(0.95), color=colour, alpha=0.12, lw=0)
+    axes.axhline(WITHIN, color=INK, lw=0.8, ls="--")
+    axes.set(xscale="log", yscale="log", xlabel=r"$-\log L$")
+    axes.set_ylabel("largest distance from the law, relative")
+    axes.legend()
+    return figure
+
+
+def main(run: str, out: str) -> None:
+    """Write every run as a row, and the figures."""
+    results, folder = load(run), Path(out)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    runs(results).to_csv(folder / "runs.csv", index=False, float_format="%.6g")
+    with style():
+        for draw in (sizes, law):
+            (folder / "figures" / f"{draw.__name__}.png").write_bytes(results.figure(draw).png())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

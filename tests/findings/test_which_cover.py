@@ -1,0 +1,63 @@
+"""Which cover: planted corpora have the covers that were planted, and a short run follows the law."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn import reproduction
+from jaxattn.models.reference import padded_sequences
+from jaxattn.study.import_paths import ImportPaths
+from jaxattn.theory import greedy_cover, minimum_cover
+
+FOLDER = Path(__file__).parents[2] / "sweeps" / "findings" / "which_cover"
+
+
+@pytest.fixture
+def code():
+    return lambda name: ImportPaths(FOLDER).load(name)
+
+
+@pytest.mark.parametrize(("narrow", "halving", "shortest", "greedy"), [(4, False, 4, 4), (3, True, 4, 6)])
+def test_broad_tokens_are_planted_as_the_shortest_cover(code, narrow, halving, shortest, greedy):
+    planted = code("which_cover.py:planted")
+    sizes = {"vocab_size": 20, "broad": 2, "narrow": narrow, "halving": halving, "sequences": 56}
+    corpus = planted(jax.random.key(0), **sizes)
+    ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
+    for row, real, y in zip(ids, mask, np.asarray(corpus.targets), strict=True):
+        own = [s for s in row[real] if s < 2 * (2 + narrow)]
+        assert sorted(s < 4 for s in own) == [False, True]
+        assert all(s % 2 == (y + 1) // 2 for s in own)
+    alpha = ja.data.average_signed_frequency(corpus)
+    np.testing.assert_allclose(alpha[2 * (2 + narrow) :], 0, atol=1e-9)
+    found = minimum_cover(corpus)
+    assert found.size == found.bound == shortest
+    assert greedy_cover(corpus).size == greedy
+
+
+def test_orders_by_alpha_are_told_by_hand(code):
+    """α is 1/4, -1/8, -1/8, 0: both lead by size; -α puts token 3, which has 0, above token 0."""
+    corpus = ja.data.from_sequences([[0, 3], [1, 3], [0, 3], [2, 3]], [1, -1, 1, -1], vocab_size=4)
+    scores = np.array(
+        [[2.0, 3.0, 4.0, 0.0], [0.0, 3.0, 3.0, 2.0], [2.0, 1.0, 1.0, 1.5], [0.0, 0.0, 0.0, 9.0]]
+    )
+    found = code("which_cover.py:follows")(scores, corpus)
+    np.testing.assert_allclose(found["follows_size_of_alpha"], [1, 0.5, 0.5, 0])
+    np.testing.assert_allclose(found["follows_alpha"], [0.5, 1, 1, 0.5])
+    assert found["winner"].tolist() == [0, -1, 1, 0]
+
+
+@pytest.mark.more
+def test_a_short_run_is_measured(tmp_path):
+    only = """blocks={ "one relevant" = {} }"""
+    overrides = ["seeds=2", "phases.all.until_log_loss=-100", only]
+    item = reproduction.read(FOLDER.parent).item("which_cover")
+    results = item.study("full", None, overrides).run(tmp_path / "run", quiet=True)
+    assert results.failures.empty
+    found = reproduction.measures.load(item)(results)
+    shares = {finding.measured: finding.estimate.value for finding in found.findings}
+    assert shares["of these, tokens on top are a cover"] == 1
+    assert shares["covers no smaller than the shortest one"] == 1
+    assert len(found.tables["Every cell"]) == 7

@@ -1,0 +1,104 @@
+"""Shortest covers against all orders of all tokens, and lists written out by hand."""
+
+from itertools import permutations
+
+import jax
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError
+from jaxattn.theory import greedy_cover, minimum_cover
+
+TOKENS = 6
+
+
+def made(sequences, labels, vocab_size=TOKENS, num_classes=2):
+    return ja.data.from_sequences(sequences, labels, vocab_size=vocab_size, num_classes=num_classes)
+
+
+def by_all_orders(sequences, labels):
+    """The least number of tokens on top over all orders of scores under which each has one label."""
+    sizes = []
+    for order in permutations(range(TOKENS)):
+        rank = {s: k for k, s in enumerate(order)}
+        top = [min(X, key=rank.__getitem__) for X in sequences]
+        if len(set(zip(top, labels, strict=True))) == len(set(top)):
+            sizes.append(len(set(top)))
+    return min(sizes, default=None)
+
+
+def decides(cover, sequences, labels):
+    """Whether the first token of the list that a sequence holds has its label, in all of them."""
+    said = dict(zip(cover.tokens.tolist(), cover.labels.tolist(), strict=True))
+    firsts = [next((s for s in said if s in X), None) for X in sequences]
+    return [said.get(s) for s in firsts] == list(labels)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_no_order_of_all_tokens_has_fewer(rng, classes):
+    seen = set()
+    for _ in range(30):
+        n, length = rng.integers(3, 12), rng.integers(1, 5)
+        sequences = [rng.integers(0, TOKENS, length).tolist() for _ in range(n)]
+        # What a list of tokens says, some of it changed: with a cover and without.
+        order, says = rng.permutation(TOKENS), rng.integers(0, classes, TOKENS)
+        said = [says[next(s for s in order if s in X)] for X in sequences]
+        labels = np.where(rng.random(n) < 0.1, rng.integers(0, classes, n), said)
+        labels = (2 * labels - 1 if classes == 2 else labels).tolist()
+        corpus, expected = made(sequences, labels, num_classes=classes), by_all_orders(sequences, labels)
+        found, greedy = minimum_cover(corpus), greedy_cover(corpus)
+        if expected is None:
+            assert found is None
+            assert greedy is None
+        else:
+            assert found.size == found.bound == expected <= greedy.size
+            assert decides(found, sequences, labels)
+            assert decides(greedy, sequences, labels)
+        seen.add((expected, expected is not None and greedy.size > expected))
+    assert len(seen) > 3
+    assert (None, False) in seen
+
+
+def test_tokens_may_have_to_stand_above_others():
+    """Token 0 alone would do for label 1, but only below token 1, with which it occurs under -1."""
+    sequences, labels = [[0], [0, 2], [0, 1], [1, 3]], [1, 1, -1, -1]
+    found = minimum_cover(made(sequences, labels))
+    assert (found.tokens.tolist(), found.labels.tolist()) == ([1, 0], [-1, 1])
+
+
+def test_two_sequences_that_share_all_but_one_token_are_told_apart_by_it():
+    """A hitting set of either label would be 2, 3 alone; no order puts both on top where they meet."""
+    sequences, labels = [[0, 2, 3], [1, 2, 3]], [1, -1]
+    found = minimum_cover(made(sequences, labels))
+    assert found.size == 2
+    assert {0, 1} & set(found.tokens.tolist())
+
+
+def test_greedy_falls_for_the_token_that_holds_most():
+    """Two rows of seven, across them columns of eight, four and two: greedy takes the columns."""
+    column = [0, 0, 0, 0, 1, 1, 2]
+    sequences = [[3 + row, column[k]] for row in (0, 1) for k in range(7)]
+    corpus = made([*sequences, [5]], [1] * 14 + [-1])
+    assert sorted(minimum_cover(corpus).tokens.tolist()) == [3, 4, 5]
+    assert greedy_cover(corpus).size == 4
+
+
+def test_one_label_and_some_irrelevant_tokens_can_be_fewer_than_all_relevant_ones():
+    corpus = ja.data.assumption1(jax.random.key(0), vocab_size=12, relevant=10, length=4, sequences=40)
+    found = minimum_cover(corpus)
+    relevant = found.tokens < 10
+    assert found.size == found.bound == 7
+    assert relevant.sum() == 5
+    assert len(set(found.labels[relevant].tolist())) == 1
+
+
+def test_equal_sequences_of_two_labels_have_none():
+    corpus = made([[0, 1], [1, 0, 0]], [1, -1])
+    assert minimum_cover(corpus) is None
+    assert greedy_cover(corpus) is None
+
+
+def test_a_limit_that_is_none_is_refused():
+    with pytest.raises(InputError, match=r"time_limit: 0\.0; give seconds, more than 0"):
+        minimum_cover(made([[0]], [1]), time_limit=0.0)
