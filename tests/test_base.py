@@ -11,7 +11,7 @@ from jaxattn import base
 from jaxattn.study.registry import CONCEPTS, _check_class, _check_settings, table
 
 PACKAGE = Path(ja.__file__).parent
-EXTENDING = Path(__file__).parents[1] / "docs" / "extending.md"
+EXTENDING = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"
 # Where something is asked for an attribute that it may lack: all of it is made by others.
 FOREIGN = {
     "jaxattn/cli/console.py": "exceptions of any kind",

@@ -177,7 +177,7 @@ def test_a_book_that_is_nowhere_is_named(tmp_path, capsys, monkeypatch):
 
 
 def test_the_documented_form_of_a_book_is_read(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "books.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "books.md").read_text(encoding="utf-8")
     (shared, about), (code,) = (
         re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("toml", "python")
     )
