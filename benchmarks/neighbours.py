@@ -35,6 +35,8 @@ def main():
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 100])
     parser.add_argument("--out", type=Path, help="folder for neighbours.json")
     given = parser.parse_args()
+    if min(given.seeds) < 1:
+        parser.error(f"--seeds {min(given.seeds)}: at least 1")
     rows = {}
     for name in given.only:
         for seeds in given.seeds:

@@ -169,7 +169,7 @@ SIGN_DESCENT = Paper(
     arxiv="2502.04664",
 )
 
-# Studies of sweeps/neighbours by their names.
+# Neighbours by the names of their files of code in sweeps/neighbours, which manifests keep.
 NEIGHBOURS: dict[str, tuple[Paper, ...]] = {
     "and_of_words": (AND,),
     "attention_svm": (SVM,),
@@ -231,7 +231,8 @@ def software() -> str:
 def used(manifest: Mapping[str, Any]) -> list[Paper]:
     """List the papers whose results, data or methods a study used, by its manifest."""
     config = manifest["config"]
-    found = list(NEIGHBOURS.get(manifest["name"], ()))
+    files = [Path(name.partition(":")[0]).stem for name in manifest.get("code", {})]
+    found = [paper for file in files for paper in NEIGHBOURS.get(file, ())]
     if config.get("probes", {}).get("max_margin"):
         found.append(SVM)
     for key, value in _settings(config):

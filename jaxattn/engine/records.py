@@ -88,7 +88,8 @@ def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int
             "phase": phase,
             "step": np.full(metrics * len(lanes), step, np.int64),
             "metric": pd.Index(list(columns)).take(np.tile(np.arange(metrics), len(lanes))),
-            "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel(),
+            # A probe may have nothing to say at a step; np.stack wants something.
+            "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel() if columns else [],
         }
     )
 

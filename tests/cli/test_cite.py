@@ -36,12 +36,18 @@ def test_methods_and_data_are_found_where_a_study_names_them(config, expected):
     assert [paper.key for paper in cite.used({"name": "mine", "config": config})] == expected
 
 
+def test_a_neighbour_is_known_by_its_code_and_not_by_a_name_that_anyone_may_give():
+    code = {"../attention_svm/attention_svm.py:Attention": "", "rates.py:Steps": "", "rates.py:log_off": ""}
+    assert cite.used({"name": "mine", "config": {}, "code": code}) == [cite.SVM, cite.RATES, cite.RESCALING]
+    assert cite.used({"name": "rates", "config": {}, "code": {}}) == []
+
+
 def test_every_neighbour_that_holds_a_paper_up_is_known(neighbours):
     for name, readme in neighbours.items():
         numbers = set(re.findall(r"arXiv (\d{4}\.\d{5})", readme))
         known = {paper.arxiv for paper in cite.NEIGHBOURS.get(name, ())}
         assert known <= numbers, name
-        assert known or name == "which_margin"
+        assert known, name
 
 
 @pytest.fixture

@@ -18,6 +18,11 @@ def test_a_complex_number_is_no_record(study):
         rows({"turn": np.array([1j])}, batch, "query", 1)
 
 
+def test_a_probe_with_nothing_to_say_has_no_rows(study):
+    batch = Batch(None, tuple(study().cells), range(3, 4))
+    assert rows({}, batch, "query", 1).empty
+
+
 def test_the_best_test_accuracy_is_chosen_on_test_or_on_validation_data(rng):
     lanes = [(cell, seed, phase) for cell in (0, 1) for seed in (0, 3) for phase in ("b", "a")]
     rows, expected = [], {}

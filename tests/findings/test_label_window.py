@@ -39,6 +39,7 @@ def test_counts_are_equal_and_assumption_1_holds(mine):
     assert (np.asarray(ja.data.average_signed_frequency(corpus))[6:] == 0).all()
 
 
+@pytest.mark.more
 def test_the_probe_by_a_loop(mine, tmp_path):
     """`pull` by differences of the loss; shares by looking at every sequence; d above V + 2 and below."""
     for dim in (12, 64):
