@@ -65,7 +65,7 @@ def compiled_once(pytestconfig):
 def forgotten():
     """Give back what the programs of the modules so far hold before two workers come to 3 GB, on Linux."""
     yield
-    if sys.platform == "linux" and resident() > 1.25 * 2**30:
+    if sys.platform == "linux" and resident() > 1.1 * 2**30:
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

@@ -28,7 +28,7 @@ ONE_MODEL = pytest.mark.parametrize(
 
 # Sequences of a minibatch, out of twelve.
 FEW, MANY = (3, 0, 7, 11), tuple(range(12))
-SUMS = [("with weights", "gpu", "ragged"), ("without weights", "tpu", "long draws")]
+SUMS = [("with weights", "gpu", "ragged")]
 
 
 def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
