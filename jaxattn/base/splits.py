@@ -41,7 +41,8 @@ class TokenStatistics(Brief):
             (V,) bool.
         """
         large = (jnp.abs(self.posterior_difference) >= size).any(axis=1)
-        return large & (self.count >= min_count)
+        marked: Array = large & (self.count >= min_count)
+        return marked
 
 
 @struct.dataclass(repr=False)

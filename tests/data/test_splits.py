@@ -82,7 +82,7 @@ def test_a_sample_is_evenly_spaced_and_keeps_the_statistics_of_all(ragged):
     np.testing.assert_array_equal(sampled.train.targets, np.asarray(train.targets)[[0, 4, 8, 12]])
     assert same(sampled.test, few)
     assert sampled.validation is None
-    assert same(sampled.tokens, splits.tokens)
+    jax.tree.map(np.testing.assert_array_equal, sampled.tokens, splits.tokens)
     assert splits.sampled(None).train is train
 
 
