@@ -88,7 +88,7 @@ def test_a_killed_run_continues_to_the_same_bits_and_takes_more_seeds(ran, tmp_p
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.more if name == "next_token" else ()) for name in SMALL]
+    "name", [pytest.param(name, marks=() if name == "contrast" else pytest.mark.more) for name in SMALL]
 )
 def test_results_are_aggregated_paired_and_reported(ran, name):
     _, results = ran(name)
@@ -104,6 +104,7 @@ def of_metric(results, metric, cell, seed=1):
     return rows.set_index("step")["value"]
 
 
+@pytest.mark.more
 def test_the_flow_on_w_ends_in_the_max_margin_direction_that_slsqp_finds(ran):
     study, results = ran("query")
     for cell, seed in itertools.product(range(2), range(2)):

@@ -65,7 +65,10 @@ SPREADS = {
 
 
 @pytest.mark.parametrize("spreads", SPREADS.values(), ids=SPREADS)
-@pytest.mark.parametrize("classes", [(), (3,)], ids=["one value", "three values"])
+@pytest.mark.parametrize(
+    "classes",
+    [pytest.param((), marks=pytest.mark.more, id="one value"), pytest.param((3,), id="three values")],
+)
 def test_batches_equal_the_textbook_and_single_calls(rng, x64, corpus, spreads, classes):
     scores, values = batch_of(rng, 512 * np.array(spreads), np.float64, *classes)
     together = ours(corpus, scores, values)
@@ -101,6 +104,7 @@ def test_products_with_the_whole_matrix_of_a_tpu_give_the_textbook(rng, corpus, 
     assert "bcsr_dot_general" not in str(jax.make_jaxpr(jax.vmap(partial(attend, whole)))(scores, values))
 
 
+@pytest.mark.more
 def test_either_argument_alone_may_be_vmapped(rng, x64, corpus):
     scores, values = batch_of(rng, [1, 700, 2000], np.float64)
     f = partial(attend, corpus)

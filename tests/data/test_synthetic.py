@@ -26,7 +26,7 @@ def test_assumption1_holds_exactly(classes, seed):
     assert (np.asarray(ja.data.completely_relevant(corpus))[:12].sum(axis=1) == occurs).all()
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_multi_relevant_holds_distinct_relevant_tokens_of_the_own_class(classes):
     corpus = ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=3, num_classes=classes)
     ids, _ = padded_sequences(corpus)
@@ -37,7 +37,7 @@ def test_multi_relevant_holds_distinct_relevant_tokens_of_the_own_class(classes)
     assert np.asarray(ja.data.irrelevant(corpus))[12:].all()
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_independent_tokens_have_the_stated_posterior_differences(classes):
     sizes = {"vocab_size": 40, "relevant": 12, "length": 20, "sequences": 24_000}
     corpus = ja.data.independent(
@@ -84,7 +84,7 @@ def test_impossible_sizes_are_named(change, message):
 TOPICS = SIZES | {"topic_words": 6}
 
 
-@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("classes", [4, pytest.param(2, marks=pytest.mark.more)])
 def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
     sizes = TOPICS | {"sequences": 12_000}
     corpus = ja.data.topics(jax.random.key(1), **sizes, min_purity=0.2, max_purity=0.9, num_classes=classes)
@@ -105,7 +105,7 @@ def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
     assert np.abs(number[12:] - 1_000).max() < 4.5 * np.sqrt(1_000)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [3, pytest.param(2, marks=pytest.mark.more)])
 def test_pure_topic_words_occur_in_their_topic_only(classes):
     corpus = ja.data.topics(jax.random.key(0), **TOPICS, min_purity=1.0, num_classes=classes)
     ids, _ = padded_sequences(corpus)

@@ -209,6 +209,7 @@ def test_it_says_which_tokens_the_correlations_are_over(corpus, alpha):
     )
 
 
+@pytest.mark.more
 def test_heads_and_queries_as_layers_store_them(corpus, alpha):
     E, p, v = planted(np.abs(alpha), alpha)
     expected = diagnose(E, p, v, corpus, **FAST)
@@ -231,6 +232,7 @@ def test_a_square_head_is_taken_as_it_is():
     assert row(diagnose(E, p, turn.T, many, **FAST), "E·v against α")["value"] < 0.99
 
 
+@pytest.mark.more
 def test_tokens_that_never_occur_are_left_out(alpha):
     lone = ja.data.from_sequences([[0, 1, 2], [2, 3], [3, 4], [0, 4]] * 3, [1, -1, 1, -1] * 3, vocab_size=9)
     rows = np.arange(9.0)

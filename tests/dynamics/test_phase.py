@@ -44,10 +44,7 @@ KINDS = {
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=() if kind in ("descent", "exact_flow") else pytest.mark.more)
-        for kind in KINDS
-    ],
+    [pytest.param(kind, marks=() if kind == "descent" else pytest.mark.more) for kind in KINDS],
 )
 def test_steps_taken_in_parts_are_steps_taken_at_once(kind, task, params):
     phase = msgspec.convert({"name": "it"} | KINDS[kind], PHASES[kind])

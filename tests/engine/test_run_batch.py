@@ -145,6 +145,7 @@ def test_nan_is_named_and_the_other_seeds_go_on(tmp_path, monkeypatch, go, study
     assert not loss[1].any()
 
 
+@pytest.mark.more
 def test_a_flow_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch, go, study, tables, read):
     poison(monkeypatch, lambda p: p.at[1].set(jnp.nan))
     outcome, _ = go(tmp_path / "flow", study("flow", phases=tables("flow")["phases"][1:]))

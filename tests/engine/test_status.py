@@ -50,6 +50,7 @@ def test_the_loss_of_a_cell_is_the_median_over_its_own_seeds(tmp_path, go, study
     assert table["loss"].tolist() == own
 
 
+@pytest.mark.more
 def test_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):
     original = lift.Programs.start
 

@@ -27,6 +27,7 @@ def mine():
     return module
 
 
+@pytest.mark.more
 def test_counts_are_equal_and_assumption_1_holds(mine):
     corpus = mine.equal_counts(jax.random.key(0), **SIZES)
     ids, _ = ja.models.reference.padded_sequences(corpus)

@@ -55,6 +55,7 @@ def test_a_larger_vocabulary_leaves_the_inner_products_of_a_smaller_one_unchange
     np.testing.assert_allclose(products(large)[:8, :8], products(small), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("x64")
 def test_a_start_drawn_in_its_span_has_the_law_of_the_full_space():
     dim, vocab, classes = 12, 4, 3
@@ -108,7 +109,7 @@ def moved(params, corpus, optimizer, steps, **settings):
             for name in optimizers.ROTATION_INVARIANT
             if name != "sgd"
         ),
-        ("sgd", 3, {"batch_size": 10}),
+        pytest.param("sgd", 3, {"batch_size": 10}, marks=pytest.mark.more),
         pytest.param("sgd", 2, {"outputs": two_layer.outputs}, marks=pytest.mark.more),
     ],
 )

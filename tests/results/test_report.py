@@ -177,6 +177,7 @@ def test_a_folder_that_is_deleted_while_its_report_is_drawn_stays_away(folder, m
     assert not folder.exists()
 
 
+@pytest.mark.more
 def test_a_page_says_which_other_source_made_the_run(folder):
     made = "made by jaxattn 0.1.0 at commit 000000000000; this is jaxattn"
     written = report.write(folder)

@@ -49,7 +49,9 @@ def smallest_norm(pairs, ties, q):
     return float(found.obj_val) if "Solved" in str(found.status) else math.inf
 
 
-@pytest.mark.parametrize("q", [1.25, 1.75, 3.0, 6.0])
+@pytest.mark.parametrize(
+    "q", [1.25, pytest.param(1.75, marks=pytest.mark.more), pytest.param(3.0, marks=pytest.mark.more), 6.0]
+)
 def test_lengths_are_those_of_a_conic_solver(instances, loops, q):
     """Also where there are ties, and where no direction separates."""
     seen = set()

@@ -194,6 +194,7 @@ class Contrast(ja.Loss):
         return jax.nn.logsumexp(logits) - jax.nn.logsumexp(jnp.where(labels > 0, logits, -jnp.inf))
 
 
+@pytest.mark.more
 def test_a_loss_of_a_whole_batch_sees_the_batch_alone(problem):
     params, corpus = problem
     ids, mask = ja.models.reference.padded_sequences(corpus)

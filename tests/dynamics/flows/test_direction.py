@@ -75,7 +75,7 @@ def digits():
         yield
 
 
-@pytest.mark.parametrize("norm", [50.0, 3000.0])
+@pytest.mark.parametrize("norm", [pytest.param(50.0, marks=pytest.mark.more), 3000.0])
 def test_direction_keeps_ten_digits_where_the_plain_gradient_has_lost_them(corpus, digits, norm):
     params = far_away(corpus, norm)
     expected, log_norm = exact_direction(params, corpus)

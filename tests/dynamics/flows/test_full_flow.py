@@ -84,6 +84,7 @@ def on_top(E, p, corpus):
     return np.array([row[there][scores[row[there]].argmax()] for row, there in zip(ids, mask, strict=True)])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("relevant", "scale", "all_relevant"), [(4, 1.0, True), (10, 0.1, False)])
 def test_tokens_on_top_line_up_with_the_head(relevant, scale, all_relevant):
     """E_s·v = y_s ‖v‖²/√r_eff on the r_eff tokens that end on top, 0 elsewhere, and E of rank one.
