@@ -1,14 +1,17 @@
 """Shares over drawn choices, counted again from the tokens by numpy and scipy."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 import jaxattn as ja
 from jaxattn.reproduction import measures
 from jaxattn.reproduction.book import read
+from jaxattn.reproduction.choices import _dependence
 from jaxattn.results.load import load
 
 BASE = {
@@ -108,3 +111,19 @@ def test_the_shown_run_lies_among_the_draws(run, measured):
     drawn = measured.tables["Every draw"]
     expected = stats.spearmanr(drawn["step_size"][:5], drawn["test accuracy"][:5]).statistic
     np.testing.assert_allclose(adam["Spearman with test accuracy"], expected, rtol=1e-12)
+
+
+def test_the_choice_that_the_u_shape_depends_on_most_comes_first():
+    rates, noise = np.geomspace(1e-3, 1, 8), np.array([3, 1, 4, 2, 8, 6, 5, 7]) / 10
+    draws = pd.DataFrame(
+        {"optimizer": "Adam", "phases.joint.step_size": rates, "data.label_noise": noise}
+        | {"rise of E·v": noise, "U of E·p": rates**2, "test accuracy": -rates}
+    )
+    axes = ["block", "data.label_noise", "phases.joint.step_size"]
+    run = SimpleNamespace(axes=axes, lookup=lambda cell, key: "adam")
+    table = _dependence(run, draws, BASE | {"data": BASE["data"] | {"label_noise": 0.35}})
+    assert table["choice"].tolist() == ["step_size", "label_noise"]
+    assert table["Spearman with U of E·p"].tolist() == pytest.approx([1, stats.spearmanr(noise, rates)[0]])
+    assert table["Spearman with test accuracy"][0] == pytest.approx(-1)
+    assert table["shown run"].tolist() == ["0.0300", "0.350"]
+    assert table["draws below it"].tolist() == ["50%", "38%"]
