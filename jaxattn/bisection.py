@@ -74,12 +74,7 @@ def phase_diagram(
         Interrupted: SIGINT or SIGTERM came; the same call continues.
     """
     (x_key, columns), (y_key, values) = _axis("x", x), _axis("y", y)
-    if len(values) < 2 or any(later <= sooner for sooner, later in itertools.pairwise(values)):
-        raise InputError(f"y: values of {y_key} have to ascend, two at least")
-    if parts < 2:
-        raise InputError(f"parts: {parts}; give 2 or more")
-    if grid := [key for key in (*GRID, "blocks") if study.tree.get(key)]:
-        raise InputError(f"study: it has {grid[0]}; give one without, as x and y are varied here")
+    _check(study, y_key, values, parts)
     default = study.folder().with_name(f"{study.name}_phase_diagram")
     measured = _Measured(study, Path(folder or default), metric, phase)
     seeds = len(study.seeds)
@@ -109,6 +104,16 @@ def phase_diagram(
     ]
     condition = f"{metric} {'<' if falls else '≥'} {level:g}"
     return PhaseDiagram(x_key, y_key, condition, outcomes, pd.DataFrame(rows))
+
+
+def _check(study: Study, y_key: str, values: list[Any], parts: int) -> None:
+    """Raise InputError for a study with a grid, values that do not ascend, and parts that are none."""
+    if len(values) < 2 or any(later <= sooner for sooner, later in itertools.pairwise(values)):
+        raise InputError(f"y: values of {y_key} have to ascend, two at least")
+    if parts < 2:
+        raise InputError(f"parts: {parts}; give 2 or more")
+    if grid := [key for key in (*GRID, "blocks") if study.tree.get(key)]:
+        raise InputError(f"study: it has {grid[0]}; give one without, as x and y are varied here")
 
 
 def _axis(name: str, given: Values) -> tuple[str, list[Any]]:

@@ -29,7 +29,8 @@ def pytest_configure(config):
     if config.option.markexpr not in ("slow", "exhaustive", "chips"):
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+        flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
 
 @pytest.fixture(scope="session")
@@ -62,9 +63,9 @@ def compiled_once(pytestconfig):
 
 @pytest.fixture(autouse=True, scope="module")
 def forgotten():
-    """Give back what the programs of the modules so far hold once that comes to a gigabyte, on Linux."""
+    """Give back what the programs of the modules so far hold before two workers come to 3 GB, on Linux."""
     yield
-    if sys.platform == "linux" and resident() > 2**30:
+    if sys.platform == "linux" and resident() > 1.1 * 2**30:
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

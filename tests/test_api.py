@@ -129,6 +129,7 @@ def test_own_code_runs_from_python_as_from_a_sweep_file(ran, study, tmp_path):
     assert ran.label("travelled") == "way of p"
 
 
+@pytest.mark.more
 def test_a_run_has_its_figures_and_is_read_back_without_the_code(ran):
     folder = ran.directory
     assert (folder / "figures" / "last_losses.png").stat().st_size > 0

@@ -98,6 +98,7 @@ def test_nothing_is_run_twice(folder, thresholds, runs):
     assert sum(runs) == len(asked - known)
 
 
+@pytest.mark.more
 def test_what_falls_has_its_threshold_at_the_upper_end(folder, runs):
     """-log ‖∇L‖ is below any level; a p that is short at a small η is not at a large one."""
     rises = diagram(folder)

@@ -126,6 +126,7 @@ def test_numbers_equal_the_study_written_out_for_one_seed(own):
         np.testing.assert_allclose(found[name], value, rtol=2e-3, err_msg=name)
 
 
+@pytest.mark.more
 def test_a_killed_run_continues_to_the_same_bits(own, tmp_path, monkeypatch, capsys):
     environment = os.environ | {
         "JAX_NUM_CPU_DEVICES": str(jax.local_device_count()),
@@ -189,6 +190,7 @@ def test_an_optimiser_of_its_own_steps_as_far_as_it_may(own, tmp_path):
         np.testing.assert_allclose(np.linalg.norm(np.concatenate(moved)), 1e3 * limit, rtol=1e-3)
 
 
+@pytest.mark.more
 def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, monkeypatch, capsys):
     assert (own / "finished" / "figures" / "attended.png").is_file()
     page = (own / "finished" / "report.html").read_text(encoding="utf-8")
@@ -341,6 +343,7 @@ def p4(params, corpus, *, power: float = 4.0):
 """
 
 
+@pytest.mark.more
 def test_a_sweep_file_with_functions_of_a_file_beside_it(tmp_path):
     (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     (tmp_path / "mine.toml").write_text(FILE, encoding="utf-8")

@@ -87,7 +87,9 @@ def test_a_killed_run_continues_to_the_same_bits_and_takes_more_seeds(ran, tmp_p
     assert first.equals(old)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.more if name == "next_token" else ()) for name in SMALL]
+)
 def test_results_are_aggregated_paired_and_reported(ran, name):
     _, results = ran(name)
     key, low, high = AXES[name]
@@ -125,6 +127,7 @@ def test_the_flow_on_w_ends_in_the_max_margin_direction_that_slsqp_finds(ran):
     assert study.base.model.linear_in == "W"
 
 
+@pytest.mark.more
 def test_causal_attention_with_positions_is_that_of_a_loop(ran):
     study, results = ran("next_token")
     data, params = results.dataset(seed=0).train, results.params(seed=0)

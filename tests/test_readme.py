@@ -77,7 +77,13 @@ def test_what_a_page_prints_writes_to_nothing_that_is_tracked(command, clone):
         assert git(clone, "check-ignore", str(place / "file")).returncode == 0
 
 
-@pytest.mark.parametrize("sweep", sorted({line.split()[2] for line in printed() if is_study(line.split())}))
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        pytest.param(sweep, marks=() if sweep == "sweeps/quickstart.toml" else pytest.mark.more)
+        for sweep in sorted({line.split()[2] for line in printed() if is_study(line.split())})
+    ],
+)
 def test_no_study_of_a_page_is_refused_in_a_fresh_clone(sweep, clone, monkeypatch, capsys):
     if "imdb" in sweep:
         pytest.skip("needs data; that its folder is not there is tested above")

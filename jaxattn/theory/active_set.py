@@ -1,7 +1,7 @@
 """One large max-margin problem: a dual active-set method that generates constraints as it needs them."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,33 +129,53 @@ def active_set(
         enough = max(violation.max() / 2, slack)
         while violation.max() > enough and steps < max_steps:
             chosen = int(violation.argmax())
-            n, own = differences[chosen], 0.0
-            while True:
-                steps += 1
-                inside, z = factor.split(n)
-                fall = factor.solve(inside)
-                falling = np.flatnonzero(fall > 1e-12 * np.abs(fall).max(initial=0.0))
-                ratio = multipliers[falling] / fall[falling]
-                partial = ratio.min(initial=np.inf)
-                independent = z @ z > max(_DEPENDENT**2 * (n @ n), COINCIDE**2)
-                full = (required[pool[chosen]] - n @ p) / (z @ z) if independent else np.inf
-                step = min(partial, full)
-                if step == np.inf:
-                    return Solution(spread_out(-fall, [(pool[chosen], 1.0)]), steps)
-                if independent:
-                    p = p + step * z
-                multipliers, own = multipliers - step * fall, own + step
-                if full <= partial:
-                    factor.append(int(pool[chosen]), inside, z)
-                    multipliers = np.append(multipliers, own)
-                    break
-                leaving = falling[ratio.argmin()]
-                factor.delete(leaving)
-                multipliers = np.delete(multipliers, leaving)
+            pair = int(pool[chosen])
+            taken = _take_in(factor, p, multipliers, pair, differences[chosen], required[pair])
+            steps += taken.steps
+            if taken.proves:
+                return Solution(spread_out(taken.multipliers, [(pair, 1.0)]), steps)
+            p, multipliers = taken.p, taken.multipliers
             violation = required[pool] - differences @ p
         # The factors hold the active pairs exactly; the running sums have gathered rounding.
         p, multipliers = _restart(factor, required)
     return Solution(spread_out(multipliers), steps)
+
+
+class _Taken(NamedTuple):
+    """Where it is after a pair was taken in; or the multipliers that prove that nothing separates."""
+
+    p: np.ndarray
+    multipliers: np.ndarray
+    steps: int
+    proves: bool
+
+
+def _take_in(
+    factor: _Factor, p: np.ndarray, multipliers: np.ndarray, pair: int, n: np.ndarray, required: float
+) -> _Taken:
+    """Take in a violated pair of difference n, and let go of those whose multiplier would turn negative."""
+    own, steps = 0.0, 0
+    while True:
+        steps += 1
+        inside, z = factor.split(n)
+        fall = factor.solve(inside)
+        falling = np.flatnonzero(fall > 1e-12 * np.abs(fall).max(initial=0.0))
+        ratio = multipliers[falling] / fall[falling]
+        partial = ratio.min(initial=np.inf)
+        independent = z @ z > max(_DEPENDENT**2 * (n @ n), COINCIDE**2)
+        full = (required - n @ p) / (z @ z) if independent else np.inf
+        step = min(partial, full)
+        if step == np.inf:
+            return _Taken(p, -fall, steps, True)
+        if independent:
+            p = p + step * z
+        multipliers, own = multipliers - step * fall, own + step
+        if full <= partial:
+            factor.append(pair, inside, z)
+            return _Taken(p, np.append(multipliers, own), steps, False)
+        leaving = falling[ratio.argmin()]
+        factor.delete(leaving)
+        multipliers = np.delete(multipliers, leaving)
 
 
 def _restart(factor: _Factor, required: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -59,6 +59,11 @@ def test_derivative_agrees_with_finite_differences(rng, x64, corpus):
     check_grads(lambda a, g: attend(corpus, a, g), (scores, values), order=1, modes=["rev"], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "corpus",
+    [(0, "cpu"), *(pytest.param((1 << 60, on), marks=pytest.mark.more) for on in ("cpu", "gpu"))],
+    indirect=True,
+)
 def test_second_derivative_equals_the_textbook(rng, x64, corpus):
     scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
 

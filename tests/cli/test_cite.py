@@ -5,6 +5,7 @@ import pytest
 
 import jaxattn
 from jaxattn.cli import cite
+from jaxattn.storage import manifest
 
 
 def keys(text):
@@ -57,8 +58,10 @@ def neighbours(pytestconfig):
 
 
 def test_a_folder_is_cited_once_however_often_it_is_given(study, tmp_path, capsys):
-    study(probes={"max_margin": True}).run(tmp_path / "run", quiet=True)
-    capsys.readouterr()
+    (tmp_path / "run").mkdir()
+    config = study(probes={"max_margin": True}).config
+    known = {"name": "small", "command": "test", "cells": [{"cell": 0, "settings": {}}], "seeds": [0]}
+    manifest.write(tmp_path / "run", known | {"config": config, "format": manifest.FORMAT})
     assert cite.cite((tmp_path / "run", tmp_path / "run")) == 0
     config = json.loads((tmp_path / "run" / "manifest.json").read_text(encoding="utf-8"))["config"]
     assert config["probes"]["max_margin"]

@@ -236,7 +236,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("moment", ["tyro", "jaxlib", "jaxattn.engine.run"])
+@pytest.mark.parametrize(
+    "moment", ["tyro", "jaxlib", pytest.param("jaxattn.engine.run", marks=pytest.mark.more)]
+)
 def test_an_interrupt_before_anything_runs_is_one_line(tmp_path, moment):
     words = ["run", SWEEPS / "quickstart.toml", "--out", tmp_path / "run"]
     command = [sys.executable, "-c", INTERRUPTED, moment, *map(str, words)]

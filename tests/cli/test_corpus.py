@@ -54,6 +54,7 @@ def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(t
         assert f"class {names[1]}" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.more
 def test_a_corpus_of_own_code_is_described(study):
     tables = describe(study("own"), 3, silent)
     (_, sizes), *_ = tables
@@ -91,6 +92,7 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
         assert logits == pytest.approx(np.sqrt(np.mean(of_sequences**2)), rel=1e-4)
 
 
+@pytest.mark.more
 def test_without_important_tokens_there_is_no_advice(tables):
     wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
     titles = [title for title, _ in describe(wanted, 1, silent)]

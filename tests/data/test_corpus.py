@@ -166,7 +166,9 @@ def test_a_sequence_longer_than_32_bit_numbers_is_refused():
         from_counted(one, one * 2**31, one, one, vocab_size=2, num_classes=2)
 
 
-@pytest.mark.parametrize("form", ["of many rows", "of one row", "draws"])
+@pytest.mark.parametrize(
+    "form", ["of many rows", pytest.param("of one row", marks=pytest.mark.more), "draws"]
+)
 def test_what_is_cut_out_is_a_corpus_of_those_sequences(rng, ragged, form):
     corpus = ragged(3)
     if form != "of many rows":

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
 from jaxattn.study import seed
 
@@ -51,10 +52,12 @@ def test_without_validation_sequences_there_is_no_validation_corpus(study):
 
 def test_a_split_does_not_depend_on_the_others(study, tables):
     key = seed.keys(0)[0]
-    alone = study(data=tables()["data"] | {"test_sequences": 0}).base.data.draw(key)
-    every = study(data=tables()["data"] | {"validation_sequences": 10}).base.data.draw(key)
+    alone, every, plain = (
+        jax.jit(study(data=tables()["data"] | changes).base.data.draw)(key)
+        for changes in ({"test_sequences": 0}, {"validation_sequences": 10}, {})
+    )
     assert same(alone.train, every.train)
-    assert same(every.test, study().base.data.draw(key).test)
+    assert same(every.test, plain.test)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -72,14 +75,14 @@ def test_statistics_are_those_of_the_importance_of_tokens(ragged, classes):
 
 def test_a_sample_is_evenly_spaced_and_keeps_the_statistics_of_all(ragged):
     train = ragged(2)
-    few = train.take(jnp.arange(3))
-    splits = ja.data.Splits(train, token_statistics(train), few)
-    sampled = splits.sampled(4)
+    few = jax.jit(Corpus.take)(train, jnp.arange(3))
+    splits = ja.data.Splits(train, jax.jit(token_statistics)(train), few)
+    sampled = jax.jit(lambda splits: splits.sampled(4))(splits)
     np.testing.assert_array_equal(sampled.train.lengths, np.asarray(train.lengths)[[0, 4, 8, 12]])
     np.testing.assert_array_equal(sampled.train.targets, np.asarray(train.targets)[[0, 4, 8, 12]])
-    assert sampled.test is few
+    assert same(sampled.test, few)
     assert sampled.validation is None
-    assert sampled.tokens is splits.tokens
+    assert same(sampled.tokens, splits.tokens)
     assert splits.sampled(None).train is train
 
 

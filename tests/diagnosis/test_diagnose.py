@@ -87,6 +87,7 @@ def test_a_trained_model_is_healthy(corpus):
     assert (spoken["value"].iloc[-1], len(found.verdicts)) == (0, 5)
 
 
+@pytest.mark.more
 def test_what_one_gradient_step_writes_is_alpha_to_the_accuracy_of_the_dimension(corpus, alpha):
     errors = []
     for dim in (64, 4096):
@@ -218,6 +219,7 @@ def test_heads_and_queries_as_layers_store_them(corpus, alpha):
         )
 
 
+@pytest.mark.more
 def test_a_square_head_is_taken_as_it_is():
     many = ja.data.independent(
         jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3

@@ -12,7 +12,7 @@ from jaxattn.storage import manifest
     ("begun", "words"),
     [
         ({"platform": "gpu", "kind": "H100", "count": 1}, "1 × H100"),
-        ({"platform": "cpu", "kind": "cpu", "count": 64}, "64 × cpu"),
+        pytest.param({"platform": "cpu", "kind": "cpu", "count": 64}, "64 × cpu", marks=pytest.mark.more),
     ],
 )
 def test_a_run_that_goes_on_on_other_devices_says_so_once(two_batches, study, go, tmp_path, begun, words):

@@ -96,6 +96,7 @@ def test_what_a_run_calls_was_compiled_before_it_is_called(tmp_path, go, study, 
     assert len(before) == len(as_called)
 
 
+@pytest.mark.more
 def test_a_batch_that_goes_on_compiles_what_it_calls(tmp_path, go, stop, study, small_run, assert_same):
     stop(tmp_path / "small", study(), 4)
     lift._KNOWN.clear()

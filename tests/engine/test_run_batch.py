@@ -79,7 +79,9 @@ def test_the_test_accuracy_best_on_test_is_the_running_maximum_of_each_seed_and_
         np.testing.assert_array_equal(curve["test_accuracy_best_on_test"], expected)
 
 
-@pytest.mark.parametrize("calls", [1, 3, 5, 8])
+@pytest.mark.parametrize(
+    "calls", [pytest.param(1, marks=pytest.mark.more), 3, pytest.param(5, marks=pytest.mark.more), 8]
+)
 def test_a_stopped_run_continues_to_bit_identical_tables(
     small_run, tmp_path, go, stop, study, assert_same, calls
 ):
@@ -90,7 +92,7 @@ def test_a_stopped_run_continues_to_bit_identical_tables(
     assert_same(tmp_path / "small", small_run)
 
 
-@pytest.mark.parametrize("calls", [2, 4])
+@pytest.mark.parametrize("calls", [2, pytest.param(4, marks=pytest.mark.more)])
 def test_a_stopped_flow_continues_to_bit_identical_tables(
     flow_run, tmp_path, go, stop, study, assert_same, calls
 ):
@@ -406,6 +408,7 @@ def test_own_code_is_run_as_its_functions_say(own_run, x64, read, study):
     assert value["important_selected"] == chosen.selects(train, important)[0].mean()
 
 
+@pytest.mark.more
 def test_own_code_is_what_its_pure_functions_say(own_run, x64, read, study):
     assert_is_what_the_engine_records(study("own").base, 0, read(own_run)[0])
 

@@ -35,6 +35,7 @@ def test_a_stopped_run_shows_what_is_done_and_what_is_not(stopped):
         assert "running" in whole
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("chunk", [2, pytest.param(100, marks=pytest.mark.more)])
 def test_the_loss_of_a_cell_is_the_median_over_its_own_seeds(tmp_path, go, study, read, chunk):
     """Both cells are one batch, or every one has several."""

@@ -20,6 +20,7 @@ def code():
     return lambda name: ImportPaths(FOLDER).load(name)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("narrow", "halving", "shortest", "greedy"), [(4, False, 4, 4), (3, True, 4, 6)])
 def test_broad_tokens_are_planted_as_the_shortest_cover(code, narrow, halving, shortest, greedy):
     planted = code("which_cover.py:planted")

@@ -20,7 +20,23 @@ def draw(corpus, weights="normal", dim=7):
     return params.replace(p=8 * params.p)
 
 
-@pytest.mark.parametrize("weights", ["identity", "normal"])
+@pytest.mark.parametrize(
+    ("weights", "corpus"),
+    [
+        ("normal", "ragged"),
+        ("identity", "long draws"),
+        *(
+            pytest.param(*case, marks=pytest.mark.more)
+            for case in (
+                ("identity", "ragged"),
+                ("normal", "long draws"),
+                ("identity", "short draws"),
+                ("normal", "short draws"),
+            )
+        ),
+    ],
+    indirect=["corpus"],
+)
 def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, weights):
     assert_equals_textbook(key_query.outputs, reference.key_query_outputs, draw(corpus, weights), corpus)
 
@@ -35,12 +51,14 @@ def test_the_textbook_equals_numpy_sequence_by_sequence(x64, ragged):
     params = draw(corpus)
     ids, mask = reference.padded_sequences(corpus)
     E, p, v, W = (np.asarray(x) for x in (params.E, params.p, params.v, params.W))
-    for tokens, real, f in zip(ids, mask, reference.key_query_outputs(params, ids, mask), strict=True):
+    outputs = jax.jit(reference.key_query_outputs)(params, ids, mask)
+    for tokens, real, f in zip(ids, mask, outputs, strict=True):
         weight = np.array([np.exp(E[s] @ (W @ p)) for s in tokens[real]])
         expected = sum(q * (E[s] @ v) for q, s in zip(weight / weight.sum(), tokens[real], strict=True))
         np.testing.assert_allclose(f, expected, rtol=1e-10)
 
 
+@pytest.mark.more
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped):
     assert_vmapped_equals_looped(partial(key_query.init, weights="normal"), key_query.outputs)
 

@@ -25,11 +25,17 @@ def way(request, monkeypatch):
     pooling.pool.clear_cache()
 
 
+@pytest.mark.parametrize(
+    "corpus",
+    ["ragged", *(pytest.param(x, marks=pytest.mark.more) for x in ("short draws", "long draws"))],
+    indirect=True,
+)
 def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, way):
     assert pooling._is_dense(corpus) == bool(way)
     assert_equals_textbook(mlp.outputs, reference.mlp_outputs, draw(corpus), corpus)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("sequences", "vocab_size"), [(12, 40), (40, 12)])
 def test_fewer_sequences_than_tokens_or_more_equal_the_textbook(
     x64, assert_equals_textbook, sequences, vocab_size
@@ -68,6 +74,7 @@ def test_size_of_blocks_changes_nothing(rng, x64, ragged, gathered, held):
     np.testing.assert_allclose(sums, (table[ids] * mask[:, :, None]).sum(axis=1), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.more
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, way):
     assert_vmapped_equals_looped(mlp.init, mlp.outputs)
 

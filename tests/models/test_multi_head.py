@@ -22,6 +22,11 @@ def draw(corpus, heads=3, dim=7):
     return params.replace(p=8 * params.p)
 
 
+@pytest.mark.parametrize(
+    "corpus",
+    ["ragged", *(pytest.param(x, marks=pytest.mark.more) for x in ("short draws", "long draws"))],
+    indirect=True,
+)
 def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook):
     assert_equals_textbook(multi_head.outputs, reference.multi_head_outputs, draw(corpus), corpus)
 
@@ -31,6 +36,7 @@ def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook):
     assert_equals_textbook(multi_head.outputs, reference.multi_head_outputs, draw(corpus, heads=2), corpus)
 
 
+@pytest.mark.more
 def test_a_large_corpus_takes_heads_and_seeds_together(x64, ragged, monkeypatch):
     """Products with the count matrix equal the gathers, for heads within seeds."""
     monkeypatch.setattr(layout, "LARGE", 1)
@@ -49,6 +55,7 @@ def test_a_large_corpus_takes_heads_and_seeds_together(x64, ragged, monkeypatch)
     jax.clear_caches()
 
 
+@pytest.mark.more
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped):
     assert_vmapped_equals_looped(partial(multi_head.init, heads=2), multi_head.outputs)
 

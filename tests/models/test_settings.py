@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
 def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classes):
     model, starts, forms, parameters = SETTINGS[name]
     module, corpus = getattr(models, name), ragged(classes)

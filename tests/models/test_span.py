@@ -20,7 +20,7 @@ def products(rows):
     return vectors @ vectors.T
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
 @pytest.mark.parametrize("dim", [5, 14, 40])
 @pytest.mark.usefixtures("x64")
 def test_a_start_has_the_inner_products_of_the_full_space_in_the_fewest_coordinates(dim, classes):
@@ -48,7 +48,7 @@ def test_the_basis_of_a_seed_brings_its_vectors_back():
         np.testing.assert_allclose(back, wanted, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("dim", [40, span.LARGE, "inf"])
+@pytest.mark.parametrize("dim", [40, pytest.param(span.LARGE, marks=pytest.mark.more), "inf"])
 @pytest.mark.usefixtures("x64")
 def test_a_larger_vocabulary_leaves_the_inner_products_of_a_smaller_one_unchanged(dim):
     small, large = (span.start(KEY, dim=dim, **SIZES | {"vocab_size": size}) for size in (6, 9))
@@ -109,7 +109,7 @@ def moved(params, corpus, optimizer, steps, **settings):
             if name != "sgd"
         ),
         ("sgd", 3, {"batch_size": 10}),
-        ("sgd", 2, {"outputs": two_layer.outputs}),
+        pytest.param("sgd", 2, {"outputs": two_layer.outputs}, marks=pytest.mark.more),
     ],
 )
 @pytest.mark.usefixtures("x64")

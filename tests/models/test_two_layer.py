@@ -1,3 +1,4 @@
+import itertools
 from functools import partial
 
 import jax
@@ -25,6 +26,10 @@ ONE_MODEL = pytest.mark.parametrize(
     "model", [pytest.param("without weights", marks=pytest.mark.more), "with weights"], indirect=True
 )
 
+# Sequences of a minibatch, out of twelve.
+FEW, MANY = (3, 0, 7, 11), tuple(range(12))
+SUMS = [("with weights", "gpu", "ragged")]
+
 
 def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
     params = init(
@@ -37,7 +42,18 @@ def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
     return params.replace(E=2 * params.E, p=query * params.p)
 
 
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("model", "residual", "corpus"),
+    [
+        pytest.param(*case, marks=[] if number % 3 == 0 else pytest.mark.more)
+        for number, case in enumerate(
+            itertools.product(
+                ("without weights", "with weights"), (False, True), ("ragged", "short draws", "long draws")
+            )
+        )
+    ],
+    indirect=["model", "corpus"],
+)
 def test_logits_and_all_gradients_equal_the_textbook(x64, corpus, assert_equals_textbook, model, residual):
     module, init = model
     assert_equals_textbook(
@@ -74,9 +90,21 @@ def test_size_of_blocks_of_sequences_changes_nothing(
     assert_equals_textbook(module.outputs, reference.two_layer_outputs, draw(init, corpus), corpus)
 
 
-@pytest.mark.parametrize(("classes", "kept"), [pytest.param(2, None, marks=pytest.mark.more), (3, 4000)])
+@pytest.mark.parametrize(
+    ("model", "classes", "kept", "own"),
+    [
+        pytest.param(*case, marks=[] if case == ("with weights", 3, 4000, FEW) else pytest.mark.more)
+        for case in (
+            (model, *sizes, own)
+            for model in ("without weights", "with weights")
+            for sizes in ((2, None), (3, 4000))
+            for own in (FEW, MANY)
+        )
+    ],
+    indirect=["model"],
+)
 def test_a_minibatch_equals_the_textbook_on_its_sequences(
-    x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, classes, kept
+    x64, ragged, assert_equals_textbook, model, cleared, monkeypatch, classes, kept, own
 ):
     """Also where products of pairs are kept for the first block only; products with W1 take several."""
     module, init = model
@@ -85,22 +113,18 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
     monkeypatch.setattr(self_attention, "NUMBERS", 1 << 12)
     if kept is not None:
         monkeypatch.setattr(self_attention, "_most_kept", lambda corpus, queries: kept)
-    for own in ([3, 0, 7, 11], list(range(12))):
-        batch = jax.jit(Corpus.take)(corpus, jnp.array(own))
-        assert self_attention._most_kept(batch, jnp.zeros((81, 7))) > 0
-        ids, mask = reference.padded_sequences(corpus)
-        alone = ja.data.from_sequences(
-            [ids[k][mask[k]].tolist() for k in own],
-            np.asarray(corpus.targets)[own].tolist(),
-            vocab_size=81,
-            num_classes=classes,
-        )
-        assert_equals_textbook(
-            lambda x, _, batch=batch: module.outputs(x, batch),
-            reference.two_layer_outputs,
-            draw(init, corpus),
-            alone,
-        )
+    batch = jax.jit(Corpus.take)(corpus, jnp.array(own))
+    assert self_attention._most_kept(batch, jnp.zeros((81, 7))) > 0
+    ids, mask = reference.padded_sequences(corpus)
+    alone = ja.data.from_sequences(
+        [ids[k][mask[k]].tolist() for k in own],
+        np.asarray(corpus.targets)[list(own)].tolist(),
+        vocab_size=81,
+        num_classes=classes,
+    )
+    assert_equals_textbook(
+        lambda x, _: module.outputs(x, batch), reference.two_layer_outputs, draw(init, corpus), alone
+    )
 
 
 @pytest.mark.more
@@ -128,14 +152,14 @@ def test_minibatches_of_several_seeds_equal_those_of_each(x64, ragged, model, cl
 
 
 @pytest.mark.parametrize(
-    ("platform", "corpus"),
+    ("model", "platform", "corpus"),
     [
-        ("gpu", "ragged"),
-        ("tpu", "long draws"),
-        *(pytest.param(*case, marks=pytest.mark.more) for case in (("tpu", "ragged"), ("gpu", "long draws"))),
-        *(pytest.param(platform, "short draws", marks=pytest.mark.more) for platform in ("gpu", "tpu")),
+        pytest.param(*case, marks=[] if case in SUMS else pytest.mark.more)
+        for case in itertools.product(
+            ("without weights", "with weights"), ("gpu", "tpu"), ("ragged", "short draws", "long draws")
+        )
     ],
-    indirect=["corpus"],
+    indirect=["model", "corpus"],
 )
 def test_sums_by_token_of_accelerators_equal_the_textbook(
     x64, corpus, assert_equals_textbook, model, cleared, monkeypatch, platform
@@ -170,6 +194,7 @@ def test_two_tokens_by_hand(x64):
         np.testing.assert_allclose(logit, [expected], rtol=1e-14)
 
 
+@pytest.mark.more
 def test_identity_weights_are_the_model_without_weights(x64, ragged):
     corpus = ragged(3)
     params = draw(two_layer_weights.init, corpus)
@@ -194,6 +219,7 @@ def test_scores_of_the_weighted_model_are_those_of_its_query(x64, ragged):
     np.testing.assert_allclose(values, params.E @ params.v)
 
 
+@pytest.mark.more
 @ONE_MODEL
 def test_vmapped_equals_looped(x64, assert_vmapped_equals_looped, model):
     module, init = model
@@ -221,7 +247,7 @@ def test_padded_draws_equal_the_same_sequences_without_padding(rng, x64, model):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.float64, marks=pytest.mark.more)])
 def test_scores_of_size_1e3_stay_finite_and_right(x64, ragged, assert_equals_textbook, dtype):
     corpus = ragged(2)
     params = draw(two_layer.init, corpus, query=3e3, dtype=dtype)

@@ -180,13 +180,13 @@ HEADS = (models.MultiHead(dim=4, heads=2), 2, losses.Squared())
     ("model", "classes", "per_sequence", "train"),
     [
         (*TWO_CLASSES, ("p",)),
-        (*THREE_CLASSES, ALL),
         (*HEADS, ALL),
         *(
             pytest.param(*case, train, marks=pytest.mark.more)
             for case, train in (
                 (TWO_CLASSES, ALL),
                 (THREE_CLASSES, ("p",)),
+                (THREE_CLASSES, ALL),
                 (EXPONENTIAL, ("p",)),
                 (EXPONENTIAL, ALL),
                 (HEADS, ("p",)),
@@ -206,6 +206,7 @@ def test_it_is_the_largest_eigenvalue_of_the_dense_hessian(
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("large", [pytest.param(False, marks=pytest.mark.more), True])
 def test_sharpness_of_seeds_is_measured_together(x64, corpus, show, draw, monkeypatch, large):
     if large:

@@ -36,7 +36,7 @@ def attention(scores, corpus):
     return jax.nn.softmax(jnp.where(mask, scores[ids], -jnp.inf), axis=1), ids, mask
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
     shown = seen(classes=classes)
     found = Fit().measure(shown)
@@ -137,7 +137,7 @@ class Bare(ja.Model):
         return ja.models.one_layer.outputs(params, corpus)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
 def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
     shown = seen(classes=classes)
     probe = Importance(bins=4, min_count=2)

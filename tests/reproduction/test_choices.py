@@ -96,6 +96,7 @@ def test_shares_are_those_of_a_count(run, measured):
         np.testing.assert_allclose([found.low, found.high], [interval.low, interval.high], rtol=1e-9)
 
 
+@pytest.mark.more
 def test_the_shown_run_lies_among_the_draws(run, measured):
     results, _ = run
     table = measured.tables["What it depends on"]

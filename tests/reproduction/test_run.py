@@ -227,7 +227,15 @@ def _of_stranger(config, key):
 
 
 @pytest.mark.parametrize(
-    "key", ["model", "data", "loss", "phases", "optimizer", "start", "probes", "figures"]
+    "key",
+    [
+        "data",
+        "figures",
+        *(
+            pytest.param(key, marks=pytest.mark.more)
+            for key in ("model", "loss", "phases", "optimizer", "start", "probes")
+        ),
+    ],
 )
 def test_nothing_that_a_finished_run_names_is_imported(page, tmp_path, monkeypatch, key):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "out")

@@ -140,6 +140,7 @@ def test_directions_are_those_of_a_count(results):
     assert found["drawn: share of seeds in which E·v rises"].value < 1
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("high", [1.0, 0.5])
 def test_the_table_of_bins_counts_tokens_of_a_seed_in_the_bins_of_the_run(results, high):
     """Seeds have corpora of their own: the number in a bin is their mean, and all bins hold every token."""

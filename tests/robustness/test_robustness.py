@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 # Kills and damages are in the slow set alone: there are folders to make before there is anything to attack.
-SMALL = {"forged": 2, "sweep_files": 40, "corpora": 8}
+SMALL = {"sweep_files": 40, "corpora": 8}
 MORE = {"forged": 12, "kills": 12, "damages": 60, "sweep_files": 300, "corpora": 60}
 
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [*SMALL.items(), *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE.items())],
+    [
+        *SMALL.items(),
+        pytest.param("forged", 2, marks=pytest.mark.more),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE.items()),
+    ],
 )
 def test_nothing_is_silently_wrong(monkeypatch, name, count):
     monkeypatch.syspath_prepend(Path(__file__).parent)

@@ -638,6 +638,7 @@ def test_code_that_raises_in_a_run_stops_its_own_cells_alone(
     assert said.count("cells-00000-00000-seeds-00000-00001") <= 2
 
 
+@pytest.mark.more
 def test_a_probe_that_measures_nan_stops_nothing_and_shows_as_a_dash(sweep, tmp_path, monkeypatch, capsys):
     path = sweep(probes={"own": ["runs.py:undefined"]})
     assert command(monkeypatch, "run", path, "--out", tmp_path / "out", "--quiet") == 0
@@ -652,8 +653,14 @@ def test_a_probe_that_measures_nan_stops_nothing_and_shows_as_a_dash(sweep, tmp_
     ("changes", "line"),
     [
         ({"zero": 0}, "data: train: a label is 0; labels of 2 classes are [-1, 1]"),
-        ({"add": 5}, "data: train: a sequence holds a token that is not one of 0 to 11"),
-        ({"add": -1}, "data: train: a sequence holds a token that is not one of 0 to 11"),
+        *(
+            pytest.param(
+                {"add": number},
+                "data: train: a sequence holds a token that is not one of 0 to 11",
+                marks=pytest.mark.more,
+            )
+            for number in (5, -1)
+        ),
     ],
 )
 def test_labels_and_tokens_that_there_are_not_are_found_before_anything_is_learned(

@@ -42,6 +42,7 @@ def test_max_margin_without_a_phase_that_moves_p_alone_is_refused(study, tables)
         study("flow", phases=tables("flow")["phases"][:1])
 
 
+@pytest.mark.more
 def test_a_parameter_that_the_users_model_lacks_is_named_when_it_is_known(study, go_one, x64):
     """A user's model need not list its parameters: then it is said when they are drawn."""
     with pytest.raises(InputError, match=r"q: not a parameter of the model; it has E, W, p, v"):

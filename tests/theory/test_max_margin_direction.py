@@ -40,8 +40,15 @@ def problem(rng, dim, tied=False):
     return E, corpus, selection_of(np.arange(12) < 4, corpus)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["alone", "ties"])
-@pytest.mark.parametrize("dim", [6, 30], ids=["V > d", "V < d"])
+@pytest.mark.parametrize(
+    ("dim", "tied"),
+    [
+        (6, True),
+        (30, False),
+        pytest.param(6, False, marks=pytest.mark.more),
+        pytest.param(30, True, marks=pytest.mark.more),
+    ],
+)
 def test_the_derivative_is_that_of_the_problem_solved_anew(rng, dim, tied):
     E, corpus, chosen = problem(rng, dim, tied)
     answer = max_margin(Scores(E, corpus), chosen)

@@ -150,7 +150,7 @@ def test_minibatches_deal_every_sequence_out_once_an_epoch(x64):
     assert (chosen[0] != chosen[4]).any()
 
 
-@pytest.mark.parametrize("cuts_batches", [False, True])
+@pytest.mark.parametrize("cuts_batches", [pytest.param(False, marks=pytest.mark.more), True])
 def test_steps_on_minibatches_equal_full_steps_on_corpora_of_the_batch_alone(problem, cuts_batches):
     params, corpus = problem
     ids, mask = ja.models.reference.padded_sequences(corpus)

@@ -37,7 +37,7 @@ def by_hand(params, train, held_out, patience):
     return best, STEPS
 
 
-@pytest.mark.parametrize("patience", [1, 3, 100])
+@pytest.mark.parametrize("patience", [1, pytest.param(3, marks=pytest.mark.more), 100])
 def test_it_ends_with_the_best_parameters(problem, patience):
     params, train, held_out = problem
     expected, gave_up = by_hand(params, train, held_out, patience)

@@ -128,7 +128,7 @@ def by_loop(sequences, before, after):
     return largest / 2
 
 
-@pytest.mark.parametrize("sizes", [(3, 5, 1, 6, 2), (3, 90, 1, 60, 2)])
+@pytest.mark.parametrize("sizes", [pytest.param((3, 5, 1, 6, 2), marks=pytest.mark.more), (3, 90, 1, 60, 2)])
 def test_a_leap_is_that_of_a_loop(sizes):
     """Sequences of one row, and of several."""
     keys = jax.random.split(jax.random.key(0), 3)

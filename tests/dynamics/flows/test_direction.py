@@ -238,7 +238,7 @@ def loss(a, values, lists, labels):
     return total / len(lists)
 
 
-@pytest.mark.parametrize("size", [0.5, 3.0])
+@pytest.mark.parametrize("size", [pytest.param(0.5, marks=pytest.mark.more), 3.0])
 def test_force_and_curvature_by_automatic_differentiation(x64, rng, size):
     scores, _, lists, labels = problem(0)
     a, values = jnp.asarray(size * rng.normal(size=VOCAB)), jnp.asarray(scores.values)

@@ -102,6 +102,7 @@ def test_diffrax_finds_the_same_path_to_where_every_sequence_has_settled():
     np.testing.assert_allclose(path.log_gradient_norm[-1], -inverse[-1], rtol=1e-5)
 
 
+@pytest.mark.more
 def test_normalised_descent_by_automatic_differentiation_leaves_the_limit():
     """What the exponents are for: the same limit, looked for with plain float64 gradients."""
     params, corpus = problem(0)

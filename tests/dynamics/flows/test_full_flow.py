@@ -36,7 +36,8 @@ def followed(dim, until, **kind):
 
 
 @pytest.mark.parametrize(
-    ("dim", "scale"), [pytest.param(6, 1.0, marks=pytest.mark.more), (24, 1.0), (24, 0.01)]
+    ("dim", "scale"),
+    [*(pytest.param(*each, marks=pytest.mark.more) for each in ((6, 1.0), (24, 0.01))), (24, 1.0)],
 )
 def test_it_is_the_flow_of_all_parameters_in_time(dim, scale):
     """Plain integration of dθ/dt = -∂L/∂θ in R^d by scipy, held against the rows at their own times."""
@@ -116,6 +117,7 @@ def test_tokens_on_top_line_up_with_the_head(relevant, scale, all_relevant):
         assert elsewhere[-1] < elsewhere[-2] / 2
 
 
+@pytest.mark.more
 def test_labels_that_nothing_fits_end_above():
     params, _ = take(problems(24), 0)
     corpus = ja.data.from_sequences([[0, 1], [0, 1], [2, 3]], [1, -1, 1], vocab_size=12)

@@ -50,7 +50,7 @@ def mirrored(c=1.0):
     return params, four([[0, 1], [2, 3]] * 2, [1, -1] * 2)
 
 
-@pytest.mark.parametrize("c", [1.0, 0.004])
+@pytest.mark.parametrize("c", [pytest.param(1.0, marks=pytest.mark.more), 0.004])
 def test_two_pairs_by_hand(c):
     """p = (0, s), v = (w, 0), q = 1/(1 + e^(-2cs)): ds/dt = 2c g w q (1-q), dw/dt = g q have an invariant.
 
@@ -193,6 +193,7 @@ def test_every_seed_tends_to_the_relaxed_max_margin_direction_and_v_to_its_own()
     assert apart >= 2
 
 
+@pytest.mark.more
 def test_seeds_together_are_seeds_alone():
     params, corpora = problems()
     together = flow(params, corpora)
@@ -247,6 +248,7 @@ def test_labels_that_no_v_separates_end_where_the_forces_balance():
     assert path.log_v_norm[-1] < 5
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["p", *(pytest.param(name, marks=pytest.mark.more) for name in "Ev")])
 def test_a_seed_that_is_not_finite_fails_alone(name):
     params, corpora = problems()

@@ -131,6 +131,7 @@ def test_tied_tokens_stay_on_a_curve_of_balances_where_nothing_moves_them():
     assert certificate.curvature == 1.0
 
 
+@pytest.mark.more
 def test_a_tied_token_slides_away_along_a_curve_of_balances():
     """(0, 1, 2) with either label keep f = 0; (3, 4) drives p along E_3 - E_4, which lowers token 2.
 
@@ -258,6 +259,7 @@ def take(tree, seed):
     return jax.tree.map(lambda x: x[seed], tree)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("dim", [8, pytest.param(64, marks=pytest.mark.more)])
 def test_every_path_ends_with_a_certificate_or_says_that_it_has_none(dim):
     params, corpora = problems(dim)

@@ -1,0 +1,114 @@
+"""What is measured on the way and at the end, and what is drawn of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import Array
+
+from jaxattn.base.model import Model, Params
+from jaxattn.base.phase import Phase, Task
+from jaxattn.base.splits import Loaded
+from jaxattn.core.settings import Spec
+
+Metrics = Mapping[str, np.ndarray]
+
+
+class Measurement(Spec, frozen=True, kw_only=True):
+    """What probes of single steps and of whole phases have in common: derive from one of these two.
+
+    Attributes:
+        labels: what figures call its metrics, by name.
+        rotation_invariant: whether it measures the same in coordinates of a span.
+    """
+
+    labels: ClassVar[Mapping[str, str]] = {}
+    rotation_invariant: ClassVar[bool] = False
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say what it misses in a phase, of which it then measures nothing; None if it applies.
+
+        Args:
+            task: the model, the loss, and the data of one seed or of many, of which kinds and static sizes
+                may be used, not shapes.
+            phase: the phase.
+
+        Returns:
+            What is missing, for a plan, such as "wants targets that are classes".
+        """
+        return None
+
+
+class Probe(Measurement, frozen=True, kw_only=True):
+    """What is measured at single steps.
+
+    Attributes:
+        from_step: the first step of a phase that it speaks of.
+    """
+
+    from_step: ClassVar[int] = 0
+
+    def remember(self, params: Any) -> Any:
+        """Keep something of the start of a phase, which is `context.memory` in `measure`; None is nothing."""
+        return None
+
+    def measure(self, context: Any) -> Mapping[str, Array]:
+        """Measure one seed.
+
+        Args:
+            context: a `jaxattn.probes.ProbeContext`: parameters, model, loss, data, phase, and what follows
+                from them, each computed once for all probes.
+
+        Returns:
+            Numbers (), or vectors (m,), by names that no other probe has.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.measure")
+
+
+class PhaseProbe(Measurement, frozen=True, kw_only=True):
+    """What is measured of a whole phase when it has ended.
+
+    Attributes:
+        metrics: names of all that it measures.
+    """
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """Names of all that it measures."""
+        raise NotImplementedError(f"{type(self).__name__}.metrics")
+
+    def observe(self, phase: Phase, state: Any) -> Array:
+        """Look at the state of one seed at a probe step; any one shape."""
+        raise NotImplementedError(f"{type(self).__name__}.observe")
+
+    def conclude(
+        self, history: np.ndarray, params: Params, model: Model[Any], loaded: Loaded
+    ) -> tuple[Metrics, Metrics]:
+        """Measure all seeds, on the host.
+
+        Args:
+            history: (S, k, ...) float64; what was observed of S seeds at k probe steps.
+            params: the parameters at the end, with a leading axis of seeds.
+            model: the model.
+            loaded: data, shared by the seeds or those of each.
+
+        Returns:
+            What belongs to every probe step, (S, k) each, and to the phase as a whole, (S,) each.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.conclude")
+
+
+class Figure(Spec, frozen=True, kw_only=True):
+    """A figure of a finished run, drawn on the host."""
+
+    def __call__(self, results: Any) -> Any:
+        """Draw it.
+
+        Args:
+            results: a `jaxattn.Results`.
+
+        Returns:
+            A matplotlib figure, which gets the class's name and the first line of its docstring; or a
+            `jaxattn.results.drawn.Drawn` with words of its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.__call__")
