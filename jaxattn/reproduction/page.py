@@ -11,8 +11,8 @@ import pandas as pd
 from jaxattn.core.errors import RunError
 from jaxattn.reproduction import findings, record
 from jaxattn.reproduction.book import Book, Scale
-from jaxattn.reproduction.section import Section, measured, missing, texts
-from jaxattn.results.layout import fill, markdown
+from jaxattn.reproduction.section import Section, measured, missing
+from jaxattn.results.layout import fill, markdown, texts
 from jaxattn.storage.files import inside
 from jaxattn.storage.files import write as write_file
 

@@ -16,7 +16,7 @@ from jaxattn.reproduction.book import Item, Scale
 from jaxattn.reproduction.findings import CANNOT_TELL, DIFFERS, Finding, verdict
 from jaxattn.reproduction.measures import measure
 from jaxattn.results import figures, style
-from jaxattn.results.labels import format_number
+from jaxattn.results.layout import texts
 from jaxattn.results.load import load
 from jaxattn.results.run import Run
 from jaxattn.storage.files import inside
@@ -150,11 +150,6 @@ def missing(item: Item, scale: Scale, why: str = "") -> Section:
     if item.data:
         remedy += f", with DIR/{item.data.below}: {item.data.what}"
     return Section(item, NOT_RUN, command(item, scale), f"{why}; {remedy}" if why else remedy)
-
-
-def texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Write every entry of a table for reading, and the names of its columns."""
-    return table.rename(columns=str).map(lambda x: format_number(x) if isinstance(x, float) else str(x))
 
 
 def _cells(cells: Iterable[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
