@@ -7,6 +7,8 @@ writes them into reference/ beside this file.
 
 import dataclasses
 import inspect
+import json
+import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 
 import docstring_parser
 import msgspec
+import tomli_w
 
 from jaxattn.base import Measurement
 from jaxattn.cli import commands
@@ -24,6 +27,8 @@ from jaxattn.probes.settings import Probes
 from jaxattn.results.labels import OF_PHASES
 from jaxattn.study.definition import Tables
 from jaxattn.study.registry import CONCEPTS, fields_of
+
+ROOT = Path(__file__).parents[1]
 
 STANDARD: dict[str, type[Measurement]] = {
     "in every study": Fit,
@@ -256,7 +261,125 @@ def _command(name: str, call: Callable[..., int]) -> str:
     return "\n\n".join(parts)
 
 
-PAGES = {"metrics": metrics, "texts": texts, "sweep_keys": sweep_keys, "command_line": command_line}
+class Shown(NamedTuple):
+    """A figure of the gallery.
+
+    Attributes:
+        title: its heading.
+        study: its sweep file and its folder of published results.
+        number: which figure of the file.
+        file: what was drawn.
+        said: what to see in it.
+    """
+
+    title: str
+    study: str
+    number: int
+    file: str
+    said: str
+
+
+GALLERY = (
+    Shown(
+        "What attention learned",
+        "imdb_one_layer",
+        0,
+        "importance_joint",
+        "E·v rises, and E·p is a U: the paper's Figure 3.",
+    ),
+    Shown(
+        "Curves of metrics",
+        "imdb_one_layer",
+        1,
+        "curves",
+        "Every metric over steps, with its interval over seeds.",
+    ),
+    Shown(
+        "Tokens that attention prefers",
+        "imdb_one_layer",
+        2,
+        "top_tokens_joint",
+        "The words of largest E·p, coloured by the class they speak for.",
+    ),
+    Shown(
+        "One step on E",
+        "one_step_law",
+        1,
+        "one_step_law_cell6",
+        "E·v of every token, and the line of Lemma 4.1.",
+    ),
+    Shown(
+        "A power of one key",
+        "one_step_law",
+        0,
+        "scaling_one_step_error_model-dim",
+        "The error falls like d to the power -1/2; the slope is fitted seed by seed.",
+    ),
+    Shown(
+        "Convergence to the max-margin direction",
+        "margin_convergence",
+        0,
+        "convergence_one_minus_cosine_p_norm",
+        "1 - cos falls like ‖p‖ to the power -2 until the end of the path.",
+    ),
+    Shown(
+        "Methods against each other",
+        "flow_methods",
+        0,
+        "convergence_one_minus_cosine_evaluations",
+        "The same distance over gradient evaluations.",
+    ),
+    Shown(
+        "A phase diagram",
+        "selection_vs_eta0",
+        0,
+        "diagram_only_relevant_selected_phases-embed-step_size_model-dim",
+        "A colour for each value of two keys.",
+    ),
+)
+
+
+def gallery() -> str:
+    """Write the page of figures, each with the code that draws it."""
+    parts = [
+        "# Gallery",
+        "Each figure with what draws it: a table of a sweep file, or a line of Python for a run that is there.\n"
+        "All come as PNG and as PDF with embedded fonts, as wide as the text of a paper, in `figures/` of the\n"
+        "results folder. The options of a kind are the keyword arguments of its function, which\n"
+        '`jaxattn.results.figures.function("KIND")` returns; one [of your own](../howto/extending.md#a-figure)\n'
+        "is a function too.",
+    ]
+    for each in GALLERY:
+        spec = tomllib.loads((ROOT / "sweeps" / f"{each.study}.toml").read_text(encoding="utf-8"))["figures"][
+            each.number
+        ]
+        asked = "\n".join(["[[figures]]", tomli_w.dumps(spec).strip()])
+        options = ", ".join(f"{name}={json.dumps(value)}" for name, value in spec.items() if name != "kind")
+        call = f'figure("{spec["kind"]}"{", " if options else ""}{options})'
+        parts += [
+            f"## {each.title}",
+            each.said,
+            f"![{each.said.rstrip('.')}](../../results/published/{each.study}/figures/{each.file}.png)",
+            f"```toml\n{asked}\n```",
+            f'```python\nja.load("results/{each.study}").{call}\n```',
+            f"The run: `jaxattn run sweeps/{each.study}.toml`.",
+        ]
+    parts += [
+        "## A path to explore",
+        "One slider over the path of p, with attention, phase plane, curves and support pairs; see it in\n"
+        "[margin convergence](../../notebooks/margin_convergence.ipynb).",
+        '```python\nja.explore(scores, path, max_margin).write("page.html")\n```',
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES = {
+    "metrics": metrics,
+    "texts": texts,
+    "sweep_keys": sweep_keys,
+    "command_line": command_line,
+    "gallery": gallery,
+}
 
 if __name__ == "__main__":
     for name, made in PAGES.items():

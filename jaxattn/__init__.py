@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxattn.core.settings import Spec, Static
     from jaxattn.data import Generator
     from jaxattn.probes import Probes
+    from jaxattn.results.explorer import Explorer, explore
 
 __version__ = "0.2.0"
 # Where the project lives, once it is public: links of the site and `jaxattn cite` take it from here.
@@ -29,6 +30,7 @@ __url__ = ""
 __all__ = [
     "Dataset",
     "DrawnData",
+    "Explorer",
     "Figure",
     "Generator",
     "Loss",
@@ -47,6 +49,7 @@ __all__ = [
     "base",
     "data",
     "dynamics",
+    "explore",
     "load",
     "losses",
     "models",
@@ -74,6 +77,8 @@ _PLACES = {
     "Static": "jaxattn.core.settings",
     "Results": "jaxattn.api",
     "Study": "jaxattn.api",
+    "Explorer": "jaxattn.results.explorer",
+    "explore": "jaxattn.results.explorer",
     "load": "jaxattn.api",
     "phase_diagram": "jaxattn.bisection",
 }

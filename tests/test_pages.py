@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from jaxattn import cli
+from jaxattn.api import Study
 from jaxattn.cli import commands
 from jaxattn.core.docstrings import written
 from jaxattn.data.readers import READERS
+from jaxattn.results.figures import KINDS
 from jaxattn.study.registry import CONCEPTS, fields_of
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -66,3 +68,14 @@ def test_the_page_of_the_command_line_has_the_options_that_the_parser_knows(monk
         cli.main()
     helped = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
     assert helped == {one.usage.split()[0] for one in pages.options_of(commands()["run"])} - {"SWEEP"}
+
+
+def test_the_gallery_has_every_kind_of_figure_as_it_was_drawn():
+    shown = {each.study: [] for each in pages.GALLERY}
+    for each in pages.GALLERY:
+        asked = Study.read(DOCS.parent / "sweeps" / f"{each.study}.toml").config["figures"][each.number]
+        shown[each.study].append(asked["kind"])
+        place = DOCS.parent / "results" / "published" / each.study / "figures" / f"{each.file}.png"
+        assert place.name.startswith(asked["kind"])
+        assert place.is_file()
+    assert {kind for kinds in shown.values() for kind in kinds} == set(KINDS)

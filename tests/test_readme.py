@@ -1,11 +1,15 @@
+import importlib.util
 import inspect
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jaxattn import cli
@@ -173,3 +177,97 @@ def test_the_model_of_its_page_is_diagnosed(tmp_path, monkeypatch):
     assert stopped.value.code == 0
     page = (tmp_path / "results" / "diagnosis" / "diagnosis.md").read_text(encoding="utf-8")
     assert page.count("is above the null band") == 5
+
+
+class Lookalike(np.ndarray):
+    """An array with the methods of a tensor that the tutorial calls."""
+
+    def unflatten(self, axis, sizes):
+        axis %= self.ndim
+        return self.reshape(*self.shape[:axis], *sizes, *self.shape[axis + 1 :])
+
+    def masked_fill(self, mask, value):
+        return np.where(mask, value, self).view(Lookalike)
+
+    def softmax(self, axis):
+        weights = np.exp(self - self.max(axis, keepdims=True))
+        return weights / weights.sum(axis, keepdims=True)
+
+    def flatten(self, start):
+        return self.reshape(*self.shape[:start], -1)
+
+    def numpy(self):
+        return np.asarray(self)
+
+    def long(self):
+        return self.astype(np.int64)
+
+    def backward(self):
+        """Leave the model untrained: what is taken out of it is the same."""
+
+
+def lookalike(seed=0):
+    """What the tutorial uses of torch, without gradients."""
+    rng = np.random.default_rng(seed)
+
+    def randn(*shape):
+        return rng.normal(size=shape).view(Lookalike)
+
+    class Linear:
+        def __init__(self, inside, outside, bias=True):
+            self.weight = randn(outside, inside) / inside**0.5
+            self.bias = randn(outside) * float(bias)
+
+        def __call__(self, x):
+            return x @ self.weight.T + self.bias
+
+    class Embedding:
+        def __init__(self, number, dim):
+            self.weight = randn(number, dim)
+
+        def __call__(self, ids):
+            return self.weight[ids]
+
+    class Module:
+        def __call__(self, *inputs):
+            return self.forward(*inputs)
+
+        def parameters(self):
+            return []
+
+    nn = SimpleNamespace(
+        Linear=Linear,
+        Embedding=Embedding,
+        Module=Module,
+        Parameter=lambda x: x,
+        functional=SimpleNamespace(cross_entropy=lambda logits, labels: logits.mean().view(Lookalike)),
+    )
+    steps = SimpleNamespace(zero_grad=lambda: None, step=lambda: None)
+    return SimpleNamespace(
+        nn=nn,
+        inf=np.inf,
+        randn=randn,
+        from_numpy=lambda x: x.view(Lookalike),
+        einsum=lambda formula, *x: np.einsum(formula, *x, optimize=True).view(Lookalike),
+        optim=SimpleNamespace(Adam=lambda parameters, lr: steps),
+        no_grad=nullcontext,
+    )
+
+
+@pytest.mark.slow
+def test_the_arrays_of_the_transformer_of_its_page_are_its_logits(tmp_path, monkeypatch, capsys):
+    """With torch as it is, or else with a look-alike that trains nothing."""
+    text = "\n".join(blocks("tutorials/transformer.md", "python"))
+    trained = importlib.util.find_spec("torch") is not None
+    if not trained:
+        torch = lookalike()
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        text = text.replace("range(200)", "range(1)")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweeps").symlink_to(ROOT / "sweeps")
+    names: dict = {"__name__": "__main__"}
+    exec(compile(text, "transformer.md", "exec"), names)
+    assert names["found"].heads == [0, 1, 2, 3]
+    assert (tmp_path / "results/classifier/diagnosis.html").stat().st_size > 10_000
+    if trained:
+        assert any("is above the null band" in line for line in names["found"].verdicts)

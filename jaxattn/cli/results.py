@@ -122,11 +122,11 @@ def diagnose(
 
     Args:
         embedding: E (V, d), from a .npy file or a key of a .safetensors file.
-        query: p (d,).
-        head: v (d,), or (d, K) or (K, d) for K classes.
+        query: p (d,), or (H, d) for H attention heads.
+        head: v (d,), or (d, K) or (K, d) for K classes; (H, d, K) for one of each attention head.
         corpus: Sweep file, or a file with its [data] table alone.
         vocabulary: The tokens of E's rows, one per line; by default those of the corpus, in its order.
-        out: Folder of diagnosis.md, tokens.csv and the figure.
+        out: Folder of the page, tokens.csv and the figures.
         min_count: Tokens that occur less often are in no statistic.
         important: Tokens with a posterior difference of this size are important.
         seed: Seed of a synthetic corpus and of the random models.
@@ -134,7 +134,6 @@ def diagnose(
     """
     from jaxattn import diagnosis
     from jaxattn.data.arrays import read_array
-    from jaxattn.diagnosis import files
     from jaxattn.engine.progress import Reporter
 
     E, p, v = (read_array(place) for place in (embedding, query, head))
@@ -145,11 +144,11 @@ def diagnose(
     found = diagnosis.diagnose(
         E, p, v, labelled, tokens=tokens, min_count=min_count, important=important, seed=seed
     )
-    for title, table in files.tables(found, number):
+    for title, table in found.tables(number):
         print_table(title, table)
     for verdict in found.verdicts:
         print(verdict)
-    for path in files.write(found, out, number):
+    for path in found.write(out, number):
         print(path)
     return 0
 

@@ -29,7 +29,7 @@ from jaxattn.study import toml
 Scale = Literal["laptop", "full"]
 DEFAULT = "paper"
 PACKAGED = Path(__file__).parent
-PROSE = ("reports", "chosen", "compared", "reason")
+PROSE = ("reports", "chosen", "compared", "reason", "flat")
 T = TypeVar("T", bound="Table")
 
 
@@ -136,10 +136,12 @@ class About(Table, frozen=True):
     """What item.toml holds.
 
     Attributes:
+        title: a heading for readers; by default the name of its folder.
         reports: what is reported, with its source.
         chosen: what is not published and was chosen.
         compared: how it is compared.
         reason: why what differs does, as far as varying one thing at a time has shown.
+        flat: why a figure is flat, where one is, said beside it.
         takes: how long its own code takes, in the words of its source.
         needs: the data set it needs; "" for none.
         laptop: overrides of the study at laptop scale.
@@ -155,6 +157,8 @@ class About(Table, frozen=True):
     chosen: str
     compared: str
     reason: str = ""
+    title: str = ""
+    flat: str = ""
     takes: str = ""
     needs: str = ""
     laptop: tuple[str, ...] = ()
@@ -175,6 +179,11 @@ class Item(About, frozen=True, kw_only=True):
 
     name: str
     book: "Book"
+
+    @property
+    def heading(self) -> str:
+        """What readers call it."""
+        return self.title or self.name.replace("_", " ").capitalize()
 
     @property
     def folder(self) -> Path:

@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from jaxattn.core.errors import RunError
+from jaxattn.core.errors import RunError, counted
 from jaxattn.reproduction import findings, record
 from jaxattn.reproduction.book import Book, Scale
-from jaxattn.reproduction.section import Section, measured, missing, texts
+from jaxattn.reproduction.section import Section, measured, missing
+from jaxattn.results import layout
 from jaxattn.results.layout import fill, markdown
 from jaxattn.storage.files import inside
 from jaxattn.storage.files import write as write_file
@@ -101,6 +102,7 @@ def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "item": each.item.name,
+            "title": each.item.heading,
             "reported": each.item.reports,
             "verdict": each.verdict,
             "run time": each.facts.get("run time", "-"),
@@ -134,12 +136,22 @@ def agreement(sections: tuple[Section, ...]) -> pd.DataFrame:
 def as_markdown(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
     """Write the page in Markdown."""
     introduction = [line for text in _introduction(book, sections, scale) for line in (text, "")]
-    lines = [f"# {book.shared.title}", "", *introduction, markdown(summary(sections)), ""]
+    table = summary(sections).drop(columns="title")
+    lines = [
+        f"# {book.shared.title}",
+        "",
+        f"**{in_numbers(sections)}**",
+        "",
+        *introduction,
+        markdown(table),
+        "",
+    ]
     for each in sections:
         item = each.item
-        lines += [f"## {item.name}", "", f"**Reported:** {item.reports}", ""]
+        lines += [f"## {item.name}", "", f"**{item.heading}.** {each.verdict.capitalize()}.", ""]
+        lines += [f"**Reported:** {item.reports}", ""]
         lines += [f"**Not published and chosen here:** {item.chosen}.", ""]
-        lines += [f"**Compared:** {item.compared}.", "", f"**Verdict:** {each.verdict}.", ""]
+        lines += [f"**Compared:** {item.compared}.", ""]
         lines += [f"**Why:** {each.reason}.", ""] if each.reason else []
         if item.elsewhere:
             lines += [f"Not run here: see [{item.elsewhere.words}]({item.elsewhere.link}).", ""]
@@ -148,7 +160,8 @@ def as_markdown(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
         lines += [*(f"- {name}: {fact}" for name, fact in each.facts.items()), ""]
         lines += [markdown(each.agreement), ""] if each.findings else []
         for picture in each.pictures:
-            lines += [f"![{item.name}]({picture.file})", "", picture.caption, ""]
+            lines += [f"![{picture.alt(item)}]({picture.file})", "", picture.caption, ""]
+        lines += [f"**Why it is flat:** {item.flat}.", ""] if item.flat and each.pictures else []
         for title, table in each.tables.items():
             lines += [f"{title}:", "", markdown(table), ""]
         lines += [f"    {each.command}", ""]
@@ -165,9 +178,37 @@ def as_html(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
         title=book.shared.title,
         sections=sections,
         introduction=_introduction(book, sections, scale),
-        summary=summary(sections).drop(columns="command"),
-        texts=texts,
+        verdict=in_numbers(sections),
+        contents=contents(sections),
+        texts=layout.texts,
+        place=record.place,
     )
+
+
+def in_numbers(sections: tuple[Section, ...]) -> str:
+    """Say in a line what the verdicts of all findings say."""
+    said = [finding.verdict for each in sections for finding in each.findings if finding.criterion]
+    if not said:
+        return "Nothing is judged yet."
+    parts = []
+    for verdict, plural in ((findings.AGREES, "agree"), (findings.DIFFERS, "differ")):
+        number = said.count(verdict)
+        parts += [f"{number} {verdict if number == 1 else plural}"] * (number > 0)
+    parts += [f"{said.count(findings.CANNOT_TELL)} cannot tell"] * (findings.CANNOT_TELL in said)
+    ran = sum(each.ran for each in sections)
+    return f"Of {counted(len(said), 'judged number')} in {counted(ran, 'item')}, {', '.join(parts)}."
+
+
+def contents(sections: tuple[Section, ...]) -> dict[str, list[Section]]:
+    """Group the items by the worst that their findings say, for a table of contents."""
+    names = {
+        "no": "Differs, at least in part",
+        "open": "Cannot tell",
+        "yes": "Agrees",
+        "": "Only measured, or not run here",
+    }
+    groups = {tone: [each for each in sections if layout.tone(each.verdict) == tone] for tone in names}
+    return {names[tone]: group for tone, group in groups.items() if group}
 
 
 def _introduction(book: Book, sections: tuple[Section, ...], scale: Scale) -> list[str]:

@@ -25,12 +25,14 @@ from jaxattn.engine.run import run as execute
 from jaxattn.reproduction import judges
 from jaxattn.reproduction.cell import Cell
 from jaxattn.reproduction.rows import DECIDING_SEEDS, REQUIRED, Row
+from jaxattn.results import layout
 from jaxattn.results.intervals import LEVEL
 from jaxattn.results.layout import markdown
 from jaxattn.results.load import load
 from jaxattn.storage import provenance
 from jaxattn.study.seed import dataset
 
+TEMPLATE = Path(__file__).with_name("claims.html")
 STUDIES = Path(__file__).with_name("claims")
 # By claim, in the order of the paper.
 STATEMENTS: Mapping[str, str] = MappingProxyType(
@@ -149,7 +151,7 @@ class Scoreboard:
         """Write claims.csv (`numbers`) and claims.md (a page of `table`; see `page`).
 
         Args:
-            folder: where; it is made if it is not there.
+            folder: where claims.csv, claims.md and claims.html go; made if it is not there.
             command: the command that made it, for the page.
 
         Returns:
@@ -159,26 +161,61 @@ class Scoreboard:
             RunError: they cannot be written.
         """
         folder = Path(folder)
-        csv, markdown = folder / "claims.csv", folder / "claims.md"
+        csv, markdown, html = (folder / f"claims.{suffix}" for suffix in ("csv", "md", "html"))
+        made = made_now(command)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.numbers().to_csv(csv, index=False)
-            markdown.write_text(self.markdown(command), encoding="utf-8")
+            markdown.write_text(page(self.rows, self.table(), made), encoding="utf-8")
+            table = self.table().assign(promised=[row.claim.promised for row in self.rows])
+            html.write_text(as_html(table, made, chances(self.rows)), encoding="utf-8")
         except OSError as error:
             raise RunError(
                 f"{folder}: cannot be written: {error.strerror or error}; give another folder"
             ) from None
-        return [csv, markdown]
+        return [csv, markdown, html]
 
-    def markdown(self, command: str = "") -> str:
-        """Write the page, made now by some command."""
-        versions = {name: provenance.version(name) for name in PACKAGES}
-        made = {
-            "Made by": f"`{command or 'jaxattn claims'}`",
-            "Date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "Versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        }
-        return page(self.rows, self.table(), made)
+
+def made_now(command: str = "") -> dict[str, str]:
+    """Say how a page is made that is made now by some command: command, date, versions."""
+    versions = {name: provenance.version(name) for name in PACKAGES}
+    return {
+        "Made by": f"`{command or 'jaxattn claims'}`",
+        "Date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+    }
+
+
+def as_html(table: pd.DataFrame, made: Mapping[str, str], chances: str) -> str:
+    """Write the scoreboard as a page of HTML that holds everything it shows.
+
+    Args:
+        table: the rows laid out for reading, with the column `promised`.
+        made: how the page was made: command, date, versions.
+        chances: what is expected by chance.
+
+    Returns:
+        HTML: the verdict, contents, the rows of each claim, how to read them.
+    """
+    promised = table[table["promised"]]
+    counts = promised["verdict"].value_counts()
+    words = {"holds": "hold", "fails": "fail", "undecided": "are undecided"}
+    said = ", ".join(f"{counts[word]} {plural}" for word, plural in words.items() if word in counts)
+    parts = {
+        title: [
+            (claim, STATEMENTS[claim], rows.drop(columns=["claim", "promised"]))
+            for claim, rows in table[table["promised"] == flag].groupby("claim", sort=False)
+        ]
+        for flag, title in PARTS
+    }
+    return layout.fill(
+        TEMPLATE,
+        verdict=f"Of {len(promised)} promised rows {said or 'none yet'}.",
+        chances=chances,
+        made=made,
+        parts={title: rows for title, rows in parts.items() if rows},
+        reading=READING,
+    )
 
 
 def run(

@@ -16,13 +16,15 @@ from jaxattn.reproduction.book import Item, Scale
 from jaxattn.reproduction.findings import CANNOT_TELL, DIFFERS, Finding, verdict
 from jaxattn.reproduction.measures import measure
 from jaxattn.results import figures, style
-from jaxattn.results.labels import format_number
+from jaxattn.results.layout import texts
 from jaxattn.results.load import load
 from jaxattn.results.run import Run
 from jaxattn.storage.files import inside
 
-# A page of twenty figures stays small.
-PIXELS_PER_INCH = 110
+# Sharp on dense screens: twice the pixels that a page shows them with.
+PIXELS_PER_INCH = 220
+SHOWN_PER_INCH = 125
+METRES_PER_INCH = 0.0254
 NOT_RUN = "not run"
 
 
@@ -33,6 +35,20 @@ class Picture:
     file: str
     caption: str
     data: bytes
+
+    @property
+    def width(self) -> int:
+        """Its width on a page in CSS pixels: that of the paper, whatever its resolution."""
+        # Records may be anybody's: of the file no more is read than the two numbers.
+        mark = self.data[:4096].find(b"pHYs") + 4
+        density = (
+            int.from_bytes(self.data[mark : mark + 4]) * METRES_PER_INCH if mark > 3 else PIXELS_PER_INCH
+        )
+        return round(int.from_bytes(self.data[16:20]) * SHOWN_PER_INCH / max(density, 1))
+
+    def alt(self, item: Item) -> str:
+        """What it shows, for whoever cannot see it."""
+        return f"{item.heading}: {self.caption.partition('. ')[0].rstrip('.')}"
 
 
 @dataclass(frozen=True)
@@ -150,11 +166,6 @@ def missing(item: Item, scale: Scale, why: str = "") -> Section:
     if item.data:
         remedy += f", with DIR/{item.data.below}: {item.data.what}"
     return Section(item, NOT_RUN, command(item, scale), f"{why}; {remedy}" if why else remedy)
-
-
-def texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Write every entry of a table for reading, and the names of its columns."""
-    return table.rename(columns=str).map(lambda x: format_number(x) if isinstance(x, float) else str(x))
 
 
 def _cells(cells: Iterable[Mapping[str, Any]]) -> list[tuple[Any, Any]]:

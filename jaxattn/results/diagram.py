@@ -63,6 +63,8 @@ def diagram(
     if not np.isfinite(values).any():
         raise InputError(f"diagram: {metric} has no finite value at the end of phase {phase!r}")
     rows, columns = values.shape
+    others = [axis for axis in results.axes if axis not in (x_axis, y_axis)]
+    averaged = f" and over {', '.join(others)}" if others else ""
     with style():
         figure = Figure(figsize=(min(WIDTH, 1.8 + 0.62 * columns), 1.1 + 0.36 * rows), layout="constrained")
         ax = figure.subplots()
@@ -85,8 +87,8 @@ def diagram(
     return Drawn(
         file_name("diagram", metric, y_axis, x_axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} over {y_axis} and {x_axis}",
-        f"{metric} at the end of phase {phase}, mean over seeds ({seed_words(table['n'])}), for every "
-        f"{y_axis} and {x_axis}.",
+        f"{metric} at the end of phase {phase}, mean over seeds ({seed_words(table['n'])})"
+        f"{averaged}, for every {y_axis} and {x_axis}.",
         figure,
     )
 

@@ -49,8 +49,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 def latex(table: pd.DataFrame) -> str:
     """Lay out as a LaTeX tabular with the rules of booktabs; text is escaped."""
-    texts = table.map(_text).rename(columns=str)
-    return texts.to_latex(index=False, escape=True)
+    return texts(table).to_latex(index=False, escape=True)
 
 
 def _text(x: Any) -> str:
@@ -72,6 +71,12 @@ COLUMN_RULES = "".join(
 # Longer words are broken anywhere.
 LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e-?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
+# Of what a verdict says the colour tells the worst; its words stand beside it.
+TONES = (
+    ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
+    ("open", re.compile("cannot tell|undecided|for some")),
+    ("yes", re.compile("agrees|holds|above the null band")),
+)
 # Names break behind underscores and dots, but numbers do not.
 BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
 
@@ -133,8 +138,8 @@ def fill(template: Path, **content: Any) -> str:
 
     Args:
         template: a file in Jinja's language; {{ style }} stands for the style that all pages share,
-            | embedded turns bytes into base64, | coded sets what a text has between backticks as code, and
-            `shown` of table.html lays out a table of texts.
+            | embedded turns bytes into base64, | coded sets what a text has between backticks as code,
+            | tone names the colour of a verdict, and `shown` of table.html lays out a table of texts.
         content: what it names.
 
     Returns:
@@ -149,9 +154,20 @@ def fill(template: Path, **content: Any) -> str:
     environment.filters["embedded"] = lambda data: base64.b64encode(data).decode()
     environment.filters["breakable"] = lambda text: Markup("<wbr>").join(map(escape, BREAK.split(text)))
     environment.filters["coded"] = coded
+    environment.filters["tone"] = tone
     environment.globals["pieces"] = pieces
     style = Markup(COLUMN_RULES + STYLE.read_text(encoding="utf-8"))
     return environment.from_string(template.read_text(encoding="utf-8")).render(style=style, **content)
+
+
+def texts(table: pd.DataFrame) -> pd.DataFrame:
+    """Write every entry of a table for reading, and the names of its columns."""
+    return table.rename(columns=str).map(_text)
+
+
+def tone(verdict: str) -> str:
+    """Name the colour of a verdict: "yes", "no", "open"; "" for what is no judgement."""
+    return next((name for name, words in TONES if words.search(verdict)), "")
 
 
 def coded(text: str) -> Markup:

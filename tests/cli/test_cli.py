@@ -277,7 +277,7 @@ def test_diagnose_prints_verdicts_and_writes_its_files(monkeypatch, capsys, tmp_
     status, out, _ = call(monkeypatch, capsys, "diagnose", *trained, "--out", tmp_path / "found")
     assert status == 0
     assert "E·v against α: 1.000 is above the null band" in out
-    for name in ("diagnosis.md", "tokens.csv", "importance.png"):
+    for name in ("diagnosis.html", "diagnosis.md", "tokens.csv", "importance.png"):
         assert str(tmp_path / "found" / name) in out
         assert (tmp_path / "found" / name).stat().st_size > 0
 

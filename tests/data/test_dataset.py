@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 from jaxattn.base import Dataset
 from jaxattn.core.errors import InputError
@@ -36,6 +37,18 @@ def test_a_subclass_is_a_frozen_pytree():
     with pytest.raises(AttributeError):
         data.left = 0
     assert data.num_classes is None
+
+
+class Coded(Dataset):
+    codes: jax.Array
+    size: int = struct.field(pytree_node=False)
+
+
+def test_a_static_field_is_no_array_and_stays_under_jit():
+    data = Coded(targets=jnp.arange(3), codes=jnp.arange(3), size=7)
+    data.check()
+    assert [name for name, _ in data.arrays()] == ["targets", "codes"]
+    assert jax.jit(lambda d: d.take(jnp.array([2])))(data).size == 7
 
 
 @pytest.mark.parametrize("wrong", [jnp.ones((4, 2)), jnp.float32(1)])

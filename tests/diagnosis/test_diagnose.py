@@ -10,8 +10,8 @@ from scipy import stats
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.diagnosis import diagnose
-from jaxattn.diagnosis.files import figure, tables, write
 from jaxattn.engine.lift import seed_keys
+from jaxattn.results import layout
 
 V, DIM = 60, 32
 FAST = {"min_count": 5, "draws": 20, "resampled": 100}
@@ -170,10 +170,10 @@ def test_several_classes():
     assert row(found, "E·p against |α|")["value"] == pytest.approx(1, abs=1e-9)
     assert row(found, "E·v against α")["healthy"] > 0.9
     assert len(found.tokens) == 3 * found.facts["tokens that occur"]
-    preferred = dict(tables(found, 7))["Tokens with the largest E·p"]
+    preferred = dict(found.tables(7))["Tokens with the largest E·p"]
     assert len(preferred) == len(set(preferred["token"])) == 7
     for title in ("Tokens with the largest E·p", "Tokens that most sequences select"):
-        for shown in dict(tables(found, 7))[title].itertuples():
+        for shown in dict(found.tables(7))[title].itertuples():
             label, s = shown[3], int(shown.token)
             # The class whose share of the token's occurrences is the largest, and the numbers of that class.
             assert label == np.argmax(alpha[s])
@@ -181,7 +181,7 @@ def test_several_classes():
             assert by_class[label] == by_class.max()
             np.testing.assert_allclose(shown[4], alpha[s, label], rtol=1e-6)
             np.testing.assert_allclose(shown[7], E[s] @ v[:, label], rtol=1e-6)
-    assert "E·v_{2}" in figure(found).caption or "class 2" in figure(found).caption
+    assert "E·v_{2}" in found.figure().caption or "class 2" in found.figure().caption
     pd.testing.assert_frame_equal(diagnose(E, p, v.T, many, **FAST).quantities, found.quantities)
 
 
@@ -189,12 +189,12 @@ def test_classes_are_called_by_their_names(corpus, alpha, tmp_path):
     E, p, v = planted(np.abs(alpha), alpha)
     named = diagnose(E, p, v, corpus.replace(class_names=("bad", "fine")), **FAST)
     for title in ("Tokens with the largest E·p", "Tokens that most sequences select"):
-        shown = dict(tables(named, 9))[title]
+        shown = dict(named.tables(9))[title]
         assert shown["class"].tolist() == ["fine" if x > 0 else "bad" for x in shown["alpha"]]
-        assert "class" not in dict(tables(diagnose(E, p, v, corpus, **FAST), 9))[title]
-    assert "(positive: class fine, negative: class bad)" in figure(named).caption
-    paths = write(named, tmp_path, 3)
-    assert set(pd.read_csv(paths[1])["class"]) == {"fine"}
+        assert "class" not in dict(diagnose(E, p, v, corpus, **FAST).tables(9))[title]
+    assert "(positive: class fine, negative: class bad)" in named.figure().caption
+    paths = named.write(tmp_path, 3)
+    assert set(pd.read_csv(paths[2])["class"]) == {"fine"}
 
 
 def test_it_says_which_tokens_the_correlations_are_over(corpus, alpha):
@@ -202,7 +202,7 @@ def test_it_says_which_tokens_the_correlations_are_over(corpus, alpha):
     count = np.asarray(ja.data.token_counts(corpus))
     used, occur = (count >= 90).sum(), (count > 0).sum()
     assert 3 <= used < occur
-    (title, _) = tables(found)[1]
+    (title, _) = found.tables()[1]
     assert title == (
         f"Correlations with importance over {used} of {occur} tokens: those that occur at least 90 times "
         "(min_count)"
@@ -280,10 +280,98 @@ def test_an_untrained_model_of_zeros_has_undefined_correlations(corpus):
 
 def test_files(corpus, alpha, tmp_path):
     found = diagnose(*planted(np.abs(alpha), alpha), corpus, tokens=[f"w{s}|" for s in range(V)], **FAST)
-    paths = write(found, tmp_path / "new" / "folder", 3)
-    assert [path.name for path in paths] == ["diagnosis.md", "tokens.csv", "importance.png"]
-    page = paths[0].read_text()
+    paths = found.write(tmp_path / "new" / "folder", 3)
+    assert [path.name for path in paths] == ["diagnosis.html", "diagnosis.md", "tokens.csv", "importance.png"]
+    page = paths[1].read_text()
     assert found.verdicts[4] in page
-    assert "w" in tables(found, 3)[2][1]["token"][0]
-    pd.testing.assert_frame_equal(pd.read_csv(paths[1]), found.tokens, check_exact=False, check_dtype=False)
-    assert paths[2].read_bytes().startswith(b"\x89PNG")
+    assert "w" in found.tables(3)[2][1]["token"][0]
+    pd.testing.assert_frame_equal(pd.read_csv(paths[2]), found.tokens, check_exact=False, check_dtype=False)
+    assert paths[3].read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_attention_head_is_measured_as_it_would_be_alone(corpus, alpha, tmp_path):
+    E = np.column_stack([np.abs(alpha), alpha, -np.abs(alpha), np.zeros(V)])
+    unit = np.eye(4)
+    found = diagnose(E, unit[[0, 2, 3]], unit[1], corpus, **FAST)
+    for h, query in enumerate(unit[[0, 2, 3]]):
+        alone, own = diagnose(E, query, unit[1], corpus, **FAST), found.quantities["head"] == h
+        pd.testing.assert_frame_equal(
+            found.quantities[own].reset_index(drop=True), alone.quantities.assign(head=h)
+        )
+        of_head = found.tokens[found.tokens["head"] == h].reset_index(drop=True)
+        pd.testing.assert_frame_equal(of_head, alone.tokens.assign(head=h))
+        assert found.figure(h).caption == alone.figure().caption.replace(
+            "posterior difference.", f"posterior difference, head {h}.", 1
+        )
+    # E·v, which heads share, is said once.
+    assert sum(line.startswith("E·v against α") for line in found.verdicts) == 1
+    assert "head 1, E·p against |α|: -1.000 is below the null band" in "\n".join(found.verdicts)
+    (_, laid) = found.tables()[1]
+    assert laid[laid["quantity"] == "E·v against α"]["head"].tolist() == ["all"] * 4
+    assert {"importance_0.png", "importance_2.png"} <= {path.name for path in found.write(tmp_path)}
+
+
+def test_heads_with_a_read_out_each_and_what_can_be_read_in_two_ways(corpus, alpha):
+    E = np.column_stack([np.abs(alpha), alpha, -alpha, np.zeros(V)])
+    unit, spoken = np.eye(4), []
+    for head in (
+        unit[[1, 2, 1]],
+        unit[[1, 2, 1]][..., None],
+        np.stack([-unit[[1, 2, 1]], unit[[1, 2, 1]]], 2),
+    ):
+        found = diagnose(E, unit[[0, 0, 3]], head, corpus, **FAST)
+        values = found.quantities.set_index(["head", "quantity", "statistic"])["value"]
+        spoken.append([values[h, "E·v against α", "Pearson, tokens"] for h in range(3)])
+    np.testing.assert_allclose(spoken, [[1, -1, 1]] * 3, rtol=0, atol=1e-9)
+    with pytest.raises(InputError, match=r"of 2 attention heads or of 2 classes; give \(2, 4, 1\)"):
+        diagnose(E, unit[:2], unit[1:3], corpus, **FAST)
+
+
+@pytest.mark.more
+def test_classes_alone_are_those_of_correlations_with_their_own_alpha():
+    many = ja.data.independent(
+        jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3
+    )
+    many = many.replace(class_names=("sport", "war", "art"))
+    alpha = np.asarray(ja.data.average_signed_frequency(many), np.float64)
+    used = np.asarray(ja.data.token_counts(many)) >= FAST["min_count"]
+    rng = np.random.default_rng(3)
+    values = alpha + np.array([0, 0.02, 0.2]) * rng.normal(size=alpha.shape)
+    found = diagnose(np.column_stack([values, np.zeros(V)]), np.eye(4)[3], np.eye(4)[:, :3], many, **FAST)
+    for k in range(3):
+        own = found.by_class.query("`class` == @k and quantity == 'E·v against α'").set_index("statistic")
+        expected = stats.pearsonr(alpha[used, k], values[used, k]).statistic
+        assert own["value"]["Pearson, tokens"] == pytest.approx(expected, abs=1e-6)
+        expected = stats.spearmanr(alpha[used, k], values[used, k]).statistic
+        assert own["value"]["Spearman, tokens"] == pytest.approx(expected, abs=1e-6)
+        low, high = own.loc["Pearson, tokens", ["low", "high"]]
+        assert k == 0 or low < own["value"]["Pearson, tokens"] < high
+    mean = found.by_class.query("quantity == 'E·v against α' and statistic == 'Pearson, tokens'")[
+        "value"
+    ].mean()
+    assert row(found, "E·v against α", "Pearson, tokens")["value"] == pytest.approx(mean, abs=1e-9)
+    (title, laid) = found.tables()[2]
+    assert title == "Correlations of E·v with importance for each class"
+    assert laid["class"].unique().tolist() == ["sport", "war", "art"]
+    (speak,) = [
+        table for title, table in found.tables() if title == "Tokens with the largest E·v for each class"
+    ]
+    best = np.argsort(-values, axis=0)[:5].T.ravel()
+    assert [int(s) for s in speak["token"]] == best.tolist()
+    assert "sport" in found.html()
+
+
+def test_the_page_and_the_object_say_the_same(corpus, alpha, tmp_path):
+    found = diagnose(*planted(np.abs(alpha), -alpha), corpus, **FAST)
+    page = (found.write(tmp_path))[0].read_text(encoding="utf-8")
+    assert page == found.html()
+    assert '<span class="no">E·v against α: -1.000 is below' in page
+    assert '<span class="yes">E·p against |α|: 1.000 is above' in page
+    for title, table in found.tables():
+        assert title in page
+        for entry in layout.texts(table).iloc[-1]:
+            assert entry in page.replace("<wbr>", "").replace("\xa0", " ")
+    assert 'srcdoc="&lt;!DOCTYPE html&gt;' in found._repr_html_()
+    assert repr(found).splitlines()[1:] == list(found.verdicts)
+    with pytest.raises(InputError, match="head: 1; there are 1"):
+        found.figure(1)

@@ -1,3 +1,4 @@
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -160,9 +161,20 @@ def test_an_item_with_data_is_run_where_they_are_and_shown_from_its_record_witho
 def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(page):
     markdown, html = page.paths[0].read_text(), page.paths[1].read_text()
     assert "figures/fig2_synthetic.png" in markdown
-    assert "data:image/png;base64," in html
+    # Pictures lie beside the page, which stays small and loads them from there alone.
+    (picture,) = re.findall(r'<img alt="([^"]*)" width="(\d+)" loading="lazy" src="([^"]*)"', html)
+    assert picture[0].startswith("Figure 2: synthetic data: E·v and E·p of")
+    assert 600 < int(picture[1]) < 1000
+    assert (page.paths[1].parent / picture[2]).read_bytes().startswith(b"\x89PNG")
+    assert (
+        html.index('class="verdict"')
+        < html.index('href="#fig2_synthetic"')
+        < html.index('id="fig2_synthetic"')
+    )
+    assert "Of 3 judged numbers in 1 item" in html
+    assert "<summary>Bin means</summary>" in html
     assert "Spearman of E·v and the bin centres" in html
-    for text in (markdown, html.replace("base64,", "\n")):
+    for text in (markdown, html):
         assert str(page.paths[0].parent) not in text
     numbers = pd.read_csv(page.paths[2])
     assert set(numbers["item"]) == {"fig2_synthetic"}

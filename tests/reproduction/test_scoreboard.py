@@ -9,6 +9,7 @@ import pytest
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.reproduction import scoreboard
 from jaxattn.reproduction.scoreboard import CLAIMS, run
+from jaxattn.results import layout
 from jaxattn.results.judge import VERDICTS, Estimate
 
 SEEDS = 3
@@ -63,7 +64,7 @@ def test_what_is_done_is_not_done_again(board, plan, folder):
 
 
 def test_the_files_say_what_the_table_says(board, tmp_path):
-    csv, markdown = board.write(tmp_path / "new" / "folder", command="jaxattn claims --seeds 3")
+    csv, markdown, html = board.write(tmp_path / "new" / "folder", command="jaxattn claims --seeds 3")
     read, table = pd.read_csv(csv), board.table()
     assert list(table.columns) == [
         "claim", "setting", "seeds", "measured", "value", "tolerance", "verdict", "certificate",
@@ -84,6 +85,14 @@ def test_the_files_say_what_the_table_says(board, tmp_path):
     assert f"**{board.rows[0].claim.name}**: " in text
     assert "36 seeds or more" in text
     assert "more seeds would tell" not in text
+    shown = html.read_text(encoding="utf-8").replace("<wbr>", "").replace("\xa0", " ")
+    # Every row is there, and its verdict has its colour.
+    for verdict in set(table["verdict"]):
+        tone = layout.tone(verdict)
+        cell = f'<td class="{tone}">{verdict}</td>' if tone else f"<td>{verdict}</td>"
+        assert shown.count(cell) == (table["verdict"] == verdict).sum()
+    promised = sum(row.claim.promised for row in board.rows)
+    assert shown.index(f"Of {promised} promised rows") < shown.index("<nav") < shown.index("<main>")
 
 
 def test_every_claim_is_said_in_words():

@@ -47,7 +47,7 @@ class Page(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
-        self.links += [value for name, value in attrs if name in ("src", "href")]
+        self.links += [value for name, value in attrs if name in ("src", "href") and value[0] != "#"]
         if tag not in ("meta", "img", "wbr"):
             self.open.append(tag)
 

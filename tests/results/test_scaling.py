@@ -119,6 +119,13 @@ def test_a_diagram_writes_the_mean_over_seeds_into_every_field(tmp_path):
     # From bottom to top: step sizes 1, 5, 30; from left to right: d = 8, 16.
     np.testing.assert_allclose(fields, [[mean[3], mean[0]], [mean[5], mean[2]], [mean[4], mean[1]]])
     assert len(ax.texts) == 6
+    assert " and over " not in drawn.caption
+
+
+def test_a_diagram_says_over_which_axes_it_averages(tmp_path):
+    cells = tuple({"model.dim": d, "a.b": s, "c": x} for d in (16, 8) for s in (1.0, 30.0) for x in (1, 2))
+    drawn = diagram(planted(tmp_path / "run", cells), x_axis="model.dim", y_axis="a.b", metric="margin_ratio")
+    assert " and over c, for every a.b and model.dim." in drawn.caption
 
 
 def test_a_diagram_of_values_over_decades_is_coloured_by_their_logarithm(tmp_path):

@@ -1,0 +1,157 @@
+"""The page of a path: numbers are those of loops in NumPy; in a browser, its slider moves everything."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError, RunError
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+V, POINTS = 16, 12
+
+
+@pytest.fixture(scope="module")
+def solved():
+    corpus = ja.data.assumption1(jax.random.key(0), vocab_size=V, relevant=6, length=5, sequences=40)
+    start = ja.models.one_layer.init(jax.random.key(1), vocab_size=V, dim=64)
+    params = ja.dynamics.one_step(start, corpus, step_size=100.0)
+    scores = ja.theory.scores.one_layer(params, corpus)
+    path = ja.dynamics.exact_flow(scores, params.p, until_norm=1e3, points=POINTS)
+    limit = ja.theory.max_margin(scores, ja.theory.selection(path.p[-1], scores))
+    return scores, path, limit
+
+
+@pytest.fixture(scope="module")
+def page(solved):
+    names = ["</script><b>", *(f"w{s}" for s in range(1, V))]
+    return ja.explore(*solved, sequences=[3, 0, 21], tokens=names, title="A path & its limit")
+
+
+def test_attention_is_that_of_a_loop_over_the_tokens_of_each_sequence(solved, page):
+    scores, path, _ = solved
+    ids, mask = ja.models.reference.padded_sequences(scores.corpus)
+    E = np.asarray(scores.keys, np.float64)
+    for row, number in zip(page.data["rows"], (3, 0, 21), strict=True):
+        held = np.asarray(ids[number])[np.asarray(mask[number])]
+        for k, p in enumerate(np.asarray(path.p)):
+            weight = np.exp(E[held] @ p - (E[held] @ p).max())
+            of_token = {s: weight[held == s].sum() / weight.sum() for s in dict.fromkeys(held.tolist())}
+            shown = [cells[k] / 1000 for cells in row["weights"]]
+            np.testing.assert_allclose(sorted(shown), sorted(of_token.values()), rtol=0, atol=5.001e-4)
+        assert row["label"] == f"{int(scores.corpus.targets[number]):+d}"
+        # The token of the end stands first.
+        assert row["weights"][0][-1] == max(cells[-1] for cells in row["weights"])
+        assert row["more"] == 0
+
+
+def test_curves_and_pairs_are_those_of_plain_arithmetic(solved, page):
+    scores, path, limit = solved
+    p, unit = np.asarray(path.p, np.float64), limit.p / np.linalg.norm(limit.p)
+    norm = np.linalg.norm(p, axis=1)
+    np.testing.assert_allclose(page.data["norm"], norm, rtol=1e-4)
+    np.testing.assert_allclose(page.data["along"], p @ unit, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(page.data["away"], 1 - p @ unit / norm, rtol=1e-3, atol=1e-9)
+    # One direction holds at most what p has moved at right angles to the ray, and here nearly all of it.
+    right = p - (p @ unit)[:, None] * unit
+    moved = np.linalg.norm(right - right[0], axis=1)
+    assert (np.abs(page.data["off"]) <= moved * (1 + 1e-4) + 1e-6).all()
+    assert np.abs(page.data["off"]).max() > 0.8 * moved.max()
+    assert page.data["time"][0] is None
+    np.testing.assert_allclose(page.data["time"][1:], np.asarray(path.log_time)[1:], rtol=1e-4)
+    E, shown = np.asarray(scores.keys, np.float64), page.data["pairs"]
+    assert len(shown) == min(24, len(limit.pairs))
+    order = np.argsort(-np.asarray(limit.multipliers), kind="stable")
+    for pair, (s, t), multiplier in zip(
+        shown, np.asarray(limit.pairs)[order], np.asarray(limit.multipliers)[order], strict=False
+    ):
+        assert pair["multiplier"] == pytest.approx(multiplier, rel=1e-3)
+        expected = p @ (E[s] - E[t]) / norm * np.linalg.norm(limit.p)
+        np.testing.assert_allclose(pair["margin"], expected, rtol=1e-3, atol=1e-4)
+        assert pair["margin"][-1] == pytest.approx(1, abs=0.05)
+
+
+def test_the_page_holds_its_data_and_loads_nothing(page, tmp_path):
+    text = page.write(tmp_path / "page.html").read_text(encoding="utf-8")
+    (data,) = re.findall(r"const D = (.*), N = ", text)
+    assert json.loads(data) == page.data
+    assert "</script><b>" not in text
+    assert "A path &amp; its limit" in text
+    assert not re.search(r"""(src|href)=["']|@import|url\(|fetch\(""", text)
+    assert len(text) < 100_000
+
+
+def test_a_notebook_shows_the_same_page_in_a_frame(page):
+    (held,) = re.findall(r'srcdoc="([^"]*)"', page._repr_html_())
+    assert html.unescape(held) == page.html()
+    assert repr(page) == "Explorer('A path & its limit', 12 points of the path)"
+
+
+def test_long_sequences_and_rows_that_were_not_reached_are_cut(solved):
+    scores, path, limit = solved
+    again = path.replace(
+        **{
+            name: np.concatenate([getattr(path, name), getattr(path, name)[-1:]])
+            for name in ("p", "arc_length", "norm", "log_gradient_norm", "log_time", "steps")
+        }
+    )
+    assert len(ja.explore(scores, again, limit).data["norm"]) == POINTS
+    rows = ja.explore(scores, path, limit).data["rows"]
+    assert [row["label"] for row in rows] == ["+1"] * 6 + ["-1"] * 6
+    lone = ja.data.from_sequences([list(range(V)), [0, 1]], [1, -1], vocab_size=V)
+    (row, _) = ja.explore(scores.replace(corpus=lone), path, limit, sequences=[0, 1]).data["rows"]
+    assert (len(row["tokens"]), row["more"]) == (10, V - 10)
+
+
+def test_what_does_not_fit_is_said_in_one_line(solved, page, tmp_path):
+    scores, path, limit = solved
+    for change, said in (
+        ({"path": path.replace(p=np.stack([path.p] * 2))}, "path: p"),
+        ({"limit": limit.replace(status=np.int8(0), margin=np.float64(np.inf))}, "no max-margin direction"),
+        ({"tokens": ["a"]}, "tokens: 1 names for 16"),
+        ({"sequences": [40]}, "numbers from 0 to 39"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ja.explore(**({"scores": scores, "path": path, "limit": limit} | change))
+    with pytest.raises(RunError, match="cannot be written"):
+        page.write(tmp_path / "missing" / "page.html")
+
+
+def opened(page, tmp_path, point):
+    """What a browser makes of the page with its slider at a point."""
+    path = page.write(tmp_path / "page.html")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    made = subprocess.run(
+        [CHROMIUM, *flags, "--dump-dom", f"{path.as_uri()}#{point}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return html.unescape(made.stdout)
+
+
+@pytest.mark.more
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+def test_the_slider_moves_attention_plane_and_curves_together(page, tmp_path):
+    seen = {}
+    for point in (2, POINTS):
+        text = opened(page, tmp_path, point)
+        titles = re.findall(r'title="([^"]*): attention ([\d.]+)"', text)
+        expected = [
+            (name, f"{cells[point - 1] / 1000:.3f}")
+            for row in page.data["rows"]
+            for name, cells in zip(row["tokens"], row["weights"], strict=True)
+        ]
+        assert titles == expected
+        assert f"point {point} of {POINTS}" in text
+        dots = re.findall(r'<circle class="now"[^>]*c[xy]="[^>]*>', text)
+        assert len(dots) == 3 + len(page.data["pairs"])
+        seen[point] = dots, text.count("<polyline")
+    assert seen[2][1] == seen[POINTS][1] == 6
+    assert all(early != late for early, late in zip(seen[2][0], seen[POINTS][0], strict=True))
