@@ -343,11 +343,11 @@ def gallery() -> str:
     """Write the page of figures, each with the code that draws it."""
     parts = [
         "# Gallery",
-        "Each figure with what draws it: a table of a sweep file, or a line of Python for a run that is there.\n"
-        "All come as PNG and as PDF with embedded fonts, as wide as the text of a paper, in `figures/` of the\n"
-        "results folder. The options of a kind are the keyword arguments of its function, which\n"
-        '`jaxattn.results.figures.function("KIND")` returns; one [of your own](../howto/extending.md#a-figure)\n'
-        "is a function too.",
+        "Each figure with what draws it: a table of a sweep file, or a line of Python for a run that is\n"
+        "there. All come as PNG and as PDF with embedded fonts, as wide as the text of a paper, in\n"
+        "`figures/` of the results folder. Options of a kind are the keyword arguments of its function,\n"
+        'which `jaxattn.results.figures.function("KIND")` returns; a figure of\n'
+        "[your own](../howto/extending.md#a-figure) is a function too.",
     ]
     for each in GALLERY:
         spec = tomllib.loads((ROOT / "sweeps" / f"{each.study}.toml").read_text(encoding="utf-8"))["figures"][

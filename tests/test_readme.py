@@ -149,6 +149,32 @@ def test_the_data_of_the_tutorial_are_learned(tmp_path, monkeypatch):
     assert accuracy.iloc[-1] > accuracy.iloc[0] + 0.1
 
 
+@pytest.mark.slow
+def test_the_figure_for_a_paper_is_drawn_and_its_table_written(tmp_path, monkeypatch):
+    (cell,) = blocks("howto/paper_figures.md", "python")
+    (command,) = blocks("howto/paper_figures.md", "bash")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "__main__"}
+    exec(compile(cell, "paper_figures.md", "exec"), names)
+    assert (tmp_path / "results" / "curves.pdf").read_bytes().startswith(b"%PDF")
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0
+    assert "toprule" in (tmp_path / "table.tex").read_text()
+
+
+@pytest.mark.slow
+def test_the_diagram_of_its_page_finds_thresholds(tmp_path, monkeypatch):
+    (cell,) = blocks("howto/phase_diagrams.md", "python")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "__main__"}
+    exec(
+        compile(cell.replace("seeds=16", "seeds=4").replace('1024, "inf"]', '"inf"]'), "page", "exec"), names
+    )
+    assert len(names["diagram"].thresholds) == 2
+
+
 def test_the_sweep_file_of_its_page_is_valid_with_its_points(tmp_path):
     text, halton = blocks("howto/sweep_file.md", "toml")
     (tmp_path / "my_study.toml").write_text(f"{text}\n{halton}", encoding="utf-8")
@@ -271,3 +297,16 @@ def test_the_arrays_of_the_transformer_of_its_page_are_its_logits(tmp_path, monk
     assert (tmp_path / "results/classifier/diagnosis.html").stat().st_size > 10_000
     if trained:
         assert any("is above the null band" in line for line in names["found"].verdicts)
+
+
+def test_every_page_with_python_is_run_by_a_test():
+    """Runs of the gallery are long, the measure of books has tests of its own, chips need compilers."""
+    elsewhere = {f"howto/{name}.md" for name in ("extending", "books", "accelerators")}
+    elsewhere |= {"reference/gallery.md"}
+    with_code = {
+        page.relative_to(ROOT / "docs").as_posix()
+        for page, text in PAGES.items()
+        if "```python" in text and page.is_relative_to(ROOT / "docs")
+    }
+    own = Path(__file__).read_text(encoding="utf-8")
+    assert {page for page in with_code - elsewhere if f'blocks("{page}", "python")' not in own} == set()

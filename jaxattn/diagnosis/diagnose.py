@@ -39,6 +39,9 @@ class Diagnosis(Measured):
 
         Args:
             head: which attention head.
+
+        Raises:
+            InputError: no such attention head.
         """
         return page.figure(self, head)
 

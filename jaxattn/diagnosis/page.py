@@ -28,12 +28,7 @@ NOTE = (
 
 
 def tables(found: Measured, number: int = 15) -> list[tuple[str, pd.DataFrame]]:
-    """Lay a diagnosis out: titles and tables of sizes, quantities, classes and preferred tokens.
-
-    Args:
-        found: what was measured.
-        number: how many tokens to list, of each attention head and class.
-    """
+    """Lay a diagnosis out, see `Diagnosis.tables`."""
     facts = pd.DataFrame([(name, _number(x)) for name, x in found.facts.items()], columns=["what", "value"])
     laid = [("Sizes", facts), (f"Correlations with importance over {found.over}", _quantities(found))]
     if len(found.by_class):
@@ -53,11 +48,7 @@ def tables(found: Measured, number: int = 15) -> list[tuple[str, pd.DataFrame]]:
 
 
 def figure(found: Measured, head: int = 0) -> Drawn:
-    """Draw E·v and E·p of every token against its posterior difference, as in the paper's Figure 3.
-
-    Raises:
-        InputError: no such attention head.
-    """
+    """Draw an attention head, see `Diagnosis.figure`."""
     if head not in found.heads:
         raise InputError(f"head: {head}; there are {len(found.heads)}, numbered from 0")
     tokens = found.tokens[found.tokens["head"] == head].assign(cell=0, seed=0, phase="model")
@@ -83,12 +74,7 @@ def figure(found: Measured, head: int = 0) -> Drawn:
 
 
 def html(found: Measured, number: int = 15) -> str:
-    """Write the page as HTML that holds everything it shows: verdicts, figures, tables.
-
-    Args:
-        found: what was measured.
-        number: how many tokens to list, of each attention head and class.
-    """
+    """Write the page as HTML that holds everything it shows."""
     return _filled(found, number, [figure(found, h) for h in found.heads])
 
 
@@ -99,19 +85,7 @@ def framed(found: Measured) -> str:
 
 
 def write(found: Measured, directory: Path, number: int = 15) -> list[Path]:
-    """Write diagnosis.html, diagnosis.md, tokens.csv and a figure of each attention head.
-
-    Args:
-        found: what to write.
-        directory: the folder; made if it is not there.
-        number: how many tokens the page lists.
-
-    Returns:
-        The paths, the page first.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    """Write all files, see `Diagnosis.write`."""
     drawn = [figure(found, h) for h in found.heads]
     names = dict(enumerate(found.class_names))
     contents = {
