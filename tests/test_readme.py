@@ -139,6 +139,18 @@ def test_the_study_of_the_tutorial_runs_and_attention_gets_sharper(tmp_path, mon
     assert names["same"].records.equals(names["results"].records)
 
 
+def test_the_sweep_file_of_the_tutorial_names_the_model_in_its_file(tmp_path):
+    (cell,) = blocks("tutorials/own_model.md", "python")
+    (text,) = blocks("tutorials/own_model.md", "toml")
+    model, _, rest = cell.partition("\n\n\ndef ")
+    assert "class Temperature" in model
+    assert "ja.Study(" in rest
+    (tmp_path / "mine.py").write_text(model)
+    (tmp_path / "study.toml").write_text(text)
+    planned = Study.read(tmp_path / "study.toml").plan(tmp_path / "run", quick=True)
+    assert planned.cells["model.dim"].tolist() == [64, 256]
+
+
 @pytest.mark.more
 def test_the_data_of_the_tutorial_are_learned(tmp_path, monkeypatch):
     (cell,) = blocks("tutorials/own_data.md", "python")
