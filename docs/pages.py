@@ -367,12 +367,13 @@ def gallery() -> str:
         asked = "\n".join(["[[figures]]", tomli_w.dumps(spec).strip()])
         options = [json.dumps(spec["kind"])]
         options += [f"{name}={json.dumps(value)}" for name, value in spec.items() if name != "kind"]
+        call = _call(f'ja.load("results/{each.study}").figure', options)
         parts += [
             f"## {each.title}",
             each.said,
             f"![{each.said.rstrip('.')}](../../results/published/{each.study}/figures/{each.file}.png)",
             f"```toml\n{asked}\n```",
-            f"```python\n{_call(f'ja.load("results/{each.study}").figure', options)}\n```",
+            f"```python\n{call}\n```",
             f"The run: `jaxattn run sweeps/{each.study}.toml`.",
         ]
     parts += [
