@@ -29,6 +29,7 @@ from jaxattn.study.definition import Tables
 from jaxattn.study.registry import CONCEPTS, fields_of
 
 ROOT = Path(__file__).parents[1]
+WIDTH = 110
 
 STANDARD: dict[str, type[Measurement]] = {
     "in every study": Fit,
@@ -339,6 +340,16 @@ GALLERY = (
 )
 
 
+def _call(function: str, options: list[str]) -> str:
+    """Write a call as ruff does: on one line, else its arguments on one, else each on its own."""
+    inside = ", ".join(options)
+    if len(one := f"{function}({inside})") <= WIDTH:
+        return one
+    if len(inside) + 4 <= WIDTH:
+        return f"{function}(\n    {inside}\n)"
+    return "\n".join([f"{function}(", *(f"    {option}," for option in options), ")"])
+
+
 def gallery() -> str:
     """Write the page of figures, each with the code that draws it."""
     parts = [
@@ -354,14 +365,15 @@ def gallery() -> str:
             each.number
         ]
         asked = "\n".join(["[[figures]]", tomli_w.dumps(spec).strip()])
-        options = ", ".join(f"{name}={json.dumps(value)}" for name, value in spec.items() if name != "kind")
-        call = f'figure("{spec["kind"]}"{", " if options else ""}{options})'
+        options = [json.dumps(spec["kind"])]
+        options += [f"{name}={json.dumps(value)}" for name, value in spec.items() if name != "kind"]
+        call = _call(f'ja.load("results/{each.study}").figure', options)
         parts += [
             f"## {each.title}",
             each.said,
             f"![{each.said.rstrip('.')}](../../results/published/{each.study}/figures/{each.file}.png)",
             f"```toml\n{asked}\n```",
-            f'```python\nja.load("results/{each.study}").{call}\n```',
+            f"```python\n{call}\n```",
             f"The run: `jaxattn run sweeps/{each.study}.toml`.",
         ]
     parts += [

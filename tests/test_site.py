@@ -53,6 +53,7 @@ def test_an_example_of_code_stays_code():
     ("text", "expected"),
     [
         ("[a](../../results/published/claims/claims.md)", "[a](../reference/scoreboard.md)"),
+        ("[a](../../results/published/paper/index.html#xor)", '<a href="../paper/index.html#xor">a</a>'),
         ("[a](../../sweeps/own/lab.py)", "[a](../../sweeps/own/lab.py)"),
         ("[a](../../sweeps/own)", "a"),
         ("[a](../reference/metrics.md#fit)", "[a](../reference/metrics.md#fit)"),

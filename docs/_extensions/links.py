@@ -12,6 +12,7 @@ from typing import Any
 import jaxattn
 
 DOCS = Path(__file__).parents[1]
+PUBLISHED = DOCS.parent / "results" / "published"
 SHOWN = {
     "results/published/claims/claims.md": "reference/scoreboard.md",
     "results/published/paper/index.md": "reference/paper.md",
@@ -29,6 +30,10 @@ def _link(found: re.Match[str], folder: Path, page: Path) -> str:
     elif path.suffix == ".ipynb":
         path = DOCS / inside  # the copy that conf.py makes
     here = os.path.relpath(path, page.parent)
+    if PUBLISHED in path.parents and path.suffix == ".html":
+        # conf.py puts the published pages, with their figures and numbers, at the top of the site.
+        at = os.path.relpath(DOCS / path.relative_to(PUBLISHED), page.parent)
+        return f'<a href="{at}{place or ""}">{words}</a>'
     if image or DOCS in path.parents or (path.is_file() and path.suffix != ".md"):
         return f"{image}[{words}]({here}{place or ''})"
     return f"[{words}]({jaxattn.__url__}/tree/main/{inside})" if jaxattn.__url__ else words

@@ -160,7 +160,7 @@ def claims(
     out: Annotated[Path, arg(metavar="DIR")] = Path("results/claims"),
     quiet: Quiet = False,
 ) -> int:
-    """Measure every claim of the theory, and where it promises nothing; write claims.csv and claims.md.
+    """Measure every claim of the theory, and where it promises nothing; write a page and claims.csv.
 
     Exits with 1 if a claim that should hold does not.
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
