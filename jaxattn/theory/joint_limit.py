@@ -20,7 +20,8 @@ _ON_MARGIN = 1e-8
 _NO_MULTIPLIER = 1e-9
 # Of a force that is zero, and of a strict inequality.
 _ZERO, _STRICT = 1e-8, 1e-6
-# Of the program of v and of finite scores, and of the direction of p.
+# log min y f from which on powers of it are told apart.
+_LONG = 12.0
 _NEWTON_STEPS = 50
 # Holders of light sequences are chosen anew as often as this.
 _CHOICES = 20
@@ -186,8 +187,8 @@ def _kinds(
     """Tell heavy sequences (n,), and entries of finite attention in them (N,), by halves of powers of r."""
     log_q, values = entries.attention(E @ p), E @ v
     agreement = entries.labels * entries.sum(np.exp(log_q) * values[entries.token])
-    if not agreement.min() > 1:
-        raise _Refused("some sequence has y f ≤ 1: v is not long yet, or nothing separates the labels")
+    if not agreement.min() > np.exp(_LONG):
+        raise _Refused("v is not long yet, or nothing separates the labels")
     half = np.log(agreement.min()) / 2
     heavy = agreement < agreement.min() + half
     return heavy, heavy[entries.sequence] & (log_q > -half)
