@@ -1,4 +1,4 @@
-"""The limit of gradient flow on p and v together, with a certificate: which sequences weigh, and where p goes."""
+"""The limit of gradient flow on p and v together, with a certificate: who weighs, and where p goes."""
 
 from typing import NamedTuple
 
@@ -108,10 +108,10 @@ def certify_joint_limit(
 ) -> JointLimit:
     """Certify where gradient flow on p and v goes from a point far along its path, E fixed, logistic loss.
 
-    In the limit v = r v_mm, log r → ∞, with v_mm the max-margin head of the points that attention makes, and
-    p = 2 log r (p_* + o(1)). A sequence is heavy if its weight e^(-y f) is of the order of the largest one, and
-    light if it is less by a power of r. Which is which, and what attention of heavy ones stays finite, is read
-    off the given point; all else is computed anew:
+    In the limit v = r v_mm, log r → ∞, with v_mm the max-margin head of the points that attention makes,
+    and p = 2 log r (p_* + o(1)). A sequence is heavy if its weight e^(-y f) is of the order of the largest
+    one, and light if it is less by a power of r. Which is which, and what attention of heavy ones stays
+    finite, is read off the given point; all else is computed anew:
 
         p_* = argmin ‖p‖²  s.t.  a_top - a_s = 0     tokens of finite attention in a heavy sequence,
                                  a_top - a_s ≥ 1     s of a heavy sequence with y γ_s < 1,
@@ -146,7 +146,9 @@ def certify_joint_limit(
     require_finite(keys=scores.keys, p=p, v=v)
     E, p, v = (np.asarray(x, np.float64) for x in (scores.keys, p, v))
     if p.shape != E.shape[1:] or v.shape != p.shape:
-        raise InputError(f"shapes do not fit: keys {E.shape}, p {p.shape}, v {v.shape}; give (V, D), (D,), (D,)")
+        raise InputError(
+            f"shapes do not fit: keys {E.shape}, p {p.shape}, v {v.shape}; give (V, D), (D,), (D,)"
+        )
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
     entries = _Entries(
@@ -181,9 +183,7 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: _Entries, tol
     return JointLimit(**found)
 
 
-def _kinds(
-    E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: _Entries
-) -> tuple[np.ndarray, np.ndarray]:
+def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: _Entries) -> tuple[np.ndarray, np.ndarray]:
     """Tell heavy sequences (n,), and entries of finite attention in them (N,), by halves of powers of r."""
     log_q, values = entries.attention(E @ p), E @ v
     agreement = entries.labels * entries.sum(np.exp(log_q) * values[entries.token])
@@ -210,7 +210,7 @@ def _ties(
 
 
 class _Head(NamedTuple):
-    """v_mm at the points of heavy sequences, and what proves that finite scores are a maximum of its margin."""
+    """v_mm at the points of heavy sequences, and how finite scores are proven a maximum of its margin."""
 
     scores: np.ndarray
     v: np.ndarray
@@ -324,7 +324,7 @@ def _system(
 
 
 def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
-    """Compute the least eigenvalue of minus the Hessian in (t, v) where all margins stay, over the largest."""
+    """Compute the least eigenvalue of minus the Hessian in (t, v) where margins stay, over the largest."""
     size = unknown[1]
     hessian, margins = -system[:size, :size], system[size:, :size]
     _, values, vt = np.linalg.svd(margins)
@@ -345,7 +345,7 @@ def _weights(entries: _Entries, heavy: np.ndarray, head: _Head) -> np.ndarray:
 
 
 class _Classes(NamedTuple):
-    """Classes of tied tokens in all sequences: which sequence, the class, y γ - 1, and weight of its point."""
+    """Classes of tied tokens in all sequences: the sequence, the class, y γ - 1, the weight of its point."""
 
     sequence: np.ndarray
     leader: np.ndarray
@@ -382,9 +382,14 @@ def _classes(E: np.ndarray, head: _Head, entries: _Entries, leader: np.ndarray) 
 
 
 def _direction(
-    E: np.ndarray, scores: np.ndarray, classes: _Classes, heavy: np.ndarray, weight: np.ndarray, tolerance: float
+    E: np.ndarray,
+    scores: np.ndarray,
+    classes: _Classes,
+    heavy: np.ndarray,
+    weight: np.ndarray,
+    tolerance: float,
 ) -> tuple[TwoSided, float]:
-    """Solve for p_*, the holders of light sequences chosen anew until they are the highest; and what is spare."""
+    """Solve for p_*, holders of light sequences chosen anew until they are the highest; and what is spare."""
     for _ in range(_CHOICES):
         pairs, buried = _requirements(scores, classes, heavy, weight)
         keys = sorted(pairs)

@@ -20,7 +20,7 @@ class TwoSided:
     Attributes:
         p: (D,).
         multipliers: (m,); λ ≥ 0 with p = Aᵀ λ.
-        gap: (); 1 - (2 λ·b - ‖Aᵀ λ‖²) / ‖p‖², the duality gap of ½ ‖p‖² relative to it; 0 if p = 0 is allowed.
+        gap: (); 1 - (2 λ·b - ‖Aᵀ λ‖²) / ‖p‖², the relative duality gap of ½ ‖p‖²; 0 if p = 0 is allowed.
         violation: (); the largest b - A p, relative to 1 + ‖p‖ times the longest row.
     """
 
@@ -74,7 +74,9 @@ def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
     return TwoSided(p, exact, np.float64(abs(gap)), np.float64(violation))
 
 
-def _polished(rows: np.ndarray, required: np.ndarray, multipliers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _polished(
+    rows: np.ndarray, required: np.ndarray, multipliers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Solve A p = b for the rows with a multiplier; keep what there is if a multiplier turns negative."""
     tight = multipliers > _NO_MULTIPLIER * multipliers.max()
     if tight.any():

@@ -10,8 +10,8 @@ which is solved anew at every p (a convex program, by Newton's method), and
     dp/dlog r = Σ_X w_X Σ_{i<j} q_i q_j (r² y (γ_i - γ_j) + r (β_i - β_j)) (E_i - E_j).
 
 Two tokens at a time, no force is a difference of larger ones, and all of them are kept as logarithms. Of a
-sequence with r q |y γ - 1| > 1e5 the exponent is scaled down to that: a wall stands where it would, up to 1e-5
-of ‖p‖.
+sequence with r q |y γ - 1| > 1e5 the exponent is scaled down to that: a wall stands where it would, up to
+1e-5 of ‖p‖.
 """
 
 from dataclasses import dataclass
@@ -125,7 +125,7 @@ class Far:
 
 
 def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
-    """Follow the flow from p at log r; log r (k,), p (k, m) at the ends of steps, and whether it came there."""
+    """Follow the flow from p at log r: log r (k,) and p (k, m) of all steps, and whether it came there."""
     far.begin(log_r, p)
     # Scores are to be right by themselves, not beside ‖p‖: a step too far puts another token on top.
     given = {"rtol": 1e-2 * tolerance, "atol": tolerance, "first_step": 1e-6, "max_step": until / 20}

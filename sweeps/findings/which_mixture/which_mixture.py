@@ -149,7 +149,11 @@ def mixtures(results: Any, item: Any) -> Measured:
             "of these followed, p goes elsewhere": (wrong, certified & followed),
         }
         findings += [
-            Finding(f"{block}: {name}", judge.share(hit, known), f"{int(np.sum(known & own['seed'].notna()))} runs")
+            Finding(
+                f"{block}: {name}",
+                judge.share(hit, known),
+                f"{int(np.sum(known & own['seed'].notna()))} runs",
+            )
             for name, (hit, known) in shares.items()
         ]
         rows.append(
