@@ -48,12 +48,14 @@ def test_the_velocity_by_loops(code):
     E = rng.normal(size=(6, 5))
     ids, labels = np.array([[0, 1, 2], [1, 0, 3], [4, 0, 1], [0, 4, 5]]), np.ones(4)
     excess = np.where(ids < 2, 0, np.where(ids == 4, 0.3, -0.7))
-    point, multipliers, log_r = np.where(ids < 2, ids, -1), np.array([0.4, 0.8]), 2.0
-    far = code("far.py:Far")(E, ids, np.zeros(ids.shape), excess, point, multipliers)
+    point, log_r = np.where(ids < 2, ids, -1), 2.0
     p = rng.normal(size=5)
     q = np.exp((E @ p)[ids])
     q /= q.sum(axis=1, keepdims=True)
     held = np.stack([(q * (ids == s)).sum(axis=1) for s in (0, 1)], axis=1)
+    # Multipliers that some weights have.
+    multipliers = np.array([0.3, 0.5, 0.2, 0.4]) @ held
+    far = code("far.py:Far")(E, ids, np.zeros(ids.shape), excess, point, multipliers)
     rest = np.exp(log_r) * (q * excess).sum(axis=1)
     best = minimize(
         lambda b: np.exp(-held @ b - rest).sum() + multipliers @ b,

@@ -92,9 +92,8 @@ class Far:
         return beta, -np.einsum("bnk,bk->bn", Q, beta) - rest
 
     def _begin(self, Q, rest):
-        main = Q.argmax(axis=2)
-        heavy = (Q.max(axis=2) > 0.5) & (rest < rest.min() + 40)
-        held = [np.exp(-rest[heavy & (main == k)]).sum() for k in range(len(self.multipliers))]
+        """Guess β as if every sequence were on one token."""
+        held = (np.exp(-np.maximum(rest, -50))[:, :, None] * Q).sum(axis=(0, 1))
         return np.log(np.maximum(held, 1e-30) / self.multipliers)
 
     def velocity(self, log_r, p):

@@ -1,5 +1,10 @@
-"""Which mixture: a probe that certifies the limit of p and v, and follows the far flow there."""
+"""Which mixture: a probe that certifies the limit of p and v, and follows the far flow there; tables.
 
+python which_mixture.py RUN [RUN ...] OUT reads folders of runs, and writes runs.csv, table.md and the figure.
+"""
+
+import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -7,11 +12,14 @@ import numpy as np
 import pandas as pd
 from far import Far, follow
 from jax import Array
+from matplotlib.figure import Figure
 
 import jaxattn as ja
 from jaxattn.models.reference import padded_sequences
 from jaxattn.reproduction import Finding, Measured
 from jaxattn.results import judge
+from jaxattn.results.load import load
+from jaxattn.results.style import DISTINCT, style
 from jaxattn.theory import JointLimit, Scores, certify_joint_limit, relaxed_max_margin, selection_from_scores
 
 # log ‖v‖ of the row that is certified, at most; log r to which the far flow goes.
@@ -126,6 +134,47 @@ def begin(
     return far, basis, float(np.log(v @ limit.v / (limit.v @ limit.v)))
 
 
+def share(hit: pd.Series, known: pd.Series) -> str:
+    """Write a share as k of n with its interval."""
+    if not known.any():
+        return "–"
+    low, high = judge.share(hit, known)[1:3]
+    return f"{int((hit & known).sum())} of {int(known.sum())} [{low:.3f}, {high:.3f}]"
+
+
+def table(found: pd.DataFrame) -> str:
+    """Write the table of the page."""
+    lines = [
+        "| corpus | certified | of these, confirmed | wrong | p_* to p_relax, median | p to p_*, worst |",
+        "| :-- | :-- | :-- | :-- | :-- | :-- |",
+    ]
+    for block, own in found.groupby("block", sort=False):
+        certified, followed = own["certified"] == 1, own["followed"] == 1
+        confirmed = certified & followed & (own["far_error"] <= AGREES)
+        wrong = certified & followed & ~confirmed
+        cells = [block, share(certified, own["seed"].notna()), share(confirmed, certified), str(wrong.sum())]
+        cells += [f"{own['from_relaxed'].median():.2g}", f"{own['far_error'].max():.2g}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def distances(found: pd.DataFrame) -> Figure:
+    """Draw 1 - cos of p to p_* at log r = 1e4, and of p_relax to p_*, sorted, for each corpus."""
+    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+    for axes, name, words in zip(
+        figure.subplots(1, 2, sharey=True),
+        ("from_relaxed", "far_error"),
+        ("of p_relax and p_*", "of p at log r = 1e4 and p_*"),
+        strict=True,
+    ):
+        for (block, own), color in zip(found.groupby("block", sort=False), DISTINCT, strict=False):
+            values = np.maximum(np.sort(own[name].dropna()), 1e-17)
+            axes.plot(np.arange(1, len(values) + 1), values, ".", color=color, label=block)
+        axes.set(yscale="log", xlabel="seeds, sorted", title=f"1 - cos {words}")
+    axes.legend(fontsize=7)
+    return figure
+
+
 def runs(results: Any) -> pd.DataFrame:
     """Lay out the end of every run: corpus, seed, and its metrics."""
     records = results.records[results.records["phase"] == "both"]
@@ -163,3 +212,13 @@ def mixtures(results: Any, item: Any) -> Measured:
             | {"largest 1 - cos at log r = 1e4": own["far_error"].max()}
         )
     return Measured(findings, {"Every corpus": pd.DataFrame(rows)})
+
+
+if __name__ == "__main__":
+    *folders, out = map(Path, sys.argv[1:])
+    out.mkdir(parents=True, exist_ok=True)
+    everything = pd.concat([runs(load(folder)) for folder in folders], ignore_index=True)
+    everything.to_csv(out / "runs.csv", index=False, float_format="%.6g")
+    (out / "table.md").write_text(table(everything), encoding="utf-8")
+    with style():
+        distances(everything).savefig(out / "mixture.png", dpi=160)
