@@ -85,10 +85,11 @@ class Far:
             hessian = np.einsum("bn,bnk,bnl->bkl", w, Q, Q)
             move = np.linalg.solve(hessian + 1e-14 * np.eye(len(self.multipliers)), off[..., None])[..., 0]
             beta += np.clip(move, -2, 2)
-            if (np.abs(move) < 1e-9 * (1 + np.abs(beta))).all():
+            settled = (np.abs(move) < 1e-9 * (1 + np.abs(beta))).all(axis=1)
+            if settled.all():
                 break
-        else:
-            raise FloatingPointError("no b that gives the multipliers")
+        # NaN makes the solver try a shorter step.
+        beta[~settled] = np.nan
         return beta, -np.einsum("bnk,bk->bn", Q, beta) - rest
 
     def _begin(self, Q, rest):
@@ -112,7 +113,8 @@ class Far:
     def __call__(self, log_r, p):
         """Compute the velocity of one point (m,), b remembered for the next one."""
         found, beta = self.velocity(log_r, p[None])
-        self.beta = beta[0]
+        if np.isfinite(beta).all():
+            self.beta = beta[0]
         return found[0]
 
     def jacobian(self, log_r, p):
@@ -127,11 +129,20 @@ def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
     """Follow the flow from p at log r: log r (k,) and p (k, m) of all steps, and whether it came there."""
     far.begin(log_r, p)
     # Scores are to be right by themselves, not beside ‖p‖: a step too far puts another token on top.
-    given = {"rtol": 1e-2 * tolerance, "atol": tolerance, "first_step": 1e-6, "max_step": until / 20}
-    solver = Radau(far, log_r, p, until, jac=far.jacobian, **given)
+    given = {"rtol": 1e-2 * tolerance, "atol": tolerance, "max_step": until / 20}
+    # Where walls are not quite where they are to be, p moves there in no time: from 0 on steps may be tiny.
+    given["first_step"] = 1e-6 / max(float(np.linalg.norm(far(log_r, p))), 1.0)
+    solver = Radau(
+        lambda after, p: far(log_r + after, p),
+        0.0,
+        p,
+        until - log_r,
+        jac=lambda after, p: far.jacobian(log_r + after, p),
+        **given,
+    )
     times, points = [log_r], [p]
     while solver.status == "running" and len(times) < steps:
         solver.step()
-        times.append(solver.t)
+        times.append(log_r + solver.t)
         points.append(solver.y.copy())
     return np.array(times), np.array(points), solver.status == "finished"

@@ -88,11 +88,8 @@ def measure(E: np.ndarray, path: np.ndarray, corpus: ja.data.Corpus, follows: bo
     if not follows or limit.finite or np.isnan(limit.v).any():
         return found
     far, basis, log_r = begin(E, p, v, corpus, limit)
-    try:
-        with np.errstate(all="ignore"):
-            times, points, came = follow(far, basis @ p, log_r, FAR)
-    except FloatingPointError:
-        return found | {"followed": 0.0}
+    with np.errstate(all="ignore"):
+        times, points, came = follow(far, basis @ p, log_r, FAR)
     found["followed"] = float(came)
     if came and limit.holds and limit.p.any():
         reached, wanted = points[-1] / (2 * times[-1]), basis @ limit.p
@@ -218,6 +215,8 @@ if __name__ == "__main__":
     *folders, out = map(Path, sys.argv[1:])
     out.mkdir(parents=True, exist_ok=True)
     everything = pd.concat([runs(load(folder)) for folder in folders], ignore_index=True)
+    # Of a run in two folders that of the later one.
+    everything = everything.drop_duplicates(["block", "seed"], keep="last")
     everything.to_csv(out / "runs.csv", index=False, float_format="%.6g")
     (out / "table.md").write_text(table(everything), encoding="utf-8")
     with style():
