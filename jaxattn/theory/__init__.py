@@ -4,6 +4,7 @@ from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
 from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.cover import TokenCover, greedy_cover, minimum_cover
+from jaxattn.theory.joint_limit import JointLimit, certify_joint_limit
 from jaxattn.theory.label_window import LabelWindow, label_window
 from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.lq_margin import lq_max_margin
@@ -21,6 +22,7 @@ from jaxattn.theory.selection import (
 )
 
 __all__ = [
+    "JointLimit",
     "LabelWindow",
     "Limit",
     "MaxMargin",
@@ -28,6 +30,7 @@ __all__ = [
     "Scores",
     "Selection",
     "TokenCover",
+    "certify_joint_limit",
     "certify_limit",
     "cosine",
     "differentiable_direction",

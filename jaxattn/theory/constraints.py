@@ -62,7 +62,7 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
         where = int(np.argmax(first == vocab))
         raise InputError(f"selection: sequence {where} has no selected token; select at least one in each")
 
-    leader = _leaders(first[sequence[chosen]], token[chosen], vocab)
+    leader = tie_classes(first[sequence[chosen]], token[chosen], vocab)
     tied = np.flatnonzero(leader != np.arange(vocab)).astype(np.int32)
     key = leader[first[sequence[~chosen]]].astype(np.int64) * vocab + leader[token[~chosen]]
     height = np.ones(len(key)) if required is None else np.asarray(required, float)[present][~chosen]
@@ -127,7 +127,8 @@ def coinciding(E: np.ndarray, constraints: Constraints) -> int | None:
     return None
 
 
-def _leaders(one: np.ndarray, other: np.ndarray, vocab: int) -> np.ndarray:
+def tie_classes(one: np.ndarray, other: np.ndarray, vocab: int) -> np.ndarray:
+    """Find the smallest token of each token's class, (V,), where tokens `one` tie with tokens `other`."""
     from scipy.sparse import coo_array  # slow to import
     from scipy.sparse.csgraph import connected_components
 

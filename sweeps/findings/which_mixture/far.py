@@ -1,0 +1,148 @@
+"""Gradient flow on p and v far out, in log r: v follows from p up to its bounded part, by NumPy and SciPy.
+
+With v = r v_mm + b and β_s = y b·E_s for the tokens s on which v_mm is tight, Σ λ_s y_s E_s = v_mm, sequences
+weigh
+
+    log w_X = - Σ_s q_s β_s - r Σ_t q_t (y γ_t - 1),   γ = E v_mm,   with b such that Σ_X w_X q_s = λ_s,
+
+which is solved anew at every p (a convex program, by Newton's method), and
+
+    dp/dlog r = Σ_X w_X Σ_{i<j} q_i q_j (r² y (γ_i - γ_j) + r (β_i - β_j)) (E_i - E_j).
+
+Two tokens at a time, no force is a difference of larger ones, and all of them are kept as logarithms. Of a
+sequence with r q |y γ - 1| > 1e5 the exponent is scaled down to that: a wall stands where it would, up to
+1e-5 of ‖p‖.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.integrate import Radau
+
+STEEP = 1e5
+# Weights that are less than others by more nats do not hold p.
+ACTIVE = 100.0
+# Of finite differences: a wall is 1e-5 wide.
+APART = 1e-6
+
+
+@dataclass
+class Far:
+    """The flow for one corpus, one E and one v_mm.
+
+    Attributes:
+        E: (V, m); embeddings in an orthonormal basis of their span.
+        ids: (n, W); the distinct tokens of every sequence.
+        log_count: (n, W); -inf where there is none.
+        excess: (n, W); y γ - 1, exactly 0 on the margin.
+        point: (n, W); which tight token an entry is, -1 for others.
+        multipliers: (k,); λ of the tight tokens.
+    """
+
+    E: np.ndarray
+    ids: np.ndarray
+    log_count: np.ndarray
+    excess: np.ndarray
+    point: np.ndarray
+    multipliers: np.ndarray
+
+    def __post_init__(self):
+        self.i, self.j = np.triu_indices(self.ids.shape[1], 1)
+        self.apart = self.E[self.ids[:, self.i]] - self.E[self.ids[:, self.j]]
+        with np.errstate(divide="ignore"):
+            self.log_excess = np.log(np.abs(self.excess))
+        self.which = np.eye(len(self.multipliers) + 1)[self.point][:, :, :-1]
+        self.beta, self.kept = None, 0.0
+
+    def begin(self, log_r, p):
+        """Keep the weights of walls that p leans on where the flow begins, though they are less steep."""
+        log_q = self.attention(p[None])
+        parts = np.sign(self.excess) * np.exp(log_q + self.log_excess + log_r)
+        scale, full = self.scale(log_q, log_r), parts.sum(axis=2)
+        self.kept = np.where(full < ACTIVE, full * -np.expm1(scale - log_r), 0.0)
+
+    def attention(self, p):
+        """Compute log q of points, (B, n, W)."""
+        own = (p @ self.E.T)[:, self.ids] + self.log_count
+        own -= own.max(axis=2, keepdims=True)
+        return own - np.log(np.exp(own).sum(axis=2, keepdims=True))
+
+    def scale(self, log_q, log_r):
+        """Compute log of what y f - 1 is multiplied with, (B, n)."""
+        return np.minimum(log_r, np.log(STEEP) - (log_q + self.log_excess).max(axis=2))
+
+    def weights(self, log_q, log_r):
+        """Solve for β (B, k) and log w (B, n)."""
+        q = np.exp(log_q)
+        scale = self.scale(log_q, log_r)[:, :, None]
+        rest = (np.sign(self.excess) * np.exp(log_q + self.log_excess + scale)).sum(axis=2) + self.kept
+        Q = np.einsum("bnw,nwk->bnk", q, self.which)
+        beta = self.beta if self.beta is not None else self._begin(Q[:1], rest[:1])
+        beta = np.broadcast_to(beta, (len(q), len(self.multipliers))).copy()
+        for _ in range(100):
+            w = np.exp(np.minimum(-np.einsum("bnk,bk->bn", Q, beta) - rest, 50))
+            off = np.einsum("bn,bnk->bk", w, Q) - self.multipliers
+            hessian = np.einsum("bn,bnk,bnl->bkl", w, Q, Q)
+            move = np.linalg.solve(hessian + 1e-14 * np.eye(len(self.multipliers)), off[..., None])[..., 0]
+            beta += np.clip(move, -2, 2)
+            settled = (np.abs(move) < 1e-9 * (1 + np.abs(beta))).all(axis=1)
+            if settled.all():
+                break
+        # NaN makes the solver try a shorter step.
+        beta[~settled] = np.nan
+        return beta, -np.einsum("bnk,bk->bn", Q, beta) - rest
+
+    def _begin(self, Q, rest):
+        """Guess β as if every sequence were on one token."""
+        held = (np.exp(-np.maximum(rest, -50))[:, :, None] * Q).sum(axis=(0, 1))
+        return np.log(np.maximum(held, 1e-30) / self.multipliers)
+
+    def velocity(self, log_r, p):
+        """Compute dp/dlog r of points (B, m)."""
+        log_q = self.attention(p)
+        beta, log_w = self.weights(log_q, log_r)
+        held = np.concatenate([beta, np.zeros((len(p), 1))], axis=1)[:, self.point]
+        both = log_w[:, :, None] + log_q[:, :, self.i] + log_q[:, :, self.j] + log_r
+        there = np.isfinite(both)
+        both = np.where(there, both, -1e4)
+        steep = self.excess[:, self.i] - self.excess[:, self.j]
+        pull = np.exp(np.minimum(both + log_r, 600)) * steep
+        pull += np.exp(np.minimum(both, 600)) * (held[:, :, self.i] - held[:, :, self.j]) * (steep == 0)
+        return np.tensordot(np.where(there, pull, 0), self.apart, 2), beta
+
+    def __call__(self, log_r, p):
+        """Compute the velocity of one point (m,), b remembered for the next one."""
+        found, beta = self.velocity(log_r, p[None])
+        if np.isfinite(beta).all():
+            self.beta = beta[0]
+        return found[0]
+
+    def jacobian(self, log_r, p):
+        """Compute ∂(dp/dlog r)/∂p by central differences."""
+        moved = APART * np.eye(len(p))
+        found, _ = self.velocity(log_r, np.concatenate([p + moved, p - moved]))
+        ahead, behind = np.split(found, 2)
+        return (ahead - behind).T / (2 * APART)
+
+
+def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
+    """Follow the flow from p at log r: log r (k,) and p (k, m) of all steps, and whether it came there."""
+    far.begin(log_r, p)
+    # Scores are to be right by themselves, not beside ‖p‖: a step too far puts another token on top.
+    given = {"rtol": 1e-2 * tolerance, "atol": tolerance, "max_step": until / 20}
+    # Where walls are not quite where they are to be, p moves there in no time: from 0 on steps may be tiny.
+    given["first_step"] = 1e-6 / max(float(np.linalg.norm(far(log_r, p))), 1.0)
+    solver = Radau(
+        lambda after, p: far(log_r + after, p),
+        0.0,
+        p,
+        until - log_r,
+        jac=lambda after, p: far.jacobian(log_r + after, p),
+        **given,
+    )
+    times, points = [log_r], [p]
+    while solver.status == "running" and len(times) < steps:
+        solver.step()
+        times.append(log_r + solver.t)
+        points.append(solver.y.copy())
+    return np.array(times), np.array(points), solver.status == "finished"

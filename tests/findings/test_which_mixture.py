@@ -1,0 +1,92 @@
+"""Which mixture: the far flow against a closed form, and a short run of the item."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn import reproduction
+from jaxattn.study.import_paths import ImportPaths
+from jaxattn.theory import Scores, certify_joint_limit
+
+FOLDER = Path(__file__).parents[2] / "sweeps" / "findings" / "which_mixture"
+
+
+@pytest.fixture
+def code(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    return lambda name: ImportPaths(FOLDER).load(name)
+
+
+@pytest.mark.parametrize("c", [1.0, 0.3])
+def test_two_mirrored_pairs_by_hand(code, c):
+    """w² - s/c - e^(2cs)/(2c²) stays what it is, so that far out 2 c s = 2 log w + log(2 c²)."""
+    E = np.array([[1.0, c, 0, 0], [0, -c, 0, 0], [-1, c, 0, 0], [0, -c, 0, 0]])
+    corpus = ja.data.from_sequences([[0, 1], [2, 3]] * 2, [1, -1] * 2, vocab_size=4)
+    log_w = 18.0
+    s = (2 * log_w + np.log(2 * c**2)) / (2 * c)
+    p, v = np.array([0, s, 0, 0]), np.exp(log_w) * np.eye(4)[0]
+    limit = certify_joint_limit(Scores(E, corpus), p, v)
+    assert limit.holds
+    np.testing.assert_allclose(limit.p, np.eye(4)[1] / (2 * c), atol=1e-12)
+    far, basis, log_r = code("which_mixture.py:begin")(E, p, v, corpus, limit)
+    assert log_r == pytest.approx(log_w, abs=1e-12)
+    times, points, came = code("far.py:follow")(far, basis @ p, log_r, 1e3)
+    assert came
+    expected = (2 * times + np.log(2 * c**2)) / (2 * c)
+    found = points @ basis
+    np.testing.assert_allclose(found[:, 1], expected, atol=1e-3)
+    np.testing.assert_allclose(found[:, [0, 2, 3]], 0, atol=1e-9)
+
+
+def test_the_velocity_by_loops(code):
+    """Weights by a plain minimiser, pairs one by one, where r is small enough for plain exponentials."""
+    from scipy.optimize import minimize
+
+    rng = np.random.default_rng(0)
+    E = rng.normal(size=(6, 5))
+    ids, labels = np.array([[0, 1, 2], [1, 0, 3], [4, 0, 1], [0, 4, 5]]), np.ones(4)
+    excess = np.where(ids < 2, 0, np.where(ids == 4, 0.3, -0.7))
+    point, log_r = np.where(ids < 2, ids, -1), 2.0
+    p = rng.normal(size=5)
+    q = np.exp((E @ p)[ids])
+    q /= q.sum(axis=1, keepdims=True)
+    held = np.stack([(q * (ids == s)).sum(axis=1) for s in (0, 1)], axis=1)
+    # Multipliers that some weights have.
+    multipliers = np.array([0.3, 0.5, 0.2, 0.4]) @ held
+    far = code("far.py:Far")(E, ids, np.zeros(ids.shape), excess, point, multipliers)
+    rest = np.exp(log_r) * (q * excess).sum(axis=1)
+    best = minimize(
+        lambda b: np.exp(-held @ b - rest).sum() + multipliers @ b,
+        np.zeros(2),
+        method="Nelder-Mead",
+        tol=1e-13,
+    )
+    w = np.exp(-held @ best.x - rest)
+    np.testing.assert_allclose(w @ held, multipliers, atol=1e-5)
+    beta = np.where(point >= 0, best.x[point], 0)
+    expected = np.zeros(5)
+    for X in range(len(labels)):
+        for i in range(3):
+            for j in range(i):
+                steep = excess[X, i] - excess[X, j]
+                pull = np.exp(2 * log_r) * steep + np.exp(log_r) * (beta[X, i] - beta[X, j]) * (steep == 0)
+                expected += w[X] * q[X, i] * q[X, j] * pull * (E[ids[X, i]] - E[ids[X, j]])
+    np.testing.assert_allclose(far(log_r, p), expected, rtol=1e-4)
+
+
+@pytest.mark.more
+def test_a_short_run_is_measured(code, tmp_path):
+    item = reproduction.read(FOLDER.parent).item("which_mixture")
+    results = item.study("full", None, ["seeds=2", 'blocks={ "two relevant" = {} }']).run(
+        tmp_path / "run", quiet=True
+    )
+    assert results.failures.empty
+    found = reproduction.measures.load(item)(results)
+    shares = {finding.measured: finding.estimate.value for finding in found.findings}
+    assert shares["two relevant: the limit is certified"] == 1
+    assert shares["two relevant: of these, p comes to it"] == 1
+    (row,) = found.tables["Every corpus"].to_dict("records")
+    assert row["largest 1 - cos at log r = 1e4"] < 1e-6
+    assert row["median 1 - cos to p_relax"] > 1e-3

@@ -1,0 +1,170 @@
+"""The limit of p and v together: against clarabel, programs written out by loops, and closed forms."""
+
+from functools import partial
+
+import clarabel
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError
+from jaxattn.models.reference import padded_sequences
+from jaxattn.theory import Scores, certify_joint_limit, one_minus_cosine
+from jaxattn.theory.two_sided import two_sided
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def shortest(rows, required):
+    """min ‖x‖² s.t. A x ≥ b by an independent solver, or None if it finds none."""
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
+    rows, d = np.array(rows), len(rows[0])
+    cones = [clarabel.NonnegativeConeT(len(rows))]
+    problem = sp.csc_matrix(sp.eye(d)), np.zeros(d), sp.csc_matrix(-rows), -np.array(required), cones
+    solution = clarabel.DefaultSolver(*problem, settings).solve()
+    return np.array(solution.x) if str(solution.status) == "Solved" else None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_requirements_of_any_sign_against_clarabel(seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(12, 6)) + 0.8 * np.eye(6)[0]
+    required = rng.choice([1.0, 0.5, 0.0, -0.5], 12)
+    found, expected = two_sided(rows, required), shortest(rows, required)
+    assert found.feasible == (expected is not None)
+    if found.feasible:
+        np.testing.assert_allclose(found.p, expected, atol=1e-6)
+        assert found.gap < 1e-10
+        assert (rows @ found.p >= required - 1e-9).all()
+        assert (found.multipliers >= 0).all()
+
+
+def test_nothing_required_and_nothing_possible():
+    rows = np.array([[1.0, 0], [-1, 0]])
+    assert (two_sided(rows, np.array([-0.5, 0])).p == 0).all()
+    assert not two_sided(rows, np.array([0.5, 0.5])).feasible
+
+
+@pytest.fixture(scope="module")
+def problems():
+    """Two seeds with two relevant tokens a sequence, up to where v has grown long; one has tied pairs."""
+
+    def draw(key):
+        data_key, model_key = jax.random.split(key)
+        draw_corpus = partial(ja.data.multi_relevant, relevant_per_sequence=2)
+        corpus = draw_corpus(data_key, vocab_size=16, relevant=8, length=6, sequences=40)
+        params = ja.models.one_layer.init(model_key, vocab_size=16, dim=32, dtype=jnp.float64)
+        return ja.dynamics.one_step(params, corpus, step_size=60.0), corpus
+
+    with jax.enable_x64(True):
+        params, corpora = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 64))
+        params, corpora = jax.tree.map(lambda x: x[:2], (params, corpora))
+        path = jax.device_get(ja.dynamics.joint_flow(params, corpora, until_norm=1e3))
+    return [
+        jax.tree.map(lambda x, seed=seed: np.asarray(x[seed]), (params, corpora, path)) for seed in range(2)
+    ]
+
+
+def by_loop(E, p, corpus, heavy, v, light_of_points):
+    """Write all requirements out, token by token."""
+    ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
+    a, rows, required = E @ p, [], []
+    for X, y in enumerate(np.asarray(corpus.targets)):
+        tokens = sorted(set(ids[X][mask[X]]), key=lambda s: -a[s])
+        excess = {s: y * E[s] @ v - 1 for s in tokens}
+        over = [s for s in tokens if excess[s] > 1e-7]
+        top = tokens[0] if heavy[X] else over[0]
+        for s in tokens:
+            if s == top or s in over:
+                continue
+            tied = abs(excess[s]) < 1e-7
+            if heavy[X]:
+                least = 1.0 if not tied else 0.5 if light_of_points[s] > light_of_points[top] else None
+            else:
+                least = -0.5 if tied else 0.0
+            if least is not None:
+                rows.append(E[top] - E[s])
+                required.append(least)
+    return shortest(rows, required)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("seed", [0, 1])
+def test_both_programs_by_loops(problems, seed):
+    """Heavy is what weighs more than e^-9 of the heaviest; λ of a token is shared by its sequences."""
+    params, corpus, path = problems[seed]
+    E, p = params.E, path.p[-1]
+    v = path.v[-1] * np.exp(path.log_v_norm[-1])
+    found = certify_joint_limit(Scores(E, corpus), p, v)
+    assert found.holds
+    assert "certified" in repr(found)
+    ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
+    scores = np.where(mask, (E @ p)[ids], -np.inf)
+    q = np.exp(scores - scores.max(axis=1, keepdims=True))
+    q /= q.sum(axis=1, keepdims=True)
+    agreement = corpus.targets * (q * np.where(mask, (E @ v)[ids], 0)).sum(axis=1)
+    weight = np.exp(agreement.min() - agreement)
+    np.testing.assert_array_equal(found.heavy, weight > np.exp(-9))
+    # Weights of the path are those of the limit, up to 1/r and what tied tokens still hold.
+    ratio = found.weight[found.heavy] / weight[found.heavy]
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
+    top = ids[np.arange(len(ids)), scores.argmax(axis=1)]
+    head = shortest(
+        [y * E[s] for s, y in zip(top[found.heavy], corpus.targets[found.heavy], strict=True)],
+        np.ones(found.heavy.sum()),
+    )
+    np.testing.assert_allclose(found.v, head, atol=1e-6)
+    np.testing.assert_allclose(found.weight * corpus.targets @ E[top], head, atol=1e-6)
+    shared = dict(zip(top[found.heavy], found.weight[found.heavy], strict=True))
+    expected = by_loop(E, p, corpus, found.heavy, head, shared)
+    assert one_minus_cosine(found.p, expected) < 1e-9
+    np.testing.assert_allclose(np.linalg.norm(found.p), np.linalg.norm(expected), rtol=1e-6)
+
+
+def test_a_mixture_by_hand():
+    """Token 0 occurs 20 times under the other label: the margin is largest at a_0 - a_1 = -½ log 20."""
+    corpus = ja.data.from_sequences([[0, 1], [0] * 20 + [1], [2], [3]], [1, -1, 1, -1], vocab_size=4)
+    half = 1 / (1 - 2 / (1 + np.sqrt(20)))
+    head = np.array([-half, half, 1, -1])
+    p = np.array([-np.log(20) / 4, np.log(20) / 4, 0.3, 0]) + 1e-10
+    found = certify_joint_limit(Scores(np.eye(4), corpus), p, 1e8 * head)
+    assert found.holds
+    assert found.finite == 1
+    assert found.heavy.all()
+    np.testing.assert_allclose(found.v, head, atol=1e-10)
+    assert (found.p == 0).all()
+    assert found.gradient < 1e-10
+    assert 0.01 < found.curvature <= 1
+    away = certify_joint_limit(Scores(np.eye(4), corpus), p + 0.1 * np.eye(4)[0], 1e8 * head)
+    assert not away.holds
+
+
+def test_what_does_not_hold_is_said():
+    corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
+    E, p, v = np.eye(4), np.array([40.0, 0, 40, 0]), np.array([1.0, 0, -1, 0])
+    found = certify_joint_limit(Scores(E, corpus), p, 1e8 * v)
+    assert found.holds
+    np.testing.assert_allclose(found.p, [0.5, -0.5, 0.5, -0.5], atol=1e-12)
+    np.testing.assert_allclose(found.weight, 1, atol=1e-12)
+    assert "not long yet" in certify_joint_limit(Scores(E, corpus), p, 100 * v).reason
+    # A token that would agree more with the label, and is drawn up faster than p_* leaves it behind.
+    corpus = ja.data.from_sequences([[0, 1, 3], [2, 3]], [1, -1], vocab_size=4)
+    E = np.array([[1.0, 0, 0, 0], [1.5, 1, 0, 0], [0, 0, -1, 0], [0, 0, 0, 1.0]])
+    v = np.array([1.0, 0, 1, 0])
+    found = certify_joint_limit(Scores(E, corpus), np.array([0, -40.0, 0, -40]), 1e8 * v)
+    assert "comes up" in found.reason
+    assert np.isnan(found.p).all()
+
+
+def test_bad_input():
+    corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
+    three = ja.data.from_sequences([[0, 1]], [2], vocab_size=4, num_classes=3)
+    with pytest.raises(InputError, match="3 classes"):
+        certify_joint_limit(Scores(np.eye(4), three), np.ones(4), np.ones(4))
+    with pytest.raises(InputError, match="do not fit"):
+        certify_joint_limit(Scores(np.eye(4), corpus), np.ones(3), np.ones(3))
