@@ -1,0 +1,142 @@
+"""The exact flow of p on film reviews: how long it takes, how far it comes, and whether its end is certified.
+
+    python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
+    python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
+        --reviews 25000 --min-count 40 --dim 1024 --until-norm 1000
+
+The first reviews of IMDB, words that occur `min-count` times in them, one step on E. The path is followed in
+legs, each from where the one before ended, so that what a decade of ‖p‖ takes is seen.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxattn as ja
+
+
+def problem(given):
+    """The corpus, and the parameters after one step."""
+    split = f"train[:{given.reviews}]" if given.reviews < 25_000 else "train"
+    source = ja.data.Tfds(
+        dataset="imdb_reviews", data_dir=given.data_dir, train=split, test="", min_count=given.min_count
+    )
+    corpus = source.load(lambda *_: None).splits.train
+    model = ja.models.OneLayer(dim=given.dim).in_span()
+    params = model.init(jax.random.key(given.seed), corpus, dtype=jnp.float64)
+    return ja.dynamics.one_step(params, corpus, step_size=given.step_size), corpus
+
+
+def follow(scores, p, given):
+    """Legs of the path, and the last of them."""
+    legs, norm, begin, path = [], given.first_norm, time.perf_counter(), None
+    while True:
+        norm = min(norm, given.until_norm)
+        started, cpu = time.perf_counter(), time.process_time()
+        path = jax.block_until_ready(
+            ja.dynamics.exact_flow(
+                scores, p, until_norm=norm, points=8, rtol=given.rtol, max_steps=given.max_steps
+            )
+        )
+        p = path.p[-1]
+        legs.append(
+            {
+                "to ‖p‖": float(path.norm[-1]),
+                "ended by": path.stop,
+                "steps": int(path.accepted),
+                "thrown away": int(path.rejected),
+                "s": round(time.perf_counter() - started, 1),
+                "CPU s": round(time.process_time() - cpu, 1),
+                "log ‖∂L/∂p‖": float(path.log_gradient_norm[-1]),
+                "reviews with a tie": int((np.asarray(path.selection.counts(scores.corpus)) > 1).sum()),
+            }
+        )
+        print(json.dumps(legs[-1], ensure_ascii=False), flush=True)
+        out_of_time = time.perf_counter() - begin > given.budget
+        if path.stop not in ("norm", "step_budget") or path.norm[-1] >= given.until_norm or out_of_time:
+            return legs, path
+        if path.stop == "norm":
+            norm *= given.ratio
+
+
+def certificate(scores, path):
+    """What is certified of the end of a path."""
+    started = time.perf_counter()
+    p, selection = jax.device_get((path.p[-1], path.selection))
+    found = ja.theory.certify_limit(jax.device_get(scores), p, selection)
+    return {
+        "certificate holds": found.holds,
+        "1 - cos": float(ja.theory.one_minus_cosine(p, found.direction.p)),
+        "duality gap": float(found.direction.duality_gap),
+        "margin": float(found.direction.margin),
+        "support pairs": len(found.direction.pairs),
+        "distinct pairs": int(found.direction.num_pairs),
+        "tied tokens beside their leader": len(found.direction.ties),
+        "gradient of the tied part": float(found.gradient),
+        "its curvature": float(found.curvature),
+        "loose": float(found.loose),
+        "drawn": float(found.drawn),
+        "idle": float(found.idle),
+        "reason": found.direction.reason,
+        "certificate, s": round(time.perf_counter() - started, 1),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data-dir", required=True, help="directory of tensorflow-datasets")
+    parser.add_argument("--reviews", type=int, default=2000, help="how many reviews")
+    parser.add_argument("--min-count", type=int, default=20, help="least occurrences of a word in them")
+    parser.add_argument("--dim", type=int, default=2048, help="d")
+    parser.add_argument("--step-size", type=float, default=5000.0, help="of the one step on E")
+    parser.add_argument("--seed", type=int, default=0, help="of the parameters")
+    parser.add_argument("--until-norm", type=float, default=1e6, help="‖p‖ of the end")
+    parser.add_argument("--first-norm", type=float, default=10.0, help="‖p‖ of the first leg's end")
+    parser.add_argument("--ratio", type=float, default=10.0, help="of ‖p‖ at the ends of legs")
+    parser.add_argument("--rtol", type=float, default=1e-5, help="error allowed per step")
+    parser.add_argument("--max-steps", type=int, default=10_000, help="steps of a leg")
+    parser.add_argument("--budget", type=float, default=1800.0, help="seconds from which on no leg begins")
+    parser.add_argument("--out", type=Path, help="folder for flow_on_texts_REVIEWS.json")
+    given = parser.parse_args()
+    with jax.enable_x64(True):
+        params, corpus = problem(given)
+        scores = ja.theory.scores.one_layer(params, corpus)
+        print(
+            corpus, f"E {params.E.shape}, largest |E·v| {float(jnp.abs(scores.values).max()):.3g}", flush=True
+        )
+        begin = time.perf_counter()
+        legs, path = follow(scores, params.p, given)
+        took = time.perf_counter() - begin
+        found = certificate(scores, path) if path.stop == "norm" and path.norm[-1] >= 1e4 else {}
+    row = {
+        "reviews": given.reviews,
+        "vocabulary": corpus.vocab_size,
+        "d": given.dim,
+        "step size": given.step_size,
+        "rtol": given.rtol,
+        "seed": given.seed,
+        "cores": os.cpu_count(),
+        "jax": jax.__version__,
+        "‖p‖": float(path.norm[-1]),
+        "ended by": path.stop,
+        "steps": sum(leg["steps"] + leg["thrown away"] for leg in legs),
+        "flow, compilation included, s": round(took, 1),
+        "CPU s": round(sum(leg["CPU s"] for leg in legs), 1),
+        **found,
+        "legs": legs,
+    }
+    print(json.dumps(row, indent=2, ensure_ascii=False))
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(row, indent=2, ensure_ascii=False) + "\n"
+        (given.out / f"flow_on_texts_{given.reviews}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
