@@ -2,6 +2,8 @@
 
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
+        --until-norm 10 --step
+    python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
         --reviews 25000 --min-count 40 --dim 1024 --until-norm 1000
 
 The first reviews of IMDB, words that occur `min-count` times in them, one step on E. The path is followed in
@@ -19,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxattn as ja
+from jaxattn.dynamics.flows.coordinates import coordinates
+from jaxattn.dynamics.flows.rosenbrock import by_factors
 
 
 def problem(given):
@@ -65,6 +69,37 @@ def follow(scores, p, given):
             norm *= given.ratio
 
 
+def one_step(scores, p, h):
+    """What the linear algebra of a step of length h takes at p, without the Jacobian and with it."""
+    flow = jax.jit(coordinates)(scores.keys, p, scores.values, scores.corpus)
+    local = jax.jit(lambda flow: flow.at(flow.zero))(flow)
+    c = jnp.asarray(h / 4)
+
+    def six(solve):
+        return jax.lax.fori_loop(0, 6, lambda _, x: solve(x), local.velocity)
+
+    def products(flow, jacobian, c):
+        return six(flow.solver(jacobian, c))
+
+    def matrix(flow, jacobian, c):
+        whole, _ = flow._matrix(jacobian.velocity, jacobian.size, jacobian.force)
+        return six(by_factors(whole, c))
+
+    found, row = {}, {"h": h}
+    for name, compute in (("by products", products), ("whole Jacobian", matrix)):
+        compute = jax.jit(compute).lower(flow, local.jacobian, c).compile()
+        times = []
+        for _ in range(3):
+            wall, cpu = time.perf_counter(), time.process_time()
+            found[name] = np.asarray(jax.block_until_ready(compute(flow, local.jacobian, c)))
+            times.append((time.perf_counter() - wall, time.process_time() - cpu))
+        row[name] = {"s": round(min(times)[0], 3), "CPU s": round(min(cpu for _, cpu in times), 3)}
+    apart = found["by products"] - found["whole Jacobian"]
+    row["difference of the answers"] = float(np.linalg.norm(apart) / np.linalg.norm(found["whole Jacobian"]))
+    row["whole over products, CPU"] = round(row["whole Jacobian"]["CPU s"] / row["by products"]["CPU s"], 2)
+    return row
+
+
 def certificate(scores, path):
     """What is certified of the end of a path."""
     started = time.perf_counter()
@@ -102,6 +137,7 @@ def main():
     parser.add_argument("--rtol", type=float, default=1e-5, help="error allowed per step")
     parser.add_argument("--max-steps", type=int, default=10_000, help="steps of a leg")
     parser.add_argument("--budget", type=float, default=1800.0, help="seconds from which on no leg begins")
+    parser.add_argument("--step", action="store_true", help="time the linear algebra of a step at the end")
     parser.add_argument("--out", type=Path, help="folder for flow_on_texts_REVIEWS.json")
     given = parser.parse_args()
     with jax.enable_x64(True):
@@ -113,7 +149,11 @@ def main():
         begin = time.perf_counter()
         legs, path = follow(scores, params.p, given)
         took = time.perf_counter() - begin
-        found = certificate(scores, path) if path.stop == "norm" and path.norm[-1] >= 1e4 else {}
+        far = path.stop == "norm" and path.norm[-1] >= 1e4
+        found = certificate(scores, path) if far else {}
+        if given.step:
+            length = float(path.arc_length[-1]) / max(int(path.accepted), 1)
+            found["linear algebra of a step"] = one_step(scores, path.p[-1], round(length, 4))
     row = {
         "reviews": given.reviews,
         "vocabulary": corpus.vocab_size,

@@ -33,9 +33,9 @@ from jaxattn.dynamics.flows.direction import Force, curvature_product, token_cur
 # Coordinates up to which factors of the whole Jacobian take less time: see docs/explanation/flow_on_texts.md.
 LARGE = 512
 # Numbers of tokens that factors are made for. All shapes are static, so each is a program of its own.
-SIZES = (64, 128, 256, 512, 1024)
-# Row sums of c J that count as stiff: the iteration gains at least this factor a product.
-_STIFF = 0.1
+SIZES = (64, 128, 256, 512)
+# Bounds on row sums of c J that count as stiff. They are far from sharp: on reviews five products are enough.
+_STIFF = 1.0
 # Residual of a solution, relative to the right-hand side, and products after which there is none.
 _TOLERANCE, _MOST = 1e-8, 40
 
