@@ -30,7 +30,7 @@ from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.conditions import positive, when
 from jaxattn.dynamics.flows.direction import Force, curvature_product, token_curvature
 
-# Coordinates up to which factors of the whole Jacobian take less time: see docs/explanation/flow_on_texts.md.
+# Coordinates up to which the Jacobian is formed: docs/explanation/flow_on_texts.md.
 LARGE = 512
 # Numbers of tokens that factors are made for. All shapes are static, so each is a program of its own.
 SIZES = (64, 128, 256, 512)
@@ -214,5 +214,7 @@ def conjugate_residuals(
         directions, images = directions.at[count].set(direction), images.at[count].set(image)
         return x + step * direction, left - step * image, directions, images, count + 1
 
-    x, left, *_ = jax.lax.while_loop(going, improve, (jnp.zeros_like(b), b, room, room, jnp.int32(0)))
+    x, left, *_ = jax.lax.while_loop(
+        going, improve, (jnp.zeros_like(b), b, room, room, jnp.zeros((), jnp.int32))
+    )
     return jnp.where(jnp.linalg.norm(left) <= 10 * goal, x, jnp.nan)
