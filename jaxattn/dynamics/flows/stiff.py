@@ -214,7 +214,6 @@ def conjugate_residuals(
         directions, images = directions.at[count].set(direction), images.at[count].set(image)
         return x + step * direction, left - step * image, directions, images, count + 1
 
-    x, left, *_ = jax.lax.while_loop(
-        going, improve, (jnp.zeros_like(b), b, room, room, jnp.zeros((), jnp.int32))
-    )
+    begin: tuple[Array, ...] = (jnp.zeros_like(b), b, room, room, jnp.zeros((), jnp.int32))
+    x, left, *_ = jax.lax.while_loop(going, improve, begin)
     return jnp.where(jnp.linalg.norm(left) <= 10 * goal, x, jnp.nan)
