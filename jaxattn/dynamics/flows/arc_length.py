@@ -2,6 +2,7 @@
 
 import enum
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -99,6 +100,10 @@ class Flow(Protocol):
 
     def at(self, z: Array) -> Local:
         """Compute u, its Jacobian and the size of the gradient."""
+        ...
+
+    def solver(self, jacobian: Any, c: Array) -> Callable[[Array], Array]:
+        """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
         ...
 
     def inner(self, x: Array, y: Array) -> Array:
@@ -234,10 +239,11 @@ def beginning(flow: Flow, points: int) -> Trajectory:
 
 def _begin(flow: Flow, unit: Array, rtol: Array, before: Trajectory) -> _State:
     """Stand at the start: the first step has length 0, evaluates the flow and may land on the first mark."""
-    z, zero = flow.zero, jnp.zeros(())
+    z = flow.zero
+    nothing = jax.tree.map(jnp.zeros_like, flow.at(z))  # of it only the shapes are used
     return _State(
         here=jax.tree.map(lambda x: x[-1], before.rows).replace(z=z),
-        local=Local(z, jnp.outer(z, z), zero, zero, zero > 0),
+        local=nothing,
         h=unit * rtol ** (1 / rosenbrock.ORDER),
         rows=before.rows,
         count=before.reached,
@@ -255,7 +261,7 @@ def _step(
     mark = jnp.minimum(marks[state.count], ends.arc_length)
     to_mark = mark - here.arc_length
     h = jnp.minimum(state.h, jnp.minimum(to_mark, flow.to_end(here.z, local.velocity, ends.norm)))
-    z, error = rosenbrock.step(flow.velocity, here.z, local.velocity, local.jacobian, h)
+    z, error = rosenbrock.step(flow.velocity, here.z, local.velocity, partial(flow.solver, local.jacobian), h)
     arrived = flow.at(z)
     log_mean_time, doubt = _log_mean_time(h, local, arrived)
     there = Row(
@@ -269,7 +275,7 @@ def _step(
     error = jnp.maximum(flow.error(here.z, z, error, ends.rtol), flow.norm(error) * steepest / 0.01)
     if clock < math.inf:
         error = jnp.where(there.log_time < _CLOCKED, jnp.maximum(error, doubt / clock), error)
-    error = jnp.where(jnp.isfinite(arrived.jacobian).all() & ~jnp.isnan(error), error, jnp.inf)
+    error = jnp.where(arrived.finite & ~jnp.isnan(error), error, jnp.inf)
     # A path of unit speed that turns back within a step has run over a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0
     ok = (error <= 1) & ~turns

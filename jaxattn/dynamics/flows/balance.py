@@ -9,13 +9,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.coordinates import LEFT, Watch, positive
+from jaxattn.dynamics.flows.conditions import positive
+from jaxattn.dynamics.flows.coordinates import LEFT, Watch
 from jaxattn.dynamics.flows.direction import Force, pulls, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (
     Ties,
     below_top,
     class_values,
+    first_of,
     no_ties,
+    placed,
+    room,
+    sharing,
     tied_coordinates,
     top_class,
     with_counts,
@@ -135,7 +140,7 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array) -
         return jnp.where(present, bags.count * jnp.exp(take(scores - take(scores, leader), index)), 0)
 
     weight = weigh(leader)
-    means = class_values(corpus, leader, weight, values)
+    means = class_values(corpus, leader, weight, values, _most_classes(E))
     idle = _idle(corpus, leader, attended, weight, means)
     slides = attended & take(loose, index)
     alone = take(loose, index) & ~attended
@@ -159,9 +164,16 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array) -
     log_limit = jnp.maximum(rest.log_limit, left_out + more)
     # Forces as large as those that balance would have to balance too.
     some = (leader != vocab).any() & (left_out < rest.log_gross - jnp.log(_MORE))
+    if room(E) < min(E.shape):
+        some &= (leader != vocab).sum() <= room(E)
     exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness)
     settled = some & exact & (rest.moved <= _SHIFT) & ~others.broken(others.zero)
     return Balance(ties.replace(log_limit=log_limit), rest.p, settled)  # type: ignore[attr-defined]
+
+
+def _most_classes(E: Array) -> int:
+    """Tell how many classes may have several tokens."""
+    return len(E) if room(E) == min(E.shape) else room(E)
 
 
 def _rest(
@@ -171,10 +183,16 @@ def _rest(
     scores, lift = E @ p, E @ normals.T
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
+    # No other tokens pull; as many may be in classes of several.
+    involved = first_of(sharing(leader), 2 * room(E))
 
     def at(y: Array) -> tuple[Force, Array]:
         force = score_force(tied, scores + lift @ y, values)
-        return force, jnp.diag(1.0 * ~spans) - lift.T @ token_curvature(tied, force) @ lift
+        if room(E) == min(E.shape):
+            return force, jnp.diag(1.0 * ~spans) - lift.T @ token_curvature(tied, force) @ lift
+        inner = take(lift, involved)
+        curvature = token_curvature(tied, force, placed(involved, len(E)), len(involved))
+        return force, jnp.diag(1.0 * ~spans) - inner.T @ curvature @ inner
 
     size, vectors = jnp.linalg.eigh(at(jnp.zeros(len(normals)))[1])
     free = jnp.abs(size) <= _LOOSE * jnp.abs(size).max()
@@ -246,9 +264,12 @@ def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
 
 
 def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "r d"]:
-    """Find an orthonormal basis of 𝒯, r = min(V, d); rows that it does not need are zero."""
+    """Find an orthonormal basis of 𝒯, r = `room`; rows that it does not need are zero."""
     apart = E - take(E, leader)
-    spans = len(E) <= E.shape[1]
+    if room(E) < min(E.shape):
+        tied = leader != jnp.arange(len(E), dtype=jnp.int32)
+        apart = take(apart, first_of(tied, room(E)))
+    spans = len(apart) <= E.shape[1]
     size, vectors = jnp.linalg.eigh(apart @ apart.T if spans else apart.T @ apart)
     kept = size > _DEPENDENT * positive(size[-1])
     if not spans:

@@ -13,14 +13,23 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.direction import LOGISTIC, Force, score_force, token_curvature
+from jaxattn.dynamics.flows import stiff
+from jaxattn.dynamics.flows.conditions import positive, when
+from jaxattn.dynamics.flows.direction import (
+    LOGISTIC,
+    Force,
+    curvature_bound,
+    curvature_product,
+    score_force,
+    token_curvature,
+)
+from jaxattn.dynamics.flows.rosenbrock import by_factors
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
@@ -107,17 +116,23 @@ class Local:
 
     Attributes:
         velocity: u = dz/ds, (r,); zeros where the gradient is exactly zero.
-        jacobian: ∂u/∂z, (r, r).
+        jacobian: ∂u/∂z, (r, r), or what products with it are made of where r is large.
         log_gradient_norm: log ‖∂L/∂p‖, ().
         log_slope: its derivative by arc length, ().
         balanced: whether the forces cancel up to rounding, ().
     """
 
     velocity: Array
-    jacobian: Array
+    jacobian: Array | stiff.Curved
     log_gradient_norm: Array
     log_slope: Array
     balanced: Array
+
+    @property
+    def finite(self) -> Bool[Array, ""]:
+        """Whether the Jacobian holds no NaN and no infinity."""
+        jacobian = self.jacobian
+        return jacobian.finite if isinstance(jacobian, stiff.Curved) else jnp.isfinite(jacobian).all()
 
 
 @struct.dataclass
@@ -132,6 +147,7 @@ class Coordinates:
         basis: B, (r, d), or None for the identity.
         lift: E Bᵀ, (V, r).
         offset: B p_0, (r,).
+        lengths: ‖E_s‖, (V,).
         unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
         weigh: how sequences are weighed, see `token_force`.
         steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
@@ -146,6 +162,7 @@ class Coordinates:
     basis: Array | None
     lift: Array
     offset: Array
+    lengths: Array
     unit: Array
     weigh: Any = LOGISTIC
     steepest: Array | float = math.inf
@@ -239,19 +256,51 @@ class Coordinates:
         pull, force = self._pull(z)
         size = self.norm(pull)
         velocity = pull / positive(size)
-        curvature = token_curvature(self.corpus, force) @ self.lift
-        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / positive(size)
-        along = self.metric(velocity) @ curvature
+        jacobian, slope = (self._products if len(z) > stiff.LARGE else self._matrix)(velocity, size, force)
         rounding = jnp.finfo(z.dtype).eps * (1 + self.norm(z, 1.0) / self.unit) * force.gross
         return Local(
             velocity=velocity,
-            jacobian=curvature - jnp.outer(velocity, along),
+            jacobian=jacobian,
             log_gradient_norm=force.log_scale + jnp.log(size),
-            log_slope=jnp.clip(along @ velocity, -self.steepest, self.steepest),
+            log_slope=jnp.clip(slope, -self.steepest, self.steepest),
             balanced=(RESOLUTION * size * self.unit <= rounding)
             | (force.log_gross > self.log_limit)
             | self.broken(z),
         )
+
+    def solver(self, jacobian: Array | stiff.Curved, c: Float[Array, ""]) -> Callable[[Array], Array]:
+        """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
+        if isinstance(jacobian, stiff.Curved):
+            return stiff.solver(self, jacobian, c)
+        return by_factors(jacobian, c)
+
+    def on_scores(self, x: Float[Array, " r"]) -> Float[Array, " V"]:
+        """Compute by how much a movement of z moves the scores."""
+        return self.lift @ x
+
+    def pulled(self, force: Float[Array, " V"]) -> Float[Array, " r"]:
+        """Compute the force on z of a force on the scores, up to its length."""
+        return force if self.basis is not None else force @ self.lift
+
+    def gram(self, tokens: Int[Array, " k"]) -> Float[Array, "k k"]:
+        """Compute the inner products of the embeddings of some tokens."""
+        rows = self.lift[tokens]
+        return rows[:, tokens] if self.basis is not None else rows @ rows.T
+
+    def _matrix(self, velocity: Array, size: Array, force: Force) -> tuple[Array, Array]:
+        """Compute the Jacobian, and the slope of the log of the gradient's size."""
+        curvature = token_curvature(self.corpus, force) @ self.lift
+        curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / positive(size)
+        along = self.metric(velocity) @ curvature
+        return curvature - jnp.outer(velocity, along), along @ velocity
+
+    def _products(self, velocity: Array, size: Array, force: Force) -> tuple[stiff.Curved, Array]:
+        """Collect what products with the Jacobian are made of, and compute that slope."""
+        size = positive(size)
+        bound = curvature_bound(self.corpus, force, self.lengths) / size
+        moved = self.on_scores(velocity)
+        slope = moved @ curvature_product(self.corpus, force, moved) / size
+        return stiff.Curved(force, velocity, size, bound), slope
 
     def broken(self, z: Float[Array, " r"]) -> Bool[Array, ""]:
         """Tell whether tokens that are watched have come too far for this description to hold."""
@@ -282,7 +331,7 @@ class Coordinates:
 
     def _pull(self, z: Array) -> tuple[Array, Force]:
         force = score_force(self.corpus, self.scores + self.lift @ z, self.values, self.weigh)
-        return force.force if self.basis is not None else force.force @ self.lift, force
+        return self.pulled(force.force), force
 
 
 def coordinates(
@@ -293,7 +342,7 @@ def coordinates(
 ) -> Coordinates:
     """Set up the flow that starts at p."""
     spans = E.shape[0] <= E.shape[1]
-    scores = E @ p
+    scores, squares = E @ p, jnp.square(E).sum(axis=1)
     return Coordinates(
         corpus=corpus,
         values=values,
@@ -302,19 +351,6 @@ def coordinates(
         basis=E if spans else None,
         lift=E @ E.T if spans else E,
         offset=scores if spans else p,
-        unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
+        lengths=jnp.sqrt(squares),
+        unit=1 / jnp.sqrt(squares.max()),
     )
-
-
-def when(condition: Array, compute: Callable[[Any], Any], otherwise: Any) -> Any:
-    """Compute something where it is needed: a loop, since vmap would compute both sides of a condition."""
-
-    def once(state: tuple[Array, Any]) -> tuple[Array, Any]:
-        return jnp.asarray(False), compute(state[1])
-
-    return jax.lax.while_loop(lambda state: state[0], once, (condition, otherwise))[1]
-
-
-def positive(x: Array) -> Array:
-    """Replace 0 by 1, to divide by."""
-    return jnp.where(x == 0, 1, x)

@@ -19,6 +19,7 @@ is kept apart, r = (1 - π_y) (e_y - π') with π' the softmax over the other cl
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -136,7 +137,9 @@ def token_force(
     )
 
 
-def token_curvature(corpus: Corpus, force: Force) -> Float[Array, "V V"]:
+def token_curvature(
+    corpus: Corpus, force: Force, place: Int[Array, " V"] | None = None, size: int = 0
+) -> Float[Array, "k k"]:
     """Compute H = ∂(-∂L/∂a)/∂a in units of the force's exp(log_scale).
 
     H = Σ_X w (diag(c) - c qᵀ - q cᵀ + k c cᵀ),   w = y g/n,   c = q (γ - f),   k = ∂ log g/∂f,
@@ -148,20 +151,68 @@ def token_curvature(corpus: Corpus, force: Force) -> Float[Array, "V V"]:
     Args:
         corpus: n sequences over V tokens.
         force: the force at some scores and values.
+        place: where to put the row and the column of every token, `size` or more for those to leave out;
+            all in their order if None.
+        size: how many of them there are then.
 
     Returns:
-        (V, V), symmetric, rows sum to zero. On the way it needs two arrays of n V numbers.
+        (V, V), symmetric, rows sum to zero, or (size, size) of it. On the way it needs two arrays of n V
+        numbers, or of n size.
 
     Source:
         Derived from the gradient on p of arXiv 2505.17282.
     """
     # Both cross terms and the square in one product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
-    product = dense(corpus, force.pull).T @ dense(corpus, force.turn)
-    curvature = jnp.diag(force.force) - product - product.T
+    spread = partial(dense, corpus, place=place, size=size)
+    product = spread(force.pull).T @ spread(force.turn)
+    own = force.force
+    if place is not None:
+        own = jnp.zeros(size, own.dtype).at[place].set(own, mode="drop", unique_indices=True)
+    curvature = jnp.diag(own) - product - product.T
     if force.modes is None:
         return curvature
-    modes = [dense(corpus, mode) for mode in jnp.moveaxis(force.modes, -1, 0)]
+    modes = [spread(mode) for mode in jnp.moveaxis(force.modes, -1, 0)]
     return curvature - sum(mode.T @ mode for mode in modes)
+
+
+def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Float[Array, " V"]:
+    """Multiply `token_curvature` with a vector, in two passes over the entries of the bags."""
+    bags = corpus.bags
+    there = jnp.where(bags.count > 0, take(x, bags.index.astype(jnp.int32)), 0)
+    pull, turn = force.pull, jnp.where(bags.count > 0, force.turn, 0)
+    pulled, turned = bags.sum(pull * there, turn * there)
+    entries = pull * bags.spread(turned) + turn * bags.spread(pulled)
+    for mode in _each(force.modes):
+        (along,) = bags.sum(mode * there)
+        entries += mode * bags.spread(along)
+    return force.force * x - _summed(corpus, entries)
+
+
+def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
+    """Bound the row sums of |H_st| ‖E_s‖ ‖E_t‖, H being `token_curvature`.
+
+    Args:
+        corpus: n sequences over V tokens.
+        force: the force at some scores and values.
+        lengths: ‖E_s‖, (V,).
+
+    Returns:
+        (V,).
+    """
+    bags = corpus.bags
+    length = take(lengths, bags.index.astype(jnp.int32))
+    pull, turn = jnp.abs(force.pull), jnp.where(bags.count > 0, jnp.abs(force.turn), 0)
+    pulled, turned = bags.sum(pull * length, turn * length)
+    entries = pull * bags.spread(turned) + turn * bags.spread(pulled)
+    for mode in _each(force.modes):
+        (along,) = bags.sum(jnp.abs(mode) * length)
+        entries += jnp.abs(mode) * bags.spread(along)
+    return lengths * (jnp.abs(force.force) * lengths + _summed(corpus, entries))
+
+
+def _each(modes: Array | None) -> list[Array]:
+    """List the modes of classes, none of two."""
+    return [] if modes is None else list(jnp.moveaxis(modes, -1, 0))
 
 
 def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, " d"], Float[Array, ""]]:
@@ -188,16 +239,32 @@ def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
 
 def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
     """Sum the entries of all bags by token, and their sizes."""
-    gathered = jnp.where(corpus.occurrences.count > 0, take(entries.ravel(), corpus.occurrence_to_bag), 0)
+    gathered = _gathered(corpus, entries)
     total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return total, gross
 
 
-def dense(corpus: Corpus, entries: Float[Array, "R W"]) -> Float[Array, "n V"]:
-    """Write the entries of all bags into an (n, V) array: a scatter without collisions."""
+def _summed(corpus: Corpus, entries: Array) -> Array:
+    return corpus.occurrences.sum(_gathered(corpus, entries))[0]
+
+
+def _gathered(corpus: Corpus, entries: Array) -> Array:
+    return jnp.where(corpus.occurrences.count > 0, take(entries.ravel(), corpus.occurrence_to_bag), 0)
+
+
+def dense(
+    corpus: Corpus, entries: Float[Array, "R W"], place: Int[Array, " V"] | None = None, size: int = 0
+) -> Float[Array, "n k"]:
+    """Write the entries of all bags into an (n, V) array: a scatter without collisions.
+
+    With `place` and `size` as in `token_curvature` it is (n, size).
+    """
     bags = corpus.bags
-    column = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), corpus.vocab_size)
-    empty = jnp.zeros((corpus.num_examples, corpus.vocab_size), entries.dtype)
+    index, columns = bags.index.astype(jnp.int32), corpus.vocab_size
+    if place is not None:
+        index, columns = take(place, index), size
+    column = jnp.where(bags.count > 0, index, columns)
+    empty = jnp.zeros((corpus.num_examples, columns), entries.dtype)
     return empty.at[bags.owner[:, None], column].set(entries, mode="drop", unique_indices=True)
 
 

@@ -23,7 +23,8 @@ from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import Ended, Ends, Stop, Trajectory, beginning, integrate
 from jaxattn.dynamics.flows.balance import Balance, back_on_curve, find_ties
-from jaxattn.dynamics.flows.coordinates import Coordinates, when
+from jaxattn.dynamics.flows.conditions import when
+from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.seeds import of_seeds, over_seeds
 from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, top_class
 from jaxattn.theory.selection import Selection

@@ -22,7 +22,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.coordinates import Coordinates, positive
+from jaxattn.dynamics.flows.conditions import positive
+from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_force
 from jaxattn.theory.interior_point import nearest_point
 

@@ -15,8 +15,10 @@ from flax import struct
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates, positive
+from jaxattn.dynamics.flows.conditions import positive
+from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates
 from jaxattn.dynamics.flows.direction import Force, by_token, dense, token_curvature, token_force
+from jaxattn.dynamics.flows.rosenbrock import by_factors
 
 
 @struct.dataclass
@@ -175,6 +177,10 @@ class JointCoordinates:
             log_slope=along @ velocity,
             balanced=(RESOLUTION * size * self.unit <= rounding) | self._rests(z, pull, forces),
         )
+
+    def solver(self, jacobian: Array, c: Float[Array, ""]) -> Callable[[Array], Array]:
+        """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
+        return by_factors(jacobian, c)
 
     def _rests(self, z: Array, pull: Array, forces: Forces) -> Array:
         """Tell whether the forces on p cancel up to rounding while ‖v‖ is large and may grow on."""

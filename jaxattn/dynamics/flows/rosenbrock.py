@@ -1,6 +1,7 @@
 """One step of a linearly implicit Rosenbrock pair of orders 4 and 3, for stiff autonomous equations."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +30,20 @@ C = (
 # fmt: on
 
 
+def by_factors(jacobian: Float[Array, "r r"], c: Float[Array, ""]) -> Callable[[Array], Array]:
+    """Prepare to solve (1 - c J) x = b by LU factors."""
+    factors = jax.scipy.linalg.lu_factor(jnp.eye(len(jacobian), dtype=jacobian.dtype) - c * jacobian)
+    return partial(jax.scipy.linalg.lu_solve, factors)
+
+
 def step(
     field: Callable[[Array], Array],
     y: Float[Array, " r"],
     f: Float[Array, " r"],
-    jacobian: Float[Array, "r r"],
+    solver: Callable[[Array], Callable[[Array], Array]],
     h: Float[Array, ""],
 ) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
-    """Step dy/ds = f(y) from y to y(s + h): five new evaluations, one factorisation, six solves.
+    """Step dy/ds = f(y) from y to y(s + h): five new evaluations, six solves with one matrix.
 
     (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0 .. 5;
 
@@ -46,7 +53,7 @@ def step(
         field: f.
         y: (r,); where to start.
         f: (r,); f(y).
-        jacobian: (r, r); J = ∂f/∂y at y.
+        solver: c to the function that takes b to (1 - c J)⁻¹ b, with J = ∂f/∂y at y.
         h: step length.
 
     Returns:
@@ -56,13 +63,13 @@ def step(
         RODAS of Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
     """
     a, c = jnp.asarray(A, y.dtype), jnp.asarray(C, y.dtype)
-    factors = jax.scipy.linalg.lu_factor(jnp.eye(y.shape[0], dtype=y.dtype) - h * GAMMA * jacobian)
+    solve = solver(h * GAMMA)
 
     def stage(i: Array, stages: Array) -> Array:
         right = h * field(y + a[i] @ stages) + c[i] @ stages
-        return stages.at[i].set(jax.scipy.linalg.lu_solve(factors, GAMMA * right))
+        return stages.at[i].set(solve(GAMMA * right))
 
-    first = jax.scipy.linalg.lu_solve(factors, GAMMA * h * f)
+    first = solve(GAMMA * h * f)
     # A loop, not six copies: the field is the largest part of what has to be compiled.
     stages = jax.lax.fori_loop(1, len(A), stage, jnp.zeros((len(A), y.shape[0]), y.dtype).at[0].set(first))
     return y + a[-1] @ stages + stages[-1], stages[-1]

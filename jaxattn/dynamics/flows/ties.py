@@ -16,13 +16,19 @@ docs/explanation/exact_flow_ties.md derives it.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates, positive
+from jaxattn.dynamics.flows import stiff
+from jaxattn.dynamics.flows.conditions import positive
+from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates
+
+# Tokens that may tie with others where there are many: all arrays have static shapes.
+MOST_TIED = 256
 
 
 @struct.dataclass
@@ -32,7 +38,7 @@ class Ties:
     Attributes:
         leader: (V,) int32; the smallest token of each token's class, itself where it does not tie.
         merged: (V,) int32; the same, but itself where the class slides.
-        normals: an orthonormal basis of 𝒯 and rows of zeros, (min(V, d), d).
+        normals: an orthonormal basis of 𝒯 and rows of zeros, (`room`, d).
         embeddings: Q E, (V, d); equal where tokens are merged.
         values: (R, W), or (R, W, K) for K > 2 classes; Γ of the class of every entry of the bags in its
             sequence, γ of a token that slides and is not attended to.
@@ -51,6 +57,31 @@ class Ties:
     log_limit: Array
 
 
+def room(E: Float[Array, "V d"]) -> int:
+    """Tell how many dimensions 𝒯 may have: all there are, unless they are many."""
+    return min(E.shape) if min(E.shape) <= stiff.LARGE else MOST_TIED
+
+
+def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:
+    """List `count` tokens, those first for which something holds."""
+    token = jnp.arange(len(holds), dtype=jnp.int32)
+    # Not by argsort, whose int64 indices a caller's jit with float64 off cannot lower.
+    return jax.lax.sort((1 - holds.astype(jnp.int32), token), num_keys=1)[1][:count]
+
+
+def placed(tokens: Int[Array, " k"], vocab: int) -> Int[Array, " V"]:
+    """Tell the place of every token in a list of k, k for those that are not in it."""
+    size = len(tokens)
+    return jnp.full(vocab, size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
+
+
+def sharing(leader: Int[Array, " V"]) -> Bool[Array, " V"]:
+    """Tell which tokens are in a class of several."""
+    tied = leader != jnp.arange(len(leader), dtype=jnp.int32)
+    # As numbers: a GPU has no atomic operation on booleans, and would compare and swap.
+    return tied | (jnp.zeros_like(leader).at[leader].max(tied.astype(leader.dtype)) > 0)
+
+
 def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpus) -> Ties:
     """Let every token be a class of its own."""
     token, count = corpus.bags.index.astype(jnp.int32), corpus.bags.count
@@ -58,7 +89,7 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpu
     return Ties(
         leader=alone,
         merged=alone,
-        normals=jnp.zeros((min(E.shape), E.shape[1])),
+        normals=jnp.zeros((room(E), E.shape[1])),
         embeddings=E,
         values=take(values, token),
         counts=count.astype(E.dtype),
@@ -107,17 +138,28 @@ def below_top(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]
 
 
 def class_values(
-    corpus: Corpus, leader: Int[Array, " V"], counts: Float[Array, "R W"], values: Float[Array, " V *K"]
+    corpus: Corpus,
+    leader: Int[Array, " V"],
+    counts: Float[Array, "R W"],
+    values: Float[Array, " V *K"],
+    most: int,
 ) -> Float[Array, "R W *K"]:
-    """Compute Γ of every entry, the same for all entries of one class in one sequence."""
+    """Compute Γ of every entry, the same for all entries of one class in one sequence.
+
+    If `most` is less than V, there are at most so many classes of several tokens.
+    """
     if values.ndim > 1:
-        each = [class_values(corpus, leader, counts, column) for column in values.T]
+        each = [class_values(corpus, leader, counts, column, most) for column in values.T]
         return jnp.stack(each, axis=-1)
-    bags = corpus.bags
+    bags, vocab = corpus.bags, corpus.vocab_size
     index = bags.index.astype(jnp.int32)
     owner = jnp.minimum(bags.owner, corpus.num_examples - 1)[:, None]
-    place = owner, take(leader, index)
-    empty = jnp.zeros((corpus.num_examples, corpus.vocab_size), values.dtype)
-    weight = empty.at[place].add(counts)
-    moment = empty.at[place].add(counts * take(values, index))
-    return (moment / positive(weight))[place]
+    column, value = take(leader, index), take(values, index)
+    if few := most < vocab:
+        several = sharing(leader) & (leader == jnp.arange(vocab, dtype=jnp.int32))
+        column = take(placed(first_of(several, most), vocab), column)
+    empty = jnp.zeros((corpus.num_examples, most + few), values.dtype)
+    weight = empty.at[owner, column].add(counts)
+    moment = empty.at[owner, column].add(counts * value)
+    mean = (moment / positive(weight))[owner, column]
+    return jnp.where(take(sharing(leader), index), mean, value) if few else mean

@@ -1,0 +1,219 @@
+"""Linear systems of a large flow, without its Jacobian: stiff tokens by factors, the others by iteration.
+
+A step of the integrator solves (1 - c J) x = b several times. In coordinates z with scores a = a_0 + L z,
+forces F on scores, forces R F on z and u = R F / ‖·‖,
+
+    J = (1 - u mᵀ) R H L / ‖·‖,   H = ∂F/∂a,   m = B Bᵀ u.
+
+A product with H takes two passes over the entries of the bags; H itself, n V² operations. Far along a path
+most tokens hardly pull: row s of H is as small as e^(-gap). With S the tokens whose rows are not small
+beside 1/c,
+
+    P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖·‖
+
+has an inverse by factors of an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 by as
+little as was left out. Conjugate residuals with P⁻¹ take one product where nothing that counts was left out,
+and a few elsewhere. The answer is that of all of J, up to a tolerance far below the error of a step.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
+from jaxattn.dynamics.flows.conditions import positive, when
+from jaxattn.dynamics.flows.direction import Force, curvature_product, token_curvature
+
+# Coordinates up to which the Jacobian is formed: docs/explanation/flow_on_texts.md.
+LARGE = 512
+# Numbers of tokens that factors are made for. All shapes are static, so each is a program of its own.
+SIZES = (64, 128, 256, 512)
+# Bounds on row sums of c J that count as stiff. They are far from sharp: on reviews five products are enough.
+_STIFF = 1.0
+# Residual of a solution, relative to the right-hand side, and products after which there is none.
+_TOLERANCE, _MOST = 1e-8, 40
+
+
+@runtime_checkable
+class Space(Protocol):
+    """What this module asks of coordinates."""
+
+    corpus: Corpus
+    lift: Array
+
+    def metric(self, x: Array) -> Array:
+        """Compute B Bᵀ x, (r,)."""
+        ...
+
+    def on_scores(self, x: Array) -> Array:
+        """Compute L x, (V,)."""
+        ...
+
+    def pulled(self, force: Array) -> Array:
+        """Compute R F, (r,)."""
+        ...
+
+    def gram(self, tokens: Array) -> Array:
+        """Compute E_S E_Sᵀ, (k, k)."""
+        ...
+
+
+@struct.dataclass
+class Curved:
+    """The Jacobian at a point, as what its products are made of.
+
+    Attributes:
+        force: the force on the scores.
+        velocity: u, (r,).
+        size: ‖R F‖ in units of the force's scale, or 1 where it is 0, ().
+        stiffness: bounds on the row sums of J, (V,).
+    """
+
+    force: Force
+    velocity: Array
+    size: Array
+    stiffness: Array
+
+    @property
+    def finite(self) -> Bool[Array, ""]:
+        """Whether it holds no NaN and no infinity."""
+        return jnp.isfinite(self.stiffness).all() & jnp.isfinite(self.velocity).all()
+
+
+class _Factors(NamedTuple):
+    """Factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖ and H_SS, in the upper left corners, (k, k) each."""
+
+    lu: Array
+    pivots: Array
+    curvature: Array
+
+
+def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Callable[[Array], Array]:
+    """Prepare to solve (1 - c J) x = b.
+
+    Args:
+        space: the coordinates.
+        at: J.
+        c: any number ≥ 0.
+
+    Returns:
+        b (r,) to x (r,); NaN where the iteration has not come to an end.
+    """
+    vocab = space.lift.shape[0]
+    sizes = (*(size for size in SIZES if size < vocab), min(vocab, SIZES[-1]))
+    stiffness = c * at.stiffness
+    # Not by argsort, whose int64 indices a caller's jit with float64 off cannot lower.
+    order = jax.lax.sort((-stiffness, jnp.arange(vocab, dtype=jnp.int32)), num_keys=1)[1]
+    chosen = (jnp.asarray(sizes[:-1], jnp.int32) < (stiffness > _STIFF).sum(dtype=jnp.int32)).sum(
+        dtype=jnp.int32
+    )
+    largest, dtype = sizes[-1], at.velocity.dtype
+    empty = _Factors(
+        jnp.zeros((largest, largest), dtype),
+        jnp.zeros(largest, jnp.int32),
+        jnp.zeros((largest, largest), dtype),
+    )
+    factors = _of_size(sizes, chosen, partial(_factor, space, at, c / at.size, order), empty)
+
+    def product(x: Array) -> Array:
+        return x - c * times(space, at, x)
+
+    def precondition(b: Array) -> Array:
+        return _of_size(sizes, chosen, partial(_divide, space, at, c / at.size, order, factors), b)
+
+    return partial(conjugate_residuals, product, precondition)
+
+
+def times(space: Space, at: Curved, x: Float[Array, " r"]) -> Float[Array, " r"]:
+    """Compute J x."""
+    turned = space.pulled(curvature_product(space.corpus, at.force, space.on_scores(x))) / at.size
+    return turned - at.velocity * (space.metric(at.velocity) @ turned)
+
+
+def _of_size(
+    sizes: tuple[int, ...], chosen: Array, compute: Callable[[int, Any], Any], otherwise: Any
+) -> Any:
+    """Compute something in the program of the chosen size."""
+    for i, size in enumerate(sizes):
+        otherwise = when(chosen == i, partial(compute, size), otherwise)
+    return otherwise
+
+
+def _factor(
+    space: Space, at: Curved, shift: Array, order: Int[Array, " V"], size: int, empty: _Factors
+) -> _Factors:
+    """Make factors for the stiffest tokens; L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ."""
+    tokens = order[:size]
+    place = jnp.full(len(order), size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
+    curvature = token_curvature(space.corpus, at.force, place, size)
+    moved = take(space.on_scores(at.velocity), tokens)
+    inner = space.gram(tokens) - jnp.outer(moved, moved)
+    lu, pivots = jax.scipy.linalg.lu_factor(jnp.eye(size, dtype=inner.dtype) - shift * inner @ curvature)
+    return _Factors(
+        empty.lu.at[:size, :size].set(lu),
+        empty.pivots.at[:size].set(pivots),
+        empty.curvature.at[:size, :size].set(curvature),
+    )
+
+
+def _divide(
+    space: Space,
+    at: Curved,
+    shift: Array,
+    order: Int[Array, " V"],
+    factors: _Factors,
+    size: int,
+    b: Float[Array, " r"],
+) -> Float[Array, " r"]:
+    """Compute P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖·‖, where y solves the system of the factors."""
+    tokens = order[:size]
+    factored = factors.lu[:size, :size], factors.pivots[:size]
+    y = jax.scipy.linalg.lu_solve(factored, take(space.on_scores(b), tokens))
+    forces = jnp.zeros(len(order), b.dtype).at[tokens].set(factors.curvature[:size, :size] @ y)
+    pulled = shift * space.pulled(forces)
+    return b + pulled - at.velocity * (space.metric(at.velocity) @ pulled)
+
+
+def conjugate_residuals(
+    product: Callable[[Array], Array], precondition: Callable[[Array], Array], b: Float[Array, " r"]
+) -> Float[Array, " r"]:
+    """Solve A x = b by directions P⁻¹ r whose images under A are orthogonal.
+
+    Args:
+        product: x to A x; A needs no symmetry.
+        precondition: r to P⁻¹ r.
+        b: (r,).
+
+    Returns:
+        x (r,), whose residual is the smallest in the space of the directions; NaN if it needs too many.
+
+    Source: Eisenstat, Elman and Schultz, SIAM Journal on Numerical Analysis 20 (1983), the method GCR.
+    """
+    goal, room = _TOLERANCE * jnp.linalg.norm(b), jnp.zeros((_MOST, len(b)), b.dtype)
+
+    def going(state: tuple[Array, ...]) -> Array:
+        _, left, _, _, count = state
+        return (jnp.linalg.norm(left) > goal) & (count < _MOST)
+
+    def improve(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        x, left, directions, images, count = state
+        direction = precondition(left)
+        image = product(direction)
+        for _ in range(2):  # twice is enough for orthogonality to rounding
+            share = images @ image
+            direction, image = direction - share @ directions, image - share @ images
+        size = positive(jnp.linalg.norm(image))
+        direction, image = direction / size, image / size
+        step = image @ left
+        directions, images = directions.at[count].set(direction), images.at[count].set(image)
+        return x + step * direction, left - step * image, directions, images, count + 1
+
+    begin: tuple[Array, ...] = (jnp.zeros_like(b), b, room, room, jnp.zeros((), jnp.int32))
+    x, left, *_ = jax.lax.while_loop(going, improve, begin)
+    return jnp.where(jnp.linalg.norm(left) <= 10 * goal, x, jnp.nan)

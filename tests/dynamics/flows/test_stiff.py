@@ -1,0 +1,176 @@
+"""Linear systems and flows of many coordinates, against those that form the Jacobian, and against SciPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+import jaxattn as ja
+from jaxattn.dynamics.flows import stiff, ties
+from jaxattn.dynamics.flows.coordinates import coordinates
+from jaxattn.dynamics.flows.direction import (
+    curvature_bound,
+    curvature_product,
+    score_force,
+    token_curvature,
+)
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture
+def large(monkeypatch, cleared):
+    """Let few coordinates count as many."""
+    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "SIZES", (4, 16))
+    monkeypatch.setattr(ties, "MOST_TIED", 8)
+
+
+@pytest.fixture(params=[2, 3])
+def force(request, ragged, rng):
+    """A force of two or three classes, and its corpus."""
+    corpus = ragged(request.param)
+    values = rng.normal(size=(81,) if request.param == 2 else (81, 3))
+    return corpus, score_force(corpus, jnp.asarray(3 * rng.normal(size=81)), jnp.asarray(values))
+
+
+def test_products_with_the_curvature_are_those_of_the_matrix(force, rng):
+    corpus, force = force
+    x, whole = rng.normal(size=81), token_curvature(corpus, force)
+    np.testing.assert_allclose(curvature_product(corpus, force, jnp.asarray(x)), whole @ x, atol=1e-13)
+
+
+def test_part_of_the_curvature_is_cut_out_of_the_matrix(force, rng):
+    corpus, force = force
+    whole, tokens = np.asarray(token_curvature(corpus, force)), rng.permutation(81)[:20].astype(np.int32)
+    place = ties.placed(jnp.asarray(tokens), 81)
+    part = token_curvature(corpus, force, place, 20)
+    np.testing.assert_allclose(part, whole[np.ix_(tokens, tokens)], atol=1e-14)
+
+
+def test_row_sums_of_the_curvature_are_bounded(force, rng):
+    corpus, force = force
+    lengths = rng.uniform(0.5, 2, 81)
+    rows = np.abs(token_curvature(corpus, force) * np.outer(lengths, lengths)).sum(axis=1)
+    bound = np.asarray(curvature_bound(corpus, force, jnp.asarray(lengths)))
+    assert (rows <= bound * (1 + 1e-12)).all()
+    assert (bound[rows > 0] <= 20 * rows[rows > 0]).all()
+
+
+def test_conjugate_residuals_solve_a_system_without_symmetry(rng):
+    A = np.eye(30) + 0.1 * rng.normal(size=(30, 30))
+    b = rng.normal(size=30)
+    found = stiff.conjugate_residuals(lambda x: jnp.asarray(A) @ x, lambda x: x, jnp.asarray(b))
+    np.testing.assert_allclose(found, np.linalg.solve(A, b), rtol=1e-6, atol=1e-7)
+
+
+def test_conjugate_residuals_do_not_answer_what_they_have_not_solved(rng):
+    """A shift around a circle of 64 shows b to the first direction only after 63 products."""
+    found = stiff.conjugate_residuals(lambda x: jnp.roll(x, 1), lambda x: x, jnp.eye(64)[0])
+    assert np.isnan(found).all()
+
+
+@pytest.mark.parametrize("dim", [48, 6])
+@pytest.mark.parametrize("c", [1e-2, 1.0, 1e3])
+def test_systems_are_those_of_the_whole_jacobian(corpus, large, dim, c):
+    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
+    flow = coordinates(params.E, params.p, params.E @ params.v, corpus)
+    z, b = 3 * jax.random.normal(jax.random.key(1), (2, *flow.offset.shape))
+    local = flow.at(z)
+    _, force = flow._pull(z)
+    size = flow.norm(flow.pulled(force.force))
+    jacobian, slope = flow._matrix(local.velocity, size, force)
+    np.testing.assert_allclose(local.log_slope, slope, rtol=1e-12)
+    np.testing.assert_allclose(stiff.times(flow, local.jacobian, b), jacobian @ b, atol=1e-11)
+    expected = np.linalg.solve(np.eye(len(b)) - c * np.asarray(jacobian), b)
+    found = jax.jit(lambda c: flow.solver(local.jacobian, c)(b))(jnp.asarray(c))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.linalg.norm(expected))
+
+
+def made(data, dim):
+    """A corpus of 24 tokens, and parameters after one step."""
+    corpus = data.draw(jax.random.key(3)).train
+    params = ja.models.one_layer.init(jax.random.key(4), vocab_size=24, dim=dim, dtype=jnp.float64)
+    return ja.dynamics.one_step(params, corpus, step_size=60.0), corpus
+
+
+SIZES = {"vocab_size": 24, "length": 5, "sequences": 40}
+DATA = {
+    "no tie": ja.data.Assumption1(relevant=8, **SIZES),
+    "ties": ja.data.Independent(relevant=8, **SIZES),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "dim"),
+    [("ties", 32), ("no tie", 16), pytest.param("ties", 16, marks=pytest.mark.more)],
+)
+def test_paths_are_those_of_the_whole_jacobian(kind, dim, monkeypatch, cleared):
+    params, corpus = made(DATA[kind], dim)
+    scores = ja.theory.scores.one_layer(params, corpus)
+
+    def follow():
+        return ja.dynamics.exact_flow(scores, params.p, until_norm=1e5, points=8)
+
+    whole = follow()
+    jax.clear_caches()
+    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "SIZES", (4, 8))
+    monkeypatch.setattr(ties, "MOST_TIED", 12)
+    parts = follow()
+    assert whole.stop == parts.stop == "norm"
+    np.testing.assert_array_equal(whole.selection.mask, parts.selection.mask)
+    several = (np.asarray(whole.selection.counts(corpus)) > 1).any()
+    assert several == (kind == "ties")
+    np.testing.assert_allclose(parts.p / parts.norm[:, None], whole.p / whole.norm[:, None], atol=1e-5)
+    # Where forces cancel before a tie is found the clock is noise: log t of the whole form itself moves by 0.02
+    # there between tolerances of 1e-5 and 1e-7.
+    apart = 0.03 if several else 1e-3
+    np.testing.assert_allclose(parts.log_time[1:], whole.log_time[1:], rtol=1e-5, atol=apart)
+    limit = ja.theory.certify_limit(scores, parts.p[-1], parts.selection)
+    assert limit.holds
+    assert ja.theory.one_minus_cosine(parts.p[-1], limit.direction.p) < 1e-7
+
+
+def test_a_path_is_that_of_an_independent_stiff_solver(large):
+    """Radau of SciPy on plain NumPy: positions, not bags, no coordinates, no logarithms of exponents."""
+    params, corpus = made(DATA["no tie"], 32)
+    E, v = np.asarray(params.E), np.asarray(params.v)
+    ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
+    y = np.asarray(corpus.targets)
+
+    def unit(_, p):
+        score = np.where(mask, (E @ p)[ids], -np.inf)
+        q = np.exp(score - score.max(axis=1, keepdims=True))
+        q /= q.sum(axis=1, keepdims=True)
+        gamma = (E @ v)[ids]
+        f = (q * gamma).sum(axis=1)
+        pull = (y / (1 + np.exp(y * f)))[:, None] * q * (gamma - f[:, None])
+        g = np.einsum("nt,ntd->d", pull, E[ids])
+        return g / np.linalg.norm(g)
+
+    length = 40.0
+    expected = solve_ivp(unit, (0, length), np.asarray(params.p), method="Radau", rtol=1e-9, atol=1e-9)
+    path = ja.dynamics.exact_flow(
+        ja.theory.scores.one_layer(params, corpus),
+        params.p,
+        until_arc_length=length,
+        until_norm=np.inf,
+        rtol=1e-8,
+        points=8,
+    )
+    assert path.stop == "arc_length"
+    np.testing.assert_allclose(path.p[-1], expected.y[:, -1], atol=1e-5)
+
+
+@pytest.mark.more
+def test_many_coordinates_follow_several_seeds(large):
+    """Under vmap a condition would compute both of its sides: seeds side by side are those one by one."""
+    params, corpus = made(DATA["no tie"], 32)
+    scores = ja.theory.scores.one_layer(params, corpus)
+    starts = jnp.stack([params.p, -params.p])
+    both = ja.dynamics.exact_flow(scores, starts, until_norm=100.0, points=4, width=2)
+    for seed, start in enumerate(starts):
+        alone = ja.dynamics.exact_flow(scores, start, until_norm=100.0, points=4)
+        np.testing.assert_allclose(both.p[seed], alone.p, rtol=1e-9, atol=1e-9)
