@@ -17,6 +17,7 @@ from jaxattn.core.settings import MOST
 from jaxattn.data.splits import Splits
 from jaxattn.probes.settings import Probes
 from jaxattn.results.load import Results, load
+from jaxattn.storage.bucket import naming, send_report
 from jaxattn.study import registry, toml
 from jaxattn.study.definition import Definition
 from jaxattn.study.import_paths import ImportPaths
@@ -363,12 +364,15 @@ def run(
 
     devices.use_all_cores()
     words = command or shlex.join(["python", *sys.argv]) if sys.argv[0] else "python"
-    outcome = execute(study, directory, command=words, reporter=reporter, **options)
-    page = outcome.directory / "report.html"
-    nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
-    if nothing_new or len(outcome.errors) == outcome.batches:
-        return Finished(outcome, None)
-    return Finished(outcome, report.write(outcome.directory, study.own_figures))
+    with naming():
+        outcome = execute(study, directory, command=words, reporter=reporter, **options)
+        page = outcome.directory / "report.html"
+        nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
+        if nothing_new or len(outcome.errors) == outcome.batches:
+            return Finished(outcome, None)
+        written = report.write(outcome.directory, study.own_figures)
+        send_report(directory, outcome.directory, written.paths)
+    return Finished(outcome, written)
 
 
 def _probes(probes: Any, names: ImportPaths) -> Any:
