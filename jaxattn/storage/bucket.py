@@ -259,9 +259,7 @@ class Bucket:
 
     def send_named(self, batch: str, saved: BatchState) -> None:
         """Send what the state of a batch names, before it is committed."""
-        self.send(
-            name for name in _tables(batch, saved) | _checkpoint(batch, saved) if name not in self.listed
-        )
+        self.send(_tables(batch, saved) | _checkpoint(batch, saved))
 
     def commit(self, name: str) -> None:
         """Send a mark, which makes what it names count.

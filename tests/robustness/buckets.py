@@ -1,8 +1,8 @@
 """Folders in a bucket under attack: kills, requests that fail, and races, each against an undisturbed run.
 
 The server is moto's, on this machine. What is killed goes on with the same command, at times on another
-machine, which is a process that has nothing of the first. After every attack all marks of the bucket are read,
-and what they name is compared with its checksums.
+machine, which is a process that has nothing of the first. After every attack all marks of the bucket are
+read, and what they name is compared with its checksums.
 """
 
 import os
@@ -76,12 +76,13 @@ def attack(count: int, seed: int) -> dict[str, int]:
         kills.FRESH.set_forkserver_preload(["buckets"])
         server, root = Server(), Path(name)
         with server.used(), mock.patch.multiple(bucket_lock, **TIMES):
-            kills._work(root, "run", root / "undisturbed", None)
-            scene = Scene(server, root, damages._read(root / "undisturbed"), random.Random(seed), Counter())
+            _study(root / "undisturbed", Reporter(quiet=True))
+            expected, outcomes = damages._read(root / "undisturbed"), Counter[str]()
             for kind, share in SHARES.items():
+                scene = Scene(server, root, expected, random.Random(f"{seed} {kind}"), outcomes)
                 KINDS[kind](scene, max(1, round(share * count)))
         server.close()
-    return dict(sorted(scene.outcomes.items()))
+    return dict(sorted(outcomes.items()))
 
 
 def _kills(scene: Scene, count: int) -> None:
@@ -245,7 +246,7 @@ def _in_child(place: str, env: dict[str, str], said: Path, told: Connection) -> 
 
 
 def _study(place: Path, reporter: Reporter) -> None:
-    changes = [f"seeds={kills.ALL}", "chunk=3", "phases.query.steps=20", "probes.per_decade=2"]
+    changes = ["seeds=2", "chunk=1", "phases.query.steps=12", "probes.per_decade=2"]
     intervals = Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=float("inf"))
     study = ja.Study.read(damages.SMALL, changes)
     engine.run(study, place, command="test", reporter=reporter, intervals=intervals)
