@@ -3,7 +3,8 @@
     python benchmarks/bucket.py --seeds 1000 --out results/benchmarks
 
 The server of the S3 protocol is moto's, a process of its own on the same cores: real ones are further away,
-and faster. The study is that of benchmarks/seeds_per_second.py. Programs are compiled before the clock starts.
+and faster. The study is that of benchmarks/seeds_per_second.py. Programs are compiled before the clock
+starts.
 """
 
 import argparse

@@ -1,8 +1,10 @@
-"""Folders in a bucket under attack: kills, requests that fail, and races, each against an undisturbed run.
+"""Folders in a bucket under attack: kills, requests that fail, races, each against an undisturbed run.
 
-The server is moto's, on this machine. What is killed goes on with the same command, at times on another
-machine, which is a process that has nothing of the first. After every attack all marks of the bucket are
-read, and what they name is compared with its checksums.
+The server is moto's, on this machine. Requests fail of a study of two batches. What is killed, or raced,
+saves and goes on through the same results folder, but its steps are a line of arithmetic, since a study takes
+seconds to be compiled: of two batches, it saves after every step. A killed one goes on with the same command,
+at times on another machine, which is a process that has nothing of the first. After every attack all marks of
+the bucket are read, and what they name is compared with its checksums.
 """
 
 import os
@@ -21,30 +23,37 @@ from unittest import mock
 
 import damages
 import kills
+import numpy as np
+import obstore.store  # noqa: F401  slow to import, too
+import pandas as pd
 from s3_server import FAULTS, Server
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import run as engine
 from jaxattn.engine.clock import Intervals
+from jaxattn.engine.manifest import describe
 from jaxattn.engine.progress import Reporter
+from jaxattn.engine.store import Store
 from jaxattn.results.read import verify
-from jaxattn.storage import bucket, bucket_lock
+from jaxattn.storage import batch_state, bucket, bucket_lock, checkpoints
 
+# Slow to import, and so only once, for all processes.
+checkpoints.prepare()
 # Locks are replaced and taken over sooner than by users, who wait a minute.
 TIMES = {"BEAT_S": 0.2, "GONE_S": 1.5, "LOOK_S": 0.1}
 # Of the attacks, so many are of each kind.
 SHARES = {"kill": 100 / 170, "request": 50 / 170, "race": 20 / 170}
 ENDING = ("denied", "expired")
-PAUSE_S = 4.0
+STEPS = 12
 
 
 class Scene(NamedTuple):
-    """What attacks share: the server, a folder, what an undisturbed run ends as, and what is drawn."""
+    """What attacks share: the server, a folder, how an undisturbed run ends, and what is drawn."""
 
     server: Server
     root: Path
-    expected: Any
+    expected: dict[bool, Any]
     drawn: random.Random
     outcomes: Counter[str]
 
@@ -53,14 +62,25 @@ class Scene(NamedTuple):
         self.server.make_bucket(name := f"{kind}-{number}")
         return f"s3://{name}/results/small"
 
-    def check(self, place: str, ended: bool) -> None:
-        """All that a mark names is there, and of what has ended the tables and parameters are as expected."""
+    def check(self, place: str, ended: bool, study: bool = False) -> None:
+        """All that a mark names is there, and of what has ended the tables and arrays are as expected."""
         with mock.patch.dict(os.environ, JAXATTN_CACHE=str(self.root / "reader")):
             with suppress(InputError):  # killed before it had a manifest
                 ja.load(place)
                 assert verify(bucket.fetched(place, all_of_it=True)) == []
             if ended:
-                damages._same(damages._read(Path(place)), self.expected)
+                tables, arrays = _end(Path(place))
+                assert arrays == self.expected[study][1]
+                for mine, theirs in zip(tables, self.expected[study][0], strict=True):
+                    pd.testing.assert_frame_equal(mine, theirs, check_exact=True)
+
+
+def _end(place: Path) -> tuple[tuple[pd.DataFrame, pd.DataFrame], list[dict[str, int]]]:
+    """Read how a run ended: its tables, and the checksums of all arrays of its last checkpoints."""
+    results = ja.load(place)
+    assert results.finished
+    marks = [batch_state.read(results.directory, x) for x in batch_state.batches(results.directory)]
+    return (results.records, results.tokens), [mark.checkpoint.arrays for mark in marks if mark]
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
@@ -76,8 +96,10 @@ def attack(count: int, seed: int) -> dict[str, int]:
         kills.FRESH.set_forkserver_preload(["buckets"])
         server, root = Server(), Path(name)
         with server.used(), mock.patch.multiple(bucket_lock, **TIMES):
-            _study(root / "undisturbed", Reporter(quiet=True))
-            expected, outcomes = damages._read(root / "undisturbed"), Counter[str]()
+            expected, outcomes = {}, Counter[str]()
+            for study, runs in ((False, _arithmetic), (True, _study)):
+                runs(folder := root / f"undisturbed-{study}", Reporter(quiet=True))
+                expected[study] = _end(folder)
             for kind, share in SHARES.items():
                 scene = Scene(server, root, expected, random.Random(f"{seed} {kind}"), outcomes)
                 KINDS[kind](scene, max(1, round(share * count)))
@@ -129,9 +151,9 @@ def _requests(scene: Scene, count: int) -> None:
                 assert fault in ENDING, said
                 assert "\n" not in said, said
                 assert "refused; give" in said or "have ended; renew" in said, said
-                scene.check(place, ended=False)
+                scene.check(place, ended=False, study=True)
                 assert not _run_here(place)
-        scene.check(place, ended=True)
+        scene.check(place, ended=True, study=True)
         shown = "one line, and mended by the same command" if said else "ended as what nobody disturbed"
         _tell(scene, f"request: {fault}: {shown}")
 
@@ -239,10 +261,50 @@ def _in_child(place: str, env: dict[str, str], said: Path, told: Connection) -> 
         setattr(bucket_lock, name, seconds)
     try:
         with kills.Telling(told) as reporter:
-            _study(Path(place), reporter)
+            _arithmetic(Path(place), reporter)
         told.send("")
     except (InputError, RunError) as error:
         told.send(str(error))
+
+
+def _arithmetic(place: Path, reporter: Reporter) -> None:
+    """Run two batches whose steps are arithmetic, and save after every one of them."""
+    study = ja.Study.read(damages.SMALL)
+    (cell,), store = study.cells, Store(place, reporter.warn)
+    batches = [f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in study.seeds]
+    with store.locked():
+        known = store.join(describe(study, "test"))
+        known["batches"] = [
+            {"name": name, "cells": [0], "seeds": [seed]} for seed, name in enumerate(batches)
+        ]
+        todo = [x for x in enumerate(batches) if not store.is_whole(x[1])]
+        if not todo and known["status"] == "finished" and store.is_merged(known):
+            return
+        store.write_manifest(known | {"status": "running"})
+        for seed, name in todo:
+            saved, tables = store.resume(name)
+            x = np.full(300, seed + 1)
+            arrays = store.restore(name, saved, {"query": {"p": x, "q": x}}) if saved else None
+            x = arrays["query"]["p"] if arrays else x
+            for step in range(saved.step if saved else 0, STEPS):
+                x = x * 48_271 % (2**31 - 1)
+                row = {"cell": 0, "seed": seed, "phase": "query", "step": step, "metric": "loss"}
+                tables["records"] = pd.concat(
+                    [tables["records"], pd.DataFrame([row | {"value": x[0] / 2**31}])]
+                )
+                store.save(
+                    name,
+                    {"query": {"p": x, "q": x[::-1].copy()}},
+                    lambda tables=tables: tables,
+                    cells={"0": cell.config_hash},
+                    phase=1,
+                    step=step + 1,
+                    failures=[],
+                    finished=step + 1 == STEPS,
+                )
+                reporter.update("", 0.0)
+        known |= store.merge(batches)
+        store.write_manifest(known | {"status": "finished"})
 
 
 def _study(place: Path, reporter: Reporter) -> None:
