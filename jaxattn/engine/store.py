@@ -103,6 +103,8 @@ class Store:
                     (self.directory / name).unlink(missing_ok=True)
 
     def _is_strange(self) -> bool:
+        if self.bucket:
+            return False  # `Bucket.locked` has looked at what is there
         if not self.directory.is_dir() or (self.directory / manifest.NAME).exists() or self.batches():
             return False
         return any(path.name not in EMPTY for path in self.directory.iterdir())

@@ -7,6 +7,8 @@ at times on another machine, which is a process that has nothing of the first. A
 the bucket are read, and what they name is compared with its checksums.
 """
 
+import hashlib
+import json
 import os
 import random
 import signal
@@ -15,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +48,7 @@ TIMES = {"BEAT_S": 0.2, "GONE_S": 1.5, "LOOK_S": 0.1}
 SHARES = {"kill": 100 / 170, "request": 50 / 170, "race": 20 / 170}
 ENDING = ("denied", "expired")
 STEPS = 12
+DESCRIBED = "JAXATTN_TEST_STUDY"
 
 
 class Scene(NamedTuple):
@@ -65,14 +68,30 @@ class Scene(NamedTuple):
     def check(self, place: str, ended: bool, study: bool = False) -> None:
         """All that a mark names is there, and of what has ended the tables and arrays are as expected."""
         with mock.patch.dict(os.environ, JAXATTN_CACHE=str(self.root / "reader")):
-            with suppress(InputError):  # killed before it had a manifest
-                ja.load(place)
-                assert verify(bucket.fetched(place, all_of_it=True)) == []
+            _check_marks(self.server.objects(place.split("/")[2]))
             if ended:
+                assert verify(bucket.fetched(place, all_of_it=True)) == []
                 tables, arrays = _end(Path(place))
                 assert arrays == self.expected[study][1]
                 for mine, theirs in zip(tables, self.expected[study][0], strict=True):
                     pd.testing.assert_frame_equal(mine, theirs, check_exact=True)
+
+
+def _check_marks(there: dict[str, bytes]) -> None:
+    """Compare whatever a mark names with what is there, without the code that wrote or reads it."""
+    for path, content in there.items():
+        folder, _, name = path.rpartition("/parts/")
+        if not (folder and name.endswith(".json")):
+            continue
+        mark, batch = json.loads(content), name.removesuffix(".json")
+        for table, sha256 in mark["tables"].items():
+            held = there[f"{folder}/parts/{batch}.{table}.{sha256[:16]}.parquet"]
+            assert hashlib.sha256(held).hexdigest() == sha256
+        saved = mark["checkpoint"]
+        for file, (size, sha256) in saved["files"].items():
+            held = there[f"{folder}/checkpoints/{batch}/{saved['number']}/{file}"]
+            assert len(held) == size
+            assert sha256 in (None, hashlib.sha256(held).hexdigest())
 
 
 def _end(place: Path) -> tuple[tuple[pd.DataFrame, pd.DataFrame], list[dict[str, int]]]:
@@ -134,7 +153,7 @@ def _requests(scene: Scene, count: int) -> None:
     """Let some requests fail on the way: those that pass cost time, and others end a run with one line."""
     for number in range(count):
         place, fault = scene.place(number, "request"), scene.drawn.choice(FAULTS + ENDING)
-        first, length = scene.drawn.randint(1, 250), scene.drawn.randint(1, 4)
+        first, length = scene.drawn.randint(1, 150), scene.drawn.randint(1, 4)
         seen = 0
 
         def fail(method: str, path: str, fault: str = fault, first: int = first, length: int = length) -> str:
@@ -184,10 +203,9 @@ def _races(scene: Scene, count: int) -> None:
             assert any(x in line for x in ("is running there", "taken over by", "was replaced by another")), (
                 line
             )
-        # Of two that both were told, neither has ended: a third one goes on.
+        # Of two that both were told, as happens where a busy machine stops them by turns, a third one goes on.
         if len(said) == 2:
             assert not _Process(scene, place, f"race-{number}-c").end()
-        assert len(said) == 1 or sleeps or not said, said
         scene.check(place, ended=True)
         who = "the first one slept, the second took over" if sleeps else "two at once"
         told = "none was told: one had ended" if not said else f"{len(said)} told in one line"
@@ -209,6 +227,7 @@ class _Process:
         self.here, there = kills.FRESH.Pipe(duplex=False)
         self.said = scene.root / f"said-{time.monotonic_ns()}"
         env = scene.server.env | {"JAXATTN_CACHE": str(scene.root / f"host-{host}")}
+        env[DESCRIBED] = json.dumps(_described())
         self.process = kills.FRESH.Process(target=_in_child, args=(place, env, self.said, there))
         self.process.start()
         there.close()
@@ -267,13 +286,21 @@ def _in_child(place: str, env: dict[str, str], said: Path, told: Connection) -> 
         told.send(str(error))
 
 
+@cache
+def _described() -> dict[str, Any]:
+    """Describe a study, once for all processes."""
+    if DESCRIBED in os.environ:
+        return json.loads(os.environ[DESCRIBED])
+    return json.loads(json.dumps(describe(ja.Study.read(damages.SMALL), "test")))
+
+
 def _arithmetic(place: Path, reporter: Reporter) -> None:
     """Run two batches whose steps are arithmetic, and save after every one of them."""
-    study = ja.Study.read(damages.SMALL)
-    (cell,), store = study.cells, Store(place, reporter.warn)
-    batches = [f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in study.seeds]
+    described, store = _described(), Store(place, reporter.warn)
+    cell = described["cells"][0]
+    batches = [f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in described["seeds"]]
     with store.locked():
-        known = store.join(describe(study, "test"))
+        known = store.join(described)
         known["batches"] = [
             {"name": name, "cells": [0], "seeds": [seed]} for seed, name in enumerate(batches)
         ]
@@ -296,7 +323,7 @@ def _arithmetic(place: Path, reporter: Reporter) -> None:
                     name,
                     {"query": {"p": x, "q": x[::-1].copy()}},
                     lambda tables=tables: tables,
-                    cells={"0": cell.config_hash},
+                    cells={"0": cell["config_hash"]},
                     phase=1,
                     step=step + 1,
                     failures=[],
@@ -308,7 +335,7 @@ def _arithmetic(place: Path, reporter: Reporter) -> None:
 
 
 def _study(place: Path, reporter: Reporter) -> None:
-    changes = ["seeds=2", "chunk=1", "phases.query.steps=12", "probes.per_decade=2"]
+    changes = ["seeds=2", "chunk=1", "phases.query.steps=4", "probes.per_decade=2"]
     intervals = Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=float("inf"))
     study = ja.Study.read(damages.SMALL, changes)
     engine.run(study, place, command="test", reporter=reporter, intervals=intervals)
