@@ -203,7 +203,7 @@ def _races(scene: Scene, count: int) -> None:
             assert any(x in line for x in ("is running there", "taken over by", "was replaced by another")), (
                 line
             )
-        # Of two that both were told, as happens where a busy machine stops them by turns, a third one goes on.
+        # Of two that both were told, as a busy machine may stop them by turns, a third one goes on.
         if len(said) == 2:
             assert not _Process(scene, place, f"race-{number}-c").end()
         scene.check(place, ended=True)
