@@ -19,6 +19,7 @@ import msgspec
 import tomli_w
 
 from jaxattn.base import Measurement
+from jaxattn.bench.measurement import beside, read
 from jaxattn.cli import commands
 from jaxattn.core.docstrings import first_line, meanings, table, written
 from jaxattn.data.readers import READERS
@@ -385,12 +386,45 @@ def gallery() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+BENCH = Path(__file__).parents[1] / "results" / "published" / "bench"
+SEND = """\
+`jaxattn bench` times a step of every kind of program, several times to see whether its bits repeat, and
+compares memory with what `plan` predicts.
+
+```text
+jaxattn bench --out KIND-COUNT.json          # for example h100-1.json, on a machine that does nothing else
+```
+
+To send it in, add the file as `results/published/bench/KIND-COUNT.json`, write this page anew with
+`python docs/pages.py`, and open a pull request that says what the machine is. What only a chip can tell
+is also asked by `JAX_PLATFORMS=cuda,cpu pytest -n 0 -m device` (`tpu,cpu` for a TPU): whether bits repeat,
+memory against the plan, time against the roofline. Send its output along, above all where a test fails: the
+plan's constants come from data sheets."""
+
+
+def machines() -> str:
+    """Write what machines took, side by side, from the files that were sent in; and how to send one in."""
+    files = sorted(BENCH.glob("*.json"))
+    sections = ["# Machines side by side", SEND]
+    if files:
+        table = beside([read(path) for path in files])
+        table.insert(1, "seeds ", table.pop("seeds"))
+        rows = [list(map(str, table.columns)), ["---"] * len(table.columns)]
+        rows += [[str(x) for x in row] for row in table.itertuples(index=False)]
+        shown = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        sections += ["## µs a step and seed", shown, "A path that is found at once counts as one step."]
+    else:
+        sections.append("No file has been sent in yet.")
+    return "\n\n".join(sections) + "\n"
+
+
 PAGES = {
     "metrics": metrics,
     "texts": texts,
     "sweep_keys": sweep_keys,
     "command_line": command_line,
     "gallery": gallery,
+    "machines": machines,
 }
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from jaxattn.core.settings import MOST
 from jaxattn.data.splits import Splits
 from jaxattn.probes.settings import Probes
 from jaxattn.results.load import Results, load
+from jaxattn.storage.bucket import naming, send_report
 from jaxattn.study import registry, toml
 from jaxattn.study.definition import Definition
 from jaxattn.study.import_paths import ImportPaths
@@ -174,7 +175,7 @@ class Study(Definition):
         """Tell what the study will do, and what of it is done already in a folder.
 
         Args:
-            directory: the results folder; results/NAME by default.
+            directory: the results folder, or its address in a bucket; results/NAME by default.
             target: a chip that need not be here, such as "h200", "a100:4" or "v5e:2x2".
             max_memory: bytes that may be used on a device; chosen for the device by default.
             quick: of this machine: leave out memory and time, for which every group is compiled and tried.
@@ -201,7 +202,8 @@ class Study(Definition):
         from jaxattn.engine.plan import plan, recorded
 
         folder = self.folder(directory)
-        (cells, groups), sentence = plan(self, folder, max_memory, quick=quick, progress=progress)
+        with naming():
+            (cells, groups), sentence = plan(self, folder, max_memory, quick=quick, progress=progress)
         return Plan(cells, groups, sentence, () if quick else tuple(recorded(self)))
 
     def _plan_on(self, name: str, progress: Progress, **options: Any) -> ChipPlan:
@@ -228,7 +230,8 @@ class Study(Definition):
         """Run the study, or continue it, draw its figures and page, and read it back.
 
         Args:
-            directory: the results folder; results/NAME by default.
+            directory: the results folder, or an address in a bucket, s3://BUCKET/NAME or gs://BUCKET/NAME;
+                results/NAME by default.
             quiet: show no progress.
             shard: I and N: run the I-th of N shares, in a folder of its own.
             max_memory: bytes that may be used on a device; chosen for the device by default.
@@ -363,12 +366,15 @@ def run(
 
     devices.use_all_cores()
     words = command or shlex.join(["python", *sys.argv]) if sys.argv[0] else "python"
-    outcome = execute(study, directory, command=words, reporter=reporter, **options)
-    page = outcome.directory / "report.html"
-    nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
-    if nothing_new or len(outcome.errors) == outcome.batches:
-        return Finished(outcome, None)
-    return Finished(outcome, report.write(outcome.directory, study.own_figures))
+    with naming():
+        outcome = execute(study, directory, command=words, reporter=reporter, **options)
+        page = outcome.directory / "report.html"
+        nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
+        if nothing_new or len(outcome.errors) == outcome.batches:
+            return Finished(outcome, None)
+        written = report.write(outcome.directory, study.own_figures)
+        send_report(directory, outcome.directory, written.paths)
+    return Finished(outcome, written)
 
 
 def _probes(probes: Any, names: ImportPaths) -> Any:

@@ -26,7 +26,7 @@ def pytest_configure(config):
 
     They compile more than they compute. The slow set runs programs as they run for users.
     """
-    if config.option.markexpr not in ("slow", "exhaustive", "chips"):
+    if config.option.markexpr not in ("slow", "exhaustive", "chips", "device"):
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"

@@ -25,17 +25,20 @@ def main() -> None:
     from jaxattn.cli.console import complain
     from jaxattn.cli.options import check_once
     from jaxattn.core.errors import InputError, RunError
+    from jaxattn.storage.bucket import naming
 
     code: int
     try:
         check_once(sys.argv[1:])
-        code = tyro.extras.subcommand_cli_from_dict(
-            commands(),
-            prog="jaxattn",
-            description="Experiments on attention with trained embeddings. --version says which one this is.",
-            use_underscores=False,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        with naming():
+            code = tyro.extras.subcommand_cli_from_dict(
+                commands(),
+                prog="jaxattn",
+                description="Experiments on attention with trained embeddings. --version says which one "
+                "this is.",
+                use_underscores=False,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
         sys.stdout.flush()
     except InputError as error:
         code = complain(error, 2)

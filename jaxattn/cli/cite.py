@@ -204,10 +204,11 @@ def cite(
     """
     from jaxattn.cli.options import read_folders
     from jaxattn.storage import manifest
+    from jaxattn.storage.bucket import fetched
 
     papers = [WU]
     for folder in read_folders(directories)[0] if directories else ():
-        papers += used(manifest.read(folder))
+        papers += used(manifest.read(fetched(folder, tables=False)))
     print("\n\n".join([software(), *(paper.bibtex for paper in dict.fromkeys(papers))]))
     return 0
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.core.errors import InputError
-from jaxattn.storage import files
+from jaxattn.storage import bucket, files
+from jaxattn.storage.objects import is_address, shown
 
 if TYPE_CHECKING:
     from jaxattn.api import Study
@@ -40,7 +41,11 @@ Every = Annotated[
 Json = Annotated[bool, arg(name="json", help="Print JSON instead of tables, with every number in full.")]
 Out = Annotated[
     Path | None,
-    arg(metavar="DIR", help="Results folder; results/<sweep name> by default.", prefix_name=False),
+    arg(
+        metavar="DIR|s3://...|gs://...",
+        help="Results folder, or an address in a bucket; results/<sweep name> by default.",
+        prefix_name=False,
+    ),
 ]
 Seeds = Annotated[
     str | None,
@@ -92,9 +97,9 @@ class MachineOptions:
 
     Attributes:
         shard: Run the I-th of N shares, in a folder of its own.
-        distributed: This is one of N processes, on as many hosts as share the results folder; each runs its
-            share and waits for the others. The cluster tells with auto, else give N, and which one this is
-            from 0.
+        distributed: This is one of N processes, on hosts that share the results folder or the bucket; each
+            runs its share and waits for the others. The cluster tells with auto, else give N, and which one
+            this is from 0.
         distributed_timeout: How long another process may be away, killed or not started, before this one
             stops waiting for it.
     """
@@ -182,14 +187,29 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
     found: list[Path] = []
     missing: list[Path] = []
     for directory in directories:
-        is_run = (directory / "manifest.json").exists()
-        begun = set() if is_run else {path.parent for path in directory.glob("shard-*-of-*/manifest.json")}
+        begun = {directory / name for name in _shards(directory)}
         counts = {int(n[1]) for path in begun if (n := re.fullmatch(r"shard-\d+-of-(\d+)", path.name))}
         if not counts:
             found.append(directory)
         for folder in (directory / f"shard-{k}-of-{n}" for n in sorted(counts) for k in range(1, n + 1)):
-            (found if folder in begun else missing).append(files.inside(folder, directory))
+            if not is_address(directory):
+                files.inside(folder, directory)
+            (found if folder in begun else missing).append(folder)
     return found, missing
+
+
+def _shards(directory: Path) -> list[str]:
+    """Name the shards that have begun in a folder; none if it is a run itself."""
+    if is_address(directory):
+        return bucket.shards(directory)
+    is_run = (directory / "manifest.json").exists()
+    return [] if is_run else [path.parent.name for path in directory.glob("shard-*-of-*/manifest.json")]
+
+
+def of_this_machine(folder: Path | str) -> None:
+    """Raise InputError for an address in a bucket, where a command writes to a folder."""
+    if is_address(folder):
+        raise InputError(f"{shown(folder)}: only studies run into a bucket; give a folder of this machine")
 
 
 def compiled_folder() -> Path:

@@ -24,6 +24,7 @@ from jaxattn.cli.options import (
     Quiet,
     Set,
     keep_compiled,
+    of_this_machine,
     read_folders,
     read_pair,
     read_size,
@@ -94,8 +95,11 @@ def report(directory: Folder, /) -> int:
     Example: jaxattn report results/quickstart
     """
     from jaxattn.results import report as pages
+    from jaxattn.storage.bucket import fetched, send_report
 
-    written = pages.write(directory)
+    here = fetched(directory, report=True)
+    written = pages.write(here)
+    send_report(directory, here, written.paths)
     print_written(written)
     print_made_by(written.made_by)
     return 1 if written.problems else 0
@@ -136,6 +140,7 @@ def diagnose(
     from jaxattn.data.arrays import read_array
     from jaxattn.engine.progress import Reporter
 
+    of_this_machine(out)
     E, p, v = (read_array(place) for place in (embedding, query, head))
     with Reporter(quiet) as reporter:
         labelled, tokens = diagnosis.read_corpus(
@@ -175,6 +180,7 @@ def claims(
     from jaxattn.engine.progress import Reporter
     from jaxattn.reproduction import scoreboard
 
+    of_this_machine(out)
     if seeds > 1 and (few := scoreboard.too_few(seeds)):
         print(f"jaxattn: {few}", file=sys.stderr)
     keep_compiled()
@@ -226,6 +232,7 @@ def reproduce(
     from jaxattn.engine.progress import Reporter
 
     memory = read_size(max_memory)
+    of_this_machine(out or "")
     keep_compiled()
     devices.use_all_cores()
     command, items = shlex.join(["jaxattn", *sys.argv[1:]]), reproduction.read(book)

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxattn.engine.lock import is_locked
 from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
+from jaxattn.storage.bucket import fetched
 from jaxattn.storage.manifest import mending, read
 
 
@@ -17,7 +18,7 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     """Tell the state of every cell.
 
     Args:
-        directory: a results folder, finished or not.
+        directory: a results folder, finished or not, or its address in a bucket.
 
     Returns:
         One row per cell: its settings, state, share done, phase and step, its median loss over the seeds
@@ -26,18 +27,18 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     Raises:
         InputError: not a results folder, or one that is damaged.
     """
-    manifest = read(directory)
+    here = fetched(directory, tables=False, log=True)
+    manifest = read(here)
     with mending(manifest):
-        return _status(Store(directory), manifest)
+        return _status(Store(here), manifest, running=is_locked(directory))
 
 
-def _status(folder: Store, manifest: dict[str, Any]) -> tuple[pd.DataFrame, str]:
+def _status(folder: Store, manifest: dict[str, Any], running: bool) -> tuple[pd.DataFrame, str]:
     lines = folder.read_log()
     latest = {line["batch"]: line for line in lines}
     measured = {line["batch"]: line for line in lines if line["losses"]}
     failed = {(entry["cell"], entry["seed"]) for line in lines for entry in line["failures"]}
     failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
-    running = is_locked(folder.directory)
     rows, shares = [], []
     broken = {number for entry in manifest["errors"] for number in entry["cells"]}
     settings = {entry["cell"]: entry["settings"] for entry in manifest["cells"]}

@@ -39,6 +39,8 @@ from jaxattn.cli.options import (
     read_size,
 )
 from jaxattn.core.errors import InputError, RunError
+from jaxattn.storage import bucket
+from jaxattn.storage.objects import is_address, shown
 
 
 def run(
@@ -84,8 +86,8 @@ def run(
             print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
             return 130
         if outcome.already_finished:
-            reporter.note(f"{directory}: already finished, nothing to run")
-        folders = [directory]
+            reporter.note(f"{shown(directory)}: already finished, nothing to run")
+        folders = [outcome.directory]
         if machine.distributed is not None:
             shards = wait(study, whole, which[1], machine.distributed_timeout, reporter.note)
             folders = shards if which[0] == 1 else folders
@@ -100,6 +102,8 @@ def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
         return 1
     together = _together(folders)
     print_summary(together, every=every)
+    if address := bucket.address_of(outcome.directory):
+        print(f"{address}: all of it; copies of the page and its figures are here:")
     if report is None:
         print(outcome.directory / "report.html")
     else:
@@ -211,27 +215,31 @@ def launch(
     from jaxattn.engine.distributed import shard_folder
     from jaxattn.study.tree import parse
 
-    directory = load_sweep(sweep, overrides, axes, seeds).folder(out)
+    study = load_sweep(sweep, overrides, axes, seeds)
+    directory = study.folder(out)
     if shards < 1:
         raise InputError(f"--shards {shards}: give at least 1")
-    words = ["run", str(sweep.resolve()), "--out", str(directory.resolve()), "--quiet"]
+    target, scripts = str(directory.resolve()), directory / "jobs"
+    if is_address(directory):
+        target, scripts = shown(directory), Path("results") / study.name / "jobs"
+    words = ["run", str(sweep.resolve()), "--out", target, "--quiet"]
     words += [word for text in overrides for word in ("--set", text)]
     words += [word for text in axes for word in ("--axis", text)]
     words += ["--seeds", seeds] if seeds else []
     commands = [[*words, "--shard", f"{number}/{shards}"] for number in range(1, shards + 1)]
     given = {key: parse(value) for key, value in map(read_pair, options)}
-    submitted = jobs.submit(commands, directory / "jobs", executor, minutes, given)
+    submitted = jobs.submit(commands, scripts, executor, minutes, given)
     folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
     for job, folder in zip(submitted, folders, strict=True):
-        print(f"job {job.job_id}: {folder}")
+        print(f"job {job.job_id}: {shown(folder)}")
     if not wait:
-        print(f"watch with: jaxattn status {directory}; then: jaxattn aggregate {directory}")
+        print(f"watch with: jaxattn status {shown(directory)}; then: jaxattn aggregate {shown(directory)}")
         return 0
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
-        raise RunError(f"launch: jobs {', '.join(failed)} failed; their logs are in {directory / 'jobs'}")
+        raise RunError(f"launch: jobs {', '.join(failed)} failed; their logs are in {scripts}")
     together = _together(folders)
-    print_summary(together, rest=f"jaxattn aggregate {directory} --all")
+    print_summary(together, rest=f"jaxattn aggregate {shown(directory)} --all")
     print_closing(together)
     return 0
 
@@ -253,15 +261,15 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
     told: list[dict[str, Any]] = []
     for folder in folders:
         table, whole = look(folder)
-        told.append({"folder": str(folder), "summary": whole, "cells": rows_of(table)})
+        told.append({"folder": shown(folder), "summary": whole, "cells": rows_of(table)})
         if not as_json:
-            print_table(f"{folder}: {whole}" if len(folders) > 1 else whole, table)
-        print_made_by(provenance.differs(provenance.makers(manifest.read(folder))))
+            print_table(f"{shown(folder)}: {whole}" if len(folders) > 1 else whole, table)
+        print_made_by(provenance.differs(provenance.makers(manifest.read(bucket.here(folder)))))
     if as_json:
-        print_json(told + [{"folder": str(folder), "summary": "not begun"} for folder in missing])
+        print_json(told + [{"folder": shown(folder), "summary": "not begun"} for folder in missing])
         return 0
     for folder in missing:
-        print(f"{folder}: not begun")
+        print(f"{shown(folder)}: not begun")
     if verify:
         print("whatever has a checksum is what was written")
     return 0
@@ -273,9 +281,13 @@ def _damage(folders: list[Path]) -> bool:
     from jaxattn.results import read
 
     with Reporter() as reporter:
-        damaged = [line for folder in folders for line in read.verify(folder, reporter.update)]
+        damaged = []
+        for folder in folders:
+            if is_address(folder):
+                reporter.update(f"fetching {shown(folder)}")
+            damaged += read.verify(bucket.fetched(folder, all_of_it=True), reporter.update)
     for line in damaged:
-        print(f"jaxattn: {line}", file=sys.stderr)
+        print(f"jaxattn: {bucket.renamed(line)}", file=sys.stderr)
     return bool(damaged)
 
 

@@ -9,23 +9,13 @@ from uuid import uuid4
 
 import numpy as np
 
+from jaxattn.core.cache_folder import cache_folder
 from jaxattn.core.errors import InputError
 
 Note = Callable[[str], None]
 
 
-def folder(cache_dir: str | Path | None = None) -> Path:
-    """Choose the cache folder.
-
-    Args:
-        cache_dir: the folder asked for; None for the default.
-
-    Returns:
-        `cache_dir`, else $JAXATTN_CACHE, else $XDG_CACHE_HOME/jaxattn, else ~/.cache/jaxattn.
-    """
-    if chosen := cache_dir or os.environ.get("JAXATTN_CACHE"):
-        return Path(os.path.expanduser(chosen))
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jaxattn")
+folder = cache_folder
 
 
 def digest(files: Mapping[str, str], settings: bytes) -> str:

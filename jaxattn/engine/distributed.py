@@ -1,21 +1,25 @@
-"""Many processes, on as many hosts as share a folder: each runs a shard, and at the end waits for the others.
+"""Many processes, on hosts that share a folder or a bucket: each runs a shard, then waits for the others.
 
 Lanes never talk to each other, so neither do the processes: they meet in the results folder alone. One that
 is killed takes no other with it, and continues when it is started again, while the others run on.
 """
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import lock
 from jaxattn.engine.store import Store
+from jaxattn.storage import bucket
+from jaxattn.storage.objects import is_address, shown
 from jaxattn.study.definition import Definition
 
-LOOK_S = 0.5
+LOOK_S, LOOK_IN_BUCKET_S = 0.5, 5.0
 
 
 def read_process(text: str) -> tuple[int, int]:
@@ -66,36 +70,42 @@ def wait(
         InputError: a shard of another config.
         RunError: a shard was away for too long, or the shards do not fit together.
     """
-    folders = [Store(shard_folder(directory, (number, shards))) for number in range(1, shards + 1)]
+    directory = directory if is_address(directory) else Path(os.path.abspath(directory))
+    folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
     cells = [{"cell": cell.number, "config_hash": cell.config_hash} for cell in study.cells]
     described, seeds = {"config": study.config, "cells": cells}, set(study.seeds)
     at_work = dict.fromkeys(folders, time.monotonic())
-    traces: dict[Store, list[int]] = {}
+    traces: dict[Path, list[Any]] = {}
     widths = set()
     while at_work:
         for folder in list(at_work):
-            before, traces[folder] = traces.get(folder), _traces(folder.directory)
-            known = None if lock.is_locked(folder.directory) else folder.begun(described)
+            before, traces[folder] = traces.get(folder), _traces(folder)
+            # A lock in a bucket is an object, whose replacements are traces too.
+            in_bucket = is_address(folder)
+            locked = not in_bucket and lock.is_locked(folder)
+            same = in_bucket and traces[folder] == before
+            known = None if locked or same else _begun(folder, described)
             if known and known["status"] == "finished" and seeds <= set(known["seeds"]):
                 widths.add(tuple(known["widths"]))
                 del at_work[folder]
-            elif lock.is_locked(folder.directory) or traces[folder] != before:
+            elif locked or traces[folder] != before:
                 at_work[folder] = time.monotonic()
             elif time.monotonic() - at_work[folder] > limit:
                 raise RunError(
-                    f"{folder.directory}: not finished, and no process has worked there for {limit:.0f} s; "
-                    "run the same command again (where hosts share no folder: --shard I/N on each)"
+                    f"{shown(folder)}: not finished, and no process has worked there for {limit:.0f} s; "
+                    "run the same command again (where hosts share neither folder nor bucket: --shard I/N "
+                    "on each)"
                 )
             if folder in at_work and before is None:
-                note(f"{folder.directory}: waiting for it to be finished")
+                note(f"{shown(folder)}: waiting for it to be finished")
         if at_work:
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_IN_BUCKET_S if is_address(directory) else LOOK_S)
     if len(widths) > 1:
         raise RunError(
-            f"{directory}: its shards are cut differently, for hosts with other memory; choose another "
-            "folder and give all processes the same --max-memory"
+            f"{shown(directory)}: its shards are cut differently, for hosts with other memory; choose "
+            "another folder and give all processes the same --max-memory"
         )
-    return [folder.directory for folder in folders]
+    return folders
 
 
 def shard_folder(directory: Path, shard: tuple[int, int]) -> Path:
@@ -103,8 +113,14 @@ def shard_folder(directory: Path, shard: tuple[int, int]) -> Path:
     return directory if shard == (1, 1) else directory / f"shard-{shard[0]}-of-{shard[1]}"
 
 
-def _traces(directory: Path) -> list[int]:
+def _begun(folder: Path, described: dict[str, Any]) -> Mapping[str, Any] | None:
+    return Store(bucket.fetched(folder, tables=False)).begun(described)
+
+
+def _traces(directory: Path) -> list[Any]:
     """When something was last written where a run writes; all that tells of it where there are no locks."""
+    if is_address(directory):
+        return bucket.traces(directory)
     paths = [directory / name for name in (".", "metrics.jsonl", "manifest.json", "parts", "checkpoints")]
     return [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxattn.core.errors import RunError
+from jaxattn.storage.bucket import is_at_work
+from jaxattn.storage.objects import is_address
 
 NAME = ".lock"
 TRIES = 5
@@ -34,7 +36,9 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
 
 
 def is_locked(directory: Path) -> bool:
-    """Tell whether a process works in a folder."""
+    """Tell whether a process works in a folder; of one in a bucket that takes some seconds."""
+    if is_address(directory):
+        return is_at_work(directory)
     try:
         with open(directory / NAME, encoding="utf-8", opener=_open_existing) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,6 +24,7 @@ from jaxattn.engine.manifest import describe
 from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
 from jaxattn.probes.loss_and_accuracy import BEST
+from jaxattn.storage.bucket import fetched
 from jaxattn.study import seed
 from jaxattn.study.definition import Definition
 from jaxattn.study.setting import Setting
@@ -60,7 +61,7 @@ def plan(
     Raises:
         InputError: a cell whose sizes do not fit, or that does not fit in memory; a folder of another config.
     """
-    folder, cache = Store(directory), ProgramCache()
+    folder, cache = Store(fetched(directory, tables=False)), ProgramCache()
     groups = compile_groups(study.cells)
     rehearse_groups(study, groups, silent)
     known = folder.join(describe(study, "jaxattn run SWEEP"), accept_code=True)

@@ -17,19 +17,25 @@ from jaxattn.engine import lock
 from jaxattn.engine.manifest import differences
 from jaxattn.storage import batch_state, checkpoints, files, manifest, provenance
 from jaxattn.storage.batch_state import TABLES, BatchState, Line, Provenance
+from jaxattn.storage.bucket import OWN, Bucket
 from jaxattn.storage.files import Damaged
+from jaxattn.storage.objects import is_address
 
 LOG = "metrics.jsonl"
 # What is there before anything was computed, or is left when nothing could be.
-EMPTY = (lock.NAME, "parts", "checkpoints", LOG, manifest.NAME)
+EMPTY = (lock.NAME, "parts", "checkpoints", LOG, manifest.NAME, *OWN)
 
 
 class Store:
     """A results folder of one study; a batch is a block of cells and seeds that run together."""
 
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
-        """Name the folder, nothing is written yet; `warn` is told of damage that was found and mended."""
-        self.directory = Path(os.path.abspath(directory))
+        """Name the folder, nothing is written yet; `warn` is told of damage that was found and mended.
+
+        Of an address in a bucket, the folder is the copy on this machine.
+        """
+        self.bucket = Bucket(directory) if is_address(directory) else None
+        self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
         self.warn = warn
         self._code: dict[str, str | None] = {}
 
@@ -39,6 +45,23 @@ class Store:
 
         A start that fails before anything was computed leaves no folder.
         """
+        if self.bucket is None:
+            with self._locked_here():
+                yield
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with lock.locked(self.directory, self.warn), self.bucket.locked(self.warn):
+            begun = (self.directory / manifest.NAME).exists()
+            try:
+                yield
+            except InputError:
+                if not begun:
+                    self._clear()
+                    self.bucket.delete(x for x in (manifest.NAME, LOG) if not (self.directory / x).exists())
+                raise
+
+    @contextmanager
+    def _locked_here(self) -> Iterator[None]:
         with self._guard(self.directory):
             # What is written to, and what old tables and checkpoints are deleted from.
             files.check_links(self.directory, "parts", "checkpoints", "damaged", "figures")
@@ -80,6 +103,8 @@ class Store:
                     (self.directory / name).unlink(missing_ok=True)
 
     def _is_strange(self) -> bool:
+        if self.bucket:
+            return False  # `Bucket.locked` has looked at what is there
         if not self.directory.is_dir() or (self.directory / manifest.NAME).exists() or self.batches():
             return False
         return any(path.name not in EMPTY for path in self.directory.iterdir())
@@ -156,6 +181,8 @@ class Store:
         """Replace the manifest."""
         with self._guard(self.directory / manifest.NAME):
             manifest.write(self.directory, content)
+            if self.bucket:
+                self.bucket.commit(manifest.NAME)
 
     def log(self, entry: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl, where others can watch the run."""
@@ -197,7 +224,7 @@ class Store:
         except Damaged as error:
             self.set_aside(batch, error)
             return False
-        if sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
+        if self.bucket or sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
             self._drop_others(batch, saved)  # killed before it had
         return True
 
@@ -243,7 +270,8 @@ class Store:
             failures: the seeds that failed so far.
             finished: whether this is its end.
         """
-        folder = batch_state.checkpoint_path(self.directory, batch, self._number(batch) + 1)
+        number = self.bucket.new_number() if self.bucket else self._number(batch) + 1
+        folder = batch_state.checkpoint_path(self.directory, batch, number)
         with self._guard(folder):
             for made in (self.directory / "parts", self.directory / "checkpoints", folder.parent):
                 made.mkdir(exist_ok=True)
@@ -254,7 +282,11 @@ class Store:
                 digests = writing.result()
             by = Provenance(dict(cells), self._code, provenance.installed())
             saved = BatchState(finished, phase, step, failures, digests, checkpoint, by)
+            if self.bucket:
+                self.bucket.send_named(batch, saved)
             batch_state.write(self.directory, batch, saved)
+            if self.bucket:
+                self.bucket.commit(f"parts/{batch}.json")
             self._drop_others(batch, saved)
 
     def _number(self, batch: str) -> int:
@@ -280,6 +312,8 @@ class Store:
         for path in (self.directory / "checkpoints" / batch).glob("*"):
             if path.name != str(saved.checkpoint.number):
                 shutil.rmtree(path, ignore_errors=True)
+        if self.bucket:
+            self.bucket.drop_others(batch, saved)
 
     def set_aside(self, batch: str, error: Damaged) -> None:
         """Move all of a damaged batch out of the way, so that it starts anew."""
@@ -295,15 +329,21 @@ class Store:
                     path.replace(aside / path.name)
             if (folder := self.directory / "checkpoints" / batch).exists():
                 folder.replace(aside / "checkpoints")
+        if self.bucket:
+            self.bucket.forget(batch)
         self.warn(f"{error}; set aside in {aside}, computing {batch} anew")
 
     def forget(self, batch: str) -> None:
         """Forget what is known of a batch, so that it starts anew."""
         with self._guard(self.directory):
             batch_state.path(self.directory, batch).unlink(missing_ok=True)
+            if self.bucket:
+                self.bucket.forget(batch)
 
     def is_merged(self, known: Mapping[str, Any]) -> bool:
         """Tell whether the merged tables are those that the manifest speaks of."""
+        if self.bucket:
+            self.bucket.bring({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
         try:
             for name in TABLES:
                 path = self.directory / f"{name}.parquet"
@@ -342,6 +382,8 @@ class Store:
             path = self.directory / f"{name}.parquet"
             with self._guard(path):
                 files.write(path, content, self.directory)
+                if self.bucket:
+                    self.bucket.send([path.name])
             sums[name] = files.digest(content)
         makers = [saved.origin.made_by for saved in found.values()]
         return {

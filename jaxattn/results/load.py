@@ -12,6 +12,7 @@ from jaxattn.results import combine, figures, statistics, tokens
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.read import read
 from jaxattn.results.run import Run
+from jaxattn.storage.bucket import fetched, naming
 
 SHOWN_ROWS = 24
 
@@ -192,8 +193,8 @@ def load(directory: str | Path) -> Results:
     """Read a results folder; nothing that it names is imported or executed.
 
     Args:
-        directory: a folder that a run has written, or is writing: what was measured so far is read, and
-            `finished` tells which.
+        directory: a folder that a run has written, or is writing, or its address in a bucket; what was
+            measured so far is read, and `finished` tells which.
 
     Returns:
         The results, with all records and tokens in memory.
@@ -202,5 +203,6 @@ def load(directory: str | Path) -> Results:
         InputError: no such folder, not a results folder, one in which nothing was measured yet, a damaged
             file.
     """
-    directory = Path(directory)
-    return Results(directory, *read(directory))
+    with naming():
+        directory = fetched(directory)
+        return Results(directory, *read(directory))

@@ -14,7 +14,7 @@ from jaxattn.core.settings import PositiveInt
 from jaxattn.data import GENERATORS, Splits, corpus
 from jaxattn.models import MODELS, span
 from jaxattn.results.run import Run
-from jaxattn.storage import batch_state, checkpoints
+from jaxattn.storage import batch_state, bucket, checkpoints
 from jaxattn.storage.files import Damaged, memory
 from jaxattn.storage.manifest import mending
 from jaxattn.study.seed import dataset as of_seed
@@ -143,6 +143,7 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
         saved = batch_state.read(directory, batch)
     if saved is None or not saved.finished:
         raise InputError(f"{directory}: {batch} is not finished; continue it with: {results.command}")
+    bucket.fetch_checkpoint(results.directory, batch, saved)
     folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
     try:
         state = checkpoints.restore(folder, saved.checkpoint, directory)

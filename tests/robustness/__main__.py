@@ -5,7 +5,15 @@ import importlib
 import sys
 import time
 
-FULL = {"forged": 100, "kills": 300, "damages": 1000, "sweep_files": 5000, "corpora": 500, "weights": 500}
+FULL = {
+    "forged": 100,
+    "kills": 300,
+    "damages": 1000,
+    "buckets": 170,
+    "sweep_files": 5000,
+    "corpora": 500,
+    "weights": 500,
+}
 
 
 def main() -> None:

@@ -1,0 +1,134 @@
+"""What a study costs more in a bucket than in a folder, pair by pair; and what going on elsewhere reads.
+
+    python benchmarks/bucket.py --seeds 1000 --out results/benchmarks
+
+The server of the S3 protocol is moto's, a process of its own on the same cores: real ones are further away,
+and faster. The study is that of benchmarks/seeds_per_second.py. Programs are compiled before the clock
+starts.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from unittest import mock
+
+import jax
+from seeds_per_second import STUDY
+
+import jaxattn as ja
+from jaxattn.engine import devices
+from jaxattn.engine import run as engine
+from jaxattn.engine.clock import Interrupted
+from jaxattn.engine.progress import Reporter
+
+SERVER = Path(__file__).parents[1] / "tests" / "robustness"
+
+
+class Half(Reporter):
+    """Stops a run when half of it is done."""
+
+    def update(self, description, share=None, state="", left=None):
+        if share is not None and share > 0.5:
+            raise Interrupted
+
+
+def serve(pipe):
+    """Answer requests until told to stop; tell what was asked."""
+    sys.path.insert(0, str(SERVER))
+    from s3_server import Server
+
+    server = Server()
+    server.make_bucket("bench")
+    pipe.send(server.env)
+    while (word := pipe.recv()) != "stop":
+        if word == "forget":
+            server.requests.clear()
+            server.sent.clear()
+        held = server.objects("bench") if word == "size" else {}
+        pipe.send((dict(server.requests), dict(server.sent), sum(map(len, held.values()))))
+
+
+def ask(pipe, word):
+    """Ask the server what it was asked."""
+    pipe.send(word)
+    return pipe.recv()
+
+
+def timed(study, place, reporter=Reporter):
+    """Run a study; seconds."""
+    begin = time.perf_counter()
+    with reporter(quiet=True) as told, suppress(Interrupted):
+        engine.run(study, place, command="benchmark", reporter=told)
+    return time.perf_counter() - begin
+
+
+def going_on(study, pipe, root):
+    """Leave a study half finished, go on with it on a machine that has nothing, and count what is read."""
+    place = Path("s3://bench/half")
+    timed(study, place, Half)
+    _, _, held = ask(pipe, "size")
+    ask(pipe, "forget")
+    with mock.patch.dict(os.environ, JAXATTN_CACHE=str(root / "another machine")):
+        begin = time.perf_counter()
+        with engine.Store(place, print).locked():
+            took = time.perf_counter() - begin
+        requests, sent, _ = ask(pipe, "count")
+    return {"requests": requests, "read_bytes": sent.get("GET", 0), "held_bytes": held, "s": took}
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=3, help="pairs, of which the median counts")
+    parser.add_argument("--out", type=Path, default=None, help="folder for bucket.json")
+    options = parser.parse_args()
+    devices.use_all_cores()
+    tables = STUDY.tree | {"seeds": options.seeds}
+    study = ja.Study.of_tables(tables | {"model": {"kind": "one_layer", "dim": options.dim}})
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,))
+    server.start()
+    pairs = []
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        with mock.patch.dict(os.environ, here.recv(), JAXATTN_CACHE=str(root / "cache")):
+            timed(study, root / "compiling")
+            for number in range(options.repeats):
+                places = {"folder": root / str(number), "bucket": Path(f"s3://bench/{number}")}
+                order = ("folder", "bucket") if number % 2 == 0 else ("bucket", "folder")
+                ask(here, "forget")
+                pairs.append({kind: timed(study, places[kind]) for kind in order})
+                requests, _, held = ask(here, "size")
+            continued = going_on(study, here, root)
+            here.send("stop")
+    server.join()
+    result = {
+        "seeds": options.seeds,
+        "dim": options.dim,
+        "pairs_s": pairs,
+        "more": statistics.median(pair["bucket"] / pair["folder"] - 1 for pair in pairs),
+        "requests": requests,
+        "held_bytes": held,
+        "going_on": continued,
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "jax": jax.__version__,
+    }
+    print(json.dumps(result, indent=2))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "bucket.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The lock of a folder in a bucket: an object that its holder replaces every few seconds.
+
+Whoever wants it watches for a while whether that happens, by their own clock alone: clocks that differ do no
+harm. Every replacement has the condition that the object is what was last read or written, so of two that
+take a lock over, one fails; and who has lost it is told at the next replacement.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.storage import files
+from jaxattn.storage.objects import Changed, Objects
+
+NAME = "lock.json"
+# A holder replaces it so often, and is gone if it has not for so long.
+BEAT_S, GONE_S = 5.0, 60.0
+LOOK_S = 0.5
+
+
+class Lock:
+    """The lock of a folder in a bucket, held or to be taken."""
+
+    def __init__(self, objects: Objects, mine: Path) -> None:
+        """Name it.
+
+        Args:
+            objects: the folder.
+            mine: a file of this machine that keeps who held it from here; only one process at a time uses it.
+        """
+        self._objects, self._mine = objects, mine
+        self._run = secrets.token_hex(8)
+        self._since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._one, self._lost, self._last = threading.Lock(), "", 0.0
+
+    def take(self, warn: Callable[[str], None]) -> None:
+        """Take it, from a holder that is gone too.
+
+        Raises:
+            RunError: another process has it.
+        """
+        found = self._objects.read(NAME)
+        held = _parsed(found)
+        # A process that held it from this folder of this machine is gone: its files are locked by this one.
+        if held["holder"] and held["run"] != self._before():
+            self._watch(found, held, warn)
+        files.replace(self._mine, self._run.encode())
+        try:
+            self.beat()
+        except Changed:
+            raise self._taken(_parsed(self._objects.read(NAME))) from None
+
+    def _watch(self, found: bytes | None, held: dict[str, Any], warn: Callable[[str], None]) -> None:
+        begin = time.monotonic()
+        while time.monotonic() - begin < GONE_S:
+            time.sleep(LOOK_S)
+            if (now := self._objects.read(NAME)) != found:
+                if _parsed(now)["holder"]:
+                    raise self._taken(_parsed(now))
+                return
+        warn(f"{self._objects.address}: taken over from {_who(held)}, silent for {GONE_S:.0f} s")
+
+    def beat(self, holder: str | None = None) -> None:
+        """Replace it; who does not holds it no more.
+
+        Raises:
+            Changed: another process has taken it over.
+            RunError: it cannot be written.
+        """
+        with self._one:
+            content = {
+                "holder": f"process {os.getpid()} on {socket.gethostname()}" if holder is None else holder,
+                "since": self._since,
+                "run": self._run,
+                "beat": secrets.token_hex(8),
+            }
+            self._objects.commit(NAME, files.sealed(content))
+            self._last = time.monotonic()
+
+    def check(self) -> None:
+        """Raise RunError if another process has taken it over."""
+        if not self._lost and time.monotonic() - self._last > GONE_S / 2:
+            try:
+                self.beat()
+            except Changed:
+                self._lose()
+        if self._lost:
+            raise RunError(self._lost)
+
+    def _lose(self) -> None:
+        with suppress(InputError):
+            taker = _who(_parsed(self._objects.read(NAME)))
+            self._lost = (
+                f"{self._objects.address}: taken over by {taker}, while nothing was heard of this process; "
+                "what it had sent is kept, and goes on there"
+            )
+        self._lost = self._lost or f"{self._objects.address}: taken over by another process"
+
+    @contextmanager
+    def beating(self, beside: Callable[[], None], may_end: Callable[[], bool]) -> Iterator[None]:
+        """Hold it; `beside` is called from time to time, and at the end if `may_end` lets that be written."""
+        stopping = threading.Event()
+
+        def beats() -> None:
+            while not stopping.wait(BEAT_S):
+                try:
+                    self.beat()
+                    beside()
+                except Changed:
+                    self._lose()
+                    return
+                except RunError:
+                    continue  # a connection that is lost; `check` asks again where it counts
+
+        thread = threading.Thread(target=beats, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join()
+            with suppress(RunError):
+                if not self._lost and may_end():
+                    beside()
+                    self.beat(holder="")
+
+    def _taken(self, held: dict[str, Any]) -> RunError:
+        return RunError(
+            f"{self._objects.address}: {_who(held)} is running there; wait for it, or choose another folder "
+            "with --out"
+        )
+
+    def _before(self) -> str | None:
+        try:
+            return self._mine.read_text(encoding="ascii")
+        except (OSError, UnicodeError):
+            return None
+
+
+def is_held(objects: Objects) -> bool:
+    """Tell whether a process holds the lock of a folder: watch it until it is replaced, or is not."""
+    found = objects.read(NAME)
+    if not _parsed(found)["holder"]:
+        return False
+    begin = time.monotonic()
+    while time.monotonic() - begin < 2.5 * BEAT_S:
+        time.sleep(LOOK_S)
+        if (now := objects.read(NAME)) != found:
+            return bool(_parsed(now)["holder"])
+    return False
+
+
+def _who(held: dict[str, Any]) -> str:
+    return f"{held['holder']:.100} (since {held['since']:.30})"
+
+
+def _parsed(content: bytes | None) -> dict[str, Any]:
+    """Read a lock; whatever is no lock is one of an unknown holder."""
+    if content is None:
+        return {"holder": "", "run": None, "since": ""}
+    with suppress(ValueError):
+        found = json.loads(content)
+        if isinstance(found, dict) and all(isinstance(found.get(x), str) for x in ("holder", "run", "since")):
+            return found
+    return {"holder": "another process", "run": None, "since": "an unknown time"}

@@ -1,0 +1,352 @@
+"""Results folders in buckets, with a server of their protocol: runs, readers, locks, and what they refuse."""
+
+import importlib
+import itertools
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import jaxattn as ja
+from jaxattn import cli
+from jaxattn.cli.options import of_this_machine, read_folders
+from jaxattn.cli.status import status
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.engine import distributed, lock
+from jaxattn.engine.store import Store
+from jaxattn.results.read import verify
+from jaxattn.storage import bucket, bucket_lock, objects
+
+pytest.importorskip("obstore")
+pytest.importorskip("moto")
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server, that this process uses as long as the module's tests run."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "robustness"))
+    try:
+        started = importlib.import_module("s3_server").Server()
+    finally:
+        del sys.path[0]
+    with started.used():
+        yield started
+    started.close()
+
+
+@pytest.fixture
+def place(server):
+    """An address in an empty bucket."""
+    name = f"bucket-{next(NUMBERS)}"
+    server.make_bucket(name)
+    yield Path(f"s3://{name}/results/small")
+    server.fault = lambda method, path: ""
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """Go on as another machine, which has nothing of the first."""
+    hosts = itertools.count()
+
+    def move():
+        monkeypatch.setenv("JAXATTN_CACHE", str(tmp_path / f"host-{next(hosts)}"))
+
+    move()
+    return move
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Replace locks more often, and take them over sooner."""
+    monkeypatch.setattr(bucket_lock, "BEAT_S", 0.1)
+    monkeypatch.setattr(bucket_lock, "GONE_S", 1.0)
+    monkeypatch.setattr(bucket_lock, "LOOK_S", 0.05)
+    monkeypatch.setattr(distributed, "LOOK_IN_BUCKET_S", 0.1)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Give up soon what fails."""
+    monkeypatch.setattr(objects, "RETRY_S", 0.3)
+
+
+def sent(server, place):
+    """Names and contents of what is in the bucket of an address, from its folder on."""
+    name, _, folder = str(place).removeprefix("s3:/").partition("/")
+    return {key.removeprefix(f"{folder}/"): x for key, x in server.objects(name).items()}
+
+
+def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
+    go, stop, study, place, elsewhere, soon, two_batches, every_step, assert_same, server
+):
+    wanted = study(chunk=1)
+    stop(place, wanted, 12, intervals=every_step)
+    there = sent(server, place)
+    assert {"manifest.json", "metrics.jsonl", bucket_lock.NAME} <= there.keys()
+    # The batch that is finished is read without its parameters, the other one with what it goes on from.
+    elsewhere()
+    server.sent.clear()
+    outcome, _ = go(place, wanted)
+    assert not outcome.already_finished
+    assert_same(outcome.directory, two_batches)
+    marks = [json.loads(x) for name, x in there.items() if bucket._is_mark(name)]
+    checkpoints = sum(
+        size for mark in marks for size, _ in mark["checkpoint"]["files"].values() if not mark["finished"]
+    )
+    small = sum(len(x) for name, x in there.items() if not name.startswith("checkpoints/"))
+    assert checkpoints > 0
+    assert server.sent["GET"] < checkpoints + small + 2 * len(there) * 400
+    elsewhere()
+    assert_same(bucket.fetched(place), two_batches)
+    assert go(place, wanted)[0].already_finished
+
+
+def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere, every_step, server):
+    named = []
+
+    def look(method, path):
+        there = sent(server, place) if method == "PUT" else {}
+        for name, content in there.items():
+            if bucket._is_mark(name):
+                mark, batch = json.loads(content), name[len("parts/") : -len(".json")]
+                wanted = [f"parts/{batch}.{table}.{x[:16]}.parquet" for table, x in mark["tables"].items()]
+                saved = mark["checkpoint"]
+                wanted += [f"checkpoints/{batch}/{saved['number']}/{file}" for file in saved["files"]]
+                named.append(set(wanted) - there.keys())
+        return ""
+
+    server.fault = look
+    go(place, study(chunk=1), intervals=every_step)
+    assert len(named) > 100
+    assert not set().union(*named)
+    found = Store(place)
+    kept = set(bucket.MERGED) | {"manifest.json", "metrics.jsonl", bucket_lock.NAME}
+    for batch in (name[6:-5] for name in sent(server, place) if bucket._is_mark(name)):
+        saved = bucket.batch_state.read(found.directory, batch)
+        kept |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
+    assert sent(server, place).keys() == kept
+
+
+def test_readers_read_from_elsewhere(study, go, place, elsewhere, soon, server, capsys):
+    here = ja.load(go(place, study())[0].directory)
+    elsewhere()
+    loaded = ja.load(str(place).replace("s3:/", "s3://"))
+    pd.testing.assert_frame_equal(loaded.records, here.records)
+    assert not list(loaded.directory.glob("checkpoints/*"))
+    np.testing.assert_array_equal(loaded.params(seed=1).p, here.params(seed=1).p)
+    assert status(place)[1] == "small: 100 % done, finished"
+    assert read_folders((place,)) == ([place], [])
+    elsewhere()
+    command("status", place, "--verify")
+    command("aggregate", place)
+    assert "whatever has a checksum is what was written" in capsys.readouterr().out
+
+
+def command(*words, status=0):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["jaxattn", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert (ended.value.code or 0) == status
+
+
+@pytest.mark.more
+def test_a_report_is_drawn_from_elsewhere_to_the_same_bytes(study, place, elsewhere, server):
+    study().run(place, quiet=True)
+    page = sent(server, place)["report.html"]
+    elsewhere()
+    command("report", place)
+    assert sent(server, place)["report.html"] == page
+    assert verify(bucket.fetched(place, all_of_it=True)) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_verify_names_what_is_damaged_in_the_bucket(go, study, place, elsewhere, server, capsys, damage):
+    go(place, study())
+    name = next(x for x in sent(server, place) if x.startswith("parts/") and ".records." in x)
+    store, size = objects.Objects(place), len(sent(server, place)[name])
+    store.delete([name])
+    if damage == "damaged":
+        store.commit(name, bytes(size))
+    command("status", place, "--verify", status=1)
+    lines = capsys.readouterr().err
+    assert f"s3://{str(place)[4:]}/{name}: {damage}" in lines
+    # The same run mends it, also where an earlier copy is whole.
+    go(place, study())
+    command("status", place, "--verify")
+
+
+def test_one_of_two_runs_is_told_who_the_other_is(study, place, elsewhere, soon, go):
+    with Store(place).locked():
+        assert lock.is_locked(place)
+        elsewhere()
+        with pytest.raises(RunError, match=rf"process {os.getpid()} on .* \(since 20.*\) is running there"):
+            go(place, study())
+    assert not lock.is_locked(place)
+
+
+def test_a_lock_whose_holder_is_gone_is_taken_over_whatever_the_clocks_say(
+    study, place, elsewhere, soon, go, monkeypatch
+):
+    gone = bucket_lock.Lock(objects.Objects(place), Path(os.environ["JAXATTN_CACHE"]).parent / "gone")
+    monkeypatch.setattr(time, "gmtime", lambda *_: time.struct_time((2040, 1, 1, 0, 0, 0, 6, 1, 0)))
+    gone.take(print)
+    monkeypatch.undo()
+    monkeypatch.setenv("JAXATTN_CACHE", str(Path(os.environ.get("JAXATTN_CACHE", "/tmp")) / "other"))
+    monkeypatch.setattr(bucket_lock, "GONE_S", 0.5)
+    assert not go(place, study())[0].failures
+    gone._last = -np.inf
+    with pytest.raises(RunError, match="taken over by"):
+        gone.check()
+
+
+def test_the_same_machine_goes_on_at_once_after_a_kill(study, place, elsewhere, go):
+    store = Store(place)
+    store.directory.mkdir(parents=True)
+    bucket_lock.Lock(store.bucket.objects, store.directory / bucket.OWN[0]).take(print)
+    begin = time.monotonic()
+    go(place, study())
+    assert time.monotonic() - begin < bucket_lock.GONE_S
+
+
+def test_a_run_that_slept_cannot_overwrite_its_successor(
+    study, place, elsewhere, soon, go, stop, every_step, server
+):
+    """A process is taken for gone, a successor goes on, and the first one wakes up."""
+    stop(place, study(), 8, intervals=every_step)
+    elsewhere()
+    first = Store(place)
+    first.directory.mkdir(parents=True)
+    with first.locked():
+        first.bucket.lock._one.acquire()  # it replaces its lock no more
+        elsewhere()
+        assert not go(place, study())[0].failures
+        before = sent(server, place)
+        first.bucket.lock._one.release()
+        with pytest.raises(RunError, match=r"taken over by|another run"):
+            first.write_manifest({"status": "running"})
+    assert sent(server, place) == before
+    assert verify(bucket.fetched(place, all_of_it=True)) == []
+
+
+@pytest.mark.parametrize("fault", ["500", "slow down", "lost before", "lost after"])
+def test_requests_that_fail_now_and_then_change_nothing(
+    go, study, place, elsewhere, server, fault, two_batches, assert_same
+):
+    numbers = itertools.count(1)
+    server.fault = lambda method, path: fault if next(numbers) % 7 == 0 else ""
+    outcome, _ = go(place, study(chunk=1))
+    assert not outcome.failures
+    assert_same(outcome.directory, two_batches)
+    server.fault = lambda method, path: ""
+    assert verify(bucket.fetched(place, all_of_it=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("denied", "refused; give credentials"),
+        ("expired", "the credentials have ended; renew them"),
+        ("500", "the server does not answer as it should"),
+        ("lost before", "the server does not answer as it should"),
+    ],
+)
+def test_a_bucket_that_ends_on_the_way_ends_the_run_with_one_line(
+    go, study, place, elsewhere, server, fault, words, impatient, soon, two_batches, assert_same
+):
+    marks = itertools.count()
+
+    def end(method, path):
+        if method == "PUT" and bucket._is_mark(path.partition("small/")[2]) and next(marks):
+            server.fault = lambda method, path: fault
+            return fault
+        return ""
+
+    server.fault = end
+    with pytest.raises(RunError, match=words) as raised:
+        go(place, study(chunk=1))
+    assert "run the same command again to continue" in str(raised.value)
+    server.fault = lambda method, path: ""
+    outcome, _ = go(place, study(chunk=1))
+    assert_same(outcome.directory, two_batches)
+
+
+@pytest.mark.parametrize(("fault", "words"), [("denied", "refused"), ("expired", "have ended")])
+def test_a_bucket_that_refuses_from_the_start(study, place, elsewhere, server, fault, words):
+    server.fault = lambda method, path: fault
+    with pytest.raises(InputError, match=words):
+        study().run(place, quiet=True)
+    with pytest.raises(InputError, match=words):
+        ja.load(place)
+
+
+def test_bad_addresses(study, place, elsewhere, server, monkeypatch, impatient):
+    run = study().run
+    with pytest.raises(InputError, match=r"s3://nosuch/x: cannot be read: no such bucket; create it"):
+        run("s3://nosuch/x", quiet=True)
+    with pytest.raises(InputError, match="no address of a folder; give s3://BUCKET/NAME"):
+        run("s3://bucket", quiet=True)
+    with pytest.raises(InputError, match="no address of a folder"):
+        run("s3://bucket/a/../b", quiet=True)
+    with pytest.raises(InputError, match=r"s3://.*: no manifest.json, so not a results folder"):
+        ja.load(place)
+    with pytest.raises(InputError, match=r"s3://.*: only studies run into a bucket"):
+        of_this_machine(place)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(InputError, match=r"obstore is missing; install it with pip .* 'jaxattn\[cloud\]'"):
+        run(place, quiet=True)
+
+
+def test_without_credentials(study, place, elsewhere, monkeypatch, tmp_path, impatient):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    with pytest.raises(InputError, match=r"s3://.*: no credentials; set AWS_ACCESS_KEY_ID"):
+        study().run(place, quiet=True)
+
+
+def test_a_prefix_that_holds_other_things_is_left_alone(study, place, elsewhere, server):
+    other = objects.Objects(place)
+    other.commit("thesis.tex", b"x")
+    with pytest.raises(InputError, match="not empty and no results folder; choose another with --out"):
+        study().run(place, quiet=True)
+    assert sent(server, place).keys() == {"thesis.tex"}
+
+
+def test_a_folder_of_another_config_is_left_alone(go, study, place, elsewhere, server):
+    go(place, study())
+    before = sent(server, place)
+    elsewhere()
+    with pytest.raises(InputError, match=r"s3://bucket.*: holds results of another config \(model.dim"):
+        study(model={"kind": "one_layer", "dim": 8}).run(place, quiet=True)
+    after = sent(server, place)
+    assert {**before, bucket_lock.NAME: b""} == {**after, bucket_lock.NAME: b""}
+
+
+def test_a_study_that_cannot_begin_leaves_nothing(study, place, elsewhere, server):
+    with pytest.raises((InputError, RunError)):
+        study(data={"kind": "texts", "path": "nosuch"}).run(place, quiet=True)
+    assert sent(server, place).keys() <= {bucket_lock.NAME}
+
+
+def test_shards_meet_in_the_bucket(study, place, elsewhere, soon, go, server, two_batches):
+    wanted, lines = study(chunk=1), []
+    with pytest.raises(RunError, match=r"s3://.*/shard-1-of-2: not finished, and no process has"):
+        distributed.wait(wanted, place, 2, 0.3, lines.append)
+    for number in (1, 2):
+        go(distributed.shard_folder(place, (number, 2)), wanted, shard=(number, 2))
+        elsewhere()
+    folders = distributed.wait(wanted, place, 2, 5.0, lines.append)
+    assert read_folders((place,))[0] == folders
+    records = pd.concat([ja.load(folder).records for folder in folders], ignore_index=True)
+    pd.testing.assert_frame_equal(records, ja.load(two_batches).records)
+    shutil.rmtree(bucket.here(folders[0]))

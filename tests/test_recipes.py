@@ -1,0 +1,81 @@
+"""Recipes for clusters: as far as it can be told without one, their systems and jaxattn take them."""
+
+import itertools
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jaxattn.engine.distributed import read_process
+from jaxattn.storage.objects import shown
+
+RECIPES = Path(__file__).parents[1] / "docs" / "howto" / "recipes"
+# Options of sbatch, by its manual, as far as they are of use here; those with = take a value.
+SBATCH = {
+    "--job-name=", "--array=", "--ntasks=", "--gpus-per-task=", "--time=", "--requeue", "--signal=",
+    "--open-mode=", "--output=", "--nodes=", "--partition=", "--mem=", "--cpus-per-task=",
+}  # fmt: skip
+# What stands in for srun and scontrol, and for jaxattn beneath srun.
+STAND_INS = {
+    "srun": 'printf "%s\\n" "$@" > "$CALLS/srun"; exit $STATUS',
+    "scontrol": 'printf "%s\\n" "$@" > "$CALLS/scontrol"',
+}
+
+
+def test_sbatch_knows_the_options_of_the_recipe():
+    lines = (RECIPES / "slurm.sh").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "#!/bin/bash"
+    given = [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
+    assert {re.sub(r"=.*", "=", word) for word in given} <= SBATCH
+    # What comes after the first command is no longer read by sbatch.
+    first = next(k for k, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[first:])
+    signal = next(word for word in given if word.startswith("--signal"))
+    assert re.fullmatch(r"--signal=TERM@\d+", signal)
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (2, False), (130, True)])
+def test_the_recipe_for_slurm_runs_a_shard_and_requeues_what_was_stopped(tmp_path, status, requeued):
+    for name, text in STAND_INS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "CALLS": str(tmp_path / "calls"),
+        "STATUS": str(status),
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_ARRAY_TASK_COUNT": "8",
+        "SLURM_ARRAY_JOB_ID": "77",
+        "SLURM_JOB_ID": "80",
+    }
+    (tmp_path / "calls").mkdir()
+    script = [str(RECIPES / "slurm.sh"), "sweep.toml", "s3://bucket/name"]
+    assert subprocess.run(["bash", "-n", script[0]]).returncode == 0
+    assert subprocess.run(["bash", *script], env=env).returncode == status
+    called = (tmp_path / "calls" / "srun").read_text().split("\n")
+    words = ["jaxattn", "run", "sweep.toml", "--out", "s3://bucket/name", "--shard", "4/8", "--quiet"]
+    assert called[1:-1] == words
+    again = tmp_path / "calls" / "scontrol"
+    assert again.exists() == requeued
+    assert not requeued or again.read_text() == "requeue\n77_3\n"
+
+
+def test_kubernetes_takes_the_job_and_no_volume_is_shared():
+    yaml, validate = pytest.importorskip("yaml"), pytest.importorskip("kubernetes_validate")
+    job = yaml.safe_load((RECIPES / "kubernetes.yaml").read_text(encoding="utf-8"))
+    for version in ("1.31", validate.latest_version()):
+        validate.validate(job, version, strict=True)
+    with pytest.raises(validate.ValidationError):
+        validate.validate(job | {"spec": job["spec"] | {"completion": 8}}, "1.31", strict=True)
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    assert all(set(volume) - {"name"} <= {"configMap", "emptyDir"} for volume in pod["volumes"])
+    (container,) = pod["containers"]
+    words = shlex.split(container["args"][0])
+    given = dict(itertools.pairwise(words))
+    assert shown(given["--out"]) == "s3://BUCKET/NAME"
+    process = given["--distributed"].replace("$JOB_COMPLETION_INDEX", "7")
+    assert read_process(process) == (8, spec["completions"])
+    assert spec["completions"] == spec["parallelism"]
