@@ -1,6 +1,6 @@
 """The limit of gradient flow on p and v together, with a certificate: who weighs, and where p goes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from flax import struct
@@ -75,12 +75,12 @@ class _Entries(NamedTuple):
 
     sequence: np.ndarray
     token: np.ndarray
-    count: np.ndarray
+    times: np.ndarray
     labels: np.ndarray
 
     def attention(self, scores: np.ndarray, among: np.ndarray | None = None) -> np.ndarray:
         """Compute log q (N,) of scores (V,), the softmax among some entries."""
-        own = scores[self.token] + np.log(self.count)
+        own = scores[self.token] + np.log(self.times)
         own = own if among is None else np.where(among, own, -np.inf)
         top = np.full(len(self.labels), -np.inf)
         np.maximum.at(top, self.sequence, own)
@@ -154,7 +154,7 @@ def certify_joint_limit(
     entries = _Entries(
         sequence=np.broadcast_to(np.asarray(bags.owner)[:, None], present.shape)[present].astype(int),
         token=np.asarray(bags.index)[present].astype(int),
-        count=np.asarray(bags.count)[present].astype(float),
+        times=np.asarray(bags.count)[present].astype(float),
         labels=np.asarray(corpus.targets).astype(float),
     )
     return _certify(E, p, v, entries, tolerance)
@@ -162,7 +162,13 @@ def certify_joint_limit(
 
 def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: _Entries, tolerance: float) -> JointLimit:
     n, nan = len(entries.labels), np.full(E.shape[1], np.nan)
-    found = {"p": nan, "v": nan, "heavy": np.zeros(n, bool), "weight": np.zeros(n), "finite": 0}
+    found: dict[str, Any] = {
+        "p": nan,
+        "v": nan,
+        "heavy": np.zeros(n, bool),
+        "weight": np.zeros(n),
+        "finite": 0,
+    }
     found |= {"gradient": np.nan, "curvature": np.nan, "head_gap": np.nan, "direction": None, "spare": np.nan}
     try:
         heavy, mixed = _kinds(E, p, v, entries)
@@ -357,7 +363,7 @@ def _classes(E: np.ndarray, head: _Head, entries: _Entries, leader: np.ndarray) 
     """Merge tied tokens of a sequence; `own` is λ/N of the point that a class on the margin is, else NaN."""
     key = entries.sequence * len(E) + leader[entries.token]
     distinct, group = np.unique(key, return_inverse=True)
-    log_weight = head.scores[entries.token] + np.log(entries.count)
+    log_weight = head.scores[entries.token] + np.log(entries.times)
     top = np.full(len(distinct), -np.inf)
     np.maximum.at(top, group, log_weight)
     weight = np.exp(log_weight - top[group])
@@ -366,11 +372,10 @@ def _classes(E: np.ndarray, head: _Head, entries: _Entries, leader: np.ndarray) 
     excess = entries.labels[sequence] * moment - 1
     excess[np.abs(excess) <= _ON_MARGIN] = 0
     shared = np.bincount(head.point[head.point >= 0], minlength=len(head.multipliers))
-    by_class = dict.fromkeys(np.flatnonzero(head.point >= 0), 0)
     own = np.full(len(distinct), np.nan)
     weights = {}
     alone = np.bincount(leader, minlength=len(E))[leader] == 1
-    for X in by_class:
+    for X in np.flatnonzero(head.point >= 0):
         (tokens,) = np.nonzero(entries.sequence == X)
         best = entries.token[tokens[log_weight[tokens].argmax()]]
         if alone[best]:

@@ -90,3 +90,10 @@ def test_a_short_run_is_measured(code, tmp_path):
     (row,) = found.tables["Every corpus"].to_dict("records")
     assert row["largest 1 - cos at log r = 1e4"] < 1e-6
     assert row["median 1 - cos to p_relax"] > 1e-3
+
+
+def test_the_page_prints_the_table():
+    root = FOLDER.parents[2]
+    page = (root / "docs" / "findings" / "which_mixture.md").read_text(encoding="utf-8")
+    table = root / "results" / "published" / "mixture" / "table.md"
+    assert table.read_text(encoding="utf-8").strip() in page
