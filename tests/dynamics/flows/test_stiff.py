@@ -124,8 +124,8 @@ def test_paths_are_those_of_the_whole_jacobian(kind, dim, monkeypatch, cleared):
     several = (np.asarray(whole.selection.counts(corpus)) > 1).any()
     assert several == (kind == "ties")
     np.testing.assert_allclose(parts.p / parts.norm[:, None], whole.p / whole.norm[:, None], atol=1e-5)
-    # Where forces cancel before a tie is found the clock is noise: log t of the whole form itself moves by 0.02
-    # there between tolerances of 1e-5 and 1e-7.
+    # Where forces cancel before a tie is found the clock is noise: log t of the whole form itself moves by
+    # 0.02 there between tolerances of 1e-5 and 1e-7.
     apart = 0.03 if several else 1e-3
     np.testing.assert_allclose(parts.log_time[1:], whole.log_time[1:], rtol=1e-5, atol=apart)
     limit = ja.theory.certify_limit(scores, parts.p[-1], parts.selection)
