@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxattn.core.settings import Spec, Static
     from jaxattn.data import Generator
     from jaxattn.probes import Probes
-    from jaxattn.results.explorer import Explorer, explore
+    from jaxattn.explorer import Explorer, explore
 
 __version__ = "0.2.0"
 # Where the project lives, once it is public: links of the site and `jaxattn cite` take it from here.
@@ -77,8 +77,8 @@ _PLACES = {
     "Static": "jaxattn.core.settings",
     "Results": "jaxattn.api",
     "Study": "jaxattn.api",
-    "Explorer": "jaxattn.results.explorer",
-    "explore": "jaxattn.results.explorer",
+    "Explorer": "jaxattn.explorer",
+    "explore": "jaxattn.explorer",
     "load": "jaxattn.api",
     "phase_diagram": "jaxattn.bisection",
 }

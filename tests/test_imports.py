@@ -16,7 +16,7 @@ FLOORS = (
     ("__main__",),
     ("cli",),
     ("bench", "bisection", "reproduction"),
-    ("api", "diagnosis"),
+    ("api", "diagnosis", "explorer"),
     ("engine", "results"),
     ("study",),
     ("dynamics", "probes"),
