@@ -62,9 +62,8 @@ def test_a_task_is_a_file_of_at_most_100_lines(name):
     assert len((SHIPPED / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 100
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "contrast" else pytest.mark.more) for name in SMALL]
-)
+@pytest.mark.more
+@pytest.mark.parametrize("name", SMALL)
 def test_a_killed_run_continues_to_the_same_bits_and_takes_more_seeds(ran, tmp_path, monkeypatch, name):
     study, finished = ran(name)
     save, killed = Store.save, tmp_path / "killed"

@@ -108,6 +108,7 @@ def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
     assert go(place, wanted)[0].already_finished
 
 
+@pytest.mark.more
 def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere, every_step, server):
     named = []
 

@@ -92,7 +92,8 @@ def test_a_stopped_run_continues_to_bit_identical_tables(
     assert_same(tmp_path / "small", small_run)
 
 
-@pytest.mark.parametrize("calls", [2, pytest.param(4, marks=pytest.mark.more)])
+@pytest.mark.more
+@pytest.mark.parametrize("calls", [2, 4])
 def test_a_stopped_flow_continues_to_bit_identical_tables(
     flow_run, tmp_path, go, stop, study, assert_same, calls
 ):
@@ -414,6 +415,7 @@ def test_own_code_is_what_its_pure_functions_say(own_run, x64, read, study):
     assert_is_what_the_engine_records(study("own").base, 0, read(own_run)[0])
 
 
+@pytest.mark.more
 def test_a_model_that_starts_with_other_scores_selects_by_them(own_run, x64, read, study):
     """With W = 1 scores are E·p, with a drawn one they are not: what is selected differs, E·p does not."""
     data_key, key = of_seed.keys(0)

@@ -120,6 +120,7 @@ def test_normalised_descent_by_automatic_differentiation_leaves_the_limit():
     assert away[-1] > 50 * away.min()
 
 
+@pytest.mark.more
 def test_every_seed_tends_to_its_certified_max_margin_direction_like_norm_to_the_minus_two():
     params, corpora = problems()
     path = flow(params, corpora, until_norm=1e6)

@@ -50,7 +50,8 @@ def mirrored(c=1.0):
     return params, four([[0, 1], [2, 3]] * 2, [1, -1] * 2)
 
 
-@pytest.mark.parametrize("c", [pytest.param(1.0, marks=pytest.mark.more), 0.004])
+@pytest.mark.more
+@pytest.mark.parametrize("c", [1.0, 0.004])
 def test_two_pairs_by_hand(c):
     """p = (0, s), v = (w, 0), q = 1/(1 + e^(-2cs)): ds/dt = 2c g w q (1-q), dw/dt = g q have an invariant.
 

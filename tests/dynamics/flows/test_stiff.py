@@ -72,7 +72,7 @@ def test_conjugate_residuals_do_not_answer_what_they_have_not_solved(rng):
 
 
 @pytest.mark.parametrize("dim", [48, 6])
-@pytest.mark.parametrize("c", [1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("c", [pytest.param(1e-2, marks=pytest.mark.more), 1.0, 1e3])
 def test_systems_are_those_of_the_whole_jacobian(corpus, large, dim, c):
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
     flow = coordinates(params.E, params.p, params.E @ params.v, corpus)
@@ -102,10 +102,8 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "dim"),
-    [("ties", 32), ("no tie", 16), pytest.param("ties", 16, marks=pytest.mark.more)],
-)
+@pytest.mark.more
+@pytest.mark.parametrize(("kind", "dim"), [("ties", 32), ("no tie", 16), ("ties", 16)])
 def test_paths_are_those_of_the_whole_jacobian(kind, dim, monkeypatch, cleared):
     params, corpus = made(DATA[kind], dim)
     scores = ja.theory.scores.one_layer(params, corpus)
@@ -133,6 +131,7 @@ def test_paths_are_those_of_the_whole_jacobian(kind, dim, monkeypatch, cleared):
     assert ja.theory.one_minus_cosine(parts.p[-1], limit.direction.p) < 1e-7
 
 
+@pytest.mark.more
 def test_a_path_is_that_of_an_independent_stiff_solver(large):
     """Radau of SciPy on plain NumPy: positions, not bags, no coordinates, no logarithms of exponents."""
     params, corpus = made(DATA["no tie"], 32)
