@@ -113,7 +113,8 @@ def test_a_book_of_others_goes_through_the_same_machine(tmp_path, capsys, monkey
     assert not stopped.value.code
     assert "A tiny book" in capsys.readouterr().out
     text = (out / "index.md").read_text(encoding="utf-8")
-    assert text.startswith("# A tiny book\n\nNumbers that a note reports, run again.\n")
+    verdict = "**Of 2 judged numbers in 2 items, 2 agree.**"
+    assert text.startswith(f"# A tiny book\n\n{verdict}\n\nNumbers that a note reports, run again.\n")
     assert "falls like d^(-1/2) (a note of nobody's)." in text
     assert "| power of d in the error per unit of η0 |" in text
     assert "-0.5 ± 0.3 | agrees |" in text
