@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from jaxattn.bisection import phase_diagram
     from jaxattn.core.settings import Spec, Static
     from jaxattn.data import Generator
-    from jaxattn.probes import Probes
     from jaxattn.explorer import Explorer, explore
+    from jaxattn.probes import Probes
 
 __version__ = "0.2.0"
 # Where the project lives, once it is public: links of the site and `jaxattn cite` take it from here.
