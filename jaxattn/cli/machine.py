@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from jaxattn.cli.console import print_table
-from jaxattn.cli.options import Quiet
+from jaxattn.cli.options import Quiet, of_this_machine
 from jaxattn.core.errors import InputError, RunError
 
 
@@ -55,6 +55,7 @@ def bench(
             raise InputError("bench: files are shown as they are; leave --only, --seeds and --out out")
         print_table("µs a step and seed", benchmark.beside([benchmark.read(path) for path in files]))
         return 0
+    of_this_machine(out or "")
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: give at least 1")
     if seeds is not None and seeds < 1:

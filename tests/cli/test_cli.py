@@ -215,6 +215,24 @@ def test_wrong_input_is_one_line_and_status_2(monkeypatch, capsys, tmp_path, arg
     assert out == ""
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench"],
+        ["claims"],
+        ["reproduce"],
+        ["diagnose", "--embedding", "E.npy", "--query", "p.npy", "--head", "v.npy", "--corpus", "c.toml"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_no_study_refuses_a_bucket(monkeypatch, capsys, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    status, _, error = call(monkeypatch, capsys, *words, "--out", "s3://bucket/x")
+    assert status == 2
+    assert "s3://bucket/x: only studies run into a bucket; give a folder of this machine" in error
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_unknown_commands_and_flags_are_status_2():
     for arguments in (["nosuch"], ["run", "--nosuch"]):
         command = [sys.executable, "-m", "jaxattn", *arguments]

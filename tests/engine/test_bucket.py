@@ -15,7 +15,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import cli
-from jaxattn.cli.options import of_this_machine, read_folders
+from jaxattn.cli.options import read_folders
 from jaxattn.cli.status import status
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import distributed, lock
@@ -298,8 +298,6 @@ def test_bad_addresses(study, place, elsewhere, server, monkeypatch, impatient):
         run("s3://bucket/a/../b", quiet=True)
     with pytest.raises(InputError, match=r"s3://.*: no manifest.json, so not a results folder"):
         ja.load(place)
-    with pytest.raises(InputError, match=r"s3://.*: only studies run into a bucket"):
-        of_this_machine(place)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(InputError, match=r"obstore is missing; install it with pip .* 'jaxattn\[cloud\]'"):
         run(place, quiet=True)
