@@ -1,12 +1,15 @@
 """Models, where their parameters start, and losses of what they compute."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 
 from jax import Array
 
 from jaxattn.base.dataset import D, Dataset
 from jaxattn.core.settings import Spec
+
+if TYPE_CHECKING:  # what stands above
+    from jaxattn.attention.scores import Scores
 
 # Named arrays: a dataclass, a NamedTuple or a dict of them.
 Params = Any
@@ -110,7 +113,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         """
         raise NotImplementedError(f"{type(self).__name__}.attention")
 
-    def scores(self, params: Params, data: D) -> Any:
+    def scores(self, params: Params, data: D) -> "Scores":
         """Write scores as a = Φ p, p the parameter `linear_in` in one row, with values; may be left out.
 
         Args:

@@ -1,7 +1,7 @@
 """What is measured on the way and at the end, and what is drawn of it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jax import Array
@@ -10,6 +10,9 @@ from jaxattn.base.model import Model, Params
 from jaxattn.base.phase import Phase, Task
 from jaxattn.base.splits import Loaded
 from jaxattn.core.settings import Spec
+
+if TYPE_CHECKING:  # what stands above
+    from jaxattn.probes.probe_context import ProbeContext
 
 Metrics = Mapping[str, np.ndarray]
 
@@ -52,7 +55,7 @@ class Probe(Measurement, frozen=True, kw_only=True):
         """Keep something of the start of a phase, which is `context.memory` in `measure`; None is nothing."""
         return None
 
-    def measure(self, context: Any) -> Mapping[str, Array]:
+    def measure(self, context: "ProbeContext") -> Mapping[str, Array]:
         """Measure one seed.
 
         Args:
