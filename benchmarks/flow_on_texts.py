@@ -138,7 +138,7 @@ def main():
     parser.add_argument("--max-steps", type=int, default=10_000, help="steps of a leg")
     parser.add_argument("--budget", type=float, default=1800.0, help="seconds from which on no leg begins")
     parser.add_argument("--step", action="store_true", help="time the linear algebra of a step at the end")
-    parser.add_argument("--out", type=Path, help="folder for flow_on_texts_REVIEWS.json")
+    parser.add_argument("--out", type=Path, help="folder for flow_on_texts_REVIEWS_to_NORM.json")
     given = parser.parse_args()
     with jax.enable_x64(True):
         params, corpus = problem(given)
@@ -175,7 +175,8 @@ def main():
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps(row, indent=2, ensure_ascii=False) + "\n"
-        (given.out / f"flow_on_texts_{given.reviews}.json").write_text(text, encoding="utf-8")
+        until = f"{given.until_norm:g}".replace("e+0", "e")
+        (given.out / f"flow_on_texts_{given.reviews}_to_{until}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ beside 1/c,
 
 has an inverse by factors of an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 by as
 little as was left out. Conjugate residuals with P⁻¹ take one product where nothing that counts was left out,
-and a few elsewhere. The answer is that of all of J, up to a tolerance far below the error of a step.
+and a few elsewhere. All systems of a step have one matrix, so that each begins with the directions of those
+before. The answer is that of all of J, up to a tolerance far below the error of a step.
 """
 
 from collections.abc import Callable
