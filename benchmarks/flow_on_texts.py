@@ -75,8 +75,8 @@ def one_step(scores, p, h):
     local = jax.jit(lambda flow: flow.at(flow.zero))(flow)
     c = jnp.asarray(h / 4)
 
-    def six(solve):
-        return jax.lax.fori_loop(0, 6, lambda _, x: solve(x), local.velocity)
+    def six(solver):
+        return jax.lax.fori_loop(0, 6, lambda _, at: solver.solve(*at), (local.velocity, solver.known))[0]
 
     def products(flow, jacobian, c):
         return six(flow.solver(jacobian, c))

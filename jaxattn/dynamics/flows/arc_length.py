@@ -2,7 +2,6 @@
 
 import enum
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -102,7 +101,7 @@ class Flow(Protocol):
         """Compute u, its Jacobian and the size of the gradient."""
         ...
 
-    def solver(self, jacobian: Any, c: Array) -> Callable[[Array], Array]:
+    def solver(self, jacobian: Any, c: Array) -> rosenbrock.Solver:
         """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
         ...
 

@@ -10,7 +10,6 @@ tie, a `Watch` says which scores have to stay where they are for the description
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,7 +28,7 @@ from jaxattn.dynamics.flows.direction import (
     score_force,
     token_curvature,
 )
-from jaxattn.dynamics.flows.rosenbrock import by_factors
+from jaxattn.dynamics.flows.rosenbrock import Solver, by_factors
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.
@@ -268,7 +267,7 @@ class Coordinates:
             | self.broken(z),
         )
 
-    def solver(self, jacobian: Array | stiff.Curved, c: Float[Array, ""]) -> Callable[[Array], Array]:
+    def solver(self, jacobian: Array | stiff.Curved, c: Float[Array, ""]) -> Solver:
         """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
         if isinstance(jacobian, stiff.Curved):
             return stiff.solver(self, jacobian, c)
@@ -282,9 +281,14 @@ class Coordinates:
         """Compute the force on z of a force on the scores, up to its length."""
         return force if self.basis is not None else force @ self.lift
 
-    def gram(self, tokens: Int[Array, " k"]) -> Float[Array, "k k"]:
-        """Compute the inner products of the embeddings of some tokens."""
-        rows = self.lift[tokens]
+    def pulled_by(
+        self, tokens: Int[Array, " k"], rows: Float[Array, "k r"], force: Float[Array, " k"]
+    ) -> Float[Array, " r"]:
+        """Compute the same of a force on some tokens, from their rows of the lift."""
+        return jnp.zeros_like(self.offset).at[tokens].set(force) if self.basis is not None else force @ rows
+
+    def gram(self, tokens: Int[Array, " k"], rows: Float[Array, "k r"]) -> Float[Array, "k k"]:
+        """Compute the inner products of the embeddings of some tokens, from their rows of the lift."""
         return rows[:, tokens] if self.basis is not None else rows @ rows.T
 
     def _matrix(self, velocity: Array, size: Array, force: Force) -> tuple[Array, Array]:

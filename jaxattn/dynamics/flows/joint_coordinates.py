@@ -18,7 +18,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.conditions import positive
 from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates
 from jaxattn.dynamics.flows.direction import Force, by_token, dense, token_curvature, token_force
-from jaxattn.dynamics.flows.rosenbrock import by_factors
+from jaxattn.dynamics.flows.rosenbrock import Solver, by_factors
 
 
 @struct.dataclass
@@ -178,7 +178,7 @@ class JointCoordinates:
             balanced=(RESOLUTION * size * self.unit <= rounding) | self._rests(z, pull, forces),
         )
 
-    def solver(self, jacobian: Array, c: Float[Array, ""]) -> Callable[[Array], Array]:
+    def solver(self, jacobian: Array, c: Float[Array, ""]) -> Solver:
         """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
         return by_factors(jacobian, c)
 

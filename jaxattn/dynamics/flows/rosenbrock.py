@@ -1,7 +1,7 @@
 """One step of a linearly implicit Rosenbrock pair of orders 4 and 3, for stiff autonomous equations."""
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +30,29 @@ C = (
 # fmt: on
 
 
-def by_factors(jacobian: Float[Array, "r r"], c: Float[Array, ""]) -> Callable[[Array], Array]:
+class Solver(NamedTuple):
+    """How to solve (1 - c J) x = b for several b.
+
+    Attributes:
+        solve: b (r,) and what is known to x (r,) and what is known then.
+        known: what helps to solve further systems, at first; any pytree.
+    """
+
+    solve: Callable[[Array, Any], tuple[Array, Any]]
+    known: Any = ()
+
+
+def by_factors(jacobian: Float[Array, "r r"], c: Float[Array, ""]) -> Solver:
     """Prepare to solve (1 - c J) x = b by LU factors."""
     factors = jax.scipy.linalg.lu_factor(jnp.eye(len(jacobian), dtype=jacobian.dtype) - c * jacobian)
-    return partial(jax.scipy.linalg.lu_solve, factors)
+    return Solver(lambda b, known: (jax.scipy.linalg.lu_solve(factors, b), known))
 
 
 def step(
     field: Callable[[Array], Array],
     y: Float[Array, " r"],
     f: Float[Array, " r"],
-    solver: Callable[[Array], Callable[[Array], Array]],
+    solver: Callable[[Array], Solver],
     h: Float[Array, ""],
 ) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
     """Step dy/ds = f(y) from y to y(s + h): five new evaluations, six solves with one matrix.
@@ -53,7 +65,7 @@ def step(
         field: f.
         y: (r,); where to start.
         f: (r,); f(y).
-        solver: c to the function that takes b to (1 - c J)⁻¹ b, with J = ∂f/∂y at y.
+        solver: c to how to solve (1 - c J) x = b, with J = ∂f/∂y at y.
         h: step length.
 
     Returns:
@@ -63,13 +75,16 @@ def step(
         RODAS of Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
     """
     a, c = jnp.asarray(A, y.dtype), jnp.asarray(C, y.dtype)
-    solve = solver(h * GAMMA)
+    solve, known = solver(h * GAMMA)
 
-    def stage(i: Array, stages: Array) -> Array:
+    def stage(i: Array, state: tuple[Array, Any]) -> tuple[Array, Any]:
+        stages, known = state
         right = h * field(y + a[i] @ stages) + c[i] @ stages
-        return stages.at[i].set(solve(GAMMA * right))
+        found, known = solve(GAMMA * right, known)
+        return stages.at[i].set(found), known
 
-    first = solve(GAMMA * h * f)
+    first, known = solve(GAMMA * h * f, known)
     # A loop, not six copies: the field is the largest part of what has to be compiled.
-    stages = jax.lax.fori_loop(1, len(A), stage, jnp.zeros((len(A), y.shape[0]), y.dtype).at[0].set(first))
+    empty = jnp.zeros((len(A), y.shape[0]), y.dtype)
+    stages, _ = jax.lax.fori_loop(1, len(A), stage, (empty.at[0].set(first), known))
     return y + a[-1] @ stages + stages[-1], stages[-1]

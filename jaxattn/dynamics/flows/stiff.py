@@ -26,9 +26,9 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.conditions import positive, when
 from jaxattn.dynamics.flows.direction import Force, curvature_product, token_curvature
+from jaxattn.dynamics.flows.rosenbrock import Solver
 
 # Coordinates up to which the Jacobian is formed: docs/explanation/flow_on_texts.md.
 LARGE = 512
@@ -36,8 +36,8 @@ LARGE = 512
 SIZES = (64, 128, 256, 512)
 # Bounds on row sums of c J that count as stiff. They are far from sharp: on reviews five products are enough.
 _STIFF = 1.0
-# Residual of a solution, relative to the right-hand side, and products after which there is none.
-_TOLERANCE, _MOST = 1e-8, 40
+# Residual of a solution, relative to the right-hand side, and products of a step after which there is none.
+_TOLERANCE, _MOST = 1e-8, 60
 
 
 @runtime_checkable
@@ -59,7 +59,11 @@ class Space(Protocol):
         """Compute R F, (r,)."""
         ...
 
-    def gram(self, tokens: Array) -> Array:
+    def pulled_by(self, tokens: Array, rows: Array, force: Array) -> Array:
+        """Compute R_S F of some tokens and their rows of L, (r,)."""
+        ...
+
+    def gram(self, tokens: Array, rows: Array) -> Array:
         """Compute E_S E_Sᵀ, (k, k)."""
         ...
 
@@ -87,14 +91,18 @@ class Curved:
 
 
 class _Factors(NamedTuple):
-    """Factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖ and H_SS, in the upper left corners, (k, k) each."""
+    """Factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖, H_SS and L_S, in the upper left corners.
+
+    The rows of L_S are gathered once: a product with all of L reads many times as much.
+    """
 
     lu: Array
     pivots: Array
     curvature: Array
+    rows: Array
 
 
-def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Callable[[Array], Array]:
+def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
     """Prepare to solve (1 - c J) x = b.
 
     Args:
@@ -103,7 +111,7 @@ def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Callable[[Array], A
         c: any number ≥ 0.
 
     Returns:
-        b (r,) to x (r,); NaN where the iteration has not come to an end.
+        How to solve it; NaN where the iteration has not come to an end.
     """
     vocab = space.lift.shape[0]
     sizes = (*(size for size in SIZES if size < vocab), min(vocab, SIZES[-1]))
@@ -118,6 +126,7 @@ def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Callable[[Array], A
         jnp.zeros((largest, largest), dtype),
         jnp.zeros(largest, jnp.int32),
         jnp.zeros((largest, largest), dtype),
+        jnp.zeros((largest, len(at.velocity)), dtype),
     )
     factors = _of_size(sizes, chosen, partial(_factor, space, at, c / at.size, order), empty)
 
@@ -127,7 +136,10 @@ def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Callable[[Array], A
     def precondition(b: Array) -> Array:
         return _of_size(sizes, chosen, partial(_divide, space, at, c / at.size, order, factors), b)
 
-    return partial(conjugate_residuals, product, precondition)
+    def solve(b: Array, known: Directions) -> tuple[Array, Directions]:
+        return conjugate_residuals(product, precondition, b, known)
+
+    return Solver(solve, no_directions(len(at.velocity), dtype))
 
 
 def times(space: Space, at: Curved, x: Float[Array, " r"]) -> Float[Array, " r"]:
@@ -152,13 +164,15 @@ def _factor(
     tokens = order[:size]
     place = jnp.full(len(order), size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
     curvature = token_curvature(space.corpus, at.force, place, size)
-    moved = take(space.on_scores(at.velocity), tokens)
-    inner = space.gram(tokens) - jnp.outer(moved, moved)
+    rows = space.lift[tokens]
+    moved = rows @ at.velocity
+    inner = space.gram(tokens, rows) - jnp.outer(moved, moved)
     lu, pivots = jax.scipy.linalg.lu_factor(jnp.eye(size, dtype=inner.dtype) - shift * inner @ curvature)
     return _Factors(
         empty.lu.at[:size, :size].set(lu),
         empty.pivots.at[:size].set(pivots),
         empty.curvature.at[:size, :size].set(curvature),
+        empty.rows.at[:size].set(rows),
     )
 
 
@@ -172,48 +186,77 @@ def _divide(
     b: Float[Array, " r"],
 ) -> Float[Array, " r"]:
     """Compute P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖·‖, where y solves the system of the factors."""
-    tokens = order[:size]
-    factored = factors.lu[:size, :size], factors.pivots[:size]
-    y = jax.scipy.linalg.lu_solve(factored, take(space.on_scores(b), tokens))
-    forces = jnp.zeros(len(order), b.dtype).at[tokens].set(factors.curvature[:size, :size] @ y)
-    pulled = shift * space.pulled(forces)
+    rows = factors.rows[:size]
+    y = jax.scipy.linalg.lu_solve((factors.lu[:size, :size], factors.pivots[:size]), rows @ b)
+    pulled = shift * space.pulled_by(order[:size], rows, factors.curvature[:size, :size] @ y)
     return b + pulled - at.velocity * (space.metric(at.velocity) @ pulled)
 
 
+@struct.dataclass
+class Directions:
+    """Directions whose images under A are orthonormal, in the first `count` rows.
+
+    Attributes:
+        directions: (k, r).
+        images: (k, r); zeros in the other rows.
+        count: () int32.
+    """
+
+    directions: Array
+    images: Array
+    count: Array
+
+
+def no_directions(size: int, dtype: Any) -> Directions:
+    """Make room for directions."""
+    room = jnp.zeros((_MOST, size), dtype)
+    return Directions(room, room, jnp.zeros((), jnp.int32))
+
+
 def conjugate_residuals(
-    product: Callable[[Array], Array], precondition: Callable[[Array], Array], b: Float[Array, " r"]
-) -> Float[Array, " r"]:
-    """Solve A x = b by directions P⁻¹ r whose images under A are orthogonal.
+    product: Callable[[Array], Array],
+    precondition: Callable[[Array], Array],
+    b: Float[Array, " r"],
+    known: Directions,
+) -> tuple[Float[Array, " r"], Directions]:
+    """Solve A x = b by directions P⁻¹ r whose images under A are orthogonal, from those that are known.
 
     Args:
         product: x to A x; A needs no symmetry.
         precondition: r to P⁻¹ r.
         b: (r,).
+        known: directions of systems with the same A.
 
     Returns:
-        x (r,), whose residual is the smallest in the space of the directions; NaN if it needs too many.
+        x (r,), whose residual is the smallest in the space of the directions, NaN if it needs more than there
+        is room for; and all directions.
 
     Source: Eisenstat, Elman and Schultz, SIAM Journal on Numerical Analysis 20 (1983), the method GCR.
     """
-    goal, room = _TOLERANCE * jnp.linalg.norm(b), jnp.zeros((_MOST, len(b)), b.dtype)
+    goal = _TOLERANCE * jnp.linalg.norm(b)
 
-    def going(state: tuple[Array, ...]) -> Array:
-        _, left, _, _, count = state
-        return (jnp.linalg.norm(left) > goal) & (count < _MOST)
+    def going(state: tuple[Array, Array, Directions]) -> Array:
+        _, left, known = state
+        return (jnp.linalg.norm(left) > goal) & (known.count < _MOST)
 
-    def improve(state: tuple[Array, ...]) -> tuple[Array, ...]:
-        x, left, directions, images, count = state
+    def improve(state: tuple[Array, Array, Directions]) -> tuple[Array, Array, Directions]:
+        x, left, known = state
         direction = precondition(left)
         image = product(direction)
         for _ in range(2):  # twice is enough for orthogonality to rounding
-            share = images @ image
-            direction, image = direction - share @ directions, image - share @ images
+            share = known.images @ image
+            direction, image = direction - share @ known.directions, image - share @ known.images
         size = positive(jnp.linalg.norm(image))
         direction, image = direction / size, image / size
         step = image @ left
-        directions, images = directions.at[count].set(direction), images.at[count].set(image)
-        return x + step * direction, left - step * image, directions, images, count + 1
+        known = Directions(
+            known.directions.at[known.count].set(direction),
+            known.images.at[known.count].set(image),
+            known.count + 1,
+        )
+        return x + step * direction, left - step * image, known
 
-    begin: tuple[Array, ...] = (jnp.zeros_like(b), b, room, room, jnp.zeros((), jnp.int32))
-    x, left, *_ = jax.lax.while_loop(going, improve, begin)
-    return jnp.where(jnp.linalg.norm(left) <= 10 * goal, x, jnp.nan)
+    share = known.images @ b
+    begin = share @ known.directions, b - share @ known.images, known
+    x, left, known = jax.lax.while_loop(going, improve, begin)
+    return jnp.where(jnp.linalg.norm(left) <= 10 * goal, x, jnp.nan), known
