@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.cli import RARELY
 from jaxattn.study.import_paths import ImportPaths
 
 SWEEPS = Path(__file__).parent / "sweeps"
@@ -26,6 +27,7 @@ def pytest_configure(config):
 
     They compile more than they compute. The slow set runs programs as they run for users.
     """
+    gc.set_threshold(*RARELY)
     if config.option.markexpr not in ("slow", "exhaustive", "chips", "device"):
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"

@@ -36,10 +36,10 @@ def page(solved):
 
 def test_attention_is_that_of_a_loop_over_the_tokens_of_each_sequence(solved, page):
     scores, path, _ = solved
-    ids, mask = ja.models.reference.padded_sequences(scores.corpus)
+    ids, mask = map(np.asarray, ja.models.reference.padded_sequences(scores.corpus))
     E = np.asarray(scores.keys, np.float64)
     for row, number in zip(page.data["rows"], (3, 0, 21), strict=True):
-        held = np.asarray(ids[number])[np.asarray(mask[number])]
+        held = ids[number][mask[number]]
         for k, p in enumerate(np.asarray(path.p)):
             weight = np.exp(E[held] @ p - (E[held] @ p).max())
             of_token = {s: weight[held == s].sum() / weight.sum() for s in dict.fromkeys(held.tolist())}

@@ -137,10 +137,11 @@ class Clock:
         self._phase, self._step, self._probes = 0, 0, [0]
         self._loss = math.nan
 
-    def doing(self, what: str) -> None:
-        """Show work whose length is not known: with no share that is done, and no time left."""
-        self._reporter.update(f"{describe(self._batch)}{what}")
-        nothing: dict[str, Any] = {"left": None, "metrics": {}, "losses": {}, "failures": []}
+    def doing(self, what: str, left: float | None = None) -> None:
+        """Show work within which nothing is seen: with a share that is done only if it has a time left."""
+        share = None if left is None else self._overall()
+        self._reporter.update(f"{describe(self._batch)}{what}", share, left=left)
+        nothing: dict[str, Any] = {"left": left, "metrics": {}, "losses": {}, "failures": []}
         self.write(self._entry() | nothing | {"doing": what}, {})
 
     def begin_phase(self, number: int, probes: Sequence[int], step: int) -> None:
@@ -150,7 +151,7 @@ class Clock:
         self._blocks, self._measured, self._measuring_s, self._saving_s = 0, 0, 0.0, 0.0
         self._phase_began = self._since = time.monotonic()
         phase = self._phases[number]
-        self.doing(f"{phase.name} {'goes on' if step else phase.beginning}")
+        self.doing(f"{phase.name} {'goes on' if step else phase.beginning}", self.left())
 
     def block(self, remaining: int) -> int:
         """Choose how many of the remaining steps to take at once."""
@@ -184,19 +185,27 @@ class Clock:
 
     def left(self) -> float | None:
         """Estimate the seconds that are left; None if anything is left whose pace was not seen yet."""
-        last = self._probes[-1]
-        # The first block of a phase holds more than its steps.
-        if self._per_step is None or (self._blocks < 2 and self._step < last):
-            return None
-        each = self._measuring_s / self._measured if self._measured else 0.0
-        seconds = self._per_step * (last - self._step) + each * sum(x > self._step for x in self._probes)
+        here = self._left_of_phase()
         lanes = Counter(self._lanes)
         for phase in range(self._phase + 1, len(self._phases)):
             lanes[self._batch.group.number, phase] += self._batch.width
         wanted = {place: count for place, count in lanes.items() if count}
-        if wanted.keys() - self._costs.keys():
+        if here is None or wanted.keys() - self._costs.keys():
             return None
-        return seconds + sum(self._costs[place] * count for place, count in wanted.items())
+        return here + sum(self._costs[place] * count for place, count in wanted.items())
+
+    def _left_of_phase(self) -> float | None:
+        """Estimate the seconds that the phase takes on, by its own steps or else by earlier lanes."""
+        last = self._probes[-1]
+        # The first block of a phase holds more than its steps.
+        if self._per_step is not None and (self._blocks > 1 or self._step >= last):
+            each = self._measuring_s / self._measured if self._measured else 0.0
+            return self._per_step * (last - self._step) + each * sum(x > self._step for x in self._probes)
+        cost = self._costs.get((self._batch.group.number, self._phase))
+        if cost is None or not self._is_whole:
+            return None
+        left = cost * self._batch.width - (time.monotonic() - self._phase_began - self._saving_s)
+        return left if left > 0 else None  # it takes longer than earlier ones: by how much is not known
 
     @property
     def _phases(self) -> Sequence[Any]:

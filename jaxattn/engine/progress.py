@@ -5,7 +5,8 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from jaxattn.core.errors import UserCodeError
 
@@ -31,12 +32,12 @@ class Reporter:
                 TextColumn("{task.fields[percent]}"),
                 TextColumn("{task.fields[state]}", markup=False),
                 TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"),
+                _Left(),
                 console=self.console,
                 transient=True,
             )
             self._bar.start()
-            self._task = self._bar.add_task("", total=None, percent="", state="", left="")
+            self._task = self._bar.add_task("", total=None, percent="", state="", end=None)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,14 +59,15 @@ class Reporter:
             left: seconds that the rest takes; None where that is not known.
         """
         percent = "" if share is None else f"{100 * share:5.1f} %"
-        eta = "" if left is None else f"{duration(left)} left"
         if self._bar is not None:
-            known: dict[str, Any] = {"percent": percent, "state": state, "left": eta}
+            end = None if left is None else time.monotonic() + left
+            known: dict[str, Any] = {"percent": percent, "state": state, "end": end}
             # A bar without an end moves to and fro.
             self._bar.tasks[0].total = None if share is None else 1.0
             self._bar.update(self._task, description=description, completed=share or 0.0, **known)
         elif (now := time.monotonic()) - self._last_line > (0.5 if self._line else 10):
             self._last_line = now
+            eta = "" if left is None else f"{duration(left)} left"
             line = f"{percent:7}  {description}  {', '.join(filter(None, (state, eta)))}".rstrip()
             if not self._show(line):
                 self.note(line)
@@ -99,6 +101,16 @@ class Reporter:
     def trace(self, place: str, error: UserCodeError) -> None:
         """Print where code of the user's failed, and its own traceback, also if quiet."""
         print(f"jaxattn: {place}: {error}\n{error.trace}", file=sys.stderr)
+
+
+class _Left(ProgressColumn):
+    """The time left, which passes also while nothing new is known."""
+
+    def render(self, task: Task) -> Text:
+        """Write it, nothing once it is over."""
+        end = task.fields["end"]
+        left = 0.0 if end is None else end - time.monotonic()
+        return Text(f"{duration(left)} left" if left > 0 else "")
 
 
 def duration(seconds: float) -> str:

@@ -1,5 +1,7 @@
 """The textbook forms of the models, kept as oracles: gathers E[x], arrays of (n, T, d) and (n, T, T)."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,12 +27,17 @@ def padded_sequences(
     Raises:
         InputError: lengths that are traced, and no `longest`.
     """
-    bags, lengths = corpus.bags, jnp.asarray(corpus.lengths)
     if longest is None:
         if isinstance(corpus.lengths, jax.core.Tracer):
             raise InputError("padded_sequences: lengths are traced; give longest=..., the largest of them")
         # On the host: inside jit also what is no tracer would become one.
         longest = int(np.asarray(corpus.lengths).max())
+    return _padded(corpus, longest)
+
+
+@partial(jax.jit, static_argnames="longest")
+def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
+    bags, lengths = corpus.bags, jnp.asarray(corpus.lengths)
     place = jnp.arange(longest)
     mask = place < lengths[:, None]
     # Entries lie in the order of their sequences: that of position j ends after more than j tokens.

@@ -42,7 +42,7 @@ class JointLimit(Brief):
             largest; inf if nothing is finite.
         head_gap: (); relative duality gap of v at these points.
         direction: the program of p_*.
-        spare: (); by how much the strict conditions of the description hold, inf without any.
+        spare: (); the least of what the strict conditions of the description have to spare, inf without any.
         reason: why there is no certificate, "" if there is one (static).
     """
 
@@ -120,10 +120,15 @@ def certify_joint_limit(
                                  a_h - a_s ≥ -1/2    the same with y γ_s = 1,
 
     a = Φ p, γ = Φ v_mm, h the highest token of the sequence with y γ_h > 1. Strict conditions are what the
-    description takes for granted: in a heavy sequence tokens with y γ_s > 1 lie lower by more than 1. Finite
-    scores and v_mm are a strict local maximum of min_X y x_X·v over ‖v‖ ≤ 1. All of it is local: neither
-    program is convex as a whole. Its conditions are to leading powers of r, and not proven to be enough: of
-    214 limits that were certified, one was refuted by following the flow on.
+    description takes for granted: in a heavy sequence tokens with y γ_s > 1 lie lower by κ = 1, those with
+    y γ_s = 1 and the higher γ by κ = 1/2, with something to spare for the force that draws them up,
+
+        a_top - a_s - κ > ½ (E_s - E_top)·u,    u = Σ_X w_X r^(2κ) q_s c (E_s - E_top),
+
+    over all such pairs and q, r at the given point; c = y γ_s - 1, or β_s - β_top if that is zero. Otherwise
+    s comes up from there, though p_* is a limit for those who begin nearer to it. Finite scores and v_mm are
+    a strict local maximum of min_X y x_X·v over ‖v‖ ≤ 1. All of it is local: neither program is convex as a
+    whole. Its conditions are to leading powers of r, and not proven to be enough.
 
     Args:
         scores: keys Φ (V, D), which are the points of v too, and bags of n sequences of two classes.
@@ -181,9 +186,10 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: _Entries, tol
         found |= {"curvature": head.curvature, "head_gap": head.gap}
         if head.gap > tolerance or head.gradient > _ZERO or not head.curvature > _ZERO:
             raise _Refused("the points of finite attention are no strict maximum of the margin of v")
-        classes = _classes(E, head, entries, leader)
+        classes = _classes(E, p, head, entries, leader)
         flat = E - E @ normals.T @ normals
-        direction, spare = _direction(flat, flat @ p, classes, heavy, weight, tolerance)
+        log_r = np.log(v @ head.v / (head.v @ head.v))
+        direction, spare = _direction(flat, flat @ p, log_r, classes, heavy, weight, tolerance)
         found |= {"p": direction.p, "direction": direction, "spare": spare}
     except _Refused as refused:
         return JointLimit(**found, reason=str(refused))
@@ -351,16 +357,26 @@ def _weights(entries: _Entries, heavy: np.ndarray, head: _Head) -> np.ndarray:
     return weight
 
 
+class _Buried(NamedTuple):
+    """A pair that is to be apart by more than `least`: log of w q c, r^(2 least) of which draws `low` up."""
+
+    top: int
+    low: int
+    least: float
+    log_force: float
+
+
 class _Classes(NamedTuple):
-    """Classes of tied tokens in all sequences: the sequence, the class, y γ - 1, the weight of its point."""
+    """Classes of tied tokens in all sequences: sequence, class, y γ - 1, weight of its point, log q."""
 
     sequence: np.ndarray
     leader: np.ndarray
     excess: np.ndarray
     own: np.ndarray
+    log_q: np.ndarray
 
 
-def _classes(E: np.ndarray, head: _Head, entries: _Entries, leader: np.ndarray) -> _Classes:
+def _classes(E: np.ndarray, p: np.ndarray, head: _Head, entries: _Entries, leader: np.ndarray) -> _Classes:
     """Merge tied tokens of a sequence; `own` is λ/N of the point that a class on the margin is, else NaN."""
     key = entries.sequence * len(E) + leader[entries.token]
     distinct, group = np.unique(key, return_inverse=True)
@@ -384,12 +400,15 @@ def _classes(E: np.ndarray, head: _Head, entries: _Entries, leader: np.ndarray) 
             weights[int(best), entries.labels[X]] = head.multipliers[j] / shared[j]
     for i in np.flatnonzero(excess == 0):
         own[i] = weights.get((int(distinct[i] % len(E)), entries.labels[sequence[i]]), np.nan)
-    return _Classes(sequence, distinct % len(E), excess, own)
+    log_q = np.full(len(distinct), -np.inf)
+    np.logaddexp.at(log_q, group, entries.attention(E @ p))
+    return _Classes(sequence, distinct % len(E), excess, own, log_q)
 
 
 def _direction(
     E: np.ndarray,
     scores: np.ndarray,
+    log_r: float,
     classes: _Classes,
     heavy: np.ndarray,
     weight: np.ndarray,
@@ -405,7 +424,7 @@ def _direction(
         if not found.feasible or found.gap > tolerance:
             raise _Refused("no direction of p meets what the description asks for")
         reached = E @ found.p
-        spare = min((reached[s] - reached[t] - least for s, t, least in buried), default=np.inf)
+        spare = _spare(E, reached, log_r, buried)
         if not spare > _STRICT:
             raise _Refused("a token above the margin comes up in a heavy sequence")
         kept = _holders(scores, classes, heavy)
@@ -414,6 +433,21 @@ def _direction(
             return found, float(spare)
         scores = reached
     raise _Refused("which token holds a light sequence is not decided")
+
+
+def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, buried: list[_Buried]) -> float:
+    """Compute the least of a_top - a_s - κ - ½ (E_s - E_top)·u over pairs, inf without any."""
+    apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in buried}
+    pull = np.zeros(E.shape[1])
+    for pair in buried:
+        pull += np.exp(pair.log_force + 2 * pair.least * log_r) * apart[pair.top, pair.low]
+    return min(
+        (
+            float(reached[pair.top] - reached[pair.low] - pair.least - apart[pair.top, pair.low] @ pull / 2)
+            for pair in buried
+        ),
+        default=np.inf,
+    )
 
 
 def _holders(scores: np.ndarray, classes: _Classes, heavy: np.ndarray) -> dict[int, int]:
@@ -427,10 +461,10 @@ def _holders(scores: np.ndarray, classes: _Classes, heavy: np.ndarray) -> dict[i
 
 def _requirements(
     scores: np.ndarray, classes: _Classes, heavy: np.ndarray, weight: np.ndarray
-) -> tuple[dict[tuple[int, int], float], list[tuple[int, int, float]]]:
+) -> tuple[dict[tuple[int, int], float], list[_Buried]]:
     """List pairs with what is required of them, and pairs that are to be apart by more than something."""
     pairs: dict[tuple[int, int], float] = {}
-    buried = []
+    buried: list[_Buried] = []
     holders = _holders(scores, classes, heavy)
     for X in range(len(heavy)):
         (own,) = np.nonzero(classes.sequence == X)
@@ -441,16 +475,19 @@ def _requirements(
             top = holders[X]
         else:
             raise _Refused("a light sequence has no token above the margin")
-        for s, excess, other in zip(tokens.tolist(), excesses, classes.own[own], strict=True):
+        log_force = classes.log_q[own] + np.log(weight[X] if heavy[X] else 1.0)
+        for s, excess, other, force in zip(
+            tokens.tolist(), excesses, classes.own[own], log_force, strict=True
+        ):
             if s == top:
                 continue
             if heavy[X] and excess > 0:
-                buried.append((top, s, 1.0))
+                buried.append(_Buried(top, s, 1.0, force + np.log(excess)))
             elif heavy[X] and excess == 0:
                 if np.isnan(other) or other == weight[X]:
                     raise _Refused("a token on the margin is no point of v, or weighs the same")
                 if other < weight[X]:
-                    buried.append((top, s, 0.5))
+                    buried.append(_Buried(top, s, 0.5, force + np.log(np.log(weight[X] / other))))
                     continue
                 pairs[top, s] = max(pairs.get((top, s), -np.inf), 0.5)
             elif excess <= 0:

@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,11 @@ def test_a_folder_is_cited_once_however_often_it_is_given(study, tmp_path, capsy
     config = json.loads((tmp_path / "run" / "manifest.json").read_text(encoding="utf-8"))["config"]
     assert config["probes"]["max_margin"]
     assert keys(capsys.readouterr().out) == ["jaxattn", "wu2025attention", "tarzanagh2023transformers"]
+
+
+def test_files_that_name_the_version_name_this_one():
+    root = Path(jaxattn.__file__).parents[1]
+    cff = (root / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {jaxattn.__version__}\n" in cff
+    changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", changes, re.M)[0] == jaxattn.__version__

@@ -79,10 +79,11 @@ def test_time_left_is_known_when_all_that_is_left_was_seen(run):
     run.embed()
     assert run.clock.left() == pytest.approx(first - 6.0 + first)
     run.clock.begin_phase(1, [0, 100, 200], 0)
-    assert run.clock.left() is None
+    # Before its own pace is known it is that of the batch before.
+    assert run.clock.left() == pytest.approx(first - 6.0 + first)
     run.measure(1.0)
     run.step(1, 5.0)
-    assert run.clock.left() is None
+    assert run.clock.left() == pytest.approx(first - 6.0 - 6.0 + first)
     run.step(49, 4.9)
     # 150 steps and two measurements, and a batch.
     assert run.clock.left() == pytest.approx(15.0 + 2 * 1.0 + first)
@@ -110,6 +111,29 @@ def test_a_flow_says_how_far_it_follows_its_path(monkeypatch, study):
     run.clock.begin_batch(run.batches[0], 0, 3)
     run.clock.begin_phase(1, [0, 11], 0)
     assert run.reporter.lines == [("query follows the path to ‖p‖ = 10000", None, None)]
+    assert run.entries[-1]["left"] is None
+
+
+def test_a_later_flow_says_how_long_those_before_it_took_and_never_too_little(monkeypatch, study):
+    run = Run(monkeypatch, study("flow"))
+
+    def follow(seconds):
+        run.clock.begin_phase(1, [0, 1], 0)
+        before = run.reporter.lines[-1]
+        run.now += seconds
+        return before
+
+    for number, expected in ((0, None), (1, pytest.approx(2 * 30.0 + 6.0)), (2, pytest.approx(30.0))):
+        run.clock.begin_batch(run.batches[number], number, 3)
+        run.embed()
+        what, share, left = follow(29.0)
+        assert (what, left) == ("query follows the path to ‖p‖ = 10000", expected)
+        assert (share is None) == (left is None)
+        assert run.entries[-1]["left"] == left
+        run.step(1, 1.0)
+        run.clock.end_phase()
+    follow(31.0)
+    assert run.clock.left() is None  # longer than any before
 
 
 def test_blocks_take_as_long_as_is_wanted_and_saves_their_share(monkeypatch, study):

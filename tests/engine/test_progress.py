@@ -22,5 +22,18 @@ def test_a_line_says_what_is_known_and_no_more(monkeypatch, capsys):
     ]
 
 
+def test_the_time_left_of_a_bar_passes_while_nothing_new_is_known(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    shown = progress._Left()
+    task = SimpleNamespace(fields={"end": 1100.0})
+    assert shown.render(task).plain == "100 s left"
+    now = 1099.0
+    assert shown.render(task).plain == "1 s left"
+    now = 1101.0
+    assert shown.render(task).plain == ""
+    assert shown.render(SimpleNamespace(fields={"end": None})).plain == ""
+
+
 def test_durations():
     assert [duration(x) for x in (3.4, 100.0, 150.0, 8000.0)] == ["3 s", "100 s", "2.5 min", "2.2 h"]

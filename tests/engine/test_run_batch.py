@@ -440,12 +440,18 @@ def test_parameters_after_every_phase_are_those_of_the_pure_functions(run, reque
     results = ja.load(directory)
     with jax.enable_x64(run == "own_run"):
         setting = study("own" if run == "own_run" else "small").base
-        data_key, key = of_seed.keys(1)
-        corpora = of_seed.draw(setting, data_key)
-        params = of_seed.start(setting, corpora, key, [])
-        for index, phase in enumerate(setting.phases):
-            carried = of_seed.begin(setting, index, params, corpora, key)
-            params = of_seed.advance(setting, index, carried, corpora, phase.steps).state.params
+
+        @jax.jit
+        def one_by_one():
+            data_key, key = of_seed.keys(1)
+            corpora = of_seed.draw(setting, data_key)
+            after = [of_seed.start(setting, corpora, key, [])]
+            for index, phase in enumerate(setting.phases):
+                carried = of_seed.begin(setting, index, after[-1], corpora, key)
+                after.append(of_seed.advance(setting, index, carried, corpora, phase.steps).state.params)
+            return after[1:]
+
+        for phase, params in zip(setting.phases, one_by_one(), strict=True):
             found = results.params(seed=1, phase=phase.name)
             for name in params_by_name.names(params):
                 expected = params_by_name.get(params, name)

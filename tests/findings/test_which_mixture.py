@@ -97,3 +97,21 @@ def test_the_page_prints_the_table():
     page = (root / "docs" / "findings" / "which_mixture.md").read_text(encoding="utf-8")
     table = root / "results" / "published" / "mixture" / "table.md"
     assert table.read_text(encoding="utf-8").strip() in page
+
+
+@pytest.mark.parametrize(("gap", "certified"), [(8.0, True), (-0.4, False)])
+def test_a_token_that_p_star_leaves_behind_comes_up_from_where_it_is_near(code, gap, certified):
+    """Token 2 agrees more with its label than 0, the top, 2 log r + 7.1 + gap below which it begins."""
+    E = np.array([[1.0, 40, 0], [-1, 40, 0], [3, -10, 40], [-9, 0, 0]])
+    corpus = ja.data.from_sequences([[0, 2], [0, 3], [3, 2], [1]], [1, 1, -1, -1], vocab_size=4)
+    log_r = 18.0
+    pairs = np.array([E[0] - E[3], E[0] - E[2]])
+    p = np.linalg.pinv(pairs) @ [2 * log_r + 7.1, 2 * log_r + 7.1 + gap]
+    limit = certify_joint_limit(Scores(E, corpus), p, np.exp(log_r) * np.eye(3)[0])
+    assert limit.holds == certified
+    far, basis, log_r = code("which_mixture.py:begin")(E, p, np.exp(log_r) * np.eye(3)[0], corpus, limit)
+    with np.errstate(all="ignore"):
+        _, points, came = code("far.py:follow")(far, basis @ p, log_r, 1e3, steps=200)
+    p_star = pairs[0] / (pairs[0] @ pairs[0])
+    there = came and ja.theory.one_minus_cosine(points[-1] @ basis, p_star) < 1e-5
+    assert there == certified

@@ -49,7 +49,7 @@ def test_three_classes_equal_the_textbook(x64, ragged, assert_equals_textbook):
 def test_the_textbook_equals_numpy_sequence_by_sequence(x64, ragged):
     corpus = ragged(2)
     params = draw(corpus)
-    ids, mask = reference.padded_sequences(corpus)
+    ids, mask = map(np.asarray, reference.padded_sequences(corpus))
     E, p, v, W = (np.asarray(x) for x in (params.E, params.p, params.v, params.W))
     outputs = jax.jit(reference.key_query_outputs)(params, ids, mask)
     for tokens, real, f in zip(ids, mask, outputs, strict=True):

@@ -115,7 +115,7 @@ def test_a_minibatch_equals_the_textbook_on_its_sequences(
         monkeypatch.setattr(self_attention, "_most_kept", lambda corpus, queries: kept)
     batch = jax.jit(Corpus.take)(corpus, jnp.array(own))
     assert self_attention._most_kept(batch, jnp.zeros((81, 7))) > 0
-    ids, mask = reference.padded_sequences(corpus)
+    ids, mask = map(np.asarray, reference.padded_sequences(corpus))
     alone = ja.data.from_sequences(
         [ids[k][mask[k]].tolist() for k in own],
         np.asarray(corpus.targets)[list(own)].tolist(),

@@ -173,7 +173,7 @@ def test_shares_equal_a_loop_over_sequences(x64, show, rng):
 
 def by_token(corpus, scores):
     """Add the weights of all positions of a token up, one sequence after the other."""
-    for tokens, real in zip(*reference.padded_sequences(corpus), strict=True):
+    for tokens, real in zip(*map(np.asarray, reference.padded_sequences(corpus)), strict=True):
         weights = np.exp(scores[tokens[real]] - scores[tokens[real]].max())
         q = np.bincount(tokens[real], weights / weights.sum())
         yield -sum(x * np.log(x) for x in q if x > 0)

@@ -10,8 +10,9 @@ which is solved anew at every p (a convex program, by Newton's method), and
     dp/dlog r = Σ_X w_X Σ_{i<j} q_i q_j (r² y (γ_i - γ_j) + r (β_i - β_j)) (E_i - E_j).
 
 Two tokens at a time, no force is a difference of larger ones, and all of them are kept as logarithms. Of a
-sequence with r q |y γ - 1| > 1e5 the exponent is scaled down to that: a wall stands where it would, up to
-1e-5 of ‖p‖.
+sequence with r q |y γ - 1| > 1e6 the exponent is scaled down to that. A wall of weight r^(-2) then has parts
+that cancel up to 2 log r/1e6 and not to 2 log r/r, and leans towards other tokens of its sequence by that:
+2 % at log r = 1e4.
 """
 
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.integrate import Radau
 
-STEEP = 1e5
+STEEP = 1e6
 # Weights that are less than others by more nats do not hold p.
 ACTIVE = 100.0
-# Of finite differences: a wall is 1e-5 wide.
-APART = 1e-6
+# Of finite differences: a wall is 1e-6 wide.
+APART = 1e-7
 
 
 @dataclass

@@ -79,12 +79,17 @@ def test_systems_are_those_of_the_whole_jacobian(corpus, large, dim, c):
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
     flow = coordinates(params.E, params.p, params.E @ params.v, corpus)
     z, b = 3 * jax.random.normal(jax.random.key(1), (2, *flow.offset.shape))
-    local = flow.at(z)
-    _, force = flow._pull(z)
-    size = flow.norm(flow.pulled(force.force))
-    jacobian, slope = flow._matrix(local.velocity, size, force)
+
+    @jax.jit
+    def at(z, b):
+        local = flow.at(z)
+        _, force = flow._pull(z)
+        whole = flow._matrix(local.velocity, flow.norm(flow.pulled(force.force)), force)
+        return local, whole, stiff.times(flow, local.jacobian, b)
+
+    local, (jacobian, slope), product = at(z, b)
     np.testing.assert_allclose(local.log_slope, slope, rtol=1e-12)
-    np.testing.assert_allclose(stiff.times(flow, local.jacobian, b), jacobian @ b, atol=1e-11)
+    np.testing.assert_allclose(product, jacobian @ b, atol=1e-11)
     expected = np.linalg.solve(np.eye(len(b)) - c * np.asarray(jacobian), b)
 
     @jax.jit
