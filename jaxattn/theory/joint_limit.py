@@ -1,6 +1,6 @@
 """The limit of gradient flow on p and v together, with a certificate: who weighs, and where p goes."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flax import struct
@@ -11,20 +11,15 @@ from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import Leaf
 from jaxattn.theory.constraints import tie_classes
+from jaxattn.theory.joint_direction import merged_classes, solve_direction
+from jaxattn.theory.joint_head import Entries, Refused, solve_head, weights_of_sequences
 from jaxattn.theory.selection import require_finite, require_keys
-from jaxattn.theory.two_sided import TwoSided, two_sided
+from jaxattn.theory.two_sided import TwoSided
 
-# A token is on the margin of v if y γ is 1 up to this: wider than rounding, closer than chance.
-_ON_MARGIN = 1e-8
-# Multipliers below this share of their sum are rounding.
-_NO_MULTIPLIER = 1e-9
-# Of a force that is zero, and of a strict inequality.
-_ZERO, _STRICT = 1e-8, 1e-6
+# Of a force that is zero, and of a curvature that is not.
+_ZERO = 1e-8
 # log min y f from which on powers of it are told apart.
 _LONG = 12.0
-_NEWTON_STEPS = 50
-# Holders of light sequences are chosen anew as often as this.
-_CHOICES = 20
 
 
 @struct.dataclass(repr=False)
@@ -68,35 +63,6 @@ class JointLimit(Brief):
         kinds = f"{int(np.sum(self.heavy))} of {np.size(self.heavy)} sequences heavy"
         said = "certified" if self.holds else self.reason
         return f"{said}; {kinds}, {int(self.finite)} scores finite, spare {float(self.spare):.3g}"
-
-
-class _Entries(NamedTuple):
-    """The distinct tokens of all sequences, one after the other, (N,), and labels (n,)."""
-
-    sequence: np.ndarray
-    token: np.ndarray
-    times: np.ndarray
-    labels: np.ndarray
-
-    def attention(self, scores: np.ndarray, among: np.ndarray | None = None) -> np.ndarray:
-        """Compute log q (N,) of scores (V,), the softmax among some entries."""
-        own = scores[self.token] + np.log(self.times)
-        own = own if among is None else np.where(among, own, -np.inf)
-        top = np.full(len(self.labels), -np.inf)
-        np.maximum.at(top, self.sequence, own)
-        top = np.where(np.isfinite(top), top, 0)
-        total = np.bincount(self.sequence, np.exp(own - top[self.sequence]), len(self.labels))
-        return own - (top + np.log(np.where(total > 0, total, 1)))[self.sequence]
-
-    def sum(self, columns: np.ndarray) -> np.ndarray:
-        """Sum (N,) or (N, k) over each sequence."""
-        out = np.zeros((len(self.labels), *columns.shape[1:]))
-        np.add.at(out, self.sequence, columns)
-        return out
-
-
-class _Refused(Exception):
-    """Why a description does not hold."""
 
 
 def certify_joint_limit(
@@ -157,7 +123,7 @@ def certify_joint_limit(
         )
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
-    entries = _Entries(
+    entries = Entries(
         sequence=np.broadcast_to(np.asarray(bags.owner)[:, None], present.shape)[present].astype(int),
         token=np.asarray(bags.index)[present].astype(int),
         times=np.asarray(bags.count)[present].astype(float),
@@ -166,7 +132,7 @@ def certify_joint_limit(
     return _certify(E, p, v, entries, tolerance)
 
 
-def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: _Entries, tolerance: float) -> JointLimit:
+def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tolerance: float) -> JointLimit:
     n, nan = len(entries.labels), np.full(E.shape[1], np.nan)
     found: dict[str, Any] = {
         "p": nan,
@@ -180,35 +146,35 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: _Entries, tol
         heavy, mixed = _kinds(E, p, v, entries)
         found |= {"heavy": heavy}
         leader, normals = _ties(E, entries, heavy, mixed)
-        head = _solve_head(E, p, entries, heavy, mixed, normals)
-        weight = _weights(entries, heavy, head)
+        head = solve_head(E, p, entries, heavy, mixed, normals)
+        weight = weights_of_sequences(entries, heavy, head)
         found |= {"v": head.v, "weight": weight, "finite": len(normals), "gradient": head.gradient}
         found |= {"curvature": head.curvature, "head_gap": head.gap}
         if head.gap > tolerance or head.gradient > _ZERO or not head.curvature > _ZERO:
-            raise _Refused("the points of finite attention are no strict maximum of the margin of v")
-        classes = _classes(E, p, head, entries, leader)
+            raise Refused("the points of finite attention are no strict maximum of the margin of v")
+        classes = merged_classes(E, p, head, entries, leader)
         flat = E - E @ normals.T @ normals
         log_r = np.log(v @ head.v / (head.v @ head.v))
-        direction, spare = _direction(flat, flat @ p, log_r, classes, heavy, weight, tolerance)
+        direction, spare = solve_direction(flat, flat @ p, log_r, classes, heavy, weight, tolerance)
         found |= {"p": direction.p, "direction": direction, "spare": spare}
-    except _Refused as refused:
+    except Refused as refused:
         return JointLimit(**found, reason=str(refused))
     return JointLimit(**found)
 
 
-def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: _Entries) -> tuple[np.ndarray, np.ndarray]:
+def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
     """Tell heavy sequences (n,), and entries of finite attention in them (N,), by halves of powers of r."""
     log_q, values = entries.attention(E @ p), E @ v
     agreement = entries.labels * entries.sum(np.exp(log_q) * values[entries.token])
     if not agreement.min() > np.exp(_LONG):
-        raise _Refused("v is not long yet, or nothing separates the labels")
+        raise Refused("v is not long yet, or nothing separates the labels")
     half = np.log(agreement.min()) / 2
     heavy = agreement < agreement.min() + half
     return heavy, heavy[entries.sequence] & (log_q > -half)
 
 
 def _ties(
-    E: np.ndarray, entries: _Entries, heavy: np.ndarray, mixed: np.ndarray
+    E: np.ndarray, entries: Entries, heavy: np.ndarray, mixed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tie the tokens of finite attention: the smallest of each class (V,), and a basis of 𝒯 (k, D)."""
     first = np.full(len(heavy), len(E))
@@ -220,277 +186,3 @@ def _ties(
         return leader, np.zeros((0, E.shape[1]))
     _, size, vt = np.linalg.svd(E[one[tied]] - E[other[tied]], full_matrices=False)
     return leader, vt[size > 1e-10 * size[0]]
-
-
-class _Head(NamedTuple):
-    """v_mm at the points of heavy sequences, and how finite scores are proven a maximum of its margin."""
-
-    scores: np.ndarray
-    v: np.ndarray
-    point: np.ndarray
-    multipliers: np.ndarray
-    gap: float
-    gradient: float
-    curvature: float
-
-
-def _solve_head(
-    E: np.ndarray, p: np.ndarray, entries: _Entries, heavy: np.ndarray, mixed: np.ndarray, normals: np.ndarray
-) -> _Head:
-    """Solve for v_mm, and for the finite scores with it by Newton's method."""
-    place, point = _points(entries, heavy, mixed)
-    chosen = mixed & np.isin(entries.sequence, place)
-    rows, q, z = _at(E, p, entries, chosen, place)
-    first = two_sided(z, np.ones(len(z)))
-    if not first.feasible:
-        raise _Refused("no v separates the points of heavy sequences")
-    active = first.multipliers > _NO_MULTIPLIER * first.multipliers.sum()
-    if not active.all():
-        raise _Refused("a heavy sequence has no multiplier")
-    v, multipliers = first.p, first.multipliers
-    lift = E @ normals.T
-    for _ in range(_NEWTON_STEPS if len(normals) else 0):
-        force, system, unknown = _system(E, lift, entries, chosen, rows, q, z, v, multipliers)
-        move = np.linalg.lstsq(system, -force, rcond=1e-13)[0]
-        t, dv, dm = np.split(move, unknown)
-        p, v, multipliers = p + normals.T @ t, v + dv, multipliers + dm
-        rows, q, z = _at(E, p, entries, chosen, place)
-        if np.abs(move).max() < 1e-13 * (1 + np.abs(multipliers).max()):
-            break
-    if not (multipliers > 0).all():
-        raise _Refused("a heavy sequence loses its multiplier where finite scores come to rest")
-    summed = multipliers @ z
-    gap = 1 - (z @ summed).min() * multipliers.sum() / (summed @ summed)
-    gradient, curvature = 0.0, np.inf
-    if len(normals):
-        force, system, unknown = _system(E, lift, entries, chosen, rows, q, z, summed, multipliers)
-        parts = np.abs(q * (E @ summed)[entries.token[chosen]]) @ np.abs(lift[entries.token[chosen]])
-        gradient = float(np.abs(force[: unknown[0]]).max() / (multipliers.max() * parts.max()))
-        curvature = _least_curvature(system, unknown)
-    return _Head(E @ p, summed, point, multipliers, max(gap, 0.0), gradient, curvature)
-
-
-def _points(entries: _Entries, heavy: np.ndarray, mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Choose a sequence (k,) for each distinct point, and the point of every sequence (n,), -1 if light."""
-    single = np.bincount(entries.sequence[mixed], minlength=len(heavy)) == 1
-    key = np.arange(len(heavy)) + 2 * (entries.token.max() + 1)
-    own = mixed & single[entries.sequence]
-    key[entries.sequence[own]] = 2 * entries.token[own] + (entries.labels[entries.sequence[own]] > 0)
-    _, place, point = np.unique(key[heavy], return_index=True, return_inverse=True)
-    all_points = np.full(len(heavy), -1)
-    all_points[heavy] = point
-    return np.flatnonzero(heavy)[place], all_points
-
-
-def _at(
-    E: np.ndarray, p: np.ndarray, entries: _Entries, chosen: np.ndarray, place: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the points z = y Σ q E: to which of them chosen entries belong, their y q, and z (k, D)."""
-    log_q = entries.attention(E @ p, chosen)[chosen]
-    sequence = entries.sequence[chosen]
-    rows = np.searchsorted(place, sequence) if (np.diff(place) > 0).all() else _rank(place, sequence)
-    q = entries.labels[sequence] * np.exp(log_q)
-    z = np.zeros((len(place), E.shape[1]))
-    np.add.at(z, rows, q[:, None] * E[entries.token[chosen]])
-    return rows, q, z
-
-
-def _rank(place: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    order = np.argsort(place)
-    return order[np.searchsorted(place[order], sequence)]
-
-
-def _system(
-    E: np.ndarray,
-    lift: np.ndarray,
-    entries: _Entries,
-    chosen: np.ndarray,
-    rows: np.ndarray,
-    q: np.ndarray,
-    z: np.ndarray,
-    v: np.ndarray,
-    multipliers: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Compute the conditions of the maximum and their Jacobian, in (t, v, λ), t along 𝒯.
-
-    Σ λ ∂(v·z)/∂t = 0,   Σ λ z - v = 0,   v·z - 1 = 0.
-    """
-    token = entries.token[chosen]
-    k, (m, dim) = lift.shape[1], z.shape
-    labels = np.sign(q)
-    mean = np.zeros((m, k))
-    np.add.at(mean, rows, np.abs(q)[:, None] * lift[token])
-    u = lift[token] - mean[rows]
-    signs = np.zeros(m)
-    signs[rows] = labels
-    below = (E @ v)[token] - signs[rows] * (z @ v)[rows]
-    turning = np.zeros((m, dim, k))
-    np.add.at(turning, rows, q[:, None, None] * E[token][:, :, None] * u[:, None, :])
-    bend = (u * (multipliers[rows] * q * below)[:, None]).T @ u
-    across = np.tensordot(multipliers, turning, 1)
-    slopes = np.einsum("mdk,d->mk", turning, v)
-    force = np.concatenate([multipliers @ slopes, multipliers @ z - v, z @ v - 1])
-    system = np.block(
-        [[bend, across.T, slopes.T], [across, -np.eye(dim), z.T], [slopes, z, np.zeros((m, m))]]
-    )
-    return force, system, [k, k + dim]
-
-
-def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
-    """Compute the least eigenvalue of minus the Hessian in (t, v) where margins stay, over the largest."""
-    size = unknown[1]
-    hessian, margins = -system[:size, :size], system[size:, :size]
-    _, values, vt = np.linalg.svd(margins)
-    rank = int((values > 1e-10 * values[0]).sum())
-    tangent = vt[rank:]
-    if len(tangent) == 0:
-        return np.inf
-    eigenvalues = np.linalg.eigvalsh(tangent @ hessian @ tangent.T)
-    return float(eigenvalues[0] / np.abs(eigenvalues).max())
-
-
-def _weights(entries: _Entries, heavy: np.ndarray, head: _Head) -> np.ndarray:
-    """Share the multiplier of a point among its sequences, (n,)."""
-    shared = np.bincount(head.point[heavy], minlength=len(head.multipliers))
-    weight = np.zeros(len(heavy))
-    weight[heavy] = (head.multipliers / shared)[head.point[heavy]]
-    return weight
-
-
-class _Buried(NamedTuple):
-    """A pair that is to be apart by more than `least`: log of w q c, r^(2 least) of which draws `low` up."""
-
-    top: int
-    low: int
-    least: float
-    log_force: float
-
-
-class _Classes(NamedTuple):
-    """Classes of tied tokens in all sequences: sequence, class, y γ - 1, weight of its point, log q."""
-
-    sequence: np.ndarray
-    leader: np.ndarray
-    excess: np.ndarray
-    own: np.ndarray
-    log_q: np.ndarray
-
-
-def _classes(E: np.ndarray, p: np.ndarray, head: _Head, entries: _Entries, leader: np.ndarray) -> _Classes:
-    """Merge tied tokens of a sequence; `own` is λ/N of the point that a class on the margin is, else NaN."""
-    key = entries.sequence * len(E) + leader[entries.token]
-    distinct, group = np.unique(key, return_inverse=True)
-    log_weight = head.scores[entries.token] + np.log(entries.times)
-    top = np.full(len(distinct), -np.inf)
-    np.maximum.at(top, group, log_weight)
-    weight = np.exp(log_weight - top[group])
-    moment = np.bincount(group, weight * (E @ head.v)[entries.token]) / np.bincount(group, weight)
-    sequence = distinct // len(E)
-    excess = entries.labels[sequence] * moment - 1
-    excess[np.abs(excess) <= _ON_MARGIN] = 0
-    shared = np.bincount(head.point[head.point >= 0], minlength=len(head.multipliers))
-    own = np.full(len(distinct), np.nan)
-    weights = {}
-    alone = np.bincount(leader, minlength=len(E))[leader] == 1
-    for X in np.flatnonzero(head.point >= 0):
-        (tokens,) = np.nonzero(entries.sequence == X)
-        best = entries.token[tokens[log_weight[tokens].argmax()]]
-        if alone[best]:
-            j = head.point[X]
-            weights[int(best), entries.labels[X]] = head.multipliers[j] / shared[j]
-    for i in np.flatnonzero(excess == 0):
-        own[i] = weights.get((int(distinct[i] % len(E)), entries.labels[sequence[i]]), np.nan)
-    log_q = np.full(len(distinct), -np.inf)
-    np.logaddexp.at(log_q, group, entries.attention(E @ p))
-    return _Classes(sequence, distinct % len(E), excess, own, log_q)
-
-
-def _direction(
-    E: np.ndarray,
-    scores: np.ndarray,
-    log_r: float,
-    classes: _Classes,
-    heavy: np.ndarray,
-    weight: np.ndarray,
-    tolerance: float,
-) -> tuple[TwoSided, float]:
-    """Solve for p_*, holders of light sequences chosen anew until they are the highest; and what is spare."""
-    for _ in range(_CHOICES):
-        pairs, buried = _requirements(scores, classes, heavy, weight)
-        keys = sorted(pairs)
-        better, worse = np.array(keys, int).reshape(-1, 2).T
-        required = np.array([pairs[key] for key in keys])
-        found = two_sided(E[better] - E[worse], required)
-        if not found.feasible or found.gap > tolerance:
-            raise _Refused("no direction of p meets what the description asks for")
-        reached = E @ found.p
-        spare = _spare(E, reached, log_r, buried)
-        if not spare > _STRICT:
-            raise _Refused("a token above the margin comes up in a heavy sequence")
-        kept = _holders(scores, classes, heavy)
-        moved = _holders(reached, classes, heavy)
-        if all(reached[moved[X]] - reached[s] <= _STRICT for X, s in kept.items()):
-            return found, float(spare)
-        scores = reached
-    raise _Refused("which token holds a light sequence is not decided")
-
-
-def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, buried: list[_Buried]) -> float:
-    """Compute the least of a_top - a_s - κ - ½ (E_s - E_top)·u over pairs, inf without any."""
-    apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in buried}
-    pull = np.zeros(E.shape[1])
-    for pair in buried:
-        pull += np.exp(pair.log_force + 2 * pair.least * log_r) * apart[pair.top, pair.low]
-    return min(
-        (
-            float(reached[pair.top] - reached[pair.low] - pair.least - apart[pair.top, pair.low] @ pull / 2)
-            for pair in buried
-        ),
-        default=np.inf,
-    )
-
-
-def _holders(scores: np.ndarray, classes: _Classes, heavy: np.ndarray) -> dict[int, int]:
-    """Find the highest class above the margin in every light sequence."""
-    best: dict[int, int] = {}
-    for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
-        if not heavy[X] and excess > 0 and (X not in best or scores[s] > scores[best[X]]):
-            best[int(X)] = int(s)
-    return best
-
-
-def _requirements(
-    scores: np.ndarray, classes: _Classes, heavy: np.ndarray, weight: np.ndarray
-) -> tuple[dict[tuple[int, int], float], list[_Buried]]:
-    """List pairs with what is required of them, and pairs that are to be apart by more than something."""
-    pairs: dict[tuple[int, int], float] = {}
-    buried: list[_Buried] = []
-    holders = _holders(scores, classes, heavy)
-    for X in range(len(heavy)):
-        (own,) = np.nonzero(classes.sequence == X)
-        tokens, excesses = classes.leader[own], classes.excess[own]
-        if heavy[X]:
-            top = int(tokens[scores[tokens].argmax()])
-        elif X in holders:
-            top = holders[X]
-        else:
-            raise _Refused("a light sequence has no token above the margin")
-        log_force = classes.log_q[own] + np.log(weight[X] if heavy[X] else 1.0)
-        for s, excess, other, force in zip(
-            tokens.tolist(), excesses, classes.own[own], log_force, strict=True
-        ):
-            if s == top:
-                continue
-            if heavy[X] and excess > 0:
-                buried.append(_Buried(top, s, 1.0, force + np.log(excess)))
-            elif heavy[X] and excess == 0:
-                if np.isnan(other) or other == weight[X]:
-                    raise _Refused("a token on the margin is no point of v, or weighs the same")
-                if other < weight[X]:
-                    buried.append(_Buried(top, s, 0.5, force + np.log(np.log(weight[X] / other))))
-                    continue
-                pairs[top, s] = max(pairs.get((top, s), -np.inf), 0.5)
-            elif excess <= 0:
-                least = 1.0 if heavy[X] else -0.5 if excess == 0 else 0.0
-                pairs[top, s] = max(pairs.get((top, s), -np.inf), least)
-    return pairs, buried
