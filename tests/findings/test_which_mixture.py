@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import jaxattn as ja
 from jaxattn import reproduction
+from jaxattn.base.splits import Loaded, Splits
 from jaxattn.study.import_paths import ImportPaths
 from jaxattn.theory import Scores, certify_joint_limit
 
@@ -74,6 +76,21 @@ def test_the_velocity_by_loops(code):
                 pull = np.exp(2 * log_r) * steep + np.exp(log_r) * (beta[X, i] - beta[X, j]) * (steep == 0)
                 expected += w[X] * q[X, i] * q[X, j] * pull * (E[ids[X, i]] - E[ids[X, j]])
     np.testing.assert_allclose(far(log_r, p), expected, rtol=1e-4)
+
+
+def test_seeds_that_share_their_corpus_are_measured_as_if_each_had_its_own(code):
+    E = np.array([[1.0, 1, 0, 0], [0, -1, 0, 0], [-1, 1, 0, 0], [0, -1, 0, 0]])
+    corpus = ja.data.from_sequences([[0, 1], [2, 3]] * 2, [1, -1] * 2, vocab_size=4)
+    history = np.stack([18 * np.eye(4)[1], np.exp(18) * np.eye(4)[0]])[None, None]
+    params = ja.models.one_layer.Params(E=E[None], p=history[:, 0, 0], v=history[:, 0, 1])
+    probe = code("which_mixture.py:Mixture")(follows=False)
+    each = [
+        probe.conclude(history, params, None, Loaded(Splits(train=data), shared, ()))[1]
+        for data, shared in ((corpus, True), (jax.tree.map(lambda x: np.asarray(x)[None], corpus), False))
+    ]
+    assert each[0]["certified"] == [1]
+    for name, found in each[0].items():
+        np.testing.assert_array_equal(found, each[1][name])
 
 
 @pytest.mark.more

@@ -68,7 +68,7 @@ class Mixture(ja.PhaseProbe):
         found = [
             measure(np.asarray(params.E[seed], np.float64), path, corpus, self.follows)
             for seed, path in enumerate(history)
-            for corpus in [jax.tree.map(lambda x, seed=seed: x[seed], corpora)]
+            for corpus in [corpora if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], corpora)]
         ]
         return {}, {name: np.array([x.get(name, np.nan) for x in found], float) for name in self.metrics}
 
@@ -150,7 +150,8 @@ def table(found: pd.DataFrame) -> str:
         confirmed = certified & followed & (own["far_error"] <= AGREES)
         wrong = certified & followed & ~confirmed
         cells = [block, share(certified, own["seed"].notna()), share(confirmed, certified), str(wrong.sum())]
-        cells += [f"{own['from_relaxed'].median():.2g}", f"{own['far_error'].max():.2g}"]
+        away = own["from_relaxed"].median(), own["far_error"].max()
+        cells += ["–" if np.isnan(x) else f"{x:.2g}" for x in away]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
