@@ -284,7 +284,7 @@ class Coordinates:
     def pulled_by(
         self, tokens: Int[Array, " k"], rows: Float[Array, "k r"], force: Float[Array, " k"]
     ) -> Float[Array, " r"]:
-        """Compute the same of a force on some tokens, from their rows of the lift."""
+        """Compute the force on z of one on the scores of some tokens, from their rows of the lift."""
         return jnp.zeros_like(self.offset).at[tokens].set(force) if self.basis is not None else force @ rows
 
     def gram(self, tokens: Int[Array, " k"], rows: Float[Array, "k r"]) -> Float[Array, "k k"]:

@@ -1,5 +1,7 @@
 """Linear systems and flows of many coordinates, against those that form the Jacobian, and against SciPy."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +66,15 @@ def test_conjugate_residuals_solve_a_system_without_symmetry(rng):
     known = stiff.no_directions(30, b.dtype)
     found, known = stiff.conjugate_residuals(lambda x: jnp.asarray(A) @ x, lambda x: x, jnp.asarray(b), known)
     np.testing.assert_allclose(found, np.linalg.solve(A, b), rtol=1e-6, atol=1e-7)
+
+
+def test_a_system_that_is_known_needs_no_further_product(rng):
+    A, b = jnp.asarray(np.eye(30) + 0.1 * rng.normal(size=(30, 30))), jnp.asarray(rng.normal(size=30))
+    solve = partial(stiff.conjugate_residuals, lambda x: A @ x, lambda x: x)
+    first, known = solve(b, stiff.no_directions(30, b.dtype))
+    again, after = solve(-2 * b, known)
+    assert 0 < known.count == after.count
+    np.testing.assert_allclose(again, -2 * first, rtol=1e-6, atol=1e-7)
 
 
 def test_conjugate_residuals_do_not_answer_what_they_have_not_solved(rng):
