@@ -12,6 +12,7 @@ legs, each from where the one before ended, so that what a decade of ‖p‖ tak
 
 import argparse
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -45,7 +46,13 @@ def follow(scores, p, given):
         started, cpu = time.perf_counter(), time.process_time()
         path = jax.block_until_ready(
             ja.dynamics.exact_flow(
-                scores, p, until_norm=norm, points=8, rtol=given.rtol, max_steps=given.max_steps
+                scores,
+                p,
+                until_norm=norm,
+                points=8,
+                rtol=given.rtol,
+                gradient_rtol=given.gradient_rtol,
+                max_steps=given.max_steps,
             )
         )
         p = path.p[-1]
@@ -100,6 +107,13 @@ def one_step(scores, p, h):
     return row
 
 
+def left_of_the_forces(scores, path):
+    """‖∂L/∂p‖ over max ‖E_s‖ times the sum of all |∂L/∂a_s| of single reviews, at most 1."""
+    flow = jax.jit(coordinates)(scores.keys, path.p[-1], scores.values, scores.corpus)
+    log_sum = jax.jit(lambda flow: flow.log_gross(flow.zero) - jnp.log(flow.unit))(flow)
+    return float(jnp.exp(path.log_gradient_norm[-1] - log_sum))
+
+
 def certificate(scores, path):
     """What is certified of the end of a path."""
     started = time.perf_counter()
@@ -135,6 +149,7 @@ def main():
     parser.add_argument("--first-norm", type=float, default=10.0, help="‖p‖ of the first leg's end")
     parser.add_argument("--ratio", type=float, default=10.0, help="of ‖p‖ at the ends of legs")
     parser.add_argument("--rtol", type=float, default=1e-5, help="error allowed per step")
+    parser.add_argument("--gradient-rtol", type=float, default=0.01, help="and of the gradient; inf: none")
     parser.add_argument("--max-steps", type=int, default=10_000, help="steps of a leg")
     parser.add_argument("--budget", type=float, default=1800.0, help="seconds from which on no leg begins")
     parser.add_argument("--step", action="store_true", help="time the linear algebra of a step at the end")
@@ -150,7 +165,8 @@ def main():
         legs, path = follow(scores, params.p, given)
         took = time.perf_counter() - begin
         far = path.stop == "norm" and path.norm[-1] >= 1e4
-        found = certificate(scores, path) if far else {}
+        found = {"left of the forces": left_of_the_forces(scores, path)}
+        found |= certificate(scores, path) if far else {}
         if given.step:
             length = float(path.arc_length[-1]) / max(int(path.accepted), 1)
             found["linear algebra of a step"] = one_step(scores, path.p[-1], round(length, 4))
@@ -160,6 +176,7 @@ def main():
         "d": given.dim,
         "step size": given.step_size,
         "rtol": given.rtol,
+        "gradient rtol": str(given.gradient_rtol),
         "seed": given.seed,
         "cores": os.cpu_count(),
         "jax": jax.__version__,
@@ -176,6 +193,7 @@ def main():
         given.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps(row, indent=2, ensure_ascii=False) + "\n"
         until = f"{given.until_norm:g}".replace("e+0", "e")
+        until += "_path" if math.isinf(given.gradient_rtol) else ""
         (given.out / f"flow_on_texts_{given.reviews}_to_{until}.json").write_text(text, encoding="utf-8")
 
 

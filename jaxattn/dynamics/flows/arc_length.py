@@ -17,6 +17,8 @@ from jaxattn.dynamics.flows.coordinates import Local
 
 # From this log of the time on, errors of it are small beside it; ODE solvers in double precision end before.
 _CLOCKED = 45.0
+# Relative error of ‖∂L/∂p‖ that the error of a step may make.
+GRADIENT_RTOL = 0.01
 
 
 class Stop(enum.IntEnum):
@@ -131,12 +133,13 @@ class Flow(Protocol):
 
 
 class Ends(NamedTuple):
-    """Where a path ends, as in `exact_flow`, and the error allowed."""
+    """Where a path ends, as in `exact_flow`, and the errors allowed."""
 
     norm: Array
     arc_length: Array
     direction: Array
     rtol: Array
+    gradient_rtol: Array | float = GRADIENT_RTOL
 
 
 @struct.dataclass
@@ -271,7 +274,9 @@ def _step(
         steps=state.accepted + state.rejected + 1,
     )
     steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
-    error = jnp.maximum(flow.error(here.z, z, error, ends.rtol), flow.norm(error) * steepest / 0.01)
+    error = jnp.maximum(
+        flow.error(here.z, z, error, ends.rtol), flow.norm(error) * steepest / ends.gradient_rtol
+    )
     if clock < math.inf:
         error = jnp.where(there.log_time < _CLOCKED, jnp.maximum(error, doubt / clock), error)
     error = jnp.where(arrived.finite & ~jnp.isnan(error), error, jnp.inf)

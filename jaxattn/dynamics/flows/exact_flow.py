@@ -21,7 +21,15 @@ from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core.errors import InputError
 from jaxattn.core.params_by_name import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import Ended, Ends, Stop, Trajectory, beginning, integrate
+from jaxattn.dynamics.flows.arc_length import (
+    GRADIENT_RTOL,
+    Ended,
+    Ends,
+    Stop,
+    Trajectory,
+    beginning,
+    integrate,
+)
 from jaxattn.dynamics.flows.balance import Balance, back_on_curve, find_ties
 from jaxattn.dynamics.flows.conditions import when
 from jaxattn.dynamics.flows.coordinates import Coordinates
@@ -75,6 +83,7 @@ def exact_flow(
     until_direction: float = 0.0,
     max_steps: int = 10_000,
     rtol: float = 1e-5,
+    gradient_rtol: float = GRADIENT_RTOL,
     points: int = 64,
     width: int | None = None,
 ) -> Path:
@@ -96,6 +105,8 @@ def exact_flow(
             change of p/‖p‖ per e-fold of ‖p‖, about as large as the distance left to the limit.
         max_steps: end after this many steps, tried or taken.
         rtol: error allowed per step, relative to ‖p‖ + 1/max ‖E_s‖.
+        gradient_rtol: relative error of ‖∂L/∂p‖ that the error of a step may make, so that `log_time` is
+            right; infinite where only the path counts, which saves steps if it winds among many tokens.
         points: number of rows k ≥ 3 of the path.
         width: seeds integrated side by side; chosen for the backend by default.
 
@@ -113,7 +124,12 @@ def exact_flow(
         raise InputError("until_norm and until_arc_length are both infinite; give one of them")
     check_ends(until_norm=until_norm, until_arc_length=until_arc_length)
     check_settings(rtol, points)
-    ends, classes = (until_norm, until_arc_length, until_direction, rtol), scores.corpus.num_classes
+    if not gradient_rtol > 0:
+        raise InputError(f"gradient_rtol: {gradient_rtol}; give a relative error above 0")
+    ends, classes = (
+        (until_norm, until_arc_length, until_direction, rtol, gradient_rtol),
+        scores.corpus.num_classes,
+    )
     require_values(scores)
     parts = {"keys": (scores.keys, 2), "p": (p, 1), "values": (scores.values, 1 + (classes > 2))}
     inputs = of_seeds(parts, scores.corpus)

@@ -1,6 +1,5 @@
 """Flows of many seeds: what they are given, checked, and integrated in chunks of seeds side by side."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -8,10 +7,10 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
+from jaxattn.core.mapping import map_in_equal_parts
 from jaxattn.data.corpus import Corpus
 
 
@@ -151,15 +150,10 @@ def _over_chunks(
 
     if seeds is None:
         return single(*arrays)
-    chunks = math.ceil(seeds / width)
-    index = jnp.arange(chunks * math.ceil(seeds / chunks)).reshape(chunks, -1) % seeds
+    own = [x for x, has_seeds in zip(arrays, batched, strict=True) if has_seeds]
 
-    def chunk(which: Array) -> Any:
-        picked = [
-            jax.tree.map(lambda x: x[which], x) if has_seeds else x
-            for x, has_seeds in zip(arrays, batched, strict=True)
-        ]
-        return jax.vmap(single, in_axes=tuple(0 if has_seeds else None for has_seeds in batched))(*picked)
+    def one(own: list[Any]) -> Any:
+        each = iter(own)
+        return single(*(next(each) if has_seeds else x for x, has_seeds in zip(arrays, batched, strict=True)))
 
-    path = jax.lax.map(chunk, index)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:seeds], path)
+    return map_in_equal_parts(one, own, width)

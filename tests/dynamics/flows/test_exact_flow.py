@@ -339,6 +339,11 @@ def test_sharp_bends_are_followed_by_trying_steps_again(seed):
     np.testing.assert_allclose(path.log_time[1:], fine.log_time[1:], rtol=1e-6, atol=5e-3)
     # However large the error allowed on p, the exponent of the gradient is kept to a few hundredths.
     np.testing.assert_allclose(coarse.log_gradient_norm[:-1], fine.log_gradient_norm[:-1], atol=0.03)
+    # Where that exponent does not count, the path takes fewer steps, and is the same up to its error.
+    free = flow(params, corpus, until_norm=1e6, gradient_rtol=np.inf, max_steps=100_000)
+    assert free.stop == "norm"
+    assert free.accepted + free.rejected < path.accepted + path.rejected
+    assert (jnp.linalg.norm(free.p - fine.p, axis=1) / fine.norm).max() < 1e-4
 
 
 def test_labels_that_contradict_each_other_end_at_a_stationary_point():
@@ -395,6 +400,8 @@ def test_bad_input():
         flow(params, corpus, points=2)
     with pytest.raises(InputError, match="rtol"):
         flow(params, corpus, rtol=0.0)
+    with pytest.raises(InputError, match="gradient_rtol: nan"):
+        flow(params, corpus, gradient_rtol=np.nan)
     for wrong in ({"E": params.E[:, 0]}, {"p": params.p[0]}, {"v": params.v[None, None]}):
         with pytest.raises(InputError, match="do not fit"):
             flow(params.replace(**wrong), corpus)
