@@ -173,6 +173,13 @@ def reached(folder: Path, marked: str, among: list[str]) -> dict[int, list[str]]
     return {number: among if "" in tests else sorted(tests) for number, tests in found.items()}
 
 
+def own_first(folder: Path, tests: list[str], path: str) -> list[str]:
+    """Put the tests of a module before others that reach it: what kills a mutation is mostly one of them."""
+    room, _, name = path.replace("jaxattn/", "tests/", 1).rpartition("/")
+    own = [each.relative_to(folder).as_posix() for each in sorted((folder / room).glob(f"test_{name}"))]
+    return [*own, *tests] if tests else []
+
+
 def attempt(folder: Path, number: int, tests: list[str], marked: str, seconds: float) -> Outcome:
     """Switch a mutation on for the tests that reach it."""
     if not tests:
@@ -209,16 +216,16 @@ def main() -> None:
             by_tests, marked = reached(folder, SETS[chosen], given.among), SETS[chosen]
             found = pool.map(
                 lambda k, by=by_tests, marked=marked: attempt(
-                    folder, k, by.get(k, []), marked, given.seconds
+                    folder, k, own_first(folder, by.get(k, []), drawn[k].path), marked, given.seconds
                 ),
                 left,
             )
-            tried = dict(zip(left, found, strict=True))
-            for number, outcome in tried.items():
-                each = drawn[number]
+            tried = {}
+            for number, outcome in zip(left, found, strict=True):
+                tried[number], each = outcome, drawn[number]
                 change = f"`{each.before}` → `{each.after}`".replace("\n", " ").replace("|", "\\|")
                 place = f"{each.path}:{each.line}"
-                print(f"| {chosen} | {place} | {change} | {outcome.reached} | {outcome.killer} |")
+                print(f"| {chosen} | {place} | {change} | {outcome.reached} | {outcome.killer} |", flush=True)
             left = [number for number, outcome in tried.items() if not outcome.killer]
             killed = len(drawn) - len(left)
             print(f"after {chosen}: {killed} of {len(drawn)} killed", file=sys.stderr, flush=True)
