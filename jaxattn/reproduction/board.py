@@ -50,6 +50,7 @@ STATEMENTS: Mapping[str, str] = MappingProxyType(
     }
 )
 CLAIMS = tuple(STATEMENTS)
+PLURALS = {"holds": "hold", "fails": "fail", "undecided": "are undecided"}
 FOUND = ("label", "cover", "mixture")
 PARTS = ("What the theory promises", "Where the theory promises nothing", "What this project found beyond it")
 
@@ -170,11 +171,11 @@ def as_html(board: Scoreboard, made: Mapping[str, str]) -> str:
         for title, table in board.parts.items()
         for part in [table.groupby("claim", sort=False)]
     }
-    said = [
-        f"Of {len(board.parts[title])} {words} rows {_said(board.parts[title])}."
-        for title, words in ((PARTS[0], "promised"), (PARTS[2], "found"))
-        if title in board.parts
-    ]
+    said = []
+    for title, words in ((PARTS[0], "promised"), (PARTS[2], "found")):
+        own = [row.verdict for row in board.rows if row.claim.promised and part_of(row) == title]
+        counts = ", ".join(f"{own.count(word)} {plural}" for word, plural in PLURALS.items() if word in own)
+        said += [f"Of {len(own)} {words} rows {counts}."] if own else []
     return layout.fill(
         TEMPLATE,
         title=TITLE,
@@ -185,15 +186,6 @@ def as_html(board: Scoreboard, made: Mapping[str, str]) -> str:
         parts=parts,
         reading=READING,
     )
-
-
-def _said(table: pd.DataFrame) -> str:
-    """Say how many rows have which verdict."""
-    counts, words = (
-        table["verdict"].value_counts(),
-        {"holds": "hold", "fails": "fail", "undecided": "are undecided"},
-    )
-    return ", ".join(f"{counts[word]} {plural}" for word, plural in words.items() if word in counts)
 
 
 def too_few(seeds: int) -> str:

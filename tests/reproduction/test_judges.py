@@ -247,13 +247,13 @@ def test_a_label_is_lost_inside_of_the_window_and_nowhere_else(cell, window, ste
     (lost,), (kept,) = (found.label([at(cell, step_size, x)]) for x in (0.4, 1.0))
     assert (lost.verdict, kept.verdict) == ((HOLDS, FAILS) if inside else (FAILS, HOLDS))
     assert lost.claim.setting == f"equal_counts, V = 50, n = 200, T = 8, d = 2048, η0 = {step_size:g}"
-    assert lost.certificate == "lost from 306 to 1334, as predicted"
+    assert lost.certificate == "predicted: lost from 306 to 1334"
 
 
 @pytest.mark.more
 def test_the_window_is_that_of_the_sizes_of_the_cell(cell):
     (row,) = found.label([at(cell, 800.0, 0.0)])
-    assert row.certificate == "lost from 306 to 1334, as predicted"
+    assert row.certificate == "predicted: lost from 306 to 1334"
 
 
 @pytest.mark.parametrize(("keep", "verdict"), [(0, HOLDS), (8, HOLDS), (20, "undecided"), (32, FAILS)])
@@ -268,7 +268,8 @@ def test_beside_an_edge_the_median_seed_decides(cell, window, keep, verdict):
 def test_a_window_that_is_not_there_loses_nothing(cell, monkeypatch):
     nothing = ja.theory.LabelWindow(np.nan, np.nan, 1.0)
     monkeypatch.setattr(found, "label_window", lambda **_: nothing)
-    assert verdicts(found.label([at(cell, 800.0, 1.0)])) == [HOLDS]
+    (row,) = found.label([at(cell, 800.0, 1.0)])
+    assert (row.verdict, row.certificate) == (HOLDS, "predicted: lost nowhere")
 
 
 COVER = {
@@ -278,6 +279,8 @@ COVER = {
     "follows_alpha": 1.0,
     "winner": -1.0,
     "variance_sign": -1.0,
+    "cover_size": 6.0,
+    "shortest_cover": 6.0,
 }
 
 
@@ -297,7 +300,8 @@ def test_a_cover_has_its_law_and_its_order(cell, metric, value, expected):
     settings = {"data.relevant": 10, "model.init.E.scale": 0.01, "phases.all.until_log_loss": -1e4}
     records = {("all", name): x for name, x in (COVER | {metric: value}).items()}
     rows = found.cover([cell(records, **settings)])
-    assert verdicts(rows) == expected
+    assert verdicts(rows) == [*expected, "measured"]
+    assert rows[2].estimate.hits == SEEDS
     assert rows[0].claim.setting.endswith("R = 10, d = 2048, start × 0.01")
     assert rows[0].measured == "a cover, E·v within 1 % of that at L = e^(-10,000)"
 
@@ -312,7 +316,9 @@ def test_certificates_of_mixtures_are_confirmed_or_not(cell):
         [HOLDS, HOLDS], [HOLDS, FAILS], [HOLDS, FAILS]
     ]  # fmt: skip
     assert [found.mixture([x])[1].certificate for x in (sure, wrong, lost)] == [
-        "1 - cos ≤ 2e-8, 0 go elsewhere", "1 - cos ≤ 2e-5, 40 go elsewhere", "0 go elsewhere"
+        "1 - cos ≤ 2e-8, 0 go elsewhere, 0 cannot be followed",
+        "1 - cos ≤ 2e-5, 40 go elsewhere, 0 cannot be followed",
+        "0 go elsewhere, 40 cannot be followed",
     ]  # fmt: skip
     certified, confirmed = found.mixture([none])
     assert (certified.verdict, confirmed.text) == (FAILS, "no value")

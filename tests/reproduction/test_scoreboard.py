@@ -165,7 +165,7 @@ def test_texts_give_rows_of_their_own(plan, folder, texts):
 @pytest.mark.more
 def test_findings_are_measured_where_their_book_is(plan, folder, tmp_path, monkeypatch):
     with_book = run(seeds=SEEDS, only=["MC", "cover"], overrides=plan, folder=folder)
-    assert [row.claim.name for row in with_book.rows] == ["MC", "MC", "MC", "cover", "cover"]
+    assert [row.claim.name for row in with_book.rows] == ["MC", "MC", "MC", "cover", "cover", "cover"]
     assert tuple(with_book.parts) == PARTS
     text = pages.page(with_book, {})
     assert text.index(PARTS[1]) < text.index(f"## {PARTS[2]}")

@@ -152,6 +152,10 @@ def test_what_does_not_hold_is_said():
     np.testing.assert_allclose(found.p, [0.5, -0.5, 0.5, -0.5], atol=1e-12)
     np.testing.assert_allclose(found.weight, 1, atol=1e-12)
     assert "not long yet" in certify_joint_limit(Scores(E, corpus), p, 100 * v).reason
+    # Token 1 has no attention: v along it is no part of what the heavy sequences make of v.
+    aside = np.array([0, 1.0, 0, 0])
+    assert certify_joint_limit(Scores(E, corpus), p, 1e8 * v + 1e3 * aside).holds
+    assert "v is not along" in certify_joint_limit(Scores(E, corpus), p, 1e8 * v + 1e6 * aside).reason
     # A token that would agree more with the label, and is drawn up faster than p_* leaves it behind.
     corpus = ja.data.from_sequences([[0, 1, 3], [2, 3]], [1, -1], vocab_size=4)
     E = np.array([[1.0, 0, 0, 0], [1.5, 1, 0, 0], [0, 0, -1, 0], [0, 0, 0, 1.0]])
