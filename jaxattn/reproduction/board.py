@@ -42,8 +42,9 @@ STATEMENTS: Mapping[str, str] = MappingProxyType(
         "one label; outside of them it loses none. Refuted by an η0 well inside at which seeds keep both, or "
         "well outside at which they lose one; or by an edge that is off by more than a fifth.",
         "cover": "Trained together, E, p and v end on a cover: tokens on top under one label each, whose "
-        "values E·v are all y ‖v‖²/√r. Refuted by a top token of both labels, or a distance from that which "
-        "stays; the second row by a small start that leads to another order, or to the other label.",
+        "values E·v are all y ‖v‖²/√r. From small starts scores are in the order of α or of -α, as the sign "
+        "of S says, the mean of y times the variance of α within a sequence. Refuted by a top token of both "
+        "labels, or a distance that stays; by small starts that lead to another order or the other label.",
         "mixture": "Where sequences hold several relevant tokens, p tends to the shortest vector that meets "
         "requirements on pairs of tokens, which `certify_joint_limit` certifies. Refuted by a certified seed "
         "whose far flow, which knows no requirements, comes to another direction.",
@@ -260,6 +261,6 @@ Beside an edge of the window of η0, which is that of the median seed, half of t
 
 Settings: V tokens in the vocabulary, n sequences of T tokens, embeddings of dimension d; η0 is the size of
 the one step on the embeddings before p is trained. In corpora of kind assumption1 every sequence has exactly
-one relevant token; those of kind independent draw tokens one by one. A certificate is a proof by numbers: a
-duality gap that bounds how far the computed max-margin direction is from the true one, and a primal
-residual."""
+one relevant token, in those of kind equal_counts all of these equally often; those of kind independent draw
+tokens one by one. A certificate is a proof by numbers: a duality gap that bounds how far the computed
+max-margin direction is from the true one, and a primal residual."""
