@@ -165,7 +165,7 @@ def claims(
     out: Annotated[Path, arg(metavar="DIR")] = Path("results/claims"),
     quiet: Quiet = False,
 ) -> int:
-    """Measure every claim of the theory, and where it promises nothing; write a page and claims.csv.
+    """Measure the claims of the theory, where it promises nothing, and findings; write a page and claims.csv.
 
     Exits with 1 if a claim that should hold does not.
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
@@ -178,29 +178,26 @@ def claims(
     """
     from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.progress import Reporter
-    from jaxattn.reproduction import scoreboard
+    from jaxattn.reproduction import board, scoreboard
 
     of_this_machine(out)
-    if seeds > 1 and (few := scoreboard.too_few(seeds)):
+    if seeds > 1 and (few := board.too_few(seeds)):
         print(f"jaxattn: {few}", file=sys.stderr)
     keep_compiled()
     with Reporter(quiet) as reporter:
         try:
-            board = scoreboard.run(
+            found = scoreboard.run(
                 seeds=seeds, only=only, data_dir=data_dir, folder=out / "runs", reporter=reporter
             )
         except Interrupted:
             print("stopped; nothing is lost, continue with the same command", file=sys.stderr)
             return 130
-    table = board.table()
-    for promised, title in scoreboard.PARTS:
-        part = table[[row.claim.promised == promised for row in board.rows]]
-        if len(part):
-            print_table(title, part)
-    print(scoreboard.chances(board.rows))
-    for path in board.write(out, command=shlex.join(["jaxattn", *sys.argv[1:]])):
+    for title, part in found.parts.items():
+        print_table(title, part)
+    print(board.chances(found.rows))
+    for path in found.write(out, command=shlex.join(["jaxattn", *sys.argv[1:]])):
         print(path)
-    return board.status
+    return found.status
 
 
 def reproduce(

@@ -50,7 +50,10 @@ class Cell:
         """The data and their sizes."""
         if self.texts:
             return self.texts
-        kind, classes = self["data.kind"], self["data.num_classes"]
+        kind = self["data.kind"]
+        # Of a function the config has only what was given.
+        classes = 2 if ":" in kind else self["data.num_classes"]
+        kind = kind.rpartition(":")[2]
         if kind == "multi_relevant":
             kind = f"{self['data.relevant_per_sequence']} relevant tokens per sequence"
         letters = {"V": "vocab_size", "n": "sequences", "T": "length"}

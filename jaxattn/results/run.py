@@ -73,7 +73,7 @@ class Run:
         return dict(self._entry(cell)["settings"])
 
     def lookup(self, cell: int, key: str) -> Any:
-        """Look up a key of a cell's config: swept, or the same in all cells; list entries by name or number.
+        """Look up a key of a cell: swept, of its block, or the same in all; list entries by name or number.
 
         Raises:
             InputError: no such cell or key.
@@ -81,7 +81,9 @@ class Run:
         entry = self._entry(cell)
         if key in entry["settings"]:
             return entry["settings"][key]
-        value = find(self.config(cell), key)
+        config = self.config(cell)
+        block = config.get("blocks", {}).get(entry["settings"].get("block"))
+        value = next((x for x in (find(block, key), find(config, key)) if x is not None), None)
         if value is None:
             swept = ", ".join(self.axes) or "nothing"
             raise InputError(f"{key}: no such key in the config of {self.directory}; swept is {swept}")

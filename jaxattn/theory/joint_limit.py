@@ -92,9 +92,10 @@ def certify_joint_limit(
         a_top - a_s - κ > ½ (E_s - E_top)·u,    u = Σ_X w_X r^(2κ) q_s c (E_s - E_top),
 
     over all such pairs and q, r at the given point; c = y γ_s - 1, or β_s - β_top if that is zero. Otherwise
-    s comes up from there, though p_* is a limit for those who begin nearer to it. Finite scores and v_mm are
-    a strict local maximum of min_X y x_X·v over ‖v‖ ≤ 1. All of it is local: neither program is convex as a
-    whole. Its conditions are to leading powers of r, and not proven to be enough.
+    s comes up from there, though p_* is a limit for those who begin nearer to it. At the given point light
+    sequences have y x_X·v_mm ≥ 1 as well, up to 1/√r. Finite scores and v_mm are a strict local maximum of
+    min_X y x_X·v over ‖v‖ ≤ 1. All of it is local: neither program is convex as a whole. Its conditions are
+    to leading powers of r, and not proven to be enough.
 
     Args:
         scores: keys Φ (V, D), which are the points of v too, and bags of n sequences of two classes.
@@ -152,10 +153,12 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
         found |= {"curvature": head.curvature, "head_gap": head.gap}
         if head.gap > tolerance or head.gradient > _ZERO or not head.curvature > _ZERO:
             raise Refused("the points of finite attention are no strict maximum of the margin of v")
+        r = v @ head.v / (head.v @ head.v)
+        if not _agreement(E @ p, E @ head.v, entries).min() >= 1 - 1 / np.sqrt(max(r, 1)):
+            raise Refused("a sequence lies below the margin of the heavy ones")
         classes = merged_classes(E, p, head, entries, leader)
         flat = E - E @ normals.T @ normals
-        log_r = np.log(v @ head.v / (head.v @ head.v))
-        direction, spare = solve_direction(flat, flat @ p, log_r, classes, heavy, weight, tolerance)
+        direction, spare = solve_direction(flat, flat @ p, np.log(r), classes, heavy, weight, tolerance)
         found |= {"p": direction.p, "direction": direction, "spare": spare}
     except Refused as refused:
         return JointLimit(**found, reason=str(refused))
@@ -164,13 +167,17 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
 
 def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
     """Tell heavy sequences (n,), and entries of finite attention in them (N,), by halves of powers of r."""
-    log_q, values = entries.attention(E @ p), E @ v
-    agreement = entries.labels * entries.sum(np.exp(log_q) * values[entries.token])
+    log_q, agreement = entries.attention(E @ p), _agreement(E @ p, E @ v, entries)
     if not agreement.min() > np.exp(_LONG):
         raise Refused("v is not long yet, or nothing separates the labels")
     half = np.log(agreement.min()) / 2
     heavy = agreement < agreement.min() + half
     return heavy, heavy[entries.sequence] & (log_q > -half)
+
+
+def _agreement(scores: np.ndarray, values: np.ndarray, entries: Entries) -> np.ndarray:
+    """Compute y x_X·v of every sequence, (n,)."""
+    return entries.labels * entries.sum(np.exp(entries.attention(scores)) * values[entries.token])
 
 
 def _ties(

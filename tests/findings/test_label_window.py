@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn import reproduction
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "sweeps" / "findings" / "label_window"
@@ -79,6 +80,17 @@ def test_a_loss_balanced_by_little_is_the_mean_and_by_much_the_larger_one(mine):
     )
     much = float(mine.Balanced(beta=1e4)(jnp.asarray(f), jnp.asarray(y)))
     assert much == pytest.approx(max(means), rel=1e-3)
+
+
+@pytest.mark.more
+def test_a_short_run_is_measured(tmp_path):
+    item = reproduction.read(FOLDER.parent).item("label_window")
+    axes = 'axes={"phases.step.step_size"=[200.0, 800.0]}'
+    results = item.study("full", None, ["seeds=2", axes]).run(tmp_path / "run", quiet=True)
+    shares = {x.measured: x.estimate for x in reproduction.measures.load(item)(results).findings}
+    assert [(name, x.hits, x.seeds) for name, x in shares.items()] == [
+        ("η0 = 200: no label is lost", 2, 2), ("η0 = 800: a label is lost", 2, 2)
+    ]  # fmt: skip
 
 
 def test_the_page_prints_the_tables():

@@ -18,4 +18,7 @@ def plan():
         "several": (*FLOW, relevant, "axes.data.relevant_per_sequence=[2]"),
         "beyond": (*SIZES, relevant, "cells=[{model.dim=256, phases.step.step_size=0.0}]"),
         "joint": (*FLOW, relevant, "phases.together.until_norm=1e3"),
+        "label_window/study": (*FLOW, "axes={}"),
+        "which_cover/claim": ("phases.all.until_log_loss=-100",),
+        "which_mixture/claim": ('blocks={"two relevant"={}}',),
     }

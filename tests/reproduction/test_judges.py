@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.reproduction import judges
+import jaxattn as ja
+from jaxattn.reproduction import found, judges
 from jaxattn.reproduction.cell import Cell, round_up
 from jaxattn.results.run import Run
 
@@ -226,6 +227,102 @@ def test_growth_on_texts_is_the_derivative_of_the_norm(cell):
 
 
 STEPS = {"phases.descent.steps": 1200, "phases.descent.step_size": 0.25}
+
+
+EQUAL = {"data.kind": "mine.py:equal_counts", "data.relevant": 20}
+
+
+@pytest.fixture
+def window(monkeypatch):
+    """The window of these sizes, without integrating it again; docs/findings/which_label.md has its edges."""
+    monkeypatch.setattr(found, "label_window", lambda **_: ja.theory.LabelWindow(306.05, 1334.43, 1463.9))
+
+
+def at(cell, step_size, kept):
+    return cell({("limit", "kept"): kept}, **EQUAL, **{"phases.step.step_size": step_size})
+
+
+@pytest.mark.parametrize(("step_size", "inside"), [(200.0, False), (800.0, True), (2000.0, False)])
+def test_a_label_is_lost_inside_of_the_window_and_nowhere_else(cell, window, step_size, inside):
+    (lost,), (kept,) = (found.label([at(cell, step_size, x)]) for x in (0.4, 1.0))
+    assert (lost.verdict, kept.verdict) == ((HOLDS, FAILS) if inside else (FAILS, HOLDS))
+    assert lost.claim.setting == f"equal_counts, V = 50, n = 200, T = 8, d = 2048, η0 = {step_size:g}"
+    assert lost.certificate == "predicted: lost from 306 to 1334"
+
+
+@pytest.mark.more
+def test_the_window_is_that_of_the_sizes_of_the_cell(cell):
+    (row,) = found.label([at(cell, 800.0, 0.0)])
+    assert row.certificate == "predicted: lost from 306 to 1334"
+
+
+@pytest.mark.parametrize(("keep", "verdict"), [(0, HOLDS), (8, HOLDS), (20, "undecided"), (32, FAILS)])
+def test_beside_an_edge_the_median_seed_decides(cell, window, keep, verdict):
+    beside = at(cell, 355.0, 0.0)
+    records = beside.run.records
+    records.loc[records["seed"] < keep, "value"] = 1.0
+    (row,) = found.label([beside])
+    assert (row.verdict, row.criterion.low, row.estimate.hits) == (verdict, 0.5, SEEDS - keep)
+
+
+def test_a_window_that_is_not_there_loses_nothing(cell, monkeypatch):
+    nothing = ja.theory.LabelWindow(np.nan, np.nan, 1.0)
+    monkeypatch.setattr(found, "label_window", lambda **_: nothing)
+    (row,) = found.label([at(cell, 800.0, 1.0)])
+    assert (row.verdict, row.certificate) == (HOLDS, "predicted: lost nowhere")
+
+
+COVER = {
+    "cover_error": 5e-3,
+    "cover_share": 1.0,
+    "came_to_end": 1.0,
+    "follows_alpha": 1.0,
+    "winner": -1.0,
+    "variance_sign": -1.0,
+    "cover_size": 6.0,
+    "shortest_cover": 6.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "expected"),
+    [
+        ("winner", -1.0, [HOLDS, HOLDS]),
+        ("cover_error", 0.011, [FAILS, HOLDS]),
+        ("cover_share", 0.99, [FAILS, HOLDS]),
+        ("came_to_end", 0.0, [FAILS, HOLDS]),
+        ("follows_alpha", 0.9, [HOLDS, FAILS]),
+        ("winner", 1.0, [HOLDS, FAILS]),
+        ("variance_sign", 0.0, [HOLDS, HOLDS]),
+    ],
+)
+def test_a_cover_has_its_law_and_its_order(cell, metric, value, expected):
+    settings = {"data.relevant": 10, "model.init.E.scale": 0.01, "phases.all.until_log_loss": -1e4}
+    records = {("all", name): x for name, x in (COVER | {metric: value}).items()}
+    rows = found.cover([cell(records, **settings)])
+    assert verdicts(rows) == [*expected, "measured"]
+    assert rows[2].estimate.hits == SEEDS
+    assert rows[0].claim.setting.endswith("R = 10, d = 2048, start × 0.01")
+    assert rows[0].measured == "a cover, E·v within 1 % of that at L = e^(-10,000)"
+
+
+def test_certificates_of_mixtures_are_confirmed_or_not(cell):
+    def made(certified, away):
+        values = {"certified": certified, "far_error": away, "gap": 3e-16}
+        return cell({("both", name): x for name, x in values.items()})
+
+    sure, wrong, lost, none = made(1.0, 2e-8), made(1.0, 2e-5), made(1.0, np.nan), made(0.0, np.nan)
+    assert [verdicts(found.mixture([x])) for x in (sure, wrong, lost)] == [
+        [HOLDS, HOLDS], [HOLDS, FAILS], [HOLDS, FAILS]
+    ]  # fmt: skip
+    assert [found.mixture([x])[1].certificate for x in (sure, wrong, lost)] == [
+        "1 - cos ≤ 2e-8, 0 go elsewhere, 0 cannot be followed",
+        "1 - cos ≤ 2e-5, 40 go elsewhere, 0 cannot be followed",
+        "0 go elsewhere, 40 cannot be followed",
+    ]  # fmt: skip
+    certified, confirmed = found.mixture([none])
+    assert (certified.verdict, confirmed.text) == (FAILS, "no value")
+    assert confirmed.counted == "0 of 40: in 40 no limit is certified"
 
 
 def test_bounds_are_rounded_up():

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -7,8 +8,10 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.reproduction import scoreboard
-from jaxattn.reproduction.scoreboard import CLAIMS, run
+from jaxattn.reproduction import board as pages
+from jaxattn.reproduction.board import CLAIMS, FOUND, PARTS
+from jaxattn.reproduction.scoreboard import VERDICTS as MEASURED
+from jaxattn.reproduction.scoreboard import run
 from jaxattn.results import layout
 from jaxattn.results.judge import VERDICTS, Estimate
 
@@ -47,7 +50,10 @@ def test_every_claim_has_rows_and_every_row_a_number_with_an_interval(every):
 
 @pytest.mark.slow
 def test_promised_rows_come_first_and_certificates_where_a_direction_was_computed(every):
-    promised = [row.claim.promised for row in every.rows]
+    assert tuple(every.parts) == PARTS
+    own = [row for row in every.rows if row.claim.name not in FOUND]
+    assert {row.claim.name for row in every.rows[len(own) :]} == set(FOUND)
+    promised = [row.claim.promised for row in own]
     assert promised == sorted(promised, reverse=True)
     for row in every.rows:
         assert ("certified" in row.certificate) or row.claim.name != "T4.3"
@@ -96,15 +102,15 @@ def test_the_files_say_what_the_table_says(board, tmp_path):
 
 
 def test_every_claim_is_said_in_words():
-    assert all(len(scoreboard.STATEMENTS[name].split()) > 10 for name in CLAIMS)
+    assert all(len(pages.STATEMENTS[name].split()) > 10 for name in CLAIMS)
 
 
 def test_the_chances_of_a_wrong_row_are_told(board):
     judged = sum(row.criterion is not None for row in board.rows)
-    assert f"{judged} of them judged" in scoreboard.chances(board.rows)
-    assert f"up to {0.05 * judged:.1f} of the {judged} intervals" in scoreboard.chances(board.rows)
-    assert scoreboard.too_few(35).startswith("35 seeds are too few for yes/no rows")
-    assert scoreboard.too_few(36) == ""
+    assert f"{judged} of them judged" in pages.chances(board.rows)
+    assert f"up to {0.05 * judged:.1f} of the {judged} intervals" in pages.chances(board.rows)
+    assert pages.too_few(35).startswith("35 seeds are too few for yes/no rows")
+    assert pages.too_few(36) == ""
 
 
 def test_a_folder_that_cannot_be_written(board, tmp_path):
@@ -154,6 +160,24 @@ def test_texts_give_rows_of_their_own(plan, folder, texts):
     assert all(np.isfinite(row.estimate[:3]).all() for row in rows)
     # A limit that no run reaches is never said to hold.
     assert [row.verdict for row in rows[2:]] == ["undecided", "undecided"]
+
+
+@pytest.mark.more
+def test_findings_are_measured_where_their_book_is(plan, folder, tmp_path, monkeypatch):
+    with_book = run(seeds=SEEDS, only=["MC", "cover"], overrides=plan, folder=folder)
+    assert [row.claim.name for row in with_book.rows] == ["MC", "MC", "MC", "cover", "cover", "cover"]
+    assert tuple(with_book.parts) == PARTS
+    text = pages.page(with_book, {})
+    assert text.index(PARTS[1]) < text.index(f"## {PARTS[2]}")
+    assert re.search(r"Of 2 promised rows .+\. Of 2 found rows .+\.</p>", pages.as_html(with_book, {}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "jaxattn.reproduction.scoreboard.VERDICTS", [x for x in MEASURED if x.claim in ("MC", *FOUND)]
+    )
+    without = run(seeds=SEEDS, overrides=plan, folder=folder)
+    assert {row.claim.name for row in without.rows} == {"MC"}
+    with pytest.raises(InputError, match="--book findings: no book"):
+        run(only=["cover"], overrides=plan)
 
 
 def test_wrong_input_is_named_with_a_remedy(plan, texts, tmp_path):

@@ -10,6 +10,7 @@ from jaxattn.results import aggregate, load
 from jaxattn.results.combine import _equal, choose, combine, group, paired
 from jaxattn.results.intervals import student_t
 from jaxattn.results.layout import latex, markdown, write
+from jaxattn.results.run import Run
 from jaxattn.storage.files import digest
 from jaxattn.storage.manifest import FORMAT
 from jaxattn.storage.manifest import read as read_manifest
@@ -78,6 +79,15 @@ def test_keys_are_looked_up_swept_or_not(tmp_path):
     assert results.lookup(3, "phases.query.steps") == results.lookup(3, "phases.0.steps") == 7
     with pytest.raises(InputError, match=r"phases.embed.steps: no such key in the config of "):
         results.lookup(0, "phases.embed.steps")
+
+
+def test_a_key_that_a_block_changes_is_looked_up_in_it():
+    blocks = {"two": {}, "three": {"data": {"relevant_per_sequence": 3}}}
+    config = {"data": {"relevant_per_sequence": 2, "sequences": 40}, "blocks": blocks}
+    cells = [{"cell": cell, "settings": {"block": name}} for cell, name in enumerate(blocks)]
+    results = Run(Path(), {"config": config, "cells": cells}, pd.DataFrame(), pd.DataFrame())
+    assert [results.lookup(cell, "data.relevant_per_sequence") for cell in (0, 1)] == [2, 3]
+    assert results.lookup(1, "data.sequences") == 40
 
 
 def test_choosing_keeps_cells_metrics_and_phases(tmp_path):

@@ -152,6 +152,17 @@ def test_what_does_not_hold_is_said():
     np.testing.assert_allclose(found.p, [0.5, -0.5, 0.5, -0.5], atol=1e-12)
     np.testing.assert_allclose(found.weight, 1, atol=1e-12)
     assert "not long yet" in certify_joint_limit(Scores(E, corpus), p, 100 * v).reason
+    # Sequence 2 is light by a part of v that heavy ones do not make: it has to be on their margin too, as
+    # token 3 is and token 1 is not.
+    corpus = ja.data.from_sequences([[0], [2], [1, 3]], [1, -1, 1], vocab_size=4)
+    E = np.array([[1.0, 0, 1, 0], [0.5, 1, 0, 0], [-1, 0, 1, 0], [2, 0, 0, 1]])
+    for top, holds in ((1, False), (3, True)):
+        p = 40 * np.sign(top - 2) * np.eye(4)[3]
+        found = certify_joint_limit(Scores(E, corpus), p, np.array([1e8, 0.9e8, 0, 0]))
+        assert found.heavy.tolist() == [True, True, False]
+        np.testing.assert_allclose(found.v, [1, 0, 0, 0], atol=1e-12)
+        assert found.holds == holds
+        assert holds or "below the margin" in found.reason
     # A token that would agree more with the label, and is drawn up faster than p_* leaves it behind.
     corpus = ja.data.from_sequences([[0, 1, 3], [2, 3]], [1, -1], vocab_size=4)
     E = np.array([[1.0, 0, 0, 0], [1.5, 1, 0, 0], [0, 0, -1, 0], [0, 0, 0, 1.0]])

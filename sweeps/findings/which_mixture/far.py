@@ -129,10 +129,13 @@ class Far:
 def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
     """Follow the flow from p at log r: log r (k,) and p (k, m) of all steps, and whether it came there."""
     far.begin(log_r, p)
+    speed = float(np.linalg.norm(far(log_r, p)))
+    if not np.isfinite(speed):  # no weights there, or a wall that p is far behind
+        return np.array([log_r]), p[None], False
     # Scores are to be right by themselves, not beside ‖p‖: a step too far puts another token on top.
     given = {"rtol": 1e-2 * tolerance, "atol": tolerance, "max_step": until / 20}
     # Where walls are not quite where they are to be, p moves there in no time: from 0 on steps may be tiny.
-    given["first_step"] = 1e-6 / max(float(np.linalg.norm(far(log_r, p))), 1.0)
+    given["first_step"] = 1e-6 / max(speed, 1.0)
     solver = Radau(
         lambda after, p: far(log_r + after, p),
         0.0,
