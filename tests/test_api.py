@@ -217,7 +217,8 @@ def test_a_run_that_nothing_came_of_raises(mine, tmp_path):
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_load_is_what_run_returns(ran):
+def test_load_is_what_run_returns(tmp_path):
+    ran = small().run(tmp_path / "run", quiet=True)
     again = ja.load(ran.directory)
     pd.testing.assert_frame_equal(again.records, ran.records)
     assert again.manifest == ran.manifest

@@ -145,18 +145,22 @@ def written_out(study, cell, batch_of):
     """Train seed 1 of a cell by Adam on given batches; return parameters and training data."""
     setting = study.cells[cell].setting
     data_key, key = of_seed.keys(1)
-    train = setting.data.draw(data_key).train
-    params = setting.model.init(key, train, dtype=jnp.float32)
+    train = jax.jit(setting.data.draw)(data_key).train
+    params = jax.jit(lambda key: setting.model.init(key, train, dtype=jnp.float32))(key)
     adam = optax.adam(setting.phases[0].step_size)
     state, drawn = adam.init(params), jax.random.fold_in(key, 0)
 
     def loss(params, batch):
         return setting.loss(setting.model.outputs(params, batch), batch.targets).mean()
 
+    @jax.jit
+    def adam_step(params, state, batch):
+        updates, state = adam.update(jax.grad(loss)(params, batch), state)
+        return optax.apply_updates(params, updates), state
+
     for step in range(3):
-        updates, state = adam.update(jax.grad(loss)(params, batch_of(setting, drawn, step, train)), state)
-        params = optax.apply_updates(params, updates)
-    return loss(params, train)
+        params, state = adam_step(params, state, batch_of(setting, drawn, step, train))
+    return jax.jit(loss)(params, train)
 
 
 @pytest.mark.more

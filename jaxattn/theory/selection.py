@@ -187,6 +187,7 @@ def _select(corpus: Corpus, scores: Array, tie: float | Array, nats: float | Arr
     return Selection(present & (bags.spread(highest) - entries <= tie * spread + nats))
 
 
+@jax.jit
 @sequential_vmap_if_large
 def _count(corpus: Corpus, mask: Array, tokens: Array | None = None) -> Array:
     chosen = mask if tokens is None else mask & take(tokens, corpus.bags.index.astype(jnp.int32))

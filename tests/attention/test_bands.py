@@ -24,7 +24,7 @@ def exactly(x):
 )
 def test_ceilings_are_the_next_above_and_whole_widths_apart(scores):
     scores = jnp.asarray(scores, jnp.float32)
-    ceiling, below = map(np.asarray, bands.split(scores))
+    ceiling, below = map(np.asarray, jax.jit(bands.split)(scores))
     w, first = 64 * 2**80, exactly(bands.first_ceiling(scores))[0]
     for a, h in zip(exactly(scores), exactly(ceiling), strict=True):
         assert 0 <= h - a < w
@@ -36,7 +36,7 @@ def test_ceilings_are_the_next_above_and_whole_widths_apart(scores):
 @pytest.mark.parametrize("spread", [1.0, 100.0, 1e4, 1e7])
 def test_ceilings_of_many_scores(rng, spread):
     scores = jnp.asarray(spread * rng.normal(size=5_000), jnp.float32)
-    ceiling, _ = bands.split(scores)
+    ceiling, _ = jax.jit(bands.split)(scores)
     offset = {h % (64 * 2**80) for h in exactly(ceiling)}
     assert len(offset) == 1
     assert ceiling.max() == bands.first_ceiling(scores) >= scores.max()

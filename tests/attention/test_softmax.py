@@ -56,7 +56,8 @@ def test_values_and_derivatives_equal_the_textbook(rng, x64, corpus, shape, spre
 
 def test_derivative_agrees_with_finite_differences(rng, x64, corpus):
     scores, values = rng.normal(size=(2, 90))
-    check_grads(lambda a, g: attend(corpus, a, g), (scores, values), order=1, modes=["rev"], rtol=1e-6)
+    attended = jax.jit(lambda a, g: attend(corpus, a, g))
+    check_grads(attended, (scores, values), order=1, modes=["rev"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -80,27 +81,27 @@ def test_scores_of_any_size_are_right_in_float32(rng, corpus):
     def summed(x):
         return attend(corpus, *x).sum()
 
-    gradients = jax.grad(summed)((scores, values))
+    gradients = jax.jit(jax.grad(summed))((scores, values))
     assert all(np.isfinite(x).all() for x in gradients)
     with jax.enable_x64(True):
         exact = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float64)), (scores, values))
         f = jax.jit(lambda x: textbook(corpus, *x))(exact)
         expected = jax.jit(jax.grad(lambda x: textbook(corpus, *x).sum()))(exact)
     # Scores near 1e4 are spaced by 1e-3 in float32, and are held against float64 at the same scores.
-    np.testing.assert_allclose(attend(corpus, scores, values), f, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(jax.jit(attend)(corpus, scores, values), f, rtol=2e-5, atol=2e-6)
     for mine, theirs in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
 def test_vmapped_equals_looped(rng, corpus):
     scores, values = jnp.asarray(rng.normal(size=(2, 5, 90)), jnp.float32)
-    vmapped = jax.vmap(lambda a, g: attend(corpus, a, g))(scores, values)
-    looped = jnp.stack([attend(corpus, a, g) for a, g in zip(scores, values, strict=True)])
+    vmapped = jax.jit(jax.vmap(lambda a, g: attend(corpus, a, g)))(scores, values)
+    one = jax.jit(attend)
+    looped = np.stack([one(corpus, a, g) for a, g in zip(scores, values, strict=True)])
     np.testing.assert_allclose(vmapped, looped, rtol=1e-5, atol=1e-6)
 
 
 def test_shift_of_all_scores_changes_nothing(rng, x64, corpus):
     scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
-    np.testing.assert_allclose(
-        attend(corpus, scores, values), attend(corpus, scores + 300, values), rtol=1e-10
-    )
+    one = jax.jit(attend)
+    np.testing.assert_allclose(one(corpus, scores, values), one(corpus, scores + 300, values), rtol=1e-10)

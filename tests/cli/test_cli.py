@@ -11,12 +11,9 @@ import pytest
 from jaxattn import cli
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
-SMALL = [
-    *("--set", "data.sequences=60", "--set", "data.vocab_size=30", "--set", "data.relevant=10"),
-    *("--set", "model.dim=16", "--set", "phases.query.steps=5", "--set", "data.test_sequences=10"),
-    # One seed at a time in every study here, so that they share their programs.
-    *("--set", "probes.min_count=1", "--set", "chunk=1", "--seeds", "2", "--quiet"),
-]
+# The study of the tests of a run, one seed at a time as in some of them: its programs serve here too.
+STUDY = Path(__file__).parents[1] / "sweeps" / "small.toml"
+SMALL = [STUDY, "--set", "chunk=1", "--seeds", "2", "--quiet"]
 
 
 def call(monkeypatch, capsys, *arguments):
@@ -32,7 +29,10 @@ def call(monkeypatch, capsys, *arguments):
 
 def test_run_then_aggregate_then_report(monkeypatch, capsys, tmp_path):
     folder = tmp_path / "quick"
-    status, out, _ = call(monkeypatch, capsys, "run", SWEEPS / "quickstart.toml", *SMALL, "--out", folder)
+    kinds = ('"one_step_law", phase = "embed"', '"importance", phase = "query"', '"curves"')
+    figures = f"[{', '.join(f'{{kind = {kind}}}' for kind in kinds)}]"
+    words = ["run", *SMALL, "--set", f"figures={figures}", "--out", folder]
+    status, out, _ = call(monkeypatch, capsys, *words)
     assert status == 0
     assert "loss" in out
     assert str(folder / "report.html") in out
@@ -42,9 +42,7 @@ def test_run_then_aggregate_then_report(monkeypatch, capsys, tmp_path):
     assert "attention selects an important token in" in second
     assert "log_gradient_norm" not in out
     assert "more metrics: --all" in out
-    status, out, _ = call(
-        monkeypatch, capsys, "run", SWEEPS / "quickstart.toml", *SMALL, "--out", folder, "--all"
-    )
+    status, out, _ = call(monkeypatch, capsys, *words, "--all")
     assert status == 0
     assert "log_gradient_norm" in out
     for name in ("records.parquet", "tokens.parquet", "manifest.json", "report.html"):
@@ -72,7 +70,7 @@ def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
     folder = tmp_path / "quick"
     small = [*SMALL, "--set", "figures=[]", "--out", folder]
     for shard in ("1/2", "2/2"):
-        call(monkeypatch, capsys, "run", SWEEPS / "quickstart.toml", *small, "--shard", shard)
+        call(monkeypatch, capsys, "run", *small, "--shard", shard)
     shards = [folder / "shard-1-of-2", folder / "shard-2-of-2"]
     options = ["--metrics", "loss", "--phases", "query", "--by", "model.dim", "--out", tmp_path / "loss.tex"]
     status, out, _ = call(monkeypatch, capsys, "aggregate", *shards, *options)
@@ -85,7 +83,7 @@ def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
     assert status == 0
     assert "100 % done, finished" in out
     status, out, _ = call(monkeypatch, capsys, "status", folder, shards[1])
-    assert [out.count(f"{shard}: quickstart: 100 % done") for shard in shards] == [1, 2]
+    assert [out.count(f"{shard}: small: 100 % done") for shard in shards] == [1, 2]
     (shards[0] / "manifest.json").rename(shards[0] / "elsewhere.json")
     _, out, error = call(monkeypatch, capsys, "aggregate", folder, "--metrics", "loss")
     assert "(n=1)" in out
@@ -98,10 +96,10 @@ def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
 
 
 def test_a_quiet_plan_prints_its_tables_alone(monkeypatch, capsys, tmp_path):
-    words = ["plan", SWEEPS / "quickstart.toml", *SMALL, "--quick", "--out", tmp_path / "none"]
+    words = ["plan", *SMALL, "--quick", "--out", tmp_path / "none"]
     status, out, error = call(monkeypatch, capsys, *words)
     assert (status, error) == (0, "")
-    assert "quickstart: 1 cell in 1 group, 2 batches, 0 of them done" in out
+    assert "small: 1 cell in 1 group, 2 batches, 0 of them done" in out
     (line,) = [line for line in out.splitlines() if line.startswith("embed records ")]
     assert {"loss", "test_accuracy", "one_step_error"} <= set(line.removeprefix("embed records ").split(", "))
     status, out, error = call(monkeypatch, capsys, *words, "--json")
@@ -109,7 +107,7 @@ def test_a_quiet_plan_prints_its_tables_alone(monkeypatch, capsys, tmp_path):
     told = json.loads(out)
     assert line in told["metrics"]
     assert [len(told[key]) for key in ("cells", "groups")] == [1, 1]
-    assert told["summary"].startswith("quickstart: 1 cell in 1 group, 2 batches")
+    assert told["summary"].startswith("small: 1 cell in 1 group, 2 batches")
 
 
 def test_the_version_is_that_of_the_package(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
     wanted = Study.of_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
     ((title, table),) = [x for x in describe(wanted, 1, silent) if x[0].startswith("One step on E, d = ")]
     assert f"begin with step_size = {table['step_size'][1]:g}. It can make E·p U-shaped" in title
-    corpus = wanted.base.data.draw(seed_keys([0])[0][0]).train
+    corpus = jax.jit(wanted.base.data.draw)(seed_keys([0])[0][0]).train
     v = jnp.eye(4)[0] if classes == 2 else jnp.eye(4)[:, :classes]
     params = ja.models.one_layer.Params(E=jnp.zeros((20, 4)), p=jnp.zeros(4), v=v)
     difference = np.asarray(ja.data.posterior_difference(corpus)).reshape(20, -1)
@@ -82,13 +83,18 @@ def test_step_sizes_bring_the_values_they_say(tables, classes):
     )
     assert f"({important.sum()} with |posterior difference| ≥ 0.5, at least {probes.min_count} occ" in title
     dim = wanted.base.model.dim
-    for step_size, size, spread, ratio, logits in table.to_numpy():
+
+    @jax.jit
+    def step(step_size):
         moved = ja.dynamics.one_step(params, corpus, step_size=step_size)
-        values = np.asarray(moved.E @ v).reshape(20, -1)
+        return moved.E @ v, ja.models.one_layer.outputs(moved, corpus)
+
+    for step_size, size, spread, ratio, logits in table.to_numpy():
+        values, of_sequences = map(np.asarray, step(step_size))
+        values = values.reshape(20, -1)
         assert size == pytest.approx(np.median(np.abs(values[important]).max(1)), rel=1e-4)
         rest = np.hypot(dim**-0.5, np.sqrt(values[~important].var(axis=0).mean()))
         assert (spread, ratio) == pytest.approx((rest, size / rest), rel=1e-4)
-        of_sequences = np.asarray(ja.models.one_layer.outputs(moved, corpus))
         assert logits == pytest.approx(np.sqrt(np.mean(of_sequences**2)), rel=1e-4)
 
 

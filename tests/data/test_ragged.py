@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,22 +35,23 @@ def draw(rng, segments, indices, longest, xp=np):
 )
 def test_sums_and_maxima_equal_those_of_the_dense_matrix(rng, x64, segments, longest, xp):
     segment, index, count, dense = draw(rng, segments, longest + 3, longest, xp)
-    made, _ = ragged(segment, index, count, segments=segments, indices=longest + 3, longest=longest)
+    lay_out = partial(ragged, segments=segments, indices=longest + 3, longest=longest)
+    made, _ = (lay_out if xp is np else jax.jit(lay_out))(segment, index, count)
     made = jax.tree.map(jnp.asarray, made)
     x, y = rng.normal(size=(2, longest + 3))
-    for got, column in zip(made.dot(jnp.asarray(x), jnp.asarray(y)), (x, y), strict=True):
+    for got, column in zip(jax.jit(module.Ragged.dot)(made, x, y), (x, y), strict=True):
         np.testing.assert_allclose(got, dense @ column, atol=1e-11)
-    entries = jnp.where(made.count > 0, jnp.asarray(x)[made.index], -jnp.inf)
+    entries = np.where(np.asarray(made.count) > 0, x[np.asarray(made.index)], -np.inf)
     expected = np.where(dense > 0, x, -np.inf).max(axis=1)
-    np.testing.assert_array_equal(made.max(entries), expected)
+    np.testing.assert_array_equal(jax.jit(module.Ragged.max)(made, entries), expected)
 
 
 def test_left_out_entries_and_unused_rows_do_not_count(rng, x64):
     segment, index, count, dense = draw(rng, 5, 90, 80)
     padded = [np.concatenate([x, np.full(50, fill)]) for x, fill in ((segment, 5), (index, 0), (count, 7))]
-    made, _ = ragged(*map(jnp.asarray, padded), segments=5, indices=90, longest=80)
+    made, _ = jax.jit(partial(ragged, segments=5, indices=90, longest=80))(*padded)
     x = rng.normal(size=90)
-    np.testing.assert_allclose(made.dot(jnp.asarray(x))[0], dense @ x, atol=1e-12)
+    np.testing.assert_allclose(jax.jit(module.Ragged.dot)(made, x)[0], dense @ x, atol=1e-12)
 
 
 def test_host_and_traced_layouts_agree(rng, x64):
@@ -58,8 +61,9 @@ def test_host_and_traced_layouts_agree(rng, x64):
         return ragged(segment, index, count, segments=30, indices=150, longest=140)[0]
 
     x = jnp.asarray(rng.normal(size=150))
-    on_host = jax.tree.map(jnp.asarray, layout(segment, index, count)).dot(x)[0]
-    traced = jax.jit(layout)(segment, index, count).dot(x)[0]
+    dot = jax.jit(module.Ragged.dot)
+    on_host = dot(jax.tree.map(jnp.asarray, layout(segment, index, count)), x)[0]
+    traced = dot(jax.jit(layout)(segment, index, count), x)[0]
     np.testing.assert_allclose(on_host, traced, rtol=1e-13)
 
 
@@ -81,9 +85,9 @@ def test_matrix_products_equal_those_of_the_dense_matrix(rng, x64, monkeypatch, 
     made, _ = ragged(segment, index, count, segments=9, indices=503, longest=500)
     made, x = jax.tree.map(jnp.asarray, made), rng.normal(size=(503, columns))
     assert (made.factors is None) == (large > 0)
-    np.testing.assert_allclose(made.matmul(jnp.asarray(x)), dense @ x, atol=1e-11)
+    np.testing.assert_allclose(jax.jit(module.Ragged.matmul)(made, x), dense @ x, atol=1e-11)
     # What devices other than CPUs run.
-    np.testing.assert_allclose(made._matmul_in_rows(jnp.asarray(x)), dense @ x, atol=1e-11)
+    np.testing.assert_allclose(jax.jit(module.Ragged._matmul_in_rows)(made, x), dense @ x, atol=1e-11)
 
 
 @pytest.fixture

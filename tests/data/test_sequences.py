@@ -36,7 +36,7 @@ def test_bags_count_the_tokens_of_every_sequence():
 
 
 def test_bags_are_those_of_a_corpus_of_the_same_lists():
-    of_lists, of_bags = from_sequences(LISTS, CLASSES, vocab_size=5), sequences().bags()
+    of_lists, of_bags = from_sequences(LISTS, CLASSES, vocab_size=5), jax.jit(Sequences.bags)(sequences())
     x = jnp.asarray(np.random.default_rng(0).standard_normal(5), jnp.float32)
     np.testing.assert_allclose(of_bags.bags.dot(x)[0], of_lists.bags.dot(x)[0], rtol=1e-6)
     y = jnp.asarray(np.random.default_rng(1).standard_normal(4), jnp.float32)

@@ -237,7 +237,10 @@ def test_a_run_that_slept_cannot_overwrite_its_successor(
     assert verify(bucket.fetched(place, all_of_it=True)) == []
 
 
-@pytest.mark.parametrize("fault", ["500", "slow down", "lost before", "lost after"])
+@pytest.mark.parametrize(
+    "fault",
+    [*(pytest.param(x, marks=pytest.mark.more) for x in ("500", "lost before")), "slow down", "lost after"],
+)
 def test_requests_that_fail_now_and_then_change_nothing(
     go, study, place, elsewhere, server, fault, two_batches, assert_same
 ):
@@ -255,7 +258,7 @@ def test_requests_that_fail_now_and_then_change_nothing(
     [
         ("denied", "refused; give credentials"),
         ("expired", "the credentials have ended; renew them"),
-        ("500", "the server does not answer as it should"),
+        pytest.param("500", "the server does not answer as it should", marks=pytest.mark.more),
         ("lost before", "the server does not answer as it should"),
     ],
 )

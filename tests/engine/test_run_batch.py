@@ -50,14 +50,14 @@ def test_numbers_equal_the_phases_written_out_seed_by_seed(small_run, read, stud
         train_key, test_key = jax.random.split(data_keys[seed])
         train, test = (data.generate(key, n) for key, n in ((train_key, 30), (test_key, 20)))
         params = ja.models.one_layer.init(model_keys[seed], vocab_size=20, dim=16)
-        params = ja.dynamics.one_step(params, train, step_size=50.0)
-        gradient = jax.jit(jax.grad(ja.dynamics.loss))
+        params = jax.jit(lambda x, train: ja.dynamics.one_step(x, train, step_size=50.0))(params, train)
+        gradient, loss = jax.jit(jax.grad(ja.dynamics.loss)), jax.jit(ja.dynamics.loss)
         for _ in range(20):
             params = params.replace(p=params.p - 0.1 * gradient(params, train).p)
         last = records[(records.seed == seed) & (records.phase == "query") & (records.step == 20)]
         value = last.set_index("metric")["value"]
-        np.testing.assert_allclose(value["loss"], ja.dynamics.loss(params, train), rtol=1e-5)
-        np.testing.assert_allclose(value["test_loss"], ja.dynamics.loss(params, test), rtol=1e-5)
+        np.testing.assert_allclose(value["loss"], loss(params, train), rtol=1e-5)
+        np.testing.assert_allclose(value["test_loss"], loss(params, test), rtol=1e-5)
         np.testing.assert_allclose(value["p_norm"], jnp.linalg.norm(params.p), rtol=1e-5)
         norm = jnp.linalg.norm(gradient(params, train).p)
         np.testing.assert_allclose(value["log_gradient_norm"], jnp.log(norm), rtol=1e-4, atol=1e-4)

@@ -34,7 +34,7 @@ def test_logits_and_all_gradients_equal_the_textbook(rng, x64, classes):
         def textbook(params, ids=ids, mask=mask):
             return ja.models.reference.outputs(params, ids, mask)
 
-        logits = ja.models.one_layer.outputs(params, corpus)
+        logits = jax.jit(ja.models.one_layer.outputs)(params, corpus)
         np.testing.assert_allclose(logits, jax.jit(textbook)(params), rtol=1e-10, atol=1e-12)
         ours = jax.jit(jax.grad(ja.dynamics.loss))(params, corpus)
         theirs = jax.jit(jax.grad(lambda x: ja.losses.classification(textbook(x), corpus.targets)))(params)  # noqa: B023
@@ -59,7 +59,7 @@ def test_gradients_equal_the_closed_form(rng, x64):
             dE[s] -= yg * q_i * (v + (E[s] @ v - f) * p)
             dp -= yg * q_i * (E[s] @ v - f) * E[s]
             dv -= yg * q_i * E[s]
-    gradient = jax.grad(ja.dynamics.loss)(params, corpus)
+    gradient = jax.jit(jax.grad(ja.dynamics.loss))(params, corpus)
     for name, expected in (("E", dE), ("p", dp), ("v", dv)):
         np.testing.assert_allclose(getattr(gradient, name), expected, rtol=1e-12, atol=1e-15)
 
@@ -109,7 +109,7 @@ def test_projections_are_those_of_two_products(arrays):
 @pytest.mark.parametrize("by", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
 def test_derivatives_are_those_of_two_products(rng, arrays, by):
     weights = [jnp.asarray(rng.normal(size=x.shape)) for x in plain(*arrays)]
-    mine, theirs = (jax.grad(weighted(f, weights), by)(*arrays) for f in (project, plain))
+    mine, theirs = (jax.jit(jax.grad(weighted(f, weights), by))(*arrays) for f in (project, plain))
     for one, other in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
 
@@ -118,21 +118,23 @@ def test_one_of_the_two_alone_is_differentiated(arrays):
     for kind in (0, 1):
         gradient = jax.grad(lambda E, p, v, kind=kind: project(E, p, v)[kind].sum(), (0, 1, 2))
         expected = jax.grad(lambda E, p, v, kind=kind: plain(E, p, v)[kind].sum(), (0, 1, 2))
-        for one, other in zip(gradient(*arrays), expected(*arrays), strict=True):
+        for one, other in zip(jax.jit(gradient)(*arrays), jax.jit(expected)(*arrays), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-14)
 
 
 def test_second_derivatives_forward_over_reverse(rng, arrays):
     weights = [jnp.asarray(rng.normal(size=x.shape)) for x in plain(*arrays)]
-    check_grads(jax.grad(weighted(project, weights), (0, 1, 2)), arrays, order=1, modes=("fwd",))
+    check_grads(jax.jit(jax.grad(weighted(project, weights), (0, 1, 2))), arrays, order=1, modes=("fwd",))
 
 
 def test_vmapped_equals_looped(rng, x64):
     E, p, v = (jnp.asarray(rng.normal(size=(4, *shape))) for shape in ((7, 5), (5,), (5,)))
-    call = jax.grad(lambda E, p, v: sum((x**2).sum() for x in project(E, p, v)), (0, 1, 2))
-    for vmapped, looped in zip(jax.vmap(call)(E, p, v), zip(*map(call, E, p, v), strict=True), strict=True):
-        np.testing.assert_allclose(vmapped, jnp.stack(looped), rtol=1e-13)
-    one = jax.vmap(call, (None, 0, None))(E[0], p, v[0])
+    call = jax.jit(jax.grad(lambda E, p, v: sum((x**2).sum() for x in project(E, p, v)), (0, 1, 2)))
+    for vmapped, looped in zip(
+        jax.jit(jax.vmap(call))(E, p, v), zip(*map(call, E, p, v), strict=True), strict=True
+    ):
+        np.testing.assert_allclose(vmapped, np.stack(looped), rtol=1e-13)
+    one = jax.jit(jax.vmap(call, (None, 0, None)))(E[0], p, v[0])
     np.testing.assert_allclose(one[0][2], call(E[0], p[2], v[0])[0], rtol=1e-13)
 
 

@@ -40,9 +40,10 @@ def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classe
     for mine, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     np.testing.assert_array_equal(
-        model.outputs(params, corpus), partial(module.outputs, **forms)(params, corpus)
+        jax.jit(model.outputs)(params, corpus), jax.jit(partial(module.outputs, **forms))(params, corpus)
     )
-    for mine, theirs in zip(model.scores_and_values(params), module.scores_and_values(params), strict=True):
+    both = jax.jit(model.scores_and_values)(params), jax.jit(module.scores_and_values)(params)
+    for mine, theirs in zip(*both, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -50,9 +51,9 @@ def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classe
 def test_models_say_of_themselves_what_is_so(ragged, name):
     """Attention over tokens does not depend on the values; parameters in token_rows have a row per token."""
     model = SETTINGS[name][0]
-    corpus = ragged(2)
+    corpus = ragged(3)
     params, larger = (
-        model.init(jax.random.key(0), shapes(vocab_size=size), dtype=jnp.float32)
+        model.init(jax.random.key(0), shapes(vocab_size=size, num_classes=3), dtype=jnp.float32)
         for size in (corpus.vocab_size, corpus.vocab_size + 3)
     )
     for parameter in params_by_name.names(params):
@@ -63,8 +64,8 @@ def test_models_say_of_themselves_what_is_so(ragged, name):
         else:
             np.testing.assert_array_equal(theirs, mine)
     if model.attends_to_tokens and name != "mlp":
-        found = attend(corpus, *model.scores_and_values(params))
-        np.testing.assert_allclose(found, model.outputs(params, corpus), rtol=1e-5, atol=1e-6)
+        found = jax.jit(lambda x: attend(corpus, *model.scores_and_values(x)))(params)
+        np.testing.assert_allclose(found, jax.jit(model.outputs)(params, corpus), rtol=1e-5, atol=1e-6)
     assert getattr(model, "is_one_layer", False) == (name == "one_layer")
 
 

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,14 @@ SIZES = {"vocab_size": 8, "num_classes": 2, "dtype": jnp.float64}
 KEY = jax.random.key(3)
 
 
+def start(**settings):
+    return jax.jit(partial(span.start, **settings))(KEY)
+
+
+def full_start(**settings):
+    return Rows(*jax.jit(partial(embeddings_query_head, **settings))(KEY))
+
+
 def products(rows):
     vectors = np.concatenate([np.asarray(rows.p)[None], np.atleast_2d(np.asarray(rows.v).T), rows.E])
     return vectors @ vectors.T
@@ -25,7 +35,7 @@ def products(rows):
 @pytest.mark.usefixtures("x64")
 def test_a_start_has_the_inner_products_of_the_full_space_in_the_fewest_coordinates(dim, classes):
     sizes = SIZES | {"num_classes": classes}
-    short, full = span.start(KEY, dim=dim, **sizes), Rows(*embeddings_query_head(KEY, dim=dim, **sizes))
+    short, full = start(dim=dim, **sizes), full_start(dim=dim, **sizes)
     np.testing.assert_allclose(products(short), products(full), rtol=1e-12, atol=1e-13)
     assert short.E.shape == (8, span.dimensions(dim, 8, classes))
     assert short.v.ndim == full.v.ndim
@@ -35,15 +45,15 @@ def test_a_start_has_the_inner_products_of_the_full_space_in_the_fewest_coordina
 def test_a_start_in_float32_keeps_its_digits_however_near_to_square(dim, rtol):
     """Ten rows: a product of them would lose half the digits where d is hardly larger."""
     sizes = SIZES | {"dtype": jnp.float32}
-    short, full = span.start(KEY, dim=dim, **sizes), Rows(*embeddings_query_head(KEY, dim=dim, **sizes))
+    short, full = start(dim=dim, **sizes), full_start(dim=dim, **sizes)
     assert (jnp.diagonal(jnp.concatenate([short.p[None], short.v[None], short.E])) > 0).all()
     np.testing.assert_allclose(products(short), products(full), rtol=rtol, atol=1e-6)
 
 
 @pytest.mark.usefixtures("x64")
 def test_the_basis_of_a_seed_brings_its_vectors_back():
-    short, full = span.start(KEY, dim=40, **SIZES), Rows(*embeddings_query_head(KEY, dim=40, **SIZES))
-    Q = span.basis(KEY, dim=40, **SIZES)
+    short, full = start(dim=40, **SIZES), full_start(dim=40, **SIZES)
+    Q = np.asarray(jax.jit(partial(span.basis, dim=40, **SIZES))(KEY))
     for back, wanted in ((short.E @ Q.T, full.E), (Q @ short.p, full.p), (Q @ short.v, full.v)):
         np.testing.assert_allclose(back, wanted, rtol=1e-12, atol=1e-13)
 
@@ -51,7 +61,7 @@ def test_the_basis_of_a_seed_brings_its_vectors_back():
 @pytest.mark.parametrize("dim", [40, pytest.param(span.LARGE, marks=pytest.mark.more), "inf"])
 @pytest.mark.usefixtures("x64")
 def test_a_larger_vocabulary_leaves_the_inner_products_of_a_smaller_one_unchanged(dim):
-    small, large = (span.start(KEY, dim=dim, **SIZES | {"vocab_size": size}) for size in (6, 9))
+    small, large = (start(dim=dim, **SIZES | {"vocab_size": size}) for size in (6, 9))
     np.testing.assert_allclose(products(large)[:8, :8], products(small), rtol=1e-12, atol=1e-14)
 
 
@@ -85,10 +95,10 @@ def test_a_start_drawn_in_its_span_has_the_law_of_the_full_space():
 @pytest.mark.usefixtures("x64")
 def test_infinitely_many_dimensions_are_the_limit_of_many():
     sizes = SIZES | {"num_classes": 3}
-    limit = products(span.start(KEY, dim="inf", **sizes))
+    limit = products(start(dim="inf", **sizes))
     np.testing.assert_array_equal(limit, np.eye(12))
     # An inner product is normal with variance 1/d, and there are 78: none lies five deviations out.
-    np.testing.assert_allclose(products(span.start(KEY, dim=10**8, **sizes)), limit, atol=5 * 2**0.5 * 1e-4)
+    np.testing.assert_allclose(products(start(dim=10**8, **sizes)), limit, atol=5 * 2**0.5 * 1e-4)
 
 
 def moved(params, corpus, optimizer, steps, **settings):
@@ -120,7 +130,7 @@ def test_training_in_the_span_is_training_in_the_full_space(name, classes, setti
     )
     sizes = SIZES | {"num_classes": classes}
     full = one_layer.init(KEY, dim=40, **sizes)
-    short = one_layer.Params(*span.start(KEY, dim=40, **sizes))
+    short = one_layer.Params(*start(dim=40, **sizes))
     made = optimizers.optimizer(name, 0.5)
     ours, theirs = (moved(params, corpus, made, 20, **settings) for params in (short, full))
     assert np.abs(products(theirs) - products(full)).max() > 0.01

@@ -41,6 +41,20 @@ def show():
 
 
 @pytest.fixture
+def measure():
+    """Measure as a run does, in one program."""
+
+    def call(probe, shown):
+        def compute(params, data, memory):
+            task = Task(shown.model, shown.loss, data)
+            return probe.measure(ProbeContext(params, task, shown.phase, memory))
+
+        return jax.jit(compute)(shown.params, shown.data, shown.memory)
+
+    return call
+
+
+@pytest.fixture
 def draw():
     """Draw parameters like a model's, in float64; by NumPy, since drawing takes long to compile."""
 

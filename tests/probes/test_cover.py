@@ -15,14 +15,14 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 @pytest.fixture
-def measured(show):
+def measured(show, measure):
     """Measure a model whose scores and values are given, ‖v‖ = 2."""
 
     def make(sequences, labels, scores, values):
         corpus = ja.data.from_sequences(sequences, labels, vocab_size=len(scores))
-        E = jnp.stack([jnp.asarray(scores, float), jnp.asarray(values, float) / 2], axis=1)
-        params = Params(E, jnp.array([1.0, 0.0]), jnp.array([0.0, 2.0]))
-        return {k: float(x) for k, x in Cover().measure(show(OneLayer(dim=2), params, corpus)).items()}
+        E = np.stack([np.asarray(scores), np.asarray(values) / 2], axis=1)
+        params = Params(*map(jnp.asarray, (E, [1.0, 0.0], [0.0, 2.0])))
+        return {k: float(x) for k, x in measure(Cover(), show(OneLayer(dim=2), params, corpus)).items()}
 
     return make
 
@@ -63,12 +63,12 @@ def test_of_tokens_that_tie_the_first_is_on_top(measured):
     np.testing.assert_allclose(found["cover_attention"], 1 / 3)
 
 
-def test_all_numbers_equal_a_loop_over_sequences(show, corpus, draw):
+def test_all_numbers_equal_a_loop_over_sequences(show, corpus, draw, measure):
     bags, model = corpus(), OneLayer(dim=5)
     ids, mask = (np.asarray(x) for x in ja.models.reference.padded_sequences(bags))
     for seed in range(8):
         params = draw(model, bags, seed)
-        found = Cover().measure(show(model, params, bags))
+        found = measure(Cover(), show(model, params, bags))
         E, p, v = (np.asarray(x) for x in (params.E, params.p, params.v))
         labels_of, least = {}, 1.0
         for row, real, y in zip(ids, mask, np.asarray(bags.targets), strict=True):

@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 import pytest
 
@@ -6,13 +7,13 @@ from jaxattn.probes import OneStepEmbeddings
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_distance_of_every_embedding_to_the_law(x64, corpus, show, draw, classes):
+def test_distance_of_every_embedding_to_the_law(x64, corpus, show, draw, measure, classes):
     corpus, model = corpus(classes), models.OneLayer(dim=20)
     before, probe = draw(model, corpus), OneStepEmbeddings()
-    after = dynamics.one_step(before, corpus, step_size=3.0)
+    after = jax.jit(lambda x: dynamics.one_step(x, corpus, step_size=3.0))(before)
     seen = show(model, after, corpus, train=("E",), memory=probe.remember(before))
     seen.phase = dynamics.OneStep(name="step", step_size=3.0)
-    found = probe.measure(seen)["embedding_error"]
+    found = measure(probe, seen)["embedding_error"]
     # α_s by its definition: signed frequency per sequence, averaged.
     ids, real = map(np.asarray, models.reference.padded_sequences(corpus))
     n, v = len(corpus.targets), np.asarray(before.v)

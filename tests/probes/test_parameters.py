@@ -18,10 +18,10 @@ from jaxattn.probes import Alignments, Conservation, Norms, Sharpness
 from jaxattn.probes.parameters import cosine, largest_eigenvalue
 
 
-def test_norms_of_all_parameters_trained_or_not(x64, corpus, show, draw):
+def test_norms_of_all_parameters_trained_or_not(x64, corpus, show, draw, measure):
     corpus, model = corpus(3), models.Mlp(dim=5)
     params = draw(model, corpus)
-    found = Norms().measure(show(model, params, corpus, train=("p",)))
+    found = measure(Norms(), show(model, params, corpus, train=("p",)))
     assert set(found) == {"norm_E", "norm_p", "norm_v", "norm_W", "norm_b"}
     for name, value in vars(params).items():
         np.testing.assert_allclose(found[f"norm_{name}"], np.sqrt(np.sum(np.asarray(value) ** 2)), rtol=1e-13)
@@ -32,22 +32,22 @@ def angle(x, y):
     return x @ y / (np.linalg.norm(x) * np.linalg.norm(y))
 
 
-def test_cosines_between_parameters_and_with_the_descent_direction(x64, corpus, show, draw):
+def test_cosines_between_parameters_and_with_the_descent_direction(x64, corpus, show, draw, measure):
     corpus, model = corpus(), models.OneLayer(dim=12)  # E is as large as a matrix (d, d) would be
     params = draw(model, corpus)
-    found = Alignments().measure(show(model, params, corpus, train=("E", "p")))
+    found = measure(Alignments(), show(model, params, corpus, train=("E", "p")))
     assert set(found) == {"cos_p_v", "cos_E_descent", "cos_p_descent"}
     np.testing.assert_allclose(found["cos_p_v"], angle(params.p, params.v), rtol=1e-12)
-    gradient = jax.grad(ja.dynamics.loss)(params, corpus)
+    gradient = jax.jit(jax.grad(ja.dynamics.loss))(params, corpus)
     np.testing.assert_allclose(found["cos_E_descent"], -angle(params.E, gradient.E), rtol=1e-10)
     np.testing.assert_allclose(found["cos_p_descent"], -angle(params.p, gradient.p), rtol=1e-10)
 
 
-def test_matrices_of_one_shape_are_compared_entry_by_entry(x64, corpus, show, draw):
+def test_matrices_of_one_shape_are_compared_entry_by_entry(x64, corpus, show, draw, measure):
     corpus, model = corpus(3), models.TwoLayerWeights(dim=5)
     params = draw(model, corpus)
     params = params.replace(W2=2 * params.W1 + params.W2)
-    found = Alignments().measure(show(model, params, corpus, train=("v",)))
+    found = measure(Alignments(), show(model, params, corpus, train=("v",)))
     assert set(found) == {"cos_W1_W2", "cos_v_descent"}
     np.testing.assert_allclose(found["cos_W1_W2"], angle(params.W1, params.W2), rtol=1e-12)
 
@@ -76,8 +76,12 @@ def quantity(params):
 
 
 def drift(model, params, moved, corpus, show):
-    memory = Conservation().remember(params)
-    return Conservation().measure(show(model, moved, corpus, memory=memory))["conservation_drift"]
+    @jax.jit
+    def measure(params, moved):
+        memory = Conservation().remember(params)
+        return Conservation().measure(show(model, moved, corpus, memory=memory))["conservation_drift"]
+
+    return measure(params, moved)
 
 
 ONCE = [(3, 2, None), (20, 3, 2), (60, 2, 2), (60, 3, None)]
@@ -139,7 +143,8 @@ def test_it_is_measured_where_all_three_are_trained(x64, corpus, show, draw, app
 def test_seeds_are_measured_together(x64, corpus, show, draw):
     corpus, model = corpus(), models.OneLayer(dim=40)
     start = [draw(model, corpus, seed) for seed in (0, 1)]
-    moved = [ja.dynamics.one_step(x, corpus, step_size=1.0, train=TRAIN) for x in start]
+    step = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=1.0, train=TRAIN))
+    moved = [step(x) for x in start]
     both, after = (jax.tree.map(lambda *x: jnp.stack(x), *x) for x in (start, moved))
     found = jax.vmap(lambda x, y: drift(model, x, y, corpus, show))(both, after)
     for lane in (0, 1):
@@ -195,14 +200,14 @@ HEADS = (models.MultiHead(dim=4, heads=2), 2, losses.Squared())
     ],
 )
 def test_it_is_the_largest_eigenvalue_of_the_dense_hessian(
-    x64, corpus, show, draw, model, classes, per_sequence, train
+    x64, corpus, show, draw, measure, model, classes, per_sequence, train
 ):
     corpus = corpus(classes)
     params = draw(model, corpus)
     seen = show(model, params, corpus, train, per_sequence)
     (expected,) = dense(model, stacked(params), corpus, train, per_sequence)
     assert abs(expected) > 1e-3
-    found = Sharpness(iterations=90).measure(seen)["sharpness"]
+    found = measure(Sharpness(iterations=90), seen)["sharpness"]
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
@@ -220,19 +225,25 @@ def test_sharpness_of_seeds_is_measured_together(x64, corpus, show, draw, monkey
     jax.clear_caches()
 
 
+@jax.jit
+def largest(matrix, start):
+    return largest_eigenvalue(lambda x: matrix @ x, start, 30)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 3, 30])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_matrices_of_any_rank_sign_and_size(rng, rank, sign):
     factor = rng.normal(size=(30, rank))
-    start = jnp.asarray(rng.normal(size=30), jnp.float32)
+    start = np.float32(rng.normal(size=30))
     for size in (1e-30, 1.0, 1e20):
-        matrix = size * sign * jnp.asarray(factor @ factor.T, jnp.float32)
-        found = largest_eigenvalue(lambda x, A=matrix: A @ x, start, 30) / size
+        matrix = np.float32(size) * sign * np.float32(factor @ factor.T)
+        found = np.asarray(largest(matrix, start)) / np.float32(size)
         expected = np.linalg.eigvalsh(sign * factor @ factor.T)[-1]
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_exact_eigenvector_and_one_number_end_early():
-    np.testing.assert_allclose(largest_eigenvalue(lambda x: -2 * x, jnp.ones(5), 5), -2, rtol=1e-6)
-    np.testing.assert_allclose(largest_eigenvalue(lambda x: 3 * x, jnp.ones(1), 5), 3, rtol=1e-6)
-    assert jnp.isnan(largest_eigenvalue(lambda x: jnp.nan * x, jnp.ones(5), 5))
+    scaled = jax.jit(lambda factor, start: largest_eigenvalue(lambda x: factor * x, start, 5))
+    np.testing.assert_allclose(scaled(-2.0, np.ones(5, np.float32)), -2, rtol=1e-6)
+    np.testing.assert_allclose(scaled(3.0, np.ones(1, np.float32)), 3, rtol=1e-6)
+    assert np.isnan(scaled(np.nan, np.ones(5, np.float32)))

@@ -56,12 +56,12 @@ def seen(show, corpus, draw):
     return shown
 
 
-def test_each_head_by_loops(x64, seen):
+def test_each_head_by_loops(x64, seen, measure):
     probe = HeadsSelected(important=0.3, min_count=2)
     first, _, last = seen.params.p
     # Opposite queries select other tokens.
     seen.params = seen.params.replace(p=jnp.stack([first, -first, last]))
-    found = probe.measure(seen)
+    found = measure(probe, seen)
     params, bags = seen.params, seen.data.train
     important = np.asarray(seen.data.tokens.important(0.3, 2))
     assert 0 < important.sum() < len(important)
@@ -83,14 +83,14 @@ def test_each_head_by_loops(x64, seen):
     assert found.keys() == probe.labels.keys()
 
 
-def test_equal_heads_are_one_query(x64, seen):
+def test_equal_heads_are_one_query(x64, seen, measure):
     """Three times the query of the one-layer model measure what it does."""
     p, v = seen.params.p[0], seen.params.v[0]
     seen.params = seen.params.replace(p=jnp.stack([p] * 3), v=jnp.stack([v] * 3))
     settings = {"important": 0.3, "min_count": 2}
-    of_heads = HeadsSelected(**settings).measure(seen)
+    of_heads = measure(HeadsSelected(**settings), seen)
     one = ProbeContext(models.one_layer.Params(E=seen.params.E, p=p, v=v), _task(seen), seen.phase)
-    alone = Selected(**settings).measure(one)
+    alone = measure(Selected(**settings), one)
     np.testing.assert_allclose(of_heads["head_mass"], [alone["important_mass"]] * 3, rtol=1e-12)
     for name in ("any_head_selected", "all_heads_selected"):
         np.testing.assert_array_equal(of_heads[name], alone["important_selected"])
@@ -102,8 +102,8 @@ def _task(seen):
     return Task(models.OneLayer(dim=5), seen.loss, seen.data)
 
 
-def test_no_important_token_is_no_number(x64, seen):
-    found = HeadsSelected(important=1.0, min_count=1_000).measure(seen)
+def test_no_important_token_is_no_number(x64, seen, measure):
+    found = measure(HeadsSelected(important=1.0, min_count=1_000), seen)
     assert all(np.isnan(x).all() for x in found.values())
 
 
@@ -112,47 +112,51 @@ def test_it_wants_heads(applies):
     assert not applies(HeadsSelected(), models.OneLayer(dim=5), losses.DEFAULT, ("p",))
 
 
-def measured(show, sequences, scores, relevant, **settings):
+@pytest.fixture
+def measured(show, measure):
     """Measure a model whose scores are given: E = 1."""
-    corpus = ja.data.from_sequences(sequences, [1] * len(sequences), vocab_size=len(scores))
-    params = Params(jnp.eye(len(scores)), jnp.asarray(scores), jnp.ones(len(scores)))
-    return RelevantTokens(relevant=relevant, **settings).measure(
-        show(OneLayer(dim=len(scores)), params, corpus)
-    )
+
+    def make(sequences, scores, relevant, **settings):
+        corpus = ja.data.from_sequences(sequences, [1] * len(sequences), vocab_size=len(scores))
+        params = Params(*map(jnp.asarray, (np.eye(len(scores)), scores, np.ones(len(scores)))))
+        probe = RelevantTokens(relevant=relevant, **settings)
+        return measure(probe, show(OneLayer(dim=len(scores)), params, corpus))
+
+    return make
 
 
-def test_shares_of_sequences_by_hand(x64, show):
+def test_shares_of_sequences_by_hand(x64, measured):
     # Of tokens 0, 1 and 2, which are relevant, the last one scores low.
     scores = [100.0, 95.0, 0.0, 98.0, 50.0]
     sequences = [[0, 4], [0, 1, 1, 4], [0, 2, 4], [0, 3], [2, 4], [3, 4]]
-    found = measured(show, sequences, scores, 3)
+    found = measured(sequences, scores, 3)
     # The last sequence has no relevant token; in the one before the other token is selected, in [0, 3] both.
     np.testing.assert_allclose(found["relevant_selected"], 3 / 5)
     np.testing.assert_allclose(found["only_relevant_selected"], 2 / 5)
     np.testing.assert_allclose(found["relevant_tied"], 1 / 5)
 
 
-def test_nats_tell_how_close_to_the_top_counts(x64, show):
+def test_nats_tell_how_close_to_the_top_counts(x64, measured):
     scores = [100.0, 95.0, 0.0]
     shares = [
-        float(measured(show, [[0, 1, 2], [0, 2]], scores, 2, nats=nats)["only_relevant_selected"])
+        float(measured([[0, 1, 2], [0, 2]], scores, 2, nats=nats)["only_relevant_selected"])
         for nats in (4.9, 5.1)
     ]
     assert shares == [1 / 2, 1]
-    everything = measured(show, [[0, 1, 2], [0, 2]], scores, 2, nats=200.0)
+    everything = measured([[0, 1, 2], [0, 2]], scores, 2, nats=200.0)
     assert (everything["relevant_selected"], everything["relevant_tied"]) == (0, 1)
 
 
-def test_the_margin_is_the_smallest_lead_of_a_relevant_token(x64, show):
+def test_the_margin_is_the_smallest_lead_of_a_relevant_token(x64, measured):
     scores = [4.0, 3.0, 1.0, 0.0]
-    found = measured(show, [[0, 2], [0, 1, 3], [1, 2]], scores, 2)
+    found = measured([[0, 2], [0, 1, 3], [1, 2]], scores, 2)
     np.testing.assert_allclose(found["relevant_margin"], 2 / np.linalg.norm(scores))
 
 
-def test_shares_equal_a_loop_over_sequences(x64, show, rng):
+def test_shares_equal_a_loop_over_sequences(x64, measured, rng):
     sequences = [rng.integers(0, 9, rng.integers(1, 7)).tolist() for _ in range(60)]
     scores = rng.normal(scale=20, size=9).tolist()
-    found = measured(show, sequences, scores, 4)
+    found = measured(sequences, scores, 4)
     held, tied, only, some = 0, 0, 0, 0
     for sequence in map(set, sequences):
         top = max(scores[s] for s in sequence)
@@ -182,7 +186,7 @@ def by_token(corpus, scores):
 @pytest.mark.parametrize("spread", [0.0, 1.0, 1e3])
 def test_entropy_equals_that_of_every_sequence(rng, x64, corpus, spread):
     corpus, scores = corpus(), spread * rng.normal(size=12)
-    found = attention_entropy(corpus, jnp.asarray(scores))
+    found = jax.jit(attention_entropy)(corpus, scores)
     np.testing.assert_allclose(found, list(by_token(corpus, scores)), rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(found[:2], 0, atol=1e-15)
 
@@ -191,15 +195,15 @@ def test_seeds_of_a_large_corpus_are_taken_in_turn(rng, x64, corpus, monkeypatch
     monkeypatch.setattr(layout, "LARGE", 1)
     corpus, scores = corpus(), rng.normal(size=(3, 12))
     assert corpus.bags.is_large
-    found = jax.vmap(lambda a: attention_entropy(corpus, a))(jnp.asarray(scores))
+    found = jax.jit(jax.vmap(lambda a: attention_entropy(corpus, a)))(scores)
     for lane in range(3):
         np.testing.assert_allclose(found[lane], list(by_token(corpus, scores[lane])), rtol=1e-12, atol=1e-14)
 
 
-def test_metrics_are_the_mean_and_a_number_of_tokens(x64, corpus, show, draw):
+def test_metrics_are_the_mean_and_a_number_of_tokens(x64, corpus, show, draw, measure):
     corpus, model = corpus(3), models.KeyQuery(dim=5, weights="normal")
     params = draw(model, corpus)
-    found = AttentionEntropy().measure(show(model, params, corpus))
+    found = measure(AttentionEntropy(), show(model, params, corpus))
     assert found.keys() == AttentionEntropy.labels.keys()
     expected = np.mean(list(by_token(corpus, np.asarray(params.E @ params.W @ params.p))))
     np.testing.assert_allclose(found["attention_entropy"], expected, rtol=1e-12)
@@ -227,12 +231,12 @@ class Queries(ja.Model[Vectors]):
 
 
 @pytest.mark.parametrize("spread", [0.0, 3.0, 1e3])
-def test_equals_a_loop_over_queries(rng, x64, spread):
+def test_equals_a_loop_over_queries(rng, x64, measure, spread):
     X, q = rng.normal(size=(7, 5, 4)), spread * rng.normal(size=(3, 4))
     data = Vectors(targets=jnp.ones(7, jnp.int32), X=jnp.asarray(X), classes=2)
     task = Task(Queries(), losses.DEFAULT, Splits(data))
     phase = ja.dynamics.Descent(name="all", train=["q"], optimizer="sgd", step_size=0.1, steps=1)
-    found = Attended(above=0.7).measure(ProbeContext({"q": jnp.asarray(q)}, task, phase))
+    found = measure(Attended(above=0.7), ProbeContext({"q": jnp.asarray(q)}, task, phase))
     for query in range(3):
         largest, positions, one = [], [], []
         for example in range(int(query == 2), 7):

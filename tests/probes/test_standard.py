@@ -37,35 +37,36 @@ def attention(scores, corpus):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_fit_is_loss_accuracy_and_norms_written_out(seen, classes):
+def test_fit_is_loss_accuracy_and_norms_written_out(seen, measure, classes):
     shown = seen(classes=classes)
-    found = Fit().measure(shown)
+    found = measure(Fit(), shown)
     params, train, test = shown.params, shown.data.train, shown.data.test
-    logits = ja.models.one_layer.outputs(params, train)
+    outputs = jax.jit(ja.models.one_layer.outputs)
+    logits = outputs(params, train)
 
     def of_query(p):
         return ja.losses.classification(
             ja.models.one_layer.outputs(params.replace(p=p), train), train.targets
         ).mean()
 
-    loss, gradient = jax.value_and_grad(of_query)(params.p)
+    loss, gradient = jax.jit(jax.value_and_grad(of_query))(params.p)
     np.testing.assert_allclose(found["loss"], loss, rtol=1e-12)
-    np.testing.assert_allclose(found["log_gradient_norm"], jnp.log(jnp.linalg.norm(gradient)), rtol=1e-10)
+    np.testing.assert_allclose(found["log_gradient_norm"], np.log(np.linalg.norm(gradient)), rtol=1e-10)
     np.testing.assert_allclose(found["p_norm"], np.linalg.norm(params.p), rtol=1e-12)
     chosen = np.where(logits > 0, 1, -1) if classes == 2 else np.argmax(logits, axis=1)
-    found |= Accuracy().measure(shown)
+    found |= measure(Accuracy(), shown)
     assert found["train_accuracy"] == np.mean(chosen == np.asarray(train.targets))
-    of_test = ja.losses.classification(ja.models.one_layer.outputs(params, test), test.targets).mean()
+    of_test = jax.jit(ja.losses.classification)(outputs(params, test), test.targets).mean()
     np.testing.assert_allclose(found["test_loss"], of_test, rtol=1e-12)
     assert "validation_loss" not in found
     without = seen(classes=classes, test=False)
-    assert not {"test_loss", "test_accuracy"} & {*Fit().measure(without), *Accuracy().measure(without)}
+    assert not {"test_loss", "test_accuracy"} & {*measure(Fit(), without), *measure(Accuracy(), without)}
 
 
 @pytest.mark.parametrize("least", [1, 6])
-def test_selected_is_attention_on_important_tokens(seen, least):
+def test_selected_is_attention_on_important_tokens(seen, measure, least):
     shown = seen()
-    found = Selected(important=0.3, min_count=least).measure(shown)
+    found = measure(Selected(important=0.3, min_count=least), shown)
     train, scores = shown.data.train, shown.scores_and_values[0]
     tokens = shown.data.tokens
     large, count = np.abs(np.asarray(tokens.posterior_difference[:, 0])) >= 0.3, np.asarray(tokens.count)
@@ -88,10 +89,10 @@ def test_selected_is_attention_on_important_tokens(seen, least):
 
 
 @pytest.mark.parametrize("model", [ja.models.KeyQuery(dim=5, weights="normal"), ja.models.Mlp(dim=5)])
-def test_a_model_selects_by_its_own_scores(seen, model):
+def test_a_model_selects_by_its_own_scores(seen, measure, model):
     """With a key-query matrix the scores are not E·p, and what is selected follows the scores."""
     shown = seen(model)
-    found = Selected(important=0.3, min_count=1).measure(shown)
+    found = measure(Selected(important=0.3, min_count=1), shown)
     train, scores = shown.data.train, model.scores_and_values(shown.params)[0]
     chosen = ja.theory.selection_from_scores(scores, train)
     by_query = ja.theory.selection_from_scores(shown.params.E @ shown.params.p, train)
@@ -103,7 +104,7 @@ def test_a_model_selects_by_its_own_scores(seen, model):
     np.testing.assert_allclose(found["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-12)
 
 
-def test_uniform_attention_selects_nothing_and_ties_everywhere(x64):
+def test_uniform_attention_selects_nothing_and_ties_everywhere(x64, measure):
     """Token 0 says +1, token 1 says -1, the others nothing."""
     corpus = ja.data.from_sequences(
         [[0, 2, 3], [1, 2, 3], [0, 2], [1, 3], [2, 3], [2, 3]], [1, -1] * 3, vocab_size=4
@@ -111,10 +112,10 @@ def test_uniform_attention_selects_nothing_and_ties_everywhere(x64):
     model, splits, found = ja.models.OneLayer(dim=4), Splits(corpus, token_statistics(corpus)), []
     for scores in ([0.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0], [0.0, 0, 1, 1]):
         params = ja.models.one_layer.Params(jnp.eye(4), jnp.asarray(scores), jnp.ones(4))
-        found.append(Selected(min_count=1).measure(ProbeContext(params, Task(model, LOSS, splits), QUERY)))
+        found.append(measure(Selected(min_count=1), ProbeContext(params, Task(model, LOSS, splits), QUERY)))
     np.testing.assert_allclose([x["important_selected"] for x in found], [0, 4 / 6, 1 / 6, 0], atol=1e-6)
     np.testing.assert_allclose([x["important_tied"] for x in found], [4 / 6, 0, 3 / 6, 0], atol=1e-6)
-    without = Selected(min_count=3).measure(ProbeContext(params, Task(model, LOSS, splits), QUERY))
+    without = measure(Selected(min_count=3), ProbeContext(params, Task(model, LOSS, splits), QUERY))
     assert all(np.isnan(without[f"important_{x}"]) for x in ("mass", "selected", "tied"))
 
 
@@ -138,10 +139,10 @@ class Bare(ja.Model):
 
 
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
-def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
+def test_importance_is_scipys_over_tokens_and_bins(seen, measure, classes):
     shown = seen(classes=classes)
     probe = Importance(bins=4, min_count=2)
-    found = probe.measure(shown)
+    found = measure(probe, shown)
     tokens, (scores, values) = shown.data.tokens, shown.scores_and_values
     columns = tokens.posterior_difference.shape[1]
     values = np.asarray(values).reshape(-1, columns)
@@ -191,7 +192,7 @@ def test_importance_is_scipys_over_tokens_and_bins(seen, classes):
     full = numbers > 0
     expected = stats.spearmanr(np.arange(4)[full], sums[full] / numbers[full]).statistic
     np.testing.assert_allclose(found["spearman_Ep_absolute_bins"], expected, rtol=1e-10)
-    assert "Ev_bin" not in Importance(bins=0).measure(shown)
+    assert "Ev_bin" not in measure(Importance(bins=0), shown)
 
 
 class Given(Bare):
@@ -203,23 +204,23 @@ class Given(Bare):
         return self.scores, self.scores
 
 
-def test_a_u_is_seen_by_the_absolute_posterior_difference_alone(x64):
+def test_a_u_is_seen_by_the_absolute_posterior_difference_alone(x64, measure):
     vocab_size = 40
     difference = (jnp.arange(vocab_size)[:, None] - 19.5) / 20
     statistics = TokenStatistics(jnp.full(vocab_size, 60.0), difference, difference)
     shown = ProbeContext(
         None, Task(Given(scores=difference[:, 0] ** 2), LOSS, Splits(None, statistics)), QUERY
     )
-    found = Importance(low=-1.0, high=1.0).measure(shown)
+    found = measure(Importance(low=-1.0, high=1.0), shown)
     for over in ("bins", "tokens"):
         np.testing.assert_allclose(found[f"spearman_Ep_absolute_{over}"], 1, rtol=1e-12)
         np.testing.assert_allclose(found[f"spearman_Ep_signed_{over}"], 0, atol=1e-12)
 
 
-def test_tokens_that_never_occur_are_in_no_correlation(seen):
+def test_tokens_that_never_occur_are_in_no_correlation(seen, measure):
     """The corpus holds no token 11, whose posterior difference is NaN."""
     shown = seen()
-    none, one = (Importance(bins=0, min_count=least).measure(shown) for least in (0, 1))
+    none, one = (measure(Importance(bins=0, min_count=least), shown) for least in (0, 1))
     assert np.isfinite(none["spearman_Ep_absolute_tokens"])
     assert none["spearman_Ev_tokens"] == one["spearman_Ev_tokens"]
 
@@ -233,12 +234,12 @@ def test_token_columns_are_scores_and_values_beside_the_statistics(seen):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, applies, classes):
+def test_the_one_step_error_is_the_laws_and_speaks_of_its_phase_alone(seen, applies, measure, classes):
     shown, probe = seen(phase=ONE_STEP, classes=classes), OneStepError()
     corpus = shown.data.train
     before = probe.remember(shown.params)
-    moved = ja.dynamics.one_step(shown.params, corpus, step_size=20.0)
-    found = probe.measure(ProbeContext(moved, Task(shown.model, LOSS, shown.data), ONE_STEP, before))
+    moved = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=20.0))(shown.params)
+    found = measure(probe, ProbeContext(moved, Task(shown.model, LOSS, shown.data), ONE_STEP, before))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     predicted = 20.0 * alpha / 2 if classes == 2 else 20.0 * alpha
     expected = np.abs(np.asarray((moved.E - shown.params.E) @ moved.v) - predicted).max() / 20.0

@@ -24,6 +24,9 @@ from jaxattn.theory.max_margin import shortest
 SOLVERS = ("exact", "interior", "cutting", "batch", "required")
 
 
+tokens_of = jax.jit(selection_of)
+
+
 def unit(rows):
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
@@ -34,7 +37,7 @@ def posed(rows, ties=()):
     E, top = np.concatenate([0 * rows[:1], -ties, -rows]), 1 + len(ties)
     lists = [[*range(top), top + i] for i in range(len(rows))]
     corpus = ja.data.from_sequences(lists, [1] * len(lists), vocab_size=len(E))
-    return Scores(E, corpus), selection_of(np.arange(len(E)) < top, corpus)
+    return Scores(E, corpus), tokens_of(np.arange(len(E)) < top, corpus)
 
 
 def solve(scores, chosen, solver, rng):

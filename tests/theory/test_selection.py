@@ -192,7 +192,7 @@ def test_margin_is_the_smallest_gap_between_selected_tokens_and_the_others(x64, 
                 for tokens, best in zip(bags(corpus), selected(corpus, chosen), strict=True)
                 if len(rest := [s for s in tokens if s not in best])
             ]
-            got = margin(jnp.asarray(5 * p), Scores(jnp.asarray(E), corpus), chosen)
+            got = jax.jit(margin)(5 * p, Scores(jnp.asarray(E), corpus), chosen)
             np.testing.assert_allclose(got, min(gaps) / np.linalg.norm(p), rtol=1e-13)
 
 
@@ -200,6 +200,6 @@ def test_margin_without_anything_to_separate_is_infinite_and_that_of_zero_is_not
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=2)
     p, E = jnp.array([1.0, 0.0]), jnp.eye(2)
     everything = ja.theory.selection_of(np.ones(2, bool), corpus)
-    assert margin(p, Scores(E, corpus), everything) == np.inf
+    assert jax.jit(margin)(p, Scores(E, corpus), everything) == np.inf
     first = ja.theory.selection_of(np.array([True, False]), corpus)
-    assert np.isnan(margin(0 * p, Scores(E, corpus), first))
+    assert np.isnan(jax.jit(margin)(0 * p, Scores(E, corpus), first))

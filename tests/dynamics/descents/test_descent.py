@@ -19,8 +19,7 @@ def problem(x64):
     return params, corpus
 
 
-def gradients(params, corpus):
-    return jax.grad(ja.dynamics.loss)(params, corpus)
+gradients = jax.jit(jax.grad(ja.dynamics.loss))
 
 
 @pytest.mark.parametrize("name", ["sgd", "normalized", "polyak", "adam"])
@@ -100,7 +99,7 @@ def test_the_first_failing_step_is_recorded_and_other_seeds_go_on(problem):
     params, corpus = problem
     algorithm = descent(optimizer("sgd", 0.1), train=("p",))
     both = jax.tree.map(lambda x: jnp.stack([x, x]), algorithm.init(params))
-    run_both = jax.vmap(lambda state, steps: run(algorithm, state, corpus, steps), in_axes=(0, None))
+    run_both = jax.jit(jax.vmap(lambda state, steps: run(algorithm, state, corpus, steps), in_axes=(0, None)))
     state = run_both(both, 3)
     state = state.replace(params=state.params.replace(p=state.params.p.at[1, 0].set(jnp.nan)))
     state = run_both(state, 5)
@@ -114,7 +113,7 @@ def test_what_a_failing_step_was_to_move_is_not_a_number(problem, train):
     params, corpus = problem
     algorithm = descent(optimizer("sgd", 0.1), train=train)
     state = algorithm.init(params.replace(v=params.v.at[0].set(jnp.inf)))
-    moved, _ = algorithm.step(state, corpus)
+    moved, _ = jax.jit(algorithm.step)(state, corpus)
     assert int(moved.failed_at) == 0
     for name in ("E", "p"):
         assert np.isnan(getattr(moved.params, name)).all() == (name in train)
@@ -134,8 +133,8 @@ def test_a_joint_step_neither_copies_the_embeddings_nor_writes_their_gradient(pr
 def test_info_reports_loss_and_gradient_norm_before_the_step(problem):
     params, corpus = problem
     algorithm = descent(optimizer("sgd", 0.1), train=("p", "v"))
-    _, info = algorithm.step(algorithm.init(params), corpus)
-    np.testing.assert_allclose(info.loss, ja.dynamics.loss(params, corpus), rtol=1e-14)
+    _, info = jax.jit(algorithm.step)(algorithm.init(params), corpus)
+    np.testing.assert_allclose(info.loss, jax.jit(ja.dynamics.loss)(params, corpus), rtol=1e-14)
     g = gradients(params, corpus)
     np.testing.assert_allclose(info.gradient_norm, np.sqrt((g.p**2).sum() + (g.v**2).sum()), rtol=1e-12)
 
@@ -240,8 +239,10 @@ def test_parameters_may_be_a_dict_and_the_loss_another_one(problem):
         per_sequence=hinge,
     )
     got = run(algorithm, algorithm.init(vars(params)), corpus, 3).params
+    settings = {"step_size": 0.5, "train": ("E", "p"), "per_sequence": hinge}
+    step = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, **settings))
     for _ in range(3):
-        params = ja.dynamics.one_step(params, corpus, step_size=0.5, train=("E", "p"), per_sequence=hinge)
+        params = step(params)
     np.testing.assert_allclose(got["E"], params.E, rtol=1e-12)
     np.testing.assert_allclose(got["p"], params.p, rtol=1e-12)
 
@@ -270,6 +271,11 @@ def test_an_unknown_parameter_is_named(problem):
         descent(optimizer("sgd", 0.1), train=("q",)).init(params)
 
 
+@jax.jit
+def step(params, corpus, step_size):
+    return ja.dynamics.one_step(params, corpus, step_size=step_size)
+
+
 @pytest.fixture
 def wide_problem():
     corpus = ja.data.assumption1(jax.random.key(0), vocab_size=30, relevant=6, length=8, sequences=60)
@@ -278,8 +284,8 @@ def wide_problem():
 
 def test_one_step_moves_E_alone_along_the_gradient(wide_problem):
     params, corpus = wide_problem
-    moved = ja.dynamics.one_step(params, corpus, step_size=10.0)
-    gradient = jax.grad(ja.dynamics.loss)(params, corpus)
+    moved = step(params, corpus, 10.0)
+    gradient = gradients(params, corpus)
     np.testing.assert_allclose(moved.E, params.E - 10.0 * gradient.E, rtol=1e-6, atol=1e-7)
     np.testing.assert_array_equal(moved.p, params.p)
     np.testing.assert_array_equal(moved.v, params.v)
@@ -287,7 +293,7 @@ def test_one_step_moves_E_alone_along_the_gradient(wide_problem):
 
 def test_one_step_writes_half_the_importance_into_the_values(wide_problem):
     params, corpus = wide_problem
-    moved = ja.dynamics.one_step(params, corpus, step_size=2e3)
+    moved = step(params, corpus, 2e3)
     alpha = ja.data.average_signed_frequency(corpus)
     important = jnp.abs(alpha) > 0
     ratio = (moved.E @ params.v)[important] / (2e3 * alpha[important] / 2)
@@ -296,7 +302,7 @@ def test_one_step_writes_half_the_importance_into_the_values(wide_problem):
 
 def test_other_parameters_move_when_asked(wide_problem):
     params, corpus = wide_problem
-    moved = ja.dynamics.one_step(params, corpus, step_size=1.0, train=("p", "v"))
+    moved = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=1.0, train=("p", "v")))(params)
     assert (moved.E == params.E).all()
     assert (moved.p != params.p).any()
     assert (moved.v != params.v).any()
@@ -315,12 +321,12 @@ def test_the_loss_may_be_another_one(wide_problem):
         ids, mask = ja.models.reference.padded_sequences(corpus)
         return jnp.exp(-corpus.targets * ja.models.reference.outputs(params.replace(p=p), ids, mask)).mean()
 
-    np.testing.assert_allclose(gradients["p"], jax.grad(by_position)(params.p), rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(gradients["p"], jax.jit(jax.grad(by_position))(params.p), rtol=1e-3, atol=1e-7)
 
 
 def test_parameters_may_be_a_dict(wide_problem):
     params, corpus = wide_problem
     logits = lambda own, corpus: ja.models.one_layer.outputs(ja.models.one_layer.Params(**own), corpus)  # noqa: E731
-    moved = ja.dynamics.one_step(vars(params), corpus, step_size=3.0, outputs=logits)
-    expected = ja.dynamics.one_step(params, corpus, step_size=3.0)
+    moved = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=3.0, outputs=logits))(vars(params))
+    expected = step(params, corpus, 3.0)
     np.testing.assert_allclose(moved["E"], expected.E, rtol=1e-6, atol=1e-7)

@@ -16,7 +16,7 @@ def problem():
         data_key, model_key = jax.random.split(jax.random.key(3))
         corpus = ja.data.assumption1(data_key, vocab_size=12, relevant=4, length=4, sequences=20)
         params = ja.models.one_layer.init(model_key, vocab_size=12, dim=64, dtype=jnp.float64)
-        return ja.dynamics.one_step(params, corpus, step_size=100.0), corpus
+        return jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=100.0))(params), corpus
 
 
 def excess(p, params, corpus):
@@ -41,7 +41,7 @@ def test_excess_loss_of_two_tokens_in_closed_form():
     """X = (0, 1), y = 1, γ = (1, -1), a = (s, 0): D = 2 / (1 + e^s), even where that is e^(-5000)."""
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=2)
     for s in (0.0, 3.0, 30.0, 5000.0):
-        got = log_excess_loss(corpus, jnp.array([s, 0.0]), jnp.array([1.0, -1.0]))
+        got = jax.jit(log_excess_loss)(corpus, jnp.array([s, 0.0]), jnp.array([1.0, -1.0]))
         log_distance = np.log(2) - np.logaddexp(0, s)
         sigma = 1 / (1 + np.e)
         plain = np.log1p(sigma * np.expm1(np.exp(log_distance)))
@@ -51,7 +51,7 @@ def test_excess_loss_of_two_tokens_in_closed_form():
 
 def test_nothing_is_lost_where_only_best_tokens_are():
     corpus = ja.data.from_sequences([[0], [1, 1]], [1, -1], vocab_size=2)
-    assert log_excess_loss(corpus, jnp.array([1.0, 2.0]), jnp.array([1.0, -1.0])) == -jnp.inf
+    assert jax.jit(log_excess_loss)(corpus, jnp.array([1.0, 2.0]), jnp.array([1.0, -1.0])) == -jnp.inf
 
 
 @pytest.mark.parametrize("norm", [pytest.param(10.0, marks=pytest.mark.more), 3000.0])
@@ -126,12 +126,13 @@ def test_no_gradient_moves_nothing_and_nan_is_reported(problem):
     params, corpus = problem
     for method in ("normalized", "polyak", "dual_acceleration", "log_time"):
         made = log_descent(method, 0.1)
+        step = jax.jit(lambda params, made=made: made.step(made.init(params), corpus))
         same = params.replace(E=0 * params.E)
-        state, _ = made.step(made.init(same), corpus)
+        state, _ = step(same)
         np.testing.assert_array_equal(state.params.p, same.p)
         assert state.failed_at == -1
         broken = params.replace(p=params.p.at[0].set(jnp.nan))
-        state, _ = made.step(made.init(broken), corpus)
+        state, _ = step(broken)
         assert state.failed_at == 0
 
 

@@ -21,7 +21,7 @@ from jaxattn.dynamics.descents.optimizers import check_options
     ],
 )
 def test_schedules_follow_their_formula(name, formula):
-    made = schedule(name, 0.3, 100)
+    made = jax.jit(schedule(name, 0.3, 100))
     for step in (0, 1, 50, 99, 100):
         np.testing.assert_allclose(made(step), 0.3 * formula(step / 100), rtol=1e-5, atol=1e-7)
 
@@ -40,10 +40,14 @@ def last_of(transformation, steps=4):
     def loss(theta):
         return (jnp.array([1.0, 3.0, 9.0]) * theta["p"] ** 2).sum()
 
-    for _ in range(steps):
+    @jax.jit
+    def step(theta, state):
         value, gradient = jax.value_and_grad(loss)(theta)
         updates, state = transformation.update(gradient, state, theta, value=value)
-        theta = optax.apply_updates(theta, updates)
+        return optax.apply_updates(theta, updates), state
+
+    for _ in range(steps):
+        theta, state = step(theta, state)
     return theta["p"]
 
 
@@ -131,7 +135,7 @@ def test_parameters_stay_where_the_gradient_is_exactly_zero(name):
     made = optax.with_extra_args_support(optimizer(name, 0.1))
     theta = {"p": jnp.array([1.0, -2.0]), "v": jnp.array(3.0)}
     still = jax.tree.map(jnp.zeros_like, theta)
-    updates, _ = made.update(still, made.init(theta), theta, value=jnp.array(0.7))
+    updates, _ = jax.jit(lambda: made.update(still, made.init(theta), theta, value=jnp.array(0.7)))()
     assert all((x == 0).all() for x in jax.tree.leaves(updates))
 
 

@@ -132,7 +132,7 @@ def test_force_and_curvature_are_derivatives_of_the_textbook_loss(corpus, textbo
     scale = np.exp(force.log_scale)
     np.testing.assert_allclose(scale * force.force, -gradient(scores), atol=1e-15)
     np.testing.assert_allclose(force.force.sum(), 0, atol=1e-14)
-    np.testing.assert_allclose(scale * curvature, -jax.jacfwd(gradient)(scores), atol=1e-15)
+    np.testing.assert_allclose(scale * curvature, -jax.jit(jax.jacfwd(gradient))(scores), atol=1e-15)
     np.testing.assert_array_equal(curvature, curvature.T)
     np.testing.assert_allclose(curvature.sum(axis=1), 0, atol=1e-14)
 
@@ -266,7 +266,7 @@ def test_far_out_the_force_is_the_leading_term(x64):
     """One sequence on its top token by 500 nats: the pull of the other is e^-500 r·(γ_1 - γ_0)."""
     corpus = ja.data.from_sequences([[0, 1]], [2], vocab_size=2, num_classes=3)
     values = np.array([[0.0, 1.0, 4.0], [2.0, -1.0, 0.5]])
-    force = score_force(corpus, jnp.array([500.0, 0.0]), jnp.asarray(values))
+    force = jax.jit(score_force)(corpus, jnp.array([500.0, 0.0]), jnp.asarray(values))
     pi = np.exp(values[0]) / np.exp(values[0]).sum()
     pull = (np.eye(3)[2] - pi) @ (values[1] - values[0])
     np.testing.assert_allclose(force.log_scale + np.log(np.abs(force.force[1])), np.log(-pull) - 500)

@@ -29,33 +29,39 @@ def large(monkeypatch, cleared):
     monkeypatch.setattr(ties, "MOST_TIED", 8)
 
 
+curvature_of = jax.jit(token_curvature, static_argnums=3)
+
+
 @pytest.fixture(params=[2, 3])
 def force(request, ragged, rng):
     """A force of two or three classes, and its corpus."""
     corpus = ragged(request.param)
     values = rng.normal(size=(81,) if request.param == 2 else (81, 3))
-    return corpus, score_force(corpus, jnp.asarray(3 * rng.normal(size=81)), jnp.asarray(values))
+    return corpus, jax.jit(score_force)(corpus, jnp.asarray(3 * rng.normal(size=81)), jnp.asarray(values))
 
 
 def test_products_with_the_curvature_are_those_of_the_matrix(force, rng):
     corpus, force = force
-    x, whole = rng.normal(size=81), token_curvature(corpus, force)
-    np.testing.assert_allclose(curvature_product(corpus, force, jnp.asarray(x)), whole @ x, atol=1e-13)
+    x, whole = rng.normal(size=81), np.asarray(curvature_of(corpus, force))
+    np.testing.assert_allclose(jax.jit(curvature_product)(corpus, force, x), whole @ x, atol=1e-13)
 
 
 def test_part_of_the_curvature_is_cut_out_of_the_matrix(force, rng):
     corpus, force = force
-    whole, tokens = np.asarray(token_curvature(corpus, force)), rng.permutation(81)[:20].astype(np.int32)
+    whole, tokens = (
+        np.asarray(curvature_of(corpus, force)),
+        rng.permutation(81)[:20].astype(np.int32),
+    )
     place = ties.placed(jnp.asarray(tokens), 81)
-    part = token_curvature(corpus, force, place, 20)
+    part = curvature_of(corpus, force, place, 20)
     np.testing.assert_allclose(part, whole[np.ix_(tokens, tokens)], atol=1e-14)
 
 
 def test_row_sums_of_the_curvature_are_bounded(force, rng):
     corpus, force = force
     lengths = rng.uniform(0.5, 2, 81)
-    rows = np.abs(token_curvature(corpus, force) * np.outer(lengths, lengths)).sum(axis=1)
-    bound = np.asarray(curvature_bound(corpus, force, jnp.asarray(lengths)))
+    rows = np.abs(np.asarray(curvature_of(corpus, force)) * np.outer(lengths, lengths)).sum(axis=1)
+    bound = np.asarray(jax.jit(curvature_bound)(corpus, force, lengths))
     assert (rows <= bound * (1 + 1e-12)).all()
     assert (bound[rows > 0] <= 20 * rows[rows > 0]).all()
 
