@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import tomli_w
+from imdb import folder_of_imdb
 
 from jaxattn.api import Study
 from jaxattn.chips.plan import quantity, seconds
@@ -120,7 +121,7 @@ def markdown(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--data-dir", type=folder_of_imdb)
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--rows", nargs="+", default=[title for title, *_ in ROWS])
     parser.add_argument("--renew", type=Path)

@@ -20,6 +20,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from imdb import folder_of_imdb
 
 import jaxattn as ja
 from jaxattn.dynamics.flows.coordinates import coordinates
@@ -139,7 +140,9 @@ def certificate(scores, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data-dir", required=True, help="directory of tensorflow-datasets")
+    parser.add_argument(
+        "--data-dir", type=folder_of_imdb, required=True, help="directory of tensorflow-datasets"
+    )
     parser.add_argument("--reviews", type=int, default=2000, help="how many reviews")
     parser.add_argument("--min-count", type=int, default=20, help="least occurrences of a word in them")
     parser.add_argument("--dim", type=int, default=2048, help="d")

@@ -23,6 +23,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+from imdb import folder_of_imdb
 
 import jaxattn as ja
 
@@ -82,7 +83,9 @@ def joint_rows(params, corpus):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data-dir", required=True, help="directory of tensorflow-datasets")
+    parser.add_argument(
+        "--data-dir", type=folder_of_imdb, required=True, help="directory of tensorflow-datasets"
+    )
     parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--out", type=Path, help="folder for imdb_gradient.json and .md")
     arguments = parser.parse_args()

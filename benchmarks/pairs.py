@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from imdb import folder_of_imdb
 from scipy import stats
 
 HERE = Path(__file__).parents[1]
@@ -86,12 +87,12 @@ def main():
     parser.add_argument("revision")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--only", nargs="+", help="names of benchmarks")
-    parser.add_argument("--data-dir", type=Path, help="directory of tensorflow-datasets")
+    parser.add_argument("--data-dir", type=folder_of_imdb, help="directory of tensorflow-datasets")
     parser.add_argument("--out", type=Path, help="folder for pairs.json")
     given = parser.parse_args()
     wanted = list(BENCHMARKS)
     if given.data_dir:
-        wanted += [(name, ("--data-dir", str(given.data_dir.resolve())), keys) for name, _, keys in WITH_DATA]
+        wanted += [(name, ("--data-dir", given.data_dir), keys) for name, _, keys in WITH_DATA]
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder) / "there"

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
+from imdb import folder_of_imdb
 
 import jaxattn as ja
 
@@ -140,7 +141,9 @@ def measure(corpus, compute, seeds, name, repeats):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data-dir", help="directory of tensorflow-datasets; a drawn corpus without it")
+    parser.add_argument(
+        "--data-dir", type=folder_of_imdb, help="directory of tensorflow-datasets; a drawn corpus without it"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, help="folder for shared_corpus.json and .md")

@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from imdb import folder_of_imdb
 
 import jaxattn as ja
 from jaxattn.core.mapping import map_on_cores
@@ -113,7 +114,7 @@ def main():
     parser.add_argument("--min-count", type=int, default=20, help="least occurrences of a word in them")
     parser.add_argument("--step-size", type=float, default=5000.0, help="of the one step on E, for reviews")
     parser.add_argument("--max-steps", type=int, default=10_000, help="steps of a path")
-    parser.add_argument("--data-dir", help="directory of tensorflow-datasets")
+    parser.add_argument("--data-dir", type=folder_of_imdb, help="directory of tensorflow-datasets")
     parser.add_argument("--out", type=Path, help="folder for ties_made.json or ties_reviews_500.json")
     given = parser.parse_args()
     with jax.enable_x64(True):

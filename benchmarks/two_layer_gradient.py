@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from imdb import folder_of_imdb
 
 import jaxattn as ja
 from jaxattn.models.reference import padded_sequences, two_layer_outputs
@@ -200,7 +201,11 @@ def about(corpus):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data-dir", help="directory of tensorflow-datasets; without it Zipf draws are used")
+    parser.add_argument(
+        "--data-dir",
+        type=folder_of_imdb,
+        help="directory of tensorflow-datasets; without it Zipf draws are used",
+    )
     parser.add_argument("--sequences", type=int, default=25_000, help="of the Zipf draws")
     parser.add_argument("--vocab-size", type=int, default=7_800, help="of the Zipf draws")
     parser.add_argument("--dim", type=int, default=2048)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from imdb import folder_of_imdb
 
 from jaxattn.data.text import tokenise
 from jaxattn.results.layout import markdown
@@ -117,7 +118,7 @@ def read(arguments: argparse.Namespace) -> Iterator[tuple[str, list[str], np.nda
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data-dir", help="directory of tensorflow-datasets, for IMDB")
+    parser.add_argument("--data-dir", type=folder_of_imdb, help="directory of tensorflow-datasets, for IMDB")
     parser.add_argument("--yelp", help="Parquet file with text, label (-1 to leave out) and split")
     parser.add_argument("--out", type=Path, help="folder for vocabulary_IMDB.csv and the like")
     arguments = parser.parse_args()

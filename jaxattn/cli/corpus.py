@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.base import Dataset, Progress
+from jaxattn.core.errors import from_user_code
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
 from jaxattn.study.definition import Definition
@@ -26,7 +27,8 @@ def describe(study: Definition, number: int, progress: Progress) -> list[tuple[s
         Titles and tables: sizes; of bags also length quantiles, advice on one step on E, the most important
         tokens.
     """
-    loaded = dataset(study.base.data, 0, study.dtype, progress=progress)
+    with from_user_code(study.names.files(study.own_kinds), "data"):
+        loaded = dataset(study.base.data, 0, study.dtype, progress=progress)
     held = loaded.splits
     with jax.enable_x64(study.dtype == "float64"):
         every = {"train": held.train, "validation": held.validation, "test": held.test}

@@ -202,7 +202,7 @@ def launch(
 ) -> int:
     """Run a sweep as N jobs of a cluster queue, or of this machine, side by side.
 
-    Example: jaxattn launch sweeps/one_step_law.toml --shards 8 --option slurm_partition=gpu
+    Example: jaxattn launch sweeps/one_step_law.toml --shards 8 --option gpus_per_node=1
 
     Args:
         shards: Number of jobs.

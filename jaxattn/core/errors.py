@@ -3,7 +3,8 @@
 import difflib
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -56,6 +57,17 @@ def in_user_code(error: BaseException, files: frozenset[str], place: str) -> Use
     found = UserCodeError(f"{place}: {line}" if place else line, files)
     found.__cause__ = error
     return found
+
+
+@contextmanager
+def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
+    """Raise what comes from code of the user's as `in_user_code` says it, and all else as it is."""
+    try:
+        yield
+    except Exception as error:
+        if found := in_user_code(error, files, place):
+            raise found from error
+        raise
 
 
 def shown(value: object) -> str:

@@ -11,7 +11,7 @@ from jax import Array
 
 from jaxattn.base import Dataset, Measurement, Model, Phase, Progress, SharedData, silent
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError, RunError, at, in_user_code, shown
+from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_user_code, shown
 from jaxattn.core.params_by_name import get, names
 from jaxattn.core.settings import Spec
 from jaxattn.data.corpus import Corpus, class_labels
@@ -46,7 +46,8 @@ def rehearse(
         UserCodeError: code of the user's raised; its cause is what it raised.
     """
     with backend.precision(setting.dtype):
-        shared = setting.data.load(progress) if isinstance(setting.data, SharedData) else None
+        with from_user_code(files, "data"):
+            shared = setting.data.load(progress) if isinstance(setting.data, SharedData) else None
         rehearsal = _Rehearsal(setting, shared, files)
         numbers = {path: jax.ShapeDtypeStruct((), dtype) for path, dtype in varying.items()}
         try:

@@ -9,7 +9,9 @@ import jaxattn as ja
 from jaxattn import Study
 from jaxattn.base import silent
 from jaxattn.cli.corpus import describe
+from jaxattn.core.errors import UserCodeError
 from jaxattn.engine.lift import seed_keys
+from jaxattn.study.import_paths import ImportPaths
 
 
 @pytest.fixture
@@ -53,6 +55,13 @@ def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(t
         assert results.records.equals(before.records)
         assert set(results.top_tokens(phase="query")["class"]) >= {*names}
         assert f"class {names[1]}" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_own_data_raise_is_said_with_its_line(tables, tmp_path):
+    (tmp_path / "own.py").write_text("def data():\n    raise KeyError('none')\n", encoding="utf-8")
+    wanted = Study.of_tables(tables(data={"kind": "own.py:data"}), ImportPaths(tmp_path))
+    with pytest.raises(UserCodeError, match=r"^data: KeyError in data, line 2 of "):
+        describe(wanted, 1, silent)
 
 
 @pytest.mark.more

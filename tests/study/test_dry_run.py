@@ -39,6 +39,9 @@ def wrong_labels(key, *, sequences: int = 5):
     tokens = jax.random.randint(key, (sequences, 4), 0, 9)
     return ja.data.from_draws(tokens, jnp.arange(sequences) % 2, vocab_size=9, num_classes=2)
 
+def unread(*, name: str = "none.npy"):
+    return np.load(name)
+
 class NoData:
     pass
 
@@ -533,6 +536,7 @@ def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
     ("changes", "line", "frame"),
     [
         ({"model": model("Raises")}, "model: KeyError in outputs, line ", 'raise KeyError("no such thing")'),
+        ({"data": {"kind": "mine.py:unread"}}, "data: FileNotFoundError in unread", "return np.load(name)"),
         ({"model": model("RaisesWhenMade")}, "model: RaisesWhenMade raises when it is made", "__post_init__"),
         (
             {"model": model("DecidesByArrays")},

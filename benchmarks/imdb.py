@@ -1,0 +1,19 @@
+"""The folder of IMDB reviews that benchmarks are given, as a type of argparse."""
+
+import argparse
+import os
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError
+
+
+def folder_of_imdb(path: str) -> str:
+    """Return the folder, absolute; argparse says in one line what is missing in it."""
+    path = os.path.abspath(os.path.expanduser(path))
+    try:
+        ja.data.Tfds(dataset="imdb_reviews", data_dir=path).files()
+    except InputError as error:
+        raise argparse.ArgumentTypeError(
+            str(error).replace("data.data_dir sets", "--data-dir names")
+        ) from None
+    return path

@@ -1,0 +1,19 @@
+"""A folder without the reviews is told in one line, before anything is measured."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["imdb_gradient", "vocabulary"])
+def test_a_folder_without_the_reviews_is_one_line(name, monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--data-dir", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(name).main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"error: argument --data-dir: data.dataset: no imdb_reviews in {tmp_path}; " in said
+    assert "--data-dir names the folder" in said
