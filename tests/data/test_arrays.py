@@ -1,6 +1,7 @@
 """Arrays read back are those written, and files that are not what they should be say so in one line."""
 
 import json
+import os
 import re
 import struct
 
@@ -39,6 +40,23 @@ def test_npy(tmp_path, rng, dtype):
     found = read_array(tmp_path / "E.npy")
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, x)
+
+
+class Harm:
+    """An object that, unpickled, makes a folder."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+def test_what_is_pickled_in_a_file_is_not_executed(tmp_path):
+    place = tmp_path / "made"
+    np.save(tmp_path / "E.npy", np.array([Harm(str(place))], dtype=object))
+    assert "cannot be read" in message(tmp_path / "E.npy")
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, jnp.bfloat16])

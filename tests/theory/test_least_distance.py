@@ -79,6 +79,7 @@ def test_where_multipliers_are_not_unique_it_keeps_to_those_it_was_given():
     polished = polish(rows, given, np.ones(4, bool))
     np.testing.assert_allclose(polished @ rows, [1, 0, 0], atol=1e-15)
     np.testing.assert_allclose(polished, given, atol=0.02)
+    np.testing.assert_allclose(polish(rows, 1e-3 * given, np.ones(4, bool)), polished, atol=1e-15)
 
 
 def test_a_wrong_support_never_makes_it_worse(problem, rng):
