@@ -24,7 +24,7 @@ def runs(results) -> pd.DataFrame:
     """Lay out the end of every run: corpus, scale, step, seed, and its metrics."""
     records = results.records[results.records["phase"] == "all"]
     records = results.with_axes(last_steps(records))
-    index = ["block", SCALE, STEP, "seed"]
+    index = [key for key in ("block", SCALE, STEP, "seed") if key in records]
     return records.pivot_table(index=index, columns="metric", values="value", sort=False).reset_index()
 
 
@@ -157,10 +157,13 @@ def law(results) -> Figure:
 
 
 def main(run: str, out: str) -> None:
-    """Write every run as a row, and the figures."""
+    """Write every run as a row, and of starts of several sizes the figures."""
     results, folder = load(run), Path(out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    runs(results).to_csv(folder / "runs.csv", index=False, float_format="%.6g")
+    found = runs(results)
+    found.to_csv(folder / "runs.csv", index=False, float_format="%.6g")
+    if SCALE not in found:
+        return
     with style():
         for draw in (sizes, law):
             (folder / "figures" / f"{draw.__name__}.png").write_bytes(results.figure(draw).png())
