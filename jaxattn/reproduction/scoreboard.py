@@ -20,13 +20,14 @@ from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run as execute
 from jaxattn.reproduction import found, judges
 from jaxattn.reproduction.board import CLAIMS, FOUND, Scoreboard, order
-from jaxattn.reproduction.book import read
 from jaxattn.reproduction.cell import Cell
 from jaxattn.reproduction.rows import Row
 from jaxattn.results.load import load
 from jaxattn.study.seed import dataset
 
 STUDIES = Path(__file__).with_name("claims")
+# Of this checkout, not of the working directory: their code is executed.
+FINDINGS = Path(__file__).parents[2] / "sweeps" / "findings"
 NO_OVERRIDES: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
@@ -116,18 +117,22 @@ def run(
         if name not in CLAIMS:
             raise InputError(f"only: no claim {name!r}; give some of {', '.join(CLAIMS)}")
     wanted = [verdict for verdict in VERDICTS if verdict.claim in (only or CLAIMS)]
-    book = _findings(only)
-    if book is None:
+    at_hand = FINDINGS.is_dir()
+    if not at_hand and set(only) & set(FOUND):
+        raise InputError(
+            f"only: {', '.join(FOUND)} are measured by sweeps/findings of a checkout; pip install -e one"
+        )
+    if not at_hand:
         wanted = [verdict for verdict in wanted if verdict.claim not in FOUND]
     if data_dir is None:
         wanted = [verdict for verdict in wanted if not set(verdict.studies) & set(ON_TEXTS)]
     elif not any(set(verdict.studies) & set(ON_TEXTS) for verdict in wanted):
         raise InputError(f"data_dir: no claim of {', '.join(only)} is measured on texts; leave it out")
     names = dict.fromkeys(name for verdict in wanted for name in verdict.studies)
-    studies = {name: _study(name, book, seeds, data_dir, overrides.get(name, ())) for name in names}
+    studies = {name: _study(name, seeds, data_dir, overrides.get(name, ())) for name in names}
     with ExitStack() as stack:
         reporter = reporter or stack.enter_context(Reporter(quiet=True))
-        if book is None and not only:
+        if not at_hand and not only:
             reporter.note(f"{', '.join(FOUND)}: left out, their studies are in sweeps/findings of a checkout")
         folder = folder or stack.enter_context(tempfile.TemporaryDirectory())
         cells = _run(studies, Path(folder), reporter)
@@ -135,20 +140,8 @@ def run(
     return Scoreboard(tuple(sorted(rows, key=order)))
 
 
-def _findings(only: Sequence[str]) -> Path | None:
-    """Find the book of findings; None where it is not at hand, and no claim of it is asked for."""
-    try:
-        return read("findings").folder
-    except InputError:
-        if set(only) & set(FOUND):
-            raise
-        return None
-
-
-def _study(
-    name: str, book: Path | None, seeds: int, data_dir: Path | None, overrides: Sequence[str]
-) -> Study:
-    path = (book if book and "/" in name else STUDIES) / f"{name}.toml"
+def _study(name: str, seeds: int, data_dir: Path | None, overrides: Sequence[str]) -> Study:
+    path = (FINDINGS if "/" in name else STUDIES) / f"{name}.toml"
     changes = [*([f"data.data_dir={data_dir}"] if name in ON_TEXTS else []), *overrides]
     if name in LIMITED:
         seeds = min(seeds, len(Study.read(path).seeds))

@@ -9,6 +9,7 @@ import pytest
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.reproduction import board as pages
+from jaxattn.reproduction import scoreboard
 from jaxattn.reproduction.board import CLAIMS, FOUND, PARTS
 from jaxattn.reproduction.scoreboard import VERDICTS as MEASURED
 from jaxattn.reproduction.scoreboard import run
@@ -170,14 +171,21 @@ def test_findings_are_measured_where_their_book_is(plan, folder, tmp_path, monke
     text = pages.page(with_book, {})
     assert text.index(PARTS[1]) < text.index(f"## {PARTS[2]}")
     assert re.search(r"Of 2 promised rows .+\. Of 2 found rows .+\.</p>", pages.as_html(with_book, {}))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("jaxattn.reproduction.scoreboard.FINDINGS", tmp_path / "none")
     monkeypatch.setattr(
         "jaxattn.reproduction.scoreboard.VERDICTS", [x for x in MEASURED if x.claim in ("MC", *FOUND)]
     )
     without = run(seeds=SEEDS, overrides=plan, folder=folder)
     assert {row.claim.name for row in without.rows} == {"MC"}
-    with pytest.raises(InputError, match="--book findings: no book"):
+    with pytest.raises(InputError, match="by sweeps/findings of a checkout"):
         run(only=["cover"], overrides=plan)
+
+
+def test_no_study_of_the_working_directory_is_read(tmp_path, monkeypatch):
+    (tmp_path / "sweeps" / "findings" / "which_cover").mkdir(parents=True)
+    (tmp_path / "sweeps" / "findings" / "which_cover" / "claim.toml").write_text("a stranger's")
+    monkeypatch.chdir(tmp_path)
+    assert scoreboard._study("which_cover/claim", 2, None, ()).name == "cover"
 
 
 def test_wrong_input_is_named_with_a_remedy(plan, texts, tmp_path):

@@ -126,10 +126,8 @@ def exact_flow(
     check_settings(rtol, points)
     if not gradient_rtol > 0:
         raise InputError(f"gradient_rtol: {gradient_rtol}; give a relative error above 0")
-    ends, classes = (
-        (until_norm, until_arc_length, until_direction, rtol, gradient_rtol),
-        scores.corpus.num_classes,
-    )
+    ends = (until_norm, until_arc_length, until_direction, rtol, gradient_rtol)
+    classes = scores.corpus.num_classes
     require_values(scores)
     parts = {"keys": (scores.keys, 2), "p": (p, 1), "values": (scores.values, 1 + (classes > 2))}
     inputs = of_seeds(parts, scores.corpus)
