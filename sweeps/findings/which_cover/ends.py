@@ -114,9 +114,9 @@ def sizes(results) -> Figure:
     """Tokens on top beyond the shortest cover, over the scale of the start, mean and 95 % interval."""
     found = runs(results)
     blocks = list(dict.fromkeys(found["block"]))
-    rows = -(-len(blocks) // 4)
-    figure = Figure(figsize=(9.6, 3.2 * rows), layout="constrained")
-    grid = figure.subplots(rows, 4, sharex=True, squeeze=False).ravel()
+    rows = -(-len(blocks) // 3)
+    figure = Figure(figsize=(7.2, 2.6 * rows), layout="constrained")
+    grid = figure.subplots(rows, 3, sharex=True, squeeze=False).ravel()
     for axes, block in zip(grid, blocks, strict=False):
         own = found[found["block"] == block]
         for with_step, colour, name in ((False, BLUE, "no step on E"), (True, RED, "one step on E")):
