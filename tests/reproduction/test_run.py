@@ -153,7 +153,11 @@ def test_an_item_with_data_is_run_where_they_are_and_shown_from_its_record_witho
     (tmp_path / "data" / "texts.csv").write_text(f"text,label\n{rows}")
     made = of_tiny(tiny, tmp_path / "out", only=["texts"], data_dir=tmp_path / "data")
     assert not made.failed
-    assert str(tmp_path) not in made.paths[0].read_text()
+    text = made.paths[0].read_text()
+    assert str(tmp_path) not in text
+    records = load(tmp_path / "out" / "runs" / "laptop" / "texts").records
+    records = records[(records["metric"] == "loss") & (records["phase"] == "query")]
+    assert f"- loss (first cell): {records.set_index('step')['value'][2]:.3f}\n" in text
     shutil.rmtree(tmp_path / "out" / "runs")
     again = of_tiny(tiny, tmp_path / "out", only=["elsewhere"])
     assert again.summary.set_index("item")["verdict"]["texts"] == "measured"

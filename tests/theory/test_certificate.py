@@ -6,7 +6,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.theory.certificate import MaxMargin, Status, bounds, certify, unsolved
-from jaxattn.theory.constraints import constraints
+from jaxattn.theory.constraints import Constraints, constraints
 
 
 class Solved(NamedTuple):
@@ -136,3 +136,18 @@ def test_reasons_are_words_one_for_each_seed():
     np.testing.assert_array_equal(every.decided, proven)
     words = {unsolved(status, 3).reason for status in Status}
     assert len(words) == len(Status)
+
+
+def test_multipliers_a_little_off_still_prove_the_margin_of_two_nearly_opposite_differences():
+    """Differences (±1, δ) have the margin δ along (0, 1); multipliers off by ε alone lose ε/(2 δ²) of it."""
+    found = Constraints(
+        better=np.array([0, 1], np.int32),
+        worse=np.array([2, 2], np.int32),
+        ties=np.zeros((0, 2), np.int32),
+        leader=np.arange(3, dtype=np.int32),
+        required=np.ones(2),
+    )
+    E = np.array([[1.0, 0.01], [-1.0, 0.01], [0.0, 0.0]])
+    answer = certify(E, found, np.array([1.0, 1 + 1e-10]), np.zeros(0), tolerance=1e-10)
+    assert answer.status == Status.SOLVED
+    np.testing.assert_allclose(answer.margin, 0.01, rtol=1e-13)
