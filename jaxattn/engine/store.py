@@ -74,7 +74,7 @@ class Store:
             yield  # not ours to write in: `join` will say so
             return
         try:
-            with self._guard(self.directory / lock.NAME):
+            with self._guard(self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 holding = ExitStack()
                 holding.enter_context(lock.locked(self.directory, self.warn))
@@ -407,7 +407,7 @@ class Store:
             if not (full or isinstance(error, OSError)):
                 raise
             cause = getattr(error, "strerror", None) or str(error)
-            if isinstance(error, FileNotFoundError) and not self.directory.is_dir():
+            if isinstance(error, FileNotFoundError) and path != self.directory and not self.directory.is_dir():
                 raise RunError(
                     f"{self.directory}: is gone; run the same command again to start anew"
                 ) from None

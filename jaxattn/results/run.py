@@ -126,7 +126,7 @@ class Run:
         if not self.axes:
             return frame
         joined = frame[["cell"]].merge(self.cells, on="cell", how="left").set_index(frame.index)
-        rest = [column for column in frame.columns if column != "cell"]
+        rest = frame.columns.difference(joined.columns, sort=False)
         return pd.concat([joined, frame[rest]], axis=1)
 
     @property

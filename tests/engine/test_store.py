@@ -239,6 +239,12 @@ def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, m
     assert not folder.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks for /proc")
+def test_a_folder_that_cannot_be_made_is_not_said_to_be_gone(study, go):
+    with pytest.raises(RunError, match=f"/proc/run: cannot be written: {os.strerror(errno.ENOENT)}"):
+        go(Path("/proc/run"), study())
+
+
 @pytest.mark.parametrize(
     ("free", "said"), [(0, "holds as many files as it can"), (7, r"the disk is full \(3 MiB left\)")]
 )

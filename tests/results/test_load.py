@@ -32,6 +32,7 @@ def test_axis_values_are_joined_to_their_cells(results):
     assert len(joined) == len(run.records)
     row = joined[joined["cell"] == 5].iloc[0]
     assert (row["data.kind"], row["model.dim"], row["phases.embed.step_size"]) == ("b", 64, 100.0)
+    assert list(run.with_axes(joined).columns) == list(joined.columns)
     assert results["text"].with_axes(results["text"].records) is results["text"].records
 
 
