@@ -57,6 +57,10 @@ def choices(results, item) -> Measured:
             found["winner"] == found["variance_sign"],
             tiny & one_label & (found["variance_sign"] != 0),
         ),
+        "... where S is more than 2 % of the mean variance": (
+            found["winner"] == found["variance_sign"],
+            tiny & one_label & (found["variance_lead"].abs() > 0.02),
+        ),
     }
     findings = [
         Finding(name, judge.share(hit, known), f"{int(np.sum(known & found['seed'].notna()))} runs")

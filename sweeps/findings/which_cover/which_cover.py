@@ -46,14 +46,16 @@ class Beside(ja.PhaseProbe):
     """The tokens on top at the end beside the shortest cover, the greedy one, and those of orders by α.
 
     At small starts E grows along α, and p along v: scores are then α or -α, and the winner is the label of
-    the tokens that stand above all others. `variance_sign` is the sign of Σ_X y_X Var_X(α), which pushes p
-    along v; `start_sign` that of p_0 on the direction that v and Eᵀα grow along.
+    the tokens that stand above all others. `variance_lead` is S = mean_X y_X Var_X(α), which pushes p
+    along v, over the mean of Var_X(α), and `variance_sign` its sign; `start_sign` is that of p_0 on the
+    direction that v and Eᵀα grow along.
     """
 
     rotation_invariant: ClassVar[bool] = True
     metrics: ClassVar[tuple[str, ...]] = (
         *("follows_size_of_alpha", "follows_alpha", "winner"),
-        *("shortest_cover", "proven", "greedy_cover", "alpha_cover", "variance_sign", "start_sign"),
+        *("shortest_cover", "proven", "greedy_cover", "alpha_cover"),
+        *("variance_lead", "variance_sign", "start_sign"),
     )
     labels: ClassVar[dict[str, str]] = {
         "shortest_cover": "tokens of the shortest cover",
@@ -105,14 +107,16 @@ def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]
 
 
 def signs(start: np.ndarray, corpus: ja.data.Corpus) -> dict[str, float]:
-    """Give signs that could tell the winner: of Σ_X y_X Var_X(α), and of p·u from a and p·v (V + 1,)."""
+    """Give what could tell the winner: S over the mean variance, and p·u from a and p·v (V + 1,)."""
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     spread = np.nanvar(np.where(mask, alpha[ids], np.nan), axis=1)
     largest = np.where(mask, np.abs(alpha)[ids], -1.0).argmax(axis=1)
+    lead = float((np.asarray(corpus.targets) * spread).mean() / spread.mean())
     return {
         "alpha_cover": float(len(np.unique(ids[np.arange(len(ids)), largest]))),
-        "variance_sign": float(np.sign((np.asarray(corpus.targets) * spread).sum().round(12))),
+        "variance_lead": lead,
+        "variance_sign": float(np.sign(round(lead, 9))),
         "start_sign": float(np.sign(start[:-1] @ alpha / np.linalg.norm(alpha) + start[-1])),
     }
 
