@@ -1,6 +1,6 @@
 """What the runs of `which_cover` say: the measure of the item, its tables and its figures.
 
-python ends.py RUN OUT reads the folder of a run, and writes runs.csv and both figures to OUT.
+python ends.py RUN OUT reads the folder of a run, and writes runs.csv, cells.csv and both figures to OUT.
 """
 
 import sys
@@ -165,13 +165,14 @@ def law(results) -> Figure:
 
 
 def main(run: str, out: str) -> None:
-    """Write every run as a row, and of starts of several sizes the figures."""
+    """Write every run as a row, and of starts of several sizes a row each, and the figures."""
     results, folder = load(run), Path(out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     found = runs(results).drop(columns=list(UNUSED))
     found.to_csv(folder / "runs.csv", index=False, float_format="%.6g")
     if SCALE not in found:
         return
+    cells(found).to_csv(folder / "cells.csv", index=False, float_format="%.6g")
     with style():
         for draw in (sizes, law):
             (folder / "figures" / f"{draw.__name__}.png").write_bytes(results.figure(draw).png())
