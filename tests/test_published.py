@@ -13,8 +13,8 @@ PUBLISHED = ROOT / "results" / "published"
 _spec = importlib.util.spec_from_file_location("marked_numbers", DOCS / "marked_numbers.py")
 numbers = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(numbers)
-NUMBER = r"(-?\d+(?:\.\d+)?)( %)?"
-INTERVAL = re.compile(rf"(?:(\d+) of )?{NUMBER} \[{NUMBER}, {NUMBER}\]")
+NUMBER = r"(-?\d[\d,]*(?:\.\d+)?)( %)?"
+INTERVAL = re.compile(rf"(?:(\d[\d,]*) of )?{NUMBER} \[{NUMBER}, {NUMBER}\]")
 KEYS = ("value", "low", "high")
 
 
@@ -27,16 +27,17 @@ def page(name):
     return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
-def intervals(text):
+def intervals(line):
     """Printed values, lows and highs with the errors of their last digits; counts and percents are shares."""
-    for found in INTERVAL.finditer(text):
+    for found in INTERVAL.finditer(line):
         count, *numbers = found.groups()
         printed = []
-        for number, percent in zip(numbers[::2], numbers[1::2], strict=True):
+        for text, percent in zip(numbers[::2], numbers[1::2], strict=True):
+            number = text.replace(",", "")
             scale = 100 if percent else 1
             printed.append((float(number) / scale, 0.5001 * 10 ** -len(number.partition(".")[2]) / scale))
         if count:
-            printed[0] = int(count) / printed[0][0], 1e-9
+            printed[0] = int(count.replace(",", "")) / printed[0][0], 1e-9
         yield found.group(), printed
 
 
