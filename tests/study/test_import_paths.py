@@ -80,8 +80,10 @@ def test_code_that_raises_while_it_is_imported_shows_its_own_lines_alone(tmp_pat
     (tmp_path / "bad.py").write_text("def divide():\n    return 1\n")
     assert ImportPaths(tmp_path).load("bad.py:divide")() == 1
     (tmp_path / "as_module_bad.py").write_text("1 / 0\n")
-    with pytest.raises(UserCodeError, match="as_module_bad raises while it is imported"):
+    with pytest.raises(UserCodeError, match="as_module_bad raises while it is imported") as caught:
         ImportPaths(tmp_path).load("as_module_bad:x")
+    assert "as_module_bad.py" in caught.value.trace
+    assert "import_paths.py" not in caught.value.trace
 
 
 def test_the_source_of_a_name_is_that_of_its_whole_file(folder):

@@ -1,6 +1,7 @@
 import functools
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics.flows.arc_length import Stop
+from jaxattn.dynamics.flows.far_field import Head, Meeting, Weights, neglected
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -274,3 +276,24 @@ def test_bad_input():
         flow(params, corpus, until_norm=np.inf)
     with pytest.raises(InputError, match="points: 4"):
         flow(params, corpus, points=4)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1.7, 3 * np.exp(5.0 - 10) * 0.6), (1.0, np.inf)])
+def test_what_a_slaved_head_neglects_by_hand(value, expected):
+    """v_mm is tight on token 0 of the first sequence; the second one rests on token 1, clear of the margin or on it."""
+    corpus = ja.data.from_sequences([[0, 2, 2, 2], [1, 3, 3, 3]], [1, 1], vocab_size=4)
+    head = Head(
+        chosen=jnp.asarray(corpus.bags.index) < 2,
+        token=jnp.array([0, 1], jnp.int32),
+        coefficients=jnp.array([1.0, 0.0, 0.0, 0.0]),
+        values=jnp.array([1.0, value, 0.4, -5.0]),
+        log_norm=jnp.zeros(()),
+    )
+    flow = SimpleNamespace(
+        corpus=corpus,
+        weigh=Weights(jnp.zeros(2), jnp.array([0.0, 9.0])),
+        scores=jnp.array([10.0, 10.0, 0.0, 0.0]),
+        lift=jnp.zeros((4, 1)),
+    )
+    met = Meeting(head, jnp.zeros(()), flow, jnp.zeros(()))
+    np.testing.assert_allclose(neglected(met, jnp.zeros(1), jnp.asarray(5.0)), expected, rtol=1e-12)

@@ -10,6 +10,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.dynamics.flows import rosenbrock
+from jaxattn.dynamics.flows.ties import class_values
 from jaxattn.theory import certify_limit
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -64,6 +65,20 @@ def test_a_tie_by_hand():
     certificate = certify_limit(ja.theory.scores.one_layer(params, corpus), p, path.selection)
     assert certificate.holds
     np.testing.assert_allclose(certificate.direction.p, np.array([1, 1, -2, 0, 0, 0]) / 3, atol=1e-12)
+
+
+@pytest.mark.parametrize("most", [2, 4])
+def test_values_of_classes_are_means_within_a_sequence_column_by_column(rng, most):
+    corpus = ja.data.from_sequences([[0, 1, 1, 2], [1, 2, 3], [0, 3]], [1, -1, 1], vocab_size=4)
+    leader, values = jnp.array([0, 0, 2, 0], jnp.int32), rng.normal(size=(4, 2))
+    bags = corpus.bags
+    index, owner = np.asarray(bags.index), np.asarray(bags.owner)
+    weight = np.where(np.asarray(bags.count) > 0, rng.uniform(0.1, 1, index.shape), 0.0)
+    found = class_values(corpus, leader, jnp.asarray(weight), jnp.asarray(values), most)
+    for row, column in zip(*np.nonzero(weight), strict=True):
+        same = (owner[:, None] == owner[row]) & (np.asarray(leader)[index] == leader[index[row, column]])
+        expected = np.einsum("rw,rwk->k", weight * same, values[index]) / (weight * same).sum()
+        np.testing.assert_allclose(found[row, column], expected, rtol=1e-12)
 
 
 def test_tied_tokens_that_contradict_each_other_pull_at_nothing_below_them():
