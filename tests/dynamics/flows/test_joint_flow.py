@@ -280,7 +280,7 @@ def test_bad_input():
 
 @pytest.mark.parametrize(("value", "expected"), [(1.7, 3 * np.exp(5.0 - 10) * 0.6), (1.0, np.inf)])
 def test_what_a_slaved_head_neglects_by_hand(value, expected):
-    """v_mm is tight on token 0 of the first sequence; the second one rests on token 1, clear of the margin or on it."""
+    """v_mm is tight on token 0 of the first sequence; the other rests on token 1, off the margin or on it."""
     corpus = ja.data.from_sequences([[0, 2, 2, 2], [1, 3, 3, 3]], [1, 1], vocab_size=4)
     head = Head(
         chosen=jnp.asarray(corpus.bags.index) < 2,
