@@ -407,7 +407,8 @@ class Store:
             if not (full or isinstance(error, OSError)):
                 raise
             cause = getattr(error, "strerror", None) or str(error)
-            if isinstance(error, FileNotFoundError) and path != self.directory and not self.directory.is_dir():
+            gone = path != self.directory and not self.directory.is_dir()
+            if gone and isinstance(error, FileNotFoundError):
                 raise RunError(
                     f"{self.directory}: is gone; run the same command again to start anew"
                 ) from None
