@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 
 RELEVANT = 20
 UNTIL = 1e6
@@ -48,9 +49,13 @@ def main():
     parser.add_argument("--out", type=Path, help="folder for margin_convergence_SEEDS.json")
     arguments = parser.parse_args()
 
+    try:
+        wanted = study(arguments.seeds)
+    except InputError as error:
+        parser.error(str(error))
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        found = study(arguments.seeds).run(folder)
+        found = wanted.run(folder)
         took = time.perf_counter() - begin
         records = found.records
     last = records[(records["phase"] == "limit") & (records["step"] == records["step"].max())]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from jaxattn.core.errors import InputError
 from jaxattn.reproduction import Finding, Measured
 from jaxattn.results import judge
 from jaxattn.results.load import load
@@ -179,4 +180,7 @@ def main(run: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except InputError as error:
+        raise SystemExit(str(error)) from None

@@ -15,6 +15,7 @@ from jax import Array
 from matplotlib.figure import Figure
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.models.reference import padded_sequences
 from jaxattn.reproduction import Finding, Measured
 from jaxattn.results import judge
@@ -214,8 +215,11 @@ def mixtures(results: Any, item: Any) -> Measured:
 
 if __name__ == "__main__":
     *folders, out = map(Path, sys.argv[1:])
+    try:
+        everything = pd.concat([runs(load(folder)) for folder in folders], ignore_index=True)
+    except InputError as error:
+        raise SystemExit(str(error)) from None
     out.mkdir(parents=True, exist_ok=True)
-    everything = pd.concat([runs(load(folder)) for folder in folders], ignore_index=True)
     # Of a run in two folders that of the later one.
     everything = everything.drop_duplicates(["block", "seed"], keep="last")
     everything.to_csv(out / "runs.csv", index=False, float_format="%.6g")
