@@ -1,4 +1,4 @@
-"""Mapping a function over many items: some at a time as one compiled loop, or one on each core."""
+"""Work over many items: some at a time as one compiled loop, one on each core, or as one product."""
 
 import math
 import os
@@ -9,7 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 from threadpoolctl import ThreadpoolController
+
+from jaxattn.core import backend
 
 
 def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) -> Any:
@@ -52,6 +55,15 @@ def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[An
     """
     with _controller().limit(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(function, *items))
+
+
+def sum_of_outer_products(left: Float[Array, "n k"], right: Float[Array, "n m"]) -> Float[Array, "k m"]:
+    """Compute Σ_i left_i right_iᵀ = leftᵀ right.
+
+    XLA's product along the rows of both takes two to three times as long on a CPU as one with a copy.
+    """
+    columns = left.T
+    return (jax.lax.optimization_barrier(columns) if backend.platform() == "cpu" else columns) @ right
 
 
 @cache

@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.core import backend
+from jaxattn.core.mapping import map_in_equal_parts, sum_of_outer_products
 from jaxattn.theory.certificate import Solution
 
-# Problems solved together: more do not run faster on a CPU, and take more memory.
+# Problems in one call: more do not run faster, and take more memory.
 _LANES = 64
 _MAX_ITERATIONS = 60
 # Below this relative complementarity rounding takes over, and the support is known.
@@ -52,7 +53,8 @@ def nearest_point(
 
     def body(state: _State) -> _State:
         z, slack, multipliers = state.z, state.slack, state.multipliers
-        system = (matrix.T * (multipliers / slack)) @ matrix + jnp.diag(curvature)
+        weighted = matrix * (multipliers / slack)[:, None]
+        system = sum_of_outer_products(weighted, matrix) + jnp.diag(curvature)
         factor = jax.scipy.linalg.cho_factor(system, lower=True)
         primal = matrix @ z - slack
         dual = curvature * z + linear - matrix.T @ multipliers
@@ -109,7 +111,7 @@ def _polish(
     pairs is right to half the digits, and each refinement of A p = 1 and of Aᵀ λ = p doubles them.
     """
     active = jnp.where(tight[:, None], rows, 0.0)
-    size, basis = jnp.linalg.eigh(active.T @ active)
+    size, basis = jnp.linalg.eigh(sum_of_outer_products(active, active))
     inverse = jnp.where(size > 1e-13 * size[-1], 1 / size, 0.0)
 
     def solve(target: Array) -> Array:
@@ -133,7 +135,12 @@ def _polish(
     return jnp.where((exact_lower > 0) & (exact_lower * upper > lower * exact_upper), exact, multipliers)
 
 
-_batched = jax.jit(jax.vmap(nearest_point))
+@jax.jit
+def _batched(problems: Float[Array, "L m r"]) -> tuple[Float[Array, "L m"], Int[Array, " L"]]:
+    # On a CPU one after the other: each is over when it is solved, and fits a core's cache.
+    return map_in_equal_parts(nearest_point, problems, 1 if backend.platform() == "cpu" else len(problems))  # type: ignore[no-any-return]
+
+
 _isometric = jax.jit(jax.vmap(lambda E: jnp.linalg.cholesky(jnp.matmul(E, E.T, precision="highest"))))
 
 
@@ -155,9 +162,12 @@ def interior_point(problems: list[np.ndarray]) -> list[Solution]:
     for begin in range(0, len(problems), lanes):
         chunk = problems[begin : begin + lanes]
         # Rows are repeated up to one size, and so are the lanes of the last chunk: one program serves all.
-        filled = [np.resize(chunk[lane % len(chunk)], (most, chunk[0].shape[1])) for lane in range(lanes)]
+        filled = np.empty((lanes, most, chunk[0].shape[1]))
+        for lane in range(lanes):
+            rows = chunk[lane % len(chunk)]
+            filled[lane] = rows[np.arange(most) % len(rows)]
         with backend.float64():
-            multipliers, iterations = (np.asarray(x) for x in _batched(np.stack(filled)))
+            multipliers, iterations = (np.asarray(x) for x in _batched(filled))
         for lane, rows in enumerate(chunk):
             summed = np.bincount(np.arange(most) % len(rows), multipliers[lane])
             solutions.append(Solution(summed, int(iterations[lane])))

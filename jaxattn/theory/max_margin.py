@@ -149,7 +149,8 @@ def max_margin_batch(
 
     posed = map_on_cores(prepare, range(len(E)))
     problems = [problem for problem in posed if isinstance(problem, _Problem)]
-    solutions = interior_point([problem.differences for problem in problems]) if problems else []
+    differences = map_on_cores(lambda problem: problem.differences, problems)
+    solutions = interior_point(differences) if problems else []
     conclude = partial(_conclude_or_finish, solver="interior", tolerance=tolerance)
     solved = iter(map_on_cores(conclude, problems, solutions))
     return _stack([answer if isinstance(answer, MaxMargin) else next(solved) for answer in posed])

@@ -8,7 +8,7 @@ import pytest
 from jax.custom_batching import custom_vmap
 from threadpoolctl import threadpool_info
 
-from jaxattn.core.mapping import map_in_equal_parts, map_on_cores
+from jaxattn.core.mapping import map_in_equal_parts, map_on_cores, sum_of_outer_products
 
 
 @pytest.mark.parametrize(("size", "most"), [(8, 3), (7, 7), (5, 1), (6, 4), (3, 2), (9, 8)])
@@ -62,3 +62,14 @@ def test_blas_has_one_thread_meanwhile_and_its_own_number_again():
 def test_an_error_comes_out_as_it_is():
     with pytest.raises(ZeroDivisionError):
         map_on_cores(lambda x: 1 / x, [1, 0])
+
+
+def test_outer_products_are_summed_over_items_alone_and_lifted(rng):
+    left, right = rng.normal(size=(3, 7, 4)), rng.normal(size=(3, 7, 5))
+    wanted = [
+        sum(np.outer(x, y) for x, y in zip(*each, strict=True)) for each in zip(left, right, strict=True)
+    ]
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(sum_of_outer_products))(left, right), wanted, rtol=1e-12, atol=1e-14
+    )
+    np.testing.assert_allclose(sum_of_outer_products(left[0], right[0]), wanted[0], rtol=1e-12, atol=1e-14)

@@ -28,6 +28,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from jaxattn.attention.batched import sequential_vmap_if_large
+from jaxattn.core.mapping import sum_of_outer_products
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
 
@@ -164,7 +165,7 @@ def token_curvature(
     """
     # Both cross terms and the square in one product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
     spread = partial(dense, corpus, place=place, size=size)
-    product = spread(force.pull).T @ spread(force.turn)
+    product = sum_of_outer_products(spread(force.pull), spread(force.turn))
     own = force.force
     if place is not None:
         own = jnp.zeros(size, own.dtype).at[place].set(own, mode="drop", unique_indices=True)
@@ -172,7 +173,7 @@ def token_curvature(
     if force.modes is None:
         return curvature
     modes = [spread(mode) for mode in jnp.moveaxis(force.modes, -1, 0)]
-    return curvature - sum(mode.T @ mode for mode in modes)
+    return curvature - sum(sum_of_outer_products(mode, mode) for mode in modes)
 
 
 def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Float[Array, " V"]:

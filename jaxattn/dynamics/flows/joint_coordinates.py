@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
+from jaxattn.core.mapping import sum_of_outer_products
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.conditions import positive
 from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates
@@ -86,9 +87,11 @@ def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
     q, pull = dense(corpus, force.attention), dense(corpus, forces.head_pull)
     leaning = dense(corpus, corpus.bags.spread(force.slope) * force.attention)
     steering = jnp.exp(forces.shift) * dense(corpus, force.pull)
-    across = jnp.diag(forces.head) - pull.T @ q + steering.T @ leaning
+    across = jnp.diag(forces.head) - sum_of_outer_products(pull, q)
+    across += sum_of_outer_products(steering, leaning)
+    of_head = sum_of_outer_products(pull, leaning)
     own = jnp.exp(forces.shift) * token_curvature(corpus, force)
-    return jnp.stack([jnp.stack([own, across], axis=1), jnp.stack([across.T, pull.T @ leaning], axis=1)])
+    return jnp.stack([jnp.stack([own, across], axis=1), jnp.stack([across.T, of_head], axis=1)])
 
 
 @struct.dataclass
