@@ -66,10 +66,11 @@ def test_an_error_comes_out_as_it_is():
 
 def test_outer_products_are_summed_over_items_alone_and_lifted(rng):
     left, right = rng.normal(size=(3, 7, 4)), rng.normal(size=(3, 7, 5))
-    wanted = [
-        sum(np.outer(x, y) for x, y in zip(*each, strict=True)) for each in zip(left, right, strict=True)
-    ]
-    np.testing.assert_allclose(
-        jax.jit(jax.vmap(sum_of_outer_products))(left, right), wanted, rtol=1e-12, atol=1e-14
+    wanted = np.stack(
+        [sum(np.outer(x, y) for x, y in zip(*each, strict=True)) for each in zip(left, right, strict=True)]
     )
-    np.testing.assert_allclose(sum_of_outer_products(left[0], right[0]), wanted[0], rtol=1e-12, atol=1e-14)
+    with jax.enable_x64(True):
+        lifted = jax.jit(jax.vmap(sum_of_outer_products))(left, right)
+        alone = sum_of_outer_products(left[0], right[0])
+    np.testing.assert_allclose(lifted, wanted, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(alone, wanted[0], rtol=1e-12, atol=1e-14)
