@@ -19,7 +19,7 @@ import msgspec
 import tomli_w
 
 from jaxattn.base import Measurement
-from jaxattn.bench.measurement import beside, read
+from jaxattn.bench import beside, read
 from jaxattn.cli import commands
 from jaxattn.core.docstrings import first_line, meanings, table, written
 from jaxattn.data.readers import READERS
