@@ -26,7 +26,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.descents.algorithm import Algorithm, Info
 from jaxattn.dynamics.flows.direction import direction
-from jaxattn.dynamics.phase import require_one_layer
+from jaxattn.dynamics.flows.flow_phase import require_one_layer
 
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 
