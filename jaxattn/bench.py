@@ -19,7 +19,7 @@ from jaxattn.api import Study
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.data.corpus import Corpus, from_flat
-from jaxattn.data.encodings import first_line
+from jaxattn.data.files import first_line
 from jaxattn.data.generators import Assumption1, Independent
 from jaxattn.dynamics.descents.descent import Descent
 from jaxattn.dynamics.flows.flow_phase import ExactFlow
