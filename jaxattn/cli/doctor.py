@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.data import cache
 from jaxattn.engine import memory
 from jaxattn.engine.manifest import PACKAGES
+from jaxattn.storage.files import cache_folder
 
 # Float32 scatter-add is hundreds of times slower than it should be on GPUs with these.
 SLOW_SCATTER = ((0, 10, 2), (0, 11, 0))
@@ -48,7 +48,7 @@ def examine(compiled: Path) -> list[Finding]:
         "float64": _float64,
         "GPU scatter": _scatter,
         "compiled programs": lambda: _folder(compiled),
-        "cached corpora": lambda: _folder(cache.folder()),
+        "cached corpora": lambda: _folder(cache_folder()),
         "tensorflow-datasets": _datasets,
         "free disk here": _disk,
     }

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxattn.core.cache_folder import cache_folder
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.storage import batch_state, bucket_lock, files, manifest
 from jaxattn.storage.batch_state import TABLES, BatchState
@@ -36,7 +35,7 @@ LOOKS = 5
 
 def root(role: str) -> Path:
     """Say where folders of buckets lie on this machine: those of runs ("run"), and of readers ("read")."""
-    return cache_folder() / "buckets" / role
+    return files.cache_folder() / "buckets" / role
 
 
 def here(place: str | Path, role: str = "read") -> Path:
