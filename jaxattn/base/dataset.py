@@ -8,9 +8,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 
 S = TypeVar("S", bound="Dataset")
 

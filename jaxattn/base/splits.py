@@ -10,8 +10,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool
 
-from jaxattn.core.brief import Brief
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 
 
 @struct.dataclass(repr=False)

@@ -7,9 +7,8 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores
-from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import tie_classes
 from jaxattn.theory.joint_direction import merged_classes, solve_direction
 from jaxattn.theory.joint_head import Entries, Refused, solve_head, weights_of_sequences

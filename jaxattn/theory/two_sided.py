@@ -3,7 +3,7 @@
 import numpy as np
 from flax import struct
 
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf
 
 # Multipliers below this share of the largest are taken for zero where tight rows are solved as equations.
 _NO_MULTIPLIER = 1e-10

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.base import Phase, State, Task
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take

@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.core.brief import Brief
+from jaxattn.core.pytrees import Brief
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 

@@ -9,9 +9,8 @@ from flax import struct
 from jax import Array
 
 from jaxattn.base import Params, Phase, Task
-from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf, get, replaced
+from jaxattn.core.pytrees import Brief, Leaf, get, replaced
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.dynamics.flows.arc_length import ASKED_FOR, Stop
 from jaxattn.dynamics.flows.exact_flow import exact_flow
