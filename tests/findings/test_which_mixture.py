@@ -100,7 +100,7 @@ def test_a_short_run_is_measured(code, tmp_path):
         tmp_path / "run", quiet=True
     )
     assert results.failures.empty
-    found = reproduction.measures.load(item)(results)
+    found = reproduction.findings.load(item)(results)
     shares = {finding.measured: finding.estimate.value for finding in found.findings}
     assert shares["two relevant: the limit is certified"] == 1
     assert shares["two relevant: of these, p comes to it"] == 1
