@@ -9,9 +9,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.base.dataset import Dataset
+from jaxattn.base.data import Dataset, Splits
 from jaxattn.base.model import Loss, Model
-from jaxattn.base.splits import Splits
 from jaxattn.core import pytrees
 from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import Spec

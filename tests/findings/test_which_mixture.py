@@ -8,7 +8,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import reproduction
-from jaxattn.base.splits import Loaded, Splits
+from jaxattn.base.data import Loaded, Splits
 from jaxattn.study.import_paths import ImportPaths
 from jaxattn.theory import Scores, certify_joint_limit
 
