@@ -11,8 +11,8 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import tie_classes
 from jaxattn.theory.joint_head import Entries, Head, Refused, solve_head, weights_of_sequences
+from jaxattn.theory.least_distance import TwoSided, two_sided
 from jaxattn.theory.selection import require_finite, require_keys
-from jaxattn.theory.two_sided import TwoSided, two_sided
 
 # Of a force that is zero, and of a curvature that is not.
 _ZERO = 1e-8
