@@ -162,9 +162,8 @@ def load(
     """
     source = _checked(source)
     given = None if tokens is None else _distinct(tokens)
-    key = cache.digest(
-        source.files(), _settings(source) + (b"" if given is None else msgspec.json.encode(given))
-    )
+    asked = b"" if given is None else msgspec.json.encode(given)
+    key = cache.digest(source.files(), _settings(source) + asked)
     path = cache_folder(cache_dir) / f"text-{key}.npz"
     splits = (*source.splits, "validation") if source.validation else source.splits
     names = ["tokens", "counts", *(f"{split}_{part}" for split in splits for part in _parts(source))]
