@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from jaxattn.core.docstrings import table
+from jaxattn.core.settings import markdown_table
 from jaxattn.results.intervals import BOOTSTRAP_SEEDS, clopper_pearson, geometric, student_t
 from jaxattn.results.statistics import aggregate
 
@@ -36,7 +36,7 @@ def main() -> None:
     for p in SHARES:
         rows[f"Clopper-Pearson, share of {p:g} (exact)"] = lambda n, p=p: of_share(p, n)
     cells = [[name, *(written(row(n)) for n in SEEDS)] for name, row in rows.items()]
-    print(table(["interval", *(f"n = {n}" for n in SEEDS)], cells))
+    print(markdown_table(["interval", *(f"n = {n}" for n in SEEDS)], cells))
 
 
 def held(bounds: tuple[Any, Any], truth: float) -> float:

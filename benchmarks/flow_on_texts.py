@@ -24,7 +24,7 @@ from imdb import folder_of_imdb
 
 import jaxattn as ja
 from jaxattn.dynamics.flows.coordinates import coordinates
-from jaxattn.dynamics.flows.rosenbrock import by_factors
+from jaxattn.dynamics.flows.stiff import by_factors
 
 
 def problem(given):

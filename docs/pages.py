@@ -19,9 +19,9 @@ import msgspec
 import tomli_w
 
 from jaxattn.base import Measurement
-from jaxattn.bench.measurement import beside, read
+from jaxattn.bench import beside, read
 from jaxattn.cli import commands
-from jaxattn.core.docstrings import first_line, meanings, table, written
+from jaxattn.core.settings import first_line, markdown_table, meanings, written
 from jaxattn.data.readers import READERS
 from jaxattn.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.probes.settings import Probes
@@ -78,11 +78,11 @@ def _section(probe: Any, when: str) -> str:
 def _settings() -> str:
     meaning = meanings(Probes)
     rows = [[f"`{field.name}`", written(field.default), meaning[field.name]] for field in fields_of(Probes)]
-    return table(["setting", "default", "meaning"], rows)
+    return markdown_table(["setting", "default", "meaning"], rows)
 
 
 def _table(labels: Mapping[str, str]) -> str:
-    return table(["metric", "what it is"], [[f"`{name}`", label] for name, label in labels.items()])
+    return markdown_table(["metric", "what it is"], [[f"`{name}`", label] for name, label in labels.items()])
 
 
 OPENING = """# Texts
@@ -133,11 +133,11 @@ def texts() -> str:
     sections = [
         OPENING,
         "## Kinds",
-        table(["kind", "what it reads"], kinds),
+        markdown_table(["kind", "what it reads"], kinds),
         "## What they read",
-        table(["setting", "kinds", "default", "meaning"], of_some),
+        markdown_table(["setting", "kinds", "default", "meaning"], of_some),
         "## What every kind makes of it",
-        table(["setting", "default", "meaning"], of_every),
+        markdown_table(["setting", "default", "meaning"], of_every),
         HELD_OUT,
     ]
     return "\n\n".join(sections) + "\n"
@@ -176,7 +176,7 @@ def sweep_keys() -> str:
     """Write all keys of a sweep file in Markdown: the top, then every built-in thing of each concept."""
     rows = [[f"`{f.encode_name}`", written(_default(f)), TOP[f.name]] for f in msgspec.structs.fields(Tables)]
     rows.append(["`extends`", "none", "another sweep file that this one starts from."])
-    sections = [KEYS, "## The top", table(["key", "default", "meaning"], rows)]
+    sections = [KEYS, "## The top", markdown_table(["key", "default", "meaning"], rows)]
     for concept in (concept for concept in CONCEPTS if concept.known):
         known = {kind: target for kind, target in concept.known.items() if kind not in READERS}
         sections.append(f"## {concept.name.removeprefix('a ').capitalize()}: {concept.place}")
@@ -194,7 +194,7 @@ def _kind(kind: str, target: Any) -> str:
     meaning = (meanings(behind) if behind else {}) | meanings(target)
     rows = [[f"`{f.name}`", written(f.default), meaning[f.name]] for f in fields_of(target)]
     heading = f"### `{kind}`\n\n{first_line(target)}"
-    return f"{heading}\n\n{table(['key', 'default', 'meaning'], rows)}" if rows else heading
+    return f"{heading}\n\n{markdown_table(['key', 'default', 'meaning'], rows)}" if rows else heading
 
 
 LINE = """# Command line
@@ -259,7 +259,7 @@ def _command(name: str, call: Callable[..., int]) -> str:
     shown = "\n".join(["```text", *examples, "```"])
     parts = [f"## jaxattn {name}", "\n".join(told), shown]
     if rows := [[f"`{one.usage}`", one.default, one.meaning] for one in options_of(call)]:
-        parts.append(table(["option", "default", "meaning"], rows))
+        parts.append(markdown_table(["option", "default", "meaning"], rows))
     return "\n\n".join(parts)
 
 

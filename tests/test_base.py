@@ -28,7 +28,7 @@ FOREIGN = {
     "jaxattn/study/hyperparameters.py": "annotations",
     "jaxattn/study/registry.py": "what Python gives: functions, classes, arrays",
     "jaxattn/study/import_paths.py": "modules and their contents",
-    "jaxattn/core/params_by_name.py": "parameters: any pytree with names",
+    "jaxattn/core/pytrees.py": "parameters: any pytree with names",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from jaxattn import cli
 from jaxattn.api import Study
 from jaxattn.cli import commands
-from jaxattn.core.docstrings import written
+from jaxattn.core.settings import written
 from jaxattn.data.readers import READERS
 from jaxattn.results.figures import KINDS
 from jaxattn.study.registry import CONCEPTS, fields_of

@@ -25,7 +25,7 @@ from jax.custom_batching import sequential_vmap
 from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
 
-from jaxattn.attention.entries import attend_entries
+from jaxattn.attention.softmax import attend_entries
 from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, positions, ragged, take

@@ -18,11 +18,10 @@ settings, which are its keyword-only arguments:
 Letters: n examples, V tokens, K classes, d the width of the model.
 """
 
-from jaxattn.base.data import CommonData, DrawnData, SharedData, silent
+from jaxattn.base.data import CommonData, Dataset, DrawnData, SharedData, silent
+from jaxattn.base.data import D as D
 from jaxattn.base.data import Data as Data
 from jaxattn.base.data import Progress as Progress
-from jaxattn.base.dataset import D as D
-from jaxattn.base.dataset import Dataset
 from jaxattn.base.model import Loss, Model, Start
 from jaxattn.base.model import Params as Params
 from jaxattn.base.phase import Phase, State, Task, log_spaced

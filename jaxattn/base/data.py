@@ -1,13 +1,165 @@
-"""Where data come from: drawn for every seed, or shared by all."""
+"""Data: examples with targets, the splits that a seed runs on, and where they come from, drawn or shared."""
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
 from jax import Array
+from jaxtyping import Bool
 
-from jaxattn.base.dataset import Dataset
-from jaxattn.base.splits import Loaded, Splits
+from jaxattn.core.errors import InputError, shown
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import Spec
+
+S = TypeVar("S", bound="Dataset")
+
+
+class Dataset(Brief, struct.PyTreeNode, repr=False):
+    """n examples with targets. A frozen pytree: a subclass is one by the fields that it names.
+
+        class Pairs(ja.Dataset):
+            left: jax.Array
+            right: jax.Array
+
+    By default all its arrays have n rows, one for each example.
+
+    Attributes:
+        targets: (n, ...) what a loss compares outputs with: classes, tokens, numbers or vectors.
+    """
+
+    targets: Leaf
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make a subclass a frozen pytree of its fields, written in a few lines."""
+        parent: Any = super()  # flax, which has no types
+        parent.__init_subclass__(**{"repr": False} | options)
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples n."""
+        return int(self.targets.shape[0])
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes K that the targets name, -1 and +1 if K = 2; None if they are no classes."""
+        return None
+
+    def take(self: S, index: Array) -> S:
+        """Take some examples, inside jit and under vmap: a minibatch.
+
+        Args:
+            index: (B,) int; numbers of distinct examples.
+
+        Returns:
+            B examples of the same kind.
+        """
+        taken: S = jax.tree.map(lambda x: x[index], self)
+        return taken
+
+    def arrays(self) -> Iterator[tuple[str, Array]]:
+        """List its arrays with their names."""
+        for path, x in jax.tree_util.tree_flatten_with_path(self)[0]:
+            yield jax.tree_util.keystr(path, simple=True, separator="."), x
+
+    def check_shapes(self) -> None:
+        """Check what shapes tell, of traced arrays too.
+
+        Raises:
+            InputError: arrays without a row for every example.
+        """
+        for name, x in self.arrays():
+            if np.ndim(x) == 0 or len(x) != self.num_examples:
+                raise InputError(
+                    f"{name}: {shown(x)} for {self.num_examples} targets; give one row for each example"
+                )
+
+    def check(self) -> None:
+        """Check on the host what programs cannot; raises InputError."""
+        self.check_shapes()
+
+
+D = TypeVar("D", bound=Dataset)
+
+
+@struct.dataclass(repr=False)
+class TokenStatistics(Brief):
+    """Statistics of the V tokens of a corpus; arrays (V, C) have one column for two classes, else K.
+
+    Attributes:
+        count: (V,) occurrences.
+        alpha: (V, C) average signed frequency.
+        posterior_difference: (V, C), NaN where a token never occurs.
+    """
+
+    count: Leaf
+    alpha: Leaf
+    posterior_difference: Leaf
+
+    def important(self, size: float | Array, min_count: int | Array) -> Bool[Array, " V"]:
+        """Mark the important tokens: |posterior difference| ≥ `size` for a class, `min_count` occurrences.
+
+        The posterior difference of a rare token is noise: that of a token that occurs once is 1.
+
+        Args:
+            size: least |posterior difference|.
+            min_count: least number of occurrences.
+
+        Returns:
+            (V,) bool.
+        """
+        large = (jnp.abs(self.posterior_difference) >= size).any(axis=1)
+        marked: Array = large & (self.count >= min_count)
+        return marked
+
+
+@struct.dataclass(repr=False)
+class Splits(Brief):
+    """Data of one seed, or with a leading axis of seeds: a `Dataset` each.
+
+    Attributes:
+        train: the training data.
+        tokens: token statistics of training data that are bags, None of all others.
+        test: the test data, None if there are none.
+        validation: the validation data, None if there are none.
+    """
+
+    train: Leaf
+    tokens: Leaf = None
+    test: Leaf = None
+    validation: Leaf = None
+
+    def sampled(self, most: int | None) -> "Splits":
+        """Keep so many sequences of each corpus, evenly spaced; all of a smaller one, and of any if None.
+
+        The statistics of the tokens stay those of the whole training corpus.
+        """
+
+        def some(corpus: Any) -> Any:
+            if corpus is None or most is None or corpus.num_examples <= most:
+                return corpus
+            return corpus.take(jnp.asarray(np.arange(most) * corpus.num_examples // most, jnp.int32))
+
+        train, test, validation = map(some, (self.train, self.test, self.validation))
+        return dataclasses.replace(self, train=train, test=test, validation=validation)
+
+
+class Loaded(NamedTuple):
+    """Data as a study holds them.
+
+    Attributes:
+        splits: the data: those that all seeds share, or with a leading axis of seeds.
+        shared: whether all seeds share them.
+        tokens: names of the V tokens.
+    """
+
+    splits: Splits
+    shared: bool
+    tokens: Sequence[str]
+
 
 # Told what is read, how much of it, and of how much, None if nobody knows; 0 of 0 makes it a remark.
 Progress = Callable[[str, int, int | None], None]

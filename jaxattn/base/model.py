@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
 
 from jax import Array
 
-from jaxattn.base.dataset import D, Dataset
+from jaxattn.base.data import D, Dataset
 from jaxattn.core.settings import Spec
 
 if TYPE_CHECKING:  # what stands above

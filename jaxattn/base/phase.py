@@ -9,11 +9,10 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.base.dataset import Dataset
+from jaxattn.base.data import Dataset, Splits
 from jaxattn.base.model import Loss, Model
-from jaxattn.base.splits import Splits
-from jaxattn.core import params_by_name
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core import pytrees
+from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import Spec
 
 
@@ -141,7 +140,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     def parameter(self, state: Any, name: str) -> Array:
         """Look up a parameter in its full precision."""
-        found: Array = params_by_name.get(state.params, name)
+        found: Array = pytrees.get(state.params, name)
         return found
 
     def metrics(self, state: Any) -> dict[str, Array]:

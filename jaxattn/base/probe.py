@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from jax import Array
 
+from jaxattn.base.data import Loaded
 from jaxattn.base.model import Model, Params
 from jaxattn.base.phase import Phase, Task
-from jaxattn.base.splits import Loaded
 from jaxattn.core.settings import Spec
 
 if TYPE_CHECKING:  # what stands above

@@ -1,13 +1,24 @@
-"""Commands that look at this machine: what is wrong with it, and how fast it is."""
+"""Commands that look at this machine: what a run will find on it, and how fast it is."""
 
+import math
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from tyro.conf import Positional, arg
 
 from jaxattn.cli.console import print_table
-from jaxattn.cli.options import Quiet, of_this_machine
+from jaxattn.cli.options import Quiet, compiled_folder, of_this_machine
 from jaxattn.core.errors import InputError, RunError
+from jaxattn.storage.files import cache_folder
+
+# Float32 scatter-add is hundreds of times slower than it should be on GPUs with these.
+SLOW_SCATTER = ((0, 10, 2), (0, 11, 0))
 
 
 def doctor() -> int:
@@ -16,9 +27,6 @@ def doctor() -> int:
     Example: jaxattn doctor
     """
     import pandas as pd
-
-    from jaxattn.cli.doctor import examine
-    from jaxattn.cli.options import compiled_folder
 
     findings = examine(compiled_folder())
     print_table("Doctor", pd.DataFrame(findings))
@@ -80,3 +88,130 @@ def bench(
     if out is not None:
         print(out)
     return 0
+
+
+class Finding(NamedTuple):
+    """One thing looked at: its name, whether it is "ok", a "note" or "broken", and what was found."""
+
+    name: str
+    state: str
+    found: str
+
+
+def examine(compiled: Path) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        compiled: the folder of compiled programs.
+
+    Returns:
+        The findings; a check that fails itself is "broken".
+    """
+    checks: dict[str, Callable[[], tuple[str, str]]] = {
+        "python": lambda: ("ok", platform.python_version()),
+        "packages": _packages,
+        "address space": _address_space,
+        "devices": _devices,
+        "float64": _float64,
+        "GPU scatter": _scatter,
+        "compiled programs": lambda: _folder(compiled),
+        "cached corpora": lambda: _folder(cache_folder()),
+        "tensorflow-datasets": _datasets,
+        "free disk here": _disk,
+    }
+    findings = []
+    for name, check in checks.items():
+        try:
+            findings.append(Finding(name, *check()))
+        except InputError as error:
+            # Whatever starts a device would end this process.
+            return [*findings, Finding(name, "broken", str(error))]
+        except Exception as error:  # whatever is wrong with the machine is what is asked for
+            findings.append(Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
+    return findings
+
+
+def scatter_is_slow(platform_name: str, jaxlib: str) -> bool:
+    """Tell whether this jaxlib is known for slow scatters on this platform."""
+    number = tuple(map(int, re.findall(r"\d+", jaxlib)[:3]))
+    first, last = SLOW_SCATTER
+    return platform_name == "gpu" and first <= number <= last
+
+
+def _packages() -> tuple[str, str]:
+    from jaxattn.engine.manifest import PACKAGES
+
+    return "ok", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+
+
+def _address_space() -> tuple[str, str]:
+    from jaxattn.engine import memory
+
+    notes: list[str] = []
+    memory.check_address_space(notes.append)
+    limit = memory.address_space()
+    return ("note", notes[0]) if notes else ("ok", f"{limit / 2**30:.1f} GiB" if limit else "no limit")
+
+
+def _devices() -> tuple[str, str]:
+    import jax
+
+    devices = jax.devices()
+    kinds = {device.device_kind for device in devices}
+    return "ok", f"{len(devices)} × {', '.join(sorted(kinds))}; {os.cpu_count()} CPU cores"
+
+
+def _float64() -> tuple[str, str]:
+    import jax
+    import jax.numpy as jnp
+
+    from jaxattn.core import backend
+
+    lacking = []
+    with jax.enable_x64(True):
+        if not float(jnp.float64(1) + jnp.float64(1e-15)) > 1:
+            lacking.append("1 + 1e-15 is 1")
+        # Beyond the exponents of float32.
+        if not abs(float(jnp.exp(jnp.float64(-200.0))) / math.exp(-200) - 1) < 1e-12:
+            lacking.append("exp(-200) is wrong")
+        try:
+            solved = jnp.linalg.solve(jnp.array([[0.0, 2.0], [4.0, 0.0]]), jnp.array([2.0, 4.0]))
+            if jnp.abs(solved - 1).max() > 1e-14:
+                lacking.append("a linear system is solved wrongly")
+        except (jax.errors.JaxRuntimeError, NotImplementedError):
+            lacking.append("no linear system can be solved")
+    if not lacking:
+        return "ok", "works"
+    found = ", ".join(lacking)
+    if backend.has_host():
+        return "note", f"{found}; what needs float64 runs on the host's CPU"
+    return "broken", found
+
+
+def _scatter() -> tuple[str, str]:
+    import jax
+
+    if scatter_is_slow(jax.devices()[0].platform, metadata.version("jaxlib")):
+        return "note", "slow in this jaxlib; jaxattn's own gradients need none, other code may"
+    return "ok", "no known trouble with this jaxlib here"
+
+
+def _folder(path: Path) -> tuple[str, str]:
+    above = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not os.access(above, os.W_OK):
+        return "note", f"{path}: not writable, so nothing is kept; set JAXATTN_CACHE to another folder"
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
+    size = sum(file.stat().st_size for file in files) / 2**20
+    return "ok", f"{path}: {len(files)} files, {size:.0f} MiB"
+
+
+def _datasets() -> tuple[str, str]:
+    folder = Path(os.path.expanduser(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")))
+    if not folder.is_dir():
+        return "note", f"{folder}: no such folder; give data.data_dir, or set TFDS_DATA_DIR"
+    return "ok", f"{folder}: {', '.join(sorted(p.name for p in folder.iterdir() if p.is_dir())) or 'empty'}"
+
+
+def _disk() -> tuple[str, str]:
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    return ("ok" if free > 1 else "note"), f"{free:.1f} GiB"

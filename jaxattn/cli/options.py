@@ -11,6 +11,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.core.errors import InputError
 from jaxattn.storage import bucket, files
+from jaxattn.storage.files import cache_folder
 from jaxattn.storage.objects import is_address, shown
 
 if TYPE_CHECKING:
@@ -214,9 +215,7 @@ def of_this_machine(folder: Path | str) -> None:
 
 def compiled_folder() -> Path:
     """Tell where compiled programs are kept."""
-    from jaxattn.data import cache
-
-    return Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache.folder() / "compiled")
+    return Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "compiled")
 
 
 def keep_compiled() -> None:

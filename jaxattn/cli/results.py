@@ -137,7 +137,7 @@ def diagnose(
         number: How many tokens to list.
     """
     from jaxattn import diagnosis
-    from jaxattn.data.arrays import read_array
+    from jaxattn.data.files import read_array
     from jaxattn.engine.progress import Reporter
 
     of_this_machine(out)

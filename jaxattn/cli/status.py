@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.engine.lock import is_locked
 from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
 from jaxattn.storage.bucket import fetched
+from jaxattn.storage.lock import is_locked
 from jaxattn.storage.manifest import mending, read
 
 

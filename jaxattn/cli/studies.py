@@ -1,4 +1,4 @@
-"""Commands that look at sweep files and run them."""
+"""Commands that look at sweep files and run them, here or as jobs of a cluster queue."""
 
 import shlex
 import sys
@@ -41,6 +41,8 @@ from jaxattn.cli.options import (
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.storage import bucket
 from jaxattn.storage.objects import is_address, shown
+
+Executor = Literal["slurm", "local"]
 
 
 def run(
@@ -191,7 +193,7 @@ def launch(
     sweep: Sweep,
     /,
     shards: int,
-    executor: Literal["slurm", "local"] = "slurm",
+    executor: Executor = "slurm",
     minutes: int = 720,
     options: Annotated[UseAppendAction[tuple[str, ...]], arg(name="option", metavar="KEY=VALUE")] = (),
     overrides: Set = (),
@@ -211,7 +213,6 @@ def launch(
         options: Option of the queue by submitit's name; may be given several times.
         wait: Wait until all jobs have ended, then print their common table.
     """
-    from jaxattn.cli import launch as jobs
     from jaxattn.engine.distributed import shard_folder
     from jaxattn.study.tree import parse
 
@@ -228,7 +229,7 @@ def launch(
     words += ["--seeds", seeds] if seeds else []
     commands = [[*words, "--shard", f"{number}/{shards}"] for number in range(1, shards + 1)]
     given = {key: parse(value) for key, value in map(read_pair, options)}
-    submitted = jobs.submit(commands, scripts, executor, minutes, given)
+    submitted = submit(commands, scripts, executor, minutes, given)
     folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
     for job, folder in zip(submitted, folders, strict=True):
         print(f"job {job.job_id}: {shown(folder)}")
@@ -242,6 +243,64 @@ def launch(
     print_summary(together, rest=f"jaxattn aggregate {shown(directory)} --all")
     print_closing(together)
     return 0
+
+
+class Shard:
+    """One job: a command that continues where it was stopped, so a job that is preempted is sent again."""
+
+    def __init__(self, command: list[str]) -> None:
+        """Run `jaxattn` with these words."""
+        self.command = command
+
+    def __call__(self) -> int:
+        """Run the command; return its status."""
+        import subprocess
+
+        return subprocess.run([sys.executable, "-m", "jaxattn", *self.command], check=False).returncode
+
+    def checkpoint(self) -> Any:
+        """Say how to go on after a preemption, as submitit asks."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def submit(
+    commands: list[list[str]], folder: Path, executor: Executor, minutes: int, options: dict[str, Any]
+) -> list[Any]:
+    """Submit commands as an array of jobs.
+
+    Args:
+        commands: the words after `jaxattn` of every job.
+        folder: where scripts and logs of the jobs go.
+        executor: the queue.
+        minutes: time limit of a job.
+        options: options of the queue, by submitit's names, for example slurm_partition.
+
+    Returns:
+        Submitit's jobs.
+
+    Raises:
+        InputError: submitit is not installed, no such queue here, or an option it does not know.
+    """
+    if "timeout_min" in options:
+        raise InputError(f"--option timeout_min={options['timeout_min']}: give the time limit as --minutes")
+    try:
+        import submitit
+    except ImportError:
+        raise InputError(
+            "launch: submitit is missing; install it with pip install 'jaxattn[cluster]'"
+        ) from None
+    try:
+        queue = submitit.AutoExecutor(folder=str(folder), cluster=executor)
+        queue.update_parameters(**{"name": "jaxattn", "timeout_min": minutes} | options)
+        with queue.batch():
+            jobs = [queue.submit(Shard(command)) for command in commands]
+    except (RuntimeError, NameError, ValueError, TypeError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        here = "; --executor local runs them on this machine" if executor != "local" else ""
+        raise InputError(f"launch: {executor} does not take the jobs: {reason}{here}") from None
+    return jobs
 
 
 def status(directories: Folders, /, verify: bool = False, as_json: Json = False) -> int:

@@ -9,13 +9,9 @@ from uuid import uuid4
 
 import numpy as np
 
-from jaxattn.core.cache_folder import cache_folder
 from jaxattn.core.errors import InputError
 
 Note = Callable[[str], None]
-
-
-folder = cache_folder
 
 
 def digest(files: Mapping[str, str], settings: bytes) -> str:

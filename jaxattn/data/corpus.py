@@ -11,9 +11,8 @@ from flax import struct
 from jax import Array
 
 from jaxattn.base import Dataset
-from jaxattn.core.brief import is_concrete
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf, is_concrete
 from jaxattn.data.ragged import check_positions, positions, ragged
 
 

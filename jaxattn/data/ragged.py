@@ -19,9 +19,8 @@ from jax import Array
 from jax.custom_batching import custom_vmap
 
 from jaxattn.core import backend
-from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 
 # Positions are 32-bit numbers.
 MOST_POSITIONS = 2**31 - 1

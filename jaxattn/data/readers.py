@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from jaxattn.core.errors import InputError
-from jaxattn.data.encodings import REMEDY, decoding, first_line, listed, reading
+from jaxattn.data.files import REMEDY, decoding, first_line, listed, reading
 from jaxattn.data.source import Label, Name, Row, Rows, Source, as_text
 
 _BATCH = 512

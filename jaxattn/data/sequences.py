@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from jaxattn.base import Dataset
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus, check_classes, from_draws
 
 

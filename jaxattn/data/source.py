@@ -11,7 +11,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data import text
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.encodings import codec, reading
+from jaxattn.data.files import codec, reading
 from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, token_statistics
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.base import D, Dataset
-from jaxattn.base.splits import Loaded as Loaded
-from jaxattn.base.splits import Splits as Splits
-from jaxattn.base.splits import TokenStatistics as TokenStatistics
+from jaxattn.base.data import Loaded as Loaded
+from jaxattn.base.data import Splits as Splits
+from jaxattn.base.data import TokenStatistics as TokenStatistics
 from jaxattn.core.errors import InputError, shown
 from jaxattn.data.corpus import Corpus, class_index, class_labels
 from jaxattn.data.importance import average_signed_frequency, posterior_difference, token_counts

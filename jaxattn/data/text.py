@@ -18,6 +18,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.data import cache, sequences
 from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
 from jaxattn.data.sequences import Sequences
+from jaxattn.storage.files import cache_folder
 
 # Part of the cache key: change it with anything that changes what `tokenise` or the stored arrays say.
 FORMAT = b"words, bags 1"
@@ -148,7 +149,7 @@ def load(
         source: where the texts are and how they become a corpus; see `readers`.
         tokens: a vocabulary to count with, token k being the k-th; by default that of the training split,
             with `min_count` and `max_vocab`.
-        cache_dir: folder of the cache; see `cache.folder`.
+        cache_dir: folder of the cache; see `storage.files.cache_folder`.
         progress: told how far the reading is.
 
     Returns:
@@ -161,10 +162,9 @@ def load(
     """
     source = _checked(source)
     given = None if tokens is None else _distinct(tokens)
-    key = cache.digest(
-        source.files(), _settings(source) + (b"" if given is None else msgspec.json.encode(given))
-    )
-    path = cache.folder(cache_dir) / f"text-{key}.npz"
+    asked = b"" if given is None else msgspec.json.encode(given)
+    key = cache.digest(source.files(), _settings(source) + asked)
+    path = cache_folder(cache_dir) / f"text-{key}.npz"
     splits = (*source.splits, "validation") if source.validation else source.splits
     names = ["tokens", "counts", *(f"{split}_{part}" for split in splits for part in _parts(source))]
 

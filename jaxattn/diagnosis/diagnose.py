@@ -14,7 +14,8 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
-from jaxattn.diagnosis import page, weights
+from jaxattn.diagnosis import page
+from jaxattn.diagnosis.inputs import read_weights
 from jaxattn.diagnosis.measure import Measured, Settings, measure
 from jaxattn.results.drawn import Drawn
 
@@ -121,7 +122,7 @@ def diagnose(
     Source:
         Figures 1-3, Lemma 4.1 and Section 4 of arXiv 2505.17282.
     """
-    model = weights.read(embedding, query, head, corpus)
+    model = read_weights(embedding, query, head, corpus)
     if tokens is not None and len(tokens) != len(model.embedding):
         raise InputError(
             f"tokens: {len(tokens)} names for V = {len(model.embedding)} tokens; give one for each"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
-from jaxattn.diagnosis.weights import Weights
+from jaxattn.diagnosis.inputs import Weights
 from jaxattn.dynamics import one_step
 from jaxattn.models import one_layer
 from jaxattn.results.correlations import (

@@ -13,9 +13,8 @@ from typing import Any
 import jax
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.engine import lock
 from jaxattn.engine.store import Store
-from jaxattn.storage import bucket
+from jaxattn.storage import bucket, lock
 from jaxattn.storage.objects import is_address, shown
 from jaxattn.study.definition import Definition
 

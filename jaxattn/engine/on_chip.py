@@ -9,8 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxattn.chips.compile import Compiled, compile_lowered, seconds_at_least
-from jaxattn.chips.targets import Target
+from jaxattn.chips.targets import Compiled, Target, compile_lowered, seconds_at_least
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.engine import devices, memory

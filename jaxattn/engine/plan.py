@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pandas as pd
 
 from jaxattn.base import Phase, PhaseProbe, SharedData, Task, silent
-from jaxattn.core import backend, params_by_name
+from jaxattn.core import backend, pytrees
 from jaxattn.core.errors import counted
 from jaxattn.data.corpus import shapes
 from jaxattn.data.splits import Splits
@@ -158,7 +158,7 @@ def _coordinates(setting: Setting) -> str:
     like = shapes(vocab_size=vocab_size, num_classes=setting.data.num_classes)
     # Shapes are the same in any precision, and float64 would want its mode.
     params = jax.eval_shape(partial(setting.model.init, like=like, dtype=jnp.float32), jax.random.key(0))
-    coordinates = params_by_name.get(params, "E").shape[1] if "E" in params_by_name.names(params) else dim
+    coordinates = pytrees.get(params, "E").shape[1] if "E" in pytrees.names(params) else dim
     return str(dim) if coordinates == dim else f"{coordinates} for d = {dim}"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.core import backend
-from jaxattn.core.params_by_name import get, names
+from jaxattn.core.pytrees import get, names
 from jaxattn.data.splits import Loaded
 from jaxattn.engine import devices, loggers, manifest, memory
 from jaxattn.engine.attempts import OnFailure, Queue, unfinished

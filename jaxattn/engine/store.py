@@ -13,9 +13,8 @@ import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.engine import lock
 from jaxattn.engine.manifest import differences
-from jaxattn.storage import batch_state, checkpoints, files, manifest, provenance
+from jaxattn.storage import batch_state, checkpoints, files, lock, manifest, provenance
 from jaxattn.storage.batch_state import TABLES, BatchState, Line, Provenance
 from jaxattn.storage.bucket import OWN, Bucket
 from jaxattn.storage.files import Damaged
@@ -23,7 +22,7 @@ from jaxattn.storage.objects import is_address
 
 LOG = "metrics.jsonl"
 # What is there before anything was computed, or is left when nothing could be.
-EMPTY = (lock.NAME, "parts", "checkpoints", LOG, manifest.NAME, *OWN)
+EMPTY = (lock.FILE, "parts", "checkpoints", LOG, manifest.NAME, *OWN)
 
 
 class Store:
@@ -99,7 +98,7 @@ class Store:
                 if (self.directory / name).exists():
                     (self.directory / name).rmdir()
             if {path.name for path in self.directory.iterdir()} <= set(EMPTY):
-                for name in (LOG, manifest.NAME, lock.NAME):
+                for name in (LOG, manifest.NAME, lock.FILE):
                     (self.directory / name).unlink(missing_ok=True)
 
     def _is_strange(self) -> bool:

@@ -7,7 +7,7 @@ import jax
 from jax import Array
 
 from jaxattn import losses
-from jaxattn.core import params_by_name
+from jaxattn.core import pytrees
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
@@ -64,6 +64,6 @@ def loss_and_gradients(
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:
-        return loss(params_by_name.replaced(params, **trained), data, outputs, weights, per_sequence)
+        return loss(pytrees.replaced(params, **trained), data, outputs, weights, per_sequence)
 
-    return jax.value_and_grad(of_trained)({name: params_by_name.get(params, name) for name in train})
+    return jax.value_and_grad(of_trained)({name: pytrees.get(params, name) for name in train})

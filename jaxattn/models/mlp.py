@@ -11,8 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import pool
 from jaxattn.base import Model
-from jaxattn.core.brief import Brief
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import Weights, embeddings_query_head, square

@@ -11,9 +11,8 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.base import Model
-from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.initial import embeddings_query_head

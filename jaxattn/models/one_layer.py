@@ -16,8 +16,7 @@ from jaxattn.attention.scores import Scores
 from jaxattn.attention.scores import one_layer as linear_scores
 from jaxattn.base import Model
 from jaxattn.core import backend
-from jaxattn.core.brief import Brief
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
 from jaxattn.models.initial import embeddings_query_head

@@ -12,8 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.base import Model
-from jaxattn.core.brief import Brief
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take

@@ -1,14 +1,19 @@
 """Probes: what is measured of one seed, as settings with pure functions; `base` says what each must have."""
 
 from jaxattn.base import Measurement
-from jaxattn.probes.cover import Cover
 from jaxattn.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
-from jaxattn.probes.importance import Importance
+from jaxattn.probes.importance import Importance, OneStepEmbeddings, OneStepError
 from jaxattn.probes.loss_and_accuracy import Accuracy, Fit
-from jaxattn.probes.one_step_law import OneStepEmbeddings, OneStepError
 from jaxattn.probes.parameters import Alignments, Conservation, Norms, Sharpness
 from jaxattn.probes.probe_context import ProbeContext
-from jaxattn.probes.selection import Attended, AttentionEntropy, HeadsSelected, RelevantTokens, Selected
+from jaxattn.probes.selection import (
+    Attended,
+    AttentionEntropy,
+    Cover,
+    HeadsSelected,
+    RelevantTokens,
+    Selected,
+)
 from jaxattn.probes.settings import Probes
 
 # What a study may measure besides the standard probes, by short name.

@@ -8,7 +8,7 @@ from jax import Array
 
 from jaxattn import losses
 from jaxattn.base import Phase, Probe, Task
-from jaxattn.core.params_by_name import get, names
+from jaxattn.core.pytrees import get, names
 from jaxattn.probes.probe_context import ProbeContext
 
 # What the engine adds to them: test accuracies, by the accuracy whose best value so far chooses the step.

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from matfree import decomp
 
 from jaxattn.base import Phase, Probe, Task
-from jaxattn.core.params_by_name import get, names, replaced
+from jaxattn.core.pytrees import get, names, replaced
 from jaxattn.core.settings import PositiveInt
 from jaxattn.models.gradients import loss_and_gradients
 from jaxattn.probes.probe_context import ProbeContext

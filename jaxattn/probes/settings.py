@@ -7,9 +7,8 @@ from jaxattn.base import Measurement, Phase, PhaseProbe, Probe
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Count, PositiveInt, Share, Spec
 from jaxattn.probes.directions import MaxMarginDirection
-from jaxattn.probes.importance import Importance
+from jaxattn.probes.importance import Importance, OneStepError
 from jaxattn.probes.loss_and_accuracy import Accuracy, Fit
-from jaxattn.probes.one_step_law import OneStepError
 from jaxattn.probes.selection import Selected
 
 

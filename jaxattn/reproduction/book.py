@@ -147,7 +147,7 @@ class About(Table, frozen=True):
         laptop: overrides of the study at laptop scale.
         figures: figures of the run to show, as in a sweep file.
         curves: names of published curves, by the quantity of ours that is held against them.
-        measure: `kind`, one of `measures.KINDS` or "mine.py:NAME", and its settings; nothing if the item is
+        measure: `kind`, one of `findings.KINDS` or "mine.py:NAME", and its settings; nothing if the item is
             shown elsewhere.
         criteria: what findings are held against, by their names; the others are only measured.
         elsewhere: where it is shown, if it is not run here.

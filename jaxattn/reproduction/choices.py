@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.reproduction.book import Item
-from jaxattn.reproduction.findings import Finding, Measured
-from jaxattn.reproduction.measures import hold, last
+from jaxattn.reproduction.findings import Finding, Measured, hold, last
 from jaxattn.reproduction.shapes import LOWEST, RISE, U, shapes
 from jaxattn.results.correlations import spearman
 from jaxattn.results.judge import share

@@ -1,13 +1,29 @@
-"""Findings: the numbers of an item, each held against what is published, and their verdicts together."""
+"""Findings: the numbers of a finished run of an item, held against what is published, and their verdicts.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A measure makes them: a function `(results, item, *, settings) -> Measured`, whose settings are those of
+[measure] in item.toml; its findings have no criteria yet.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from jaxattn.core.errors import InputError
+from jaxattn.reproduction.book import Item
 from jaxattn.results import judge
+from jaxattn.results.fits import power_law
 from jaxattn.results.judge import ENOUGH_SEEDS, VERDICTS, Criterion, Estimate
+from jaxattn.results.labels import setting
+from jaxattn.results.run import Run
+from jaxattn.results.statistics import last_steps
+from jaxattn.study.import_paths import ImportPaths
 
 AGREES, DIFFERS, CANNOT_TELL, MEASURED = VERDICTS["published"]
 RULE = (
@@ -77,3 +93,132 @@ def verdict(findings: Sequence[Finding]) -> str:
         return said[0]
     counts = [f"{word} in {said.count(word)}" for word in (AGREES, DIFFERS, CANNOT_TELL) if word in said]
     return ", ".join(counts)
+
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "cells": "jaxattn.reproduction.findings:cells",
+        "along": "jaxattn.reproduction.findings:along",
+        "law": "jaxattn.reproduction.findings:law",
+        "shapes": "jaxattn.reproduction.shapes:shapes",
+        "variations": "jaxattn.reproduction.shapes:variations",
+        "directions": "jaxattn.reproduction.shapes:directions",
+        "beside": "jaxattn.reproduction.shapes:beside",
+        "spread": "jaxattn.reproduction.shapes:spread",
+        "classes": "jaxattn.reproduction.shapes:classes",
+        "choices": "jaxattn.reproduction.choices:choices",
+    }
+)
+
+
+def load(item: Item) -> Callable[..., Measured]:
+    """Look up the measure of an item; code beside item.toml is imported.
+
+    Raises:
+        InputError: no such measure, or settings that it does not take.
+    """
+    settings = dict(item.measure)
+    kind = settings.pop("kind")
+    place = f"{item.folder / 'item.toml'}: measure"
+    if kind not in KINDS and ":" not in str(kind):
+        raise InputError(f"{place}: no kind {kind!r}; give one of {', '.join(KINDS)}, or mine.py:NAME")
+    function = ImportPaths(item.folder).load(KINDS.get(kind, kind))
+    try:
+        inspect.signature(function).bind(None, item, **settings)
+    except TypeError as error:
+        raise InputError(f"{place}: {kind}: {error}") from None
+    return lambda results: function(results, item, **settings)
+
+
+def measure(results: Run, item: Item) -> Measured:
+    """Measure a run of an item, and hold its findings against the item's criteria.
+
+    Raises:
+        InputError: a criterion that no finding has the name of; and as `load`.
+    """
+    found = load(item)(results)
+    names = [finding.measured for finding in found.findings]
+    for pattern in item.criteria:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InputError(f"criteria: no finding {pattern!r}; there are {', '.join(names)}")
+    return Measured(hold(found.findings, item), found.tables)
+
+
+def hold(findings: Sequence[Finding], item: Item) -> list[Finding]:
+    """Give findings the criteria that an item has for their names; the first that fits."""
+    held = []
+    for finding in findings:
+        fits = [x for pattern, x in item.criteria.items() if fnmatchcase(finding.measured, pattern)]
+        held.append(
+            replace(finding, criterion=fits[0].criterion, published=fits[0].published) if fits else finding
+        )
+    return held
+
+
+def cells(results: Run, item: Item, *, metrics: Sequence[str]) -> Measured:
+    """Measure metrics at the end of every cell."""
+    findings = [
+        last(results, cell, metric, f"{name}: " if name else "")
+        for metric in metrics
+        for cell, name in named(results)
+    ]
+    return Measured(findings, {})
+
+
+def along(results: Run, item: Item) -> Measured:
+    """Measure accuracy and loss at the end of every cell; show them along the way."""
+    metrics = ("test_accuracy", "train_accuracy", "loss")
+    findings = [
+        last(results, cell, metric, f"{name}: ") for cell, name in named(results) for metric in metrics
+    ]
+    records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
+    wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
+    names = wide.pop("cell").map(dict(named(results)))
+    wide.insert(0, "", names)
+    wide = wide.rename(columns=lambda x: x.replace("_", " "))
+    return Measured(findings, {"Along the way, mean over seeds": wide})
+
+
+def law(results: Run, item: Item) -> Measured:
+    """Fit the power of d in the error of the one-step law."""
+    records = last_steps(results.records)
+    records = results.with_axes(records[records["metric"] == "one_step_error"])
+    wide = records.pivot_table(index="model.dim", columns="seed", values="value").sort_index()
+    fit = power_law(wide.index.to_numpy(float), wide.to_numpy(float))
+    finding = Finding("power of d in the error per unit of η0", fit.estimate, f"{fit.seeds} seeds")
+    errors = {"d": list(wide.index), "error per unit of η0": wide.mean(axis=1).tolist()}
+    return Measured([finding], {"Error of the one-step law": pd.DataFrame(errors)})
+
+
+def last(results: Run, cell: int, metric: str, prefix: str = "") -> Finding:
+    """Measure a metric over seeds at the end of the last phase of a cell."""
+    name, samples = f"{prefix}{metric.replace('_', ' ')}", values(results, cell, metric)
+    if not len(samples):
+        return Finding(name, Estimate(np.nan, np.nan, np.nan), "not measured")
+    between = (0.0, 1.0) if metric.endswith(("accuracy", "mass")) else judge.ANYTHING
+    found = judge.mean(samples, between)
+    if found.missing:
+        return Finding(name, found, f"{found.seeds} of {len(samples)} seeds, which have a value")
+    return Finding(name, found, "one seed" if len(samples) == 1 else f"{len(samples)} seeds")
+
+
+def values(results: Run, cell: int, metric: str) -> NDArray[np.float64]:
+    """List the metric of every seed at the end of the last phase of a cell."""
+    records = results.records
+    records = records[(records["cell"] == cell) & (records["phase"] == last_phase(results, cell))]
+    return last_steps(records[records["metric"] == metric])["value"].to_numpy(float)
+
+
+def named(results: Run) -> list[tuple[int, str]]:
+    """Number and name of every cell: its block, and its other settings."""
+    names = []
+    for entry in results.manifest["cells"]:
+        others = [f"{key} = {setting(x)}" for key, x in entry["settings"].items() if key != "block"]
+        block = entry["settings"].get("block")
+        names.append((int(entry["cell"]), ", ".join([*([block] if block else []), *others])))
+    return names
+
+
+def last_phase(results: Run, cell: int) -> str:
+    """Name the last phase of a cell; cells of different blocks may have different ones."""
+    return str(results.records["phase"][results.records["cell"] == cell].iloc[-1])

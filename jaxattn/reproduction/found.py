@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxattn.reproduction.cell import Cell, round_up, worst
-from jaxattn.reproduction.rows import REQUIRED, Claim, Row, share
+from jaxattn.reproduction.rows import REQUIRED, Cell, Claim, Row, round_up, share, worst
 from jaxattn.results import judge
 from jaxattn.results.judge import at_least
 from jaxattn.results.labels import brief, setting

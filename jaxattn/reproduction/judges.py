@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxattn.reproduction.cell import Cell, round_up, worst
-from jaxattn.reproduction.rows import Claim, Row, mean, share
+from jaxattn.reproduction.rows import Cell, Claim, Row, mean, round_up, share, worst
 from jaxattn.results.fits import powers
 from jaxattn.results.judge import around
 from jaxattn.results.labels import brief

@@ -8,7 +8,7 @@ from jaxattn.engine import run as engine
 from jaxattn.engine.progress import Reporter
 from jaxattn.reproduction import page, record
 from jaxattn.reproduction.book import Book, Item, Scale
-from jaxattn.reproduction.measures import load
+from jaxattn.reproduction.findings import load
 from jaxattn.reproduction.page import Page
 from jaxattn.reproduction.section import Section
 from jaxattn.storage.files import inside

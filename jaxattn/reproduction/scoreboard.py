@@ -20,8 +20,7 @@ from jaxattn.engine.progress import Reporter
 from jaxattn.engine.run import run as execute
 from jaxattn.reproduction import found, judges
 from jaxattn.reproduction.board import CLAIMS, FOUND, Scoreboard, order
-from jaxattn.reproduction.cell import Cell
-from jaxattn.reproduction.rows import Row
+from jaxattn.reproduction.rows import Cell, Row
 from jaxattn.results.load import load
 from jaxattn.study.seed import dataset
 

@@ -13,8 +13,7 @@ from jaxattn.api import Study
 from jaxattn.core.errors import InputError
 from jaxattn.engine.manifest import differences
 from jaxattn.reproduction.book import Item, Scale
-from jaxattn.reproduction.findings import CANNOT_TELL, DIFFERS, Finding, verdict
-from jaxattn.reproduction.measures import measure
+from jaxattn.reproduction.findings import CANNOT_TELL, DIFFERS, Finding, measure, verdict
 from jaxattn.results import figures, style
 from jaxattn.results.layout import texts
 from jaxattn.results.load import load

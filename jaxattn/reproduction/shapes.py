@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from jaxattn.core.errors import InputError
 from jaxattn.reproduction.book import Curve, Item
-from jaxattn.reproduction.findings import Finding, Measured
-from jaxattn.reproduction.measures import last, last_phase, named, values
+from jaxattn.reproduction.findings import Finding, Measured, last, last_phase, named, values
 from jaxattn.results.correlations import axis, bin_numbers, spearman
 from jaxattn.results.judge import Estimate, jackknifed, share
 from jaxattn.results.run import Run

@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxattn.core.cache_folder import cache_folder
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.storage import batch_state, bucket_lock, files, manifest
+from jaxattn.storage import batch_state, files, lock, manifest
 from jaxattn.storage.batch_state import TABLES, BatchState
 from jaxattn.storage.objects import Entry, Objects, is_address, shown
 
@@ -36,7 +35,7 @@ LOOKS = 5
 
 def root(role: str) -> Path:
     """Say where folders of buckets lie on this machine: those of runs ("run"), and of readers ("read")."""
-    return cache_folder() / "buckets" / role
+    return files.cache_folder() / "buckets" / role
 
 
 def here(place: str | Path, role: str = "read") -> Path:
@@ -123,11 +122,6 @@ def send_report(place: str | Path, folder: Path, paths: Iterable[Path]) -> None:
         bucket.send([DRAWN])
 
 
-def is_at_work(place: str | Path) -> bool:
-    """Tell whether a process works in a folder of a bucket; that takes some seconds."""
-    return bucket_lock.is_held(Objects(place))
-
-
 def shards(place: str | Path) -> list[str]:
     """Name the folders of shards that have begun in a folder of a bucket; none if it is a run itself."""
     objects = Objects(place)
@@ -168,10 +162,10 @@ class Bucket:
         """
         self.listed = self.objects.entries()
         ours = manifest.NAME in self.listed or any(x.startswith("parts/") for x in self.listed)
-        strange = [x for x in self.listed if x.split("/")[0] not in (bucket_lock.NAME, LOG, *PARTS)]
+        strange = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, LOG, *PARTS)]
         if strange and not ours:
             raise InputError(f"{self.address}: not empty and no results folder; choose another with --out")
-        self.lock = bucket_lock.Lock(self.objects, self.folder / OWN[0])
+        self.lock = lock.Lock(self.objects, self.folder / OWN[0])
         self.lock.take(warn)
         with self.lock.beating(self._send_log, lambda: self._broken is None):
             self.listed = self.objects.entries()

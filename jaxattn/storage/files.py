@@ -108,6 +108,20 @@ def check(path: Path, folder: Path, sha256: str) -> None:
     _compare(path, found, sha256)
 
 
+def cache_folder(cache_dir: str | Path | None = None) -> Path:
+    """Choose the cache folder.
+
+    Args:
+        cache_dir: the folder asked for; None for the default.
+
+    Returns:
+        `cache_dir`, else $JAXATTN_CACHE, else $XDG_CACHE_HOME/jaxattn, else ~/.cache/jaxattn.
+    """
+    if chosen := cache_dir or os.environ.get("JAXATTN_CACHE"):
+        return Path(os.path.expanduser(chosen))
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jaxattn")
+
+
 def memory() -> int:
     """Tell how many bytes of memory the machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

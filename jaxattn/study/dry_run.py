@@ -12,7 +12,7 @@ from jax import Array
 from jaxattn.base import Dataset, Measurement, Model, Phase, Progress, SharedData, silent
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_user_code, shown
-from jaxattn.core.params_by_name import get, names
+from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import Spec
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits

@@ -27,9 +27,8 @@ from jaxattn.base import (
     SharedData,
     Start,
 )
-from jaxattn.core import docstrings
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
-from jaxattn.core.settings import Named, Spec
+from jaxattn.core.settings import Named, Spec, markdown_table
 from jaxattn.data import GENERATORS, READERS
 from jaxattn.dynamics import PHASES
 from jaxattn.losses import LOSSES
@@ -399,7 +398,7 @@ def table() -> str:
         )
         rows.append([concept.name, concept.place, functions, "; ".join(classes)])
     optimizer = ["an optimiser", "`optimizer`", "`(step_size, *, settings) -> optax transformation`", ""]
-    return docstrings.table(["concept", "in a sweep file", "plain function", "class"], [*rows, optimizer])
+    return markdown_table(["concept", "in a sweep file", "plain function", "class"], [*rows, optimizer])
 
 
 if __name__ == "__main__":

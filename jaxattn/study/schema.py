@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from jaxattn.core.docstrings import first_line, meanings
-from jaxattn.core.settings import Spec
+from jaxattn.core.settings import Spec, first_line, meanings
 from jaxattn.probes.settings import Probes
 from jaxattn.study import registry
 from jaxattn.study.definition import Tables

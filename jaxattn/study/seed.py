@@ -16,7 +16,7 @@ from jax import Array
 from jaxattn.base import Data, DrawnData, Params, PhaseProbe, Probe, Progress, SharedData, Task, silent
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import get, replaced
+from jaxattn.core.pytrees import get, replaced
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.probes.importance import token_columns
 from jaxattn.probes.probe_context import ProbeContext, wants_scores

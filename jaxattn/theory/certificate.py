@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import struct
 
-from jaxattn.core.brief import Brief
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import Constraints
 
 # No direction separates if none has a cosine above this with every difference: so far sums of float64 tell.

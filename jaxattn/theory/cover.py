@@ -12,9 +12,8 @@ from functools import cached_property
 import numpy as np
 from flax import struct
 
-from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus, class_index, class_labels
 
 # Far more than corpora of some hundred sequences take.

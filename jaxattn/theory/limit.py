@@ -7,9 +7,8 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
-from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status
 from jaxattn.theory.constraints import constraints

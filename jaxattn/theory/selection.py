@@ -11,9 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.attention.scores import Scores
 from jaxattn.core import backend
-from jaxattn.core.brief import Brief
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 

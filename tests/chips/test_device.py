@@ -10,8 +10,7 @@ import sys
 import jax
 import pytest
 
-from jaxattn.bench import read
-from jaxattn.bench.cases import _REVIEWS, CASES
+from jaxattn.bench import _REVIEWS, CASES, read
 
 pytestmark = pytest.mark.device
 # Programs may take longer than reading and writing what they must, by launches and by what they read twice.

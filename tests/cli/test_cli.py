@@ -126,7 +126,7 @@ def test_schema_and_doctor_print_what_they_found(monkeypatch, capsys):
 
 
 def test_bench_writes_what_it_prints_and_shows_files_side_by_side(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("jaxattn.bench.measurement._COPIED", 2**20)
+    monkeypatch.setattr("jaxattn.bench._COPIED", 2**20)
     file = tmp_path / "bench.json"
     words = ["--only", "corpora of their own", "--seeds", "1", "--repeats", "1", "--quiet"]
     status, out, _ = call(monkeypatch, capsys, "bench", *words, "--out", file)

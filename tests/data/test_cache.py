@@ -1,5 +1,4 @@
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,18 +18,6 @@ def same(left, right):
     return left.keys() == right.keys() and all(
         left[k].dtype == right[k].dtype and np.array_equal(left[k], right[k]) for k in right
     )
-
-
-def test_folder_is_the_first_that_is_set(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", "/home/someone")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("JAXATTN_CACHE", raising=False)
-    assert cache.folder() == Path("/home/someone/.cache/jaxattn")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache.folder() == Path("/xdg/jaxattn")
-    monkeypatch.setenv("JAXATTN_CACHE", "~/mine")
-    assert cache.folder() == Path("/home/someone/mine")
-    assert cache.folder(tmp_path) == tmp_path
 
 
 def test_digest_depends_on_contents_names_and_settings_alone(tmp_path):

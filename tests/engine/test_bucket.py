@@ -18,10 +18,10 @@ from jaxattn import cli
 from jaxattn.cli.options import read_folders
 from jaxattn.cli.status import status
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.engine import distributed, lock
+from jaxattn.engine import distributed
 from jaxattn.engine.store import Store
 from jaxattn.results.read import verify
-from jaxattn.storage import bucket, bucket_lock, objects
+from jaxattn.storage import bucket, lock, objects
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -65,9 +65,9 @@ def elsewhere(monkeypatch, tmp_path):
 @pytest.fixture
 def soon(monkeypatch):
     """Replace locks more often, and take them over sooner."""
-    monkeypatch.setattr(bucket_lock, "BEAT_S", 0.1)
-    monkeypatch.setattr(bucket_lock, "GONE_S", 1.0)
-    monkeypatch.setattr(bucket_lock, "LOOK_S", 0.05)
+    monkeypatch.setattr(lock, "BEAT_S", 0.1)
+    monkeypatch.setattr(lock, "GONE_S", 1.0)
+    monkeypatch.setattr(lock, "LOOK_S", 0.05)
     monkeypatch.setattr(distributed, "LOOK_IN_BUCKET_S", 0.1)
 
 
@@ -89,7 +89,7 @@ def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
     wanted = study(chunk=1)
     stop(place, wanted, 12, intervals=every_step)
     there = sent(server, place)
-    assert {"manifest.json", "metrics.jsonl", bucket_lock.NAME} <= there.keys()
+    assert {"manifest.json", "metrics.jsonl", lock.OBJECT} <= there.keys()
     # The batch that is finished is read without its parameters, the other one with what it goes on from.
     elsewhere()
     server.sent.clear()
@@ -128,7 +128,7 @@ def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere
     assert len(named) > 100
     assert not set().union(*named)
     found = Store(place)
-    kept = set(bucket.MERGED) | {"manifest.json", "metrics.jsonl", bucket_lock.NAME}
+    kept = set(bucket.MERGED) | {"manifest.json", "metrics.jsonl", lock.OBJECT}
     for batch in (name[6:-5] for name in sent(server, place) if bucket._is_mark(name)):
         saved = bucket.batch_state.read(found.directory, batch)
         kept |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
@@ -196,12 +196,12 @@ def test_one_of_two_runs_is_told_who_the_other_is(study, place, elsewhere, soon,
 def test_a_lock_whose_holder_is_gone_is_taken_over_whatever_the_clocks_say(
     study, place, elsewhere, soon, go, monkeypatch
 ):
-    gone = bucket_lock.Lock(objects.Objects(place), Path(os.environ["JAXATTN_CACHE"]).parent / "gone")
+    gone = lock.Lock(objects.Objects(place), Path(os.environ["JAXATTN_CACHE"]).parent / "gone")
     monkeypatch.setattr(time, "gmtime", lambda *_: time.struct_time((2040, 1, 1, 0, 0, 0, 6, 1, 0)))
     gone.take(print)
     monkeypatch.undo()
     monkeypatch.setenv("JAXATTN_CACHE", str(Path(os.environ.get("JAXATTN_CACHE", "/tmp")) / "other"))
-    monkeypatch.setattr(bucket_lock, "GONE_S", 0.5)
+    monkeypatch.setattr(lock, "GONE_S", 0.5)
     assert not go(place, study())[0].failures
     gone._last = -np.inf
     with pytest.raises(RunError, match="taken over by"):
@@ -211,10 +211,10 @@ def test_a_lock_whose_holder_is_gone_is_taken_over_whatever_the_clocks_say(
 def test_the_same_machine_goes_on_at_once_after_a_kill(study, place, elsewhere, go):
     store = Store(place)
     store.directory.mkdir(parents=True)
-    bucket_lock.Lock(store.bucket.objects, store.directory / bucket.OWN[0]).take(print)
+    lock.Lock(store.bucket.objects, store.directory / bucket.OWN[0]).take(print)
     begin = time.monotonic()
     go(place, study())
-    assert time.monotonic() - begin < bucket_lock.GONE_S
+    assert time.monotonic() - begin < lock.GONE_S
 
 
 def test_a_run_that_slept_cannot_overwrite_its_successor(
@@ -331,13 +331,13 @@ def test_a_folder_of_another_config_is_left_alone(go, study, place, elsewhere, s
     with pytest.raises(InputError, match=r"s3://bucket.*: holds results of another config \(model.dim"):
         study(model={"kind": "one_layer", "dim": 8}).run(place, quiet=True)
     after = sent(server, place)
-    assert {**before, bucket_lock.NAME: b""} == {**after, bucket_lock.NAME: b""}
+    assert {**before, lock.OBJECT: b""} == {**after, lock.OBJECT: b""}
 
 
 def test_a_study_that_cannot_begin_leaves_nothing(study, place, elsewhere, server):
     with pytest.raises((InputError, RunError)):
         study(data={"kind": "texts", "path": "nosuch"}).run(place, quiet=True)
-    assert sent(server, place).keys() <= {bucket_lock.NAME}
+    assert sent(server, place).keys() <= {lock.OBJECT}
 
 
 def test_shards_meet_in_the_bucket(study, place, elsewhere, soon, go, server, two_batches):

@@ -13,7 +13,7 @@ import jax
 import pandas as pd
 import pytest
 
-from jaxattn.cli import launch
+from jaxattn.cli import studies
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine import distributed, loggers
 from jaxattn.engine.store import Store
@@ -217,18 +217,18 @@ def test_a_queue_runs_the_shards(tmp_path):
 
 
 def test_a_job_that_is_preempted_is_sent_again():
-    shard = launch.Shard(["run", "x.toml"])
+    shard = studies.Shard(["run", "x.toml"])
     assert shard.checkpoint().function is shard
 
 
 def test_a_queue_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(InputError, match=r"slurm does not take the jobs: .*; --executor local runs them"):
-        launch.submit([["doctor"]], tmp_path, "slurm", 5, {})
+        studies.submit([["doctor"]], tmp_path, "slurm", 5, {})
 
 
 def test_the_time_limit_is_given_in_one_place(tmp_path):
     with pytest.raises(InputError, match="--option timeout_min=5: give the time limit as --minutes"):
-        launch.submit([["doctor"]], tmp_path, "local", 5, {"timeout_min": 5})
+        studies.submit([["doctor"]], tmp_path, "local", 5, {"timeout_min": 5})
 
 
 def events(path):

@@ -8,7 +8,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import losses
-from jaxattn.core import params_by_name
+from jaxattn.core import pytrees
 from jaxattn.engine import lift
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import seed_keys
@@ -453,8 +453,8 @@ def test_parameters_after_every_phase_are_those_of_the_pure_functions(run, reque
 
         for phase, params in zip(setting.phases, one_by_one(), strict=True):
             found = results.params(seed=1, phase=phase.name)
-            for name in params_by_name.names(params):
-                expected = params_by_name.get(params, name)
+            for name in pytrees.names(params):
+                expected = pytrees.get(params, name)
                 tolerance = 1e-10 if run == "own_run" else 1e-4
                 np.testing.assert_allclose(getattr(found, name), expected, rtol=tolerance, atol=tolerance)
 

@@ -13,11 +13,11 @@ import pytest
 
 from jaxattn.cli.status import status
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.engine import lift, lock, run, store
+from jaxattn.engine import lift, run, store
 from jaxattn.engine.clock import Interrupted
 from jaxattn.engine.plan import plan
 from jaxattn.results import load
-from jaxattn.storage import batch_state, files, manifest
+from jaxattn.storage import batch_state, files, lock, manifest
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_a_short_run_is_measured(tmp_path):
     item = reproduction.read(FOLDER.parent).item("label_window")
     axes = 'axes={"phases.step.step_size"=[200.0, 800.0]}'
     results = item.study("full", None, ["seeds=2", axes]).run(tmp_path / "run", quiet=True)
-    shares = {x.measured: x.estimate for x in reproduction.measures.load(item)(results).findings}
+    shares = {x.measured: x.estimate for x in reproduction.findings.load(item)(results).findings}
     assert [(name, x.hits, x.seeds) for name, x in shares.items()] == [
         ("η0 = 200: no label is lost", 2, 2), ("η0 = 800: a label is lost", 2, 2)
     ]  # fmt: skip

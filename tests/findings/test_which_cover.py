@@ -57,7 +57,7 @@ def test_a_short_run_is_measured(tmp_path):
     item = reproduction.read(FOLDER.parent).item("which_cover")
     results = item.study("full", None, overrides).run(tmp_path / "run", quiet=True)
     assert results.failures.empty
-    found = reproduction.measures.load(item)(results)
+    found = reproduction.findings.load(item)(results)
     shares = {finding.measured: finding.estimate.value for finding in found.findings}
     assert shares["of these, tokens on top are a cover"] == 1
     assert shares["covers no smaller than the shortest one"] == 1

@@ -8,7 +8,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import reproduction
-from jaxattn.base.splits import Loaded, Splits
+from jaxattn.base.data import Loaded, Splits
 from jaxattn.study.import_paths import ImportPaths
 from jaxattn.theory import Scores, certify_joint_limit
 
@@ -100,7 +100,7 @@ def test_a_short_run_is_measured(code, tmp_path):
         tmp_path / "run", quiet=True
     )
     assert results.failures.empty
-    found = reproduction.measures.load(item)(results)
+    found = reproduction.findings.load(item)(results)
     shares = {finding.measured: finding.estimate.value for finding in found.findings}
     assert shares["two relevant: the limit is certified"] == 1
     assert shares["two relevant: of these, p comes to it"] == 1

@@ -8,7 +8,7 @@ import pytest
 
 from jaxattn import models
 from jaxattn.attention import attend
-from jaxattn.core import params_by_name
+from jaxattn.core import pytrees
 from jaxattn.data.corpus import shapes
 
 # Settings, what the module's functions are given for them, and the parameters.
@@ -35,7 +35,7 @@ def test_a_model_is_its_modules_functions_with_its_settings(ragged, name, classe
     assert type(model) is models.MODELS[name]
     sizes = {"vocab_size": corpus.vocab_size, "num_classes": classes, "dtype": jnp.float32}
     params = model.init(jax.random.key(0), corpus, dtype=jnp.float32)
-    assert params_by_name.names(params) == parameters
+    assert pytrees.names(params) == parameters
     expected = module.init(jax.random.key(0), dim=6, **sizes, **starts)
     for mine, theirs in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -56,8 +56,8 @@ def test_models_say_of_themselves_what_is_so(ragged, name):
         model.init(jax.random.key(0), shapes(vocab_size=size, num_classes=3), dtype=jnp.float32)
         for size in (corpus.vocab_size, corpus.vocab_size + 3)
     )
-    for parameter in params_by_name.names(params):
-        mine, theirs = params_by_name.get(params, parameter), params_by_name.get(larger, parameter)
+    for parameter in pytrees.names(params):
+        mine, theirs = pytrees.get(params, parameter), pytrees.get(larger, parameter)
         if parameter in model.token_rows:
             assert len(theirs) == len(mine) + 3
             np.testing.assert_array_equal(theirs[: len(mine)], mine)

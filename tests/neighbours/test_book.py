@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxattn import reproduction
-from jaxattn.reproduction import measures, section
+from jaxattn.reproduction import findings, section
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
 NAMES = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
@@ -26,7 +26,7 @@ def test_all_are_items_of_a_book():
     book = reproduction.read(SHIPPED)
     assert [item.name for item in book.items] == NAMES
     for item in book.items:
-        measures.load(item)
+        findings.load(item)
         study = item.study("full")
         assert study.name == item.name
         if item.measure["kind"] == "cells":

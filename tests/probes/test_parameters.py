@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 import jaxattn as ja
 from jaxattn import losses, models
-from jaxattn.core import params_by_name
+from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
 from jaxattn.data import ragged as layout
 from jaxattn.dynamics import descent, run
@@ -159,7 +159,7 @@ def dense(model, seeds, corpus, train, per_sequence=losses.DEFAULT):
     ids, mask = reference.padded_sequences(corpus)
 
     def hessian(params):
-        flat, unravel = ravel_pytree({name: params_by_name.get(params, name) for name in train})
+        flat, unravel = ravel_pytree({name: pytrees.get(params, name) for name in train})
 
         def loss(flat):
             f = TEXTBOOK[type(model)](params.replace(**unravel(flat)), ids, mask)

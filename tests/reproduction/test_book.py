@@ -8,7 +8,7 @@ import pytest
 
 from jaxattn import cli
 from jaxattn.core.errors import InputError
-from jaxattn.reproduction import measures, read, shapes
+from jaxattn.reproduction import findings, read, shapes
 
 PAPER = read("paper")
 TINY = Path(__file__).with_name("tiny")
@@ -90,7 +90,7 @@ def test_names_are_distinct_and_every_item_says_what_it_compares():
         assert "{" not in item.reports + item.chosen + item.compared + item.reason
         assert not item.criteria or item.measure
         if item.measure:
-            measures.load(item)
+            findings.load(item)
 
 
 def test_a_book_is_looked_up_by_its_name_in_sweeps_or_by_its_folder(tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_measure_that_does_not_fit_is_refused(tmp_path, old, new, message):
     path = book / "own" / "item.toml"
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(InputError, match=message):
-        measures.load(read(book).item("own"))
+        findings.load(read(book).item("own"))
 
 
 def test_a_book_that_is_nowhere_is_named(tmp_path, capsys, monkeypatch):
@@ -195,6 +195,6 @@ def test_the_documented_form_of_a_book_is_read(tmp_path):
         == "The error of the one-step law falls like d^(-1/2) (Magen et al., arXiv ..., Figure 2)."
     )
     assert len(shown.study("laptop").seeds) == 5
-    measures.load(shown)
+    findings.load(shown)
     own = msgspec.structs.replace(shown, measure={"kind": "mine.py:least", "metric": "one_step_error"})
-    measures.load(own)
+    findings.load(own)

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.reproduction import measures
+from jaxattn.reproduction import findings
 from jaxattn.reproduction.book import read
 from jaxattn.reproduction.choices import _dependence
 from jaxattn.results.load import load
@@ -66,7 +66,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(run):
-    return measures.measure(*run)
+    return findings.measure(*run)
 
 
 def shapes_by_hand(results, cell):

@@ -8,7 +8,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.reproduction import found, judges
-from jaxattn.reproduction.cell import Cell, round_up
+from jaxattn.reproduction.rows import Cell, round_up
 from jaxattn.results.run import Run
 
 HOLDS, FAILS = "holds", "fails"

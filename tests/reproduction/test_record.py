@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.reproduction import findings, measures, page, read, record
+from jaxattn.reproduction import findings, page, read, record
 from jaxattn.reproduction.findings import Finding
 from jaxattn.reproduction.section import NOT_RUN, Picture, Section, texts
 from jaxattn.results.judge import Estimate, around, at_least
@@ -160,4 +160,4 @@ def test_a_record_shows_no_file_outside(folder, tmp_path, way):
 @pytest.mark.parametrize("item", [item for item in PAPER.items if item.measure], ids=lambda item: item.name)
 def test_a_committed_record_was_held_against_the_criteria_of_its_item(item):
     kept = record.read(item, "full", COMMITTED).findings
-    assert measures.hold([replace(each, criterion=None, published="-") for each in kept], item) == list(kept)
+    assert findings.hold([replace(each, criterion=None, published="-") for each in kept], item) == list(kept)

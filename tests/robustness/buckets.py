@@ -38,7 +38,7 @@ from jaxattn.engine.manifest import describe
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.store import Store
 from jaxattn.results.read import verify
-from jaxattn.storage import batch_state, bucket, bucket_lock, checkpoints
+from jaxattn.storage import batch_state, bucket, checkpoints, lock
 
 # Slow to import, and so only once, for all processes.
 checkpoints.prepare()
@@ -114,7 +114,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as name, kills._keeping_programs(Path(name)):
         kills.FRESH.set_forkserver_preload(["buckets"])
         server, root = Server(), Path(name)
-        with server.used(), mock.patch.multiple(bucket_lock, **TIMES):
+        with server.used(), mock.patch.multiple(lock, **TIMES):
             expected, outcomes = {}, Counter[str]()
             for study, runs in ((False, _arithmetic), (True, _study)):
                 runs(folder := root / f"undisturbed-{study}", Reporter(quiet=True))
@@ -284,7 +284,7 @@ def _in_child(place: str, env: dict[str, str], said: Path, told: Connection) -> 
         os.dup2(file.fileno(), 2)
     os.environ.update(env)
     for name, seconds in TIMES.items():
-        setattr(bucket_lock, name, seconds)
+        setattr(lock, name, seconds)
     try:
         with kills.Telling(told) as reporter:
             _arithmetic(Path(place), reporter)

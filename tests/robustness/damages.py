@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 import jaxattn as ja
-from jaxattn.core import params_by_name
+from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
 from jaxattn.engine import run as engine
 from jaxattn.engine.clock import Interrupted, Intervals
@@ -196,8 +196,8 @@ def _same(found: Reading, expected: Reading) -> None:
     for mine, theirs in zip(found.tables, expected.tables, strict=True):
         pd.testing.assert_frame_equal(mine, theirs, check_exact=True)
     for one, other in zip(found.params, expected.params, strict=True):
-        for name in params_by_name.names(other):
-            np.testing.assert_array_equal(params_by_name.get(one, name), params_by_name.get(other, name))
+        for name in pytrees.names(other):
+            np.testing.assert_array_equal(pytrees.get(one, name), pytrees.get(other, name))
 
 
 def _make(finished: Path, half: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -171,3 +172,15 @@ def test_json_without_end_is_damage(tmp_path, text):
     with pytest.raises(Damaged, match=r"x\.json: damaged \("):
         files.read_json(tmp_path / "x.json", tmp_path)
     assert files.parse(b"[" * 100 + b"]" * 100)
+
+
+def test_the_cache_is_the_first_that_is_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("JAXATTN_CACHE", raising=False)
+    assert files.cache_folder() == Path("/home/someone/.cache/jaxattn")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert files.cache_folder() == Path("/xdg/jaxattn")
+    monkeypatch.setenv("JAXATTN_CACHE", "~/mine")
+    assert files.cache_folder() == Path("/home/someone/mine")
+    assert files.cache_folder(tmp_path) == tmp_path

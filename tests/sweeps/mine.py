@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxattn as ja
-from jaxattn.core import params_by_name
+from jaxattn.core import pytrees
 from jaxattn.core.settings import PositiveInt, Share
 
 
@@ -101,12 +101,12 @@ class Wander(ja.Phase, frozen=True, kw_only=True):
         )
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         moved = {
-            name: params_by_name.get(state.params, name)
+            name: pytrees.get(state.params, name)
             - self.step_size * g
             + self.noise * jax.random.normal(key, g.shape, g.dtype)
             for name, g in gradients.items()
         }
-        return state.replace(params=params_by_name.replaced(state.params, **moved), step=state.step + 1)
+        return state.replace(params=pytrees.replaced(state.params, **moved), step=state.step + 1)
 
 
 def spread(params, corpus, *, scale: float = 1.0):

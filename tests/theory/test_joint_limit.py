@@ -13,7 +13,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.models.reference import padded_sequences
 from jaxattn.theory import Scores, certify_joint_limit, one_minus_cosine
-from jaxattn.theory.two_sided import two_sided
+from jaxattn.theory.least_distance import two_sided
 
 pytestmark = pytest.mark.usefixtures("x64")
 

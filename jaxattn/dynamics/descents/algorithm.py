@@ -7,7 +7,7 @@ import jax
 from flax import struct
 from jax import Array
 
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf
 
 
 @struct.dataclass

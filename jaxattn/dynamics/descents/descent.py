@@ -16,9 +16,9 @@ from jax import Array
 
 from jaxattn import losses
 from jaxattn.base import Dataset, Phase, State, Task
-from jaxattn.core import backend, params_by_name
+from jaxattn.core import backend, pytrees
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import get, replaced
+from jaxattn.core.pytrees import get, replaced
 from jaxattn.core.settings import Count, Named, Names, NotNegative, Places, Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.descents.algorithm import Algorithm, Info, loop
@@ -291,8 +291,8 @@ def one_step(
         Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
     """
     _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
-    moved = {name: params_by_name.get(params, name) - step_size * g for name, g in gradients.items()}
-    return params_by_name.replaced(params, **moved)
+    moved = {name: pytrees.get(params, name) - step_size * g for name, g in gradients.items()}
+    return pytrees.replaced(params, **moved)
 
 
 class OneStep(Phase, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxattn import losses
 from jaxattn.base import Dataset, State
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf
 from jaxattn.dynamics.descents.algorithm import Algorithm, Info
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer

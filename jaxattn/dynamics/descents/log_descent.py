@@ -20,13 +20,13 @@ from jaxtyping import Array, Float
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.base import Phase, State, Task
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.descents.algorithm import Algorithm, Info
 from jaxattn.dynamics.flows.direction import direction
-from jaxattn.dynamics.phase import require_one_layer
+from jaxattn.dynamics.flows.flow_phase import require_one_layer
 
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.core.brief import Brief
-from jaxattn.dynamics.flows import rosenbrock
+from jaxattn.core.pytrees import Brief
+from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
 # From this log of the time on, errors of it are small beside it; ODE solvers in double precision end before.
@@ -103,7 +103,7 @@ class Flow(Protocol):
         """Compute u, its Jacobian and the size of the gradient."""
         ...
 
-    def solver(self, jacobian: Any, c: Array) -> rosenbrock.Solver:
+    def solver(self, jacobian: Any, c: Array) -> stiff.Solver:
         """Prepare to solve (1 - c J) x = b, with the Jacobian of `at`."""
         ...
 
@@ -246,7 +246,7 @@ def _begin(flow: Flow, unit: Array, rtol: Array, before: Trajectory) -> _State:
     return _State(
         here=jax.tree.map(lambda x: x[-1], before.rows).replace(z=z),
         local=nothing,
-        h=unit * rtol ** (1 / rosenbrock.ORDER),
+        h=unit * rtol ** (1 / stiff.ORDER),
         rows=before.rows,
         count=before.reached,
         status=jnp.zeros((), jnp.int32),
@@ -263,7 +263,7 @@ def _step(
     mark = jnp.minimum(marks[state.count], ends.arc_length)
     to_mark = mark - here.arc_length
     h = jnp.minimum(state.h, jnp.minimum(to_mark, flow.to_end(here.z, local.velocity, ends.norm)))
-    z, error = rosenbrock.step(flow.velocity, here.z, local.velocity, partial(flow.solver, local.jacobian), h)
+    z, error = stiff.step(flow.velocity, here.z, local.velocity, partial(flow.solver, local.jacobian), h)
     arrived = flow.at(z)
     log_mean_time, doubt = _log_mean_time(h, local, arrived)
     there = Row(
@@ -283,7 +283,7 @@ def _step(
     # A path of unit speed that turns back within a step has run over a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0
     ok = (error <= 1) & ~turns
-    h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / rosenbrock.ORDER), 0.2, 5.0))
+    h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / stiff.ORDER), 0.2, 5.0))
     # A step cut short to land somewhere says nothing against the length that was planned.
     h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
     here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))

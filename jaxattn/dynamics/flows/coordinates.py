@@ -28,7 +28,7 @@ from jaxattn.dynamics.flows.direction import (
     score_force,
     token_curvature,
 )
-from jaxattn.dynamics.flows.rosenbrock import Solver, by_factors
+from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
 # Rounding moves scores by ε ‖a‖, and the forces by as much relative to their own size. Where they cancel
 # so far that this leaves the direction of their sum fewer digits than these, it is not followed.

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import (
     GRADIENT_RTOL,

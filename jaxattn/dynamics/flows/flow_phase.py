@@ -9,14 +9,13 @@ from flax import struct
 from jax import Array
 
 from jaxattn.base import Params, Phase, Task
-from jaxattn.core.brief import Brief
-from jaxattn.core.params_by_name import Leaf, get, replaced
+from jaxattn.core.errors import InputError
+from jaxattn.core.pytrees import Brief, Leaf, get, replaced
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.dynamics.flows.arc_length import ASKED_FOR, Stop
 from jaxattn.dynamics.flows.exact_flow import exact_flow
 from jaxattn.dynamics.flows.full_flow import full_flow
 from jaxattn.dynamics.flows.joint_flow import joint_flow
-from jaxattn.dynamics.phase import require_linear_scores, require_one_layer
 
 # A longer v than this is shortened to it in the parameters of a row: its square would overflow float32.
 _LONGEST = 1e15
@@ -288,3 +287,32 @@ def _evaluations(state: FlowState) -> Array:
     The Jacobian counts as one for each of its min(m, D) columns, m keys of D numbers.
     """
     return state.path.steps[state.step] * (6 + state.columns)
+
+
+def require_linear_scores(parameter: str, *context: Any) -> None:
+    """Raise InputError unless the model has scores linear in the parameter and the loss is logistic."""
+    for setting in context:
+        if (found := setting.model.linear_in) != parameter:
+            linear = f"this model's are linear in {found!r}" if found else "this model has none"
+            raise InputError(
+                f"it follows {parameter!r} of models with scores linear in it (linear_in), and {linear}; use "
+                "kind = 'descent'"
+            )
+        _require_logistic(setting)
+
+
+def require_one_layer(*context: Any) -> None:
+    """Raise InputError unless the model is one-layer, the loss logistic and classes are two."""
+    for setting in context:
+        if not setting.model.is_one_layer:
+            raise InputError("it follows p of model.kind = 'one_layer' only; use kind = 'descent'")
+        _require_logistic(setting)
+        if (classes := setting.data.num_classes) != 2:
+            raise InputError(
+                f"{classes} classes, but this is the flow of the logistic loss of two; use kind = 'descent'"
+            )
+
+
+def _require_logistic(setting: Any) -> None:
+    if not setting.loss.is_logistic:
+        raise InputError("it is the flow of the logistic loss, without smoothing; use kind = 'descent'")

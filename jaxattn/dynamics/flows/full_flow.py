@@ -17,7 +17,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import Ended, Stop
 from jaxattn.dynamics.flows.exact_flow import check_settings

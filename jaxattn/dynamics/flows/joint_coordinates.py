@@ -19,7 +19,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.conditions import positive
 from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates
 from jaxattn.dynamics.flows.direction import Force, by_token, dense, token_curvature, token_force
-from jaxattn.dynamics.flows.rosenbrock import Solver, by_factors
+from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
 
 @struct.dataclass

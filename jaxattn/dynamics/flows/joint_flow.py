@@ -13,7 +13,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.core.errors import InputError
-from jaxattn.core.params_by_name import Leaf
+from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import Ended, Ends, Row, Stop, integrate
 from jaxattn.dynamics.flows.coordinates import Coordinates

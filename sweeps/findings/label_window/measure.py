@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxattn.reproduction import Finding, Measured, found
-from jaxattn.reproduction.cell import Cell
+from jaxattn.reproduction.rows import Cell
 
 
 def predicted(results: Any, item: Any) -> Measured:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxattn.reproduction import Finding, Measured
-from jaxattn.reproduction.measures import cells, named
+from jaxattn.reproduction.findings import cells, named
 from jaxattn.results import judge
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics.flows import rosenbrock
+from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.ties import class_values
 from jaxattn.theory import certify_limit
 
@@ -211,7 +211,7 @@ def exact_pull(corpus, params, p):
 def exact_path(corpus, params, until_norm, rtol):
     """dp/ds = F/‖F‖ in the digits mpmath is set to, by the Rosenbrock pair with steps of its own."""
     p = mpmath.matrix(np.asarray(params.p).tolist())
-    A, C = rosenbrock.A, rosenbrock.C
+    A, C = stiff.A, stiff.C
 
     def unit(p):
         force, jacobian = exact_pull(corpus, params, p)
@@ -221,13 +221,13 @@ def exact_path(corpus, params, until_norm, rtol):
 
     h, (u, jacobian) = mpmath.mpf("0.01"), unit(p)
     while mpmath.norm(p) < until_norm:
-        system = mpmath.eye(len(p)) - h * rosenbrock.GAMMA * jacobian
+        system = mpmath.eye(len(p)) - h * stiff.GAMMA * jacobian
         stages = []
         for a, c in zip(A, C, strict=True):
             at = p + sum((x * k for x, k in zip(a, stages, strict=False)), mpmath.zeros(len(p), 1))
             right = h * (unit(at)[0] if stages else u)
             right += sum((x * k for x, k in zip(c, stages, strict=False)), mpmath.zeros(len(p), 1))
-            stages.append(mpmath.lu_solve(system, rosenbrock.GAMMA * right))
+            stages.append(mpmath.lu_solve(system, stiff.GAMMA * right))
         error = mpmath.norm(stages[-1]) / (rtol * (1 + mpmath.norm(p)))
         if error <= 1:
             p = at + stages[-1]

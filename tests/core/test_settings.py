@@ -2,7 +2,7 @@
 
 import msgspec
 
-from jaxattn.core.docstrings import first_line, meanings, table, written
+from jaxattn.core.settings import first_line, markdown_table, meanings, written
 
 
 class Base:
@@ -50,6 +50,6 @@ def test_a_class_says_more_than_its_bases():
 
 def test_a_table_keeps_its_cells():
     rows = [["power", meanings(function)["power"]]]
-    assert table(["a", "b"], rows) == "| a | b |\n|---|---|\n| power | the exponent \\| of it. |"
+    assert markdown_table(["a", "b"], rows) == "| a | b |\n|---|---|\n| power | the exponent \\| of it. |"
     defaults = [msgspec.NODEFAULT, None, ("a", 1), "\t"]
     assert [written(x) for x in defaults] == ["required", "none", '`["a",1]`', '`"\\t"`']

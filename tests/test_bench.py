@@ -1,14 +1,41 @@
-"""What `jaxattn bench` measures."""
+"""What `jaxattn bench` measures: cases, machine, report."""
 
 import dataclasses
 import json
 
 import jax
+import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.bench import Case, Machine, Measured, Report, beside, machine, measure, read, table, write
+from jaxattn.bench import (
+    CASES,
+    Case,
+    Machine,
+    Measured,
+    Report,
+    beside,
+    machine,
+    measure,
+    read,
+    reviews,
+    table,
+    write,
+)
 from jaxattn.core.errors import InputError, RunError
+
+
+def test_reviews_are_as_long_as_reviews_and_always_the_same():
+    corpus = reviews(sequences=300, vocab_size=500)
+    total = np.bincount(np.asarray(corpus.bags.owner), np.asarray(corpus.bags.count).sum(axis=1), 300)
+    assert 130 < np.median(total) < 260
+    again = reviews(sequences=300, vocab_size=500)
+    np.testing.assert_array_equal(corpus.bags.index, again.bags.index)
+
+
+def test_cases_have_names_of_their_own_and_sizes_that_grow():
+    assert len({one.name for one in CASES}) == len(CASES)
+    assert all(list(one.seeds) == sorted(one.seeds) for one in CASES)
 
 
 def case(**changes):
@@ -39,7 +66,7 @@ def test_every_number_of_seeds_is_measured(rows):
 
 
 def test_bits_that_differ_are_seen(monkeypatch):
-    from jaxattn.bench import measurement as module
+    from jaxattn import bench as module
 
     numbers = iter(range(100))
     seen = module._timed
@@ -56,7 +83,7 @@ def test_what_does_not_fit_in_memory_is_one_line(monkeypatch):
     def full(function):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nmore")
 
-    monkeypatch.setattr("jaxattn.bench.measurement._timed", full)
+    monkeypatch.setattr("jaxattn.bench._timed", full)
     with pytest.raises(
         RunError, match=r"small, 3 seeds: RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes$"
     ):
@@ -64,7 +91,7 @@ def test_what_does_not_fit_in_memory_is_one_line(monkeypatch):
 
 
 def test_the_machine_is_described(monkeypatch):
-    monkeypatch.setattr("jaxattn.bench.measurement._COPIED", 2**20)
+    monkeypatch.setattr("jaxattn.bench._COPIED", 2**20)
     here = machine()
     assert here.platform == "cpu"
     assert here.devices >= 1

@@ -1,10 +1,12 @@
-"""The lock of a folder in a bucket: an object that its holder replaces every few seconds.
+"""The lock of a results folder: one process works there at a time, and a killed one keeps nothing.
 
-Whoever wants it watches for a while whether that happens, by their own clock alone: clocks that differ do no
-harm. Every replacement has the condition that the object is what was last read or written, so of two that
-take a lock over, one fails; and who has lost it is told at the next replacement.
+Of a folder of this machine it is a file. In a bucket it is an object that its holder replaces every few
+seconds: whoever wants it watches for a while whether that happens, by their own clock alone: clocks that
+differ do no harm. Every replacement has the condition that the object is what was last read or written, so of
+two that take a lock over, one fails; and who has lost it is told at the next replacement.
 """
 
+import fcntl
 import json
 import os
 import secrets
@@ -18,12 +20,77 @@ from typing import Any
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.storage import files
-from jaxattn.storage.objects import Changed, Objects
+from jaxattn.storage.objects import Changed, Objects, is_address
 
-NAME = "lock.json"
-# A holder replaces it so often, and is gone if it has not for so long.
+FILE, OBJECT = ".lock", "lock.json"
+TRIES = 5
+# A holder replaces the object so often, and is gone if it has not for so long.
 BEAT_S, GONE_S = 5.0, 60.0
 LOOK_S = 0.5
+
+
+@contextmanager
+def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> Iterator[None]:
+    """Keep a folder to this process; `warn` is told where the file system has no locks.
+
+    Raises:
+        RunError: another process has it.
+        OSError: the lock cannot be written.
+    """
+    path = directory / FILE
+    while True:
+        with open(path, "r+", encoding="utf-8", opener=_open) as file:
+            _lock(file, directory, warn)
+            # Whoever had it before may have removed the folder's last files, and this one with them.
+            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                yield
+                return
+
+
+def is_locked(directory: Path) -> bool:
+    """Tell whether a process works in a folder; of one in a bucket that takes some seconds."""
+    if is_address(directory):
+        return is_held(Objects(directory))
+    try:
+        with open(directory / FILE, encoding="utf-8", opener=_open_existing) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _open(path: str, mode: int) -> int:
+    # What is locked is emptied, and must not be a file elsewhere.
+    return os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+
+
+def _open_existing(path: str, mode: int) -> int:
+    return os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            # Whoever only looks whether it is locked holds it for a moment.
+            if left:
+                time.sleep(0.05)
+                continue
+            holder = file.read().strip() or "another process"
+            raise RunError(
+                f"{directory}: {holder} is running there; wait for it, or choose another folder with --out"
+            ) from None
+        except OSError as error:
+            reason = f"this file system has no locks ({error.strerror})"
+            warn(f"{directory}: {reason}; start no second run there")
+            break
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
 
 
 class Lock:
@@ -47,7 +114,7 @@ class Lock:
         Raises:
             RunError: another process has it.
         """
-        found = self._objects.read(NAME)
+        found = self._objects.read(OBJECT)
         held = _parsed(found)
         # A process that held it from this folder of this machine is gone: its files are locked by this one.
         if held["holder"] and held["run"] != self._before():
@@ -56,13 +123,13 @@ class Lock:
         try:
             self.beat()
         except Changed:
-            raise self._taken(_parsed(self._objects.read(NAME))) from None
+            raise self._taken(_parsed(self._objects.read(OBJECT))) from None
 
     def _watch(self, found: bytes | None, held: dict[str, Any], warn: Callable[[str], None]) -> None:
         begin = time.monotonic()
         while time.monotonic() - begin < GONE_S:
             time.sleep(LOOK_S)
-            if (now := self._objects.read(NAME)) != found:
+            if (now := self._objects.read(OBJECT)) != found:
                 if _parsed(now)["holder"]:
                     raise self._taken(_parsed(now))
                 return
@@ -82,7 +149,7 @@ class Lock:
                 "run": self._run,
                 "beat": secrets.token_hex(8),
             }
-            self._objects.commit(NAME, files.sealed(content))
+            self._objects.commit(OBJECT, files.sealed(content))
             self._last = time.monotonic()
 
     def check(self) -> None:
@@ -97,7 +164,7 @@ class Lock:
 
     def _lose(self) -> None:
         with suppress(InputError):
-            taker = _who(_parsed(self._objects.read(NAME)))
+            taker = _who(_parsed(self._objects.read(OBJECT)))
             self._lost = (
                 f"{self._objects.address}: taken over by {taker}, while nothing was heard of this process; "
                 "what it had sent is kept, and goes on there"
@@ -147,13 +214,13 @@ class Lock:
 
 def is_held(objects: Objects) -> bool:
     """Tell whether a process holds the lock of a folder: watch it until it is replaced, or is not."""
-    found = objects.read(NAME)
+    found = objects.read(OBJECT)
     if not _parsed(found)["holder"]:
         return False
     begin = time.monotonic()
     while time.monotonic() - begin < 2.5 * BEAT_S:
         time.sleep(LOOK_S)
-        if (now := objects.read(NAME)) != found:
+        if (now := objects.read(OBJECT)) != found:
             return bool(_parsed(now)["holder"])
     return False
 

@@ -1,10 +1,13 @@
+"""Commands that look at this machine."""
+
 import pytest
 
-from jaxattn.cli import doctor
+from jaxattn.cli import machine
+from jaxattn.engine import memory
 
 
 def test_the_doctor_finds_this_machine_well(tmp_path):
-    findings = {finding.name: finding for finding in doctor.examine(tmp_path / "compiled")}
+    findings = {finding.name: finding for finding in machine.examine(tmp_path / "compiled")}
     assert findings["float64"].state == "ok"
     assert "jax " in findings["packages"].found
     assert str(tmp_path) in findings["compiled programs"].found
@@ -15,14 +18,14 @@ def test_a_check_that_fails_is_a_finding(tmp_path, monkeypatch):
     def broken():
         raise RuntimeError("no device\nat all")
 
-    monkeypatch.setattr(doctor, "_devices", broken)
-    findings = {finding.name: finding for finding in doctor.examine(tmp_path)}
+    monkeypatch.setattr(machine, "_devices", broken)
+    findings = {finding.name: finding for finding in machine.examine(tmp_path)}
     assert findings["devices"] == ("devices", "broken", "RuntimeError: no device")
 
 
 def test_no_device_is_started_where_that_would_end_the_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor.memory, "address_space", lambda: 2**30)
-    findings = doctor.examine(tmp_path)
+    monkeypatch.setattr(memory, "address_space", lambda: 2**30)
+    findings = machine.examine(tmp_path)
     assert [finding.name for finding in findings] == ["python", "packages", "address space"]
     assert findings[-1].state == "broken"
 
@@ -32,4 +35,4 @@ def test_no_device_is_started_where_that_would_end_the_process(tmp_path, monkeyp
     [("gpu", "0.10.2", True), ("gpu", "0.11.0", True), ("gpu", "0.11.1", False), ("cpu", "0.10.2", False)],
 )
 def test_known_slow_scatters(platform, jaxlib, slow):
-    assert doctor.scatter_is_slow(platform, jaxlib) == slow
+    assert machine.scatter_is_slow(platform, jaxlib) == slow

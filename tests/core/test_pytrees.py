@@ -1,12 +1,56 @@
-"""Things that hold arrays are written in a few lines, without the entries of their arrays."""
+"""Frozen pytrees: parameters by name, and short texts of them."""
+
+import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 import jaxattn as ja
+from jaxattn.core import pytrees
+from jaxattn.core.errors import InputError
 from jaxattn.data.sequences import padded
+
+
+@struct.dataclass
+class Flax:
+    E: object
+    p: object
+    power: int = struct.field(pytree_node=False, default=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    E: object
+    p: object
+    power: int = dataclasses.field(default=2, metadata={"static": True})
+
+
+class Tuple(NamedTuple):
+    E: object
+    p: object
+
+
+@pytest.mark.parametrize("kind", [Flax, Plain, Tuple, dict])
+def test_parameters_are_found_and_replaced_by_name(kind):
+    params = kind(E=jnp.ones((3, 2)), p=jnp.zeros(2))
+    assert pytrees.names(params) == ("E", "p")
+    changed = pytrees.replaced(params, p=jnp.ones(2))
+    assert type(changed) is kind
+    np.testing.assert_array_equal(pytrees.get(changed, "p"), [1, 1])
+    np.testing.assert_array_equal(pytrees.get(params, "p"), [0, 0])
+    assert pytrees.get(changed, "E") is pytrees.get(params, "E")
+    for unknown in (lambda: pytrees.get(params, "q"), lambda: pytrees.replaced(params, q=1)):
+        with pytest.raises(InputError, match="q: not a parameter of the model; it has E, p"):
+            unknown()
+
+
+def test_something_without_names_is_refused():
+    with pytest.raises(InputError, match="a list has no names"):
+        pytrees.names([1, 2])
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.data.arrays import read_array
+from jaxattn.data.files import read_array
 
 
 def write_safetensors(path, arrays, header=None):

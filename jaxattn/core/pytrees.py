@@ -1,0 +1,106 @@
+"""Frozen pytrees, whatever holds them: parameters by name, and short texts without entries of arrays."""
+
+import dataclasses
+import textwrap
+from html import escape
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from jaxattn.core.errors import InputError
+
+# A field of a pytree: an array, or whatever a tree transformation puts in an array's place. The shapes
+# stand in the docstrings of the classes and are checked where functions take the arrays.
+Leaf = Any
+
+P = TypeVar("P")
+
+
+def names(params: Any) -> tuple[str, ...]:
+    """List the names of parameters, in their order; static fields of a dataclass are none.
+
+    Raises:
+        InputError: something else than a dataclass, a NamedTuple or a dict.
+    """
+    if isinstance(params, dict):
+        return tuple(params)
+    if hasattr(params, "_fields"):
+        return tuple(params._fields)
+    if not dataclasses.is_dataclass(params):
+        raise InputError(
+            f"parameters: a {type(params).__name__} has no names; make it a dataclass, a NamedTuple or a dict"
+        )
+    fields = dataclasses.fields(params)
+    return tuple(
+        x.name for x in fields if x.metadata.get("pytree_node", True) and not x.metadata.get("static", False)
+    )
+
+
+def get(params: Any, name: str) -> Any:
+    """Look a parameter up by its name.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    if name not in (known := names(params)):
+        raise InputError(f"{name}: not a parameter of the model; it has {', '.join(known)}")
+    return params[name] if isinstance(params, dict) else getattr(params, name)
+
+
+def replaced(params: P, **changes: Any) -> P:
+    """Copy parameters with some of them replaced.
+
+    Raises:
+        InputError: there is no parameter of this name.
+    """
+    for name in changes:
+        get(params, name)
+    if isinstance(params, dict):
+        return {**params, **changes}  # type: ignore[return-value]
+    if hasattr(params, "_replace"):
+        return params._replace(**changes)
+    return dataclasses.replace(params, **changes)  # type: ignore[type-var]
+
+
+WIDTH = 100
+
+
+class Brief:
+    """Base of dataclasses of arrays that are written in a few lines, without the entries of their arrays."""
+
+    def brief(self) -> str:
+        """Say what it holds, in words."""
+        shown = [field for field in dataclasses.fields(self) if field.repr]  # type: ignore[arg-type]
+        return ", ".join(f"{field.name} {_written(getattr(self, field.name))}" for field in shown)
+
+    def __repr__(self) -> str:
+        text = f"{type(self).__name__}({self.brief()})"
+        return "\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False))
+
+    def _repr_html_(self) -> str:
+        return f"<b>{escape(type(self).__name__)}</b> ({escape(self.brief())})"
+
+
+def is_concrete(x: Any) -> bool:
+    """Tell whether an array holds numbers, and is not traced."""
+    return isinstance(x, np.ndarray | np.generic | jax.Array) and not isinstance(x, jax.core.Tracer)
+
+
+def _written(x: Any) -> str:
+    """Write a number, or the shape and dtype of an array; of anything else its type."""
+    if is_concrete(x) and x.shape == () and not jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
+        x = x.item()
+    if isinstance(x, float):
+        return f"{x:.4g}"
+    if x is None or isinstance(x, bool | int):
+        return "none" if x is None else str(x)
+    if isinstance(x, str):
+        return repr(x) if len(x) <= WIDTH // 2 else repr(x[: WIDTH // 2] + "…")
+    if isinstance(x, np.ndarray | jax.Array | jax.ShapeDtypeStruct):
+        return f"({', '.join(map(str, x.shape))}{',' * (len(x.shape) == 1)}) {x.dtype}"
+    if isinstance(x, Brief):
+        return f"{type(x).__name__}({x.brief()})"
+    if isinstance(x, tuple | list):
+        return f"{len(x)} of {type(x[0]).__name__}" if x else "()"
+    return type(x).__name__
