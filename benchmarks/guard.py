@@ -167,7 +167,7 @@ def compare(before: Path, after: Path) -> int:
 def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
     if "metric" not in a:
         a, b = (
-            x.melt([k for k in ("cell", "seed", "phase", "token") if k in x], var_name="metric")
+            x.melt([k for k in ("cell", "seed", "phase", "token", "class") if k in x], var_name="metric")
             for x in (a, b)
         )
     keys = [key for key in a.columns if key != "value"]
