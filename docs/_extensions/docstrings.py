@@ -109,8 +109,11 @@ def _skip(app: Any, what: str, name: str, target: Any, skip: bool, options: Any)
 def _signature(
     app: Any, what: str, name: str, target: Any, options: Any, given: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Name an array by its public name."""
-    short = [text and text.replace("jaxlib._jax.Array", "Array") for text in (given, returned)]
+    """Name an array by its public name, and write a default that is made anew so that Python reads it."""
+    short = [
+        text and text.replace("jaxlib._jax.Array", "Array").replace("<factory>", "...")
+        for text in (given, returned)
+    ]
     return short[0], short[1]
 
 
