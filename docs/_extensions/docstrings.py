@@ -109,12 +109,14 @@ def _skip(app: Any, what: str, name: str, target: Any, skip: bool, options: Any)
 def _signature(
     app: Any, what: str, name: str, target: Any, options: Any, given: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Name an array by its public name, and write a default that is made anew so that Python reads it."""
-    short = [
-        text and text.replace("jaxlib._jax.Array", "Array").replace("<factory>", "...")
-        for text in (given, returned)
-    ]
-    return short[0], short[1]
+    """Name arrays and their types by public names, and write defaults so that Python reads them."""
+    return given and _public(given), returned and _public(returned)
+
+
+def _public(text: str) -> str:
+    text = re.sub(r"str \| type\[~?[\w.]+\] \| ~?[\w.]*dtype \| ~?[\w.]*SupportsDType", "DTypeLike", text)
+    text = text.replace("jaxlib._jax.Array", "Array").replace("<factory>", "...")
+    return re.sub(r"<class '([\w.]+)'>", r"\1", text)
 
 
 def setup(app: Any) -> dict[str, bool]:
