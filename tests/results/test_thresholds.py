@@ -92,6 +92,7 @@ def test_brackets_counts_and_seeds_that_turn_back():
     assert bracket({0: 0, 4: 9, 2: 3}, 4, 5) == (2, 4)
     assert bracket({0: 0, 4: 1}, 4, 5) == (4, 5)
     rows = [(1.0, 0, False), (2.0, 0, True), (3.0, 0, False), (1.0, 1, False), (3.0, 1, True)]
+    rows += [(1.0, 2, False), (3.0, 2, False)]
     outcomes = pd.DataFrame(rows, columns=["y", "seed", "crossed"])
     assert turned_back(outcomes) == 1
     assert counts(outcomes, {1.0: 0, 2.0: 1, 3.0: 2}) == {0: 0, 1: 1, 2: 1}
@@ -132,6 +133,20 @@ def test_the_figure_lays_a_theory_over_the_thresholds(planted):
     assert "8 seeds" in drawn.caption
     assert "square root" in drawn.caption
     assert style.png(drawn.figure).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("columns", "places"),
+    [
+        ((16, "inf"), [16, 32]),
+        ((16, 20, "inf"), [16, 20, 24]),
+        ((4, 16, "inf"), [4, 16, 64]),
+        (("inf",), [1]),
+    ],
+)
+def test_infinity_stands_a_step_beyond_the_last_number(planted, columns, places):
+    (dots,) = planted(columns).figure().figure.axes[0].containers[0][0:1]
+    assert dots.get_xdata().tolist() == places
 
 
 def test_words_and_values_of_a_theory(planted):

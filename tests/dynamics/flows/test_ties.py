@@ -10,7 +10,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.dynamics.flows import stiff
-from jaxattn.dynamics.flows.ties import class_values
+from jaxattn.dynamics.flows.ties import below_top, class_values
 from jaxattn.theory import certify_limit
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -79,6 +79,27 @@ def test_values_of_classes_are_means_within_a_sequence_column_by_column(rng, mos
         same = (owner[:, None] == owner[row]) & (np.asarray(leader)[index] == leader[index[row, column]])
         expected = np.einsum("rw,rwk->k", weight * same, values[index]) / (weight * same).sum()
         np.testing.assert_allclose(found[row, column], expected, rtol=1e-12)
+
+
+def test_distances_to_the_top_are_those_of_a_loop_also_in_sequences_of_other_lengths(rng):
+    sequences = [[0, 3], [4, 1, 2, 2, 5], [1], [5, 0, 3]]
+    corpus = ja.data.from_sequences(sequences, [1, -1, 1, -1], vocab_size=6)
+    scores = rng.normal(size=6)
+    below = np.asarray(below_top(corpus, jnp.asarray(scores)))
+    bags = corpus.bags
+    owner, index, count = (np.asarray(x) for x in (bags.owner, bags.index, bags.count))
+    entries = {
+        (int(owner[row]), int(index[row, column])): below[row, column]
+        for row, column in zip(*np.nonzero(count), strict=True)
+    }
+    wanted = {
+        (k, token): max(scores[tokens]) - scores[token]
+        for k, tokens in enumerate(sequences)
+        for token in tokens
+    }
+    assert entries.keys() == wanted.keys()
+    assert [entries[place] for place in wanted] == pytest.approx(list(wanted.values()), abs=1e-6)
+    assert (below[count == 0] == np.inf).all()
 
 
 def test_tied_tokens_that_contradict_each_other_pull_at_nothing_below_them():
