@@ -4,10 +4,13 @@ import ast
 import inspect
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import jaxattn as ja
 from jaxattn import base
+from jaxattn.base.probe import concluded
+from jaxattn.core.errors import InputError
 from jaxattn.study.registry import CONCEPTS, _check_class, _check_settings, table
 
 PACKAGE = Path(ja.__file__).parent
@@ -88,3 +91,25 @@ def test_every_base_is_exported():
     exported = [of for concept in CONCEPTS for of in concept.bases]
     assert [of for of in exported if getattr(ja, of.__name__) is not of] == []
     assert base.Phase is ja.Phase
+
+
+class Concludes(ja.PhaseProbe):
+    metrics = ("turned", "ended")
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (
+            {"turned": np.zeros((6, 3))},
+            r"Concludes.conclude returns dict; return two dictionaries, of \(S, k\)",
+        ),
+        (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); return \(6, 3\)"),
+        (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); return \(6,\)"),
+    ],
+)
+def test_what_a_probe_concludes_has_a_number_for_every_seed(found, message):
+    with pytest.raises(InputError, match=message):
+        concluded(Concludes(), found, seeds=6, points=3)
+    fine = {"turned": np.zeros((6, 3))}, {"ended": [0.0] * 6}
+    assert concluded(Concludes(), fine, 6, 3)[1]["ended"].shape == (6,)

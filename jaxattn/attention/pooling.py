@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxattn.attention.softmax import require_rows
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, take
 
@@ -29,7 +30,11 @@ def pool(corpus: Corpus, scores: Float[Array, " V"], table: Float[Array, "V m"])
 
     Returns:
         h, (n, m). Its derivative is a hand-written gather.
+
+    Raises:
+        InputError: scores or rows of another number of tokens.
     """
+    require_rows(corpus, scores=scores, table=table)
     return _pool(corpus, scores, table)
 
 

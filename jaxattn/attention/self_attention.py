@@ -25,7 +25,7 @@ from jax.custom_batching import sequential_vmap
 from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
 
-from jaxattn.attention.softmax import attend_entries
+from jaxattn.attention.softmax import attend_entries, require_rows
 from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, positions, ragged, take
@@ -183,7 +183,12 @@ def two_layer_attention(
 
     Returns:
         f, (n,) or (n, K).
+
+    Raises:
+        InputError: queries, keys, scores or values of another number of tokens.
     """
+    keyed = {} if keys is None else {"keys": keys}
+    require_rows(corpus, queries=queries, scores=scores, values=values, **keyed)
     columns = (scores, values) if values.ndim == 1 else (scores, *values.T)
     score, *mixed = attend_within(corpus, queries, keys, columns, residual)
     result = attend_entries(corpus.bags, score, tuple(mixed))

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention import bands, batched
 from jaxattn.core import backend
+from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
 
@@ -31,7 +32,11 @@ def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
     Returns:
         f, (n,) or (n, K). Its derivative is hand-written in token space and has no scatter. On a large
         corpus a second derivative must be taken forward over reverse.
+
+    Raises:
+        InputError: scores or values of another number of tokens.
     """
+    require_rows(corpus, scores=scores, values=values)
     columns = values[None] if values.ndim == 1 else values.T
     if backend.platform() == "cpu" and not corpus.bags.is_large:
         entries = tuple(per_entry(corpus, column) for column in columns)
@@ -39,6 +44,15 @@ def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
     else:
         result = _attend(corpus, scores, columns)
     return result[0] if values.ndim == 1 else result.T
+
+
+def require_rows(corpus: Corpus, **arrays: Array) -> None:
+    """Raise InputError unless arrays have a row for every token: a gather takes others for those missing."""
+    for name, x in arrays.items():
+        if jnp.ndim(x) == 0 or len(x) != corpus.vocab_size:
+            raise InputError(
+                f"{name}: shape {jnp.shape(x)} for {corpus.vocab_size} tokens; give one row for every token"
+            )
 
 
 @jax.custom_vjp

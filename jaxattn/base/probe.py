@@ -9,6 +9,7 @@ from jax import Array
 from jaxattn.base.data import Loaded
 from jaxattn.base.model import Model, Params
 from jaxattn.base.phase import Phase, Task
+from jaxattn.core.errors import InputError, shown
 from jaxattn.core.settings import Spec
 
 if TYPE_CHECKING:  # what stands above
@@ -99,6 +100,38 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
             What belongs to every probe step, (S, k) each, and to the phase as a whole, (S,) each.
         """
         raise NotImplementedError(f"{type(self).__name__}.conclude")
+
+
+def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[Metrics, Metrics]:
+    """Check what a probe concludes of a phase.
+
+    Args:
+        probe: the probe.
+        found: what its `conclude` returned.
+        seeds: S.
+        points: probe steps k.
+
+    Returns:
+        The same, as arrays.
+
+    Raises:
+        InputError: not two dictionaries of (S, k) and (S,) numbers, named by `metrics`.
+    """
+    name = f"{probe.kind or type(probe).__name__}.conclude"
+    if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, Mapping) for x in found)):
+        raise InputError(
+            f"{name} returns {shown(found)}; return two dictionaries, of (S, k) numbers at the probe steps "
+            "and of (S,) numbers of the phase"
+        )
+    wanted = (seeds, points), (seeds,)
+    made = tuple({metric: np.asarray(x) for metric, x in part.items()} for part in found)
+    for part, shape in zip(made, wanted, strict=True):
+        for metric, x in part.items():
+            if x.shape != shape:
+                raise InputError(
+                    f"{name}: {metric}: shape {x.shape}; return {shape}, a number for every seed"
+                )
+    return made[0], made[1]
 
 
 class Figure(Spec, frozen=True, kw_only=True):

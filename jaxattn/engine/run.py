@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from jaxattn.base.probe import concluded
 from jaxattn.core import backend
 from jaxattn.core.pytrees import get, names
 from jaxattn.data.splits import Loaded
@@ -249,7 +250,8 @@ class _Underway(NamedTuple):
         name, steps, params = program.phase.name, program.probe_steps, state.carried.state.params
         model = self.batch.group.setting.model
         for (probe, _), seen in zip(program.observe, state.history.values(), strict=True):
-            on_the_way, at_the_end = probe.conclude(seen, params, model, self.loaded)
+            found = probe.conclude(seen, params, model, self.loaded)
+            on_the_way, at_the_end = concluded(probe, found, len(seen), len(steps))
             for row, step in enumerate(steps):
                 self.records.add(name, step, {metric: x[:, row] for metric, x in on_the_way.items()})
             self.records.add(name, steps[-1], at_the_end)

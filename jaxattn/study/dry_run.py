@@ -224,7 +224,11 @@ class _Rehearsal:
                 _free((x for x in names if not (standard and x in phase.refines)), owner, place(probe))
         for whole in filter(applies, setting.probes.of_phases):
             with jax.enable_x64(_is_double(setting, phase)), self.at(place(whole), _wanted(whole)):
-                whole.observe(phase, carried.state)
+                seen = whole.observe(phase, carried.state)
+                if not isinstance(seen, Array):
+                    raise InputError(
+                        f"{_name(whole)}.observe returns {shown(seen)}; return one array of any shape"
+                    )
                 _free(whole.metrics, owner, place(whole))
 
     @contextmanager

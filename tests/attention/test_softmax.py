@@ -5,8 +5,9 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.attention.softmax import attend
+from jaxattn.attention.softmax import attend, require_rows
 from jaxattn.core import backend
+from jaxattn.core.errors import InputError
 
 
 @pytest.fixture(
@@ -105,3 +106,13 @@ def test_shift_of_all_scores_changes_nothing(rng, x64, corpus):
     scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
     one = jax.jit(attend)
     np.testing.assert_allclose(one(corpus, scores, values), one(corpus, scores + 300, values), rtol=1e-10)
+
+
+def test_another_number_of_tokens_is_refused(corpus):
+    """A gather would take the last token's number for those that are not there."""
+    few = jnp.zeros(corpus.vocab_size - 1)
+    for average in (attend, lambda corpus, a, x: ja.attention.pool(corpus, a, x[:, None])):
+        with pytest.raises(InputError, match=r"scores: shape .* give one row for every token"):
+            average(corpus, few, few)
+    with pytest.raises(InputError, match=r"table: shape"):
+        require_rows(corpus, scores=jnp.zeros(corpus.vocab_size), table=few[:, None])

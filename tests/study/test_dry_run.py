@@ -221,6 +221,18 @@ def unreadable(params, corpus, *, weights: "Missing" = None):
 class NoMeasure(ja.Probe):
     pass
 
+class SeesTwo(ja.PhaseProbe):
+    metrics = ("turned",)
+    def observe(self, phase, state): return {"p": state.params.p}
+    def conclude(self, history, params, model, loaded): return {}, {}
+
+class FewTokens(Model):
+    def outputs(self, params, corpus):
+        return ja.attention.attend(corpus, (params.E @ params.p)[:4], params.E @ params.v)
+
+def no_transformation(step_size):
+    return 3
+
 number = 3
 """
 
@@ -303,6 +315,18 @@ WRONG = {
         "phases[0].kind: mine.py:NoPhase does not derive from jaxattn.Phase; a phase wants",
     ),
     "no step": ({"phases": phase("NoStep")}, "phases[0]: NotImplementedError: NoStep.step; a phase wants"),
+    "an observation of several arrays": (
+        {"probes": {"own": ["mine.py:SeesTwo"]}},
+        "probes.own[0]: SeesTwo.observe returns dict; return one array of any shape",
+    ),
+    "scores of too few tokens": (
+        {"model": model("FewTokens")},
+        "model: scores: shape (4,) for 12 tokens; give one row for every token",
+    ),
+    "no transformation": (
+        {"phases": [BATCHED[0] | {"optimizer": "mine.py:no_transformation", "batch_size": None}]},
+        "phases[0]: optimizer: no_transformation returns 3; return an optax transformation",
+    ),
     "no measure": (
         {"probes": {"own": ["mine.py:NoMeasure"]}},
         "probes.own[0].kind: mine.py:NoMeasure has no 'measure'; a probe wants",

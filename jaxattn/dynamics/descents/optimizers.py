@@ -71,12 +71,16 @@ def optimizer(
         The optax transformation.
 
     Raises:
-        InputError: as `check_options`.
+        InputError: as `check_options`, or a function that returns something else.
     """
     check_options(name, options)
     factory = _factory(name)
     known = inspect.signature(factory).parameters
-    return factory(step_size, **{_own_name(key, known): value for key, value in options.items()})
+    made = factory(step_size, **{_own_name(key, known): value for key, value in options.items()})
+    if not isinstance(made, optax.GradientTransformation):
+        called = getattr(name, "__name__", name)
+        raise InputError(f"optimizer: {called} returns {made!r:.60}; return an optax transformation")
+    return made
 
 
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
