@@ -138,7 +138,7 @@ def _polish(
 @jax.jit
 def _batched(problems: Float[Array, "L m r"]) -> tuple[Float[Array, "L m"], Int[Array, " L"]]:
     # On a CPU one after the other: each is over when it is solved, and fits a core's cache.
-    return map_in_equal_parts(nearest_point, problems, 1 if backend.platform() == "cpu" else len(problems))  # type: ignore[no-any-return]
+    return map_in_equal_parts(nearest_point, problems, 1 if backend.platform() == "cpu" else len(problems))
 
 
 _isometric = jax.jit(jax.vmap(lambda E: jnp.linalg.cholesky(jnp.matmul(E, E.T, precision="highest"))))
