@@ -96,8 +96,8 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
             loaded: data, shared by the seeds or those of each.
 
         Returns:
-            Two dictionaries by the names of metrics: what belongs to every probe step, (S, k) each, and to the
-            phase as a whole, (S,) each.
+            Two dictionaries by the names of metrics: what belongs to every probe step, (S, k) each, and to
+            the phase as a whole, (S,) each.
         """
         raise NotImplementedError(f"{type(self).__name__}.conclude")
 
