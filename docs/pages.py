@@ -395,11 +395,11 @@ compares memory with what `plan` predicts.
 jaxattn bench --out KIND-COUNT.json          # for example h100-1.json, on a machine that does nothing else
 ```
 
-To send it in, add the file as `results/published/bench/KIND-COUNT.json`, write this page anew with
-`python docs/pages.py`, and open a pull request that says what the machine is. What only a chip can tell
-is also asked by `JAX_PLATFORMS=cuda,cpu pytest -n 0 -m device` (`tpu,cpu` for a TPU): whether bits repeat,
-memory against the plan, time against the roofline. Send its output along, above all where a test fails: the
-plan's constants come from data sheets."""
+To send it in, add the file as `results/published/bench/KIND-COUNT.json` (the first one makes that folder),
+write this page anew with `python docs/pages.py`, and open a pull request that says what the machine is. What
+only a chip can tell is also asked by `JAX_PLATFORMS=cuda,cpu pytest -n 0 -m device` (`tpu,cpu` for a TPU):
+whether bits repeat, memory against the plan, time against the roofline. Send its output along, above all
+where a test fails: the plan's constants come from data sheets."""
 
 
 def machines() -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         Start,
     )
     from jaxattn.bisection import phase_diagram
-    from jaxattn.core.settings import Spec, Static
+    from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Share, Spec, Static
     from jaxattn.data import Generator
     from jaxattn.explorer import Explorer, explore
     from jaxattn.probes import Probes
@@ -35,11 +35,15 @@ __all__ = [
     "Generator",
     "Loss",
     "Model",
+    "NotNegative",
     "Phase",
     "PhaseProbe",
+    "Positive",
+    "PositiveInt",
     "Probe",
     "Probes",
     "Results",
+    "Share",
     "SharedData",
     "Spec",
     "Start",
@@ -73,6 +77,10 @@ _PLACES = {
     "SharedData": "jaxattn.base",
     "Start": "jaxattn.base",
     "Probes": "jaxattn.probes",
+    "NotNegative": "jaxattn.core.settings",
+    "Positive": "jaxattn.core.settings",
+    "PositiveInt": "jaxattn.core.settings",
+    "Share": "jaxattn.core.settings",
     "Spec": "jaxattn.core.settings",
     "Static": "jaxattn.core.settings",
     "Results": "jaxattn.api",

@@ -135,6 +135,7 @@ def test_the_study_of_the_tutorial_runs_and_attention_gets_sharper(tmp_path, mon
     assert (abs(entropy.first() - 2.08) < 0.02).all()  # log 8
     assert (entropy.last() < 0.5).all()
     assert names["sharper"] < -0.5
+    assert (names["selected"].groupby("cell")["mean"].last() > 0.5).all()
     assert names["wider"]["n"].eq(10).all()
     assert names["same"].records.equals(names["results"].records)
 

@@ -146,7 +146,7 @@ class Loss(Spec, frozen=True, kw_only=True):
         return False
 
     def why_not(self, outputs: Array, data: Dataset) -> str | None:
-        """Say what it misses in outputs and targets, by their shapes and dtypes; None if it takes them."""
+        """Say what outputs and targets lack for it, by their shapes and dtypes; None if it takes them."""
         return None
 
     def __call__(self, outputs: Array, targets: Array) -> Array:

@@ -30,7 +30,7 @@ class Measurement(Spec, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = False
 
     def why_not(self, task: Task, phase: Phase) -> str | None:
-        """Say what it misses in a phase, of which it then measures nothing; None if it applies.
+        """Say what a phase lacks for it, of which it then measures nothing; None if it applies.
 
         Args:
             task: the model, the loss, and the data of one seed or of many, of which kinds and static sizes
@@ -82,7 +82,7 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.metrics")
 
     def observe(self, phase: Phase, state: Any) -> Array:
-        """Look at the state of one seed at a probe step; any one shape."""
+        """Look at the state of one seed at a probe step; an array of any shape, the same at every step."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
     def conclude(
@@ -97,7 +97,8 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
             loaded: data, shared by the seeds or those of each.
 
         Returns:
-            What belongs to every probe step, (S, k) each, and to the phase as a whole, (S,) each.
+            Two dictionaries by the names of metrics: what belongs to every probe step, (S, k) each, and to
+            the phase as a whole, (S,) each.
         """
         raise NotImplementedError(f"{type(self).__name__}.conclude")
 

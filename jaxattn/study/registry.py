@@ -375,6 +375,14 @@ PROBE = Concept[Measurement](
     {Probe: ("measure",), PhaseProbe: ("metrics", "observe", "conclude")},
     user_functions.probe,
     ("(params, data, *, settings) -> number",),
+    {
+        "Probe": ("measure(context)",),
+        "PhaseProbe": (
+            "metrics",
+            "observe(phase, state) -> array",
+            "conclude(history, params, model, loaded) -> {name: (S, k)}, {name: (S,)}",
+        ),
+    },
 )
 FIGURE = Concept[Figure](
     "a figure",

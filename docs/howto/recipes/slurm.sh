@@ -1,5 +1,6 @@
 #!/bin/bash
 # A study as an array of jobs that share no folder: sbatch slurm.sh sweeps/quickstart.toml s3://BUCKET/NAME
+# Eight jobs; for two, sbatch --array=0-1 slurm.sh ...: every job is one shard, and the array begins at 0.
 #SBATCH --job-name=jaxattn
 #SBATCH --array=0-7
 #SBATCH --ntasks=1
