@@ -3,7 +3,8 @@
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 ROWS = 1000
 LONG = 40
 GAP = 2
+# Lanes that failed: of each cell and phase, and in all.
+OF_A_PLACE, FAILURES = 3, 12
 # A number and its unit are read as one word: 31.4 kB, 38.5 k, 174 µs.
 _WORD = re.compile(r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\S+")
 
@@ -26,11 +29,31 @@ def complain(error: Exception, status: int) -> int:
 
 
 def print_written(written: Any) -> None:
-    """Print the paths of what was written, and what could not be."""
+    """Print the paths of what was written, and what could not be; why, if code of the user's raised."""
     for path in written.paths:
         print(path)
     for problem in written.problems:
         print(f"jaxattn: {problem}", file=sys.stderr)
+        if trace := getattr(problem, "trace", ""):
+            print(trace, file=sys.stderr)
+
+
+def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
+    """Print the first lanes that failed, of each cell and phase and in all, how many more, and a remedy."""
+    count: Counter[tuple[int, str]] = Counter()
+    shown = []
+    for failure in failures:
+        count[place := (failure["cell"], failure["phase"])] += 1
+        if count[place] <= OF_A_PLACE:
+            shown.append(failure)
+    for failure in shown[:FAILURES]:
+        where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
+        print(f"jaxattn: failed: {where}", file=sys.stderr)
+    if failures:
+        left = len(failures) - len(shown[:FAILURES])
+        more = f"and {left:,} more: see {folder}/manifest.json, or `jaxattn status {folder}`; "
+        remedy = "try a smaller step_size in that phase, or --set dtype=float64"
+        print(f"jaxattn: {more if left else ''}{remedy}", file=sys.stderr)
 
 
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:

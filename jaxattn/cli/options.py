@@ -173,12 +173,21 @@ def read_size(text: str | None) -> int | None:
     return int(float(found[1]) * 1024 ** ("KMGT".index(found[2].upper()) + 1))
 
 
-def read_pair(text: str) -> tuple[str, str]:
-    """Read KEY=VALUE."""
+def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
+    """Read KEY=VALUE; the message for what is none names the option and gives an example."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
-        raise InputError(f"{text}: expected KEY=VALUE, for example model.dim=512")
+        raise InputError(f"{option} {text}: expected KEY=VALUE, for example {option} {example}")
     return key.strip(), value.strip()
+
+
+def read_two(option: str, text: str) -> tuple[str, str, str]:
+    """Read KEY=A,B."""
+    key, _, values = text.partition("=")
+    first, _, second = values.partition(",")
+    if not (key.strip() and first.strip() and second.strip()):
+        raise InputError(f"{option} {text}: expected KEY=A,B, for example {option} model.dim=64,512")
+    return key.strip(), first.strip(), second.strip()
 
 
 def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
@@ -233,7 +242,12 @@ def load_sweep(
     """Read a sweep file with its overrides, and check its figures."""
     from jaxattn.api import Study
 
-    return Study.read(sweep, with_seeds(overrides, seeds), axes)
+    try:
+        return Study.read(sweep, with_seeds(overrides, seeds), axes)
+    except InputError as error:
+        if seeds is None:
+            raise
+        raise InputError(re.sub("^--set seeds: ", "--seeds: ", str(error))) from None
 
 
 def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:

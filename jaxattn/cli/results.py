@@ -28,8 +28,8 @@ from jaxattn.cli.options import (
     read_folders,
     read_pair,
     read_size,
+    read_two,
 )
-from jaxattn.core.errors import InputError
 
 
 def aggregate(
@@ -68,13 +68,10 @@ def aggregate(
     if not loaded.finished or missing:
         print("jaxattn: not finished: these are the numbers so far", file=sys.stderr)
     print_made_by(loaded.made_by)
-    loaded = combine.choose(loaded, where=dict(map(read_pair, where)), metrics=metrics, phases=phases)
+    wanted = dict(read_pair("--where", text, "model.dim=512") for text in where)
+    loaded = combine.choose(loaded, where=wanted, metrics=metrics, phases=phases)
     if pair is not None:
-        key, values = read_pair(pair)
-        first, comma, second = str(values).partition(",")
-        if not comma:
-            raise InputError(f"--pair {pair}: expected KEY=A,B, for example --pair model.dim=64,512")
-        loaded = combine.paired(loaded, key, first.strip(), second.strip())
+        loaded = combine.paired(loaded, *read_two("--pair", pair))
     if by:
         loaded = combine.group(loaded, by)
     options: dict[str, Any] = {"seed": seed, "resamples": resamples}

@@ -9,6 +9,7 @@ from tyro.conf import UseAppendAction, arg
 
 from jaxattn.cli.console import (
     print_closing,
+    print_failures,
     print_json,
     print_made_by,
     print_summary,
@@ -38,7 +39,7 @@ from jaxattn.cli.options import (
     read_shard,
     read_size,
 )
-from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError, at, counted
 from jaxattn.storage import bucket
 from jaxattn.storage.objects import is_address, shown
 
@@ -88,12 +89,23 @@ def run(
             print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
             return 130
         if outcome.already_finished:
-            reporter.note(f"{shown(directory)}: already finished, nothing to run")
+            reporter.note(f"{shown(directory)}: already finished, nothing to run{_further(outcome, study)}")
         folders = [outcome.directory]
         if machine.distributed is not None:
             shards = wait(study, whole, which[1], machine.distributed_timeout, reporter.note)
             folders = shards if which[0] == 1 else folders
     return _show(outcome, report, folders, output.every)
+
+
+def _further(outcome: Any, study: Any) -> str:
+    """Say which seeds a folder holds if there are more than those that were asked for."""
+    from jaxattn.storage import manifest
+
+    held = manifest.read(outcome.directory)["seeds"]
+    if set(held) <= set(study.seeds):
+        return ""
+    listed = f"{held[0]} to {held[-1]}" if len(held) == held[-1] - held[0] + 1 else ", ".join(map(str, held))
+    return f"; the folder holds {counted(len(held), 'seed')}, {listed:.60}, and all are shown"
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
@@ -111,9 +123,7 @@ def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
     else:
         print_written(report)
     print_closing(together)
-    for failure in outcome.failures:
-        where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
-        print(f"jaxattn: failed: {where}", file=sys.stderr)
+    print_failures(outcome.failures, address or str(outcome.directory))
     return 1 if outcome.failures or outcome.errors else 0
 
 
@@ -213,6 +223,7 @@ def launch(
         options: Option of the queue by submitit's name; may be given several times.
         wait: Wait until all jobs have ended, then print their common table.
     """
+    from jaxattn.engine.batches import check_shards
     from jaxattn.engine.distributed import shard_folder
     from jaxattn.study.tree import parse
 
@@ -220,6 +231,8 @@ def launch(
     directory = study.folder(out)
     if shards < 1:
         raise InputError(f"--shards {shards}: give at least 1")
+    with at("--shards"):
+        check_shards(study, shards)
     target, scripts = str(directory.resolve()), directory / "jobs"
     if is_address(directory):
         target, scripts = shown(directory), Path("results") / study.name / "jobs"
@@ -228,7 +241,8 @@ def launch(
     words += [word for text in axes for word in ("--axis", text)]
     words += ["--seeds", seeds] if seeds else []
     commands = [[*words, "--shard", f"{number}/{shards}"] for number in range(1, shards + 1)]
-    given = {key: parse(value) for key, value in map(read_pair, options)}
+    pairs = [read_pair("--option", text, "gpus_per_node=1") for text in options]
+    given = {key: parse(value) for key, value in pairs}
     submitted = submit(commands, scripts, executor, minutes, given)
     folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
     for job, folder in zip(submitted, folders, strict=True):

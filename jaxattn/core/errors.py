@@ -31,14 +31,22 @@ class UserCodeError(RunError):
         super().__init__(message)
         self.files = files
 
+    def below(self, place: str) -> "UserCodeError":
+        """Return the same error with its place in front, to be raised from the same cause."""
+        return UserCodeError(f"{place}: {self}", self.files)
+
     @property
     def trace(self) -> str:
         """The user's own traceback: from the first frame in their code on."""
         cause = self.__cause__
         if cause is None:
             return ""
-        frames = traceback.extract_tb(cause.__traceback__)
-        own = [frame for frame in frames if frame.filename in self.files] or frames[-1:]
+        every = traceback.extract_tb(cause.__traceback__)
+        # A syntax error has no frame of the user's, but its own lines.
+        frames = [frame for frame in every if not frame.filename.startswith("<frozen ")]
+        own = [frame for frame in frames if frame.filename in self.files]
+        if not (own or isinstance(cause, SyntaxError)):
+            own = frames[-1:]
         lines = ["Traceback (in your code):\n", *traceback.format_list(own)]
         return "".join([*lines, *traceback.format_exception_only(cause)])
 
@@ -76,7 +84,7 @@ def shown(value: object) -> str:
 
 
 class at:
-    """Prefix the message of any InputError with the place it was found at."""
+    """Prefix the message of any InputError or UserCodeError with the place it was found at."""
 
     def __init__(self, place: str) -> None:
         """Name the place."""
@@ -89,6 +97,8 @@ class at:
         """Raise the error again with its place."""
         if isinstance(error, InputError) and self.place:
             raise InputError(f"{self.place}: {error}") from None
+        if isinstance(error, UserCodeError) and self.place:
+            raise error.below(self.place) from error.__cause__
 
 
 def explain(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, shown
 
 # A field of a pytree: an array, or whatever a tree transformation puts in an array's place. The shapes
 # stand in the docstrings of the classes and are checked where functions take the arrays.
@@ -28,8 +28,10 @@ def names(params: Any) -> tuple[str, ...]:
     if hasattr(params, "_fields"):
         return tuple(params._fields)
     if not dataclasses.is_dataclass(params):
+        what = f"an array {shown(params)}" if hasattr(params, "dtype") else f"a {type(params).__name__}"
         raise InputError(
-            f"parameters: a {type(params).__name__} has no names; make it a dataclass, a NamedTuple or a dict"
+            f"parameters: {what} has no names; make it a dataclass, a NamedTuple or a dict of arrays, "
+            "which a model's init returns"
         )
     fields = dataclasses.fields(params)
     return tuple(

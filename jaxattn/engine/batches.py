@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, counted
 from jaxattn.engine import memory
-from jaxattn.engine.groups import CompileGroup
+from jaxattn.engine.groups import CompileGroup, compile_groups
 from jaxattn.engine.lift import ProgramCache
 from jaxattn.storage.batch_state import spans
 from jaxattn.study.definition import Definition
@@ -207,11 +207,27 @@ def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
     if not 1 <= which <= shards:
         raise InputError(f"shard {which}/{shards}: give a number from 1 to {shards}, for example 1/{shards}")
     if which > len(batches):
-        raise InputError(
-            f"shard {which}/{shards}: there are {len(batches)} batches; use at most {len(batches)} shards, "
-            "or make more batches with --set chunk=..."
-        )
+        raise _too_few(f"{which}/{shards}", len(batches))
     return batches[which - 1 :: shards]
+
+
+def check_shards(study: Definition, shards: int) -> None:
+    """Raise InputError if some of N shares would have nothing to do, in whatever memory.
+
+    Batches are the smallest that there can be: of the study's chunk, or else of a single lane.
+    """
+    groups = compile_groups(study.cells)
+    lanes = [len(group.cells) * len(study.seeds) for group in groups]
+    widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in lanes]
+    if (most := len(cut(groups, study.seeds, (), widths))) < shards:
+        raise _too_few(f"{shards}/{shards}", most)
+
+
+def _too_few(shard: str, number: int) -> InputError:
+    return InputError(
+        f"shard {shard}: there are {counted(number, 'batch')}; use at most {counted(number, 'shard')}, "
+        "or make more batches with --set chunk=..."
+    )
 
 
 def _rectangles(

@@ -46,7 +46,7 @@ def reproduce(
     Raises:
         InputError: an unknown item, one whose data are missing, a measure or an override that does not fit, a
             folder whose records are damaged or of another scale.
-        RunError: the page cannot be written.
+        RunError: the page cannot be written; or nothing could be run, and there is nothing else to show.
         UserCodeError: code of the book raised while it was imported.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
@@ -71,7 +71,9 @@ def reproduce(
             reason = str(error)
         if reason:
             failed[item.name] = reason
-            reporter.note(f"{item.name}: {reason}")
+            reporter.note(f"{item.name}: failed")
+    if failed and len(failed) == len(wanted) and not any(section.ran for section in kept.values()):
+        raise RunError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
     runs = {item.name: folder(out, scale, item) for item in book.items}
     return page.write(book, out, runs, scale=scale, failed=failed, overrides=overrides)
 

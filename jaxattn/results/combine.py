@@ -98,7 +98,8 @@ def choose(
         if missing and name == "metric":
             raise unknown_metric(missing[0], known)
         if missing:
-            raise InputError(f"{name} {missing[0]!r}: the run recorded {', '.join(sorted(map(str, known)))}")
+            recorded = ", ".join(repr(str(x)) for x in sorted(known, key=str))
+            raise InputError(f"{name} {missing[0]!r}: the run recorded {recorded}")
         if wanted:
             records = records[records[name].isin(list(wanted))]
     kept = list(results.manifest["cells"])

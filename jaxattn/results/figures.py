@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, UserCodeError, in_user_code
 from jaxattn.results.drawn import Drawn, OwnWords, Picture, read_words
 from jaxattn.results.labels import file_name
 from jaxattn.results.run import Run
@@ -32,6 +32,18 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 OF_TOKENS = ("importance", "one_step_law", "top_tokens")
 AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
+
+
+class Problem(str):
+    """A line on a figure that could not be drawn; `trace` is the traceback in code of the user's, if any."""
+
+    def __new__(cls, line: str, trace: str = "") -> "Problem":
+        """Write the line down."""
+        problem = super().__new__(cls, line)
+        problem.trace = trace
+        return problem
+
+    trace: str
 
 
 def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
@@ -137,7 +149,7 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
 
 def draw_all(
     results: Run, own: Mapping[str, Callable[..., Any]] = MappingProxyType({})
-) -> tuple[list[Drawn | Picture], list[str]]:
+) -> tuple[list[Drawn | Picture], list[Problem]]:
     """Draw the figures that the sweep file asked for: without any, curves and token importance.
 
     Args:
@@ -152,7 +164,7 @@ def draw_all(
     specs = results.manifest["config"].get("figures") or [{"kind": "curves"}, *tokens]
     before = _drawn_before(results)
     found: list[Drawn | Picture] = []
-    problems = []
+    problems: list[Problem] = []
     for number, spec in enumerate(specs):
         kind = str(spec.get("kind"))
         place = f"figures[{number}] ({kind})"
@@ -162,13 +174,13 @@ def draw_all(
                 drawn = _guarded(partial(draw, results, spec))
             elif kind in own:
                 options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
-                drawn = _guarded(partial(draw_own, results, own[kind], options))
+                drawn = _guarded(partial(draw_own, results, own[kind], options), _files(own[kind]))
             elif number in before:
                 drawn = _as_drawn(before[number])
             else:
                 raise InputError("the run did not, and reading results executes no code that a folder names")
-        except InputError as error:
-            problems.append(f"{place} could not be drawn: {error}")
+        except (InputError, UserCodeError) as error:
+            problems.append(Problem(f"{place} could not be drawn: {error}", getattr(error, "trace", "")))
             continue
         same = sum(drawn.name == other.name or other.name.startswith(f"{drawn.name}-") for other in found)
         name = f"{drawn.name}-{same + 1}" if same else drawn.name
@@ -191,14 +203,27 @@ def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> tuple[OwnW
     )
 
 
-def _guarded(drawing: Callable[[], Drawn]) -> Drawn:
-    """Draw; whatever a user's function, or what a folder holds, raises costs its own figure alone."""
+def _guarded(drawing: Callable[[], Drawn], files: frozenset[str] = frozenset()) -> Drawn:
+    """Draw; whatever a user's function, or what a folder holds, raises costs its own figure alone.
+
+    Args:
+        drawing: draws it.
+        files: of a user's function, the files of its code, whose lines a traceback shows.
+    """
     try:
         return drawing()
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{type(error).__name__}: {error}") from error
+        line = f"{type(error).__name__}: {error}"
+        raise (UserCodeError(line, files) if in_user_code(error, files, "") else InputError(line)) from error
+
+
+def _files(drawing: Callable[..., Any]) -> frozenset[str]:
+    """Name the file of a function or class; none of what has none, such as a class of a notebook."""
+    with suppress(OSError, TypeError):
+        return frozenset({inspect.getfile(inspect.unwrap(drawing))})
+    return frozenset()
 
 
 def _drawn_before(results: Run) -> dict[int, Picture]:

@@ -1,7 +1,7 @@
 """The report of a run: figures, a summary table and one self-contained page."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ class Report:
         page: report.html.
         summary: summary.csv, the last step of each phase.
         figures: every figure as PNG and as PDF.
-        problems: a line for every figure that could not be drawn.
+        problems: a line for every figure that could not be drawn, each a `figures.Problem`.
         made_by: who made the run, if it was another source than the installed one.
     """
 
@@ -90,7 +90,7 @@ def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = Mapping
     return Report(page, summary, tuple(figures), tuple(problems), results.made_by)
 
 
-def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: list[str]) -> str:
+def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: Sequence[str]) -> str:
     """Fill the page, which holds everything it shows.
 
     Args:

@@ -35,7 +35,14 @@ def inside(path: Path, folder: Path) -> Path:
 
 
 def check_links(folder: Path, *below: str) -> None:
-    """Look at the entries of a folder, and of some folders in it; raise as `inside` if one leads out."""
+    """Look at the entries of a folder, and of some folders in it; raise as `inside` if one leads out.
+
+    Raises:
+        InputError: there is a file in the folder's place, or in that of one above it.
+    """
+    first = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+    if first.is_file():
+        raise InputError(f"{first}: a file, and no folder; give another one for results with --out")
     for place in (folder, *(folder / name for name in below)):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(inside(place, folder)) as entries:
             for entry in entries:

@@ -11,7 +11,7 @@ from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.study import grid
 from jaxattn.study.import_paths import ImportPaths
 from jaxattn.study.setting import Cell, Reader, Setting
-from jaxattn.study.tree import check_values
+from jaxattn.study.tree import check_keys, check_values
 
 MOST_SEEDS = 1_000_000
 
@@ -94,6 +94,11 @@ class Definition:
             first, end = map(int, given.split(":"))
             if end - first > MOST_SEEDS:
                 raise InputError(f"seeds: {given} are more than a million; list fewer")
+            if first >= end:
+                raise InputError(
+                    f"seeds: {given} is an empty range; write the first seed and the one after the last, "
+                    f"such as '{min(first, end)}:{max(first, end) + 1}'"
+                )
             given = tuple(range(first, end))
         seeds = tuple(range(given)) if isinstance(given, int) else tuple(sorted(given))
         if len(set(seeds)) < len(seeds) or not seeds:
@@ -140,7 +145,9 @@ def _tables(tree: Mapping[str, Any]) -> Tables:
     try:
         return msgspec.convert(dict(tree), Tables)
     except msgspec.ValidationError as error:
+        grid.check_lists(tree)
         keys = list(Tables.__struct_fields__)
+        check_keys(tree, keys)
         required = [field.name for field in msgspec.structs.fields(Tables) if field.required]
         raise InputError(explain(str(error), "", tree, keys, _CHOICES, _PATTERNS, required)) from None
 

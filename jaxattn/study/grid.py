@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
@@ -85,6 +86,7 @@ def points(grid: Any) -> list[dict[str, Any]]:
         halton(grid.halton),
         product(grid.axes),
     )
+    _check_different(grid.axes)
     result = []
     for parts in itertools.product(*factors):
         settings: dict[str, Any] = {}
@@ -95,6 +97,28 @@ def points(grid: Any) -> list[dict[str, Any]]:
             settings |= part
         result.append(settings)
     return list(_kept(result, grid.exclude))
+
+
+def check_lists(tree: Mapping[str, Any]) -> None:
+    """Raise InputError for an axis, in tables that are not checked yet, that is no list, or an empty one."""
+    for table in ("axes", "zip"):
+        axes = tree.get(table)
+        for key, values in axes.items() if isinstance(axes, Mapping) else ():
+            if not isinstance(values, list | tuple):
+                raise InputError(
+                    f"{table}.{key}: {values!r:.60} is no list; give a list, such as [{values!r:.60}]"
+                )
+            if not values:
+                raise InputError(f"{table}.{key}: an empty list; give at least one value")
+
+
+def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise InputError for a product axis that has a value twice: its cells would be the same."""
+    for key, values in axes.items():
+        counts = Counter((isinstance(value, bool), value) for value in values)
+        (_, value), number = counts.most_common(1)[0]
+        if number > 1:
+            raise InputError(f"axes.{key}: {value!r:.60} is listed twice; list each value once")
 
 
 def _check_size(grid: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from jaxattn.core.errors import InputError, RunError, at
+from jaxattn.core.errors import InputError, RunError, UserCodeError, at
 from jaxattn.study.definition import Definition
 from jaxattn.study.grid import GRID
 from jaxattn.study.import_paths import ImportPaths
@@ -48,10 +48,24 @@ def read(
     path = Path(path)
     tree = tables(path)
     change(tree, overrides, axes)
-    with at(str(path)):
+    try:
         study = made(tree, ImportPaths(path.parent))
+    except InputError as error:
+        raise InputError(_placed(str(error), str(path), overrides, axes)) from None
+    except UserCodeError as error:
+        raise error.below(str(path)) from error.__cause__
     check_seen(tree, overrides)
     return study
+
+
+def _placed(message: str, path: str, overrides: Sequence[str], axes: Sequence[str]) -> str:
+    """Put the option that a value is of before a message that begins with its key, else the file."""
+    for option, given, prefix in (("--set", overrides, ""), ("--axis", axes, "axes.")):
+        for text in given:
+            key = text.partition("=")[0].strip()
+            if message.startswith(place := f"{prefix}{key}: "):
+                return f"{option} {key}: {message.removeprefix(place)}"
+    return f"{path}: {message}"
 
 
 def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> None:

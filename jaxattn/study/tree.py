@@ -4,7 +4,7 @@ import copy
 import math
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxattn.core.errors import InputError
@@ -54,6 +54,26 @@ def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
     elif isinstance(tree, list | tuple):
         for number, x in enumerate(tree):
             check_values(x, f"{place}[{number}]", depth + 1)
+
+
+def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise InputError for an unknown key that up to three tables below have: those are meant, rather."""
+    for key in tree:
+        places = [] if key in known else [*_places(tree, key)]
+        if 0 < len(places) <= 3:
+            raise InputError(f"unknown key {key!r}; did you mean {' or '.join(map(repr, places))}?")
+
+
+def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
+    """List the dotted keys below the top that end with a key, entries of lists by their names."""
+    entries = (
+        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
+    )
+    for name, x in entries:
+        if name == key and prefix:
+            yield f"{prefix}{name}"
+        part = x["name"] if isinstance(name, int) and _has_name(x) else name
+        yield from _places(x, key, f"{prefix}{part}.")
 
 
 def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: (), path: Path = ()) -> Any:

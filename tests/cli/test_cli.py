@@ -65,6 +65,19 @@ def test_run_then_aggregate_then_report(monkeypatch, capsys, tmp_path):
     assert all(Path(line).exists() for line in out.split())
 
 
+def test_a_finished_folder_with_more_seeds_says_which_it_shows(monkeypatch, capsys, tmp_path):
+    words = ["run", STUDY, "--set", "chunk=1", "--set", "figures=[]", "--out", tmp_path / "quick"]
+    _, _, error = call(monkeypatch, capsys, *words, "--seeds", "2")
+    assert "nothing to run" not in error
+    _, _, error = call(monkeypatch, capsys, *words, "--seeds", "2")
+    assert "quick: already finished, nothing to run\n" in error
+    _, _, error = call(monkeypatch, capsys, *words, "--seeds", "1")
+    assert "nothing to run; the folder holds 2 seeds, 0 to 1, and all are shown\n" in error
+    status, _, error = call(monkeypatch, capsys, "aggregate", tmp_path / "quick", "--pair", "model.gain")
+    assert status == 2
+    assert error == "jaxattn: --pair model.gain: expected KEY=A,B, for example --pair model.dim=64,512\n"
+
+
 @pytest.mark.more
 def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
     folder = tmp_path / "quick"
@@ -176,7 +189,12 @@ def test_help_shows_an_example(monkeypatch, capsys, command):
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dims=[3]"], "did you mean 'dim'"),
         (["run", SWEEPS / "quickstart.toml", "--shard", "half"], "--shard half: expected I/N"),
         (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "give a number from 1 to 2"),
-        (["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"], "seeds: no seed"),
+        (
+            ["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"],
+            "jaxattn: --seeds: 9:3 is an empty range; write",
+        ),
+        (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is no list"),
+        (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
         (["bench", "--only", "nosuch"], "--only nosuch: in no name; there are corpora of their own"),
         (["bench", "--repeats", "0"], "--repeats 0: give at least 1"),
         (["bench", "--seeds", "0"], "--seeds 0: give at least 1"),
@@ -202,6 +220,14 @@ def test_help_shows_an_example(monkeypatch, capsys, command):
         (["run", SWEEPS / "quickstart.toml", "--distributed", "two"], "expected auto, or N,I"),
         (["report", "nosuch"], "nosuch"),
         (["aggregate", "nosuch"], "nosuch"),
+        (
+            ["launch", STUDY, "--shards", "3", "--executor", "local"],
+            "--shards: shard 3/3: there are 2 batches; use at most 2 shards, or make more batches with --set",
+        ),
+        (
+            ["launch", STUDY, "--shards", "2", "--executor", "local", "--option", "gpus"],
+            "--option gpus: expected KEY=VALUE, for example --option gpus_per_node=1",
+        ),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(monkeypatch, capsys, tmp_path, arguments, message):

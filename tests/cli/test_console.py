@@ -124,6 +124,30 @@ def test_cells_of_a_wide_table_are_broken_between_words_only(lines):
     assert {word for line in found[3:] for word in line.split()} <= {*text.split(), "x"}
 
 
+def failures(cells, seeds):
+    return [
+        {"reason": "loss is not finite", "cell": cell, "seed": seed, "phase": "query", "step": 3}
+        for cell in range(cells)
+        for seed in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize(("cells", "seeds", "shown"), [(2, 60, 6), (50, 2, 12), (2, 3, 6)])
+def test_of_lanes_that_failed_a_few_are_printed_with_a_remedy(capsys, cells, seeds, shown):
+    console.print_failures(failures(cells, seeds), "results/x")
+    *each, last = capsys.readouterr().err.splitlines()
+    assert len(each) == shown
+    assert each[0] == "jaxattn: failed: loss is not finite in cell 0, seed 0, phase query, step 3"
+    left = cells * seeds - shown
+    more = f"and {left} more: see results/x/manifest.json, or `jaxattn status results/x`; " if left else ""
+    assert last == f"jaxattn: {more}try a smaller step_size in that phase, or --set dtype=float64"
+
+
+def test_without_failures_nothing_is_said(capsys):
+    console.print_failures([], "results/x")
+    assert capsys.readouterr().err == ""
+
+
 def test_long_tables_end(lines, monkeypatch):
     monkeypatch.setattr(console, "ROWS", 10)
     found = lines(console.print_table, "t", pd.DataFrame({"x": range(25)}))

@@ -21,6 +21,18 @@ def cut(study, known=()):
     return batches.cut(groups, study.seeds, known, [study.chunk] * len(groups))
 
 
+def test_more_shards_than_there_can_be_batches_are_refused_before_they_run(study):
+    batches.check_shards(study(seeds=3), 3)
+    with pytest.raises(
+        InputError, match=r"^shard 4/4: there are 3 batches; use at most 3 shards, or make more"
+    ):
+        batches.check_shards(study(seeds=3), 4)
+    # No chunk, and each of 4 shares of 6 seeds: one or two seeds as the memory may be.
+    batches.check_shards(study(seeds=6, chunk=None), 4)
+    with pytest.raises(InputError, match=r"^shard 4/4: there are 3 batches"):
+        batches.check_shards(study(seeds=6, chunk=2), 4)
+
+
 @pytest.mark.more
 def test_batches_cut_the_seeds_and_chunks_change_no_more_than_rounding(small_run, two_batches, read, study):
     assert [list(batch.seeds) for batch in cut(study(seeds=5, chunk=2))] == [[0, 1], [2, 3], [4]]

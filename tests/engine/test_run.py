@@ -49,12 +49,6 @@ def test_a_full_disk_is_one_clear_line_and_nothing_computed_is_lost(tmp_path, mo
     assert not go(tmp_path / "small", study())[0].already_finished
 
 
-def test_a_folder_in_the_way_is_one_clear_line(tmp_path, go, study):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written"):
-        go(tmp_path / "file" / "small", study())
-
-
 def test_seeds_are_topped_up_without_touching_what_is_there(two_batches, tmp_path, go, study, read):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     parts = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "parts").iterdir()}

@@ -239,6 +239,13 @@ def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, m
     assert not folder.exists()
 
 
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, study, go):
+    (tmp_path / "x.py").write_text("")
+    for place in (tmp_path / "x.py", tmp_path / "x.py" / "run"):
+        with pytest.raises(InputError, match=r"x.py: a file, and no folder; give another one for results"):
+            go(place, study())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks for /proc")
 def test_a_folder_that_cannot_be_made_is_not_said_to_be_gone(study, go):
     with pytest.raises(RunError, match=f"/proc/run: cannot be written: {os.strerror(errno.ENOENT)}"):

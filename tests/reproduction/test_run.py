@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from jaxattn import cli
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine.progress import Reporter
 from jaxattn.reproduction import read, reproduce, run
 from jaxattn.reproduction.page import write
@@ -143,6 +143,31 @@ def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, caps
         of_tiny(tiny, tmp_path, only=["texts"])
 
 
+def test_where_nothing_could_be_run_nothing_is_written_and_the_reason_is_said_once(
+    tiny, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out"
+    words = [
+        "--book",
+        str(TINY_BOOK),
+        "--only",
+        "texts",
+        "--data-dir",
+        str(tmp_path / "no"),
+        "--out",
+        str(out),
+    ]
+    monkeypatch.setattr(sys, "argv", ["jaxattn", "reproduce", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 1
+    printed, error = capsys.readouterr()
+    assert printed == ""
+    assert error.count("texts.csv") == 1
+    assert error.splitlines()[-1].startswith("jaxattn: texts: data")
+    assert not out.exists()
+
+
 def replace_items(book, *names):
     return replace(book, shared=msgspec.structs.replace(book.shared, items=names))
 
@@ -194,16 +219,17 @@ def test_a_finished_item_is_not_run_again_and_the_page_is_the_same(page, again):
     assert records.stat().st_mtime_ns == changed
 
 
-def test_data_that_is_not_where_it_should_be_is_a_failure_with_a_row(again, tmp_path):
-    page = again(out=tmp_path, only=["fig3_yelp"], data_dir=tmp_path / "none", overrides=())
-    assert set(page.failed) == {"fig3_yelp"}
-    assert "none" in page.failed["fig3_yelp"]
-    assert "the run failed" in page.paths[0].read_text()
+def test_data_that_is_not_where_it_should_be_is_a_failure_with_a_row(page, again, tmp_path):
+    out = shutil.copytree(page.paths[0].parent, tmp_path / "paper")
+    made = again(out=out, only=["fig3_yelp"], data_dir=tmp_path / "none", overrides=())
+    assert set(made.failed) == {"fig3_yelp"}
+    assert "none" in made.failed["fig3_yelp"]
+    assert "the run failed" in made.paths[0].read_text()
 
 
 def test_an_item_that_does_not_fit_is_a_failure_that_names_the_remedy(again, tmp_path):
-    page = again(out=tmp_path, only=["fig2_synthetic"], max_memory=1000)
-    assert "--max-memory" in page.failed["fig2_synthetic"]
+    with pytest.raises(RunError, match=r"^fig2_synthetic: .*--max-memory"):
+        again(out=tmp_path, only=["fig2_synthetic"], max_memory=1000)
 
 
 def test_an_unknown_item_is_named(again):

@@ -99,6 +99,8 @@ def test_choosing_keeps_cells_metrics_and_phases(tmp_path):
         choose(results, metrics=["los"])
     with pytest.raises(InputError, match="metric 'entropy': the run recorded accuracy, loss"):
         choose(results, metrics=["entropy"])
+    with pytest.raises(InputError, match=r"phase 'embed': the run recorded 'query'$"):
+        choose(results, phases=["embed"])
     with pytest.raises(InputError, match="nothing is left"):
         choose(results, where={"model.dim": 17})
 

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import jaxattn as ja
+from jaxattn.cli import console
 from jaxattn.core.errors import InputError
 from jaxattn.results import load, report
 from jaxattn.results.drawn import Drawn, Picture
@@ -124,6 +125,27 @@ def test_an_error_of_an_own_function_costs_its_figure_alone(folder):
     drawn, problems = draw_all(load(folder), {KIND: broken})
     assert len(drawn) == 1
     assert problems == [f"figures[1] ({KIND}) could not be drawn: ZeroDivisionError: no loss"]
+    (problem,) = problems
+    assert [line.strip() for line in problem.trace.splitlines()] == [
+        "Traceback (in your code):",
+        f'File "{__file__}", line {broken.__code__.co_firstlineno + 1}, in broken',
+        'raise ZeroDivisionError("no loss")',
+        "ZeroDivisionError: no loss",
+    ]
+    # A call that does not fit is of nobody's code.
+    _, (problem,) = draw_all(load(folder), {KIND: lambda results: losses(results)})
+    assert "TypeError" in problem
+    assert problem.trace == ""
+
+
+def test_the_traceback_of_a_figure_is_printed_after_its_line(folder, capsys):
+    console.print_written(report.write(folder, {KIND: broken}))
+    out, error = capsys.readouterr()
+    first, *trace = error.splitlines()
+    assert first == f"jaxattn: figures[1] ({KIND}) could not be drawn: ZeroDivisionError: no loss"
+    assert trace[0] == "Traceback (in your code):"
+    assert "report.html" in out
+    assert "Traceback" not in (folder / "report.html").read_text()
 
 
 def test_labels_of_probes_come_first(results):

@@ -94,7 +94,17 @@ def test_hash_does_not_depend_on_the_names_of_classes(load):
         ("seeds=0", r"seeds: expected 'int' >= 1, got 0$"),
         ("seeds=[3, -1]", r"seeds\[1\]: expected 'int' >= 0, got -1$"),
         ("phases=[]", r"phases: expected 'array' of length >= 1, got \[\]$"),
-        ("axes.model.dim=[]", r"axes.*: expected 'array' of length >= 1$"),
+        ("axes.model.dim=[]", r"axes.model.dim: an empty list; give at least one value$"),
+        ("axes.model.dim=16", r"axes.model.dim: 16 is no list; give a list, such as \[16\]$"),
+        ("axes.model.dim=[8, 16, 8]", r"axes.model.dim: 8 is listed twice; list each value once$"),
+        ("zip.model.dim=3", r"zip.model.dim: 3 is no list"),
+        ("blocks.a.axes.model.dim=3", r"blocks.a: axes.model.dim: 3 is no list"),
+        ("dim=3", r"unknown key 'dim'; did you mean 'model.dim'\?$"),
+        ("dimension=3", r"unknown key 'dimension'; did you mean 'description'\?$"),
+        (
+            "step_size=3",
+            r"unknown key 'step_size'; did you mean 'phases.embed.step_size' or 'phases.query.step_size'\?$",
+        ),
         ("axes.model.dims=[3]", r"axes: cell 0 \(.*model.dims = 3.*\): model: unknown key 'dims'; did you"),
         ("axes.model.dim=[8, -1]", r"axes: cell 3 \(model.dim = -1, .*\): model.dim: expected 'int' >= 1"),
         ("axes.seeds=[1, 2]", r"seeds cannot be an axis"),
@@ -124,7 +134,8 @@ def test_seeds_are_a_number_a_range_or_a_list(tables, seeds, expected):
 @pytest.mark.parametrize(
     ("seeds", "message"),
     [
-        ("5:3", "seeds: no seed"),
+        ("5:3", "seeds: 5:3 is an empty range; .* such as '3:6'$"),
+        ([], "seeds: no seed; list each once"),
         ([1, 1], "seeds: a seed is listed twice"),
         ("many", "seeds: "),
         (10**7, "seeds"),

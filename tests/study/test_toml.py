@@ -1,6 +1,7 @@
 """Sweep files: reading, overriding, extending, writing."""
 
 import os
+import re
 import tempfile
 import tomllib
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxattn import Study
-from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError, UserCodeError
 from jaxattn.study import toml
 
 SHIPPED = sorted((Path(__file__).parents[2] / "sweeps").glob("*.toml"))
@@ -220,6 +221,23 @@ def test_names_of_code_that_are_none_are_named(file, kind):
         toml.read(file, [f"model.kind='{kind}'"])
 
 
+def test_a_value_of_the_command_line_is_at_fault_and_not_the_file(file):
+    with pytest.raises(InputError, match=r"^--set model.dim: expected 'int' >= 1, got -4$"):
+        toml.read(file, ["dtype=float64", "model.dim=-4"])
+    with pytest.raises(InputError, match=r"^--axis model.gain: 0.5 is listed twice; list each value once$"):
+        toml.read(file, [], ["model.gain=[0.5, 0.5]"])
+    with pytest.raises(InputError, match=f"^{re.escape(str(file))}: model: unknown key 'dimm'"):
+        toml.read(file, ["model.dimm=3"])
+
+
+def test_own_code_that_cannot_be_imported_is_placed_in_the_file(file):
+    (file.parent / "wrong.py").write_text("def f(:\n")
+    with pytest.raises(UserCodeError, match=f"^{re.escape(str(file))}: loss.kind: wrong.py raises") as caught:
+        toml.read(file, ["loss=wrong.py:f"])
+    assert re.findall('File "(.*)"', caught.value.trace) == [str(file.parent / "wrong.py")]
+    assert "def f(:" in caught.value.trace
+
+
 def test_a_figure_names_its_kind(file):
     for kind in ("[1]", "{x = 1}", "3"):
         with pytest.raises(InputError, match=r"figures\[0\].kind: expected a name, got"):
@@ -299,7 +317,8 @@ def test_studies_with_mutated_values_are_written_and_read_back(data):
     tree = tomllib.loads(SMALL)
     tree["seeds"] = data.draw(st.integers(1, 1000) | st.just("3:9") | st.just([5, 2]))
     tree["description"] = data.draw(st.text(max_size=20))
-    tree["axes"] = {"phases.query.step_size": data.draw(st.lists(st.floats(1e-300, 1e300), min_size=1))}
+    values = data.draw(st.lists(st.floats(1e-300, 1e300), min_size=1, unique=True))
+    tree["axes"] = {"phases.query.step_size": values}
     tree["phases"][0]["step_size"] = data.draw(st.floats(1e-300, 1e300))
     before = Study.of_tables(tree)
     with tempfile.TemporaryDirectory() as folder:
