@@ -309,7 +309,8 @@ def _signs(own: Binned) -> Estimate:
 def _longest(own: Binned) -> Finding:
     bins, first, final = longest_rise(own.mean)
     where = f"{own.centres[int(first[0])]:.2f} to {own.centres[int(final[0])]:.2f}"
-    return Finding(f"bins in the longest rise of E·v, {where}", jackknifed(bins, (1, len(own.centres))), own.over)
+    estimate = jackknifed(bins, (1, len(own.centres)))
+    return Finding(f"bins in the longest rise of E·v, {where}", estimate, own.over)
 
 
 def _tokens(results: Run, cell: int = 0, label: int | None = None) -> pd.DataFrame:

@@ -180,7 +180,8 @@ def draw_all(
             else:
                 raise InputError("the run did not, and reading results executes no code that a folder names")
         except (InputError, UserCodeError) as error:
-            problems.append(Problem(f"{place} could not be drawn: {error}", getattr(error, "trace", "")))
+            trace = error.trace if isinstance(error, UserCodeError) else ""
+            problems.append(Problem(f"{place} could not be drawn: {error}", trace))
             continue
         same = sum(drawn.name == other.name or other.name.startswith(f"{drawn.name}-") for other in found)
         name = f"{drawn.name}-{same + 1}" if same else drawn.name

@@ -78,8 +78,7 @@ def optimizer(
     known = inspect.signature(factory).parameters
     made = factory(step_size, **{_own_name(key, known): value for key, value in options.items()})
     if not isinstance(made, optax.GradientTransformation):
-        called = getattr(name, "__name__", name)
-        raise InputError(f"optimizer: {called} returns {made!r:.60}; return an optax transformation")
+        raise InputError(f"optimizer: {_called(name)} returns {made!r:.60}; return an optax transformation")
     return made
 
 
@@ -98,7 +97,7 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
     factory = _factory(name)
     # A grid asks for the same few optimisers in every cell.
     signature = _signature if inspect.isfunction(factory) else inspect.signature
-    called = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
+    called = _called(name)
     first, *others = signature(factory).parameters.values()
     known = {x.name: x for x in others if x.kind is not x.VAR_KEYWORD}
     allowed = {*known, *(("epsilon",) if "eps" in known else ())}
@@ -120,6 +119,10 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
     missing = [x.name for x in known.values() if x.default is x.empty and x.name not in given]
     if missing:
         raise InputError(f"{missing[0]}: {called} needs it; add this option")
+
+
+def _called(name: str | Factory) -> str:
+    return name if isinstance(name, str) else getattr(name, "__name__", repr(name))
 
 
 _signature = functools.cache(inspect.signature)
