@@ -1,5 +1,6 @@
 """From one seed to many: the functions of `study.seed`, compiled for lanes on all devices."""
 
+import gc
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -240,6 +241,9 @@ class ProgramCache:
             InputError: a text that cannot be read.
         """
         if self._last is None or self._last[0] is not group:
+            if self._last is not None:
+                self._last = None
+                gc.collect()  # as in `programs`
             self._last = group, self._make(group.setting)
         return self._last[1]
 
@@ -266,6 +270,8 @@ def programs(setting: Setting) -> Programs:
     if key not in _KNOWN:
         if len(_KNOWN) == MOST_KNOWN:
             del _KNOWN[next(iter(_KNOWN))]
+            # They are in circles, and hold pieces of memory, of which a process may have 65,530.
+            gc.collect()
         _KNOWN[key] = Programs(setting)
     return _KNOWN[key]
 

@@ -1,6 +1,8 @@
 """The functions of one seed, lifted over lanes, and compiled before they are called."""
 
+import gc
 import threading
+import weakref
 from contextlib import contextmanager
 
 import jax
@@ -118,3 +120,38 @@ def test_what_cannot_be_compiled_raises_there(study, monkeypatch):
     monkeypatch.setattr(lift, "_compile", fail)
     with backend.precision("float32"), pytest.raises(ZeroDivisionError, match="in a thread"):
         programs.compile(group, 2)
+
+
+def test_programs_that_are_forgotten_are_gone_though_garbage_is_collected_rarely(monkeypatch, study):
+    """Every one maps memory, of which a process may have so many pieces."""
+    monkeypatch.setattr(lift, "_KNOWN", {})
+    monkeypatch.setattr(lift, "MOST_KNOWN", 2)
+    gc.disable()
+    try:
+        settings = [study(model={"kind": "one_layer", "dim": dim}).base for dim in (2, 3, 4)]
+        first = lift.programs(settings[0])
+        assert first.drawing is not None  # which knows them
+        forgotten = weakref.ref(first)
+        del first
+        lift.programs(settings[1])
+        assert forgotten() is lift.programs(settings[0])
+        lift.programs(settings[2])
+        assert forgotten() is None
+    finally:
+        gc.enable()
+
+
+def test_programs_of_a_group_are_gone_when_the_next_one_has_its_own(monkeypatch, study):
+    """Those of the user's code are in no list of known ones."""
+    monkeypatch.setattr(lift, "programs", Programs)
+    gc.disable()
+    try:
+        cache, groups = lift.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3]}).cells)
+        first = cache.of(groups[0])
+        assert first.drawing is not None
+        forgotten = weakref.ref(first)
+        del first
+        cache.of(groups[1])
+        assert forgotten() is None
+    finally:
+        gc.enable()
