@@ -139,3 +139,14 @@ def test_the_verdicts_of_the_paper_map_are_those_of_their_rows():
         row, _ = numbers.look_up(way)
         if row["verdict"] != "measured":
             assert row["verdict"] in line, line
+
+
+def test_published_texts_name_no_folder_of_the_machine_that_made_them():
+    """Commands of pages hold for every reader: a folder from the root of a disk is somebody's own."""
+    texts = [
+        path for path in PUBLISHED.rglob("*") if path.suffix in (".html", ".md", ".json", ".csv", ".toml")
+    ]
+    assert len(texts) > 50
+    of_a_machine = re.compile(r"(?<![\w.:/*<-])/(?:home|root|tmp|work|mnt|data|Users|private|opt)/[\w.-]")
+    found = [path.name for path in texts if of_a_machine.search(path.read_text(encoding="utf-8"))]
+    assert found == []
