@@ -33,9 +33,9 @@ def print_written(written: Any) -> None:
     for path in written.paths:
         print(path)
     for problem in written.problems:
-        print(f"jaxattn: {problem}", file=sys.stderr)
-        if trace := getattr(problem, "trace", ""):
-            print(trace, file=sys.stderr)
+        print(f"jaxattn: {problem.line}", file=sys.stderr)
+        if problem.trace:
+            print(problem.trace, file=sys.stderr)
 
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:

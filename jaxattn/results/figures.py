@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -34,15 +34,10 @@ OF_TOKENS = ("importance", "one_step_law", "top_tokens")
 AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
 
 
-class Problem(str):
-    """A line on a figure that could not be drawn; `trace` is the traceback in code of the user's, if any."""
+class Problem(NamedTuple):
+    """Why a figure could not be drawn: a line, and the traceback in code of the user's, if that raised."""
 
-    def __new__(cls, line: str, trace: str = "") -> "Problem":
-        """Write the line down."""
-        problem = super().__new__(cls, line)
-        problem.trace = trace
-        return problem
-
+    line: str
     trace: str
 
 

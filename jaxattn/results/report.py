@@ -14,7 +14,7 @@ import pandas as pd
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import headline, layout, style
 from jaxattn.results.drawn import DRAWN, Drawn, Picture, Words
-from jaxattn.results.figures import draw_all, words_of_own
+from jaxattn.results.figures import Problem, draw_all, words_of_own
 from jaxattn.results.headline import caveats
 from jaxattn.results.labels import format_number, setting
 from jaxattn.results.load import load
@@ -36,14 +36,14 @@ class Report:
         page: report.html.
         summary: summary.csv, the last step of each phase.
         figures: every figure as PNG and as PDF.
-        problems: a line for every figure that could not be drawn, each a `figures.Problem`.
+        problems: the figures that could not be drawn, and why.
         made_by: who made the run, if it was another source than the installed one.
     """
 
     page: Path
     summary: Path
     figures: tuple[Path, ...]
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
     made_by: str
 
     @property
@@ -72,7 +72,7 @@ def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = Mapping
     summary = aggregate(replace(results, records=last_steps(results.records)))
     table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
     images = [each.png() for each in drawn]
-    html = render(results, drawn, images, problems)
+    html = render(results, drawn, images, [problem.line for problem in problems])
     content = {"report.html": html.encode(), "summary.csv": table.encode()}
     for each, image in zip(drawn, images, strict=True):
         content[f"figures/{each.name}.png"] = image

@@ -367,7 +367,7 @@ def test_names_are_distinct_and_problems_do_not_stop_the_rest(results):
         "importance_joint_cell1",
     ]
     assert len(problems) == 1
-    assert problems[0].startswith("figures[2] (scaling) could not be drawn: metric 'los'")
+    assert problems[0].line.startswith("figures[2] (scaling) could not be drawn: metric 'los'")
 
 
 def test_every_kind_has_words_for_its_options():

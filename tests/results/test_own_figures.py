@@ -96,13 +96,13 @@ def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path
     image = bytearray(image)
     image[-20] ^= 1
     (folder / "figures" / "losses.png").write_bytes(image)
-    assert "could not be drawn: the run did not" in report.write(folder).problems[0]
+    assert "could not be drawn: the run did not" in report.write(folder).problems[0].line
 
 
 def test_without_the_file_it_is_left_out(folder):
     drawn, problems = draw_all(load(folder))
     assert [each.name for each in drawn] == ["top_tokens_joint"]
-    assert "could not be drawn: the run did not" in problems[0]
+    assert "could not be drawn: the run did not" in problems[0].line
 
 
 @pytest.mark.parametrize("text", ["{", "[3]", '[{"index": "x"}]', '{"index": 1}'])
@@ -124,8 +124,8 @@ def test_names_lead_nowhere_else(folder):
 def test_an_error_of_an_own_function_costs_its_figure_alone(folder):
     drawn, problems = draw_all(load(folder), {KIND: broken})
     assert len(drawn) == 1
-    assert problems == [f"figures[1] ({KIND}) could not be drawn: ZeroDivisionError: no loss"]
     (problem,) = problems
+    assert problem.line == f"figures[1] ({KIND}) could not be drawn: ZeroDivisionError: no loss"
     assert [line.strip() for line in problem.trace.splitlines()] == [
         "Traceback (in your code):",
         f'File "{__file__}", line {broken.__code__.co_firstlineno + 1}, in broken',
@@ -134,7 +134,7 @@ def test_an_error_of_an_own_function_costs_its_figure_alone(folder):
     ]
     # A call that does not fit is of nobody's code.
     _, (problem,) = draw_all(load(folder), {KIND: lambda results: losses(results)})
-    assert "TypeError" in problem
+    assert "TypeError" in problem.line
     assert problem.trace == ""
 
 

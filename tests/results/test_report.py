@@ -71,7 +71,7 @@ def test_files(written):
     assert all(path.stat().st_size > 1000 for path in written.paths)
     assert not list(folder.rglob(".*"))
     assert len(written.problems) == 1
-    assert "axis 'model.dim': the run sweeps nothing" in written.problems[0]
+    assert "axis 'model.dim': the run sweeps nothing" in written.problems[0].line
 
 
 def test_page_holds_everything_it_shows(written):
