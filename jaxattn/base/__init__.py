@@ -24,7 +24,7 @@ from jaxattn.base.data import Data as Data
 from jaxattn.base.data import Progress as Progress
 from jaxattn.base.model import Loss, Model, Start
 from jaxattn.base.model import Params as Params
-from jaxattn.base.phase import Phase, State, Task, log_spaced
+from jaxattn.base.phase import Goal, Phase, State, Task, log_spaced
 from jaxattn.base.probe import Figure, Measurement, PhaseProbe, Probe
 from jaxattn.base.probe import Metrics as Metrics
 
@@ -33,6 +33,7 @@ __all__ = [
     "Dataset",
     "DrawnData",
     "Figure",
+    "Goal",
     "Loss",
     "Measurement",
     "Model",

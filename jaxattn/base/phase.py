@@ -52,6 +52,20 @@ class State:
     key: Leaf = None
 
 
+class Goal(NamedTuple):
+    """What steps lead to, where their number does not tell how far a phase is.
+
+    Attributes:
+        metric: the metric that grows, of the phase's own.
+        label: how it is written.
+        value: where it ends.
+    """
+
+    metric: str
+    label: str
+    value: float
+
+
 class Phase(Spec, frozen=True, kw_only=True):
     """Which parameters move, by which dynamics, until when: pure functions of one seed.
 
@@ -106,6 +120,11 @@ class Phase(Spec, frozen=True, kw_only=True):
     def rotation_invariant(self) -> bool:
         """Whether it may run in coordinates of a span."""
         return False
+
+    @property
+    def goal(self) -> Goal | None:
+        """What its steps lead to, if they are not alike; they have no time of their own then."""
+        return None
 
     @property
     def beginning(self) -> str:

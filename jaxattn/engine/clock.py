@@ -1,6 +1,5 @@
 """The one clock of a run: what is being done, when to save and to stop, what is left, what was spent."""
 
-import math
 import os
 import signal
 import threading
@@ -135,7 +134,7 @@ class Clock:
         for phase in range(len(self._phases)):
             self._lanes[batch.group.number, phase] -= batch.width
         self._phase, self._step, self._probes = 0, 0, [0]
-        self._loss = math.nan
+        self._metrics: dict[str, float | None] = {}
 
     def doing(self, what: str, left: float | None = None) -> None:
         """Show work within which nothing is seen: with a share that is done only if it has a time left."""
@@ -173,7 +172,7 @@ class Clock:
         """Write down what was measured at this step; see `records.log_entry`."""
         now = time.monotonic()
         self._measuring_s, self._measured = self._measuring_s + now - self._since, self._measured + 1
-        self._loss = math.nan if found["loss"] is None else found["loss"]
+        self._metrics = found["metrics"]
         self.write(self._entry() | {"left": self.left()} | found, series)
         self._since = time.monotonic()
 
@@ -198,7 +197,8 @@ class Clock:
         """Estimate the seconds that the phase takes on, by its own steps or else by earlier lanes."""
         last = self._probes[-1]
         # The first block of a phase holds more than its steps.
-        if self._per_step is not None and (self._blocks > 1 or self._step >= last):
+        alike = self._blocks > 1 and self._phases[self._phase].goal is None
+        if self._per_step is not None and (alike or self._step >= last):
             each = self._measuring_s / self._measured if self._measured else 0.0
             return self._per_step * (last - self._step) + each * sum(x > self._step for x in self._probes)
         cost = self._costs.get((self._batch.group.number, self._phase))
@@ -219,9 +219,14 @@ class Clock:
         return (self._number + self._share()) / self._whole
 
     def _show(self) -> None:
-        place = f"{self._phases[self._phase].name} step {self._step:,} of {self._probes[-1]:,}"
-        loss = "" if math.isnan(self._loss) else f"loss {self._loss:.4g}"
-        self._reporter.update(f"{describe(self._batch)}{place}", self._overall(), loss, self.left())
+        phase, loss = self._phases[self._phase], self._metrics.get("loss")
+        place = f"step {self._step:,} of {self._probes[-1]:,}"
+        if (goal := phase.goal) and (reached := self._metrics.get(goal.metric)) is not None:
+            place = f"{goal.label} = {reached:.3g} of {goal.value:g}"
+        state = "" if loss is None else f"loss {loss:.4g}"
+        self._reporter.update(
+            f"{describe(self._batch)}{phase.name} {place}", self._overall(), state, self.left()
+        )
 
     def _entry(self) -> dict[str, Any]:
         return {

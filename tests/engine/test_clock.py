@@ -44,9 +44,9 @@ class Run:
         with self.clock.stepping(steps):
             self.now += seconds
 
-    def measure(self, seconds):
+    def measure(self, seconds, **metrics):
         self.now += seconds
-        self.clock.measured({"loss": 0.5}, {})
+        self.clock.measured({"metrics": {"loss": 0.5, **metrics}}, {})
 
     def embed(self):
         self.clock.begin_phase(0, [0, 1], 0)
@@ -106,12 +106,21 @@ def test_what_takes_as_long_as_it_takes_is_named_without_share_and_time(run):
     assert [entry["doing"] for entry in run.entries] == ["compiling", "embed begins", "query begins"]
 
 
-def test_a_flow_says_how_far_it_follows_its_path(monkeypatch, study):
+def test_a_flow_says_how_far_its_path_has_come_and_no_time_of_its_own(monkeypatch, study):
     run = Run(monkeypatch, study("flow"))
     run.clock.begin_batch(run.batches[0], 0, 3)
-    run.clock.begin_phase(1, [0, 11], 0)
-    assert run.reporter.lines == [("query follows the path to ‖p‖ = 10000", None, None)]
-    assert run.entries[-1]["left"] is None
+    run.clock.begin_phase(1, [0, 1, 2, 11], 0)
+    run.measure(0.1, p_norm=0.0)
+    run.step(1, 20.0)
+    run.measure(0.1, p_norm=123.4)
+    run.step(1, 0.001)
+    assert [what for what, _, _ in run.reporter.lines] == [
+        "query follows the path to ‖p‖ = 10000",
+        "query ‖p‖ = 0 of 10000",
+        "query ‖p‖ = 123 of 10000",
+    ]
+    # Its rows take from nothing to minutes.
+    assert run.clock.left() is None
 
 
 def test_a_later_flow_says_how_long_those_before_it_took_and_never_too_little(monkeypatch, study):

@@ -9,9 +9,11 @@ import pytest
 import jaxattn as ja
 from jaxattn import losses
 from jaxattn.core import pytrees
+from jaxattn.dynamics.flows import stiff, ties
 from jaxattn.engine import lift
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import seed_keys
+from jaxattn.engine.store import Store
 from jaxattn.models import MODELS
 from jaxattn.probes import MaxMarginDirection
 from jaxattn.probes.loss_and_accuracy import BEST
@@ -100,6 +102,20 @@ def test_a_stopped_flow_continues_to_bit_identical_tables(
     stop(tmp_path / "flow", study("flow"), calls)
     go(tmp_path / "flow", study("flow"))
     assert_same(tmp_path / "flow", flow_run)
+
+
+@pytest.mark.more
+def test_a_flow_of_long_steps_stopped_on_its_way_continues_to_bit_identical_tables(
+    tmp_path, monkeypatch, cleared, go, stop, study, assert_same
+):
+    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(ties, "MOST_TIED", 4)
+    go(tmp_path / "straight", study("flow"))
+    stop(tmp_path / "flow", study("flow"), 8)
+    last = Store(tmp_path / "flow").read_log()[-1]
+    assert (last["phase"], 0 < last["step"] < 11) == ("query", True)
+    go(tmp_path / "flow", study("flow"))
+    assert_same(tmp_path / "flow", tmp_path / "straight")
 
 
 def test_a_run_killed_while_saving_continues_to_bit_identical_tables(

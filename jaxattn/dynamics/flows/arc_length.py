@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.core.pytrees import Brief
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
@@ -154,35 +154,94 @@ class Row:
         steps: steps tried so far, () int32.
     """
 
-    z: Array
-    arc_length: Array
-    log_gradient_norm: Array
-    log_time: Array
-    steps: Array
-
-
-class Trajectory(NamedTuple):
-    """Rows with a leading axis k, how many were reached, and how the path ended; see `exact_flow.Path`."""
-
-    rows: Row
-    reached: Array
-    status: Array
-    accepted: Array
-    rejected: Array
+    z: Leaf
+    arc_length: Leaf
+    log_gradient_norm: Leaf
+    log_time: Leaf
+    steps: Leaf
 
 
 @struct.dataclass
-class _State:
-    """What the loop carries: a point, the next step's length, the rows so far and how many, counts."""
+class Course:
+    """A path as far as it was followed, and all that it goes on from.
+
+    Attributes:
+        here: the point that it has come to.
+        local: the flow there; zeros before the first step, which has no length and evaluates it.
+        h: the length of the next step, ().
+        rows: what was recorded, with a leading axis k; rows that were not reached repeat `here`.
+        reached: how many were, () int32.
+        status: () int32; why it ended, a `Stop`; RUNNING if it did not.
+        accepted: () int32; steps taken.
+        rejected: () int32; steps tried and thrown away.
+    """
 
     here: Row
     local: Local
-    h: Array
+    h: Leaf
     rows: Row
-    count: Array
-    status: Array
-    accepted: Array
-    rejected: Array
+    reached: Leaf
+    status: Leaf
+    accepted: Leaf
+    rejected: Leaf
+
+
+def begin(flow: Flow, ends: Ends, reach: Array, points: int) -> Course:
+    """Stand at the start of a path.
+
+    Args:
+        flow: the flow.
+        ends: where the path is to end.
+        reach: about how long it is, ().
+        points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
+    """
+    z = flow.zero
+    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    local = flow.at(z)
+    here = Row(
+        z=z,
+        arc_length=zero,
+        log_gradient_norm=local.log_gradient_norm,
+        log_time=zero - jnp.inf,
+        steps=count,
+    )
+    course = Course(
+        here=here,
+        local=local,
+        h=first_step(flow.unit, ends, reach),
+        rows=jax.tree.map(lambda x: jnp.broadcast_to(x, (points, *x.shape)), here),
+        reached=count,
+        status=count,
+        accepted=count,
+        rejected=count,
+    )
+    return restart(course, course.h)
+
+
+def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
+    """Choose how long the first step of a path is that has a length, ()."""
+    return jnp.minimum(unit, reach) * ends.rtol ** (1 / stiff.ORDER)
+
+
+def restart(course: Course, h: Array) -> Course:
+    """Go on from here in coordinates whose zero this is; rows so far stay those of other coordinates.
+
+    The next step has length 0: it evaluates the flow, and may land on the first row.
+
+    Args:
+        course: the path so far.
+        h: the length of the step after that, ().
+    """
+    return Course(
+        here=course.here.replace(z=jnp.zeros_like(course.here.z)),  # type: ignore[attr-defined]
+        local=jax.tree.map(jnp.zeros_like, course.local),
+        h=h,
+        rows=course.rows,
+        reached=course.reached,
+        status=jnp.full_like(course.status, Stop.RUNNING),
+        accepted=course.accepted - 1,
+        rejected=course.rejected,
+    )
 
 
 def integrate(
@@ -190,77 +249,47 @@ def integrate(
     ends: Ends,
     reach: Array,
     max_steps: Array,
-    points: int,
-    before: Trajectory | None = None,
+    course: Course,
+    rows: int | Array | None = None,
     clock: float = math.inf,
-) -> Trajectory:
+) -> Course:
     """Follow one path to the first of its ends.
 
     Args:
-        flow: the flow.
+        flow: the flow, in the coordinates of `course.here`.
         ends: where it ends.
         reach: about how long the path is, ().
         max_steps: most steps, tried or taken.
-        points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
-        before: the path up to where the flow starts, if it goes on from another; of the same `unit`. The
-            coordinates in its rows stay what they were, those of another flow.
+        course: the path so far; see `begin`.
+        rows: stop there, with status RUNNING, if so many rows are reached; never by default, ().
         clock: how far two rules for the log of the time of a step may be apart, of which the better one
             counts, up to a time of e^45; for a flow whose time is wanted, and not only its path.
 
     Returns:
-        The path; rows that were not reached repeat the last state.
+        The path.
     """
+    points = len(course.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
     # The last row is for wherever the path ends.
     marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
-    state = jax.lax.while_loop(
-        lambda state: state.status == Stop.RUNNING,
+    wanted = points if rows is None else rows
+    course = jax.lax.while_loop(
+        lambda course: (course.status == Stop.RUNNING) & (course.reached < wanted),
         partial(_step, flow, ends, first, max_steps, marks, clock),
-        _begin(flow, jnp.minimum(flow.unit, reach), ends.rtol, before or beginning(flow, points)),
+        course,
     )
     select = jax.vmap(jnp.where, in_axes=(0, 0, None))
-    reached = jnp.arange(points) < state.count
-    rows = jax.tree.map(lambda rows, last: select(reached, rows, last), state.rows, state.here)
-    return Trajectory(rows, state.count, state.status, state.accepted, state.rejected)
-
-
-def beginning(flow: Flow, points: int) -> Trajectory:
-    """Make a path that has not begun."""
-    z = flow.zero
-    zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    here = Row(
-        z=z,
-        arc_length=zero,
-        log_gradient_norm=jnp.asarray(jnp.nan),
-        log_time=-jnp.asarray(jnp.inf),
-        steps=count,
-    )
-    rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (points, *x.shape)), here)
-    return Trajectory(rows, count, count, count, count)
-
-
-def _begin(flow: Flow, unit: Array, rtol: Array, before: Trajectory) -> _State:
-    """Stand at the start: the first step has length 0, evaluates the flow and may land on the first mark."""
-    z = flow.zero
-    nothing = jax.tree.map(jnp.zeros_like, flow.at(z))  # of it only the shapes are used
-    return _State(
-        here=jax.tree.map(lambda x: x[-1], before.rows).replace(z=z),
-        local=nothing,
-        h=unit * rtol ** (1 / stiff.ORDER),
-        rows=before.rows,
-        count=before.reached,
-        status=jnp.zeros((), jnp.int32),
-        accepted=before.accepted - 1,
-        rejected=before.rejected,
-    )
+    old = jnp.arange(points) < course.reached
+    filled = jax.tree.map(lambda rows, here: select(old, rows, here), course.rows, course.here)
+    return course.replace(rows=filled)  # type: ignore[attr-defined]
 
 
 def _step(
-    flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, clock: float, state: _State
-) -> _State:
+    flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, clock: float, state: Course
+) -> Course:
     """Try a step, and take it if its error allows."""
     here, local = state.here, state.local
-    mark = jnp.minimum(marks[state.count], ends.arc_length)
+    mark = jnp.minimum(marks[state.reached], ends.arc_length)
     to_mark = mark - here.arc_length
     h = jnp.minimum(state.h, jnp.minimum(to_mark, flow.to_end(here.z, local.velocity, ends.norm)))
     z, error = stiff.step(flow.velocity, here.z, local.velocity, partial(flow.solver, local.jacobian), h)
@@ -288,13 +317,13 @@ def _step(
     h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
     here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
     record = ok & (h == to_mark)
-    row = jnp.where(record, state.count, len(marks))
-    moved = _State(
+    row = jnp.where(record, state.reached, len(marks))
+    moved = Course(
         here=here,
         local=local,
         h=h_next,
         rows=jax.tree.map(lambda rows, x: rows.at[row].set(x, mode="drop"), state.rows, here),
-        count=state.count + record,
+        reached=state.reached + record,
         status=state.status,
         accepted=state.accepted + ok,
         rejected=state.rejected + ~ok,
@@ -303,7 +332,7 @@ def _step(
     return moved.replace(status=status)  # type: ignore[attr-defined]
 
 
-def _status(flow: Flow, ends: Ends, first: Array, max_steps: Array, state: _State, turns: Array) -> Array:
+def _status(flow: Flow, ends: Ends, first: Array, max_steps: Array, state: Course, turns: Array) -> Array:
     """Tell whether the path ends here, and why."""
     here, local, h = state.here, state.local, state.h
     short = ~(h >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))

@@ -8,11 +8,21 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 
-def when(condition: Array, compute: Callable[[Any], Any], otherwise: Any) -> Any:
-    """Compute something where it is needed: a loop, since vmap would compute both sides of a condition."""
+def when(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: Any) -> Any:
+    """Compute something where it is needed: a loop, since vmap would compute both sides of a condition.
+
+    Args:
+        condition: whether it is needed, ().
+        compute: (otherwise, *given) -> a pytree like `otherwise`.
+        otherwise: what is returned where it is not.
+        given: whatever it takes long to compute with. What it only closes over, XLA may compute with before
+            the loop, needed or not.
+    """
 
     def once(state: tuple[Array, Any]) -> tuple[Array, Any]:
-        return jnp.asarray(False), compute(state[1])
+        # Of the loop's own flag nothing is known before the loop, nor then of what comes with it.
+        _, inside = jax.lax.optimization_barrier((state[0], given))
+        return jnp.asarray(False), compute(state[1], *inside)
 
     return jax.lax.while_loop(lambda state: state[0], once, (condition, otherwise))[1]
 

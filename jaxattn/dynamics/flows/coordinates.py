@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
@@ -53,8 +54,8 @@ class Watch:
             keep theirs; -1 for others.
     """
 
-    idle: Array
-    attention: Array
+    idle: Leaf
+    attention: Leaf
 
     @property
     def slides(self) -> Bool[Array, ""]:
@@ -121,11 +122,11 @@ class Local:
         balanced: whether the forces cancel up to rounding, ().
     """
 
-    velocity: Array
-    jacobian: Array | stiff.Curved
-    log_gradient_norm: Array
-    log_slope: Array
-    balanced: Array
+    velocity: Leaf
+    jacobian: Leaf
+    log_gradient_norm: Leaf
+    log_slope: Leaf
+    balanced: Leaf
 
     @property
     def finite(self) -> Bool[Array, ""]:
@@ -312,22 +313,24 @@ class Coordinates:
             return jnp.asarray(False)
         scores = self.scores + self.lift @ z
         wanted = watch.idle.any() | watch.slides
-        return when(wanted, lambda _: watch.broken(self.corpus, scores), jnp.asarray(False))
+        given = watch, self.corpus, scores
+        return when(wanted, lambda _, watch, *given: watch.broken(*given), jnp.asarray(False), *given)
 
     def _slid(self, z: Array) -> Array:
         if (watch := self.watch) is None:
             return jnp.zeros((), z.dtype)
         scores = self.scores + self.lift @ z
-        return when(watch.slides, lambda _: watch.slid(self.corpus, scores), jnp.zeros((), z.dtype))
+        given = watch, self.corpus, scores
+        return when(watch.slides, lambda _, watch, *given: watch.slid(*given), jnp.zeros((), z.dtype), *given)
 
     def _leapt(self, start: Array, end: Array) -> Array:
         """Compute from how far a step lets tokens overtake those that tie, which no step may leap over."""
 
-        def from_how_far(_: Any) -> Array:
-            before, after = (self.scores + self.lift @ z for z in (start, end))
-            return leap(self.corpus, before, after)
+        def from_how_far(_: Any, flow: Coordinates, *ends: Array) -> Array:
+            return leap(flow.corpus, *(flow.scores + flow.lift @ z for z in ends))
 
-        return when(jnp.isfinite(self.log_limit), from_how_far, jnp.zeros((), start.dtype))
+        nothing = jnp.zeros((), start.dtype)
+        return when(jnp.isfinite(self.log_limit), from_how_far, nothing, self, start, end)
 
     def log_gross(self, z: Float[Array, " r"]) -> Float[Array, ""]:
         """Compute log of the sum of all |∂L/∂a_s| of single sequences."""

@@ -29,6 +29,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.core.mapping import sum_of_outer_products
+from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
 
@@ -50,15 +51,15 @@ class Force:
             `token_curvature`; None for two.
     """
 
-    force: Array
-    log_scale: Array
-    gross: Array
-    pull: Array
-    turn: Array
-    attention: Array
-    log_weight: Array
-    slope: Array
-    modes: Array | None = None
+    force: Leaf
+    log_scale: Leaf
+    gross: Leaf
+    pull: Leaf
+    turn: Leaf
+    attention: Leaf
+    log_weight: Leaf
+    slope: Leaf
+    modes: Leaf = None
 
     @property
     def log_gross(self) -> Float[Array, ""]:

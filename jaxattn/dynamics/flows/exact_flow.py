@@ -8,8 +8,8 @@ Late in the path p is almost straight, so the steps grow like ‖p‖ and the la
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +18,25 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
+from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Leaf
+from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import (
     GRADIENT_RTOL,
+    Course,
     Ended,
     Ends,
     Stop,
-    Trajectory,
-    beginning,
+    begin,
+    first_step,
     integrate,
+    restart,
 )
 from jaxattn.dynamics.flows.balance import Balance, back_on_curve, find_ties
 from jaxattn.dynamics.flows.conditions import when
 from jaxattn.dynamics.flows.coordinates import Coordinates
-from jaxattn.dynamics.flows.seeds import of_seeds, over_seeds
+from jaxattn.dynamics.flows.seeds import Inputs, doubled, of_seeds, over_seeds, refuse_derivative
 from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, top_class
 from jaxattn.theory.selection import Selection
 
@@ -127,11 +130,14 @@ def exact_flow(
     if not gradient_rtol > 0:
         raise InputError(f"gradient_rtol: {gradient_rtol}; give a relative error above 0")
     ends = (until_norm, until_arc_length, until_direction, rtol, gradient_rtol)
-    classes = scores.corpus.num_classes
+    return over_seeds(_follow, _inputs(scores, p), ends, max_steps, points=points, width=width)
+
+
+def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
     require_values(scores)
-    parts = {"keys": (scores.keys, 2), "p": (p, 1), "values": (scores.values, 1 + (classes > 2))}
-    inputs = of_seeds(parts, scores.corpus)
-    return over_seeds(_follow, inputs, ends, max_steps, points=points, width=width)
+    columns = scores.corpus.num_classes > 2
+    parts = {"keys": (scores.keys, 2), "p": (p, 1), "values": (scores.values, 1 + columns)}
+    return of_seeds(parts, scores.corpus)
 
 
 def check_ends(**ends: float) -> None:
@@ -149,105 +155,213 @@ def check_settings(rtol: float, points: int, least: int = 3) -> None:
         raise InputError(f"rtol: {rtol}; give a relative error between 0 and 1")
 
 
-class _Stage(NamedTuple):
-    """A path that goes on from one description of the flow to the next.
+@struct.dataclass(repr=False)
+class PathSoFar(Brief):
+    """A path as far as it was followed, through one description of the flow after the other.
+
+    Its rows are those of `Path`, and those that were not reached repeat the last state too.
 
     Attributes:
-        start: p where this stage starts, (d,).
-        p: of the rows so far, (k, d).
-        norm: of the rows so far, (k,).
-        path: the rest of them; its coordinates are those of the last stage.
-        ties: which tokens tie in this stage.
+        p: (k, d).
+        norm: (k,); ‖p‖.
+        course: the integration, in coordinates of the last stage.
+        start: p where that stage starts, (d,).
+        ties: which tokens tie in it.
         tied: whether there are any, () bool.
-        left: stages that may follow, () int32.
+        left: stages that may follow, () int32; 0 once the path has ended.
+        begun: steps taken when the stage began, () int32.
     """
 
-    start: Array
-    p: Array
-    norm: Array
-    path: Trajectory
+    p: Leaf
+    norm: Leaf
+    course: Course
+    start: Leaf
     ties: Ties
-    tied: Array
-    left: Array
+    tied: Leaf
+    left: Leaf
+    begun: Leaf
+
+    @property
+    def status(self) -> Array:
+        """Why the path ended, a `Stop`, () int32."""
+        return self.course.status
+
+    @property
+    def arc_length(self) -> Array:
+        """As in `Path`, as are those that follow."""
+        return self.course.rows.arc_length
+
+    @property
+    def log_gradient_norm(self) -> Array:
+        """(k,)."""
+        return self.course.rows.log_gradient_norm
+
+    @property
+    def log_time(self) -> Array:
+        """(k,)."""
+        return self.course.rows.log_time
+
+    @property
+    def steps(self) -> Array:
+        """(k,) int32."""
+        return self.course.rows.steps
+
+
+def begin_path(scores: Scores, p: Array, ends: Sequence[float], points: int) -> PathSoFar:
+    """Stand at the start of the path of one seed, as `exact_flow` does.
+
+    Args:
+        scores: keys, values and bags of one seed.
+        p: (D,); the start.
+        ends: where the path ends, the numbers of `Ends`.
+        points: number of rows k ≥ 3 of the path.
+
+    Raises:
+        InputError: no values, shapes that do not fit.
+    """
+    keys, start, values, corpus = _inputs(scores, p).arrays
+    with backend.float64():
+        return _begin(*doubled(keys, start, values), corpus, doubled(*ends), points)
+
+
+def continue_path(
+    scores: Scores, path: PathSoFar, ends: Sequence[float], max_steps: int | Array, row: int | Array
+) -> PathSoFar:
+    """Follow the path of one seed until a row is reached, or it ends.
+
+    Args:
+        scores: those that it began with.
+        path: as far as it was followed.
+        ends: those that it began with.
+        max_steps: end after this many steps, tried or taken.
+        row: the row, ().
+
+    Raises:
+        InputError: when differentiated.
+    """
+    with backend.float64():
+        arrays = *doubled(scores.keys, scores.values), scores.corpus, path, doubled(*ends)
+        return _continued(*arrays, jnp.asarray(max_steps), row + 1)
 
 
 def _follow(
-    E: Array, p: Array, values: Array, corpus: Corpus, numbers: Array, max_steps: Array, points: int
+    E: Array, p: Array, values: Array, corpus: Corpus, numbers: Sequence[Array], max_steps: Array, points: int
 ) -> Path:
-    """Follow the path of one seed."""
+    """Follow the path of one seed from its start to its end."""
+    begun = _begin(E, p, values, corpus, numbers, points)
+    path = _continue(E, values, corpus, begun, numbers, max_steps, points)
+    return Path(
+        p=path.p,
+        arc_length=path.arc_length,
+        norm=path.norm,
+        log_gradient_norm=path.log_gradient_norm,
+        log_time=path.log_time,
+        steps=path.steps,
+        status=path.status,
+        accepted=path.course.accepted,
+        rejected=path.course.rejected,
+        selection=Selection(top_class(E, path.start, corpus, path.ties.leader)),
+    )
+
+
+@partial(jax.jit, static_argnames="points")
+def _begin(
+    E: Array, p: Array, values: Array, corpus: Corpus, numbers: Sequence[Array], points: int
+) -> PathSoFar:
+    """Stand at the start of the path of one seed."""
     ends = Ends(*numbers)
-    reach = jnp.minimum(ends.norm, ends.arc_length)
     ties = no_ties(E, values, corpus)
-    first = tied_coordinates(E, p, corpus, ties)
-    empty = jnp.zeros(points)
-    begin = _Stage(
-        start=p,
+    flow = tied_coordinates(E, p, corpus, ties)
+    return PathSoFar(
         p=jnp.broadcast_to(p, (points, len(p))),
-        norm=empty,
-        path=beginning(first, points),
+        norm=jnp.broadcast_to(jnp.linalg.norm(p), (points,)),
+        course=begin(flow, ends, _reach(ends), points),
+        start=p,
         ties=ties,
         tied=jnp.asarray(False),
-        left=jnp.asarray(_STAGES),
-    )
-
-    def stage(state: _Stage) -> _Stage:
-        flow = tied_coordinates(E, state.start, corpus, state.ties)
-        path = integrate(flow, ends, reach, max_steps, points, state.path)
-        old = jnp.arange(points) < state.path.reached
-        points_p = jnp.where(old[:, None], state.p, _points(flow, path.rows.z, state))
-        norm = jnp.where(old, state.norm, jax.vmap(partial(flow.norm, multiple=1.0))(path.rows.z))
-        return _next_stage(E, values, corpus, state, state._replace(p=points_p, norm=norm, path=path))
-
-    end = jax.lax.while_loop(lambda state: state.left > 0, stage, begin)
-    path = end.path
-    return Path(
-        p=end.p,
-        arc_length=path.rows.arc_length,
-        norm=end.norm,
-        log_gradient_norm=path.rows.log_gradient_norm,
-        log_time=path.rows.log_time,
-        steps=path.rows.steps,
-        status=path.status,
-        accepted=path.accepted,
-        rejected=path.rejected,
-        selection=Selection(top_class(E, end.start, corpus, end.ties.leader)),
+        left=jnp.asarray(_STAGES, jnp.int32),
+        begun=jnp.zeros((), jnp.int32),
     )
 
 
-def _points(flow: Coordinates, z: Array, state: _Stage) -> Array:
+def _continue(
+    E: Array,
+    values: Array,
+    corpus: Corpus,
+    path: PathSoFar,
+    numbers: Sequence[Array],
+    max_steps: Array,
+    rows: int | Array,
+) -> PathSoFar:
+    """Follow the path of one seed until so many rows are reached, or it ends."""
+    ends = Ends(*numbers)
+
+    def stage(before: PathSoFar) -> PathSoFar:
+        flow = tied_coordinates(E, before.start, corpus, before.ties)
+        course = integrate(flow, ends, _reach(ends), max_steps, before.course, rows)
+        old = jnp.arange(len(before.p)) < before.course.reached
+        p = jnp.where(old[:, None], before.p, _points(flow, course.rows.z, before))
+        norm = jnp.where(old, before.norm, jax.vmap(partial(flow.norm, multiple=1.0))(course.rows.z))
+        after = before.replace(p=p, norm=norm, course=course)  # type: ignore[attr-defined]
+        return _next_stage(E, values, corpus, ends, before, after)
+
+    def going(path: PathSoFar) -> Array:
+        return (path.left > 0) & (path.course.reached < rows)
+
+    return jax.lax.while_loop(going, stage, path)
+
+
+_continued = jax.custom_jvp(jax.jit(_continue))
+_continued.defjvp(refuse_derivative)
+
+
+def _reach(ends: Ends) -> Array:
+    return jnp.minimum(ends.norm, ends.arc_length)
+
+
+def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
     """Look up points; coordinates of p itself gather rounding in the differences of tied tokens."""
     p = flow.p(z)
     if flow.basis is not None:
         return p
-    moved = p - state.start
-    return state.start + (moved - (moved @ state.ties.normals.T) @ state.ties.normals)
+    moved = p - path.start
+    return path.start + (moved - (moved @ path.ties.normals.T) @ path.ties.normals)
 
 
-def _next_stage(E: Array, values: Array, corpus: Corpus, before: _Stage, after: _Stage) -> _Stage:
-    """Decide how the path goes on, if it does."""
-    path, ties = after.path, before.ties
-    slides = before.tied & ties.watch.slides
-    p = when(slides, lambda p: back_on_curve(E, p, values, corpus, ties), after.p[-1])
-    balances = path.status == Stop.BALANCED
+def _next_stage(
+    E: Array, values: Array, corpus: Corpus, ends: Ends, before: PathSoFar, after: PathSoFar
+) -> PathSoFar:
+    """Decide how the path goes on: in this description if it has not ended in it, or in another, or not."""
+    course, ties = after.course, before.ties
+    runs = course.status == Stop.RUNNING
+    slides = before.tied & ties.watch.slides & ~runs
+    end = after.p[-1]
+    p = when(slides, lambda _, *given: back_on_curve(*given), end, *(E, end, values, corpus, ties))
+    balances = course.status == Stop.BALANCED
     looks = balances & (~before.tied | slides)
     # Without progress the next stage would begin and end here too.
-    stuck = balances & before.tied & (path.accepted == before.path.accepted)
+    stuck = balances & before.tied & (course.accepted == before.begun)
     found = when(
         looks,
-        lambda _: find_ties(E, p, values, corpus),
+        lambda _, *given: find_ties(*given),
         Balance(no_ties(E, values, corpus), p, jnp.asarray(False)),
+        *(E, p, values, corpus),
     )
     lost = balances & ~before.tied & ~found.settled
-    status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, path.status)
+    status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, course.status)
     # All that is left to move is tied: p stays where it is.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
-    goes_on = balances & ~stuck & ~lost
-    return _Stage(
-        start=jnp.where(goes_on, found.p, p),
+    goes_on = balances & ~stuck & ~lost & (before.left > 1)
+    choose = partial(jnp.where, goes_on)
+    ended = course.replace(status=status.astype(jnp.int32))  # type: ignore[attr-defined]
+    again = restart(course, first_step(1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()), ends, _reach(ends)))
+    return PathSoFar(
         p=after.p.at[-1].set(p),
         norm=after.norm,
-        path=path._replace(status=status.astype(jnp.int32)),
-        ties=jax.tree.map(partial(jnp.where, goes_on), found.ties, ties),
-        tied=jnp.where(goes_on, found.settled, before.tied),
-        left=jnp.where(goes_on, before.left - 1, 0),
+        course=jax.tree.map(choose, again, ended),
+        start=choose(found.p, jnp.where(runs, before.start, p)),
+        ties=jax.tree.map(choose, found.ties, ties),
+        tied=choose(found.settled, before.tied),
+        left=choose(before.left - 1, jnp.where(runs, before.left, 0)),
+        begun=choose(course.accepted, before.begun),
     )

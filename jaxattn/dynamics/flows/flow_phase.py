@@ -1,4 +1,4 @@
-"""Exact flows as phases: the path is found at once, and its rows are the steps of the phase."""
+"""Exact flows as phases: the rows of their paths are the steps of the phase."""
 
 import math
 from typing import Annotated, Any, ClassVar
@@ -8,12 +8,13 @@ import msgspec
 from flax import struct
 from jax import Array
 
-from jaxattn.base import Params, Phase, Task
+from jaxattn.base import Goal, Params, Phase, Task
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf, get, replaced
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
-from jaxattn.dynamics.flows.arc_length import ASKED_FOR, Stop
-from jaxattn.dynamics.flows.exact_flow import exact_flow
+from jaxattn.dynamics.flows import stiff
+from jaxattn.dynamics.flows.arc_length import ASKED_FOR, GRADIENT_RTOL, Stop
+from jaxattn.dynamics.flows.exact_flow import Path, PathSoFar, begin_path, continue_path, exact_flow
 from jaxattn.dynamics.flows.full_flow import full_flow
 from jaxattn.dynamics.flows.joint_flow import joint_flow
 
@@ -27,7 +28,7 @@ class FlowState(Brief):
 
     Attributes:
         params: the parameters at this row, in the precision of the study.
-        path: the whole path, float64.
+        path: the path, float64, whole or as far as it was followed.
         step: () int32; the row.
         failed_at: () int32; the row at which the integration failed, -1 if it did not or is not there yet.
         columns: () int32; columns of the Jacobian of a step, which takes as many gradients.
@@ -70,11 +71,6 @@ class _Flow(Phase, frozen=True, kw_only=True):
         """Rows after the start."""
         return self.points - 1
 
-    @property
-    def beginning(self) -> str:
-        """What its start does: nothing else takes long."""
-        return "follows the path"
-
     def check(self, *context: Any) -> None:
         """Raise InputError unless the model and loss are those of the theory."""
         require_one_layer(*context)
@@ -96,8 +92,7 @@ class _Flow(Phase, frozen=True, kw_only=True):
 
     def at(self, params: Params, path: Any, row: Array, columns: Array) -> FlowState:
         """Stand at a row of a path."""
-        progress = getattr(path, self.progress)
-        reached = (progress[1:] > progress[:-1]).sum()
+        reached = self.reached(path)
         failed = (path.status == Stop.FAILED) & (row >= reached)
         moved = {
             name: x.reshape(get(params, name).shape).astype(get(params, name).dtype)
@@ -105,6 +100,11 @@ class _Flow(Phase, frozen=True, kw_only=True):
         }
         failed_at = jnp.where(failed, reached, -1).astype(jnp.int32)
         return FlowState(replaced(params, **moved), path, row, failed_at, columns)
+
+    def reached(self, path: Any) -> Array:
+        """Tell at which row the path has ended, or how far it was followed."""
+        progress = getattr(path, self.progress)
+        return (progress[1:] > progress[:-1]).sum()
 
     def keys(self, task: Task, params: Params) -> Array:
         """Look up the keys of the scores, (m, D)."""
@@ -129,8 +129,9 @@ class _Flow(Phase, frozen=True, kw_only=True):
         return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Look up what the path says of a row, and whether it comes to the end that was asked for."""
-        came = jnp.isin(state.path.status, jnp.array(ASKED_FOR, state.path.status.dtype))
+        """Look up what the path says of a row, and whether it has come to the end that was asked for."""
+        asked_for = jnp.isin(state.path.status, jnp.array(ASKED_FOR, state.path.status.dtype))
+        came = asked_for & (state.step >= self.reached(state.path))
         return {**self.measured(state), "came_to_end": 1.0 * came}
 
 
@@ -158,6 +159,13 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
         """Say what its start does."""
         return f"follows the path to ‖p‖ = {self.until_norm:g}"
 
+    @property
+    def goal(self) -> Goal:
+        """The ‖p‖ that it comes to, or else the length of its path."""
+        if self.until_arc_length is None or math.isfinite(self.until_norm):
+            return Goal("p_norm", "‖p‖", self.until_norm)
+        return Goal("arc_length", "arc length", self.until_arc_length)
+
     def check(self, *context: Any) -> None:
         """Raise InputError unless the model and loss are those of the theory, of two classes or more."""
         require_linear_scores(self.train[0], *context)
@@ -172,18 +180,38 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
         keys: Array = task.model.scores(params, task.data.train).keys
         return keys
 
-    def follow(self, task: Task, params: Params) -> Any:
-        """Find the path."""
+    def follow(self, task: Task, params: Params) -> Path | PathSoFar:
+        """Find the path; where a step takes long, stand at its start."""
+        scores = task.model.scores(params, task.data.train)
+        start = get(params, self.train[0]).reshape(-1)
+        if min(scores.keys.shape) > stiff.LARGE:
+            return begin_path(scores, start, self.ends, self.points)
+        norm, arc_length, direction, rtol, gradient_rtol = self.ends
         return exact_flow(
-            task.model.scores(params, task.data.train),
-            get(params, self.train[0]).reshape(-1),
-            until_norm=self.until_norm,
-            until_arc_length=math.inf if self.until_arc_length is None else self.until_arc_length,
-            until_direction=self.until_direction,
+            scores,
+            start,
+            until_norm=norm,
+            until_arc_length=arc_length,
+            until_direction=direction,
             max_steps=self.max_steps,
-            rtol=self.rtol,
+            rtol=rtol,
+            gradient_rtol=gradient_rtol,
             points=self.points,
         )
+
+    def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
+        """Go on by some rows."""
+        if isinstance(state.path, Path):
+            return super().advance(task, state, steps)
+        scores, row = task.model.scores(state.params, task.data.train), state.step + steps
+        path = continue_path(scores, state.path, self.ends, self.max_steps, row)
+        return self.at(state.params, path, row, state.columns)
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Where the path ends, and the errors allowed, as in `Ends`."""
+        arc_length = math.inf if self.until_arc_length is None else self.until_arc_length
+        return self.until_norm, arc_length, self.until_direction, self.rtol, GRADIENT_RTOL
 
     def moved(self, path: Any, row: Array) -> dict[str, Array]:
         """Look up the parameter."""

@@ -8,7 +8,7 @@ how far it has come. By ℓ = -log L it is the same path:
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -128,7 +128,7 @@ def _follower(max_steps: int) -> Callable[..., FullPath]:
     """Make the function that follows one seed; the library wants the number of steps before it compiles."""
 
     def follow(
-        E: Array, p: Array, v: Array, corpus: Corpus, settings: Array, _: Any, points: int
+        E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], _: Any, points: int
     ) -> FullPath:
         return _follow(E, p, v, corpus, settings, max_steps, points)
 
@@ -136,7 +136,7 @@ def _follower(max_steps: int) -> Callable[..., FullPath]:
 
 
 def _follow(
-    E: Array, p: Array, v: Array, corpus: Corpus, settings: Array, max_steps: int, points: int
+    E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: int, points: int
 ) -> FullPath:
     import diffrax  # half a second that only this flow needs
 

@@ -4,6 +4,7 @@ On separable data ‖v‖ grows like exp(margin ‖p‖ / 2), see docs/explanati
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax import Array
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.arc_length import Ended, Ends, Row, Stop, integrate
+from jaxattn.dynamics.flows.arc_length import Ended, Ends, Row, Stop, begin, integrate
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.exact_flow import check_ends, check_settings
 from jaxattn.dynamics.flows.far_field import Meeting, meet, neglected
@@ -129,21 +130,23 @@ class _Rows:
 
 
 def _follow(
-    E: Array, p: Array, v: Array, corpus: Corpus, settings: Array, max_steps: Array, points: int
+    E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: Array, points: int
 ) -> JointPath:
     """Follow the path of one seed: directly, and on with v slaved if it came there."""
     until_norm, rtol = settings
     ends = Ends(until_norm, jnp.asarray(math.inf), jnp.zeros(()), rtol)
     flow = joint_coordinates(E, p, v, corpus, FAR)
     half = (points + 1) // 2
-    near = integrate(flow, ends, until_norm + flow.far, max_steps, half)
-    met = meet(flow, near.rows.z[-1], until_norm)
+    reach = until_norm + flow.far
+    near = integrate(flow, ends, reach, max_steps, begin(flow, ends, reach, half))
+    met = meet(flow, near.here.z, until_norm)
     arrived = (near.status == Stop.NORM) & ~met.flow.ended(met.flow.zero, until_norm)
     goes_on = arrived & (met.mismatch <= _MISMATCH)
     # Whoever has ended is not sent further.
     ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
-    far = integrate(met.flow, ends, until_norm, max_steps, points - half + 1, clock=_CLOCK)
-    first, second = _directly(flow, near.rows), _slaved(met, far.rows, near.rows.steps[-1])
+    begun = begin(met.flow, ends, until_norm, points - half + 1)
+    far = integrate(met.flow, ends, until_norm, max_steps, begun, clock=_CLOCK)
+    first, second = _directly(flow, near.rows), _slaved(met, far.rows, near.here.steps)
     errors = jax.vmap(partial(neglected, met))(far.rows.z, second.log_v_norm - met.head.log_norm)
     good = jnp.cumprod(errors <= _MISMATCH)
     last = jnp.maximum(good.sum() - 1, 0)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
@@ -79,7 +80,7 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
 def over_seeds(
     follow: Callable[..., Any],
     inputs: Inputs,
-    numbers: Sequence[float],
+    numbers: Sequence[float | Array],
     max_steps: int,
     *,
     points: int,
@@ -108,9 +109,14 @@ def over_seeds(
     # On a CPU one seed's arrays fit a core's cache, and a slow seed holds up no other.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
     with backend.float64():
-        arrays = (*(jnp.asarray(x, jnp.float64) for x in given), corpus)
-        settings = jnp.asarray(numbers, jnp.float64), jnp.asarray(max_steps, jnp.int32)
+        arrays = *doubled(*given), corpus
+        settings = doubled(*numbers), jnp.asarray(max_steps, jnp.int32)
         return _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
+
+
+def doubled(*arrays: Any) -> tuple[Array, ...]:
+    """Convert arrays to float64."""
+    return tuple(jnp.asarray(x, jnp.float64) for x in arrays)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4, 5, 6))
@@ -126,13 +132,16 @@ def _without_derivative(
     return _over_chunks(arrays, settings, follow, batched, seeds, points, width)
 
 
-@_without_derivative.defjvp
-def _refuse(*_: Any) -> NoReturn:
+def refuse_derivative(*_: Any) -> NoReturn:
+    """Raise InputError: the derivative of a flow, for `jax.custom_jvp`."""
     raise InputError(
         "an exact flow has no derivative: its adaptive steps are no smooth function of what they start from; "
         "put jax.lax.stop_gradient around params, or differentiate ja.dynamics.descent, or where the flow "
         "tends to by ja.theory.differentiable_direction"
     )
+
+
+_without_derivative.defjvp(refuse_derivative)
 
 
 @partial(jax.jit, static_argnames=("follow", "batched", "seeds", "points", "width"))

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.conditions import positive, when
 from jaxattn.dynamics.flows.direction import Force, curvature_product, token_curvature
@@ -164,9 +165,9 @@ class Curved:
     """
 
     force: Force
-    velocity: Array
-    size: Array
-    stiffness: Array
+    velocity: Leaf
+    size: Leaf
+    stiffness: Leaf
 
     @property
     def finite(self) -> Bool[Array, ""]:
@@ -212,13 +213,14 @@ def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
         jnp.zeros((largest, largest), dtype),
         jnp.zeros((largest, len(at.velocity)), dtype),
     )
-    factors = _of_size(sizes, chosen, partial(_factor, space, at, c / at.size, order), empty)
+    system = space, at, c / at.size, order
+    factors = _of_size(sizes, chosen, _factor, empty, *system)
 
     def product(x: Array) -> Array:
         return x - c * times(space, at, x)
 
     def precondition(b: Array) -> Array:
-        return _of_size(sizes, chosen, partial(_divide, space, at, c / at.size, order, factors), b)
+        return _of_size(sizes, chosen, _divide, b, *system, factors)
 
     def solve(b: Array, known: Directions) -> tuple[Array, Directions]:
         return conjugate_residuals(product, precondition, b, known)
@@ -233,16 +235,16 @@ def times(space: Space, at: Curved, x: Float[Array, " r"]) -> Float[Array, " r"]
 
 
 def _of_size(
-    sizes: tuple[int, ...], chosen: Array, compute: Callable[[int, Any], Any], otherwise: Any
+    sizes: tuple[int, ...], chosen: Array, compute: Callable[..., Any], otherwise: Any, *given: Any
 ) -> Any:
     """Compute something in the program of the chosen size."""
     for i, size in enumerate(sizes):
-        otherwise = when(chosen == i, partial(compute, size), otherwise)
+        otherwise = when(chosen == i, partial(compute, size), otherwise, *given)
     return otherwise
 
 
 def _factor(
-    space: Space, at: Curved, shift: Array, order: Int[Array, " V"], size: int, empty: _Factors
+    size: int, empty: _Factors, space: Space, at: Curved, shift: Array, order: Int[Array, " V"]
 ) -> _Factors:
     """Make factors for the stiffest tokens; L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ."""
     tokens = order[:size]
@@ -261,13 +263,13 @@ def _factor(
 
 
 def _divide(
+    size: int,
+    b: Float[Array, " r"],
     space: Space,
     at: Curved,
     shift: Array,
     order: Int[Array, " V"],
     factors: _Factors,
-    size: int,
-    b: Float[Array, " r"],
 ) -> Float[Array, " r"]:
     """Compute P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖·‖, where y solves the system of the factors."""
     rows = factors.rows[:size]

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
@@ -47,14 +48,14 @@ class Ties:
         log_limit: log of the forces of others at which they move the balance of tied tokens, ().
     """
 
-    leader: Array
-    merged: Array
-    normals: Array
-    embeddings: Array
-    values: Array
-    counts: Array
+    leader: Leaf
+    merged: Leaf
+    normals: Leaf
+    embeddings: Leaf
+    values: Leaf
+    counts: Leaf
     watch: Watch
-    log_limit: Array
+    log_limit: Leaf
 
 
 def room(E: Float[Array, "V d"]) -> int:
@@ -93,8 +94,8 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpu
         embeddings=E,
         values=take(values, token),
         counts=count.astype(E.dtype),
-        watch=Watch(idle=jnp.zeros(count.shape, bool), attention=jnp.full(count.shape, -1.0)),
-        log_limit=jnp.asarray(jnp.inf),
+        watch=Watch(idle=jnp.zeros(count.shape, bool), attention=jnp.full(count.shape, -1.0, E.dtype)),
+        log_limit=jnp.full((), jnp.inf, E.dtype),
     )
 
 

@@ -9,6 +9,7 @@ import jaxattn as ja
 from jaxattn.base import Task
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import ExactFlow, FullFlow, JointFlow, exact_flow, full_flow, joint_flow
+from jaxattn.dynamics.flows import stiff, ties
 
 
 @pytest.fixture
@@ -48,6 +49,35 @@ def test_rows_are_those_of_the_path(task, params, until):
         # A Jacobian costs a gradient for each of the min(V, d) columns.
         assert found["evaluations"] == path.steps[row] * (6 + 6)
         state = phase.advance(task, state, 1)
+
+
+def test_a_path_of_long_steps_is_followed_on_the_way_and_is_the_same(monkeypatch, cleared, x64):
+    """Through the ties that it finds: a row is not there before its step, and none is followed twice."""
+    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "SIZES", (4, 8))
+    monkeypatch.setattr(ties, "MOST_TIED", 12)
+    data = ja.data.Independent(vocab_size=24, relevant=8, length=5, sequences=40)
+    train = data.draw(jax.random.key(3)).train
+    start = ja.models.one_layer.init(jax.random.key(4), vocab_size=24, dim=32, dtype=jnp.float64)
+    params = ja.dynamics.one_step(start, train, step_size=60.0)
+    whole = exact_flow(ja.theory.scores.one_layer(params, train), params.p, until_norm=1e5, points=8)
+    assert (np.asarray(whole.selection.counts(train)) > 1).any()
+    phase = ExactFlow(name="flow", points=8, until_norm=1e5)
+    task = Task(
+        ja.models.OneLayer(dim=32), ja.losses.Classification(), Splits(train, token_statistics(train))
+    )
+    state = phase.init(task, params, jax.random.key(0))
+    like = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state)
+    for row in range(8):
+        assert int(state.path.course.reached) == row + (0 < row < 7)
+        assert phase.metrics(state)["came_to_end"] == (row == 7)
+        for name, found in phase.metrics(state).items():
+            if hasattr(whole, name):
+                np.testing.assert_allclose(found, getattr(whole, name)[row], rtol=1e-9, err_msg=name)
+        np.testing.assert_allclose(phase.parameter(state, "p"), whole.p[row], rtol=1e-8, atol=1e-10)
+        state = phase.advance(task, state, 1)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state) == like
+    assert int(state.path.course.accepted) == int(whole.accepted)
 
 
 @pytest.mark.more
