@@ -17,7 +17,7 @@ from jaxattn.core.settings import Spec
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.losses import PerSequence
-from jaxattn.probes.loss_and_accuracy import BEST
+from jaxattn.probes.standard import BEST
 from jaxattn.study import registry, seed
 from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
 from jaxattn.study.registry import Concept

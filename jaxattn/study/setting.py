@@ -9,7 +9,7 @@ import msgspec
 from jaxattn.base import Data, Dataset, Loss, Measurement, Model, Phase, Start
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.settings import Spec
-from jaxattn.probes.settings import Probes
+from jaxattn.probes.standard import Probes
 from jaxattn.study import registry
 from jaxattn.study.import_paths import ImportPaths
 from jaxattn.study.registry import C, Concept, convert, keys_of, make, plain
