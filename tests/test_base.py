@@ -28,7 +28,7 @@ FOREIGN = {
     "jaxattn/results/params.py": "leaves of a checkpoint",
     "jaxattn/storage/checkpoints.py": "exceptions of the operating system",
     "jaxattn/study/dry_run.py": "states and values that a user's code returns",
-    "jaxattn/study/hyperparameters.py": "annotations",
+    "jaxattn/study/setting.py": "annotations",
     "jaxattn/study/registry.py": "what Python gives: functions, classes, arrays",
     "jaxattn/study/import_paths.py": "modules and their contents",
     "jaxattn/core/pytrees.py": "parameters: any pytree with names",
