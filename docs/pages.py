@@ -24,7 +24,7 @@ from jaxattn.cli import commands
 from jaxattn.core.settings import first_line, markdown_table, meanings, written
 from jaxattn.data.readers import READERS
 from jaxattn.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
-from jaxattn.probes.settings import Probes
+from jaxattn.probes.standard import Probes
 from jaxattn.results.labels import OF_PHASES
 from jaxattn.study.definition import Tables
 from jaxattn.study.registry import CONCEPTS, fields_of

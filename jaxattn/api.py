@@ -15,7 +15,7 @@ from jaxattn.chips.plan import ChipPlan
 from jaxattn.core.errors import InputError, RunError, counted
 from jaxattn.core.settings import MOST
 from jaxattn.data.splits import Splits
-from jaxattn.probes.settings import Probes
+from jaxattn.probes.standard import Probes
 from jaxattn.results.load import Results, load
 from jaxattn.storage.bucket import naming, send_report
 from jaxattn.study import registry, toml

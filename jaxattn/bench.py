@@ -21,7 +21,7 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.data.corpus import Corpus, from_flat
 from jaxattn.data.files import first_line
 from jaxattn.data.generators import Assumption1, Independent
-from jaxattn.dynamics.descents.descent import Descent
+from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.dynamics.flows.flow_phase import ExactFlow
 from jaxattn.engine import devices, memory
 from jaxattn.engine.groups import compile_groups

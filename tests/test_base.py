@@ -18,7 +18,7 @@ EXTENDING = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"
 # Where something is asked for an attribute that it may lack: all of it is made by others.
 FOREIGN = {
     "jaxattn/cli/console.py": "exceptions of any kind",
-    "jaxattn/dynamics/descents/optimizers.py": "functions of optax and of users",
+    "jaxattn/dynamics/descents/descent_phase.py": "functions of optax and of users",
     "jaxattn/engine/devices.py": "arrays and shapes of JAX",
     "jaxattn/engine/on_chip.py": "settings by the keys of a sweep file",
     "jaxattn/engine/progress.py": "IPython, which need not be there",
@@ -28,7 +28,7 @@ FOREIGN = {
     "jaxattn/results/params.py": "leaves of a checkpoint",
     "jaxattn/storage/checkpoints.py": "exceptions of the operating system",
     "jaxattn/study/dry_run.py": "states and values that a user's code returns",
-    "jaxattn/study/hyperparameters.py": "annotations",
+    "jaxattn/study/setting.py": "annotations",
     "jaxattn/study/registry.py": "what Python gives: functions, classes, arrays",
     "jaxattn/study/import_paths.py": "modules and their contents",
     "jaxattn/core/pytrees.py": "parameters: any pytree with names",

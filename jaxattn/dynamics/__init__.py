@@ -1,11 +1,9 @@
 """Dynamics: how parameters move. One step, descent, exact gradient flows; the phases made of them."""
 
 from jaxattn.base import Phase, State, Task
-from jaxattn.dynamics.descents.algorithm import Algorithm, Info, run
-from jaxattn.dynamics.descents.descent import Descent, OneStep, descent, one_step
-from jaxattn.dynamics.descents.early_stop import early_stop
+from jaxattn.dynamics.descents.descent import Algorithm, Info, descent, early_stop, one_step, run
+from jaxattn.dynamics.descents.descent_phase import Descent, OneStep, optimizer, schedule
 from jaxattn.dynamics.descents.log_descent import LogDescent, log_descent, log_excess_loss
-from jaxattn.dynamics.descents.optimizers import optimizer, schedule
 from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
 from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow
 from jaxattn.dynamics.flows.full_flow import FullPath, full_flow

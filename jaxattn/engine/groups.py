@@ -10,15 +10,16 @@ import msgspec
 from jaxattn.core.errors import UserCodeError
 from jaxattn.study.definition import Definition
 from jaxattn.study.dry_run import rehearse
-from jaxattn.study.hyperparameters import (
+from jaxattn.study.setting import (
     IN_TABLES,
     VOCAB_SIZE,
+    Cell,
     Hyperparameters,
     Path,
+    Setting,
     hyperparameters,
     key_of,
 )
-from jaxattn.study.setting import Cell, Setting
 
 
 class CompileGroup(NamedTuple):

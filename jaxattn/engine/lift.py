@@ -21,9 +21,8 @@ from jaxattn.engine.devices import Lifted, shard, vmap_over_devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.study import seed
 from jaxattn.study.dry_run import check_data
-from jaxattn.study.hyperparameters import Hyperparameters, used_tokens, with_hyperparameters
 from jaxattn.study.seed import Carried
-from jaxattn.study.setting import Setting
+from jaxattn.study.setting import Hyperparameters, Setting, used_tokens, with_hyperparameters
 
 # Each holds the memory of a compiler.
 THREADS = 4

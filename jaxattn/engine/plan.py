@@ -23,7 +23,7 @@ from jaxattn.engine.lift import ProgramCache, Programs, seed_keys
 from jaxattn.engine.manifest import describe
 from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
-from jaxattn.probes.loss_and_accuracy import BEST
+from jaxattn.probes.standard import BEST
 from jaxattn.storage.bucket import fetched
 from jaxattn.study import seed
 from jaxattn.study.definition import Definition

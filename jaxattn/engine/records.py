@@ -12,7 +12,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.generators import Numbered
 from jaxattn.data.splits import Loaded
 from jaxattn.engine.batches import Batch
-from jaxattn.probes.loss_and_accuracy import BEST
+from jaxattn.probes.standard import BEST
 from jaxattn.study.dry_run import NOT_REAL
 
 # Lanes that have lines of their own in dashboards.

@@ -27,8 +27,8 @@ from jaxattn.storage import checkpoints
 from jaxattn.storage.batch_state import BatchState
 from jaxattn.storage.manifest import find
 from jaxattn.study.definition import Definition
-from jaxattn.study.hyperparameters import Hyperparameters
 from jaxattn.study.seed import merged
+from jaxattn.study.setting import Hyperparameters
 
 Tables = Callable[[], dict[str, pd.DataFrame]]
 

@@ -3,7 +3,6 @@
 from jaxattn.base import Measurement
 from jaxattn.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
 from jaxattn.probes.importance import Importance, OneStepEmbeddings, OneStepError
-from jaxattn.probes.loss_and_accuracy import Accuracy, Fit
 from jaxattn.probes.parameters import Alignments, Conservation, Norms, Sharpness
 from jaxattn.probes.probe_context import ProbeContext
 from jaxattn.probes.selection import (
@@ -14,7 +13,7 @@ from jaxattn.probes.selection import (
     RelevantTokens,
     Selected,
 )
-from jaxattn.probes.settings import Probes
+from jaxattn.probes.standard import Accuracy, Fit, Probes
 
 # What a study may measure besides the standard probes, by short name.
 PROBES: dict[str, type[Measurement]] = {

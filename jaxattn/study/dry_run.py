@@ -17,11 +17,18 @@ from jaxattn.core.settings import Spec
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.losses import PerSequence
-from jaxattn.probes.loss_and_accuracy import BEST
+from jaxattn.probes.standard import BEST
 from jaxattn.study import registry, seed
-from jaxattn.study.hyperparameters import Hyperparameters, Path, key_of, used_tokens, with_hyperparameters
 from jaxattn.study.registry import Concept
-from jaxattn.study.setting import Setting, check_kind
+from jaxattn.study.setting import (
+    Hyperparameters,
+    Path,
+    Setting,
+    check_kind,
+    key_of,
+    used_tokens,
+    with_hyperparameters,
+)
 
 NOT_REAL = "records are real; return its real and imaginary parts, or its absolute value"
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from jaxattn.core.settings import Spec, first_line, meanings
-from jaxattn.probes.settings import Probes
+from jaxattn.probes.standard import Probes
 from jaxattn.study import registry
 from jaxattn.study.definition import Tables
 from jaxattn.study.grid import GRID, PRESENTATION

@@ -20,8 +20,7 @@ from jaxattn.core.pytrees import get, replaced
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.probes.importance import token_columns
 from jaxattn.probes.probe_context import ProbeContext, wants_scores
-from jaxattn.study.hyperparameters import numbers_of
-from jaxattn.study.setting import Setting
+from jaxattn.study.setting import Setting, numbers_of
 
 # Measurements by name, by the number of their probe.
 Measured = dict[int, Mapping[str, Array]]

@@ -16,7 +16,7 @@ from jaxattn.engine.lift import seed_keys
 from jaxattn.engine.store import Store
 from jaxattn.models import MODELS
 from jaxattn.probes import MaxMarginDirection
-from jaxattn.probes.loss_and_accuracy import BEST
+from jaxattn.probes.standard import BEST
 from jaxattn.storage import checkpoints
 from jaxattn.study import seed as of_seed
 

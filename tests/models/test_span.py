@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.dynamics.descents import optimizers
+from jaxattn.dynamics.descents.descent_phase import ROTATION_INVARIANT, optimizer
 from jaxattn.models import one_layer, span, two_layer
 from jaxattn.models.initial import embeddings_query_head
 from jaxattn.models.span import Rows
@@ -114,11 +114,7 @@ def moved(params, corpus, optimizer, steps, **settings):
     ("name", "classes", "settings"),
     [
         ("sgd", 2, {}),
-        *(
-            pytest.param(name, 2, {}, marks=pytest.mark.more)
-            for name in optimizers.ROTATION_INVARIANT
-            if name != "sgd"
-        ),
+        *(pytest.param(name, 2, {}, marks=pytest.mark.more) for name in ROTATION_INVARIANT if name != "sgd"),
         pytest.param("sgd", 3, {"batch_size": 10}, marks=pytest.mark.more),
         pytest.param("sgd", 2, {"outputs": two_layer.outputs}, marks=pytest.mark.more),
     ],
@@ -131,7 +127,7 @@ def test_training_in_the_span_is_training_in_the_full_space(name, classes, setti
     sizes = SIZES | {"num_classes": classes}
     full = one_layer.init(KEY, dim=40, **sizes)
     short = one_layer.Params(*start(dim=40, **sizes))
-    made = optimizers.optimizer(name, 0.5)
+    made = optimizer(name, 0.5)
     ours, theirs = (moved(params, corpus, made, 20, **settings) for params in (short, full))
     assert np.abs(products(theirs) - products(full)).max() > 0.01
     np.testing.assert_allclose(products(ours), products(theirs), rtol=1e-10, atol=1e-10)

@@ -1,38 +1,76 @@
-"""Descent on any subset of the parameters: one full-batch step, or an optax loop as an (init, step) pair.
+"""Descent on any subset of the parameters: an (init, step) pair of pure functions, and the loop over steps.
 
-One step on E is how training writes token importance into the embeddings. The loop takes minibatches too.
-Small-step sgd on p is the loop's approximation of gradient flow.
+One full-batch step on E is how training writes token importance into the embeddings. The loop takes
+minibatches too, and may end where held-out data are fitted best. Small-step sgd on p is its approximation of
+gradient flow.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, ClassVar, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import optax
+from flax import struct
 from jax import Array
+from jax.custom_batching import custom_vmap
 
 from jaxattn import losses
-from jaxattn.base import Dataset, Phase, State, Task
+from jaxattn.base import Dataset, State
 from jaxattn.core import backend, pytrees
-from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import get, replaced
-from jaxattn.core.settings import Count, Named, Names, NotNegative, Places, Positive, PositiveInt
-from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.descents.algorithm import Algorithm, Info, loop
-from jaxattn.dynamics.descents.early_stop import early_stop
-from jaxattn.dynamics.descents.optimizers import (
-    ROTATION_INVARIANT,
-    ScheduleName,
-    check_options,
-    optimizer,
-    schedule,
-)
+from jaxattn.core.pytrees import Leaf, get, replaced
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.models.gradients import Outputs, loss, loss_and_gradients
+
+P = TypeVar("P")
+
+
+@struct.dataclass
+class Info:
+    """What one step reports: the loss and gradient norm before the step, both scalars."""
+
+    loss: Leaf
+    gradient_norm: Leaf
+
+
+class Algorithm(NamedTuple):
+    """A dynamics: `init(params) -> state` and `step(state, corpus) -> (state, Info)`, both pure.
+
+    A state has `params`, `step` and `failed_at`, as `State` does. Where batches are drawn at random,
+    `init(params, key)` takes a PRNG key too; an early-stopped descent takes two corpora, and has
+    `advance(state, corpora, steps) -> state` for many steps at once.
+    """
+
+    init: Callable[..., Any]
+    step: Callable[[Any, Any], tuple[Any, Info]]
+    advance: Callable[[Any, Any, int | Array], Any] | None = None
+
+
+def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
+    """Take a number of steps inside a program, see `run`."""
+    if algorithm.advance is not None:
+        return algorithm.advance(state, data, steps)
+    return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, data)[0], state)
+
+
+_compiled = jax.jit(loop, static_argnames="algorithm")
+
+
+def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
+    """Take a number of steps in one loop, which is compiled once for an algorithm and any number of steps.
+
+    Args:
+        algorithm: a descent, say; the same object in every call, as another one is compiled anew.
+        state: where to start.
+        data: what the algorithm's step takes.
+        steps: how many; may be traced.
+
+    Returns:
+        The state after the steps; one call with k + l steps equals two with k and l.
+    """
+    return _compiled(algorithm, state, data, steps)
 
 
 def descent(
@@ -104,6 +142,144 @@ def descent(
     return Algorithm(init, step)
 
 
+def one_step(
+    params: P,
+    data: Any,
+    *,
+    step_size: float | Array,
+    train: Sequence[str] = ("E",),
+    outputs: Outputs = one_layer.outputs,
+    per_sequence: PerSequence = losses.DEFAULT,
+) -> P:
+    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, on E alone unless told otherwise.
+
+    Args:
+        params: E (V, d), p (d,), v (d,) or (d, K), or what another model has.
+        data: n examples.
+        step_size: η0.
+        train: names of the parameters that move.
+        outputs: the model.
+        per_sequence: see `loss`.
+
+    Returns:
+        The parameters after the step.
+
+    Raises:
+        InputError: a name that the parameters do not have.
+
+    Source:
+        Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
+    """
+    _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
+    moved = {name: pytrees.get(params, name) - step_size * g for name, g in gradients.items()}
+    return pytrees.replaced(params, **moved)
+
+
+@struct.dataclass
+class EarlyStopped:
+    """A descent's state and what the held-out corpus has said of it.
+
+    Attributes:
+        inner: the state of the descent.
+        best: the parameters with the smallest held-out loss so far.
+        best_loss: () float; that loss.
+        waited: () int32; checks since then.
+    """
+
+    inner: State
+    best: Leaf
+    best_loss: Leaf
+    waited: Leaf
+
+    @property
+    def params(self) -> Any:
+        """The parameters: where the descent is, or the best ones once it has stopped."""
+        return self.inner.params
+
+    @property
+    def step(self) -> Array:
+        """Steps taken or sat out."""
+        return self.inner.step
+
+    @property
+    def failed_at(self) -> Array:
+        """The first step that was not finite, -1 if none."""
+        return self.inner.failed_at
+
+
+def early_stop(
+    algorithm: Algorithm,
+    *,
+    steps: int,
+    every: int,
+    patience: int,
+    outputs: Outputs = one_layer.outputs,
+    per_sequence: PerSequence = losses.DEFAULT,
+) -> Algorithm:
+    """Let a descent stop when the loss on a held-out corpus no longer falls.
+
+    Args:
+        algorithm: the descent.
+        steps: length of the phase; at its end the best parameters are taken in any case.
+        every: steps between checks of the held-out loss.
+        patience: checks without a new best after which it stops and goes back to the best parameters.
+        outputs: the model.
+        per_sequence: (outputs, targets) -> (n,), whose mean on the held-out corpus is watched.
+
+    Returns:
+        A descent whose steps take (training corpus, held-out corpus); a stopped one stays. Its `advance`
+        looks at the held-out corpus between blocks of steps, where a vmapped `step` would compute its loss,
+        and choose the best parameters, every time.
+    """
+
+    def init(params: Any, *key: Array) -> EarlyStopped:
+        dtype = next(x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
+        return EarlyStopped(
+            algorithm.init(params, *key), params, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32)
+        )
+
+    def move(state: EarlyStopped, train: Dataset) -> tuple[EarlyStopped, Info]:
+        moved, info = algorithm.step(state.inner, train)
+        inner = _where(state.waited >= patience, state.inner, moved)
+        return replace(state, inner=replace(inner, step=moved.step)), info
+
+    def is_due(state: EarlyStopped) -> Array:
+        ends = (state.step % every == 0) | (state.step == steps)
+        return ends & (state.waited < patience)
+
+    def look(state: EarlyStopped, held_out: Dataset) -> EarlyStopped:
+        """Look at the held-out loss if that is due."""
+        due, params = is_due(state), state.params
+        found = loss(params, held_out, outputs, None, per_sequence).astype(state.best_loss.dtype)
+        better = due & (found < state.best_loss)
+        best = _where(better, params, state.best)
+        waited = jnp.where(better, 0, state.waited + due)
+        ends = due & ((waited >= patience) | (state.step == steps))
+        inner = replace(state.inner, params=_where(ends, best, params))
+        return EarlyStopped(inner, best, jnp.where(better, found, state.best_loss), waited)
+
+    def step(state: EarlyStopped, corpora: tuple[Dataset, Dataset]) -> tuple[EarlyStopped, Info]:
+        train, held_out = corpora
+        moved, info = move(state, train)
+        return jax.lax.cond(is_due(moved), lambda: look(moved, held_out), lambda: moved), info
+
+    def advance(state: EarlyStopped, corpora: tuple[Dataset, Dataset], number: int | Array) -> EarlyStopped:
+        train, held_out = corpora
+
+        def block(carried: tuple[Array, EarlyStopped]) -> tuple[Array, EarlyStopped]:
+            left, state = carried
+            until_end = jnp.where(state.step < steps, steps - state.step, every)
+            until_check = jnp.minimum(every - state.step % every, until_end)
+            taken = jnp.minimum(left, _of_members(until_check))
+            state = jax.lax.fori_loop(0, taken, lambda _, here: move(here, train)[0], state)
+            return left - taken, look(state, held_out)
+
+        begin = jnp.asarray(number, jnp.int32), state
+        return jax.lax.while_loop(lambda carried: carried[0] > 0, block, begin)[1]
+
+    return Algorithm(init, step, advance)
+
+
 def _minibatch(
     state: State, data: Dataset, batch_size: int, cuts_batches: bool
 ) -> tuple[Dataset, Array | None]:
@@ -153,170 +329,17 @@ def deal(key: Array, step: Array, size: int, sequences: int) -> Array:
     return (position - number * size) % sequences
 
 
-class Descent(Phase, frozen=True, kw_only=True):
-    """Descent with an optax optimiser on the parameters in `train`.
-
-    `batch_size` examples a step, or all; or as many `fresh` ones, drawn anew for every step by the generator
-    of the data, as in online and population training. With `patience`, the loss on the validation data is
-    checked every `check_every` steps; after that many checks without a new best the descent stops, and the
-    phase ends with the best parameters.
-
-    Attributes:
-        optimizer: a name that `optimizer` knows, or the import path of a function (step_size, *, options)
-            that makes an optax transformation.
-        options: what the optimiser takes beside the step size; in a sweep file beside the other settings.
-        step_size: η, the largest of the schedule.
-        schedule: how the step size changes along the phase.
-        warmup: steps over which it rises from 0 before that.
-        batch_size: examples of a step, dealt out anew in every epoch; all if none.
-        fresh: examples drawn anew for every step, in place of the training data.
-        patience: checks of the validation loss without a new best after which the phase stops; 0 never stops.
-        check_every: steps between those checks.
-    """
-
-    takes_further: ClassVar[str] = "options"
-
-    train: Names
-    optimizer: Any
-    step_size: Positive
-    steps: PositiveInt
-    schedule: ScheduleName = "constant"
-    warmup: Count = 0
-    batch_size: PositiveInt | None = None
-    fresh: PositiveInt | None = None
-    patience: Count = 0
-    check_every: PositiveInt = 10
-    options: dict[str, Any] = {}  # noqa: RUF012  msgspec copies it
-
-    @property
-    def rotation_invariant(self) -> bool:
-        """Whether the optimiser knows gradients by their inner products only, unlike Adam."""
-        return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
-
-    def located(self, names: Places) -> "Descent":
-        """Return it with the optimiser imported, if it is code of the user's."""
-        if not (isinstance(self.optimizer, str) and ":" in self.optimizer):
-            return self
-        return msgspec.structs.replace(self, optimizer=Named(self.optimizer, names.load(self.optimizer)))
-
-    def check(self, *context: Any) -> None:
-        """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""
-        if not isinstance(self.optimizer, str) and not callable(self.optimizer):
-            raise InputError(f"optimizer: expected a name, got {self.optimizer!r:.60}")
-        beside = set(self.__struct_fields__) - {self.takes_further}
-        check_options(_factory(self.optimizer), self.options, beside)
-        if self.fresh and self.batch_size:
-            raise InputError("fresh: batch_size deals out the training data; leave one of them out")
-        for setting in context:
-            if self.patience and not setting.data.held_out:
-                key = "validation" if setting.data.shared else "validation_sequences"
-                raise InputError(f"patience: there is no validation corpus; give data.{key}")
-            if self.fresh and not setting.data.draws_batches:
-                raise InputError(
-                    "fresh: the data cannot be drawn anew, as they are read, or drawn by a function without "
-                    "the setting 'sequences'; use batch_size"
-                )
-
-    def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Make the state; batches are drawn with the key."""
-        algorithm, _ = self._algorithm(task)
-        return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
-
-    def step(self, task: Task, state: Any) -> Any:
-        """Take one step."""
-        algorithm, on = self._algorithm(task)
-        return algorithm.step(state, on)[0]
-
-    def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take a number of steps, which may be traced."""
-        algorithm, on = self._algorithm(task)
-        return loop(algorithm, state, on, steps)
-
-    def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
-        """Make the descent, and what its steps take."""
-        # A Polyak step takes the largest step size as a number, the others follow the schedule. A schedule
-        # counts the steps; a constant one does without if the optimiser is known to take any number.
-        step_size: Any = self.step_size
-        constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
-        if not constant and self.optimizer != "polyak":
-            step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
-        of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
-        made = optimizer(_factory(self.optimizer), step_size, **self.options)
-        # Weights save the laying out of bags, and leave a coupled loss all of them.
-        train = task.data.train
-        cuts = task.model.cuts_batches or task.loss.coupled or not isinstance(train, Corpus)
-        batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
-        if self.fresh and task.fresh:
-            batches["fresh"] = partial(task.fresh, examples=self.fresh)
-        moving = descent(made, train=self.train, **batches, **of_model)
-        if not self.patience:
-            return moving, train
-        limits: dict[str, Any] = {"steps": self.steps, "every": self.check_every, "patience": self.patience}
-        return early_stop(moving, **limits, **of_model), (train, task.data.validation)
+def _where(condition: Array, new: Any, old: Any) -> Any:
+    """Choose between two pytrees."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 
-def _factory(name: Any) -> Any:
-    return name.target if isinstance(name, Named) else name
+@custom_vmap
+def _of_members(number: Any) -> Any:
+    """Take the least of a number over what `jax.vmap` runs over, so that a loop of as many is one loop."""
+    return number
 
 
-P = TypeVar("P")
-
-
-def one_step(
-    params: P,
-    data: Any,
-    *,
-    step_size: float | Array,
-    train: Sequence[str] = ("E",),
-    outputs: Outputs = one_layer.outputs,
-    per_sequence: PerSequence = losses.DEFAULT,
-) -> P:
-    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, on E alone unless told otherwise.
-
-    Args:
-        params: E (V, d), p (d,), v (d,) or (d, K), or what another model has.
-        data: n examples.
-        step_size: η0.
-        train: names of the parameters that move.
-        outputs: the model.
-        per_sequence: see `loss`.
-
-    Returns:
-        The parameters after the step.
-
-    Raises:
-        InputError: a name that the parameters do not have.
-
-    Source:
-        Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
-    """
-    _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
-    moved = {name: pytrees.get(params, name) - step_size * g for name, g in gradients.items()}
-    return pytrees.replaced(params, **moved)
-
-
-class OneStep(Phase, frozen=True, kw_only=True):
-    """One full-batch gradient step of size `step_size` on the parameters in `train`; none at all for 0.
-
-    Attributes:
-        step_size: η0.
-    """
-
-    one_step: ClassVar[bool] = True
-    rotation_invariant: ClassVar[bool] = True
-    steps: ClassVar[int] = 1
-
-    step_size: NotNegative
-    train: Names = ("E",)
-
-    def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Make the state before the step."""
-        return self._algorithm(task).init(params)
-
-    def step(self, task: Task, state: Any) -> Any:
-        """Take the step; one that is not finite is a failure, as in a descent."""
-        return self._algorithm(task).step(state, task.data.train)[0]
-
-    def _algorithm(self, task: Task) -> Algorithm:
-        sgd = optimizer("sgd", self.step_size)
-        return descent(sgd, train=self.train, outputs=task.model.outputs, per_sequence=task.loss)
+@_of_members.def_vmap
+def _of_all_members(size: int, batched: list[bool], number: Any) -> tuple[Any, bool]:
+    return _of_members(number.min(axis=0) if batched[0] else number), False

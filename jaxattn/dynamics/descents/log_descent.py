@@ -24,7 +24,7 @@ from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.descents.algorithm import Algorithm, Info
+from jaxattn.dynamics.descents.descent import Algorithm, Info
 from jaxattn.dynamics.flows.direction import direction
 from jaxattn.dynamics.flows.flow_phase import require_one_layer
 

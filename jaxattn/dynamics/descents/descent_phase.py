@@ -1,20 +1,157 @@
-"""The optimisers of the field by name, as optax transformations."""
+"""Descents as a sweep file names them: the phases, and the optimisers of the field and schedules by name."""
 
 import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import optax
 from jax import Array
 
+from jaxattn.base import Phase, Task
 from jaxattn.core.errors import InputError
+from jaxattn.core.settings import Count, Named, Names, NotNegative, Places, Positive, PositiveInt
+from jaxattn.data.corpus import Corpus
+from jaxattn.dynamics.descents.descent import Algorithm, descent, early_stop, loop
 
 Factory = Callable[..., optax.GradientTransformation]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential", "inverse_sqrt"]
+# Their steps are combinations of gradients whose factors depend on inner products alone.
+ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
+
+
+class Descent(Phase, frozen=True, kw_only=True):
+    """Descent with an optax optimiser on the parameters in `train`.
+
+    `batch_size` examples a step, or all; or as many `fresh` ones, drawn anew for every step by the generator
+    of the data, as in online and population training. With `patience`, the loss on the validation data is
+    checked every `check_every` steps; after that many checks without a new best the descent stops, and the
+    phase ends with the best parameters.
+
+    Attributes:
+        optimizer: a name that `optimizer` knows, or the import path of a function (step_size, *, options)
+            that makes an optax transformation.
+        options: what the optimiser takes beside the step size; in a sweep file beside the other settings.
+        step_size: η, the largest of the schedule.
+        schedule: how the step size changes along the phase.
+        warmup: steps over which it rises from 0 before that.
+        batch_size: examples of a step, dealt out anew in every epoch; all if none.
+        fresh: examples drawn anew for every step, in place of the training data.
+        patience: checks of the validation loss without a new best after which the phase stops; 0 never stops.
+        check_every: steps between those checks.
+    """
+
+    takes_further: ClassVar[str] = "options"
+
+    train: Names
+    optimizer: Any
+    step_size: Positive
+    steps: PositiveInt
+    schedule: ScheduleName = "constant"
+    warmup: Count = 0
+    batch_size: PositiveInt | None = None
+    fresh: PositiveInt | None = None
+    patience: Count = 0
+    check_every: PositiveInt = 10
+    options: dict[str, Any] = {}  # noqa: RUF012  msgspec copies it
+
+    @property
+    def rotation_invariant(self) -> bool:
+        """Whether the optimiser knows gradients by their inner products only, unlike Adam."""
+        return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
+
+    def located(self, names: Places) -> "Descent":
+        """Return it with the optimiser imported, if it is code of the user's."""
+        if not (isinstance(self.optimizer, str) and ":" in self.optimizer):
+            return self
+        return msgspec.structs.replace(self, optimizer=Named(self.optimizer, names.load(self.optimizer)))
+
+    def check(self, *context: Any) -> None:
+        """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""
+        if not isinstance(self.optimizer, str) and not callable(self.optimizer):
+            raise InputError(f"optimizer: expected a name, got {self.optimizer!r:.60}")
+        beside = set(self.__struct_fields__) - {self.takes_further}
+        check_options(_target(self.optimizer), self.options, beside)
+        if self.fresh and self.batch_size:
+            raise InputError("fresh: batch_size deals out the training data; leave one of them out")
+        for setting in context:
+            if self.patience and not setting.data.held_out:
+                key = "validation" if setting.data.shared else "validation_sequences"
+                raise InputError(f"patience: there is no validation corpus; give data.{key}")
+            if self.fresh and not setting.data.draws_batches:
+                raise InputError(
+                    "fresh: the data cannot be drawn anew, as they are read, or drawn by a function without "
+                    "the setting 'sequences'; use batch_size"
+                )
+
+    def init(self, task: Task, params: Any, key: Array) -> Any:
+        """Make the state; batches are drawn with the key."""
+        algorithm, _ = self._algorithm(task)
+        return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
+
+    def step(self, task: Task, state: Any) -> Any:
+        """Take one step."""
+        algorithm, on = self._algorithm(task)
+        return algorithm.step(state, on)[0]
+
+    def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
+        """Take a number of steps, which may be traced."""
+        algorithm, on = self._algorithm(task)
+        return loop(algorithm, state, on, steps)
+
+    def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
+        """Make the descent, and what its steps take."""
+        # A Polyak step takes the largest step size as a number, the others follow the schedule. A schedule
+        # counts the steps; a constant one does without if the optimiser is known to take any number.
+        step_size: Any = self.step_size
+        constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
+        if not constant and self.optimizer != "polyak":
+            step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
+        of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
+        made = optimizer(_target(self.optimizer), step_size, **self.options)
+        # Weights save the laying out of bags, and leave a coupled loss all of them.
+        train = task.data.train
+        cuts = task.model.cuts_batches or task.loss.coupled or not isinstance(train, Corpus)
+        batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
+        if self.fresh and task.fresh:
+            batches["fresh"] = partial(task.fresh, examples=self.fresh)
+        moving = descent(made, train=self.train, **batches, **of_model)
+        if not self.patience:
+            return moving, train
+        limits: dict[str, Any] = {"steps": self.steps, "every": self.check_every, "patience": self.patience}
+        return early_stop(moving, **limits, **of_model), (train, task.data.validation)
+
+
+class OneStep(Phase, frozen=True, kw_only=True):
+    """One full-batch gradient step of size `step_size` on the parameters in `train`; none at all for 0.
+
+    Attributes:
+        step_size: η0.
+    """
+
+    one_step: ClassVar[bool] = True
+    rotation_invariant: ClassVar[bool] = True
+    steps: ClassVar[int] = 1
+
+    step_size: NotNegative
+    train: Names = ("E",)
+
+    def init(self, task: Task, params: Any, key: Array) -> Any:
+        """Make the state before the step."""
+        return self._algorithm(task).init(params)
+
+    def step(self, task: Task, state: Any) -> Any:
+        """Take the step; one that is not finite is a failure, as in a descent."""
+        return self._algorithm(task).step(state, task.data.train)[0]
+
+    def _algorithm(self, task: Task) -> Algorithm:
+        sgd = optimizer("sgd", self.step_size)
+        return descent(sgd, train=self.train, outputs=task.model.outputs, per_sequence=task.loss)
 
 
 def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: int = 0) -> optax.Schedule:
@@ -185,5 +322,7 @@ def _polyak(step_size: float | Array, *, loss_floor: float | Array = 0.0) -> opt
 
 
 _OWN: dict[Any, Factory] = {"sgd": _sgd, "normalized": _normalized, "polyak": _polyak}
-# Their steps are combinations of gradients whose factors depend on inner products alone.
-ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
+
+
+def _target(name: Any) -> Any:
+    return name.target if isinstance(name, Named) else name

@@ -8,7 +8,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics import optimizer, schedule
-from jaxattn.dynamics.descents.optimizers import check_options
+from jaxattn.dynamics.descents.descent_phase import check_options
 
 
 @pytest.mark.parametrize(

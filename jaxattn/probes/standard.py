@@ -1,15 +1,27 @@
-"""What a study measures on the way: the settings of the standard probes, and which others it has."""
+"""What every study measures: loss and accuracy, the other standard probes, and the settings of them all."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from jaxattn.base import Measurement, Phase, PhaseProbe, Probe
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from jaxattn import losses
+from jaxattn.base import Measurement, Phase, PhaseProbe, Probe, Task
 from jaxattn.core.errors import InputError
+from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import Count, PositiveInt, Share, Spec
 from jaxattn.probes.directions import MaxMarginDirection
 from jaxattn.probes.importance import Importance, OneStepError
-from jaxattn.probes.loss_and_accuracy import Accuracy, Fit
+from jaxattn.probes.probe_context import ProbeContext
 from jaxattn.probes.selection import Selected
+
+# Test accuracies that the engine adds, by the accuracy whose best value so far chooses the step.
+BEST = {
+    "test_accuracy_best_on_test": "test_accuracy",
+    "test_accuracy_best_on_validation": "validation_accuracy",
+}
 
 
 class Probes(Spec, frozen=True, kw_only=True):
@@ -92,6 +104,65 @@ class Probes(Spec, frozen=True, kw_only=True):
         """The probes of whole phases: each has `observe(phase, state)` and `conclude(history, ...)`."""
         own = tuple(probe for probe in self.own if isinstance(probe, PhaseProbe))
         return (*((MaxMarginDirection(),) if self.max_margin else ()), *own)
+
+
+class Fit(Probe, frozen=True, kw_only=True):
+    """Loss on all data, log of the gradient's norm, and ‖p‖."""
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "loss": "loss",
+        "test_loss": "test loss",
+        "validation_loss": "validation loss",
+        "p_norm": r"$\Vert p\Vert$",
+        "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
+        "evaluations": "gradient evaluations",
+    }
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed."""
+        loss, gradients = context.loss_and_gradients
+        found = {"loss": loss}
+        if "p" in names(context.params):
+            found["p_norm"] = jnp.linalg.norm(get(context.params, "p"))
+        found["log_gradient_norm"] = jnp.log(optax.tree.norm(gradients))
+        for name, held_out in (("test", context.sampled.test), ("validation", context.sampled.validation)):
+            if held_out is not None:
+                found[f"{name}_loss"] = losses.mean(context.loss, context.outputs(held_out), held_out.targets)
+        return found
+
+
+class Accuracy(Probe, frozen=True, kw_only=True):
+    """Accuracy on all data of targets that are classes, with an output of each, or one for two."""
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "accuracy": "accuracy",
+        "train_accuracy": "training accuracy",
+        "test_accuracy": "test accuracy",
+        "test_accuracy_best_on_test": "best test accuracy so far, chosen on the test set",
+        "test_accuracy_best_on_validation": "test accuracy where the validation accuracy was best so far",
+        "validation_accuracy": "validation accuracy",
+    }
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants classes, and a loss of single examples, whose outputs are theirs."""
+        if task.data.train.num_classes is None:
+            return "wants targets that are classes"
+        return "wants a loss of single examples" if task.loss.coupled else None
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed."""
+        every = {
+            "train": context.sampled.train,
+            "test": context.sampled.test,
+            "validation": context.sampled.validation,
+        }
+        return {
+            f"{name}_accuracy": losses.accuracy(context.outputs(data), data.targets)
+            for name, data in every.items()
+            if data is not None
+        }
 
 
 def _names(value: Any) -> set[str]:
