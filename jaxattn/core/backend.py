@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
 
 # Platforms whose float64 has the exponents of float32 and no factorisations.
 WITHOUT_FLOAT64 = ("tpu",)
@@ -29,6 +32,13 @@ def made_for(devices: Sequence[Any]) -> Iterator[None]:
 def local_devices() -> Sequence[Any]:
     """List the devices that programs are made for."""
     return _CHOSEN.get() or jax.local_devices()
+
+
+@cache
+def mesh_of(devices: tuple[Any, ...]) -> Mesh:
+    """Put devices in a row; what runs on one talks to no other."""
+    # Not jax.make_mesh, which wants a rectangle of a TPU's chips.
+    return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
 
 
 def platform() -> str:

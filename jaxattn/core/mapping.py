@@ -4,11 +4,12 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 from threadpoolctl import ThreadpoolController
 
@@ -37,6 +38,30 @@ def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) ->
         items = jax.tree.map(lambda x: jnp.concatenate([x, x[-again:]]), items)
     found = jax.lax.map(function, items, batch_size=each if each > 1 else None)
     return jax.tree.map(lambda x: x[:size], found) if again else found
+
+
+def map_one_by_one(function: Callable[[Any], Any], items: Any) -> Any:
+    """Map a function over the leading axis of a pytree, one after the other on each core.
+
+    Inside jit; on an accelerator all at once.
+
+    Args:
+        function: pure function of one item, small enough for a core's cache.
+        items: pytree of arrays (S, ...); as many cores work as S can be divided by.
+
+    Returns:
+        pytree of arrays (S, ...).
+    """
+    if backend.platform() != "cpu":
+        return jax.vmap(function)(items)
+    devices, size = backend.local_devices(), jax.tree.leaves(items)[0].shape[0]
+    used = max(k for k in range(1, len(devices) + 1) if size % k == 0)
+    each = partial(jax.lax.map, function)
+    if used == 1:
+        return each(items)
+    mesh, lanes = backend.mesh_of(tuple(devices[:used])), PartitionSpec("lanes")
+    # Batches of LAPACK's routines on several devices at once would wait for each other for ever.
+    return jax.shard_map(each, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)(items)
 
 
 def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:

@@ -9,12 +9,10 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from functools import cache
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxattn.core import backend
@@ -225,7 +223,7 @@ def _mesh(lanes: int, shared: bool) -> Mesh | None:
         used = max(k for k in range(1, used + 1) if lanes % k == 0)
     elif used * each != lanes:
         raise ValueError(f"{lanes} lanes are not what pad_to_devices makes for {used} devices")
-    return None if used == 1 else _mesh_of(tuple(backend.local_devices()[:used]))
+    return None if used == 1 else backend.mesh_of(tuple(backend.local_devices()[:used]))
 
 
 def _place(lanes: int, in_axis: int | None, shared: bool) -> Any:
@@ -233,12 +231,6 @@ def _place(lanes: int, in_axis: int | None, shared: bool) -> Any:
     if (mesh := _mesh(lanes, shared)) is None:
         return SingleDeviceSharding(backend.local_devices()[0])
     return NamedSharding(mesh, P() if in_axis is None else P("lanes"))
-
-
-@cache
-def _mesh_of(devices: tuple[Any, ...]) -> Mesh:
-    # Not jax.make_mesh, which wants a rectangle of a TPU's chips; lanes talk to no other lane.
-    return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
 
 
 def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, ...]:

@@ -74,7 +74,7 @@ def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
 def rehearse_groups(
     study: Definition, groups: Sequence[CompileGroup], progress: Any, *, keep_going: bool = False
 ) -> frozenset[int]:
-    """Try every group on shapes if the study names code of the user's; see `contract.rehearse`.
+    """Try every group on shapes if the study names code of the user's; see `dry_run.rehearse`.
 
     Args:
         study: whose groups they are.

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.core import backend
-from jaxattn.core.mapping import map_in_equal_parts, sum_of_outer_products
+from jaxattn.core.mapping import map_one_by_one, sum_of_outer_products
 from jaxattn.theory.certificate import Solution
 
 # Problems in one call: more do not run faster, and take more memory.
@@ -137,8 +137,7 @@ def _polish(
 
 @jax.jit
 def _batched(problems: Float[Array, "L m r"]) -> tuple[Float[Array, "L m"], Int[Array, " L"]]:
-    # On a CPU one after the other: each is over when it is solved, and fits a core's cache.
-    return map_in_equal_parts(nearest_point, problems, 1 if backend.platform() == "cpu" else len(problems))
+    return map_one_by_one(nearest_point, problems)  # each is over when it is solved
 
 
 _isometric = jax.jit(jax.vmap(lambda E: jnp.linalg.cholesky(jnp.matmul(E, E.T, precision="highest"))))

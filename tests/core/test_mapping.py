@@ -1,5 +1,8 @@
 """Mapping in equal parts: every item as in a loop, and the function traced once."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import jax
@@ -35,6 +38,28 @@ def test_items_equal_those_of_a_loop_and_are_traced_in_one_part(rng, size, most)
     np.testing.assert_array_equal(drawn, [jax.random.bits(key) for key in keys])
     assert len(together) == (most > 1)
     assert all(each <= most for each in together)
+
+
+# In a process of its own, where the CPU counts as two devices.
+CHILD = """
+import jax, numpy as np
+from jaxattn.core.mapping import map_one_by_one
+factors = jax.jit(lambda x: jax.lax.linalg.lu(x)[0])
+every = jax.jit(lambda items: map_one_by_one(factors, items))
+assert len(jax.local_devices()) == 2
+for size, used in ((1, 1), (6, 2), (7, 1)):
+    matrices = np.random.default_rng(size).normal(size=(size, 5, 5)).astype(np.float32)
+    found = every(matrices)
+    np.testing.assert_array_equal(found, [factors(x) for x in matrices])
+    assert len(found.sharding.device_set) == used
+"""
+
+
+def test_one_by_one_on_two_cores_is_as_in_a_loop_to_the_bit():
+    devices = {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", CHILD]
+    done = subprocess.run(command, env=os.environ | devices, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_comes_back_is_in_the_order_of_the_items():
