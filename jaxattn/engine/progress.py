@@ -22,6 +22,7 @@ class Reporter:
         self._task: Any = None
         self._line = None if quiet else _notebook_line()
         self._last_line = 0.0
+        self._loading = "", 0.0
 
     def __enter__(self) -> "Reporter":
         """Open the bar on a terminal."""
@@ -73,14 +74,16 @@ class Reporter:
                 self.note(line)
 
     def loading(self, description: str, done: int, total: int | None) -> None:
-        """Show how far the reading of data is."""
+        """Show how far the reading of data is; in plain lines only its end, if it took a second."""
         if total == 0:
             self.note(description)
             return
-        amount = f"{done:,}" + (f" of {total:,}" if total else "")
+        amount, now = f"{done:,}" + (f" of {total:,}" if total else ""), time.monotonic()
+        if done == 0 or description != self._loading[0]:
+            self._loading = description, now
         if self._bar is not None:
             self.update(f"{description} {amount}")
-        elif total is not None and done >= total:
+        elif total is not None and done >= total and now - self._loading[1] > 1:
             self.note(f"{description}: {amount}")
 
     def note(self, line: str) -> None:

@@ -22,6 +22,18 @@ def test_a_line_says_what_is_known_and_no_more(monkeypatch, capsys):
     ]
 
 
+def test_the_end_of_reading_is_a_line_if_it_took_a_second(monkeypatch, capsys):
+    now = 1000.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    with Reporter() as reporter:
+        for what, took in (("reading train", 5.0), ("laying out", 0.1), ("laying out", 0.1)):
+            reporter.loading(what, 0, 2_000)
+            now += took
+            reporter.loading(what, 2_000, 2_000)
+            now += 10.0
+    assert capsys.readouterr().err.splitlines() == ["reading train: 2,000 of 2,000"]
+
+
 def test_the_time_left_of_a_bar_passes_while_nothing_new_is_known(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
