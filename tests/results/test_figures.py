@@ -5,13 +5,15 @@ import itertools
 import matplotlib
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError
 from jaxattn.results import aggregate, style
 from jaxattn.results.correlations import bin_means
-from jaxattn.results.curves import curves
+from jaxattn.results.curves import _scales, curves
 from jaxattn.results.figures import KINDS, check, draw, draw_all, function
 from jaxattn.results.fits import PowerLaw
 from jaxattn.results.scaling import collect, scaling, sentence
@@ -61,6 +63,14 @@ def test_curves_show_the_mean(results):
         np.testing.assert_allclose(line.get_ydata(), rows["mean"], rtol=1e-12)
     assert "6 seeds" in drawn.caption
     assert "2 of 4 cells" in drawn.caption
+
+
+@pytest.mark.parametrize(("decades", "ticks"), [(3, [0, 1, 10, 100, 1000]), (9, [0, 1, 1e3, 1e6, 1e9])])
+def test_steps_over_decades_have_a_few_ticks_to_the_end(decades, ticks):
+    ax = Figure().subplots()
+    rows = pd.DataFrame({"x": [0, *10.0 ** np.arange(decades + 1)], "mean": 1.0})
+    _scales(ax, rows)
+    assert ax.get_xticks().tolist() == ticks
 
 
 def test_curves_against_another_metric(results):
