@@ -1,6 +1,7 @@
 """Per-seed tables of every synthetic sweep, made small: whether a change of the code moves a bit of them.
 
     python benchmarks/guard.py against REV       # today's code and that of a revision, both on this machine
+    python benchmarks/guard.py against REV --only quickstart joint_flow
     python benchmarks/guard.py record DIR        # one of them alone
     python benchmarks/guard.py compare DIR DIR
 
@@ -191,7 +192,7 @@ def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
     return "; ".join(texts)
 
 
-def against(revision: str) -> int:
+def against(revision: str, names: list[str]) -> int:
     """Record a revision and the working tree on this machine, and compare."""
     with tempfile.TemporaryDirectory() as scratch:
         other = Path(scratch) / "other"
@@ -199,7 +200,7 @@ def against(revision: str) -> int:
         try:
             for root, name in ((other, "before"), (HERE, "after")):
                 script = root / "benchmarks" / "guard.py"
-                command = [sys.executable, str(script), "record", str(Path(scratch) / name)]
+                command = [sys.executable, str(script), "record", str(Path(scratch) / name), "--only", *names]
                 subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=True)
             return compare(Path(scratch) / "before", Path(scratch) / "after")
         finally:
@@ -209,10 +210,12 @@ def against(revision: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("against").add_argument("revision")
+    both = commands.add_parser("against")
+    both.add_argument("revision")
     recording = commands.add_parser("record")
     recording.add_argument("folder", type=Path)
-    recording.add_argument("--only", nargs="*", default=list(STUDIES), choices=list(STUDIES))
+    for parts in (both, recording):
+        parts.add_argument("--only", nargs="*", default=list(STUDIES), choices=list(STUDIES))
     comparing = commands.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
@@ -222,7 +225,7 @@ def main() -> None:
     elif asked.command == "compare":
         sys.exit(bool(compare(asked.before, asked.after)))
     else:
-        sys.exit(bool(against(asked.revision)))
+        sys.exit(bool(against(asked.revision, asked.only)))
 
 
 if __name__ == "__main__":
