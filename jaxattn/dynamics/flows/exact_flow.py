@@ -188,22 +188,22 @@ class PathSoFar(Brief):
 
     @property
     def arc_length(self) -> Array:
-        """As in `Path`, as are those that follow."""
+        """(k,); s, length of the path so far."""
         return self.course.rows.arc_length
 
     @property
     def log_gradient_norm(self) -> Array:
-        """(k,)."""
+        """(k,); log ‖∂L/∂p‖."""
         return self.course.rows.log_gradient_norm
 
     @property
     def log_time(self) -> Array:
-        """(k,)."""
+        """(k,); log t."""
         return self.course.rows.log_time
 
     @property
     def steps(self) -> Array:
-        """(k,) int32."""
+        """(k,) int32; steps tried so far."""
         return self.course.rows.steps
 
 
@@ -215,6 +215,9 @@ def begin_path(scores: Scores, p: Array, ends: Sequence[float], points: int) -> 
         p: (D,); the start.
         ends: where the path ends, the numbers of `Ends`.
         points: number of rows k ≥ 3 of the path.
+
+    Returns:
+        The path, of which row 0 is there.
 
     Raises:
         InputError: no values, shapes that do not fit.
@@ -235,6 +238,9 @@ def continue_path(
         ends: those that it began with.
         max_steps: end after this many steps, tried or taken.
         row: the row, ().
+
+    Returns:
+        The path, with that row and all before it.
 
     Raises:
         InputError: when differentiated.
