@@ -166,7 +166,7 @@ def test_a_batch_without_memory_is_halved_at_once_and_only_a_single_lane_tried_a
     out_of_memory(monkeypatch, most=0)
     _, lines = go(tmp_path, study(seeds=2), on_failure="retry")
     again = [line.partition(":")[0] for line in lines if "trying again" in line]
-    assert again and set(again) == {f"cells-00000-00000-seeds-0000{seed}-0000{seed}" for seed in range(2)}
+    assert set(again) == {f"cells-00000-00000-seeds-0000{seed}-0000{seed}" for seed in range(2)}
 
 
 def test_a_single_lane_that_does_not_fit_is_one_line(tmp_path, monkeypatch, go, study):

@@ -162,7 +162,7 @@ class Row:
 
 
 @struct.dataclass
-class Course:
+class Integration:
     """A path as far as it was followed, and all that it goes on from.
 
     Attributes:
@@ -186,7 +186,7 @@ class Course:
     rejected: Leaf
 
 
-def begin(flow: Flow, ends: Ends, reach: Array, points: int) -> Course:
+def begin(flow: Flow, ends: Ends, reach: Array, points: int) -> Integration:
     """Stand at the start of a path.
 
     Args:
@@ -205,7 +205,7 @@ def begin(flow: Flow, ends: Ends, reach: Array, points: int) -> Course:
         log_time=zero - jnp.inf,
         steps=count,
     )
-    course = Course(
+    integration = Integration(
         here=here,
         local=local,
         h=first_step(flow.unit, ends, reach),
@@ -215,7 +215,7 @@ def begin(flow: Flow, ends: Ends, reach: Array, points: int) -> Course:
         accepted=count,
         rejected=count,
     )
-    return restart(course, course.h)
+    return restart(integration, integration.h)
 
 
 def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
@@ -223,24 +223,24 @@ def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
     return jnp.minimum(unit, reach) * ends.rtol ** (1 / stiff.ORDER)
 
 
-def restart(course: Course, h: Array) -> Course:
+def restart(integration: Integration, h: Array) -> Integration:
     """Go on from here in coordinates whose zero this is; rows so far stay those of other coordinates.
 
     The next step has length 0: it evaluates the flow, and may land on the first row.
 
     Args:
-        course: the path so far.
+        integration: the path so far.
         h: the length of the step after that, ().
     """
-    return Course(
-        here=course.here.replace(z=jnp.zeros_like(course.here.z)),  # type: ignore[attr-defined]
-        local=jax.tree.map(jnp.zeros_like, course.local),
+    return Integration(
+        here=integration.here.replace(z=jnp.zeros_like(integration.here.z)),  # type: ignore[attr-defined]
+        local=jax.tree.map(jnp.zeros_like, integration.local),
         h=h,
-        rows=course.rows,
-        reached=course.reached,
-        status=jnp.full_like(course.status, Stop.RUNNING),
-        accepted=course.accepted - 1,
-        rejected=course.rejected,
+        rows=integration.rows,
+        reached=integration.reached,
+        status=jnp.full_like(integration.status, Stop.RUNNING),
+        accepted=integration.accepted - 1,
+        rejected=integration.rejected,
     )
 
 
@@ -249,18 +249,18 @@ def integrate(
     ends: Ends,
     reach: Array,
     max_steps: Array,
-    course: Course,
+    integration: Integration,
     rows: int | Array | None = None,
     clock: float = math.inf,
-) -> Course:
+) -> Integration:
     """Follow one path to the first of its ends.
 
     Args:
-        flow: the flow, in the coordinates of `course.here`.
+        flow: the flow, in the coordinates of `integration.here`.
         ends: where it ends.
         reach: about how long the path is, ().
         max_steps: most steps, tried or taken.
-        course: the path so far; see `begin`.
+        integration: the path so far; see `begin`.
         rows: stop there, with status RUNNING, if so many rows are reached; never by default, ().
         clock: how far two rules for the log of the time of a step may be apart, of which the better one
             counts, up to a time of e^45; for a flow whose time is wanted, and not only its path.
@@ -268,25 +268,25 @@ def integrate(
     Returns:
         The path.
     """
-    points = len(course.rows.steps)
+    points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
     # The last row is for wherever the path ends.
     marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
     wanted = points if rows is None else rows
-    course = jax.lax.while_loop(
-        lambda course: (course.status == Stop.RUNNING) & (course.reached < wanted),
+    integration = jax.lax.while_loop(
+        lambda integration: (integration.status == Stop.RUNNING) & (integration.reached < wanted),
         partial(_step, flow, ends, first, max_steps, marks, clock),
-        course,
+        integration,
     )
     select = jax.vmap(jnp.where, in_axes=(0, 0, None))
-    old = jnp.arange(points) < course.reached
-    filled = jax.tree.map(lambda rows, here: select(old, rows, here), course.rows, course.here)
-    return course.replace(rows=filled)  # type: ignore[attr-defined]
+    old = jnp.arange(points) < integration.reached
+    filled = jax.tree.map(lambda rows, here: select(old, rows, here), integration.rows, integration.here)
+    return integration.replace(rows=filled)  # type: ignore[attr-defined]
 
 
 def _step(
-    flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, clock: float, state: Course
-) -> Course:
+    flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, clock: float, state: Integration
+) -> Integration:
     """Try a step, and take it if its error allows."""
     here, local = state.here, state.local
     mark = jnp.minimum(marks[state.reached], ends.arc_length)
@@ -318,7 +318,7 @@ def _step(
     here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
     record = ok & (h == to_mark)
     row = jnp.where(record, state.reached, len(marks))
-    moved = Course(
+    moved = Integration(
         here=here,
         local=local,
         h=h_next,
@@ -332,7 +332,9 @@ def _step(
     return moved.replace(status=status)  # type: ignore[attr-defined]
 
 
-def _status(flow: Flow, ends: Ends, first: Array, max_steps: Array, state: Course, turns: Array) -> Array:
+def _status(
+    flow: Flow, ends: Ends, first: Array, max_steps: Array, state: Integration, turns: Array
+) -> Array:
     """Tell whether the path ends here, and why."""
     here, local, h = state.here, state.local, state.h
     short = ~(h >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))

@@ -24,9 +24,9 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import (
     GRADIENT_RTOL,
-    Course,
     Ended,
     Ends,
+    Integration,
     Stop,
     begin,
     first_step,
@@ -164,7 +164,7 @@ class PathSoFar(Brief):
     Attributes:
         p: (k, d).
         norm: (k,); ‖p‖.
-        course: the integration, in coordinates of the last stage.
+        integration: the integration, in coordinates of the last stage.
         start: p where that stage starts, (d,).
         ties: which tokens tie in it.
         tied: whether there are any, () bool.
@@ -174,7 +174,7 @@ class PathSoFar(Brief):
 
     p: Leaf
     norm: Leaf
-    course: Course
+    integration: Integration
     start: Leaf
     ties: Ties
     tied: Leaf
@@ -184,27 +184,27 @@ class PathSoFar(Brief):
     @property
     def status(self) -> Array:
         """Why the path ended, a `Stop`, () int32."""
-        return self.course.status
+        return self.integration.status
 
     @property
     def arc_length(self) -> Array:
         """(k,); s, length of the path so far."""
-        return self.course.rows.arc_length
+        return self.integration.rows.arc_length
 
     @property
     def log_gradient_norm(self) -> Array:
         """(k,); log ‖∂L/∂p‖."""
-        return self.course.rows.log_gradient_norm
+        return self.integration.rows.log_gradient_norm
 
     @property
     def log_time(self) -> Array:
         """(k,); log t."""
-        return self.course.rows.log_time
+        return self.integration.rows.log_time
 
     @property
     def steps(self) -> Array:
         """(k,) int32; steps tried so far."""
-        return self.course.rows.steps
+        return self.integration.rows.steps
 
 
 def begin_path(scores: Scores, p: Array, ends: Sequence[float], points: int) -> PathSoFar:
@@ -264,8 +264,8 @@ def _follow(
         log_time=path.log_time,
         steps=path.steps,
         status=path.status,
-        accepted=path.course.accepted,
-        rejected=path.course.rejected,
+        accepted=path.integration.accepted,
+        rejected=path.integration.rejected,
         selection=Selection(top_class(E, path.start, corpus, path.ties.leader)),
     )
 
@@ -281,7 +281,7 @@ def _begin(
     return PathSoFar(
         p=jnp.broadcast_to(p, (points, len(p))),
         norm=jnp.broadcast_to(jnp.linalg.norm(p), (points,)),
-        course=begin(flow, ends, _reach(ends), points),
+        integration=begin(flow, ends, _reach(ends), points),
         start=p,
         ties=ties,
         tied=jnp.asarray(False),
@@ -304,15 +304,15 @@ def _continue(
 
     def stage(before: PathSoFar) -> PathSoFar:
         flow = tied_coordinates(E, before.start, corpus, before.ties)
-        course = integrate(flow, ends, _reach(ends), max_steps, before.course, rows)
-        old = jnp.arange(len(before.p)) < before.course.reached
-        p = jnp.where(old[:, None], before.p, _points(flow, course.rows.z, before))
-        norm = jnp.where(old, before.norm, jax.vmap(partial(flow.norm, multiple=1.0))(course.rows.z))
-        after = before.replace(p=p, norm=norm, course=course)  # type: ignore[attr-defined]
+        integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows)
+        old = jnp.arange(len(before.p)) < before.integration.reached
+        p = jnp.where(old[:, None], before.p, _points(flow, integration.rows.z, before))
+        norm = jnp.where(old, before.norm, jax.vmap(partial(flow.norm, multiple=1.0))(integration.rows.z))
+        after = before.replace(p=p, norm=norm, integration=integration)  # type: ignore[attr-defined]
         return _next_stage(E, values, corpus, ends, before, after)
 
     def going(path: PathSoFar) -> Array:
-        return (path.left > 0) & (path.course.reached < rows)
+        return (path.left > 0) & (path.integration.reached < rows)
 
     return jax.lax.while_loop(going, stage, path)
 
@@ -338,15 +338,15 @@ def _next_stage(
     E: Array, values: Array, corpus: Corpus, ends: Ends, before: PathSoFar, after: PathSoFar
 ) -> PathSoFar:
     """Decide how the path goes on: in this description if it has not ended in it, or in another, or not."""
-    course, ties = after.course, before.ties
-    runs = course.status == Stop.RUNNING
+    integration, ties = after.integration, before.ties
+    runs = integration.status == Stop.RUNNING
     slides = before.tied & ties.watch.slides & ~runs
     end = after.p[-1]
     p = when(slides, lambda _, *given: back_on_curve(*given), end, *(E, end, values, corpus, ties))
-    balances = course.status == Stop.BALANCED
+    balances = integration.status == Stop.BALANCED
     looks = balances & (~before.tied | slides)
     # Without progress the next stage would begin and end here too.
-    stuck = balances & before.tied & (course.accepted == before.begun)
+    stuck = balances & before.tied & (integration.accepted == before.begun)
     found = when(
         looks,
         lambda _, *given: find_ties(*given),
@@ -354,20 +354,22 @@ def _next_stage(
         *(E, p, values, corpus),
     )
     lost = balances & ~before.tied & ~found.settled
-    status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, course.status)
+    status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     # All that is left to move is tied: p stays where it is.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)
     choose = partial(jnp.where, goes_on)
-    ended = course.replace(status=status.astype(jnp.int32))  # type: ignore[attr-defined]
-    again = restart(course, first_step(1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()), ends, _reach(ends)))
+    ended = integration.replace(status=status.astype(jnp.int32))  # type: ignore[attr-defined]
+    again = restart(
+        integration, first_step(1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()), ends, _reach(ends))
+    )
     return PathSoFar(
         p=after.p.at[-1].set(p),
         norm=after.norm,
-        course=jax.tree.map(choose, again, ended),
+        integration=jax.tree.map(choose, again, ended),
         start=choose(found.p, jnp.where(runs, before.start, p)),
         ties=jax.tree.map(choose, found.ties, ties),
         tied=choose(found.settled, before.tied),
         left=choose(before.left - 1, jnp.where(runs, before.left, 0)),
-        begun=choose(course.accepted, before.begun),
+        begun=choose(integration.accepted, before.begun),
     )

@@ -69,7 +69,7 @@ def test_a_path_of_long_steps_is_followed_on_the_way_and_is_the_same(monkeypatch
     state = phase.init(task, params, jax.random.key(0))
     like = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state)
     for row in range(8):
-        assert int(state.path.course.reached) == row + (0 < row < 7)
+        assert int(state.path.integration.reached) == row + (0 < row < 7)
         assert phase.metrics(state)["came_to_end"] == (row == 7)
         for name, found in phase.metrics(state).items():
             if hasattr(whole, name):
@@ -77,7 +77,7 @@ def test_a_path_of_long_steps_is_followed_on_the_way_and_is_the_same(monkeypatch
         np.testing.assert_allclose(phase.parameter(state, "p"), whole.p[row], rtol=1e-8, atol=1e-10)
         state = phase.advance(task, state, 1)
         assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state) == like
-    assert int(state.path.course.accepted) == int(whole.accepted)
+    assert int(state.path.integration.accepted) == int(whole.accepted)
 
 
 @pytest.mark.more
