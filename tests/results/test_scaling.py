@@ -9,7 +9,7 @@ import pytest
 from jaxattn.core.errors import InputError
 from jaxattn.results import load
 from jaxattn.results.diagram import diagram
-from jaxattn.results.scaling import collect_courses, convergence
+from jaxattn.results.scaling import _scientific, collect_courses, convergence
 from jaxattn.storage.files import digest
 from jaxattn.storage.manifest import FORMAT
 from jaxattn.storage.manifest import write as write_manifest
@@ -144,3 +144,17 @@ def test_a_diagram_of_an_unknown_axis_or_metric(results):
         diagram(results, x_axis="model.dim", y_axis="block")
     with pytest.raises(InputError, match=r"metric 'important_selected': the run recorded "):
         diagram(results, x_axis="block", y_axis="block")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0.01, "0.01"),
+        (0.002, r"$2\times10^{-3}$"),
+        (0.001, "$10^{-3}$"),
+        (5000.0, "5000"),
+        (1e4, "$10^{4}$"),
+    ],
+)
+def test_ticks_are_plain_numbers_as_far_as_these_are_short(value, written):
+    assert _scientific(value) == written
