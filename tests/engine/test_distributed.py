@@ -45,6 +45,13 @@ def finish(process):
 STUDY = ["run", SMALL, "--seeds", "4", "--set", "phases.query.steps=3"]
 
 
+def test_a_job_returns_the_status_of_its_command_and_tells_what_is_wrong_once(tmp_path, capfd):
+    assert studies.Shard(["run", str(tmp_path / "missing.toml")])() == 2
+    error = capfd.readouterr().err
+    assert "missing.toml" in error
+    assert error.count("\n") == 1
+
+
 def start_all(folder, *options, count=2):
     every = range(count)
     return [start(*STUDY, *options, "--out", folder, "--distributed", f"{count},{one}") for one in every]
