@@ -192,7 +192,7 @@ def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
     return "; ".join(texts)
 
 
-def against(revision: str, names: list[str]) -> int:
+def against(revision: str, names: list[str] | None) -> int:
     """Record a revision and the working tree on this machine, and compare."""
     with tempfile.TemporaryDirectory() as scratch:
         other = Path(scratch) / "other"
@@ -200,7 +200,8 @@ def against(revision: str, names: list[str]) -> int:
         try:
             for root, name in ((other, "before"), (HERE, "after")):
                 script = root / "benchmarks" / "guard.py"
-                command = [sys.executable, str(script), "record", str(Path(scratch) / name), "--only", *names]
+                command = [sys.executable, str(script), "record", str(Path(scratch) / name)]
+                command += ["--only", *names] if names else []
                 subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=True)
             return compare(Path(scratch) / "before", Path(scratch) / "after")
         finally:
@@ -214,8 +215,9 @@ def main() -> None:
     both.add_argument("revision")
     recording = commands.add_parser("record")
     recording.add_argument("folder", type=Path)
-    for parts in (both, recording):
-        parts.add_argument("--only", nargs="*", default=list(STUDIES), choices=list(STUDIES))
+    # Another revision may have other studies.
+    for parts, default in ((both, None), (recording, list(STUDIES))):
+        parts.add_argument("--only", nargs="*", default=default, choices=list(STUDIES))
     comparing = commands.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)

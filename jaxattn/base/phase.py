@@ -123,7 +123,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """What its steps lead to, if they are not alike; they have no time of their own then."""
+        """What its steps lead to, if they are not alike: no time that is left is foretold from them."""
         return None
 
     @property

@@ -56,11 +56,11 @@ def map_one_by_one(function: Callable[[Any], Any], items: Any) -> Any:
         return jax.vmap(function)(items)
     devices, size = backend.local_devices(), jax.tree.leaves(items)[0].shape[0]
     used = max(k for k in range(1, len(devices) + 1) if size % k == 0)
+    # Batches of LAPACK's routines on several devices at once would wait for each other for ever.
     each = partial(jax.lax.map, function)
     if used == 1:
         return each(items)
     mesh, lanes = backend.mesh_of(tuple(devices[:used])), PartitionSpec("lanes")
-    # Batches of LAPACK's routines on several devices at once would wait for each other for ever.
     return jax.shard_map(each, mesh=mesh, in_specs=lanes, out_specs=lanes, check_vma=False)(items)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxattn.base import Goal
 from jaxattn.engine.batches import Batch, describe
 from jaxattn.engine.progress import Reporter
 
@@ -154,7 +155,7 @@ class Clock:
 
     def block(self, remaining: int) -> int:
         """Choose how many of the remaining steps to take at once."""
-        if self._per_step is None:
+        if self._per_step is None or self._goal is not None:
             return 1
         return min(remaining, max(1, int(self._intervals.block_s / self._per_step)))
 
@@ -174,6 +175,7 @@ class Clock:
         self._measuring_s, self._measured = self._measuring_s + now - self._since, self._measured + 1
         self._metrics = found["metrics"]
         self.write(self._entry() | {"left": self.left()} | found, series)
+        self._show()
         self._since = time.monotonic()
 
     def end_phase(self) -> None:
@@ -196,8 +198,8 @@ class Clock:
     def _left_of_phase(self) -> float | None:
         """Estimate the seconds that the phase takes on, by its own steps or else by earlier lanes."""
         last = self._probes[-1]
-        # The first block of a phase holds more than its steps.
-        alike = self._blocks > 1 and self._phases[self._phase].goal is None
+        # The first block of a phase holds more than its steps; steps to a goal are not alike.
+        alike = self._blocks > 1 and self._goal is None
         if self._per_step is not None and (alike or self._step >= last):
             each = self._measuring_s / self._measured if self._measured else 0.0
             return self._per_step * (last - self._step) + each * sum(x > self._step for x in self._probes)
@@ -211,6 +213,11 @@ class Clock:
     def _phases(self) -> Sequence[Any]:
         return self._batch.group.setting.phases
 
+    @property
+    def _goal(self) -> Goal | None:
+        goal = self._phases[self._phase].goal
+        return goal if isinstance(goal, Goal) else None  # a user's phase may have a setting of this name
+
     def _share(self) -> float:
         """Return the share of the batch that is done, its phases taken to be of one length."""
         return (self._phase + self._step / max(self._probes[-1], 1)) / len(self._phases)
@@ -221,7 +228,7 @@ class Clock:
     def _show(self) -> None:
         phase, loss = self._phases[self._phase], self._metrics.get("loss")
         place = f"step {self._step:,} of {self._probes[-1]:,}"
-        if (goal := phase.goal) and (reached := self._metrics.get(goal.metric)) is not None:
+        if (goal := self._goal) and (reached := self._metrics.get(goal.metric)) is not None:
             place = f"{goal.label} = {reached:.3g} of {goal.value:g}"
         state = "" if loss is None else f"loss {loss:.4g}"
         self._reporter.update(

@@ -228,8 +228,9 @@ class _Underway(NamedTuple):
                     self.save_so_far(state)
             if state.step == step:
                 self.measure(program, state)
-            if clock.is_stopped:
+            if clock.is_stopped or (clock.is_time_to_save and step < program.probe_steps[-1]):
                 self.save_so_far(state)
+            if clock.is_stopped:
                 raise Interrupted
 
     def measure(self, program: Program, state: _State) -> None:

@@ -157,6 +157,8 @@ def interior_point(problems: list[np.ndarray]) -> list[Solution]:
     while most < max(len(rows) for rows in problems):
         most += most // 4
     lanes = min(_LANES, len(problems))
+    cores = min(lanes, len(backend.local_devices()))
+    lanes = -(-lanes // cores) * cores
     solutions = []
     for begin in range(0, len(problems), lanes):
         chunk = problems[begin : begin + lanes]

@@ -10,7 +10,7 @@ import jaxattn as ja
 from jaxattn import losses
 from jaxattn.core import pytrees
 from jaxattn.dynamics.flows import stiff, ties
-from jaxattn.engine import lift
+from jaxattn.engine import lift, run
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import seed_keys
 from jaxattn.engine.store import Store
@@ -114,6 +114,33 @@ def test_a_flow_of_long_steps_stopped_on_its_way_continues_to_bit_identical_tabl
     stop(tmp_path / "flow", study("flow"), 8)
     last = Store(tmp_path / "flow").read_log()[-1]
     assert (last["phase"], 0 < last["step"] < 11) == ("query", True)
+    go(tmp_path / "flow", study("flow"))
+    assert_same(tmp_path / "flow", tmp_path / "straight")
+
+
+def test_a_flow_of_long_steps_that_is_killed_goes_on_from_its_last_row(
+    tmp_path, monkeypatch, cleared, go, study, every_step, assert_same
+):
+    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(ties, "MOST_TIED", 4)
+    go(tmp_path / "straight", study("flow"))
+    measured = []
+
+    def killed(underway, program, state):
+        measured.append((state.index, state.step))
+        if measured[-1] == (1, 6):
+            raise SystemExit
+        measure(underway, program, state)
+
+    measure = run._Underway.measure
+    with monkeypatch.context() as patch:
+        patch.setattr(run._Underway, "measure", killed)
+        with pytest.raises(SystemExit):
+            go(tmp_path / "flow", study("flow"), intervals=every_step)
+        measured.clear()
+        with pytest.raises(SystemExit):
+            go(tmp_path / "flow", study("flow"), intervals=every_step)
+    assert measured == [(1, 6)]
     go(tmp_path / "flow", study("flow"))
     assert_same(tmp_path / "flow", tmp_path / "straight")
 

@@ -18,7 +18,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxattn import losses
 from jaxattn.base import Dataset, State
-from jaxattn.core import backend, pytrees
+from jaxattn.core import backend
 from jaxattn.core.pytrees import Leaf, get, replaced
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
@@ -171,8 +171,8 @@ def one_step(
         Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
     """
     _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
-    moved = {name: pytrees.get(params, name) - step_size * g for name, g in gradients.items()}
-    return pytrees.replaced(params, **moved)
+    moved = {name: get(params, name) - step_size * g for name, g in gradients.items()}
+    return replaced(params, **moved)
 
 
 @struct.dataclass

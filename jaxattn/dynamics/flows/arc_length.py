@@ -169,7 +169,7 @@ class Integration:
         here: the point that it has come to.
         local: the flow there; zeros before the first step, which has no length and evaluates it.
         h: the length of the next step, ().
-        rows: what was recorded, with a leading axis k; rows that were not reached repeat `here`.
+        rows: what was recorded, with a leading axis k; rows that were not reached repeat the last point.
         reached: how many were, () int32.
         status: () int32; why it ended, a `Stop`; RUNNING if it did not.
         accepted: () int32; steps taken.
@@ -250,7 +250,7 @@ def integrate(
     reach: Array,
     max_steps: Array,
     integration: Integration,
-    rows: int | Array | None = None,
+    rows: int | Array | float = math.inf,
     clock: float = math.inf,
 ) -> Integration:
     """Follow one path to the first of its ends.
@@ -272,9 +272,8 @@ def integrate(
     first = jnp.minimum(flow.unit, reach / 100)
     # The last row is for wherever the path ends.
     marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
-    wanted = points if rows is None else rows
     integration = jax.lax.while_loop(
-        lambda integration: (integration.status == Stop.RUNNING) & (integration.reached < wanted),
+        lambda integration: (integration.status == Stop.RUNNING) & (integration.reached < rows),
         partial(_step, flow, ends, first, max_steps, marks, clock),
         integration,
     )

@@ -15,8 +15,8 @@ def when(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: 
         condition: whether it is needed, ().
         compute: (otherwise, *given) -> a pytree like `otherwise`.
         otherwise: what is returned where it is not.
-        given: whatever it takes long to compute with. What it only closes over, XLA may compute with before
-            the loop, needed or not.
+        given: all that it computes with. With what it only closes over XLA may compute before the loop,
+            needed or not.
     """
 
     def once(state: tuple[Array, Any]) -> tuple[Array, Any]:

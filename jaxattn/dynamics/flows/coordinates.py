@@ -149,7 +149,7 @@ class Coordinates:
         offset: B p_0, (r,).
         lengths: ‖E_s‖, (V,).
         unit: 1 / max ‖E_s‖, (); moving p by this changes no score by more than 1.
-        weigh: how sequences are weighed, see `token_force`.
+        weigh: how sequences are weighed, see `token_force`; a pytree.
         steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
         log_limit: log of the sum of all |∂L/∂a_s| of single sequences at which the path ends as balanced.
         watch: tokens that have to stay where they are, else the path ends as balanced too.
@@ -314,14 +314,14 @@ class Coordinates:
         scores = self.scores + self.lift @ z
         wanted = watch.idle.any() | watch.slides
         given = watch, self.corpus, scores
-        return when(wanted, lambda _, watch, *given: watch.broken(*given), jnp.asarray(False), *given)
+        return when(wanted, lambda _, watched, *at: watched.broken(*at), jnp.asarray(False), *given)
 
     def _slid(self, z: Array) -> Array:
         if (watch := self.watch) is None:
             return jnp.zeros((), z.dtype)
         scores = self.scores + self.lift @ z
         given = watch, self.corpus, scores
-        return when(watch.slides, lambda _, watch, *given: watch.slid(*given), jnp.zeros((), z.dtype), *given)
+        return when(watch.slides, lambda _, watched, *at: watched.slid(*at), jnp.zeros((), z.dtype), *given)
 
     def _leapt(self, start: Array, end: Array) -> Array:
         """Compute from how far a step lets tokens overtake those that tie, which no step may leap over."""

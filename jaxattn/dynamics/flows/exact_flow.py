@@ -247,7 +247,7 @@ def continue_path(
     """
     with backend.float64():
         arrays = *doubled(scores.keys, scores.values), scores.corpus, path, doubled(*ends)
-        return _continued(*arrays, jnp.asarray(max_steps), row + 1)
+        return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
 
 
 def _follow(

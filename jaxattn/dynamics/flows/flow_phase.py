@@ -104,7 +104,7 @@ class _Flow(Phase, frozen=True, kw_only=True):
     def reached(self, path: Any) -> Array:
         """Tell at which row the path has ended, or how far it was followed."""
         progress = getattr(path, self.progress)
-        return (progress[1:] > progress[:-1]).sum()
+        return (progress < progress[-1]).sum()
 
     def keys(self, task: Task, params: Params) -> Array:
         """Look up the keys of the scores, (m, D)."""
@@ -157,17 +157,19 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
     @property
     def beginning(self) -> str:
         """Say what its start does."""
-        return f"follows the path to ‖p‖ = {self.until_norm:g}"
+        return f"follows the path to {self.goal.label} = {self.goal.value:g}"
 
     @property
     def goal(self) -> Goal:
-        """The ‖p‖ that it comes to, or else the length of its path."""
-        if self.until_arc_length is None or math.isfinite(self.until_norm):
-            return Goal("p_norm", "‖p‖", self.until_norm)
-        return Goal("arc_length", "arc length", self.until_arc_length)
+        """The length of the path, or ‖p‖, whichever ends it first."""
+        if (length := self.until_arc_length) is not None and length <= self.until_norm:
+            return Goal("arc_length", "arc length", length)
+        return Goal("p_norm", "‖p‖", self.until_norm)
 
     def check(self, *context: Any) -> None:
-        """Raise InputError unless the model and loss are those of the theory, of two classes or more."""
+        """Raise InputError unless the model and loss are those of the theory, and the path has an end."""
+        if not math.isfinite(self.goal.value):
+            raise InputError("until_norm and until_arc_length are both infinite; give one of them")
         require_linear_scores(self.train[0], *context)
 
     @property

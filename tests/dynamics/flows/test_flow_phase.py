@@ -1,5 +1,7 @@
 """The exact flow as a phase: rows of its path are steps."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import Task
+from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import ExactFlow, FullFlow, JointFlow, exact_flow, full_flow, joint_flow
 from jaxattn.dynamics.flows import stiff, ties
@@ -71,13 +74,70 @@ def test_a_path_of_long_steps_is_followed_on_the_way_and_is_the_same(monkeypatch
     for row in range(8):
         assert int(state.path.integration.reached) == row + (0 < row < 7)
         assert phase.metrics(state)["came_to_end"] == (row == 7)
-        for name, found in phase.metrics(state).items():
-            if hasattr(whole, name):
-                np.testing.assert_allclose(found, getattr(whole, name)[row], rtol=1e-9, err_msg=name)
+        found = phase.metrics(state)
+        for name in ("norm", "arc_length", "log_gradient_norm", "log_time", "steps"):
+            expected = getattr(whole, name)[row]
+            np.testing.assert_allclose(getattr(state.path, name)[row], expected, rtol=1e-9, err_msg=name)
+            if name in found:
+                np.testing.assert_array_equal(found[name], getattr(state.path, name)[row])
+        assert found["p_norm"] == state.path.norm[row]
         np.testing.assert_allclose(phase.parameter(state, "p"), whole.p[row], rtol=1e-8, atol=1e-10)
         state = phase.advance(task, state, 1)
         assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state) == like
     assert int(state.path.integration.accepted) == int(whole.accepted)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("classes", [2, 3])
+def test_paths_side_by_side_end_each_at_a_row_of_its_own(classes, monkeypatch, cleared, x64):
+    monkeypatch.setattr(stiff, "LARGE", 0)
+    monkeypatch.setattr(stiff, "SIZES", (4, 8))
+    monkeypatch.setattr(ties, "MOST_TIED", 12)
+    data = ja.data.Independent(vocab_size=12, relevant=6, length=4, sequences=24, num_classes=classes)
+    model = ja.models.OneLayer(dim=16)
+    phase = ExactFlow(name="flow", points=12, until_norm=1e3, max_steps=100)
+
+    def lane(key):
+        train = data.draw(key).train
+        params = model.init(key, train, dtype=jnp.float64)
+        return Task(model, ja.losses.Classification(), Splits(train, token_statistics(train))), params
+
+    def scores(key):
+        task, params = lane(key)
+        return model.scores(params, task.data.train), params.p
+
+    keys = jax.random.split(jax.random.key(5), 6)
+    whole = jax.vmap(lambda key: exact_flow(*scores(key), until_norm=1e3, max_steps=100, points=12))(keys)
+    state = jax.vmap(lambda key: phase.init(*lane(key), key))(keys)
+    advance = jax.jit(jax.vmap(lambda key, state: phase.advance(lane(key)[0], state, 1)))
+    for _ in range(11):
+        state = advance(keys, state)
+    np.testing.assert_array_equal(state.path.status, whole.status)
+    assert len(set(np.asarray(state.path.integration.reached).tolist())) > 1
+    np.testing.assert_allclose(state.path.norm, whole.norm, rtol=1e-8)
+    np.testing.assert_allclose(state.path.p, whole.p, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("ends", "goal"),
+    [
+        ({"until_norm": 50.0}, ("p_norm", "‖p‖", 50.0)),
+        ({"until_norm": 50.0, "until_arc_length": 70.0}, ("p_norm", "‖p‖", 50.0)),
+        ({"until_arc_length": 7.0}, ("arc_length", "arc length", 7.0)),
+        ({"until_norm": np.inf, "until_arc_length": 7.0}, ("arc_length", "arc length", 7.0)),
+    ],
+)
+def test_the_goal_is_the_end_that_comes_first(ends, goal):
+    phase = ExactFlow(name="flow", **ends)
+    assert phase.goal == goal
+    assert phase.beginning == f"follows the path to {goal[1]} = {goal[2]:g}"
+
+
+def test_a_path_without_an_end_is_refused_before_it_begins(task):
+    phase = ExactFlow(name="flow", until_norm=np.inf)
+    setting = SimpleNamespace(model=task.model, loss=task.loss, data=task.data)
+    with pytest.raises(InputError, match="both infinite; give one of them"):
+        phase.check(setting)
 
 
 @pytest.mark.more
