@@ -180,7 +180,9 @@ def _rest(
     E: Array, p: Array, values: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
 ) -> _Rest:
     """Move p within 𝒯, across directions without derivative, to where the tied part has no gradient."""
-    scores, lift = E @ p, E @ normals.T
+    # In units in which the longest embedding has length 1: so have the directions that are not spanned.
+    unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
+    scores, lift = E @ p, (unit * E) @ normals.T
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
     # No other tokens pull; as many may be in classes of several.
@@ -208,20 +210,19 @@ def _rest(
 
     y = jax.lax.fori_loop(0, _NEWTON, improve, jnp.zeros(len(normals)))
     force, curvature = at(y)
-    unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
     # A force of 1 moves scores by the inverse of this.
-    smallest = jnp.linalg.eigvalsh(held(curvature))[0] * unit**2
+    smallest = jnp.linalg.eigvalsh(held(curvature))[0]
     stiffness = jnp.where(spans.any(), jnp.minimum(1.0, smallest), 1)
     apart = lift @ slide
     return _Rest(
-        p=p + y @ normals,
+        p=p + unit * (y @ normals),
         moved=jnp.abs(lift @ y).max(),
-        left=jnp.abs(force.force @ lift).max() * unit,
+        left=jnp.abs(force.force @ lift).max(),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(_SHIFT * positive(stiffness)),
         log_gross=force.log_gross,
         normals=jnp.where(free.any(), jnp.where(free, 0, vectors).T @ normals, normals),
-        loose=(jnp.abs(apart - take(apart, leader)) * unit > _APART).any(axis=1),
+        loose=(jnp.abs(apart - take(apart, leader)) > _APART).any(axis=1),
     )
 
 

@@ -327,3 +327,22 @@ def test_alone_and_under_vmap_a_seed_has_the_same_path():
     np.testing.assert_allclose(vectorised.p[:, -1], together.p[:3, -1], rtol=1e-6)
     np.testing.assert_array_equal(alone.selection.mask, together.selection.mask[0])
     np.testing.assert_array_equal(vectorised.selection.mask, together.selection.mask[:3])
+
+
+@pytest.mark.parametrize("unit", [512.0, 1 / 512])
+def test_ties_do_not_depend_on_the_unit_of_length(unit):
+    """Keys in another unit, p in its inverse: the same scores, so the same path."""
+    data = ja.data.Independent(vocab_size=24, relevant=8, length=5, sequences=40)
+    corpus = data.draw(jax.random.key(1)).train
+    start = ja.models.one_layer.init(jax.random.key(4), vocab_size=24, dim=32, dtype=jnp.float64)
+    params = ja.dynamics.one_step(start, corpus, step_size=60.0)
+
+    def follow(unit):
+        scores = ja.theory.scores.Scores(params.E / unit, corpus, values=params.E @ params.v)
+        return ja.dynamics.exact_flow(scores, unit * params.p, until_norm=1e5 * unit, points=8)
+
+    path, other = follow(1.0), follow(unit)
+    assert (np.asarray(path.selection.counts(corpus)) > 1).any()
+    assert path.stop == other.stop == "norm"
+    np.testing.assert_array_equal(path.selection.mask, other.selection.mask)
+    np.testing.assert_allclose(other.p / unit, path.p, rtol=0, atol=1e-7 * path.norm[-1])
