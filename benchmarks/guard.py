@@ -141,7 +141,7 @@ def _killed(folder: Path) -> None:
     from jaxattn.engine.run import run
 
     class Killing(Reporter):
-        def update(self, place: str, *_) -> None:
+        def update(self, place: str, *_, **__) -> None:
             if "query step" in place:
                 os.kill(os.getpid(), signal.SIGKILL)
 
