@@ -12,6 +12,7 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -156,6 +157,18 @@ def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
     """Repeat the last lane until every device that is used has as many."""
     used, each = _shape(len(lanes), shared)
     return [*lanes, *[lanes[-1]] * (used * each - len(lanes))]
+
+
+def padded_anew(tree: Any, lanes: int, padded: int) -> Any:
+    """Repeat the last of some lanes as often as these devices want, whatever others wanted.
+
+    Args:
+        tree: arrays with a leading axis of lanes, those that others were padded with too.
+        lanes: how many are no repetitions.
+        padded: how many `pad_to_devices` makes of them here.
+    """
+    lane = np.minimum(np.arange(padded), lanes - 1)
+    return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[lane], tree)
 
 
 def put(tree: Any, shared: bool) -> Any:

@@ -104,6 +104,21 @@ def test_a_stopped_flow_continues_to_bit_identical_tables(
     assert_same(tmp_path / "flow", flow_run)
 
 
+def test_a_batch_goes_on_where_devices_want_another_number_of_lanes(
+    tmp_path, monkeypatch, go, stop, study, read
+):
+    """As on a machine with an odd number of cores, and then on another one."""
+    wanted = study(seeds=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(run.devices, "pad_to_devices", lambda lanes, shared: [*lanes, lanes[-1]])
+        stop(tmp_path / "other", wanted, 4)
+    assert Store(tmp_path / "other").read_log()[-1]["phase"] == "query"
+    assert not go(tmp_path / "other", wanted)[0].errors
+    go(tmp_path / "straight", wanted)
+    (one, _), (other, _) = read(tmp_path / "other", ordered=True), read(tmp_path / "straight", ordered=True)
+    pd.testing.assert_frame_equal(one, other, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.more
 def test_a_flow_of_long_steps_stopped_on_its_way_continues_to_bit_identical_tables(
     tmp_path, monkeypatch, cleared, go, stop, study, assert_same
