@@ -16,6 +16,7 @@ from jaxattn.core.errors import RunError
 from jaxattn.reproduction import read, shapes
 from jaxattn.results import layout, load, report, token_figures
 from jaxattn.storage import manifest
+from jaxattn.storage.files import digest
 
 TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
 
@@ -172,7 +173,9 @@ def many_columns(folder):
     loss = records[records["metric"] == "loss"]
     more = [loss.assign(metric=f"a_metric_of_my_own_{k}", value=loss["value"] * 10.0**-k) for k in range(12)]
     pd.concat([records, *more]).to_parquet(folder / "records.parquet", index=False)
-    manifest.write(folder, manifest.read(folder) | {"sha256": {}})
+    known = manifest.read(folder)
+    sums = known["sha256"] | {"records": digest((folder / "records.parquet").read_bytes())}
+    manifest.write(folder, known | {"sha256": sums})
     return report.write(folder).page
 
 
