@@ -1,21 +1,102 @@
 """What is measured on the way and at the end, and what is drawn of it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxattn.base.data import Loaded
-from jaxattn.base.model import Model, Params
+from jaxattn.base.data import Dataset, Loaded, Splits
+from jaxattn.base.model import Loss, Model, Params
 from jaxattn.base.phase import Phase, Task
 from jaxattn.core.errors import InputError, shown
+from jaxattn.core.pytrees import gradients_by_name
 from jaxattn.core.settings import Spec
 
-if TYPE_CHECKING:  # what stands above
-    from jaxattn.probes.probe_context import ProbeContext
-
 Metrics = Mapping[str, np.ndarray]
+
+
+class Columns(NamedTuple):
+    """Scores and values of the V tokens with one column for each class: one for two classes, else K."""
+
+    scores: Array
+    values: Array
+
+
+class ProbeContext:
+    """The parameters of one seed at one step, and where they are.
+
+    Attributes:
+        params: the model's parameters.
+        model: the model.
+        loss: of every example, (outputs, targets) -> (n,), or of a batch.
+        data: the training, test and validation data of the seed.
+        phase: the phase that moves the parameters.
+        memory: what the probe that looks remembers of the phase's start.
+        sample: how many sequences of each corpus losses and gradients are computed on; None for all.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        task: Task,
+        phase: Phase,
+        memory: Any = None,
+        sample: int | None = None,
+    ) -> None:
+        """Look at parameters; nothing is computed yet."""
+        self.params, self.phase, self.memory = params, phase, memory
+        self.model: Model[Any] = task.model
+        self.loss: Loss = task.loss
+        self.data: Splits = task.data
+        self.sample = sample
+        self._outputs: dict[int, Array] = {}
+
+    @property
+    def train(self) -> Sequence[str]:
+        """The parameters that the phase moves."""
+        return self.phase.train
+
+    @cached_property
+    def scores_and_values(self) -> tuple[Array, Array]:
+        """The model's scores (V,), and values (V,) or (V, K)."""
+        return self.model.scores_and_values(self.params)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Scores and values as (V, C)."""
+        scores, values = self.scores_and_values
+        values = values[:, None] if values.ndim == 1 else values
+        return Columns(jnp.broadcast_to(scores[:, None], values.shape), values)
+
+    @cached_property
+    def sampled(self) -> Splits:
+        """The data that losses, accuracies and gradients are computed on, `sample` examples of each."""
+        return self.data.sampled(self.sample)
+
+    @cached_property
+    def loss_and_gradients(self) -> tuple[Array, dict[str, Array]]:
+        """The training loss and its gradients by the parameters that the phase moves."""
+        data = self.sampled.train
+
+        def loss(params: Params) -> Array:
+            return self.loss(self.model.outputs(params, data), data.targets).mean()
+
+        return gradients_by_name(loss, self.params, self.train)
+
+    def outputs(self, data: Dataset) -> Array:
+        """Outputs of the model on some data."""
+        if id(data) not in self._outputs:
+            self._outputs[id(data)] = self.model.outputs(self.params, data)
+        return self._outputs[id(data)]
+
+    def with_memory(self, memory: Any) -> "ProbeContext":
+        """Look with another memory; what has been computed stays."""
+        other = object.__new__(ProbeContext)
+        other.__dict__ = self.__dict__ | {"memory": memory}
+        return other
 
 
 class Measurement(Spec, frozen=True, kw_only=True):
@@ -56,7 +137,7 @@ class Probe(Measurement, frozen=True, kw_only=True):
         """Keep something of the start of a phase, which is `context.memory` in `measure`; None is nothing."""
         return None
 
-    def measure(self, context: "ProbeContext") -> Mapping[str, Array]:
+    def measure(self, context: ProbeContext) -> Mapping[str, Array]:
         """Measure one seed.
 
         Args:

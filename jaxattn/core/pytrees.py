@@ -2,11 +2,13 @@
 
 import dataclasses
 import textwrap
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax import Array
 
 from jaxattn.core.errors import InputError, shown
 
@@ -48,6 +50,29 @@ def get(params: Any, name: str) -> Any:
     if name not in (known := names(params)):
         raise InputError(f"{name}: not a parameter of the model; it has {', '.join(known)}")
     return params[name] if isinstance(params, dict) else getattr(params, name)
+
+
+def gradients_by_name(
+    function: Callable[[P], Array], params: P, train: Sequence[str]
+) -> tuple[Array, dict[str, Array]]:
+    """Differentiate a function of parameters by some of them.
+
+    Args:
+        function: params -> ().
+        params: a frozen dataclass, NamedTuple or dict of arrays.
+        train: names of those to differentiate by.
+
+    Returns:
+        The function's value, and its derivative by every named parameter.
+
+    Raises:
+        InputError: a name that the parameters do not have.
+    """
+
+    def of_trained(trained: dict[str, Array]) -> Array:
+        return function(replaced(params, **trained))
+
+    return jax.value_and_grad(of_trained)({name: get(params, name) for name in train})
 
 
 def replaced(params: P, **changes: Any) -> P:

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import jax
 from jax import Array
 
 from jaxattn import losses
-from jaxattn.core import pytrees
+from jaxattn.core.pytrees import gradients_by_name
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
@@ -63,7 +62,7 @@ def loss_and_gradients(
         InputError: a name that the parameters do not have.
     """
 
-    def of_trained(trained: dict[str, Array]) -> Array:
-        return loss(pytrees.replaced(params, **trained), data, outputs, weights, per_sequence)
+    def of_params(params: P) -> Array:
+        return loss(params, data, outputs, weights, per_sequence)
 
-    return jax.value_and_grad(of_trained)({name: pytrees.get(params, name) for name in train})
+    return gradients_by_name(of_params, params, train)

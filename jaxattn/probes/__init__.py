@@ -1,10 +1,10 @@
 """Probes: what is measured of one seed, as settings with pure functions; `base` says what each must have."""
 
 from jaxattn.base import Measurement
+from jaxattn.base.probe import ProbeContext
 from jaxattn.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
 from jaxattn.probes.importance import Importance, OneStepEmbeddings, OneStepError
 from jaxattn.probes.parameters import Alignments, Conservation, Norms, Sharpness
-from jaxattn.probes.probe_context import ProbeContext
 from jaxattn.probes.selection import (
     Attended,
     AttentionEntropy,

@@ -14,8 +14,8 @@ from jaxattn.core.mapping import map_on_cores
 from jaxattn.core.settings import NotNegative, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
-from jaxattn.probes.probe_context import wants_one_layer
 from jaxattn.probes.selection import attended, attended_on_host
+from jaxattn.probes.wants import wants_one_layer
 from jaxattn.theory import (
     MaxMargin,
     Scores,

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.base.probe import ProbeContext
 from jaxattn.core.settings import Count
-from jaxattn.probes.probe_context import ProbeContext, over_classes, wants_one_layer, wants_scores
+from jaxattn.probes.wants import over_classes, wants_one_layer, wants_scores
 from jaxattn.theory import one_step_error, predicted_values
 
 # What is held against the posterior difference, its sign kept, or its size.

@@ -13,10 +13,10 @@ from jaxtyping import Array, Float
 from matfree import decomp
 
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.base.probe import ProbeContext
 from jaxattn.core.pytrees import get, names, replaced
 from jaxattn.core.settings import PositiveInt
 from jaxattn.models.gradients import loss_and_gradients
-from jaxattn.probes.probe_context import ProbeContext
 
 
 class Norms(Probe, frozen=True, kw_only=True):

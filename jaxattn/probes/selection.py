@@ -11,10 +11,11 @@ from jaxtyping import Array, Float
 from jaxattn.attention import attend
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.base.probe import ProbeContext
 from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.probes.probe_context import ProbeContext, wants_attention, wants_bags
+from jaxattn.probes.wants import wants_attention, wants_bags
 from jaxattn.theory import Scores, Selection, margin, selection_from_scores, selection_of
 
 

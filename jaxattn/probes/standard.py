@@ -9,12 +9,12 @@ from jax import Array
 
 from jaxattn import losses
 from jaxattn.base import Measurement, Phase, PhaseProbe, Probe, Task
+from jaxattn.base.probe import ProbeContext
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import Count, PositiveInt, Share, Spec
 from jaxattn.probes.directions import MaxMarginDirection
 from jaxattn.probes.importance import Importance, OneStepError
-from jaxattn.probes.probe_context import ProbeContext
 from jaxattn.probes.selection import Selected
 
 # Test accuracies that the engine adds, by the accuracy whose best value so far chooses the step.

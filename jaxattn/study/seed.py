@@ -14,12 +14,13 @@ import msgspec
 from jax import Array
 
 from jaxattn.base import Data, DrawnData, Params, PhaseProbe, Probe, Progress, SharedData, Task, silent
+from jaxattn.base.probe import ProbeContext
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, replaced
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.probes.importance import token_columns
-from jaxattn.probes.probe_context import ProbeContext, wants_scores
+from jaxattn.probes.wants import wants_scores
 from jaxattn.study.setting import Setting, numbers_of
 
 # Measurements by name, by the number of their probe.

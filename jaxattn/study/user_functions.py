@@ -11,13 +11,13 @@ import msgspec
 from jax import Array
 
 from jaxattn.base import Data, Dataset, DrawnData, Figure, Loss, Probe, Progress, SharedData, Start, silent
+from jaxattn.base.probe import ProbeContext
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.settings import Count, HalfShare, Spec
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.generators import Numbered
 from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, draw_batch, draw_splits, splits_of
-from jaxattn.probes.probe_context import ProbeContext
 
 Function = Callable[..., Any]
 
