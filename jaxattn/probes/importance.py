@@ -1,5 +1,6 @@
 """Probes: what E·v and E·p know of the importance of tokens, and how far one step on E is from its law."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.settings import Count
-from jaxattn.probes.wants import over_classes, wants_one_layer, wants_scores
+from jaxattn.probes.wants import wants_one_layer, wants_scores
 from jaxattn.theory import one_step_error, predicted_values
 
 # What is held against the posterior difference, its sign kept, or its size.
@@ -82,10 +83,15 @@ class Importance(Probe, frozen=True, kw_only=True):
             note("bins", jax.vmap(spearman, (1, None, 1))(means, numbers, jnp.isfinite(means)))
         note("tokens", jax.vmap(spearman, (1, 1, None))(columns, against, frequent))
         present = tokens.count > 0
-        found["correlation_Ev_alpha"] = over_classes(
+        found["correlation_Ev_alpha"] = _over_classes(
             lambda x, y: pearson(x, y, present), values, tokens.alpha
         )
         return found
+
+
+def _over_classes(function: Callable[..., Array], *columns: Array) -> Array:
+    """Average a statistic of columns (V, C) over the classes."""
+    return jax.vmap(function, in_axes=1)(*columns).mean()
 
 
 def token_columns(context: ProbeContext) -> dict[str, Array]:

@@ -1,17 +1,9 @@
-"""What probes want of a phase's data and model, and statistics over classes."""
+"""What probes want of a phase's data and model: why one does not apply, in words."""
 
-from collections.abc import Callable, Sequence
-
-import jax
-from jax import Array
+from collections.abc import Sequence
 
 from jaxattn.base import Phase, Task
 from jaxattn.data.corpus import Corpus
-
-
-def over_classes(function: Callable[..., Array], *columns: Array) -> Array:
-    """Average a statistic of columns (V, C) over the classes."""
-    return jax.vmap(function, in_axes=1)(*columns).mean()
 
 
 def wants_bags(task: Task) -> str | None:
