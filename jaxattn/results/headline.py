@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from jaxattn.core.errors import InputError
 from jaxattn.results.labels import format_number, setting
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import last_steps, summary_rows
@@ -198,15 +197,22 @@ def caveats(results: Run) -> list[str]:
     ]
 
 
+def _of_probes(results: Run, cell: int, *keys: str) -> list[float]:
+    """Look up settings of the probes of a cell; none if one is not there, or is no finite number."""
+    try:
+        found = [float(results.lookup(cell, f"probes.{key}")) for key in keys]
+    except (ValueError, TypeError, OverflowError):
+        return []
+    return found if np.isfinite(found).all() else []
+
+
 def _few_tokens(results: Run, cell: int) -> str:
     """Say that few tokens of some seed occur often enough for correlations, or nothing."""
-    try:
-        least = max(int(results.lookup(cell, "probes.min_count")), 1)
-    except (ValueError, TypeError, OverflowError):  # not there, or no number
-        return ""
+    known = _of_probes(results, cell, "min_count")
     tokens = results.tokens[results.tokens["cell"] == cell].drop_duplicates(["seed", "id"])
-    if tokens.empty:
+    if not known or tokens.empty:
         return ""
+    least = max(int(known[0]), 1)
     frequent = (tokens["count"] >= least).groupby(tokens["seed"]).sum()
     if (fewest := int(frequent.min())) >= FEW:
         return ""
@@ -218,10 +224,9 @@ def _few_tokens(results: Run, cell: int) -> str:
 
 def _outside_bins(results: Run, cell: int) -> str:
     """Say how many tokens are in no bin of the posterior difference, or nothing."""
-    try:
-        low, high = (float(results.lookup(cell, f"probes.{end}")) for end in ("low", "high"))
-    except (ValueError, TypeError, OverflowError):  # not there, or no number
+    if not (known := _of_probes(results, cell, "low", "high")):
         return ""
+    low, high = known
     tokens = results.tokens[(results.tokens["cell"] == cell) & (results.tokens["count"] > 0)]
     difference = tokens["posterior_difference"]
     far = tokens["id"].where((difference < low - 1e-6) | (difference > high + 1e-6))
@@ -237,10 +242,9 @@ def _outside_bins(results: Run, cell: int) -> str:
 
 def _important(results: Run, cell: int) -> str:
     """Say which tokens are important, and how many."""
-    try:
-        size, least = (float(results.lookup(cell, f"probes.{key}")) for key in ("important", "min_count"))
-    except InputError:
+    if not (known := _of_probes(results, cell, "important", "min_count")):
         return ""
+    size, least = known
     words = (
         f"important is |posterior difference| ≥ {size:g} (probes.important) in {least:g} or more occurrences"
     )

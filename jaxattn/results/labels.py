@@ -137,6 +137,12 @@ def settings_label(settings: Mapping[str, Any]) -> str:
     )
 
 
+def numbered(word: str, numbers: Sequence[int]) -> str:
+    """List numbers in ascending order: "cells 0 to 5", "seeds 2, 5"."""
+    consecutive = len(numbers) == numbers[-1] - numbers[0] + 1 > 1
+    return f"{word}s {f'{numbers[0]} to {numbers[-1]}' if consecutive else ', '.join(map(str, numbers))}"
+
+
 def seed_words(counts: Iterable[int]) -> str:
     """Say how many seeds: "5 seeds", "3 to 5 seeds"."""
     few, many = min(counts := list(counts)), max(counts)

@@ -155,7 +155,7 @@ class Results(Run):
         return trained(self, cell=cell, seed=seed, phase=phase, model=model)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Any:
-        """Return the data of one seed of one cell, as the run had them; see `dataset.dataset`.
+        """Return the data of one seed of one cell, as the run had them; see `params.dataset`.
 
         Args:
             seed: which seed of the run.

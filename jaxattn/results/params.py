@@ -13,6 +13,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data import GENERATORS, Splits, corpus
 from jaxattn.models import MODELS, span
+from jaxattn.results.labels import numbered
 from jaxattn.results.run import Run
 from jaxattn.storage import batch_state, bucket, checkpoints
 from jaxattn.storage.files import Damaged, memory
@@ -133,7 +134,7 @@ def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
         if seed in batch["seeds"]:
             lane = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
             return batch["name"], lane, seed
-    raise InputError(f"seed {seed}: {results.directory} has {_numbers(seeds)} of cell {cell}")
+    raise InputError(f"seed {seed}: {results.directory} has {numbered('seed', seeds)} of cell {cell}")
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
@@ -234,11 +235,6 @@ def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
     if held != expected:
         raise InputError(f"model: its parameters are {expected}, those of the run {held}; give the run's own")
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
-
-
-def _numbers(seeds: list[int]) -> str:
-    consecutive = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
-    return f"seeds {seeds[0]} to {seeds[-1]}" if consecutive else f"seeds {', '.join(map(str, seeds))}"
 
 
 def dataset(results: Run, *, seed: int, cell: int) -> Splits:

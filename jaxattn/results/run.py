@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, metric_label, setting
+from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, metric_label, numbered, setting
 from jaxattn.storage import provenance
 from jaxattn.storage.manifest import command
 
@@ -145,12 +145,10 @@ class Run:
         return config
 
     def _entry(self, cell: int) -> Mapping[str, Any]:
-        found = [entry for entry in self.manifest["cells"] if entry["cell"] == cell]
-        if not found:
-            raise InputError(
-                f"cell {cell}: {self.directory} holds cells 0 to {len(self.manifest['cells']) - 1}"
-            )
-        return found[0]
+        entries = {entry["cell"]: entry for entry in self.manifest["cells"]}
+        if cell not in entries:
+            raise InputError(f"cell {cell}: {self.directory} holds {numbered('cell', list(entries))}")
+        return entries[cell]
 
 
 def find(tree: Any, key: str) -> Any:

@@ -78,7 +78,7 @@ def aggregate(
 ) -> pd.DataFrame:
     """Summarise every series over its seeds.
 
-    A series is one (cell, phase, step, metric). Its scale is the one that `scales` declares for the metric,
+    A series is one (cell, phase, step, metric). Its scale is the one that `scale` looks up for the metric,
     and decides what the mean is:
 
         linear    the mean, with Student's interval

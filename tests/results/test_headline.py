@@ -153,6 +153,19 @@ def test_it_names_the_least_count_that_leaves_no_token(planted):
     assert caveats(planted(45, spearman_Ev_tokens=0.3)) == []
 
 
+@pytest.mark.parametrize("key", ["min_count", "important", "low", "high"])
+@pytest.mark.parametrize("strange", ["many", float("inf"), [3]])
+def test_settings_of_probes_that_are_no_numbers_are_passed_over(planted, key, strange):
+    """A folder may hold anything as the value of a cell on an axis."""
+    run = planted(30, important_selected=0.5, spearman_Ev_bins=0.3, spearman_Ev_tokens=0.3)
+    run.manifest["config"]["probes"]["important"] = 0.5
+    whole = caveats(run)
+    cells = [{"cell": 0, "settings": {f"probes.{key}": strange}}]
+    left = caveats(dataclasses.replace(run, manifest=run.manifest | {"cells": cells}))
+    assert set(left) <= set(whole)
+    assert any("probes.important" in line for line in left) == (key in ("low", "high"))
+
+
 def test_it_names_logarithms_of_zero(planted):
     (line,) = caveats(planted(45, log_gradient_norm_of_mine=-np.inf))
     assert line == "log_gradient_norm_of_mine: minus infinity, the logarithm of exactly zero"

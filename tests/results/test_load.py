@@ -102,6 +102,9 @@ def test_damaged_manifest(folder, text):
 def test_unknown_cell(results):
     with pytest.raises(InputError, match=r"cell 9: .* holds cells 0 to 3"):
         results["dims"].settings(9)
+    chosen = results["dims"].choose(where={"model.dim": 256})
+    with pytest.raises(InputError, match=r"cell 0: .* holds cells 2$"):
+        chosen.settings(0)
 
 
 def imported(tree):
