@@ -229,10 +229,6 @@ def _parts(name: Any) -> list[str]:
     return re.findall(r"[^\s._]*[\s._]*", _plain(str(name)))[:-1] or [""]
 
 
-def _words(x: Any) -> list[str]:
-    return _WORD.findall(_written(x))
-
-
 def _written(x: Any) -> str:
     return _plain(f"{x:.4g}" if isinstance(x, float) else str(x))
 

@@ -190,10 +190,9 @@ def boundary(diagram: PhaseDiagram, theory: Theory | None = None, *, label: str 
             label=f"half of the seeds: {diagram.condition}",
         )
         if theory is not None:
-            curve = horizontal.curve(theory)
-            ax.plot(
-                *curve, color=RED, linestyle=(0, (4, 2)), marker=_marker(curve), markersize=3, label=label
-            )
+            x, y = horizontal.curve(theory)
+            marker = "s" if len(x) < _CURVE_POINTS else ""
+            ax.plot(x, y, color=RED, linestyle=(0, (4, 2)), marker=marker, markersize=3, label=label)
         horizontal.scale(ax)
         if 0 < 10 * run[0] <= run[-1]:
             ax.set_yscale("log")
@@ -275,10 +274,6 @@ def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizo
         edgecolors=GREY,
         linewidths=0.5,
     )
-
-
-def _marker(curve: tuple[list[float], list[float]]) -> str:
-    return "" if len(curve[0]) >= _CURVE_POINTS else "s"
 
 
 def _words(diagram: PhaseDiagram, theory: str) -> str:

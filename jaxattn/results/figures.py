@@ -171,7 +171,7 @@ def draw_all(
                 options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
                 drawn = _guarded(partial(draw_own, results, own[kind], options), _files(own[kind]))
             elif number in before:
-                drawn = _as_drawn(before[number])
+                drawn = before[number]
             else:
                 raise InputError("the run did not, and reading results executes no code that a folder names")
         except (InputError, UserCodeError) as error:
@@ -182,11 +182,6 @@ def draw_all(
         name = f"{drawn.name}-{same + 1}" if same else drawn.name
         found.append(replace(drawn, name=name, number=number))
     return found, problems
-
-
-def _as_drawn(picture: Picture) -> Picture:
-    """Say of a figure that it was not drawn again."""
-    return replace(picture, caption=picture.caption.removesuffix(AS_DRAWN) + AS_DRAWN)
 
 
 def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> tuple[OwnWords, ...]:
@@ -223,7 +218,7 @@ def _files(drawing: Callable[..., Any]) -> frozenset[str]:
 
 
 def _drawn_before(results: Run) -> dict[int, Picture]:
-    """The user's own figures as the run drew them, by number; a folder may hold anything there."""
+    """The user's own figures as the run drew them, by number, which they say; a folder may hold anything."""
     found = {}
     with suppress(InputError):
         drawn = read_words(results.directory)
@@ -233,7 +228,8 @@ def _drawn_before(results: Run) -> dict[int, Picture]:
             content = files.read(
                 results.directory / path, results.directory, drawn.sha256.get(path, "none"), files.MOST_JSON
             )
-            found[each.index] = Picture(name, each.title, each.caption, content, each.index)
+            caption = each.caption.removesuffix(AS_DRAWN) + AS_DRAWN
+            found[each.index] = Picture(name, each.title, caption, content, each.index)
     return found
 
 

@@ -173,7 +173,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
         planned = [batch["name"] for batch in known["batches"]]
         missing = [batch_state.path(directory, name) for name in planned if name not in batches]
         found += [f"{path}: missing; {again}" for path in missing]
-        tables = {f"{name}.parquet": sha256 for name, sha256 in known["sha256"].items()}
+        tables = {directory / f"{name}.parquet": sha256 for name, sha256 in known["sha256"].items()}
         found += [f"{error}; {again}" for error in _damaged(directory, tables)]
     return found + [f"{error}; draw it again with: jaxattn report {directory}" for error in _drawn(directory)]
 
@@ -203,11 +203,11 @@ def _of_state(
         f"{place}: cell {cell} is of another config than the manifest says; delete it and {again}"
         for cell in other
     ]
-    for table, sha256 in saved.tables.items():
-        try:
-            files.check(batch_state.table_path(directory, batch, table, sha256), directory, sha256)
-        except Damaged as error:
-            found.append(f"{error}; {again}")
+    tables = {
+        batch_state.table_path(directory, batch, table, sha256): sha256
+        for table, sha256 in saved.tables.items()
+    }
+    found += [f"{error}; {again}" for error in _damaged(directory, tables)]
     try:
         folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
         checkpoints.restore(folder, saved.checkpoint, directory)
@@ -226,12 +226,12 @@ def _drawn(directory: Path) -> Iterator[Damaged]:
     except Damaged as error:
         yield error
         return
-    yield from _damaged(directory, drawn.sha256)
+    yield from _damaged(directory, {directory / name: sha256 for name, sha256 in drawn.sha256.items()})
 
 
-def _damaged(directory: Path, sums: Mapping[str, str]) -> Iterator[Damaged]:
-    for name, sha256 in sums.items():
+def _damaged(directory: Path, sums: Mapping[Path, str]) -> Iterator[Damaged]:
+    for path, sha256 in sums.items():
         try:
-            files.check(directory / name, directory, sha256)
+            files.check(path, directory, sha256)
         except Damaged as error:
             yield error

@@ -365,12 +365,8 @@ def _draw_course(ax: matplotlib.axes.Axes, course: Course, colour: str, fits: bo
     filled = np.isfinite(course.y).any(axis=1)
     middle = (np.nanmedian(z[filled], axis=1) for z in (course.x, course.y))
     ax.plot(*middle, color=colour, linewidth=1.6, zorder=4)
-    name = settings_label(course.settings)
-    return Line2D([], [], color=colour, label=": ".join([*([name] if name else []), *_slope(course, fits)]))
-
-
-def _slope(course: Course, fits: bool) -> list[str]:
-    return [minus(fitted(course.law))] if fits else []
+    words = [settings_label(course.settings), minus(fitted(course.law)) if fits else ""]
+    return Line2D([], [], color=colour, label=": ".join(filter(None, words)))
 
 
 def _guide(ax: matplotlib.axes.Axes, courses: list[Course], expected: float) -> Line2D:

@@ -73,15 +73,13 @@ def style() -> AbstractContextManager[None]:
     return matplotlib.rc_context(RC)
 
 
-def legend_below(figure: Figure, handles: Sequence[Any]) -> float:
+def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
     """Put a legend below the axes, in rows of equal length, and make the figure that much taller."""
     longest = max(len(re.sub(r"[$\\{}]", "", handle.get_label())) for handle in handles)
     columns = max(1, min(_COLUMNS, int(figure.get_figwidth() / (0.4 + 0.065 * longest))))
     rows = -(-len(handles) // columns)
     figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows))
-    height = 0.08 + 0.19 * rows
-    figure.set_figheight(figure.get_figheight() + height)
-    return height
+    figure.set_figheight(figure.get_figheight() + 0.08 + 0.19 * rows)
 
 
 def colours(count: int, *, ordered: bool) -> list[str]:

@@ -322,9 +322,7 @@ def top_tokens(
     number_of_seeds = "one seed" if first else tokens.over_seeds
     often = f" of those that occur at least {min_count} times" if min_count > 1 else ""
     return Drawn(
-        file_name(
-            "top_tokens", tokens.phase, *([f"cell{cell}"] if len(results.manifest["cells"]) > 1 else [])
-        ),
+        file_name("top_tokens", tokens.phase, *_cell_part(results, cell)),
         "Tokens that attention prefers",
         f"The {len(best)} tokens{first} with the largest {scores}{often} after phase {tokens.phase}"
         f"{results.cell_words(cell)}, {number_of_seeds}; colour: {whose}.",

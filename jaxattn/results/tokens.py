@@ -17,7 +17,6 @@ class Tokens:
     Attributes:
         table: id, token, count, class, alpha, posterior_difference, Ep, Ev.
         phase: the phase.
-        cell: the cell.
         seeds: how many seeds are in the table.
         averaged: whether Ep and Ev are means over seeds that share a corpus; else every seed has rows.
         names: names of all classes, the negative one first for two; empty if they have none.
@@ -25,7 +24,6 @@ class Tokens:
 
     table: pd.DataFrame
     phase: str
-    cell: int
     seeds: int
     averaged: bool
     names: tuple[str, ...] = ()
@@ -93,7 +91,7 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
             dict.fromkeys(("token", "count", "alpha", "posterior_difference"), "first")
             | {"Ep": "mean", "Ev": "mean"}
         )
-    return Tokens(tokens.reset_index(drop=True), phase, cell, seeds, averaged, results.class_names(cell))
+    return Tokens(tokens.reset_index(drop=True), phase, seeds, averaged, results.class_names(cell))
 
 
 def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
