@@ -17,7 +17,7 @@ import pandas as pd
 
 from jaxattn.api import Study
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.errors import InputError, RunError, writing
 from jaxattn.data.corpus import Corpus, from_flat
 from jaxattn.data.files import first_line
 from jaxattn.data.generators import Assumption1, Independent
@@ -280,11 +280,9 @@ def write(report: Report, path: Path) -> Path:
     Raises:
         RunError: it cannot be written.
     """
-    try:
+    with writing(path, "give another file"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}; give another file") from None
     return path
 
 

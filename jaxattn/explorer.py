@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxattn.attention.scores import Scores
-from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.errors import InputError, writing
 from jaxattn.dynamics.flows.exact_flow import Path as FlowPath
 from jaxattn.results import layout
 from jaxattn.results.labels import format_number
@@ -48,10 +48,8 @@ class Explorer:
             RunError: it cannot be written.
         """
         path = Path(path)
-        try:
+        with writing(path):
             files.replace(path.resolve(), self.html().encode())
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
         return path
 
     def __repr__(self) -> str:

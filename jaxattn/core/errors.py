@@ -78,6 +78,16 @@ def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def writing(place: object, remedy: str = "") -> Iterator[None]:
+    """Raise RunError for what cannot be written, with its place and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{place}: cannot be written: {error.strerror or error}"
+        raise RunError(f"{reason}; {remedy}" if remedy else reason) from None
+
+
 def shown(value: object) -> str:
     """Write what something is in a message: type and shape of an array, the type of all else."""
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__  # type: ignore[attr-defined]

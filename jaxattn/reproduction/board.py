@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from jaxattn.core.errors import RunError
+from jaxattn.core.errors import writing
 from jaxattn.engine.manifest import PACKAGES
 from jaxattn.reproduction.rows import DECIDING_SEEDS, REQUIRED, Row
 from jaxattn.results import layout
@@ -125,15 +125,11 @@ class Scoreboard:
         folder = Path(folder)
         csv, markdown, html = (folder / f"claims.{suffix}" for suffix in ("csv", "md", "html"))
         made = made_now(command)
-        try:
+        with writing(folder, "give another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             self.numbers().to_csv(csv, index=False)
             markdown.write_text(page(self, made), encoding="utf-8")
             html.write_text(as_html(self, made), encoding="utf-8")
-        except OSError as error:
-            raise RunError(
-                f"{folder}: cannot be written: {error.strerror or error}; give another folder"
-            ) from None
         return [csv, markdown, html]
 
 

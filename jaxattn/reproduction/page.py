@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from jaxattn.core.errors import RunError, counted
+from jaxattn.core.errors import counted, writing
 from jaxattn.reproduction import findings, record
 from jaxattn.reproduction.book import Book, Scale
 from jaxattn.reproduction.section import Section, measured, missing
@@ -86,14 +86,10 @@ def write(
     for each in fresh.values():
         if each and each.ran:
             contents |= record.files(each, scale)
-    try:
+    with writing(out, "give another folder with --out"):
         for name, content in contents.items():
             inside((out / name).parent, out).mkdir(parents=True, exist_ok=True)
             write_file(out / name, content, out)
-    except OSError as error:
-        raise RunError(
-            f"{out}: cannot be written: {error.strerror or error}; give another folder with --out"
-        ) from None
     return Page(sections, tuple(out / name for name in contents), failed)
 
 

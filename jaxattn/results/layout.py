@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from markupsafe import Markup, escape
 
-from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.errors import InputError, writing
 from jaxattn.results.labels import format_number
 from jaxattn.storage import files
 
@@ -34,10 +34,8 @@ def write(table: pd.DataFrame, path: Path) -> None:
     }
     if path.suffix not in writers:
         raise InputError(f"{path}: tables are written as {', '.join(writers)}; choose one of these suffixes")
-    try:
+    with writing(path):
         files.replace(Path(os.path.realpath(path)), writers[path.suffix]())
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def markdown(table: pd.DataFrame) -> str:
