@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,18 @@ def complain(error: Exception, status: int) -> int:
     if trace := getattr(error, "trace", ""):
         print(trace, file=sys.stderr)
     return status
+
+
+@contextmanager
+def stoppable(command: str) -> Iterator[None]:
+    """Say how a run goes on that is asked to stop, and exit with 130."""
+    from jaxattn.engine.clock import Interrupted
+
+    try:
+        yield
+    except Interrupted:
+        print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
+        sys.exit(130)
 
 
 def print_written(written: Any) -> None:

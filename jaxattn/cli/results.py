@@ -14,6 +14,7 @@ from jaxattn.cli.console import (
     print_table,
     print_written,
     rows_of,
+    stoppable,
 )
 from jaxattn.cli.options import (
     Every,
@@ -173,7 +174,6 @@ def claims(
         data_dir: Folder of tensorflow-datasets that holds imdb_reviews, to measure on real reviews too.
         out: Results folder.
     """
-    from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.progress import Reporter
     from jaxattn.reproduction import board, scoreboard
 
@@ -181,18 +181,15 @@ def claims(
     if seeds > 1 and (few := board.too_few(seeds)):
         print(f"jaxattn: {few}", file=sys.stderr)
     keep_compiled()
-    with Reporter(quiet) as reporter:
-        try:
-            found = scoreboard.run(
-                seeds=seeds, only=only, data_dir=data_dir, folder=out / "runs", reporter=reporter
-            )
-        except Interrupted:
-            print("stopped; nothing is lost, continue with the same command", file=sys.stderr)
-            return 130
+    command = shlex.join(["jaxattn", *sys.argv[1:]])
+    with Reporter(quiet) as reporter, stoppable(command):
+        found = scoreboard.run(
+            seeds=seeds, only=only, data_dir=data_dir, folder=out / "runs", reporter=reporter
+        )
     for title, part in found.parts.items():
         print_table(title, part)
     print(board.chances(found.rows))
-    for path in found.write(out, command=shlex.join(["jaxattn", *sys.argv[1:]])):
+    for path in found.write(out, command=command):
         print(path)
     return found.status
 
@@ -222,7 +219,6 @@ def reproduce(
     """
     from jaxattn import reproduction
     from jaxattn.engine import devices
-    from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.progress import Reporter
 
     memory = read_size(max_memory)
@@ -230,21 +226,17 @@ def reproduce(
     keep_compiled()
     devices.use_all_cores()
     command, items = shlex.join(["jaxattn", *sys.argv[1:]]), reproduction.read(book)
-    with Reporter(quiet) as reporter:
-        try:
-            written = reproduction.reproduce(
-                items,
-                out=out or Path("results") / items.name,
-                command=command,
-                reporter=reporter,
-                only=only,
-                scale=scale,
-                data_dir=data_dir,
-                max_memory=memory,
-            )
-        except Interrupted:
-            print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
-            return 130
+    with Reporter(quiet) as reporter, stoppable(command):
+        written = reproduction.reproduce(
+            items,
+            out=out or Path("results") / items.name,
+            command=command,
+            reporter=reporter,
+            only=only,
+            scale=scale,
+            data_dir=data_dir,
+            max_memory=memory,
+        )
     print_table(items.shared.title, written.summary[["item", "verdict", "run time"]])
     for path in written.paths:
         print(path)

@@ -16,6 +16,7 @@ from jaxattn.cli.console import (
     print_table,
     print_written,
     rows_of,
+    stoppable,
 )
 from jaxattn.cli.options import (
     Axis,
@@ -59,7 +60,6 @@ def run(
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512 --out /tmp/quick
     """
     from jaxattn.api import run as run_study
-    from jaxattn.engine.clock import Interrupted
     from jaxattn.engine.distributed import read_process, shard_folder, wait
     from jaxattn.engine.progress import Reporter
 
@@ -71,23 +71,19 @@ def run(
     whole = study.folder(machine.out)
     directory = shard_folder(whole, which)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
-    with Reporter(output.quiet) as reporter:
-        try:
-            outcome, report = run_study(
-                study,
-                directory,
-                reporter=reporter,
-                command=command,
-                shard=which,
-                max_memory=memory,
-                on_failure=failure.on_failure,
-                accept_code=failure.accept_code,
-                profile=output.profile,
-                log=output.log,
-            )
-        except Interrupted:
-            print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
-            return 130
+    with Reporter(output.quiet) as reporter, stoppable(command):
+        outcome, report = run_study(
+            study,
+            directory,
+            reporter=reporter,
+            command=command,
+            shard=which,
+            max_memory=memory,
+            on_failure=failure.on_failure,
+            accept_code=failure.accept_code,
+            profile=output.profile,
+            log=output.log,
+        )
         if outcome.already_finished:
             reporter.note(f"{shown(directory)}: already finished, nothing to run{_further(outcome, study)}")
         folders = [outcome.directory]
