@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.errors import InputError, writing
 from jaxattn.data.corpus import Corpus
 from jaxattn.diagnosis.inputs import read_weights
 from jaxattn.diagnosis.measure import BINS, Measured, Settings, measure
@@ -130,12 +130,10 @@ class Diagnosis(Measured):
             "tokens.csv": self.tokens.replace({"class": names}).to_csv(index=False).encode(),
             **{f"{each.name}.png": each.png() for each in drawn},
         }
-        try:
+        with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
             for name, content in contents.items():
                 (directory / name).write_bytes(content)
-        except OSError as error:
-            raise RunError(f"{directory}: cannot be written: {error.strerror or error}") from None
         return [directory / name for name in contents]
 
     def __repr__(self) -> str:

@@ -78,22 +78,6 @@ class Measured:
         return sorted(int(h) for h in self.quantities["head"].unique())
 
 
-class Numbers(NamedTuple):
-    """Columns of a table of quantities.
-
-    Attributes:
-        point: (Q,) values of the first Q of `NAMES`.
-        interval: (2, Q) 95 % intervals.
-        null: (draws, Q) the same of random models.
-        healthy: (Q,) the same of one gradient step.
-    """
-
-    point: Floats
-    interval: Floats
-    null: Floats
-    healthy: Floats
-
-
 @dataclass(frozen=True)
 class _Ground:
     """The corpus as the statistics see it.
@@ -164,9 +148,9 @@ def measure(weights: Weights, corpus: Corpus, tokens: Sequence[str] | None, sett
     for h in range(number):
         scores, values = weights.scores(h), weights.values(h)
         shares, selected = _shares(ground, scores, settings.precision)
-        together, *alone = _numbers(ground, scores, values, shares, references, settings)
-        quantities.append(_table(together).assign(head=h))
-        by_class += [_table(x).assign(**{"class": k, "head": h})[:OF_VALUES] for k, x in enumerate(alone)]
+        together, *alone = _tables(ground, scores, values, shares, references, settings)
+        quantities.append(together.assign(head=h))
+        by_class += [x.assign(**{"class": k, "head": h})[:OF_VALUES] for k, x in enumerate(alone)]
         listed.append(_token_table(ground, scores, values, selected, tokens).assign(head=h))
     found = pd.concat(quantities, ignore_index=True)
     which = f"|posterior difference| ≥ {least:g}, at least {count} occurrences"
@@ -207,20 +191,20 @@ def _ground(corpus: Corpus, min_count: int, important: float) -> _Ground:
     return _Ground(corpus, count, alpha, difference, used, large)
 
 
-def _numbers(
+def _tables(
     ground: _Ground,
     scores: Floats,
     values: Floats,
     shares: list[float],
     references: tuple[list[Floats], list[Floats]],
     settings: Settings,
-) -> list[Numbers]:
-    """Measure an attention head: a `Numbers` for each of `_parts`; the first has the shares too."""
+) -> list[pd.DataFrame]:
+    """Measure an attention head: a table for each of `_parts`; the first has the shares too."""
     points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
     intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
     of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
     intervals[0] = np.column_stack([intervals[0], *of_shares])
-    return [Numbers(*each) for each in zip(points, intervals, *references, strict=True)]
+    return [_table(*each) for each in zip(points, intervals, *references, strict=True)]
 
 
 def _parts(ground: _Ground, values: Floats) -> list[tuple[_Ground, Floats]]:
@@ -336,8 +320,16 @@ def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
     return [np.append(together, [np.nan] * 2), *alone]
 
 
-def _table(numbers: Numbers) -> pd.DataFrame:
-    point, (low, high), null, healthy = numbers
+def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
+    """Lay out the first Q of `NAMES`.
+
+    Args:
+        point: (Q,) values.
+        interval: (2, Q) 95 % intervals.
+        null: (draws, Q) the same of random models.
+        healthy: (Q,) the same of one gradient step.
+    """
+    low, high = interval
     # A band of models that were drawn, not an interval: some may have no correlation.
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
