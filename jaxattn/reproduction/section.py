@@ -1,11 +1,10 @@
 """A section of the page: what a finished run of an item shows, or what to do about one that is not there."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -131,9 +130,8 @@ def measured(item: Item, run: Path, scale: Scale, out: Path, overrides: Sequence
         return None
     study = item.study(scale, overrides=overrides)
     changed = differences(dict(loaded.manifest["config"]), study.config)
-    if changed or _cells(loaded.manifest["cells"]) != _cells(
-        {"settings": cell.settings, "config_hash": cell.config_hash} for cell in study.cells
-    ):
+    ran = [(cell["settings"], cell.get("config_hash")) for cell in loaded.manifest["cells"]]
+    if changed or ran != [(cell.settings, cell.config_hash) for cell in study.cells]:
         return missing(item, scale, f"{run} holds a run of other settings; delete it")
     try:
         found = measure(loaded, item)
@@ -165,10 +163,6 @@ def missing(item: Item, scale: Scale, why: str = "") -> Section:
     if item.data:
         remedy += f", with DIR/{item.data.below}: {item.data.what}"
     return Section(item, NOT_RUN, command(item, scale), f"{why}; {remedy}" if why else remedy)
-
-
-def _cells(cells: Iterable[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-    return [(cell["settings"], cell.get("config_hash")) for cell in cells]
 
 
 def _finished(run: Path, out: Path) -> Run | None:

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import file_name, seed_words, settings_label, unknown_metric
+from jaxattn.results.labels import evenly, file_name, seed_words, settings_label, unknown_metric
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, geometric_words
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
@@ -51,11 +51,7 @@ def curves(
     phases = _phases(results, phase, x)
     panels = _panels(records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
-    if cells is None:
-        spread = np.linspace(0, len(every) - 1, min(len(every), MOST_CELLS)).round().astype(int)
-        chosen = [every[index] for index in spread]
-    else:
-        chosen = list(cells)
+    chosen = evenly(every, MOST_CELLS) if cells is None else list(cells)
     labels = [settings_label(results.settings(cell)) or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
     wanted = (

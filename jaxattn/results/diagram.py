@@ -125,22 +125,57 @@ class PhaseDiagram:
     outcomes: pd.DataFrame
     thresholds: pd.DataFrame
 
-    def figure(
-        self,
-        theory: Theory | None = None,
-        *,
-        label: str = "theory",
-    ) -> Drawn:
-        """Draw the thresholds with their intervals, the points that were run, and a curve laid over them.
+    def figure(self, theory: Theory | None = None, *, label: str = "theory") -> Drawn:
+        """Draw where half of the seeds cross over, with its interval, and the points that were run.
 
         Args:
-            theory: y of x, a function or values by x; infinite x is `math.inf`.
+            theory: y of x, drawn as a line over the thresholds: a function of numbers, infinite x being
+                `math.inf`, or values by the x of the diagram.
             label: what the legend calls it.
 
         Returns:
             The figure with its words; a notebook shows it.
+
+        Raises:
+            InputError: a function of x that are no numbers, or values for other x than there are.
         """
-        return boundary(self, theory, label=label)
+        horizontal = _Horizontal.of(self.thresholds["x"].tolist())
+        table = self.thresholds.set_index("x").loc[horizontal.values]
+        with style():
+            figure = Figure(figsize=(0.7 * WIDTH, 3.2), layout="constrained")
+            ax = figure.subplots()
+            _points(ax, self, horizontal)
+            run = sorted(self.outcomes["y"].unique().tolist())
+            middle = table["threshold"].to_numpy()
+            # An interval that goes on beyond the values that were run is drawn to their end.
+            low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
+            ax.errorbar(
+                horizontal.places,
+                middle,
+                np.nan_to_num(np.stack([middle - low, high - middle])),
+                fmt="o",
+                color=BLUE,
+                markersize=4,
+                capsize=2,
+                linewidth=1.2,
+                label=f"half of the seeds: {self.condition}",
+            )
+            if theory is not None:
+                x, y = horizontal.curve(theory)
+                marker = "s" if len(x) < _CURVE_POINTS else ""
+                ax.plot(x, y, color=RED, linestyle=(0, (4, 2)), marker=marker, markersize=3, label=label)
+            horizontal.scale(ax)
+            if 0 < 10 * run[0] <= run[-1]:
+                ax.set_yscale("log")
+            ax.set_xlabel(axis_label(self.x))
+            ax.set_ylabel(axis_label(self.y))
+            ax.legend(loc="best", labelcolor=SOFT)
+        return Drawn(
+            file_name("boundary", self.y, self.x),
+            f"Threshold of {self.y} over {self.x}",
+            _words(self, label if theory is not None else ""),
+            figure,
+        )
 
     def __repr__(self) -> str:
         rows = self.thresholds.itertuples()
@@ -150,61 +185,6 @@ class PhaseDiagram:
 
     def _repr_html_(self) -> str:
         return self.thresholds.to_html(index=False, border=0)
-
-
-def boundary(diagram: PhaseDiagram, theory: Theory | None = None, *, label: str = "theory") -> Drawn:
-    """Draw where half of the seeds cross over, with its interval, and the points that were run.
-
-    Args:
-        diagram: the thresholds.
-        theory: y of x, drawn as a line over the thresholds: a function of numbers, infinite x being
-            `math.inf`, or values by the x of the diagram.
-        label: what the legend calls it.
-
-    Returns:
-        The figure.
-
-    Raises:
-        InputError: a function of x that are no numbers, or values for other x than there are.
-    """
-    horizontal = _Horizontal.of(diagram.thresholds["x"].tolist())
-    table = diagram.thresholds.set_index("x").loc[horizontal.values]
-    with style():
-        figure = Figure(figsize=(0.7 * WIDTH, 3.2), layout="constrained")
-        ax = figure.subplots()
-        _points(ax, diagram, horizontal)
-        at = np.array(horizontal.places)
-        run = sorted(diagram.outcomes["y"].unique().tolist())
-        middle = table["threshold"].to_numpy()
-        # An interval that goes on beyond the values that were run is drawn to their end.
-        low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
-        ax.errorbar(
-            at,
-            middle,
-            np.nan_to_num(np.stack([middle - low, high - middle])),
-            fmt="o",
-            color=BLUE,
-            markersize=4,
-            capsize=2,
-            linewidth=1.2,
-            label=f"half of the seeds: {diagram.condition}",
-        )
-        if theory is not None:
-            x, y = horizontal.curve(theory)
-            marker = "s" if len(x) < _CURVE_POINTS else ""
-            ax.plot(x, y, color=RED, linestyle=(0, (4, 2)), marker=marker, markersize=3, label=label)
-        horizontal.scale(ax)
-        if 0 < 10 * run[0] <= run[-1]:
-            ax.set_yscale("log")
-        ax.set_xlabel(axis_label(diagram.x))
-        ax.set_ylabel(axis_label(diagram.y))
-        ax.legend(loc="best", labelcolor=SOFT)
-    return Drawn(
-        file_name("boundary", diagram.y, diagram.x),
-        f"Threshold of {diagram.y} over {diagram.x}",
-        _words(diagram, label if theory is not None else ""),
-        figure,
-    )
 
 
 class _Horizontal(NamedTuple):

@@ -137,6 +137,12 @@ def settings_label(settings: Mapping[str, Any]) -> str:
     )
 
 
+def evenly(things: Sequence[int], most: int) -> list[int]:
+    """Choose at most so many, evenly spread from the first to the last."""
+    places = np.linspace(0, len(things) - 1, min(len(things), most)).round().astype(int)
+    return [things[place] for place in places]
+
+
 def numbered(word: str, numbers: Sequence[int]) -> str:
     """List numbers in ascending order: "cells 0 to 5", "seeds 2, 5"."""
     consecutive = len(numbers) == numbers[-1] - numbers[0] + 1 > 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -30,23 +30,16 @@ TOKEN_COLUMNS = (
 COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
 
 
-class Folder(NamedTuple):
-    """What a results folder holds; see `run.Run`."""
-
-    manifest: dict[str, Any]
-    records: pd.DataFrame
-    tokens: pd.DataFrame
-
-
-def read(directory: Path) -> Folder:
+def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
     """Read a results folder; nothing that it names is imported or executed.
 
     Args:
         directory: a folder that a run has written, or is writing.
 
     Returns:
-        Manifest and tables. Of a run that is not finished: what its finished batches measured, and what the
-        others had measured when they were last saved; its failures are those of the batches too.
+        Manifest, records and tokens; see `run.Run`. Of a run that is not finished: what its finished batches
+        measured, and what the others had measured when they were last saved; its failures are those of the
+        batches too.
 
     Raises:
         InputError: no such folder, not a results folder, one in which nothing was measured yet, a damaged
@@ -64,7 +57,7 @@ def read(directory: Path) -> Folder:
     records, tokens = (_joined(tables[name], name, known) for name in COLUMNS)
     if records.empty:
         raise InputError(f"{directory}: the run is not finished; continue it with: {command(known)}")
-    return Folder(known, _without_failures(records, known), tokens)
+    return known, _without_failures(records, known), tokens
 
 
 def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.DataFrame]] | None:

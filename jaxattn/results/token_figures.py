@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from jaxattn.core.errors import InputError
 from jaxattn.results.correlations import axis, bin_means, bin_numbers, spearman
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import VALUES, file_name, format_number, minus, shown
+from jaxattn.results.labels import VALUES, evenly, file_name, format_number, minus, shown
 from jaxattn.results.run import Run
 from jaxattn.results.style import BLUE, GREY, INK, RED, SOFT, WIDTH, colours, legend_below, style
 from jaxattn.results.tokens import Tokens, at_end, top
@@ -167,8 +167,7 @@ def _labels(tokens: Tokens, label: int | str | None, most: int | None = None) ->
     """List the classes to draw; of more than `most`, some that are evenly spread."""
     every = tokens.classes
     if label is None:
-        spread = np.linspace(0, len(every) - 1, min(len(every), most or len(every))).round().astype(int)
-        return [every[index] for index in spread]
+        return evenly(every, most or len(every))
     found = [k for k in every if label in ((tokens.name(k),) if isinstance(label, str) else (k,))]
     if not found:
         known = [f"{k} ({tokens.name(k)})" if tokens.names else str(k) for k in every]

@@ -6,7 +6,7 @@ import pytest
 
 from jaxattn.bisection import threshold
 from jaxattn.results import style
-from jaxattn.results.diagram import PhaseDiagram, boundary
+from jaxattn.results.diagram import PhaseDiagram
 
 
 @pytest.fixture
@@ -63,12 +63,12 @@ def test_infinity_stands_a_step_beyond_the_last_number(planted, columns, places)
 
 def test_words_and_values_of_a_theory(planted):
     diagram = planted(("sgd", "adam"))
-    (curve,) = boundary(diagram, {"adam": 3.0}).figure.axes[0].get_lines()[-1:]
+    (curve,) = diagram.figure({"adam": 3.0}).figure.axes[0].get_lines()[-1:]
     assert curve.get_ydata().tolist() == [3.0]
     with pytest.raises(ValueError, match="no x = 'lion'"):
-        boundary(diagram, {"lion": 1.0})
+        diagram.figure({"lion": 1.0})
     with pytest.raises(ValueError, match="no numbers"):
-        boundary(diagram, lambda x: 1.0)
+        diagram.figure(lambda x: 1.0)
 
 
 def test_a_diagram_is_written_in_a_line(planted):
