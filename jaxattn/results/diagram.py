@@ -81,9 +81,7 @@ def diagram(
             text = minus(format_number(value))
             at: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if dark else "black"}
             ax.text(column + 0.5, row + 0.5, text, **at)
-        ax.set_xlabel(axis_label(x_axis))
-        ax.set_ylabel(axis_label(y_axis))
-        ax.set_title(results.label(metric))
+        ax.set(xlabel=axis_label(x_axis), ylabel=axis_label(y_axis), title=results.label(metric))
     return Drawn(
         file_name("diagram", metric, y_axis, x_axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} over {y_axis} and {x_axis}",
@@ -167,8 +165,7 @@ class PhaseDiagram:
             horizontal.scale(ax)
             if 0 < 10 * run[0] <= run[-1]:
                 ax.set_yscale("log")
-            ax.set_xlabel(axis_label(self.x))
-            ax.set_ylabel(axis_label(self.y))
+            ax.set(xlabel=axis_label(self.x), ylabel=axis_label(self.y))
             ax.legend(loc="best", labelcolor=SOFT)
         return Drawn(
             file_name("boundary", self.y, self.x),

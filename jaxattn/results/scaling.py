@@ -83,11 +83,8 @@ def scaling(
         figure = Figure(figsize=(0.7 * WIDTH, 3.2), layout="constrained")
         ax = figure.subplots()
         lines = [_draw(ax, line, colour, expected) for line, colour in zip(series, palette, strict=True)]
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        ax.set(xscale="log", yscale="log", xlabel=axis_label(axis), ylabel=results.label(metric))
         _ticks(ax, series)
-        ax.set_xlabel(axis_label(axis))
-        ax.set_ylabel(results.label(metric))
         guide = Line2D([], [], color=SOFT, **GUIDE)
         guide.set_label("" if expected is None else minus(f"expected slope {expected:g}"))
         if len(series) == 1:
@@ -279,10 +276,7 @@ def convergence(
         figure = Figure(figsize=(0.8 * WIDTH, 3.5), layout="constrained")
         ax = figure.subplots()
         handles = [_draw_course(ax, course, c, fits) for course, c in zip(courses, palette, strict=True)]
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlabel(results.label(x))
-        ax.set_ylabel(results.label(y))
+        ax.set(xscale="log", yscale="log", xlabel=results.label(x), ylabel=results.label(y))
         if expected is not None:
             handles.append(_guide(ax, courses, expected))
         if len(courses) > 1:
