@@ -95,13 +95,13 @@ def run(
 
 def _further(outcome: Any, study: Any) -> str:
     """Say which seeds a folder holds if there are more than those that were asked for."""
+    from jaxattn.results.labels import listed
     from jaxattn.storage import manifest
 
     held = manifest.read(outcome.directory)["seeds"]
     if set(held) <= set(study.seeds):
         return ""
-    listed = f"{held[0]} to {held[-1]}" if len(held) == held[-1] - held[0] + 1 else ", ".join(map(str, held))
-    return f"; the folder holds {counted(len(held), 'seed')}, {listed:.60}, and all are shown"
+    return f"; the folder holds {counted(len(held), 'seed')}, {listed(held):.60}, and all are shown"
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:

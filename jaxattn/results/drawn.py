@@ -91,6 +91,3 @@ class Picture:
     def png(self) -> bytes:
         """Return the PNG file."""
         return self.content
-
-    def _repr_png_(self) -> bytes:
-        return self.content

@@ -143,10 +143,11 @@ def evenly(things: Sequence[int], most: int) -> list[int]:
     return [things[place] for place in places]
 
 
-def numbered(word: str, numbers: Sequence[int]) -> str:
-    """List numbers in ascending order: "cells 0 to 5", "seeds 2, 5"."""
-    consecutive = len(numbers) == numbers[-1] - numbers[0] + 1 > 1
-    return f"{word}s {f'{numbers[0]} to {numbers[-1]}' if consecutive else ', '.join(map(str, numbers))}"
+def listed(numbers: Sequence[int]) -> str:
+    """List whole numbers that ascend: "0 to 5", "2, 5"."""
+    if len(numbers) == numbers[-1] - numbers[0] + 1 > 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
 
 
 def seed_words(counts: Iterable[int]) -> str:

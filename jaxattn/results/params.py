@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data import GENERATORS, Splits, corpus
 from jaxattn.models import MODELS, span
-from jaxattn.results.labels import numbered
+from jaxattn.results.labels import listed
 from jaxattn.results.run import Run
 from jaxattn.storage import batch_state, bucket, checkpoints
 from jaxattn.storage.files import Damaged, memory
@@ -134,7 +134,7 @@ def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
         if seed in batch["seeds"]:
             lane = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
             return batch["name"], lane, seed
-    raise InputError(f"seed {seed}: {results.directory} has {numbered('seed', seeds)} of cell {cell}")
+    raise InputError(f"seed {seed}: {results.directory} has seeds {listed(seeds)} of cell {cell}")
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:

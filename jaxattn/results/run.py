@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, metric_label, numbered, setting
+from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, listed, metric_label, setting
 from jaxattn.storage import provenance
 from jaxattn.storage.manifest import command
 
@@ -147,7 +147,7 @@ class Run:
     def _entry(self, cell: int) -> Mapping[str, Any]:
         entries = {entry["cell"]: entry for entry in self.manifest["cells"]}
         if cell not in entries:
-            raise InputError(f"cell {cell}: {self.directory} holds {numbered('cell', list(entries))}")
+            raise InputError(f"cell {cell}: {self.directory} holds cells {listed(list(entries))}")
         return entries[cell]
 
 

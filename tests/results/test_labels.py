@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxattn.results.labels import brief, by_factors, format_number, setting, with_interval
+from jaxattn.results.labels import brief, by_factors, format_number, listed, setting, with_interval
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,10 @@ def test_a_cell_without_an_axis_has_no_setting_of_it():
         "",
         "",
     ]
+
+
+def test_numbers_without_gaps_are_a_range():
+    assert [listed(x) for x in ([3], [0, 1], [2, 3, 4], [2, 5])] == ["3", "0 to 1", "2 to 4", "2, 5"]
 
 
 def test_a_logarithmic_axis_is_for_values_that_grow_by_factors():
