@@ -1,5 +1,6 @@
 """A results folder as a run would leave it, with planted laws: slope -1/2, E·v rising, E·p U-shaped."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -9,9 +10,8 @@ import pytest
 
 from jaxattn.probes import Accuracy, Fit, Importance, MaxMarginDirection, OneStepError, Selected
 from jaxattn.results import load
+from jaxattn.storage import manifest as manifests
 from jaxattn.storage.files import digest
-from jaxattn.storage.manifest import FORMAT
-from jaxattn.storage.manifest import write as write_manifest
 
 WORDS = [
     "great",
@@ -46,6 +46,18 @@ STEP_SIZE = 200.0
 STEPS = np.unique(np.r_[0, np.geomspace(1, 2000, 25).round().astype(int)])
 
 
+def put(directory: Path, tables: dict[str, pd.DataFrame], known: dict) -> Path:
+    """Write tables into a folder, and a manifest of what is known with their checksums."""
+    sums = {}
+    for name, table in tables.items():
+        content = table.to_parquet(None, index=False)
+        (directory / f"{name}.parquet").write_bytes(content)
+        sums[name] = digest(content)
+    whole = {"format": manifests.FORMAT, "status": "finished", "command": "jaxattn run x.toml"} | known
+    manifests.write(directory, whole | {"sha256": known.get("sha256", {}) | sums})
+    return directory
+
+
 def write_results(
     directory: Path,
     *,
@@ -75,16 +87,16 @@ def write_results(
                 cell, seed, values, rng, [f[2] for f in failures if f[:2] == (cell, seed)], late
             )
             tokens += _tokens(cell, seed, classes, vocab_size, text, shared, rng)
-    pd.DataFrame(records, columns=["cell", "seed", "phase", "step", "metric", "value"]).astype(
-        {"cell": "int32", "seed": "int32", "step": "int64"}
-    ).to_parquet(directory / "records.parquet", index=False)
-    pd.concat(tokens, ignore_index=True).to_parquet(directory / "tokens.parquet", index=False)
+    columns = ["cell", "seed", "phase", "step", "metric", "value"]
+    types = {"cell": "int32", "seed": "int32", "step": "int64"}
+    tables = {
+        "records": pd.DataFrame(records, columns=columns).astype(types),
+        "tokens": pd.concat(tokens, ignore_index=True),
+    }
     content = {
-        "format": FORMAT,
         "labels": {name: label for probe in STANDARD for name, label in probe.labels.items()},
         "name": "planted",
         "description": "Planted laws <b>and</b> a little noise.",
-        "status": "finished",
         "command": "jaxattn run sweeps/planted.toml --set 'model.dim=64'",
         "config": {
             "name": "planted",
@@ -117,11 +129,7 @@ def write_results(
     }
     if late:
         content["config"]["phases"].append(content["config"]["phases"][1] | {"name": "late"})
-    content["sha256"] = {
-        name: digest((directory / f"{name}.parquet").read_bytes()) for name in ("records", "tokens")
-    }
-    write_manifest(directory, content | manifest)
-    return directory
+    return put(directory, tables, content | manifest)
 
 
 def _records(cell, seed, settings, rng, failed, late):
@@ -219,6 +227,38 @@ def folders(tmp_path_factory):
 def write():
     """The writer of planted results, for tests that need a folder of their own."""
     return write_results
+
+
+@pytest.fixture(scope="session")
+def load_planted(tmp_path_factory):
+    """Write records of one's own with what is known of their run, and load them."""
+
+    def make(rows, **known):
+        records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
+        return load(put(tmp_path_factory.mktemp("planted"), {"records": records}, known))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def configured():
+    """Give a run a config of which some tables are others."""
+
+    def make(run, **tables):
+        config = run.manifest["config"] | tables
+        return dataclasses.replace(run, manifest=run.manifest | {"config": config})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def rewrite():
+    """Put another table in the place of one of a folder, with its checksum."""
+
+    def make(folder, name, table):
+        put(folder, {name: table}, manifests.read(folder))
+
+    return make
 
 
 @pytest.fixture(scope="session")

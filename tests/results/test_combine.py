@@ -11,48 +11,39 @@ from jaxattn.results.combine import _equal, choose, combine, group, paired
 from jaxattn.results.intervals import student_t
 from jaxattn.results.layout import latex, markdown, write
 from jaxattn.results.run import Run
-from jaxattn.storage.files import digest
-from jaxattn.storage.manifest import FORMAT
-from jaxattn.storage.manifest import read as read_manifest
-from jaxattn.storage.manifest import write as write_manifest
-
-METRICS = ("loss", "accuracy")
 
 
-def folder(path: Path, seeds, *, name="swept", dims=(8, 16), rates=(0.1, 0.2)):
+@pytest.fixture
+def folder(load_planted):
     """Loss = 100 d + 10 rate + seed/100 at step 1; accuracy = seed."""
-    path.mkdir()
-    settings = [{"model.dim": d, "phases.query.step_size": r} for d in dims for r in rates]
-    rows = [
-        (cell, seed, "query", step, metric, value)
-        for cell, s in enumerate(settings)
-        for seed in seeds
-        for step in (0, 1)
-        for metric, value in (
-            ("loss", step * (100 * s["model.dim"] + 10 * s["phases.query.step_size"] + seed / 100)),
-            ("accuracy", float(seed)),
+
+    def make(seeds, *, name="swept", dims=(8, 16), rates=(0.1, 0.2)):
+        settings = [{"model.dim": d, "phases.query.step_size": r} for d in dims for r in rates]
+        rows = [
+            (cell, seed, "query", step, metric, value)
+            for cell, s in enumerate(settings)
+            for seed in seeds
+            for step in (0, 1)
+            for metric, value in (
+                ("loss", step * (100 * s["model.dim"] + 10 * s["phases.query.step_size"] + seed / 100)),
+                ("accuracy", float(seed)),
+            )
+        ]
+        return load_planted(
+            rows,
+            name=name,
+            config={"model": {"dim": 4}, "phases": [{"name": "query", "step_size": 0.1, "steps": 7}]},
+            cells=[{"cell": k, "settings": s, "config_hash": f"{name}{s}"} for k, s in enumerate(settings)],
+            seeds=list(seeds),
+            failures=[{"cell": 0, "seed": seeds[0], "phase": "late", "step": 1, "reason": "NaN"}],
         )
-    ]
-    table = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
-    table.to_parquet(path / "records.parquet", index=False)
-    manifest = {
-        "format": FORMAT,
-        "name": name,
-        "status": "finished",
-        "command": "jaxattn run x.toml",
-        "config": {"model": {"dim": 4}, "phases": [{"name": "query", "step_size": 0.1, "steps": 7}]},
-        "cells": [{"cell": k, "settings": s, "config_hash": f"{name}{s}"} for k, s in enumerate(settings)],
-        "seeds": list(seeds),
-        "failures": [{"cell": 0, "seed": seeds[0], "phase": "late", "step": 1, "reason": "NaN"}],
-    }
-    manifest["sha256"] = {"records": digest((path / "records.parquet").read_bytes())}
-    write_manifest(path, manifest)
-    return load(path)
+
+    return make
 
 
-def test_shards_are_one_run_with_the_seeds_of_all(tmp_path):
-    whole = folder(tmp_path / "whole", range(6))
-    parts = [folder(tmp_path / "a", range(4)), folder(tmp_path / "b", range(4, 6))]
+def test_shards_are_one_run_with_the_seeds_of_all(folder):
+    whole = folder(range(6))
+    parts = [folder(range(4)), folder(range(4, 6))]
     both = combine(parts)
     assert both.manifest["seeds"] == [0, 1, 2, 3, 4, 5]
     assert both.axes == whole.axes
@@ -61,20 +52,20 @@ def test_shards_are_one_run_with_the_seeds_of_all(tmp_path):
     assert combine([whole]) is whole
 
 
-def test_other_sweeps_keep_their_names_apart(tmp_path):
-    both = combine([folder(tmp_path / "a", range(2)), folder(tmp_path / "b", range(2), name="other")])
+def test_other_sweeps_keep_their_names_apart(folder):
+    both = combine([folder(range(2)), folder(range(2), name="other")])
     assert both.axes == ["sweep", "model.dim", "phases.query.step_size"]
     assert len(both.cells) == 8
     assert both.cells["sweep"].tolist() == ["swept"] * 4 + ["other"] * 4
 
 
-def test_a_seed_that_two_folders_hold_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"b: seed 1 is in .*a too"):
-        combine([folder(tmp_path / "a", range(2)), folder(tmp_path / "b", range(1, 3))])
+def test_a_seed_that_two_folders_hold_is_refused(folder):
+    with pytest.raises(InputError, match=r"planted\d+: seed 1 is in .*planted\d+ too"):
+        combine([folder(range(2)), folder(range(1, 3))])
 
 
-def test_keys_are_looked_up_swept_or_not(tmp_path):
-    results = folder(tmp_path / "a", range(2))
+def test_keys_are_looked_up_swept_or_not(folder):
+    results = folder(range(2))
     assert results.lookup(3, "model.dim") == 16
     assert results.lookup(3, "phases.query.steps") == results.lookup(3, "phases.0.steps") == 7
     with pytest.raises(InputError, match=r"phases.embed.steps: no such key in the config of "):
@@ -90,8 +81,8 @@ def test_a_key_that_a_block_changes_is_looked_up_in_it():
     assert results.lookup(1, "data.sequences") == 40
 
 
-def test_choosing_keeps_cells_metrics_and_phases(tmp_path):
-    results = folder(tmp_path / "a", range(2))
+def test_choosing_keeps_cells_metrics_and_phases(folder):
+    results = folder(range(2))
     chosen = choose(results, where={"model.dim": "16"}, metrics=["loss"], phases=["query"])
     assert chosen.cells["model.dim"].tolist() == [16, 16]
     assert set(chosen.records["metric"]) == {"loss"}
@@ -105,9 +96,9 @@ def test_choosing_keeps_cells_metrics_and_phases(tmp_path):
         choose(results, where={"model.dim": 17})
 
 
-def test_values_are_meant_as_they_are_printed(tmp_path):
+def test_values_are_meant_as_they_are_printed(folder):
     third = 1 / 3
-    results = folder(tmp_path / "a", range(2), dims=(8, 16), rates=(150.0, third))
+    results = folder(range(2), dims=(8, 16), rates=(150.0, third))
     for text, value in (("150", 150.0), ("1.5e2", 150.0), ("0.333333", third), (repr(third), third)):
         chosen = choose(results, where={"phases.query.step_size": text})
         assert set(chosen.cells["phases.query.step_size"]) == {value}
@@ -116,7 +107,7 @@ def test_values_are_meant_as_they_are_printed(tmp_path):
     np.testing.assert_allclose(rows["mean"], 10 * (150 - third))
     with pytest.raises(InputError, match=r"no cells with both '7' and '150'; its values are 150, 0.333333"):
         paired(results, "phases.query.step_size", "7", "150")
-    close = folder(tmp_path / "b", range(2), dims=(8,), rates=(third, third + 1e-9))
+    close = folder(range(2), dims=(8,), rates=(third, third + 1e-9))
     with pytest.raises(
         InputError, match=r"step_size: 0.333333 is printed for 0.3333333333333333, 0.33333333"
     ):
@@ -140,8 +131,8 @@ def test_numbers_are_compared_as_numbers(value, wanted, same):
     assert _equal(value, wanted) == same
 
 
-def test_a_pool_has_one_value_per_seed_the_mean_over_its_cells(tmp_path):
-    results = folder(tmp_path / "a", range(3))
+def test_a_pool_has_one_value_per_seed_the_mean_over_its_cells(folder):
+    results = folder(range(3))
     pooled = group(results, ["model.dim"])
     assert pooled.derived == ["means over cells of the same model.dim"]
     table = aggregate(pooled)
@@ -156,9 +147,9 @@ def test_a_pool_has_one_value_per_seed_the_mean_over_its_cells(tmp_path):
     assert len(group(results, ["phases.query.steps"]).cells) == 1
 
 
-def test_cells_that_say_the_same_make_no_interval_narrower(tmp_path):
+def test_cells_that_say_the_same_make_no_interval_narrower(folder):
     """The accuracy of a seed is the same in all cells: four of them tell no more than one."""
-    results = folder(tmp_path / "a", range(6))
+    results = folder(range(6))
     columns = ["n", "mean", "mean_low", "mean_high", "iqm", "iqm_low", "iqm_high"]
     found = {
         len(run.cells): aggregate(run).query("metric == 'accuracy' and step == 1").iloc[0][columns]
@@ -167,8 +158,8 @@ def test_cells_that_say_the_same_make_no_interval_narrower(tmp_path):
     np.testing.assert_equal(found[1].tolist(), found[4].tolist())
 
 
-def test_seeds_count_where_all_cells_of_a_pool_have_them(tmp_path):
-    whole = folder(tmp_path / "a", range(4), dims=(8,))
+def test_seeds_count_where_all_cells_of_a_pool_have_them(folder):
+    whole = folder(range(4), dims=(8,))
     records = whole.records
     lost = (records["cell"] == 0) & (records["seed"] == 1)  # has no records
     failed = (records["cell"] == 1) & (records["seed"] == 2) & (records["step"] == 1)
@@ -185,14 +176,14 @@ def test_seeds_count_where_all_cells_of_a_pool_have_them(tmp_path):
     assert table.loc[("later", 1, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
 
 
-def test_a_seed_of_several_folders_is_one_seed(tmp_path):
-    both = combine([folder(tmp_path / "a", range(2)), folder(tmp_path / "b", range(1, 3), name="other")])
+def test_a_seed_of_several_folders_is_one_seed(folder):
+    both = combine([folder(range(2)), folder(range(1, 3), name="other")])
     table = aggregate(group(both, ["model.dim"])).query("metric == 'accuracy' and step == 1")
     assert table[["n", "mean"]].to_numpy().tolist() == [[1, 1], [1, 1]]
 
 
-def test_paired_differences_cancel_what_seeds_share(tmp_path):
-    results = folder(tmp_path / "a", range(3))
+def test_paired_differences_cancel_what_seeds_share(folder):
+    results = folder(range(3))
     table = aggregate(paired(results, "model.dim", 8, "16"))
     row = table[(table["metric"] == "loss") & (table["step"] == 1)]
     assert row["phases.query.step_size"].tolist() == [0.1, 0.2]
@@ -204,8 +195,8 @@ def test_paired_differences_cancel_what_seeds_share(tmp_path):
         paired(results, "data.length", 8, 9)
 
 
-def test_a_seed_that_failed_on_one_side_has_no_difference(tmp_path):
-    results = folder(tmp_path / "a", range(3))
+def test_a_seed_that_failed_on_one_side_has_no_difference(folder):
+    results = folder(range(3))
     records = results.records
     failed = (records["cell"] == 0) & (records["seed"] == 1)
     run = replace(results, records=records.assign(value=records["value"].mask(failed)))
@@ -233,12 +224,11 @@ def test_tables_are_written_in_the_format_of_the_suffix(tmp_path):
         write(table, tmp_path / "missing" / "t.csv")
 
 
-def test_a_thousand_cells_of_a_thousand_rows_load_and_aggregate_quickly(tmp_path):
+def test_a_thousand_cells_of_a_thousand_rows_load_and_aggregate_quickly(folder, rewrite):
     """A table of a million rows: seconds, not minutes; the bound is loose for slow machines."""
     import time
 
-    path = tmp_path / "large"
-    folder(path, range(1), dims=range(1, 1001), rates=(0.1,))
+    path = folder(range(1), dims=range(1, 1001), rates=(0.1,)).directory
     step = np.tile(np.repeat(np.arange(100), 10), 1000)
     records = pd.DataFrame(
         {
@@ -250,9 +240,7 @@ def test_a_thousand_cells_of_a_thousand_rows_load_and_aggregate_quickly(tmp_path
             "value": np.random.default_rng(0).normal(size=1_000_000),
         }
     )
-    records.to_parquet(path / "records.parquet", index=False)
-    sums = {"records": digest((path / "records.parquet").read_bytes())}
-    write_manifest(path, read_manifest(path) | {"sha256": sums})
+    rewrite(path, "records", records)
     begin = time.perf_counter()
     loaded = load(path)
     assert time.perf_counter() - begin < 5

@@ -103,16 +103,10 @@ def test_curves_leave_out_phases_of_one_step_and_share_panels(results):
 def test_curves_of_many_cells_show_some(results):
     run = results["text"]
     cells = [{"cell": cell, "settings": {"model.dim": cell + 1}} for cell in range(40)]
-    records = [run.records.assign(cell=np.int32(cell)) for cell in range(40)]
-    many = dataclasses.replace(
-        run,
-        manifest=run.manifest | {"cells": cells},
-        records=type(run.records)(
-            np.concatenate([r[r["metric"] == "loss"] for r in records]), columns=run.records.columns
-        ).astype(run.records.dtypes.to_dict()),
-    )
-    drawn = curves(many, metrics=("loss",))
-    assert "12 of 40 cells are shown" in drawn.caption
+    loss = run.records[run.records["metric"] == "loss"]
+    records = pd.concat([loss.assign(cell=np.int32(cell)) for cell in range(40)])
+    many = dataclasses.replace(run, manifest=run.manifest | {"cells": cells}, records=records)
+    assert "12 of 40 cells are shown" in curves(many, metrics=("loss",)).caption
 
 
 def test_importance_shows_bin_means_and_counts_what_is_outside(results):
@@ -144,20 +138,17 @@ def test_the_band_of_importance_is_the_range_of_the_means_of_seeds(results):
     assert "band" not in importance(results["one_seed"]).caption
 
 
-def test_importance_follows_the_bins_of_the_run(results):
-    run = results["text"]
-    config = run.manifest["config"] | {"probes": {"bins": 4, "low": -0.5, "high": 0.5, "min_count": 50}}
-    drawn = importance(dataclasses.replace(run, manifest=run.manifest | {"config": config}))
+def test_importance_follows_the_bins_of_the_run(results, configured):
+    probes = {"bins": 4, "low": -0.5, "high": 0.5, "min_count": 50}
+    drawn = importance(configured(results["text"], probes=probes))
     assert "4 equal bins of [-0.5, 0.5]" in drawn.caption
 
 
-def test_scores_of_two_layers_with_weights_are_named_so(results):
-    run = results["text"]
-    config = run.manifest["config"] | {"model": {"kind": "two_layer_weights"}}
-    drawn = importance(dataclasses.replace(run, manifest=run.manifest | {"config": config}))
+def test_scores_of_two_layers_with_weights_are_named_so(results, configured):
+    drawn = importance(configured(results["text"], model={"kind": "two_layer_weights"}))
     assert "W_2" in drawn.figure.axes[1].get_title("left")
     assert "E·W2 p of" in drawn.caption
-    assert "W2" not in importance(run).caption
+    assert "W2" not in importance(results["text"]).caption
 
 
 def test_importance_of_classes_has_a_row_each(results):
@@ -167,11 +158,6 @@ def test_importance_of_classes_has_a_row_each(results):
     assert one.name.endswith("class0")
     with pytest.raises(InputError, match="label 3: tokens hold the classes 0, 1, 2"):
         importance(results["classes"], label=3)
-
-
-def with_labels(run, labels):
-    config = run.manifest["config"] | {"data": {"labels": labels}}
-    return dataclasses.replace(run, manifest=run.manifest | {"config": config})
 
 
 def test_importance_of_many_classes_shows_some_of_them_and_says_so(results, monkeypatch):
@@ -184,8 +170,8 @@ def test_importance_of_many_classes_shows_some_of_them_and_says_so(results, monk
     assert "shown" not in importance(results["classes"], label=1).caption
 
 
-def test_figures_name_classes_by_their_labels(results):
-    run = with_labels(results["classes"], ["1", "co$t$", "5"])
+def test_figures_name_classes_by_their_labels(results, configured):
+    run = configured(results["classes"], data={"labels": ["1", "co$t$", "5"]})
     titles = [ax.get_title("left") for ax in importance(run).figure.axes]
     assert titles[3].endswith(r"(class co\$t\$)")
     assert importance(run, label="5").caption == importance(run, label=2).caption
@@ -194,7 +180,7 @@ def test_figures_name_classes_by_their_labels(results):
         importance(run, label="0")
     (legend,) = top_tokens(run).figure.legends
     assert "class 5" in [text.get_text() for text in legend.get_texts()]
-    two = with_labels(results["text"], ["bad", "fine"])
+    two = configured(results["text"], data={"labels": ["bad", "fine"]})
     assert "posterior difference (positive: class fine, negative: class bad)" in importance(two).caption
     (legend,) = top_tokens(two).figure.legends
     assert {text.get_text() for text in legend.get_texts()} == {"class fine", "class bad"}
@@ -221,10 +207,9 @@ def test_one_step_law_takes_a_swept_step_size(results):
     assert "η₀ = 100" in one_step_law(results["failed"], cell=1).caption
 
 
-def test_one_step_law_needs_its_phase(results):
-    run = results["text"]
-    config = run.manifest["config"] | {"phases": [{"kind": "descent", "name": "joint", "step_size": None}]}
-    other = dataclasses.replace(run, manifest=run.manifest | {"config": config})
+def test_one_step_law_needs_its_phase(results, configured):
+    phases = [{"kind": "descent", "name": "joint", "step_size": None}]
+    other = configured(results["text"], phases=phases)
     with pytest.raises(InputError, match="no phase of kind 'one_step'"):
         one_step_law(other)
     with pytest.raises(InputError, match="has no step_size"):
@@ -360,16 +345,14 @@ def test_default_figures(results):
     ]
 
 
-def test_names_are_distinct_and_problems_do_not_stop_the_rest(results):
-    run = results["dims"]
+def test_names_are_distinct_and_problems_do_not_stop_the_rest(results, configured):
     figures = [
         SCALING,
         SCALING | {"expected": None},
         SCALING | {"metric": "los"},
         {"kind": "importance", "cell": 1},
     ]
-    config = run.manifest["config"] | {"figures": figures}
-    drawn, problems = draw_all(dataclasses.replace(run, manifest=run.manifest | {"config": config}))
+    drawn, problems = draw_all(configured(results["dims"], figures=figures))
     names = [d.name for d in drawn]
     assert names == [
         "scaling_one_step_error_model-dim_embed",
@@ -405,10 +388,8 @@ def test_every_option_has_a_type_that_a_sweep_file_can_give():
         ("mine.py:Turned", "the score", "score of token $s$"),
     ],
 )
-def test_scores_are_called_what_they_are_in_the_model(results, kind, words, label):
-    run = results["dims"]
-    config = {**run.manifest["config"], "model": {"kind": kind}}
-    run = dataclasses.replace(run, manifest={**run.manifest, "config": config})
+def test_scores_are_called_what_they_are_in_the_model(results, configured, kind, words, label):
+    run = configured(results["dims"], model={"kind": kind})
     drawn = top_tokens(run)
     assert drawn.figure.axes[0].get_xlabel() == label
     assert f"the largest {words} " in drawn.caption

@@ -125,18 +125,15 @@ def test_every_metric_that_is_recorded_unasked_has_its_place():
 
 
 @pytest.fixture
-def planted(results):
+def planted(results, configured):
     """Add metrics to a run: values by name, the same for every seed; and settings of its probes."""
     run = results["text"]
 
     def make(least, high=1.0, **metrics):
         rows = [(0, seed, "joint", 5, name, x) for name, x in metrics.items() for seed in range(4)]
-        config = run.manifest["config"] | {"probes": {"min_count": least, "low": -1.0, "high": high}}
-        return dataclasses.replace(
-            run,
-            manifest=run.manifest | {"config": config},
-            records=pd.concat([run.records, pd.DataFrame(rows, columns=list(run.records.columns))]),
-        )
+        records = pd.concat([run.records, pd.DataFrame(rows, columns=list(run.records.columns))])
+        probes = {"min_count": least, "low": -1.0, "high": high}
+        return dataclasses.replace(configured(run, probes=probes), records=records)
 
     return make
 

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import os
 import resource
 
@@ -81,13 +80,10 @@ def test_after_an_earlier_phase_later_ones_are_left_out(folder):
     np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, lanes("p", (DIM,), 1)[0])
 
 
-def test_phases_run_in_the_order_of_the_run_not_of_their_names(folder):
+def test_phases_run_in_the_order_of_the_run_not_of_their_names(folder, configured):
     results = load(folder)
-    config = json.loads(json.dumps(results.manifest["config"]))
-    config["phases"].reverse()
-    renamed = dataclasses.replace(
-        results, manifest=dict(results.manifest) | {"config": config}, records=results.records.iloc[::-1]
-    )
+    turned = configured(results, phases=results.manifest["config"]["phases"][::-1])
+    renamed = dataclasses.replace(turned, records=results.records.iloc[::-1])
     np.testing.assert_array_equal(renamed.params().p, lanes("p", (DIM,), 0)[0])
 
 
@@ -195,10 +191,8 @@ def test_parameters_are_a_frozen_pytree():
         params.replace(q=0)
 
 
-def test_a_built_in_model_gives_its_own_type(folder, tmp_path):
-    results = load(folder)
-    config = dict(results.manifest["config"]) | {"model": {"kind": "one_layer", "dim": DIM}}
-    results = dataclasses.replace(results, manifest=dict(results.manifest) | {"config": config})
+def test_a_built_in_model_gives_its_own_type(folder, configured):
+    results = configured(load(folder), model={"kind": "one_layer", "dim": DIM})
     assert isinstance(results.params(cell=1, seed=5), ja.models.one_layer.Params)
     ours = dataclasses.replace(load(folder), models={1: ja.models.OneLayer(dim=DIM)})
     assert isinstance(ours.params(cell=1, seed=5), ja.models.one_layer.Params)
@@ -206,10 +200,8 @@ def test_a_built_in_model_gives_its_own_type(folder, tmp_path):
 
 
 @pytest.mark.parametrize("dim", [10**12, 2**31 - 1, "many", [3]])
-def test_a_model_that_cannot_be_is_one_line(folder, dim):
+def test_a_model_that_cannot_be_is_one_line(folder, configured, dim):
     """An allocation of that size would end the interpreter."""
-    results = load(folder)
-    config = dict(results.manifest["config"]) | {"model": {"kind": "one_layer", "dim": dim}}
-    forged = dataclasses.replace(results, manifest=dict(results.manifest) | {"config": config})
+    forged = configured(load(folder), model={"kind": "one_layer", "dim": dim})
     with pytest.raises(InputError, match=r"no model of this library: |do not fit in memory"):
         forged.params()

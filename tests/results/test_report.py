@@ -15,7 +15,6 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import aggregate, headline, load, report
 from jaxattn.results.statistics import last_steps
 from jaxattn.storage import manifest, provenance
-from jaxattn.storage.files import digest
 
 FIGURES = (
     {"kind": "importance", "phase": "joint", "cell": 0},
@@ -203,13 +202,9 @@ def test_duration():
     ]
 
 
-def test_text_of_tokens_is_escaped(folder):
+def test_text_of_tokens_is_escaped(folder, rewrite):
     tokens = pd.read_parquet(folder / "tokens.parquet")
-    tokens["token"] = "<script>alert(1)</script>"
-    tokens.to_parquet(folder / "tokens.parquet", index=False)
-    known = manifest.read(folder)
-    sums = known["sha256"] | {"tokens": digest((folder / "tokens.parquet").read_bytes())}
-    manifest.write(folder, known | {"sha256": sums})
+    rewrite(folder, "tokens", tokens.assign(token="<script>alert(1)</script>"))
     html = report.write(folder).page.read_text(encoding="utf-8")
     assert "<script" not in html
     assert "<script>alert(1)</script>" in unescape(html)

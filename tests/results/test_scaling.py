@@ -1,56 +1,46 @@
 """Convergence figures and diagrams, on records with planted powers."""
 
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.results import load
 from jaxattn.results.diagram import diagram
 from jaxattn.results.scaling import _scientific, collect_courses, convergence
-from jaxattn.storage.files import digest
-from jaxattn.storage.manifest import FORMAT
-from jaxattn.storage.manifest import write as write_manifest
 
 STEPS = 20
 
 
-def planted(directory: Path, cells=({"block": "slow"}, {"block": "fast"}), seeds=4):
+@pytest.fixture(scope="module")
+def planted(load_planted):
     """y = 3 x^(-2) · noise of the seed (cell 0), x^(-1) (cell 1), after a start that is no power at all."""
-    directory.mkdir()
-    rows = []
-    for cell in range(len(cells)):
-        for seed in range(seeds):
-            rng = np.random.default_rng([cell, seed])
-            x = np.append(np.geomspace(1, 1e6, STEPS - 1) * rng.uniform(0.8, 1.2), np.nan)
-            x[-1] = x[-2]
-            y = rng.uniform(1, 3) * x ** (-2.0 if cell % 2 == 0 else -1.0)
-            y[:3] = 1.0
-            for step in range(STEPS):
-                for metric, value in (("p_norm", x), ("one_minus_cosine", y), ("margin_ratio", 1 - y)):
-                    rows.append((cell, seed, "query", step, metric, value[step]))
-                rows.append((cell, seed, "embed", step, "loss", 1.0))
-    table = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
-    table.sort_values("phase", kind="stable").to_parquet(directory / "records.parquet", index=False)
-    manifest = {
-        "format": FORMAT,
-        "name": "planted",
-        "status": "finished",
-        "command": "jaxattn run x.toml",
-        "config": {"phases": [{"name": "embed"}, {"name": "query"}]},
-        "cells": [{"cell": k, "settings": settings} for k, settings in enumerate(cells)],
-        "seeds": list(range(seeds)),
-    }
-    manifest["sha256"] = {"records": digest((directory / "records.parquet").read_bytes())}
-    write_manifest(directory, manifest)
-    return load(directory)
+
+    def make(cells=({"block": "slow"}, {"block": "fast"}), seeds=4):
+        rows = []
+        for cell in range(len(cells)):
+            for seed in range(seeds):
+                rng = np.random.default_rng([cell, seed])
+                x = np.append(np.geomspace(1, 1e6, STEPS - 1) * rng.uniform(0.8, 1.2), np.nan)
+                x[-1] = x[-2]
+                y = rng.uniform(1, 3) * x ** (-2.0 if cell % 2 == 0 else -1.0)
+                y[:3] = 1.0
+                for step in range(STEPS):
+                    for metric, value in (("p_norm", x), ("one_minus_cosine", y), ("margin_ratio", 1 - y)):
+                        rows.append((cell, seed, "query", step, metric, value[step]))
+                    rows.append((cell, seed, "embed", step, "loss", 1.0))
+        return load_planted(
+            sorted(rows, key=lambda row: row[2]),
+            name="planted",
+            config={"phases": [{"name": "embed"}, {"name": "query"}]},
+            cells=[{"cell": k, "settings": settings} for k, settings in enumerate(cells)],
+            seeds=list(range(seeds)),
+        )
+
+    return make
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return planted(tmp_path_factory.mktemp("planted") / "run")
+def results(planted):
+    return planted()
 
 
 def test_the_planted_powers_are_found_per_block(results):
@@ -106,9 +96,9 @@ def test_what_cannot_be_drawn_is_named(results, options, message):
         convergence(results, **options)
 
 
-def test_a_diagram_writes_the_mean_over_seeds_into_every_field(tmp_path):
+def test_a_diagram_writes_the_mean_over_seeds_into_every_field(planted):
     cells = tuple({"model.dim": d, "phases.embed.step_size": s} for d in (16, 8) for s in (1.0, 30.0, 5.0))
-    results = planted(tmp_path / "run", cells)
+    results = planted(cells)
     drawn = diagram(results, x_axis="model.dim", y_axis="phases.embed.step_size", metric="margin_ratio")
     ax = drawn.figure.axes[0]
     assert [t.get_text() for t in ax.get_xticklabels()] == ["8", "16"]
@@ -122,15 +112,15 @@ def test_a_diagram_writes_the_mean_over_seeds_into_every_field(tmp_path):
     assert " and over " not in drawn.caption
 
 
-def test_a_diagram_says_over_which_axes_it_averages(tmp_path):
+def test_a_diagram_says_over_which_axes_it_averages(planted):
     cells = tuple({"model.dim": d, "a.b": s, "c": x} for d in (16, 8) for s in (1.0, 30.0) for x in (1, 2))
-    drawn = diagram(planted(tmp_path / "run", cells), x_axis="model.dim", y_axis="a.b", metric="margin_ratio")
+    drawn = diagram(planted(cells), x_axis="model.dim", y_axis="a.b", metric="margin_ratio")
     assert " and over c, for every a.b and model.dim." in drawn.caption
 
 
-def test_a_diagram_of_values_over_decades_is_coloured_by_their_logarithm(tmp_path):
+def test_a_diagram_of_values_over_decades_is_coloured_by_their_logarithm(planted):
     cells = tuple({"model.dim": d, "phases.embed.step_size": s} for d in (16, 8) for s in (1.0, 30.0))
-    results = planted(tmp_path / "run", cells)
+    results = planted(cells)
     axes = {"x_axis": "model.dim", "y_axis": "phases.embed.step_size"}
     decades = diagram(results, metric="one_minus_cosine", **axes).figure.axes[0].collections[0]
     low, high = decades.get_array().min(), decades.get_array().max()

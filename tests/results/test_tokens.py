@@ -77,20 +77,14 @@ def test_top_tokens_may_have_to_occur_often(results):
     assert results["text"].top_tokens(number=5, min_count=500)["count"].min() >= 500
 
 
-def with_labels(run, labels):
-    config = run.manifest["config"]
-    data = dict(config.get("data", {})) | {"labels": labels}
-    return dataclasses.replace(run, manifest=dict(run.manifest) | {"config": dict(config) | {"data": data}})
-
-
-def test_a_token_speaks_for_a_class_by_its_name(results):
-    two = with_labels(results["text"], ["bad", "fine"]).top_tokens(number=30)
+def test_a_token_speaks_for_a_class_by_its_name(results, configured):
+    two = configured(results["text"], data={"labels": ["bad", "fine"]}).top_tokens(number=30)
     plain = results["text"].top_tokens(number=30)
     assert two["class"].tolist() == ["fine" if x > 0 else "bad" for x in plain["alpha"]]
     assert set(plain["class"]) == {1}
     balanced = with_classes(plain.assign(alpha=0.0), ("bad", "fine"))
     assert set(balanced["class"]) == {"–"}
-    three = with_labels(results["classes"], [1, 2, 5]).top_tokens(number=30)
+    three = configured(results["classes"], data={"labels": [1, 2, 5]}).top_tokens(number=30)
     rows = results["classes"].top_tokens(number=30)
     assert three["class"].tolist() == [("1", "2", "5")[k] for k in rows["class"]]
 
