@@ -23,8 +23,20 @@ def corpus():
 
 
 @pytest.fixture(scope="module")
-def alpha(corpus):
+def many():
+    """A corpus of three classes."""
+    return ja.data.independent(
+        jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3
+    )
+
+
+def alpha_of(corpus):
     return np.asarray(ja.data.average_signed_frequency(corpus), np.float64)
+
+
+@pytest.fixture(scope="module")
+def alpha(corpus):
+    return alpha_of(corpus)
 
 
 def planted(scores, values, dim=4):
@@ -158,11 +170,8 @@ def test_uniform_attention_selects_nothing_and_says_that_all_tie(corpus, alpha):
 
 
 @pytest.mark.more
-def test_several_classes():
-    many = ja.data.independent(
-        jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3
-    )
-    alpha = np.asarray(ja.data.average_signed_frequency(many), np.float64)
+def test_several_classes(many):
+    alpha = alpha_of(many)
     E = np.column_stack([np.abs(alpha).max(axis=1), alpha, np.zeros((V, 252))])
     p, v = np.eye(256)[0], np.eye(256)[:, 1:4]
     found = diagnose(E, p, v, many, **FAST)
@@ -221,11 +230,8 @@ def test_heads_and_queries_as_layers_store_them(corpus, alpha):
 
 
 @pytest.mark.more
-def test_a_square_head_is_taken_as_it_is():
-    many = ja.data.independent(
-        jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3
-    )
-    alpha = np.asarray(ja.data.average_signed_frequency(many), np.float64)
+def test_a_square_head_is_taken_as_it_is(many):
+    alpha = alpha_of(many)
     turn = np.roll(np.eye(3), 1, axis=0)
     E, p = alpha @ turn.T, np.ones(3)
     assert row(diagnose(E, p, turn, many, **FAST), "E·v against α")["value"] == pytest.approx(1, abs=1e-9)
@@ -329,12 +335,8 @@ def test_heads_with_a_read_out_each_and_what_can_be_read_in_two_ways(corpus, alp
 
 
 @pytest.mark.more
-def test_classes_alone_are_those_of_correlations_with_their_own_alpha():
-    many = ja.data.independent(
-        jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3
-    )
-    many = many.replace(class_names=("sport", "war", "art"))
-    alpha = np.asarray(ja.data.average_signed_frequency(many), np.float64)
+def test_classes_alone_are_those_of_correlations_with_their_own_alpha(many):
+    many, alpha = many.replace(class_names=("sport", "war", "art")), alpha_of(many)
     used = np.asarray(ja.data.token_counts(many)) >= FAST["min_count"]
     rng = np.random.default_rng(3)
     values = alpha + np.array([0, 0.02, 0.2]) * rng.normal(size=alpha.shape)
@@ -347,16 +349,12 @@ def test_classes_alone_are_those_of_correlations_with_their_own_alpha():
         assert own["value"]["Spearman, tokens"] == pytest.approx(expected, abs=1e-6)
         low, high = own.loc["Pearson, tokens", ["low", "high"]]
         assert k == 0 or low < own["value"]["Pearson, tokens"] < high
-    mean = found.by_class.query("quantity == 'E·v against α' and statistic == 'Pearson, tokens'")[
-        "value"
-    ].mean()
-    assert row(found, "E·v against α", "Pearson, tokens")["value"] == pytest.approx(mean, abs=1e-9)
+    own = found.by_class.query("quantity == 'E·v against α' and statistic == 'Pearson, tokens'")["value"]
+    assert row(found, "E·v against α", "Pearson, tokens")["value"] == pytest.approx(own.mean(), abs=1e-9)
     (title, laid) = found.tables()[2]
     assert title == "Correlations of E·v with importance for each class"
     assert laid["class"].unique().tolist() == ["sport", "war", "art"]
-    (speak,) = [
-        table for title, table in found.tables() if title == "Tokens with the largest E·v for each class"
-    ]
+    speak = dict(found.tables())["Tokens with the largest E·v for each class"]
     best = np.argsort(-values, axis=0)[:5].T.ravel()
     assert [int(s) for s in speak["token"]] == best.tolist()
     assert "sport" in found.html()

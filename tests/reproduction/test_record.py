@@ -37,10 +37,14 @@ NO_RUNS = {item.name: Path("nowhere") for item in PAPER.items}
 @pytest.fixture
 def folder(tmp_path):
     """A folder with one record."""
-    for name, content in record.files(SECTION, "laptop").items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    return tmp_path
+    return keep(SECTION, tmp_path)
+
+
+def keep(section, folder):
+    for name, content in record.files(section, "laptop").items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
 
 
 def test_what_is_read_is_what_was_written(folder):
@@ -54,10 +58,7 @@ def test_what_is_read_is_what_was_written(folder):
 def test_tables_have_names_of_columns_that_records_hold(tmp_path):
     """A pivot table has numbers for names."""
     table = texts(pd.DataFrame({"step": ["a"], 100: [0.5]}))
-    content = record.files(replace(SECTION, tables={"Steps": table}), "laptop")
-    for name, written in content.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(written)
+    keep(replace(SECTION, tables={"Steps": table}), tmp_path)
     pd.testing.assert_frame_equal(record.read(ITEM, "laptop", tmp_path).tables["Steps"], table)
 
 

@@ -105,19 +105,17 @@ def test_without_the_file_it_is_left_out(folder):
     assert "could not be drawn: the run did not" in problems[0].line
 
 
-@pytest.mark.parametrize("text", ["{", "[3]", '[{"index": "x"}]', '{"index": 1}'])
-def test_strange_words_are_ignored(folder, text):
-    (folder / "figures").mkdir()
-    (folder / "figures" / "drawn.json").write_text(text)
-    assert len(draw_all(load(folder))[0]) == 1
+def forge(folder, name, sha256):
+    """Leave words of a figure of the user's own, and a checksum of its file."""
+    (folder / "figures").mkdir(exist_ok=True)
+    entry = {"index": 1, "name": name, "title": "", "caption": ""}
+    words = {"own": [entry], "sha256": {f"figures/{name}.png": sha256}}
+    (folder / "figures" / "drawn.json").write_bytes(sealed(words))
 
 
 def test_names_lead_nowhere_else(folder):
-    (folder / "figures").mkdir()
     (folder / "secret.png").write_bytes(b"\x89PNG secret")
-    entry = {"index": 1, "name": "../secret", "title": "", "caption": ""}
-    sums = {"figures/../secret.png": digest(b"\x89PNG secret")}
-    (folder / "figures" / "drawn.json").write_bytes(sealed({"own": [entry], "sha256": sums}))
+    forge(folder, "../secret", digest(b"\x89PNG secret"))
     assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
 
 
@@ -162,10 +160,8 @@ def test_a_figure_without_a_checksum_or_by_a_link_is_not_shown(folder, tmp_path)
     (tmp_path / "secret.png").write_bytes(b"\x89PNG secret")
     (folder / "figures").mkdir()
     (folder / "figures" / "secret.png").symlink_to(tmp_path / "secret.png")
-    entry = {"index": 1, "name": "secret", "title": "", "caption": ""}
     for sha256 in (None, digest(b"\x89PNG secret")):
-        sums = {"figures/secret.png": sha256}
-        (folder / "figures" / "drawn.json").write_bytes(sealed({"own": [entry], "sha256": sums}))
+        forge(folder, "secret", sha256)
         assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
 
 
@@ -177,11 +173,16 @@ def test_a_report_is_not_written_outside_its_folder(folder, tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-@pytest.mark.parametrize("content", [{}, [], {"sha256": []}, {"sha256": {"a": None}, "own": [3]}])
+STRANGE = [
+    *(sealed(content) for content in ({}, {"sha256": []}, {"sha256": {"a": None}, "own": [3]})),
+    *(b"{", b"[]", b"[3]", b'[{"index": "x"}]', b'{"index": 1}'),
+]
+
+
+@pytest.mark.parametrize("content", STRANGE)
 def test_strange_words_are_damage_and_no_traceback(folder, content):
     (folder / "figures").mkdir()
-    text = sealed(content) if isinstance(content, dict) else b"[]"
-    (folder / "figures" / "drawn.json").write_bytes(text)
+    (folder / "figures" / "drawn.json").write_bytes(content)
     assert "drawn.json: damaged (" in verify(folder)[0]
     assert len(draw_all(load(folder))[0]) == 1
 
