@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.cli import RARELY
+from jaxattn import cli
 from jaxattn.study.import_paths import ImportPaths
 
 SWEEPS = Path(__file__).parent / "sweeps"
@@ -27,7 +27,7 @@ def pytest_configure(config):
 
     They compile more than they compute. The slow set runs programs as they run for users.
     """
-    gc.set_threshold(*RARELY)
+    gc.set_threshold(*cli.RARELY)
     if config.option.markexpr not in ("slow", "exhaustive", "chips", "device"):
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -90,6 +90,23 @@ def own_interrupts():
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run a command of `jaxattn`: its status, what it prints and what it says."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["jaxattn", *map(str, words)])
+        # Paths of temporary folders are long, and what is looked for in the output must not be wrapped.
+        monkeypatch.setenv("COLUMNS", "300")
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, error = capsys.readouterr()
+        assert "Traceback (most recent" not in out + error
+        return stopped.value.code, out, error
+
+    return run
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import pytest
 from flax import struct
 
 import jaxattn as ja
-from jaxattn import cli
 from jaxattn.core.errors import InputError
 from jaxattn.study.import_paths import ImportPaths
 
@@ -40,14 +39,6 @@ with Reporter(quiet=True) as reporter:
     saving = Intervals(block_s=0.0, checkpoint_s=0.0)
     run(Study.read(sys.argv[1]), Path(sys.argv[2]), reporter=reporter, intervals=saving)
 """
-
-
-def command(monkeypatch, *words):
-    """Run the command line; return its status."""
-    monkeypatch.setattr(sys, "argv", ["jaxattn", *map(str, words)])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return stopped.value.code
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +118,7 @@ def test_numbers_equal_the_study_written_out_for_one_seed(own):
 
 
 @pytest.mark.more
-def test_a_killed_run_continues_to_the_same_bits(own, tmp_path, monkeypatch, capsys):
+def test_a_killed_run_continues_to_the_same_bits(own, call, tmp_path):
     environment = os.environ | {
         "JAX_NUM_CPU_DEVICES": str(jax.local_device_count()),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
@@ -136,13 +127,14 @@ def test_a_killed_run_continues_to_the_same_bits(own, tmp_path, monkeypatch, cap
     words = [sys.executable, "-c", KILLED, own / "study.toml", tmp_path / "killed"]
     done = subprocess.run(words, env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert command(monkeypatch, "status", tmp_path / "killed") == 0
-    assert "stopped" in capsys.readouterr().out
+    status, out, _ = call("status", tmp_path / "killed")
+    assert status == 0
+    assert "stopped" in out
     before = ja.load(tmp_path / "killed")
     assert not before.finished
     log = tmp_path / "killed" / "metrics.jsonl"
     killed = log.read_text(encoding="utf-8").splitlines()
-    assert command(monkeypatch, "run", own / "study.toml", "--out", tmp_path / "killed", "--quiet") == 0
+    assert call("run", own / "study.toml", "--out", tmp_path / "killed", "--quiet")[0] == 0
     # What the killed process took counts as well.
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     earlier_s = lines[len(killed) - 1]["wall_time_s"]
@@ -154,10 +146,10 @@ def test_a_killed_run_continues_to_the_same_bits(own, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.more
-def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, monkeypatch, capsys):
+def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, call):
     before = ja.load(copied / "finished")
     words = ("run", copied / "study.toml", "--seeds", "0:20", "--out", copied / "finished", "--quiet")
-    assert command(monkeypatch, *words) == 0
+    assert call(*words)[0] == 0
     after = ja.load(copied / "finished")
     assert after.manifest["seeds"] == list(range(20))
     key = ["cell", "seed", "phase", "step", "metric"]
@@ -167,10 +159,10 @@ def test_seeds_are_topped_up_without_touching_those_that_are_there(copied, monke
     assert first.equals(old)
     assert set(after.records.groupby(["cell", "phase", "step", "metric"])["seed"].nunique()) == {20}
     # A pair of cells, seed by seed, on the command line and in Python.
-    capsys.readouterr()
     words = ("aggregate", copied / "finished", "--pair", "loss.power=1.0,4.0", "--metrics", "tokens_attended")
-    assert command(monkeypatch, *words) == 0
-    assert "tokens_attended" in capsys.readouterr().out
+    status, out, _ = call(*words)
+    assert status == 0
+    assert "tokens_attended" in out
     table = after.pair("loss.power", 1.0, 4.0, metrics=["tokens_attended"], phases=["query"])
     assert (table["n"] == 20).all()
     assert table["mean_low"].iloc[-1] > 0
@@ -191,13 +183,13 @@ def test_an_optimiser_of_its_own_steps_as_far_as_it_may(own, tmp_path):
 
 
 @pytest.mark.more
-def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, monkeypatch, capsys):
+def test_its_figure_is_in_the_report_also_when_it_is_drawn_again(own, call):
     assert (own / "finished" / "figures" / "attended.png").is_file()
     page = (own / "finished" / "report.html").read_text(encoding="utf-8")
     assert "Tokens that attention looks at, mean over seeds with 95 % intervals." in page
     drawn = ja.load(own / "finished").figure(ImportPaths(own).load("lab.py:attended"), phase="embed")
     assert drawn.title == "Attended"
-    assert command(monkeypatch, "report", own / "finished") == 0
+    assert call("report", own / "finished")[0] == 0
     again = (own / "finished" / "report.html").read_text(encoding="utf-8")
     assert "Attended" in again
     assert "reading results executes no code that a folder names" in again
@@ -212,18 +204,19 @@ def test_trained_parameters_have_the_type_of_its_own_model(own):
 
 
 @pytest.mark.more
-def test_changed_code_is_refused_and_can_be_accepted(copied, monkeypatch, capsys):
+def test_changed_code_is_refused_and_can_be_accepted(copied, call):
     with (copied / "lab.py").open("a", encoding="utf-8") as file:
         file.write("\n# a change\n")
     words = ("run", copied / "study.toml", "--out", copied / "finished", "--quiet")
-    assert command(monkeypatch, *words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    status, _, error = call(*words)
+    assert status == 2
+    (line,) = error.splitlines()
     assert "lab.py:needle" in line
     assert line.endswith(
         "changed since this run began; choose another folder with --out, or continue with --accept-code"
     )
-    assert command(monkeypatch, *words, "--accept-code") == 0
-    assert command(monkeypatch, *words) == 0
+    assert call(*words, "--accept-code")[0] == 0
+    assert call(*words)[0] == 0
 
 
 @struct.dataclass

@@ -2,12 +2,10 @@
 
 import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from jaxattn import cli
 from jaxattn.api import Study
 from jaxattn.cli import commands
 from jaxattn.core.settings import written
@@ -62,11 +60,9 @@ def test_every_option_of_a_command_is_on_its_page_and_says_what_it_means():
         assert [one.usage for one in options if not one.meaning] == [], name
 
 
-def test_the_page_of_the_command_line_has_the_options_that_the_parser_knows(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["jaxattn", "run", "--help"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    helped = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+def test_the_page_of_the_command_line_has_the_options_that_the_parser_knows(call):
+    _, out, _ = call("run", "--help")
+    helped = set(re.findall(r"--[a-z][a-z-]+", out)) - {"--help"}
     assert helped == {one.usage.split()[0] for one in pages.options_of(commands()["run"])} - {"SWEEP"}
 
 

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxattn import cli
 from jaxattn.api import Study
 from jaxattn.cli import results
 
@@ -88,14 +87,12 @@ def test_what_a_page_prints_writes_to_nothing_that_is_tracked(command, clone):
         for sweep in sorted({line.split()[2] for line in printed() if is_study(line.split())})
     ],
 )
-def test_no_study_of_a_page_is_refused_in_a_fresh_clone(sweep, clone, monkeypatch, capsys):
+def test_no_study_of_a_page_is_refused_in_a_fresh_clone(sweep, clone, call, monkeypatch):
     if "imdb" in sweep:
         pytest.skip("needs data; that its folder is not there is tested above")
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(sys, "argv", ["jaxattn", "plan", sweep, "--quick"])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 0, capsys.readouterr().err
+    status, _, error = call("plan", sweep, "--quick")
+    assert status == 0, error
     assert git(clone, "diff", "--stat").stdout == ""
 
 
@@ -163,17 +160,14 @@ def test_the_data_of_the_tutorial_are_learned(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_figure_for_a_paper_is_drawn_and_its_table_written(tmp_path, monkeypatch):
+def test_the_figure_for_a_paper_is_drawn_and_its_table_written(call, tmp_path, monkeypatch):
     (cell,) = blocks("howto/paper_figures.md", "python")
     (command,) = blocks("howto/paper_figures.md", "bash")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
     exec(compile(cell, "paper_figures.md", "exec"), names)
     assert (tmp_path / "results" / "curves.pdf").read_bytes().startswith(b"%PDF")
-    monkeypatch.setattr(sys, "argv", shlex.split(command))
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 0
+    assert call(*shlex.split(command)[1:])[0] == 0
     assert "toprule" in (tmp_path / "table.tex").read_text()
 
 
@@ -204,16 +198,13 @@ def test_every_path_that_a_page_links_to_exists(page):
 
 
 @pytest.mark.slow
-def test_the_model_of_its_page_is_diagnosed(tmp_path, monkeypatch):
+def test_the_model_of_its_page_is_diagnosed(call, tmp_path, monkeypatch):
     (block,) = [block for block in blocks("howto/diagnose.md", "bash") if block.startswith("python -c")]
     program, command = re.fullmatch(r"python -c '\n(.*)'\n(jaxattn diagnose .*)\n", block, re.DOTALL).groups()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweeps").symlink_to(Path(__file__).parents[1] / "sweeps")
     exec(compile(program, "diagnose.md", "exec"), {})
-    monkeypatch.setattr(sys, "argv", shlex.split(command))
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 0
+    assert call(*shlex.split(command)[1:])[0] == 0
     page = (tmp_path / "results" / "diagnosis" / "diagnosis.md").read_text(encoding="utf-8")
     assert page.count("is above the null band") == 5
 

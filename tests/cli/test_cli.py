@@ -16,23 +16,12 @@ STUDY = Path(__file__).parents[1] / "sweeps" / "small.toml"
 SMALL = [STUDY, "--set", "chunk=1", "--seeds", "2", "--quiet"]
 
 
-def call(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr(sys, "argv", ["jaxattn", *map(str, arguments)])
-    # Paths of temporary folders are long, and what is looked for in the output must not be wrapped.
-    monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    out, error = capsys.readouterr()
-    assert "Traceback" not in out + error
-    return stopped.value.code, out, error
-
-
-def test_run_then_aggregate_then_report(monkeypatch, capsys, tmp_path):
+def test_run_then_aggregate_then_report(call, tmp_path):
     folder = tmp_path / "quick"
     kinds = ('"one_step_law", phase = "embed"', '"importance", phase = "query"', '"curves"')
     figures = f"[{', '.join(f'{{kind = {kind}}}' for kind in kinds)}]"
     words = ["run", *SMALL, "--set", f"figures={figures}", "--out", folder]
-    status, out, _ = call(monkeypatch, capsys, *words)
+    status, out, _ = call(*words)
     assert status == 0
     assert "loss" in out
     assert str(folder / "report.html") in out
@@ -42,80 +31,78 @@ def test_run_then_aggregate_then_report(monkeypatch, capsys, tmp_path):
     assert "attention selects an important token in" in second
     assert "log_gradient_norm" not in out
     assert "more metrics: --all" in out
-    status, out, _ = call(monkeypatch, capsys, *words, "--all")
+    status, out, _ = call(*words, "--all")
     assert status == 0
     assert "log_gradient_norm" in out
     for name in ("records.parquet", "tokens.parquet", "manifest.json", "report.html"):
         assert (folder / name).stat().st_size > 0
-    status, out, _ = call(
-        monkeypatch, capsys, "aggregate", folder, "--out", tmp_path / "all.csv", "--resamples", "50"
-    )
+    status, out, _ = call("aggregate", folder, "--out", tmp_path / "all.csv", "--resamples", "50")
     assert status == 0
     assert "iqm" in (tmp_path / "all.csv").read_text().partition("\n")[0]
-    status, out, _ = call(monkeypatch, capsys, "aggregate", folder, "--metrics", "loss", "--json")
+    status, out, _ = call("aggregate", folder, "--metrics", "loss", "--json")
     rows = json.loads(out)
     assert {row["metric"] for row in rows} == {"loss"}
     assert {row["n"] for row in rows} == {2}
-    status, out, _ = call(monkeypatch, capsys, "status", folder, "--json")
+    status, out, _ = call("status", folder, "--json")
     (told,) = json.loads(out)
     assert [cell["state"] for cell in told["cells"]] == ["finished"]
     assert "100 % done" in told["summary"]
-    status, out, _ = call(monkeypatch, capsys, "report", folder)
+    status, out, _ = call("report", folder)
     assert status == 0
     assert all(Path(line).exists() for line in out.split())
 
 
-def test_a_finished_folder_with_more_seeds_says_which_it_shows(monkeypatch, capsys, tmp_path):
+def test_a_finished_folder_with_more_seeds_says_which_it_shows(call, tmp_path):
     words = ["run", STUDY, "--set", "chunk=1", "--set", "figures=[]", "--out", tmp_path / "quick"]
-    _, _, error = call(monkeypatch, capsys, *words, "--seeds", "2")
+    _, _, error = call(*words, "--seeds", "2")
     assert "nothing to run" not in error
-    _, _, error = call(monkeypatch, capsys, *words, "--seeds", "2")
+    _, _, error = call(*words, "--seeds", "2")
     assert "quick: already finished, nothing to run\n" in error
-    _, _, error = call(monkeypatch, capsys, *words, "--seeds", "1")
+    _, _, error = call(*words, "--seeds", "1")
     assert "nothing to run; the folder holds 2 seeds, 0 to 1, and all are shown\n" in error
-    status, _, error = call(monkeypatch, capsys, "aggregate", tmp_path / "quick", "--pair", "model.gain")
+    status, _, error = call("aggregate", tmp_path / "quick", "--pair", "model.gain")
     assert status == 2
     assert error == "jaxattn: --pair model.gain: expected KEY=A,B, for example --pair model.dim=64,512\n"
 
 
 @pytest.mark.more
-def test_shards_and_seeds_become_one_table(monkeypatch, capsys, tmp_path):
+def test_shards_and_seeds_become_one_table(call, tmp_path):
     folder = tmp_path / "quick"
     small = [*SMALL, "--set", "figures=[]", "--out", folder]
     for shard in ("1/2", "2/2"):
-        call(monkeypatch, capsys, "run", *small, "--shard", shard)
+        call("run", *small, "--shard", shard)
     shards = [folder / "shard-1-of-2", folder / "shard-2-of-2"]
     options = ["--metrics", "loss", "--phases", "query", "--by", "model.dim", "--out", tmp_path / "loss.tex"]
-    status, out, _ = call(monkeypatch, capsys, "aggregate", *shards, *options)
+    status, out, _ = call("aggregate", *shards, *options)
     assert status == 0
     assert "loss" in out
     assert "Means over cells of the same model.dim, last step of each phase: mean over 2 seeds [95 %" in out
     assert "accuracy" not in out
     assert "tabular" in (tmp_path / "loss.tex").read_text()
-    status, out, _ = call(monkeypatch, capsys, "status", shards[0])
+    status, out, _ = call("status", shards[0])
     assert status == 0
     assert "100 % done, finished" in out
-    status, out, _ = call(monkeypatch, capsys, "status", folder, shards[1])
+    status, out, _ = call("status", folder, shards[1])
     assert [out.count(f"{shard}: small: 100 % done") for shard in shards] == [1, 2]
     (shards[0] / "manifest.json").rename(shards[0] / "elsewhere.json")
-    _, out, error = call(monkeypatch, capsys, "aggregate", folder, "--metrics", "loss")
+    _, out, error = call("aggregate", folder, "--metrics", "loss")
     assert "(n=1)" in out
     assert "Last step of each phase: 1 seed, without an interval" in out
     assert "not finished: these are the numbers so far" in error
     (shards[0] / "elsewhere.json").rename(shards[0] / "manifest.json")
-    status, _, error = call(monkeypatch, capsys, "aggregate", *shards, "--pair", "model.dim=8,16")
+    status, _, error = call("aggregate", *shards, "--pair", "model.dim=8,16")
     assert status == 2
     assert "model.dim: not swept" in error
 
 
-def test_a_quiet_plan_prints_its_tables_alone(monkeypatch, capsys, tmp_path):
+def test_a_quiet_plan_prints_its_tables_alone(call, tmp_path):
     words = ["plan", *SMALL, "--quick", "--out", tmp_path / "none"]
-    status, out, error = call(monkeypatch, capsys, *words)
+    status, out, error = call(*words)
     assert (status, error) == (0, "")
     assert "small: 1 cell in 1 group, 2 batches, 0 of them done" in out
     (line,) = [line for line in out.splitlines() if line.startswith("embed records ")]
     assert {"loss", "test_accuracy", "one_step_error"} <= set(line.removeprefix("embed records ").split(", "))
-    status, out, error = call(monkeypatch, capsys, *words, "--json")
+    status, out, error = call(*words, "--json")
     assert (status, error) == (0, "")
     told = json.loads(out)
     assert line in told["metrics"]
@@ -129,38 +116,38 @@ def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     assert capsys.readouterr().out == f"jaxattn {metadata.version('jaxattn')}\n"
 
 
-def test_schema_and_doctor_print_what_they_found(monkeypatch, capsys):
-    status, out, _ = call(monkeypatch, capsys, "schema")
+def test_schema_and_doctor_print_what_they_found(call):
+    status, out, _ = call("schema")
     assert status == 0
     assert json.loads(out)["title"] == "jaxattn sweep file"
-    status, out, _ = call(monkeypatch, capsys, "doctor")
+    status, out, _ = call("doctor")
     assert status == 0
     assert "float64" in out
 
 
-def test_bench_writes_what_it_prints_and_shows_files_side_by_side(monkeypatch, capsys, tmp_path):
+def test_bench_writes_what_it_prints_and_shows_files_side_by_side(call, monkeypatch, tmp_path):
     monkeypatch.setattr("jaxattn.bench._COPIED", 2**20)
     file = tmp_path / "bench.json"
     words = ["--only", "corpora of their own", "--seeds", "1", "--repeats", "1", "--quiet"]
-    status, out, _ = call(monkeypatch, capsys, "bench", *words, "--out", file)
+    status, out, _ = call("bench", *words, "--out", file)
     assert status == 0
     assert "corpora of their own, p" in out
     assert "GB/s" in out
-    status, out, _ = call(monkeypatch, capsys, "bench", file, file)
+    status, out, _ = call("bench", file, file)
     assert status == 0
     assert "1: " in out
     assert "2: " in out
 
 
-def test_data_shows_the_corpus(monkeypatch, capsys):
-    status, out, _ = call(monkeypatch, capsys, "data", SWEEPS / "quickstart.toml", "--quiet")
+def test_data_shows_the_corpus(call):
+    status, out, _ = call("data", SWEEPS / "quickstart.toml", "--quiet")
     assert status == 0
     assert "2,000" in out
     assert "average signed frequency" in out
 
 
-def test_options_of_a_run_are_in_groups(monkeypatch, capsys):
-    _, out, _ = call(monkeypatch, capsys, "run", "--help")
+def test_options_of_a_run_are_in_groups(call):
+    _, out, _ = call("run", "--help")
     places = [out.index(f" {group} options ") for group in ("study", "machine", "failure", "output")]
     assert places == sorted(places)
     options = [out.index(f" {name} ", places[0]) for name in ("--seeds", "--shard", "--accept-code", "--log")]
@@ -169,8 +156,8 @@ def test_options_of_a_run_are_in_groups(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("command", cli.commands())
-def test_help_shows_an_example(monkeypatch, capsys, command):
-    status, out, _ = call(monkeypatch, capsys, command, "--help")
+def test_help_shows_an_example(call, command):
+    status, out, _ = call(command, "--help")
     assert status == 0
     assert f"Example: jaxattn {command}" in out
 
@@ -230,9 +217,9 @@ def test_help_shows_an_example(monkeypatch, capsys, command):
         ),
     ],
 )
-def test_wrong_input_is_one_line_and_status_2(monkeypatch, capsys, tmp_path, arguments, message):
+def test_wrong_input_is_one_line_and_status_2(call, monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
-    status, out, error = call(monkeypatch, capsys, *arguments)
+    status, out, error = call(*arguments)
     assert status == 2
     assert message in error
     assert error.count("\n") == 1
@@ -249,9 +236,9 @@ def test_wrong_input_is_one_line_and_status_2(monkeypatch, capsys, tmp_path, arg
     ],
     ids=lambda words: words[0],
 )
-def test_what_is_no_study_refuses_a_bucket(monkeypatch, capsys, tmp_path, words):
+def test_what_is_no_study_refuses_a_bucket(call, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
-    status, _, error = call(monkeypatch, capsys, *words, "--out", "s3://bucket/x")
+    status, _, error = call(*words, "--out", "s3://bucket/x")
     assert status == 2
     assert "s3://bucket/x: only studies run into a bucket; give a folder of this machine" in error
     assert list(tmp_path.iterdir()) == []
@@ -292,6 +279,9 @@ def test_an_interrupt_before_anything_runs_is_one_line(tmp_path, moment):
     assert not (tmp_path / "run").exists()
 
 
+OF = {"E": "--embedding", "p": "--query", "v": "--head"}
+
+
 @pytest.fixture
 def trained(tmp_path):
     """A sweep file's corpus, and a model of 30 tokens whose E·v is α."""
@@ -306,17 +296,13 @@ def trained(tmp_path):
     np.save(tmp_path / "E.npy", np.stack([np.abs(alpha), alpha], axis=1))
     np.save(tmp_path / "p.npy", np.float32([1, 0]))
     np.save(tmp_path / "v.npy", np.float32([0, 1]))
-    model = [
-        word for name in ("embedding", "query", "head") for word in (f"--{name}", tmp_path / f"{name}.npy")
-    ]
-    for name, letter in (("embedding", "E"), ("query", "p"), ("head", "v")):
-        (tmp_path / f"{letter}.npy").rename(tmp_path / f"{name}.npy")
+    model = [word for letter in "Epv" for word in (OF[letter], tmp_path / f"{letter}.npy")]
     return [*model, "--corpus", tmp_path / "corpus.toml", "--min-count", "5", "--quiet"]
 
 
 @pytest.mark.more
-def test_diagnose_prints_verdicts_and_writes_its_files(monkeypatch, capsys, tmp_path, trained):
-    status, out, _ = call(monkeypatch, capsys, "diagnose", *trained, "--out", tmp_path / "found")
+def test_diagnose_prints_verdicts_and_writes_its_files(call, tmp_path, trained):
+    status, out, _ = call("diagnose", *trained, "--out", tmp_path / "found")
     assert status == 0
     assert "E·v against α: 1.000 is above the null band" in out
     for name in ("diagnosis.html", "diagnosis.md", "tokens.csv", "importance.png"):
@@ -325,7 +311,7 @@ def test_diagnose_prints_verdicts_and_writes_its_files(monkeypatch, capsys, tmp_
 
 
 @pytest.mark.more
-def test_diagnose_says_what_does_not_fit(monkeypatch, capsys, tmp_path, trained):
+def test_diagnose_says_what_does_not_fit(call, tmp_path, trained):
     (tmp_path / "words.txt").write_text("a\nb\na\n")
     (tmp_path / "a.jsonl").write_text('{"text": "a b", "label": 1}\n{"text": "b", "label": 0}\n')
     texts = f'[data]\nkind = "jsonl"\npath = "{tmp_path / "a.jsonl"}"\n'
@@ -344,16 +330,16 @@ def test_diagnose_says_what_does_not_fit(monkeypatch, capsys, tmp_path, trained)
     ):
         replaced = {k + j for k, word in enumerate(trained) if word in extra for j in (0, 1)}
         kept = [word for k, word in enumerate(trained) if k not in replaced]
-        status, out, error = call(monkeypatch, capsys, "diagnose", *kept, *extra)
+        status, out, error = call("diagnose", *kept, *extra)
         assert (status, out) == (2, "")
         assert said in error
         assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["status", "aggregate", "report"])
-def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(monkeypatch, capsys, tmp_path, command):
+def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(call, tmp_path, command):
     os.mkfifo(tmp_path / "manifest.json")
-    status, _, error = call(monkeypatch, capsys, command, tmp_path)
+    status, _, error = call(command, tmp_path)
     assert status == 2
     assert "manifest.json: no regular file; remove it" in error
 

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.cli import console
+from jaxattn.engine.clock import Interrupted
 from jaxattn.results.run import Run
 
 METRICS = ["loss", "spearman_Ep_tokens", "spearman_Ep_bins", "best_test_accuracy", "important_mass"]
@@ -146,6 +147,13 @@ def test_of_lanes_that_failed_a_few_are_printed_with_a_remedy(capsys, cells, see
 def test_without_failures_nothing_is_said(capsys):
     console.print_failures([], "results/x")
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_is_stopped_says_how_it_goes_on(capsys):
+    with pytest.raises(SystemExit) as stopped, console.stoppable("jaxattn run x.toml"):
+        raise Interrupted
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "stopped; nothing is lost, continue with: jaxattn run x.toml\n"
 
 
 def test_long_tables_end(lines, monkeypatch):

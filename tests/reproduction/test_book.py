@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxattn import cli
 from jaxattn.core.errors import InputError
 from jaxattn.reproduction import findings, read, shapes
 
@@ -165,12 +164,10 @@ def test_a_measure_that_does_not_fit_is_refused(tmp_path, old, new, message):
         findings.load(read(book).item("own"))
 
 
-def test_a_book_that_is_nowhere_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["jaxattn", "reproduce", "--book", "nowhere", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_a_book_that_is_nowhere_is_named(call, tmp_path):
+    status, _, said = call("reproduce", "--book", "nowhere", "--out", tmp_path)
+    assert status == 2
+    (line,) = said.splitlines()
     assert "--book nowhere: no book.toml in" in line
     assert "known: " in line or "did you mean" in line
     assert "sweeps/nowhere" in line

@@ -1,6 +1,5 @@
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import msgspec
 import pandas as pd
 import pytest
 
-from jaxattn import cli
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine.progress import Reporter
 from jaxattn.reproduction import read, reproduce, run
@@ -76,15 +74,11 @@ def test_missing_data_is_said_with_its_remedy(page):
     assert page.summary.set_index("item")["verdict"]["fig3_imdb"] == "not run"
 
 
-def test_an_item_that_is_asked_for_without_its_data_is_refused_with_the_remedy(tmp_path, capsys, monkeypatch):
+def test_an_item_that_is_asked_for_without_its_data_is_refused_with_the_remedy(call, tmp_path):
     out = tmp_path / "paper"
-    monkeypatch.setattr(
-        sys, "argv", ["jaxattn", "reproduce", "--only", "fig2_synthetic", "fig1_imdb", "--out", str(out)]
-    )
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    status, _, said = call("reproduce", "--only", "fig2_synthetic", "fig1_imdb", "--out", out)
+    assert status == 2
+    (line,) = said.splitlines()
     assert line.endswith(
         "--only fig1_imdb: no data; run `jaxattn reproduce --only fig1_imdb --data-dir DIR`, with DIR/tfds: "
         "imdb_reviews of tensorflow-datasets"
@@ -104,14 +98,11 @@ def of_tiny(tiny, out, **options):
 
 
 @pytest.mark.more
-def test_a_book_of_others_goes_through_the_same_machine(tmp_path, capsys, monkeypatch):
+def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
     out = tmp_path / "out"
-    words = ["jaxattn", "reproduce", "--book", str(TINY_BOOK), "--out", str(out), "--quiet"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert not stopped.value.code
-    assert "A tiny book" in capsys.readouterr().out
+    status, printed, _ = call("reproduce", "--book", TINY_BOOK, "--out", out, "--quiet")
+    assert status == 0
+    assert "A tiny book" in printed
     text = (out / "index.md").read_text(encoding="utf-8")
     verdict = "**Of 2 judged numbers in 2 items, 2 agree.**"
     assert text.startswith(f"# A tiny book\n\n{verdict}\n\nNumbers that a note reports, run again.\n")
@@ -143,26 +134,11 @@ def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, caps
         of_tiny(tiny, tmp_path, only=["texts"])
 
 
-def test_where_nothing_could_be_run_nothing_is_written_and_the_reason_is_said_once(
-    tiny, tmp_path, capsys, monkeypatch
-):
+def test_where_nothing_could_be_run_nothing_is_written_and_the_reason_is_said_once(call, tmp_path):
     out = tmp_path / "out"
-    words = [
-        "--book",
-        str(TINY_BOOK),
-        "--only",
-        "texts",
-        "--data-dir",
-        str(tmp_path / "no"),
-        "--out",
-        str(out),
-    ]
-    monkeypatch.setattr(sys, "argv", ["jaxattn", "reproduce", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 1
-    printed, error = capsys.readouterr()
-    assert printed == ""
+    words = ["--book", TINY_BOOK, "--only", "texts", "--data-dir", tmp_path / "no", "--out", out]
+    status, printed, error = call("reproduce", *words)
+    assert (status, printed) == (1, "")
     assert error.count("texts.csv") == 1
     assert error.splitlines()[-1].startswith("jaxattn: texts: data")
     assert not out.exists()
