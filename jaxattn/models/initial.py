@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxattn.base import Start
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Places
+from jaxattn.data.corpus import Corpus
 from jaxattn.data.files import read_array
 
 Weights = Literal["identity", "normal"]
@@ -57,6 +58,11 @@ def embeddings_query_head(
         scale * jax.random.normal(p_key, (dim,), dtype),
         v / jnp.linalg.norm(v, axis=0),
     )
+
+
+def sizes(like: Corpus) -> dict[str, int]:
+    """Tell V and K of a corpus by the names that every `init` gives them."""
+    return {"vocab_size": like.vocab_size, "num_classes": like.num_classes}
 
 
 def square(key: Array, dim: int, dtype: DTypeLike, weights: Weights = "normal") -> Array:

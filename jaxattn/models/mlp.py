@@ -14,7 +14,7 @@ from jaxattn.base import Model
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import Weights, embeddings_query_head, square
+from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square
 
 
 @struct.dataclass(repr=False)
@@ -115,8 +115,7 @@ class Mlp(Model[Corpus], frozen=True, kw_only=True):
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        sizes = {"vocab_size": like.vocab_size, "dim": self.dim, "num_classes": like.num_classes}
-        return init(key, **sizes, dtype=dtype, weights=self.weights)
+        return init(key, **sizes(like), dim=self.dim, dtype=dtype, weights=self.weights)
 
     outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)

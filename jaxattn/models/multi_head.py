@@ -15,7 +15,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import embeddings_query_head
+from jaxattn.models.initial import embeddings_query_head, sizes
 
 
 @struct.dataclass(repr=False)
@@ -105,20 +105,12 @@ class MultiHead(Model[Corpus], frozen=True, kw_only=True):
 
     dim: PositiveInt
     heads: PositiveInt
-    attends_to_tokens: ClassVar[bool] = False
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        return init(
-            key,
-            vocab_size=like.vocab_size,
-            dim=self.dim,
-            num_classes=like.num_classes,
-            dtype=dtype,
-            heads=self.heads,
-        )
+        return init(key, **sizes(like), dim=self.dim, dtype=dtype, heads=self.heads)
 
     outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)

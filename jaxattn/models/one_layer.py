@@ -19,7 +19,7 @@ from jaxattn.core import backend
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
-from jaxattn.models.initial import embeddings_query_head
+from jaxattn.models.initial import embeddings_query_head, sizes
 from jaxattn.models.span import Dim, infinite_by_name
 
 
@@ -112,10 +112,10 @@ def init(
     Source:
         Section on the model in arXiv 2505.17282; the direction of v is not published and drawn here.
     """
-    sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
+    given: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
     if dim == "inf":
-        return Params(*span.start(key, dim=dim, **sizes))
-    return Params(*embeddings_query_head(key, dim=int(dim), **sizes))
+        return Params(*span.start(key, dim=dim, **given))
+    return Params(*embeddings_query_head(key, dim=int(dim), **given))
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
@@ -170,7 +170,7 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
+        return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)
@@ -186,9 +186,4 @@ class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see `span.start`."""
-        sizes: dict[str, Any] = {
-            "vocab_size": like.vocab_size,
-            "num_classes": like.num_classes,
-            "dtype": dtype,
-        }
-        return Params(*span.start(key, dim=self.dim, **sizes))
+        return Params(*span.start(key, **sizes(like), dim=self.dim, dtype=dtype))

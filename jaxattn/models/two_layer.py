@@ -1,6 +1,6 @@
 """Two attention layers: a first one without parameters, H = Softmax(E_X E_Xᵀ) E_X, then the read-out of H."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jax.typing import DTypeLike
 from jaxtyping import Array
@@ -9,6 +9,7 @@ from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.base import Model
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
+from jaxattn.models.initial import sizes
 from jaxattn.models.one_layer import Params, init, scores_and_values
 from jaxattn.models.span import Dim, infinite_by_name
 
@@ -45,7 +46,6 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
 
     dim: Dim
     residual: bool = False
-    attends_to_tokens: ClassVar[bool] = False
     cuts_batches: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
@@ -55,7 +55,7 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
+        return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `outputs`."""
@@ -74,9 +74,4 @@ class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see `span.start`."""
-        sizes: dict[str, Any] = {
-            "vocab_size": like.vocab_size,
-            "num_classes": like.num_classes,
-            "dtype": dtype,
-        }
-        return Params(*span.start(key, dim=self.dim, **sizes))
+        return Params(*span.start(key, **sizes(like), dim=self.dim, dtype=dtype))

@@ -16,7 +16,7 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.models.initial import Weights, embeddings_query_head, square
+from jaxattn.models.initial import Weights, embeddings_query_head, sizes, square
 
 
 @struct.dataclass(repr=False)
@@ -107,14 +107,13 @@ class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
 
     dim: PositiveInt
     residual: bool = False
-    attends_to_tokens: ClassVar[bool] = False
     cuts_batches: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W1", "W2")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Draw the parameters, see the module's `init`."""
-        return init(key, vocab_size=like.vocab_size, dim=self.dim, num_classes=like.num_classes, dtype=dtype)
+        return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
         """Compute f, (n,) or (n, K), see the module's `outputs`."""

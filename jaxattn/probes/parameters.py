@@ -23,7 +23,6 @@ class Norms(Probe, frozen=True, kw_only=True):
     """The Euclidean norm of every parameter, Frobenius' for matrices: norm_E, norm_p, ..."""
 
     rotation_invariant: ClassVar[bool] = True
-    labels: ClassVar[dict[str, str]] = {}
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure norm_θ for every parameter θ, trained or not."""
@@ -45,7 +44,6 @@ class Alignments(Probe, frozen=True, kw_only=True):
     """
 
     rotation_invariant: ClassVar[bool] = True
-    labels: ClassVar[dict[str, str]] = {}
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Measure cos_θ_θ' for every pair of equal shape, and cos_θ_descent for every trained θ."""
