@@ -1,6 +1,5 @@
 """Probes of whole phases: parameters held against the certified directions that they tend to."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -236,20 +235,20 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
         # On the host: every seed may have another shape, for which JAX would compile anew.
         E, corpora = jax.device_get((params.E, loaded.splits.train))
 
-        def compare(seed: int, path: np.ndarray) -> tuple[Metrics, Metrics]:
-            corpus = corpora if loaded.shared else jax.tree.map(lambda x: x[seed], corpora)
+        def compare(seed: int, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            corpus = corpora if loaded.shared else _of_seed(corpora, seed)
             return _compare(np.asarray(E[seed], np.float64), corpus, path)
 
-        on_the_way, at_the_end = zip(*map_on_cores(compare, range(len(history)), history), strict=True)
-        return _stacked(on_the_way), _stacked(at_the_end)
+        away, ends = zip(*map_on_cores(compare, range(len(history)), history), strict=True)
+        on_the_way = dict(zip(_ON_THE_WAY_RELAXED, np.stack(away, axis=1), strict=True))
+        return on_the_way, dict(zip(_AT_THE_END_RELAXED, np.stack(ends, axis=1), strict=True))
 
 
-def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[Metrics, Metrics]:
+def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compare the path (k, 2, d) of one seed."""
-    missing = np.full(len(path), np.nan)
     nothing = (
-        dict.fromkeys(_ON_THE_WAY_RELAXED, missing),
-        dict.fromkeys(_AT_THE_END_RELAXED, np.asarray(np.nan)),
+        np.full((len(_ON_THE_WAY_RELAXED), len(path)), np.nan),
+        np.full(len(_AT_THE_END_RELAXED), np.nan),
     )
     # The path of a seed that failed may end at finite p and v.
     if corpus.num_classes != 2 or not (np.isfinite(path[-1]).all() and np.isfinite(E).all()):
@@ -269,12 +268,7 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[Metrics, 
         query.duality_gap,
         query.primal_residual,
     )
-    at_the_end = {name: np.asarray(x, float) for name, x in zip(_AT_THE_END_RELAXED, facts, strict=True)}
-    return dict(zip(_ON_THE_WAY_RELAXED, away, strict=True)), at_the_end
-
-
-def _stacked(found: Sequence[Metrics]) -> Metrics:
-    return {name: np.stack([one[name] for one in found]) for name in found[0]}
+    return np.stack(away), np.array(facts, float)
 
 
 _AT_THE_END_LIMIT = (
@@ -333,7 +327,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
 
         def compare(seed: int, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             own = jax.tree.map(lambda x: np.asarray(x[seed], np.float64), params)
-            corpus = corpora if loaded.shared else jax.tree.map(lambda x: x[seed], corpora)
+            corpus = corpora if loaded.shared else _of_seed(corpora, seed)
             return self._compare(own, corpus, path)
 
         away, ends = zip(*map_on_cores(compare, range(len(history)), history), strict=True)

@@ -1,6 +1,5 @@
 """Probes: what E·v and E·p know of the importance of tokens, and how far one step on E is from its law."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -83,27 +82,19 @@ class Importance(Probe, frozen=True, kw_only=True):
             note("bins", jax.vmap(spearman, (1, None, 1))(means, numbers, jnp.isfinite(means)))
         note("tokens", jax.vmap(spearman, (1, 1, None))(columns, against, frequent))
         present = tokens.count > 0
-        found["correlation_Ev_alpha"] = _over_classes(
-            lambda x, y: pearson(x, y, present), values, tokens.alpha
-        )
+        found["correlation_Ev_alpha"] = jax.vmap(pearson, (1, 1, None))(values, tokens.alpha, present).mean()
         return found
-
-
-def _over_classes(function: Callable[..., Array], *columns: Array) -> Array:
-    """Average a statistic of columns (V, C) over the classes."""
-    return jax.vmap(function, in_axes=1)(*columns).mean()
 
 
 def token_columns(context: ProbeContext) -> dict[str, Array]:
     """Collect the token-level table of one seed: E·p (V,) and E·v (V, C) beside the statistics."""
     tokens = context.data.tokens
-    scores, values = context.scores_and_values
     return {
         "count": tokens.count,
         "alpha": tokens.alpha,
         "posterior_difference": tokens.posterior_difference,
-        "Ep": scores,
-        "Ev": values[:, None] if values.ndim == 1 else values,
+        "Ep": context.scores_and_values[0],
+        "Ev": context.columns.values,
     }
 
 

@@ -185,11 +185,7 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
         (n,), in nats: 0 if attention rests on one token, however often it occurs.
     """
     bags = corpus.bags
-    score = jnp.where(bags.count > 0, take(scores, bags.index.astype(jnp.int32)), -jnp.inf)
-    top = bags.max(score)
-    top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, as padding may hold
-    weight = bags.count.astype(scores.dtype) * jnp.exp(score - bags.spread(top))
-    (normaliser,) = bags.sum(weight)
+    _, _, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
     q = weight / bags.spread(jnp.where(normaliser > 0, normaliser, 1))
     (entropy,) = bags.sum(-q * jnp.log(jnp.where(q > 0, q, 1)))
     return entropy
