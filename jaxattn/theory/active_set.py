@@ -1,7 +1,6 @@
 """One large max-margin problem: a dual active-set method that generates constraints as it needs them."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -104,11 +103,9 @@ def active_set(
     def difference(pair: Any) -> np.ndarray:
         return rows[better[pair]] - rows[worse[pair]]
 
-    def spread_out(values: np.ndarray, extra: Iterable[tuple[Any, float]] = ()) -> np.ndarray:
+    def spread_out(values: np.ndarray) -> np.ndarray:
         full = np.zeros(len(better))
         full[factor.active] = values
-        for pair, value in extra:
-            full[pair] += value
         return full
 
     while steps < max_steps:
@@ -130,30 +127,28 @@ def active_set(
         while violation.max() > enough and steps < max_steps:
             chosen = int(violation.argmax())
             pair = int(pool[chosen])
-            taken = _take_in(factor, p, multipliers, pair, differences[chosen], required[pair])
-            steps += taken.steps
-            if taken.proves:
-                return Solution(spread_out(taken.multipliers, [(pair, 1.0)]), steps)
-            p, multipliers = taken.p, taken.multipliers
+            n = differences[chosen]
+            p, multipliers, more, separates = _take_in(factor, p, multipliers, pair, n, required[pair])
+            steps += more
+            if not separates:
+                proof = spread_out(multipliers)
+                proof[pair] += 1.0
+                return Solution(proof, steps)
             violation = required[pool] - differences @ p
         # The factors hold the active pairs exactly; the running sums have gathered rounding.
         p, multipliers = _restart(factor, required)
     return Solution(spread_out(multipliers), steps)
 
 
-class _Taken(NamedTuple):
-    """Where it is after a pair was taken in; or the multipliers that prove that nothing separates."""
-
-    p: np.ndarray
-    multipliers: np.ndarray
-    steps: int
-    proves: bool
-
-
 def _take_in(
     factor: _Factor, p: np.ndarray, multipliers: np.ndarray, pair: int, n: np.ndarray, required: float
-) -> _Taken:
-    """Take in a violated pair of difference n, and let go of those whose multiplier would turn negative."""
+) -> tuple[np.ndarray, np.ndarray, int, bool]:
+    """Take in a violated pair of difference n, and let go of those whose multiplier would turn negative.
+
+    Returns:
+        p, the multipliers and the number of steps after that, and True; or False, if nothing separates, and
+        the multipliers that prove it beside a 1 for the pair.
+    """
     own, steps = 0.0, 0
     while True:
         steps += 1
@@ -166,13 +161,13 @@ def _take_in(
         full = (required - n @ p) / (z @ z) if independent else np.inf
         step = min(partial, full)
         if step == np.inf:
-            return _Taken(p, -fall, steps, True)
+            return p, -fall, steps, False
         if independent:
             p = p + step * z
         multipliers, own = multipliers - step * fall, own + step
         if full <= partial:
             factor.append(pair, inside, z)
-            return _Taken(p, np.append(multipliers, own), steps, False)
+            return p, np.append(multipliers, own), steps, True
         leaving = falling[ratio.argmin()]
         factor.delete(leaving)
         multipliers = np.delete(multipliers, leaving)

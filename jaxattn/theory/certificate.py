@@ -206,7 +206,10 @@ def certify(
         # The sum over pairs of one embedding twice is zero without rounding.
         same = not differences[both != 0].any()
         residual = length / share if share > 0 else 0.0 if same else np.inf
-        return replace(_refuted(E.shape[1], weight, tie_weight, residual), **found)
+        # Multipliers whose sum is nearly 0 prove that there is no solution.
+        status = Status.INFEASIBLE if residual <= INFEASIBLE else Status.UNDECIDED
+        found |= {"multipliers": weight, "tie_multipliers": tie_weight, "dual_residual": residual}
+        return replace(unsolved(status, E.shape[1]), **found)
     if tolerance < 1 - 1 / (np.linalg.norm(p, q) * length) ** 2 < _ROUNDING:
         p = _met(E, constraints, tight, p, q)
     margin = 1 / float(np.linalg.norm(p, q))
@@ -246,14 +249,6 @@ def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None, solver
         iterations=0,
         status=np.int8(status),
         solver=solver,
-    )
-
-
-def _refuted(dim: int, weight: np.ndarray, tie_weight: np.ndarray, residual: float) -> MaxMargin:
-    """Make the answer to a problem without a solution, if multipliers whose sum is nearly 0 prove that."""
-    status = Status.INFEASIBLE if residual <= INFEASIBLE else Status.UNDECIDED
-    return replace(
-        unsolved(status, dim), multipliers=weight, tie_multipliers=tie_weight, dual_residual=residual
     )
 
 

@@ -51,10 +51,8 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
         raise InputError(
             f"selection: made for bags {mask.shape}, not {corpus.bags.index.shape}; make it anew"
         )
-    present = np.asarray(corpus.bags.count) > 0
-    owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], mask.shape)
-    sequence, token, chosen = owner[present], np.asarray(corpus.bags.index)[present], mask[present]
-    token = token.astype(np.int32)
+    present, sequence, token = entries_of(corpus)
+    token, chosen = token.astype(np.int32), mask[present]
 
     first = np.full(corpus.num_examples, vocab, np.int32)
     np.minimum.at(first, sequence[chosen], token[chosen])
@@ -75,6 +73,21 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
         leader=leader,
         required=height[distinct],
     )
+
+
+def entries_of(corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """List the distinct tokens of all sequences, one after the other, on the host.
+
+    Args:
+        corpus: n sequences over V tokens.
+
+    Returns:
+        (R, W) bool, where they stand in the bags; the sequence and the token of each, (N,) int.
+    """
+    bags = corpus.bags
+    present = np.asarray(bags.count) > 0
+    sequence = np.broadcast_to(np.asarray(bags.owner)[:, None], present.shape)[present]
+    return present, sequence, np.asarray(bags.index)[present].astype(int)
 
 
 def circle(constraints: Constraints) -> np.ndarray:

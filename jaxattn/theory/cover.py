@@ -15,6 +15,7 @@ from flax import struct
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus, class_index, class_labels
+from jaxattn.theory.constraints import entries_of
 
 # Far more than corpora of some hundred sequences take.
 _MOST_PROGRAMS = 1_000
@@ -111,10 +112,9 @@ class _Problem:
 
     @staticmethod
     def of(corpus: Corpus) -> "_Problem":
-        bags, n = corpus.bags, corpus.num_examples
-        rows, columns = np.nonzero(np.asarray(bags.count))
-        holds = np.zeros((n, corpus.vocab_size), bool)
-        holds[np.asarray(bags.owner)[rows], np.asarray(bags.index)[rows, columns]] = True
+        _, sequence, token = entries_of(corpus)
+        holds = np.zeros((corpus.num_examples, corpus.vocab_size), bool)
+        holds[sequence, token] = True
         rows = np.column_stack([holds, class_index(np.asarray(corpus.targets), corpus.num_classes)])
         distinct, times = np.unique(rows, axis=0, return_counts=True)
         return _Problem(distinct[:, :-1].astype(bool), distinct[:, -1], times, corpus.num_classes)

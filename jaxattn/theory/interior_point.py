@@ -107,7 +107,7 @@ def _polish(
 ) -> Float[Array, " m"]:
     """Solve with the tight pairs as equalities, and keep the answer where it is better.
 
-    What `support.polish` does, with r × r matrices only: the pseudo-inverse of M = Aᵀ A over the tight
+    What `least_distance.polish` does, with r × r matrices only: the pseudo-inverse of M = Aᵀ A over the tight
     pairs is right to half the digits, and each refinement of A p = 1 and of Aᵀ λ = p doubles them.
     """
     active = jnp.where(tight[:, None], rows, 0.0)

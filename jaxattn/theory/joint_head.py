@@ -29,12 +29,6 @@ class Entries(NamedTuple):
         total = np.bincount(self.sequence, np.exp(own - top[self.sequence]), len(self.labels))
         return own - (top + np.log(np.where(total > 0, total, 1)))[self.sequence]
 
-    def sum(self, columns: np.ndarray) -> np.ndarray:
-        """Sum (N,) or (N, k) over each sequence."""
-        out = np.zeros((len(self.labels), *columns.shape[1:]))
-        np.add.at(out, self.sequence, columns)
-        return out
-
 
 class Refused(Exception):
     """Why a description does not hold."""
@@ -106,16 +100,12 @@ def _at(
     """Compute the points z = y Σ q E: to which of them chosen entries belong, their y q, and z (k, D)."""
     log_q = entries.attention(E @ p, chosen)[chosen]
     sequence = entries.sequence[chosen]
-    rows = np.searchsorted(place, sequence) if (np.diff(place) > 0).all() else _rank(place, sequence)
+    order = np.argsort(place)
+    rows = order[np.searchsorted(place, sequence, sorter=order)]
     q = entries.labels[sequence] * np.exp(log_q)
     z = np.zeros((len(place), E.shape[1]))
     np.add.at(z, rows, q[:, None] * E[entries.token[chosen]])
     return rows, q, z
-
-
-def _rank(place: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    order = np.argsort(place)
-    return order[np.searchsorted(place[order], sequence)]
 
 
 def _system(

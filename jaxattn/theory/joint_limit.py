@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
-from jaxattn.theory.constraints import tie_classes
+from jaxattn.theory.constraints import entries_of, tie_classes
 from jaxattn.theory.joint_head import Entries, Head, Refused, solve_head, weights_of_sequences
 from jaxattn.theory.least_distance import TwoSided, two_sided
 from jaxattn.theory.selection import require_finite, require_keys
@@ -126,12 +126,11 @@ def certify_joint_limit(
         raise InputError(
             f"shapes do not fit: keys {E.shape}, p {p.shape}, v {v.shape}; give (V, D), (D,), (D,)"
         )
-    bags = corpus.bags
-    present = np.asarray(bags.count) > 0
+    present, sequence, token = entries_of(corpus)
     entries = Entries(
-        sequence=np.broadcast_to(np.asarray(bags.owner)[:, None], present.shape)[present].astype(int),
-        token=np.asarray(bags.index)[present].astype(int),
-        times=np.asarray(bags.count)[present].astype(float),
+        sequence=sequence.astype(int),
+        token=token,
+        times=np.asarray(corpus.bags.count)[present].astype(float),
         labels=np.asarray(corpus.targets).astype(float),
     )
     return _certify(E, p, v, entries, tolerance)
@@ -181,7 +180,8 @@ def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tup
 
 def _agreement(scores: np.ndarray, values: np.ndarray, entries: Entries) -> np.ndarray:
     """Compute y x_X·v of every sequence, (n,)."""
-    return entries.labels * entries.sum(np.exp(entries.attention(scores)) * values[entries.token])
+    parts = np.exp(entries.attention(scores)) * values[entries.token]
+    return entries.labels * np.bincount(entries.sequence, parts, len(entries.labels))
 
 
 def _ties(

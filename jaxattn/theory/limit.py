@@ -11,7 +11,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status
-from jaxattn.theory.constraints import constraints
+from jaxattn.theory.constraints import constraints, entries_of
 from jaxattn.theory.max_margin import shortest
 from jaxattn.theory.selection import Selection, require_finite
 
@@ -199,11 +199,8 @@ def certify_limit(
 def _entries(
     corpus: Corpus, selection: Selection, leader: np.ndarray, scores: np.ndarray, values: np.ndarray
 ) -> _Entries:
-    bags = corpus.bags
-    present = np.asarray(bags.count) > 0
-    sequence = np.broadcast_to(np.asarray(bags.owner)[:, None], present.shape)[present]
-    token = np.asarray(bags.index)[present].astype(int)
-    weight = np.asarray(bags.count)[present] * np.exp(scores - scores[leader])[token]
+    present, sequence, token = entries_of(corpus)
+    weight = np.asarray(corpus.bags.count)[present] * np.exp(scores - scores[leader])[token]
     _, group = np.unique(sequence * np.int64(len(leader)) + leader[token], return_inverse=True)
     moment = _summed(group, weight[:, None] * values[token], int(group.max()) + 1)
     mean = (moment / np.bincount(group, weight)[:, None])[group]

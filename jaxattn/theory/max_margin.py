@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_on_cores
-from jaxattn.data.corpus import Corpus
 from jaxattn.theory.active_set import active_set
 from jaxattn.theory.certificate import MaxMargin, Solution, Status, certify, lengths, unsolved
 from jaxattn.theory.constraints import Constraints, circle, coinciding, constraints
@@ -143,9 +142,12 @@ def max_margin_batch(
 
     def prepare(seed: int) -> _Problem | MaxMargin:
         own = corpus if shared else jax.tree.map(lambda x: x[seed], corpus)
-        return _prepare_or_report(
-            E[seed], own, Selection(mask[seed]), np.asarray(coordinates[seed], np.float64)
-        )
+        present = (own.bags.count > 0) & mask[seed]
+        selected = np.bincount(own.bags.owner, present.sum(axis=1), minlength=own.num_examples)
+        if not np.isfinite(E[seed]).all() or (selected[: own.num_examples] == 0).any():
+            return unsolved(Status.INVALID, E.shape[2])
+        rows = np.asarray(coordinates[seed], np.float64)
+        return _prepare(Scores(E[seed], own), Selection(mask[seed]), rows)
 
     posed = map_on_cores(prepare, range(len(E)))
     problems = [problem for problem in posed if isinstance(problem, _Problem)]
@@ -154,16 +156,6 @@ def max_margin_batch(
     conclude = partial(_conclude_or_finish, solver="interior", tolerance=tolerance)
     solved = iter(map_on_cores(conclude, problems, solutions))
     return _stack([answer if isinstance(answer, MaxMargin) else next(solved) for answer in posed])
-
-
-def _prepare_or_report(
-    E: np.ndarray, corpus: Corpus, selection: Selection, rows: np.ndarray
-) -> _Problem | MaxMargin:
-    present = (corpus.bags.count > 0) & selection.mask
-    selected = np.bincount(corpus.bags.owner, present.sum(axis=1), minlength=corpus.num_examples)
-    if not np.isfinite(E).all() or (selected[: corpus.num_examples] == 0).any():
-        return unsolved(Status.INVALID, E.shape[1])
-    return _prepare(Scores(E, corpus), selection, rows)
 
 
 def _prepare(scores: Scores, selection: Selection, rows: np.ndarray | None = None) -> _Problem | MaxMargin:

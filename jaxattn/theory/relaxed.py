@@ -1,7 +1,5 @@
 """Where p and v go together: the max-margin head, and the relaxed max-margin direction of the query."""
 
-from typing import Any
-
 import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
@@ -11,7 +9,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status, unsolved
-from jaxattn.theory.constraints import Constraints, constraints
+from jaxattn.theory.constraints import Constraints, constraints, entries_of
 from jaxattn.theory.max_margin import shortest
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
@@ -180,17 +178,16 @@ def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tol
 
 def _tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
     """Look up the selected token of every sequence, (n,)."""
-    bags, mask = corpus.bags, np.asarray(chosen.mask)
-    if mask.shape != bags.index.shape:
-        raise InputError(f"chosen: made for bags {mask.shape}, not {bags.index.shape}; make it anew")
-    picked = mask & (np.asarray(bags.count) > 0)
-    owner: Any = np.broadcast_to(np.asarray(bags.owner)[:, None], mask.shape)[picked]
-    count = np.bincount(owner, minlength=corpus.num_examples)
+    (present, sequence, held), mask = entries_of(corpus), np.asarray(chosen.mask)
+    if mask.shape != present.shape:
+        raise InputError(f"chosen: made for bags {mask.shape}, not {present.shape}; make it anew")
+    picked = mask[present]
+    count = np.bincount(sequence[picked], minlength=corpus.num_examples)
     if (count != 1).any():
         where = int(np.argmax(count != 1))
         raise InputError(
             f"chosen: sequence {where} has {count[where]} selected tokens, but is one point to v; select one"
         )
     token = np.zeros(corpus.num_examples, np.int64)
-    token[owner] = np.asarray(bags.index)[picked]
+    token[sequence[picked]] = held[picked]
     return token
