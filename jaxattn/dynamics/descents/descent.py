@@ -7,6 +7,7 @@ gradient flow.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -55,9 +56,7 @@ def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any
     return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, data)[0], state)
 
 
-_compiled = jax.jit(loop, static_argnames="algorithm")
-
-
+@partial(jax.jit, static_argnames="algorithm")
 def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
     """Take a number of steps in one loop, which is compiled once for an algorithm and any number of steps.
 
@@ -70,7 +69,7 @@ def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
     Returns:
         The state after the steps; one call with k + l steps equals two with k and l.
     """
-    return _compiled(algorithm, state, data, steps)
+    return loop(algorithm, state, data, steps)
 
 
 def descent(

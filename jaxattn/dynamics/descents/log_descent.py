@@ -71,10 +71,7 @@ def log_excess_loss(
     agreement = bags.spread(labels) * take(values, token)
     best = bags.max(jnp.where(present, agreement, -jnp.inf))
     below = jnp.where(present, bags.spread(best) - agreement, 0)
-    top = bags.max(score)
-    top = jnp.where(top == -jnp.inf, 0, top)  # a sequence without tokens, as padding may hold
-    weight = bags.count * jnp.exp(score - bags.spread(top))
-    (normaliser,) = bags.sum(weight)
+    _, top, normaliser, _ = bags.softmax(score)
     largest = bags.max(jnp.where(below > 0, score, -jnp.inf))
     idle = largest == -jnp.inf
     scaled = bags.count * jnp.exp(

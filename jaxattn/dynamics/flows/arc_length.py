@@ -2,6 +2,7 @@
 
 import enum
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -232,15 +233,13 @@ def restart(integration: Integration, h: Array) -> Integration:
         integration: the path so far.
         h: the length of the step after that, ().
     """
-    return Integration(
-        here=integration.here.replace(z=jnp.zeros_like(integration.here.z)),  # type: ignore[attr-defined]
+    return replace(
+        integration,
+        here=replace(integration.here, z=jnp.zeros_like(integration.here.z)),
         local=jax.tree.map(jnp.zeros_like, integration.local),
         h=h,
-        rows=integration.rows,
-        reached=integration.reached,
         status=jnp.full_like(integration.status, Stop.RUNNING),
         accepted=integration.accepted - 1,
-        rejected=integration.rejected,
     )
 
 
@@ -280,7 +279,7 @@ def integrate(
     select = jax.vmap(jnp.where, in_axes=(0, 0, None))
     old = jnp.arange(points) < integration.reached
     filled = jax.tree.map(lambda rows, here: select(old, rows, here), integration.rows, integration.here)
-    return integration.replace(rows=filled)  # type: ignore[attr-defined]
+    return replace(integration, rows=filled)
 
 
 def _step(
@@ -317,18 +316,17 @@ def _step(
     here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
     record = ok & (h == to_mark)
     row = jnp.where(record, state.reached, len(marks))
-    moved = Integration(
+    moved = replace(
+        state,
         here=here,
         local=local,
         h=h_next,
         rows=jax.tree.map(lambda rows, x: rows.at[row].set(x, mode="drop"), state.rows, here),
         reached=state.reached + record,
-        status=state.status,
         accepted=state.accepted + ok,
         rejected=state.rejected + ~ok,
     )
-    status = _status(flow, ends, first, max_steps, moved, turns)
-    return moved.replace(status=status)  # type: ignore[attr-defined]
+    return replace(moved, status=_status(flow, ends, first, max_steps, moved, turns))
 
 
 def _status(

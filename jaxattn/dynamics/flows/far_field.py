@@ -122,8 +122,11 @@ def meet(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array,
     # A wall that p leans on stays where it is, within 100/r of y f = 1; others are to stand there later.
     beyond = corpus.targets * f - 1
     log_weight += jnp.where(r * beyond < _ACTIVE, steep, r) * beyond
-    weigh = Weights(jnp.where(tight, share, log_weight), jnp.where(tight, 0, steep))
-    onwards = _slaved(here, head, weigh)
+    log_weight, steepness = jnp.where(tight, share, log_weight), jnp.where(tight, 0, steep)
+    # `token_force` takes a mean over sequences.
+    weigh = Weights(log_weight + jnp.log(corpus.num_examples), steepness)
+    # Along p scores fall apart by 2 max ‖E_s‖ at most; forces that change faster are those against a wall.
+    onwards = here.replace(values=head.values, weigh=weigh, steepest=2 / unit)  # type: ignore[attr-defined]
     u, v = flow.velocity(z)[: len(z_p)], onwards.velocity(here.zero)
     known = clearance.min() > _CLEAR
     met = Meeting(head, jnp.log(r), onwards, here.norm(v - u / positive(here.norm(u))))
@@ -156,14 +159,6 @@ def neglected(met: Meeting, z: Float[Array, " m"], log_scale: Float[Array, ""]) 
     margin = jnp.abs(bags.spread(flow.corpus.targets) * value - 1)
     rests = bags.max(jnp.where((below == 0) & (margin <= _CLEAR), jnp.inf, -jnp.inf))
     return jnp.exp(log_scale + jnp.where(tight, lost, rests).max())
-
-
-def _slaved(here: Coordinates, head: Head, weights: Weights) -> Coordinates:
-    # `token_force` takes a mean over sequences.
-    weigh = Weights(weights.log_weight + jnp.log(here.corpus.num_examples), weights.steepness)
-    # Along p scores fall apart by 2 max ‖E_s‖ at most; forces that change faster are those against a wall.
-    steepest = 2 / here.unit
-    return here.replace(values=head.values, weigh=weigh, steepest=steepest)  # type: ignore[attr-defined]
 
 
 def _head(here: Coordinates, values: Array, spread: Array) -> Head:

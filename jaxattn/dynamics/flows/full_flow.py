@@ -126,17 +126,18 @@ def full_flow(
 @functools.cache
 def _follower(max_steps: int) -> Callable[..., FullPath]:
     """Make the function that follows one seed; the library wants the number of steps before it compiles."""
-
-    def follow(
-        E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], _: Any, points: int
-    ) -> FullPath:
-        return _follow(E, p, v, corpus, settings, max_steps, points)
-
-    return follow
+    return functools.partial(_follow, max_steps)
 
 
 def _follow(
-    E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: int, points: int
+    most: int,
+    E: Array,
+    p: Array,
+    v: Array,
+    corpus: Corpus,
+    settings: Sequence[Array],
+    max_steps: Array,
+    points: int,
 ) -> FullPath:
     import diffrax  # half a second that only this flow needs
 
@@ -164,7 +165,7 @@ def _follow(
         args=corpus,
         saveat=diffrax.SaveAt(ts=clock),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=rtol / 100),
-        max_steps=max_steps,
+        max_steps=most,
         throw=False,
     )
     reached = jnp.isfinite(found.ys.arc_length)

@@ -119,19 +119,6 @@ def doubled(*arrays: Any) -> tuple[Array, ...]:
     return tuple(jnp.asarray(x, jnp.float64) for x in arrays)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4, 5, 6))
-def _without_derivative(
-    arrays: Any,
-    settings: Any,
-    follow: Callable[..., Any],
-    batched: Any,
-    seeds: int | None,
-    points: int,
-    width: int,
-) -> Any:
-    return _over_chunks(arrays, settings, follow, batched, seeds, points, width)
-
-
 def refuse_derivative(*_: Any) -> NoReturn:
     """Raise InputError: the derivative of a flow, for `jax.custom_jvp`."""
     raise InputError(
@@ -139,9 +126,6 @@ def refuse_derivative(*_: Any) -> NoReturn:
         "put jax.lax.stop_gradient around params, or differentiate ja.dynamics.descent, or where the flow "
         "tends to by ja.theory.differentiable_direction"
     )
-
-
-_without_derivative.defjvp(refuse_derivative)
 
 
 @partial(jax.jit, static_argnames=("follow", "batched", "seeds", "points", "width"))
@@ -154,15 +138,17 @@ def _over_chunks(
     points: int,
     width: int,
 ) -> Any:
-    def single(*arrays: Any) -> Any:
-        return follow(*arrays, *settings, points)
-
     if seeds is None:
-        return single(*arrays)
+        return follow(*arrays, *settings, points)
     own = [x for x, has_seeds in zip(arrays, batched, strict=True) if has_seeds]
 
     def one(own: list[Any]) -> Any:
         each = iter(own)
-        return single(*(next(each) if has_seeds else x for x, has_seeds in zip(arrays, batched, strict=True)))
+        given = (next(each) if has_seeds else x for x, has_seeds in zip(arrays, batched, strict=True))
+        return follow(*given, *settings, points)
 
     return map_in_equal_parts(one, own, width)
+
+
+_without_derivative = jax.custom_jvp(_over_chunks, nondiff_argnums=(2, 3, 4, 5, 6))
+_without_derivative.defjvp(refuse_derivative)
