@@ -1,6 +1,5 @@
 """Softmax attention over whole rows of a table, h_X = Σ_s q_s(X) M_s, for tables too wide for token space."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -97,40 +96,32 @@ def _times_exp(count: Array, score: Array) -> Array:
     return count.astype(score.dtype) * jnp.exp(jnp.where(count > 0, score, -jnp.inf))
 
 
-@partial(jax.jit, static_argnames=("gathered", "held"))
-def weighted_sums(
-    layout: Ragged,
-    weight: Array,
-    table: Float[Array, "I m"],
-    gathered: int = GATHERED,
-    held: int = HELD,
-) -> Float[Array, "S m"]:
+@jax.jit
+def weighted_sums(layout: Ragged, weight: Array, table: Float[Array, "I m"]) -> Float[Array, "S m"]:
     """Sum rows of a table per segment, Σ_e weight_e M[index_e], a block of columns and of rows at a time.
 
     Args:
         layout: S segments of entries that point at I rows.
         weight: (R, W).
         table: M, (I, m).
-        gathered: numbers of the table to gather at once.
-        held: numbers of sums to hold at once that are not yet those of whole segments.
 
     Returns:
         (S, m).
     """
     columns = table.shape[1]
-    each = max(1, held // weight.shape[0])
+    each = max(1, HELD // weight.shape[0])
     if each >= columns:
-        return _sums(layout, weight, table, gathered)
+        return _sums(layout, weight, table)
     blocks = -(-columns // each)
     padded = jnp.pad(table, ((0, 0), (0, blocks * each - columns)))
     tables = jnp.moveaxis(padded.reshape(-1, blocks, each), 1, 0)
-    sums = jax.lax.map(lambda block: _sums(layout, weight, block, gathered), tables)
+    sums = jax.lax.map(lambda block: _sums(layout, weight, block), tables)
     return jnp.moveaxis(sums, 0, 1).reshape(-1, blocks * each)[:, :columns]
 
 
-def _sums(layout: Ragged, weight: Array, table: Array, gathered: int) -> Array:
+def _sums(layout: Ragged, weight: Array, table: Array) -> Array:
     rows, width = weight.shape
-    size = max(1, min(rows, gathered // (width * table.shape[1])))
+    size = max(1, min(rows, GATHERED // (width * table.shape[1])))
     entries = (layout.index.astype(jnp.int32), weight)
     sums = jax.lax.map(
         lambda entry: jnp.einsum("w,wm->m", entry[1], take(table, entry[0])), entries, batch_size=size

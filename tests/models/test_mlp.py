@@ -64,12 +64,14 @@ def test_derivative_of_pooling_agrees_with_finite_differences(rng, x64, ragged, 
         for second, held in enumerate((1, 200, 1 << 20))
     ],
 )
-def test_size_of_blocks_changes_nothing(rng, x64, ragged, gathered, held):
+def test_size_of_blocks_changes_nothing(rng, x64, ragged, monkeypatch, cleared, gathered, held):
+    monkeypatch.setattr(pooling, "GATHERED", gathered)
+    monkeypatch.setattr(pooling, "HELD", held)
     corpus = ragged(2)
     bags = corpus.bags
     table = rng.normal(size=(corpus.vocab_size, 3))
     counts = bags.count.astype(jnp.float64)
-    sums = pooling.weighted_sums(bags, counts, jnp.asarray(table), gathered, held)
+    sums = pooling.weighted_sums(bags, counts, jnp.asarray(table))
     ids, mask = reference.padded_sequences(corpus)
     np.testing.assert_allclose(sums, (table[ids] * mask[:, :, None]).sum(axis=1), rtol=1e-12, atol=1e-12)
 
