@@ -68,11 +68,6 @@ class _Size(NamedTuple):
     together: int
 
 
-def most_numbers() -> int:
-    """Tell how many numbers of rows and of pairs a block is to have; that of one sequence may have more."""
-    return NUMBERS if backend.platform() == "cpu" else NUMBERS_ON_ACCELERATORS
-
-
 def is_one(bags: Ragged, width: int) -> bool:
     """Tell whether all sequences are one block; see `fold`."""
     (first, *others) = _sizes(bags, width)
@@ -142,8 +137,10 @@ def _block(bags: Ragged, first: Array, present: Array, rows: int, place: Array) 
 
 
 def _sizes(bags: Ragged, width: int) -> list[_Size]:
-    growth = GROWTH if backend.platform() == "cpu" else GROWTH_ON_ACCELERATORS
-    numbers = most_numbers()
+    on_cpu = backend.platform() == "cpu"
+    growth = GROWTH if on_cpu else GROWTH_ON_ACCELERATORS
+    # A block of one sequence may have more.
+    numbers = NUMBERS if on_cpu else NUMBERS_ON_ACCELERATORS
     longest = math.prod(level.shape[1] for level in bags.tree)
     found: list[_Size] = []
     rows = 0

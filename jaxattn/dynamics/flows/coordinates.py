@@ -274,10 +274,6 @@ class Coordinates:
             return stiff.solver(self, jacobian, c)
         return by_factors(jacobian, c)
 
-    def on_scores(self, x: Float[Array, " r"]) -> Float[Array, " V"]:
-        """Compute by how much a movement of z moves the scores."""
-        return self.lift @ x
-
     def pulled(self, force: Float[Array, " V"]) -> Float[Array, " r"]:
         """Compute the force on z of a force on the scores, up to its length."""
         return force if self.basis is not None else force @ self.lift
@@ -303,7 +299,7 @@ class Coordinates:
         """Collect what products with the Jacobian are made of, and compute that slope."""
         size = positive(size)
         bound = curvature_bound(self.corpus, force, self.lengths) / size
-        moved = self.on_scores(velocity)
+        moved = self.lift @ velocity
         slope = moved @ curvature_product(self.corpus, force, moved) / size
         return stiff.Curved(force, velocity, size, bound), slope
 

@@ -127,17 +127,13 @@ _TOLERANCE, _MOST = 1e-8, 60
 
 @runtime_checkable
 class Space(Protocol):
-    """What this module asks of coordinates."""
+    """What this module asks of coordinates; `lift` is L."""
 
     corpus: Corpus
     lift: Array
 
     def metric(self, x: Array) -> Array:
         """Compute B Bᵀ x, (r,)."""
-        ...
-
-    def on_scores(self, x: Array) -> Array:
-        """Compute L x, (V,)."""
         ...
 
     def pulled(self, force: Array) -> Array:
@@ -230,7 +226,7 @@ def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
 
 def times(space: Space, at: Curved, x: Float[Array, " r"]) -> Float[Array, " r"]:
     """Compute J x."""
-    turned = space.pulled(curvature_product(space.corpus, at.force, space.on_scores(x))) / at.size
+    turned = space.pulled(curvature_product(space.corpus, at.force, space.lift @ x)) / at.size
     return turned - at.velocity * (space.metric(at.velocity) @ turned)
 
 
