@@ -1,10 +1,12 @@
-"""What the tests of the flow share: an awkward corpus, and the loss written position by position."""
+"""What the tests of dynamics share: an awkward corpus, its loss position by position, a task of phases."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jaxattn as ja
+from jaxattn.base import Task
+from jaxattn.data.splits import Splits, token_statistics
 
 
 @pytest.fixture
@@ -26,3 +28,14 @@ def textbook():
         return jnp.log1p(jnp.exp(-corpus.targets * (q * values[ids]).sum(axis=1))).mean()
 
     return loss
+
+
+@pytest.fixture
+def task(ragged, x64):
+    train = ragged(2)
+    return Task(ja.models.OneLayer(dim=6), ja.losses.Classification(), Splits(train, token_statistics(train)))
+
+
+@pytest.fixture
+def params(task):
+    return task.model.init(jax.random.key(1), task.data.train, dtype=jnp.float64)

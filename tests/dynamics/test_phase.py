@@ -1,15 +1,12 @@
 """Phases as settings: when they are measured, and what advancing means."""
 
 import jax
-import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
 
-import jaxattn as ja
-from jaxattn.base import Phase, Task, log_spaced
+from jaxattn.base import Phase, log_spaced
 from jaxattn.core.errors import InputError
-from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import PHASES
 
 
@@ -21,17 +18,6 @@ def test_probe_steps_are_log_spaced_with_both_ends():
     assert len(steps) == 14
     assert log_spaced(1, 8) == [0, 1]
     assert log_spaced(2, 8) == [0, 1, 2]
-
-
-@pytest.fixture
-def task(ragged, x64):
-    train = ragged(2)
-    return Task(ja.models.OneLayer(dim=6), ja.losses.Classification(), Splits(train, token_statistics(train)))
-
-
-@pytest.fixture
-def params(task):
-    return task.model.init(jax.random.key(1), task.data.train, dtype=jnp.float64)
 
 
 KINDS = {

@@ -19,6 +19,8 @@ from jaxattn.probes.directions import _facts, certified_distance
 from jaxattn.theory import one_minus_cosine
 from jaxattn.theory.certificate import Status, unsolved
 
+pytestmark = pytest.mark.usefixtures("x64")
+
 
 def test_distance_bounds_the_angle_to_every_direction_that_the_gap_leaves():
     found, off = np.array([0.3, 1e-5, 0.2]), np.array([0.2, 3e-6, 0.0])
@@ -59,7 +61,6 @@ def shortest(rows, required):
     return minimize(lambda p: p @ p, np.ones(7), constraints=gaps, tol=1e-14).x
 
 
-@pytest.mark.usefixtures("x64")
 def test_p_and_v_against_directions_of_a_general_solver():
     """Pairs 1 > 4, 1 > 6, 0 > 6 and 3 > 5, of which the last one is in a sequence that is not tight."""
     rows = [E[a] - E[b] for a, b in [(1, 4), (1, 6), (0, 6), (3, 5)]]
@@ -88,7 +89,6 @@ def test_p_and_v_against_directions_of_a_general_solver():
     np.testing.assert_allclose(end["relaxed_certified_distance"], last, rtol=1e-4)
 
 
-@pytest.mark.usefixtures("x64")
 def test_a_seed_that_is_not_finite_has_no_direction():
     path, end = conclude_relaxed(np.full((3, 2, 7), np.nan))
     assert all(np.isnan(x).all() for x in (path | end).values())
@@ -114,9 +114,6 @@ def test_a_seed_with_nan_and_corpora_of_more_classes_have_no_direction():
         loaded = Loaded(splits, False, list("0123456"))
         for found in RelaxedDirection().conclude(history, params, OneLayer(dim=7), loaded):
             assert all(np.isnan(x).all() for x in found.values())
-
-
-pytestmark = pytest.mark.usefixtures("x64")
 
 
 def two_seeds():

@@ -11,7 +11,7 @@ from jaxattn.base import Task
 from jaxattn.data import Vectors, token_statistics
 from jaxattn.data import ragged as layout
 from jaxattn.data.splits import Splits
-from jaxattn.models import OneLayer, reference
+from jaxattn.models import OneLayer
 from jaxattn.models.one_layer import Params
 from jaxattn.models.reference import padded_sequences
 from jaxattn.probes import Attended, AttentionEntropy, HeadsSelected, ProbeContext, RelevantTokens, Selected
@@ -89,17 +89,12 @@ def test_equal_heads_are_one_query(x64, seen, measure):
     seen.params = seen.params.replace(p=jnp.stack([p] * 3), v=jnp.stack([v] * 3))
     settings = {"important": 0.3, "min_count": 2}
     of_heads = measure(HeadsSelected(**settings), seen)
-    one = ProbeContext(models.one_layer.Params(E=seen.params.E, p=p, v=v), _task(seen), seen.phase)
+    task = Task(models.OneLayer(dim=5), seen.loss, seen.data)
+    one = ProbeContext(Params(E=seen.params.E, p=p, v=v), task, seen.phase)
     alone = measure(Selected(**settings), one)
     np.testing.assert_allclose(of_heads["head_mass"], [alone["important_mass"]] * 3, rtol=1e-12)
     for name in ("any_head_selected", "all_heads_selected"):
         np.testing.assert_array_equal(of_heads[name], alone["important_selected"])
-
-
-def _task(seen):
-    from jaxattn.base import Task
-
-    return Task(models.OneLayer(dim=5), seen.loss, seen.data)
 
 
 def test_no_important_token_is_no_number(x64, seen, measure):
@@ -177,7 +172,7 @@ def test_shares_equal_a_loop_over_sequences(x64, measured, rng):
 
 def by_token(corpus, scores):
     """Add the weights of all positions of a token up, one sequence after the other."""
-    for tokens, real in zip(*map(np.asarray, reference.padded_sequences(corpus)), strict=True):
+    for tokens, real in zip(*map(np.asarray, padded_sequences(corpus)), strict=True):
         weights = np.exp(scores[tokens[real]] - scores[tokens[real]].max())
         q = np.bincount(tokens[real], weights / weights.sum())
         yield -sum(x * np.log(x) for x in q if x > 0)

@@ -1,10 +1,12 @@
-"""What the tests of selections and max-margin directions share: small problems of every kind, and loops."""
+"""What the tests of directions share: small problems of every kind, loops, and an independent solver."""
 
 from typing import Any, NamedTuple
 
+import clarabel
 import jax
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import jaxattn as ja
 
@@ -37,6 +39,25 @@ def selected(corpus, selection):
 def loops():
     """`bags` and `selected`."""
     return bags, selected
+
+
+@pytest.fixture(scope="session")
+def shortest():
+    """The shortest x with A x ≥ b and C x = 0 by clarabel, or None if there is none."""
+
+    def solve(rows, required, equal=()):
+        settings = clarabel.DefaultSettings()
+        settings.verbose = False
+        settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
+        matrix = np.array([*equal, *(-row for row in rows)])
+        right, size = np.append(np.zeros(len(equal)), -np.array(required)), matrix.shape[1]
+        cones = [clarabel.ZeroConeT(len(equal)), clarabel.NonnegativeConeT(len(rows))]
+        problem = sp.csc_matrix(sp.eye(size)), np.zeros(size), sp.csc_matrix(matrix), right, cones, settings
+        solution = clarabel.DefaultSolver(*problem).solve()
+        assert str(solution.status) in ("Solved", "AlmostSolved", "PrimalInfeasible")
+        return None if str(solution.status) == "PrimalInfeasible" else np.array(solution.x)
+
+    return solve
 
 
 @pytest.fixture(scope="session")

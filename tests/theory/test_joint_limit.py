@@ -2,12 +2,10 @@
 
 from functools import partial
 
-import clarabel
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
@@ -18,20 +16,8 @@ from jaxattn.theory.least_distance import two_sided
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def shortest(rows, required):
-    """min ‖x‖² s.t. A x ≥ b by an independent solver, or None if it finds none."""
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
-    rows, d = np.array(rows), len(rows[0])
-    cones = [clarabel.NonnegativeConeT(len(rows))]
-    problem = sp.csc_matrix(sp.eye(d)), np.zeros(d), sp.csc_matrix(-rows), -np.array(required), cones
-    solution = clarabel.DefaultSolver(*problem, settings).solve()
-    return np.array(solution.x) if str(solution.status) == "Solved" else None
-
-
 @pytest.mark.parametrize("seed", range(8))
-def test_requirements_of_any_sign_against_clarabel(seed):
+def test_requirements_of_any_sign_against_clarabel(shortest, seed):
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(12, 6)) + 0.8 * np.eye(6)[0]
     required = rng.choice([1.0, 0.5, 0.0, -0.5], 12)
@@ -70,7 +56,7 @@ def problems():
     ]
 
 
-def by_loop(E, p, corpus, heavy, v, light_of_points):
+def by_loop(shortest, E, p, corpus, heavy, v, light_of_points):
     """Write all requirements out, token by token."""
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     a, rows, required = E @ p, [], []
@@ -95,7 +81,7 @@ def by_loop(E, p, corpus, heavy, v, light_of_points):
 
 @pytest.mark.more
 @pytest.mark.parametrize("seed", [0, 1])
-def test_both_programs_by_loops(problems, seed):
+def test_both_programs_by_loops(problems, shortest, seed):
     """Heavy is what weighs more than e^-9 of the heaviest; λ of a token is shared by its sequences."""
     params, corpus, path = problems[seed]
     E, p = params.E, path.p[-1]
@@ -121,7 +107,7 @@ def test_both_programs_by_loops(problems, seed):
     np.testing.assert_allclose(found.v, head, atol=1e-6)
     np.testing.assert_allclose(found.weight * corpus.targets @ E[top], head, atol=1e-6)
     shared = dict(zip(top[found.heavy], found.weight[found.heavy], strict=True))
-    expected = by_loop(E, p, corpus, found.heavy, head, shared)
+    expected = by_loop(shortest, E, p, corpus, found.heavy, head, shared)
     assert one_minus_cosine(found.p, expected) < 1e-9
     np.testing.assert_allclose(np.linalg.norm(found.p), np.linalg.norm(expected), rtol=1e-6)
 

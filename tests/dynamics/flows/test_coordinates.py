@@ -1,4 +1,4 @@
-"""Tokens that leap over the top of their sequence, against a loop over sequences."""
+"""Coordinates against vectors of d numbers; tokens that leap over a top, against a loop over sequences."""
 
 import jax
 import jax.numpy as jnp
@@ -113,9 +113,6 @@ def test_forces_are_balanced_when_only_rounding_is_left_of_their_sum(score, bala
     if score == 0:
         assert local.log_gradient_norm == -np.inf
         np.testing.assert_array_equal(local.velocity, 0)
-
-
-pytestmark = pytest.mark.usefixtures("x64")
 
 
 def by_loop(sequences, before, after):

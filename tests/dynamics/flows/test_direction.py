@@ -1,4 +1,4 @@
-"""The flow of cross-entropy against automatic differentiation and an independent integrator."""
+"""Forces in many digits and by automatic differentiation; the flow of cross-entropy by another integrator."""
 
 import jax
 import jax.numpy as jnp

@@ -15,17 +15,6 @@ from jaxattn.dynamics import ExactFlow, FullFlow, JointFlow, exact_flow, full_fl
 from jaxattn.dynamics.flows import stiff, ties
 
 
-@pytest.fixture
-def task(ragged, x64):
-    train = ragged(2)
-    return Task(ja.models.OneLayer(dim=6), ja.losses.Classification(), Splits(train, token_statistics(train)))
-
-
-@pytest.fixture
-def params(task):
-    return task.model.init(jax.random.key(1), task.data.train, dtype=jnp.float64)
-
-
 @pytest.mark.parametrize(
     "until",
     [
