@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 
 from jaxattn.models import key_query, one_layer, reference
+from jaxattn.models.initial import sizes
 
 
 def draw(corpus, weights="normal", dim=7):
-    params = key_query.init(
-        jax.random.key(1),
-        vocab_size=corpus.vocab_size,
-        dim=dim,
-        num_classes=corpus.num_classes,
-        dtype=jnp.float64,
-        weights=weights,
-    )
+    key, dtype = jax.random.key(1), jnp.float64
+    params = key_query.init(key, **sizes(corpus), dim=dim, dtype=dtype, weights=weights)
     return params.replace(p=8 * params.p)
 
 

@@ -7,12 +7,11 @@ from jax.test_util import check_grads
 import jaxattn as ja
 from jaxattn.attention import pooling
 from jaxattn.models import mlp, one_layer, reference
+from jaxattn.models.initial import sizes
 
 
 def draw(corpus, dim=7, dtype=jnp.float64):
-    params = mlp.init(
-        jax.random.key(1), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes, dtype=dtype
-    )
+    params = mlp.init(jax.random.key(1), **sizes(corpus), dim=dim, dtype=dtype)
     return params.replace(p=8 * params.p, b=params.b + 0.1)
 
 

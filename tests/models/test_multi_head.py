@@ -8,17 +8,12 @@ import pytest
 from jaxattn.core.errors import InputError
 from jaxattn.data import ragged as layout
 from jaxattn.models import multi_head, one_layer, reference
+from jaxattn.models.initial import sizes
 
 
 def draw(corpus, heads=3, dim=7):
-    params = multi_head.init(
-        jax.random.key(1),
-        vocab_size=corpus.vocab_size,
-        dim=dim,
-        heads=heads,
-        num_classes=corpus.num_classes,
-        dtype=jnp.float64,
-    )
+    key, dtype = jax.random.key(1), jnp.float64
+    params = multi_head.init(key, **sizes(corpus), dim=dim, heads=heads, dtype=dtype)
     return params.replace(p=8 * params.p)
 
 

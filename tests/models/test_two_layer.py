@@ -11,6 +11,7 @@ import jaxattn as ja
 from jaxattn.attention import self_attention
 from jaxattn.data.corpus import Corpus, from_draws
 from jaxattn.models import reference, two_layer, two_layer_weights
+from jaxattn.models.initial import sizes
 
 
 @pytest.fixture(params=["without weights", "with weights"])
@@ -32,13 +33,7 @@ SUMS = [("with weights", "gpu", "ragged")]
 
 
 def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
-    params = init(
-        jax.random.key(1),
-        vocab_size=corpus.vocab_size,
-        dim=dim,
-        num_classes=corpus.num_classes,
-        dtype=dtype,
-    )
+    params = init(jax.random.key(1), **sizes(corpus), dim=dim, dtype=dtype)
     return params.replace(E=2 * params.E, p=query * params.p)
 
 

@@ -130,13 +130,13 @@ def _follower(max_steps: int) -> Callable[..., FullPath]:
 
 
 def _follow(
-    most: int,
+    max_steps: int,
     E: Array,
     p: Array,
     v: Array,
     corpus: Corpus,
     settings: Sequence[Array],
-    max_steps: Array,
+    _: Array,
     points: int,
 ) -> FullPath:
     import diffrax  # half a second that only this flow needs
@@ -165,7 +165,7 @@ def _follow(
         args=corpus,
         saveat=diffrax.SaveAt(ts=clock),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=rtol / 100),
-        max_steps=most,
+        max_steps=max_steps,
         throw=False,
     )
     reached = jnp.isfinite(found.ys.arc_length)
