@@ -60,18 +60,22 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
         return euclidean
     if q in (1, math.inf):
         return _linear_program(E, found, q, tolerance=tolerance)
-    return _reweighted(E, found, q, euclidean.p, tolerance=tolerance)
+    return _reweighted(E, found, q, euclidean, tolerance=tolerance)
 
 
-def _reweighted(E: np.ndarray, found: Constraints, q: float, p: np.ndarray, *, tolerance: float) -> MaxMargin:
+def _reweighted(
+    E: np.ndarray, found: Constraints, q: float, euclidean: MaxMargin, *, tolerance: float
+) -> MaxMargin:
     """Minimise ‖p‖_q by problems of least Σ_j |p_j|^(q-2) u_j², p moved towards each u by a line search.
 
     u is a descent direction, and its multipliers are those of ‖p‖_q where p = u. Up to q = 2 a whole step
-    lowers the norm and the error by 2 - q; beyond, one of about 1/(q - 1) is Newton's.
+    lowers the norm and the error by 2 - q; beyond, one of about 1/(q - 1) is Newton's. It starts at the
+    Euclidean p, and stays there where rounding leaves nothing of a small margin under the first weights.
     """
     from scipy.optimize import minimize_scalar  # slow to import
 
-    answers = []
+    answers, p = [], euclidean.p
+    end = partial(certify, E, found, tolerance=tolerance, q=q, solver="reweighted")
     for number in range(1, _MOST_PROBLEMS + 1):
         size = np.maximum(np.abs(p) / np.abs(p).max(), _SPREAD ** (-1 / abs(q - 2)))
         root = size ** ((2 - q) / 2)
@@ -86,10 +90,11 @@ def _reweighted(E: np.ndarray, found: Constraints, q: float, p: np.ndarray, *, t
         step = minimize_scalar(length, bounds=(0, 1), method="bounded", options={"xatol": 1e-12}).x
         p = p + min(step, 1.0, key=length) * move
         multipliers = _of_pairs(weighted, found, len(E))
-        end = partial(certify, E, found, multipliers, weighted.tie_multipliers, tolerance=tolerance, q=q)
-        answers.append(end(p=p, iterations=number, solver="reweighted"))
+        answers.append(end(multipliers, weighted.tie_multipliers, p=p, iterations=number))
         if answers[-1].status == Status.SOLVED:
             break
+    if not answers:
+        return end(_of_pairs(euclidean, found, len(E)), euclidean.tie_multipliers, p=p)
     return min(answers, key=lambda answer: answer.duality_gap)
 
 

@@ -8,9 +8,10 @@ import pytest
 from scipy.optimize import linprog
 from scipy.sparse import csc_matrix
 
+import jaxattn as ja
 from jaxattn.attention.scores import of_query
 from jaxattn.core.errors import InputError
-from jaxattn.theory import Scores, lq_max_margin, max_margin, selection
+from jaxattn.theory import Scores, lq_max_margin, max_margin, selection, selection_of
 
 
 def rows_of(instance, loops):
@@ -120,6 +121,20 @@ def test_scaling_a_coordinate_of_sign_descent(rng):
     np.testing.assert_allclose(lq_max_margin(scores, chosen, q=1.0).p, [0, -0.5, 0], atol=1e-12)
     y = np.abs(x) ** 0.5 * np.sign(x)  # q = 3: p ∝ |x|^(1/(q-1)) sign x
     np.testing.assert_allclose(lq_max_margin(scores, chosen, q=3.0).p, y / (x @ y), rtol=1e-5)
+
+
+@pytest.mark.parametrize("small", [1e-11, 1e-12])
+def test_a_margin_of_which_weights_leave_nothing_is_bounded(small):
+    """Differences ±e + ε f, p = f/ε: in coordinates that are weighed by up to 1e6, rounding is as large."""
+    e, f = np.linalg.qr(np.random.default_rng(4).normal(size=(4, 4)))[0][:2]
+    rows = np.stack([small * f + e, small * f - e])
+    corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, 1], vocab_size=3)
+    chosen = selection_of(np.arange(3) < 1, corpus)
+    found = lq_max_margin(Scores(np.concatenate([np.zeros((1, 4)), -rows]), corpus), chosen, q=12.0)
+    assert found.feasible
+    assert (rows @ found.p).min() > 1 - 1e-3
+    np.testing.assert_allclose(found.margin * np.linalg.norm(found.p, 12), 1, rtol=1e-12)
+    assert found.margin <= found.margin_bound
 
 
 def test_nothing_to_separate_and_bad_input(rng):
