@@ -188,8 +188,8 @@ def certify(
     summed, sizes = both @ differences, np.abs(both) * lengths(differences)
     dual = dual_norm(q)
     # Differences and their sum are right to the last digit of each.
-    errors = sizes if q == 2 else np.abs(both) * np.linalg.norm(differences, dual, axis=1)
-    length = float(np.linalg.norm(summed, dual)) + _EPS * errors.sum()
+    errors = sizes if q == 2 else np.abs(both) * [norm(row, dual) for row in differences]
+    length = norm(summed, dual) + _EPS * errors.sum()
     found: dict[str, Any] = {
         "pairs": pairs,
         "ties": ties,
@@ -210,10 +210,10 @@ def certify(
         status = Status.INFEASIBLE if residual <= INFEASIBLE else Status.UNDECIDED
         found |= {"multipliers": weight, "tie_multipliers": tie_weight, "dual_residual": residual}
         return replace(unsolved(status, E.shape[1]), **found)
-    if tolerance < 1 - 1 / (np.linalg.norm(p, q) * length) ** 2 < _ROUNDING:
+    if tolerance < 1 - 1 / (norm(p, q) * length) ** 2 < _ROUNDING:
         p = _met(E, constraints, tight, p, q)
-    margin = 1 / float(np.linalg.norm(p, q))
-    scale = 1 / (margin * max(float(np.linalg.norm(summed, dual)), np.finfo(float).tiny))
+    margin = 1 / norm(p, q)
+    scale = 1 / (margin * max(norm(summed, dual), np.finfo(float).tiny))
     weight, tie_weight = scale * weight, scale * tie_weight
     values, untied = _values(E, constraints, tight, p)
     gap = max(0.0, 1 - (margin / length) ** 2)
@@ -304,7 +304,7 @@ def _misfit(p: np.ndarray, summed: np.ndarray, q: float) -> float:
     """How far the sum of the multipliers is from the gradient of ½ ‖p‖_q², relative to it."""
     if q == 2:
         return float(np.linalg.norm(p - summed) / np.linalg.norm(p))
-    return float(1 - p @ summed / (np.linalg.norm(p, q) * np.linalg.norm(summed, dual_norm(q))))
+    return float(1 - p @ summed / (norm(p, q) * norm(summed, dual_norm(q))))
 
 
 def _met(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray, q: float) -> np.ndarray:
@@ -321,12 +321,20 @@ def _met(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray, 
     size[size == 0] = 1.0
     move = lstsq(rows / size[:, None], (needed - rows @ p) / size, lapack_driver="gelsy")[0]
     moved = _scaled(E, constraints, tight, p + move)
-    return p if moved is None or np.linalg.norm(moved, q) > np.linalg.norm(p, q) else moved
+    return p if moved is None or norm(moved, q) > norm(p, q) else moved
 
 
 def dual_norm(q: float) -> float:
     """Return q* with 1/q + 1/q* = 1."""
     return np.inf if q == 1 else 1.0 if q == np.inf else q / (q - 1)
+
+
+def norm(x: np.ndarray, q: float) -> float:
+    """Compute ‖x‖_q of (D,), with the largest entry taken out, so that no power overflows."""
+    if q in (1, 2, np.inf):
+        return float(np.linalg.norm(x, q))
+    largest = np.abs(x).max(initial=np.finfo(float).tiny)
+    return float(largest * np.linalg.norm(x / largest, q))
 
 
 def lengths(rows: np.ndarray) -> np.ndarray:

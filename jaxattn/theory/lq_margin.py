@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
-from jaxattn.theory.certificate import MaxMargin, Status, certify
+from jaxattn.theory.certificate import MaxMargin, Status, certify, norm
 from jaxattn.theory.constraints import Constraints, constraints
 from jaxattn.theory.max_margin import shortest
 from jaxattn.theory.selection import Selection, require_finite, require_keys
@@ -85,7 +85,7 @@ def _reweighted(
         move = weighted.p * root - p
 
         def length(t: float, p: np.ndarray = p, move: np.ndarray = move) -> float:
-            return float(np.linalg.norm(p + t * move, q))
+            return norm(p + t * move, q)
 
         step = minimize_scalar(length, bounds=(0, 1), method="bounded", options={"xatol": 1e-12}).x
         p = p + min(step, 1.0, key=length) * move

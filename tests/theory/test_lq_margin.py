@@ -123,6 +123,17 @@ def test_scaling_a_coordinate_of_sign_descent(rng):
     np.testing.assert_allclose(lq_max_margin(scores, chosen, q=3.0).p, y / (x @ y), rtol=1e-5)
 
 
+@pytest.mark.parametrize("q", [40.0, 40 / 39])
+def test_a_margin_is_in_the_unit_of_the_keys_whose_power_may_overflow(rng, q):
+    keys = rng.normal(size=(5, 3))
+    corpus = ja.data.from_sequences([[0, 1], [0, 2, 3, 4]], [1, 1], vocab_size=5)
+    chosen, units = selection_of(np.arange(5) < 1, corpus), (2.0**-40, 1.0, 2.0**40)
+    found = [lq_max_margin(Scores(unit * keys, corpus), chosen, q=q) for unit in units]
+    for unit, answer in zip(units, found, strict=True):
+        np.testing.assert_allclose(answer.margin / unit, found[1].margin, rtol=1e-9)
+        np.testing.assert_allclose(answer.margin_bound / unit, found[1].margin_bound, rtol=1e-9)
+
+
 @pytest.mark.parametrize("small", [1e-11, 1e-12])
 def test_a_margin_of_which_weights_leave_nothing_is_bounded(small):
     """Differences ±e + ε f, p = f/ε: in coordinates that are weighed by up to 1e6, rounding is as large."""
