@@ -5,7 +5,6 @@ of W entries; each row is reduced on its own, and a short tree of gathers adds u
 All shapes are static given the number of entries, so the layout can be built inside jit and under vmap.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -123,18 +122,6 @@ class Ragged(Brief):
         return jax.lax.platform_dependent(
             self, dense, cuda=Ragged._matmul_at_once, default=Ragged._matmul_in_rows
         )
-
-    def reweighted(self, count: Array) -> "Ragged":
-        """Keep the pattern of the counts that are not 0 and take other numbers, (R, W), 0 elsewhere."""
-        factors = self.factors
-        if factors is not None:
-            (entries, *pattern), *rest = factors
-            present = (self.count > 0).ravel()
-            place = jnp.where(present, jnp.cumsum(present, dtype=jnp.int32) - 1, len(entries))
-            entries = jnp.zeros(len(entries), count.dtype)
-            entries = entries.at[place].set(count.ravel(), mode="drop", unique_indices=True)
-            factors = ((entries, *pattern), *rest)
-        return dataclasses.replace(self, count=count, factors=factors, dense=())
 
     def _matmul_compressed(self, dense: Array) -> Array:
         from jax.experimental.sparse import BCSR  # slow to import
