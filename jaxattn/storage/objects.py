@@ -71,27 +71,21 @@ class Objects:
 
     def entries(self) -> dict[str, Entry]:
         """List all objects."""
-        import obstore
-
         with self._telling(InputError, "read"):
-            return {x["path"]: _entry(x) for page in obstore.list(self._store) for x in page}
+            return {x["path"]: _entry(x) for page in self._store.list() for x in page}
 
     def top(self) -> tuple[dict[str, Entry], list[str]]:
         """List the objects without a folder in their name, and the folders."""
-        import obstore
-
         with self._telling(InputError, "read"):
-            found = obstore.list_with_delimiter(self._store)
+            found = self._store.list_with_delimiter()
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])
 
     def read(self, name: str) -> bytes | None:
         """Read an object that may be replaced later; None if there is none."""
-        import obstore
-
         self._versions.pop(name, None)
         with self._telling(InputError, "read"):
             try:
-                found = obstore.get(self._store, name)
+                found = self._store.get(name)
                 content = bytes(found.bytes())
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
@@ -102,13 +96,11 @@ class Objects:
 
     def bring(self, name: str, path: Path) -> None:
         """Read an object into a file, which is there as a whole or not at all; an absent one leaves none."""
-        import obstore
-
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with self._telling(InputError, "read"), open(temporary, "wb") as file:
-                for part in obstore.get(self._store, name):
+                for part in self._store.get(name):
                     file.write(part)
             temporary.replace(path)
         except InputError as error:
@@ -119,10 +111,8 @@ class Objects:
 
     def send(self, name: str, path: Path) -> None:
         """Write a file to an object, whatever was there."""
-        import obstore
-
         with self._telling(RunError, "written"):
-            obstore.put(self._store, name, path)
+            self._store.put(name, path)
 
     def commit(self, name: str, content: bytes) -> None:
         """Replace an object if it is what this process read or wrote last; make it if that was none.
@@ -131,14 +121,12 @@ class Objects:
             Changed: it is something else by now.
             RunError: it cannot be written.
         """
-        import obstore
-
         known = self._versions.get(name)
         mode: Any = "create" if known is None else known
         for left in reversed(range(TRIES)):
             try:
                 with self._telling(RunError, "written"):
-                    done = obstore.put(self._store, name, content, mode=mode, use_multipart=False)
+                    done = self._store.put(name, content, mode=mode, use_multipart=False)
                 self._versions[name] = _version(done)
                 return
             except RunError as error:
@@ -169,14 +157,12 @@ class Objects:
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; those that are not there are no error."""
-        import obstore
-
         wanted = list(names)
         for name in wanted:
             self._versions.pop(name, None)
         with self._telling(RunError, "written"), suppress(FileNotFoundError):
             if wanted:
-                obstore.delete(self._store, wanted)
+                self._store.delete(wanted)
 
     @contextmanager
     def _telling(self, kind: type[Exception], done: str) -> Iterator[None]:
