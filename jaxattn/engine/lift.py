@@ -22,7 +22,7 @@ from jaxattn.engine.groups import CompileGroup
 from jaxattn.study import seed
 from jaxattn.study.dry_run import check_data
 from jaxattn.study.seed import Carried
-from jaxattn.study.setting import Hyperparameters, Setting, used_tokens, with_hyperparameters
+from jaxattn.study.setting import Hyperparameters, Setting, with_hyperparameters
 
 # Each holds the memory of a compiler.
 THREADS = 4
@@ -101,7 +101,7 @@ class Programs:
         """The drawing of corpora: (keys, numbers) -> those of every lane."""
 
         def draw(key: Array, numbers: Hyperparameters) -> Splits:
-            return seed.draw(with_hyperparameters(self.setting, numbers), key, used_tokens(numbers))
+            return seed.draw(with_hyperparameters(self.setting, numbers), key)
 
         # On a CPU one after the other: batched sorts take twice as long to compile, and run no faster.
         return Lifted(vmap_over_devices(draw, (0, 0), per_core=1), (0, 0))
@@ -122,8 +122,7 @@ class Programs:
         """The drawing of parameters: (keys, numbers) -> those of every lane."""
 
         def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
-            own = with_hyperparameters(self.setting, numbers)
-            return seed.start(own, splits, key, loaded.tokens, used_tokens(numbers))
+            return seed.start(with_hyperparameters(self.setting, numbers), splits, key, loaded.tokens)
 
         def make() -> Lifted:
             # Shapes of the corpora are all that parameters depend on.
@@ -346,12 +345,10 @@ def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
         return Lifted(over_lanes, (0,), loaded.shared, dtype=phase.dtype)
 
     def begin(params: Any, splits: Splits, numbers: Hyperparameters, key: Array) -> Carried:
-        own = with_hyperparameters(setting, numbers)
-        return seed.begin(own, index, params, splits, key, used_tokens(numbers))
+        return seed.begin(with_hyperparameters(setting, numbers), index, params, splits, key)
 
     def advance(carried: Carried, splits: Splits, numbers: Hyperparameters, steps: Array) -> Carried:
-        own = with_hyperparameters(setting, numbers)
-        return seed.advance(own, index, carried, splits, steps, used_tokens(numbers))
+        return seed.advance(with_hyperparameters(setting, numbers), index, carried, splits, steps)
 
     def measure(carried: Carried, splits: Splits, numbers: Hyperparameters) -> seed.Measured:
         return seed.measure(with_hyperparameters(setting, numbers), index, carried, splits)

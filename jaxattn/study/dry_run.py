@@ -26,7 +26,6 @@ from jaxattn.study.setting import (
     Setting,
     check_kind,
     key_of,
-    used_tokens,
     with_hyperparameters,
 )
 
@@ -82,13 +81,13 @@ class _Rehearsal:
         keys = jax.eval_shape(seed.keys, 0)
 
         def run(numbers: Hyperparameters, keys: tuple[Array, Array]) -> Dataset:
-            setting, used = with_hyperparameters(self.setting, numbers), used_tokens(numbers)
-            data = self.data(setting, keys[0], used)
+            setting = with_hyperparameters(self.setting, numbers)
+            data = self.data(setting, keys[0])
             tokens = self.shared.tokens if self.shared else seed.drawn(setting).tokens
-            params = self.start(setting, data, keys[1], tokens, used)
+            params = self.start(setting, data, keys[1], tokens)
             self.model(setting, params, data.train)
             for index in range(len(setting.phases)):
-                params = self.phase(setting, index, params, data, keys[1], used)
+                params = self.phase(setting, index, params, data, keys[1])
             train: Dataset = data.train
             return train
 
@@ -103,9 +102,9 @@ class _Rehearsal:
             return isinstance(error.__cause__, jax.errors.JAXTypeError)
         return False
 
-    def data(self, setting: Setting, key: Array, used: Array | None) -> Splits:
+    def data(self, setting: Setting, key: Array) -> Splits:
         with self.at("data", registry.DATA):
-            data = self.shared.splits if self.shared else seed.draw(setting, key, used)
+            data = self.shared.splits if self.shared else seed.draw(setting, key)
             if not isinstance(data, Splits):
                 raise InputError(f"draw returns {shown(data)}; return a jaxattn.data.Splits")
             if not isinstance(data.train, Dataset):
@@ -116,9 +115,9 @@ class _Rehearsal:
         check_kind(type(data.train), setting.model)
         return data
 
-    def start(self, setting: Setting, data: Splits, key: Array, tokens: Any, used: Array | None) -> Any:
+    def start(self, setting: Setting, data: Splits, key: Array, tokens: Any) -> Any:
         with self.at("model.init", registry.MODEL):
-            drawn = seed.start(setting._replace(starts={}), data, key, tokens, used)
+            drawn = seed.start(setting._replace(starts={}), data, key, tokens)
             known = names(drawn)
             for name in setting.starts:
                 if name not in known:
@@ -126,9 +125,9 @@ class _Rehearsal:
         for name in setting.starts:
             with self.at(f"model.init.{name}", registry.START):
                 own = setting._replace(starts={name: setting.starts[name]})
-                made = seed.start(own, data, key, tokens, used)
+                made = seed.start(own, data, key, tokens)
                 _same(get(drawn, name), get(made, name), f"{_name(setting.starts[name])} returns")
-        return seed.start(setting, data, key, tokens, used)
+        return seed.start(setting, data, key, tokens)
 
     def model(self, setting: Setting, params: Any, data: Dataset) -> None:
         model, n, name = setting.model, data.num_examples, _name(setting.model)
@@ -174,9 +173,7 @@ class _Rehearsal:
                 "coupled = True and returns one number of the batch"
             )
 
-    def phase(
-        self, setting: Setting, index: int, params: Any, data: Splits, key: Array, used: Array | None
-    ) -> Any:
+    def phase(self, setting: Setting, index: int, params: Any, data: Splits, key: Array) -> Any:
         phase, place = setting.phases[index], f"phases[{index}]"
         name, known = _name(phase), names(params)
         for parameter in phase.train:
@@ -186,7 +183,7 @@ class _Rehearsal:
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
         with jax.enable_x64(_is_double(setting, phase)), self.at(place, registry.PHASE):
             setting.probes.steps_of(phase)
-            carried = seed.begin(setting, index, params, data, key, used)
+            carried = seed.begin(setting, index, params, data, key)
             state = carried.state
             missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
             if missing:
@@ -195,9 +192,9 @@ class _Rehearsal:
                     "and failed_at, as jaxattn.dynamics.State"
                 )
             if type(phase).step is not Phase.step:
-                task = seed.task_of(setting, data, used)
+                task = seed.task_of(setting, data)
                 _same(state, phase.step(task, state), f"{name}.step returns")
-            further = seed.advance(setting, index, carried, data, jnp.int32(1), used)
+            further = seed.advance(setting, index, carried, data, jnp.int32(1))
             _same(carried, further, f"{name}.advance returns")
             metrics = _columns(f"{name}.metrics", phase.metrics(state), 0)
         self.probes(setting, index, carried, data, metrics)

@@ -46,15 +46,13 @@ def drawn(setting: Setting) -> DrawnData:
     return setting.data
 
 
-def draw(setting: Setting, key: Array, used: Array | None = None) -> Splits:
+def draw(setting: Setting, key: Array) -> Splits:
     """Draw the data of a seed; of a padded vocabulary only the first tokens are used."""
     made = drawn(setting)
-    return made.draw(key) if used is None else made.draw(key, used)
+    return made.draw(key) if setting.used is None else made.draw(key, setting.used)
 
 
-def start(
-    setting: Setting, data: Splits, key: Array, tokens: Sequence[str], used: Array | None = None
-) -> Any:
+def start(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> Any:
     """Draw the parameters; tokens that a padded vocabulary does not use have rows of zeros."""
     train = data.train
     dtype = jnp.dtype(setting.dtype)
@@ -62,26 +60,24 @@ def start(
     for name, begin_at in setting.starts.items():
         own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
         params = replaced(params, **{name: begin_at(own_key, get(params, name), tokens)})
-    if used is None:
+    if setting.used is None:
         return params
     for name in setting.model.token_rows:
         rows = get(params, name)
-        is_used = jnp.arange(train.vocab_size).reshape(-1, *(1,) * (rows.ndim - 1)) < used
+        is_used = jnp.arange(train.vocab_size).reshape(-1, *(1,) * (rows.ndim - 1)) < setting.used
         params = replaced(params, **{name: jnp.where(is_used, rows, 0)})
     return params
 
 
-def task_of(setting: Setting, data: Splits, used: Array | None = None) -> Task:
-    """Put together what phases work on; `used` as in `draw`."""
-    fresh = partial(setting.data.batch, used=used) if setting.data.draws_batches else None
+def task_of(setting: Setting, data: Splits) -> Task:
+    """Put together what phases work on."""
+    fresh = partial(setting.data.batch, used=setting.used) if setting.data.draws_batches else None
     return Task(setting.model, setting.loss, data, fresh)
 
 
-def begin(
-    setting: Setting, index: int, params: Params, data: Splits, key: Array, used: Array | None = None
-) -> Carried:
+def begin(setting: Setting, index: int, params: Params, data: Splits, key: Array) -> Carried:
     """Begin a phase."""
-    task = task_of(setting, data, used)
+    task = task_of(setting, data)
     memory = {
         number: kept
         for number, probe in probes(setting, index, data).items()
@@ -90,16 +86,9 @@ def begin(
     return Carried(setting.phases[index].init(task, params, jax.random.fold_in(key, index)), memory)
 
 
-def advance(
-    setting: Setting,
-    index: int,
-    carried: Carried,
-    data: Splits,
-    steps: int | Array,
-    used: Array | None = None,
-) -> Carried:
+def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps: int | Array) -> Carried:
     """Take steps of a phase; one call with k + l steps equals two with k and l."""
-    task = task_of(setting, data, used)
+    task = task_of(setting, data)
     return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
 
 

@@ -41,6 +41,7 @@ class Setting(NamedTuple):
         phases: what moves, one after the other.
         probes: what is measured on the way.
         dtype: of parameters and measurements.
+        used: () int32, how many tokens of a padded vocabulary a lane uses; all if None.
     """
 
     data: Data
@@ -50,6 +51,7 @@ class Setting(NamedTuple):
     phases: tuple[Phase, ...]
     probes: Probes
     dtype: str
+    used: Array | None = None
 
 
 class Cell(NamedTuple):
@@ -198,6 +200,7 @@ def pads_vocabulary(setting: Setting) -> bool:
 
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
     """Return a setting with the numbers of one lane in it, which may be traced; V stays what shapes say."""
+    setting = setting._replace(used=numbers.get(VOCAB_SIZE))
     for path, number in numbers.items():
         if path != VOCAB_SIZE:
             setting = _replaced(setting, path, number)
@@ -211,11 +214,6 @@ def key_of(setting: Setting, path: Path) -> str:
         phase = setting.phases[int(rest[0])]
         rest = [phase.name, *(part for part in rest[1:] if part != phase.takes_further)]
     return ".".join(map(str, (*IN_TABLES.get(head, (head,)), *rest)))
-
-
-def used_tokens(numbers: Hyperparameters) -> Array | None:
-    """Tell how many tokens of a padded vocabulary a lane uses, None for all."""
-    return numbers.get(VOCAB_SIZE)
 
 
 def numbers_of(thing: Spec) -> Iterator[tuple[Path, float]]:

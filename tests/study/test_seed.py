@@ -21,7 +21,7 @@ def test_a_padded_vocabulary_has_rows_of_zeros_and_the_others_as_drawn(study, ta
     small, large = (study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26))
     data_key, key = seed.keys(3)
     like = jax.eval_shape(large.data.draw, data_key), jax.eval_shape(small.data.draw, data_key)
-    padded = jax.jit(lambda used: seed.start(large, like[0], key, [], used))(20)
+    padded = jax.jit(lambda used: seed.start(large._replace(used=used), like[0], key, []))(20)
     own = jax.jit(lambda: seed.start(small, like[1], key, []))()
     np.testing.assert_array_equal(padded.E[:20], own.E)
     np.testing.assert_array_equal(padded.E[20:], 0)

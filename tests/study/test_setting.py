@@ -9,7 +9,6 @@ from jaxattn.study.setting import (
     VOCAB_SIZE,
     hyperparameters,
     pads_vocabulary,
-    used_tokens,
     with_hyperparameters,
 )
 
@@ -153,5 +152,5 @@ def test_a_vocabulary_is_padded_where_generator_and_model_know_of_it(study):
     assert pads_vocabulary(study().base)
     assert not pads_vocabulary(study("own").base)
     assert not pads_vocabulary(study(data={"kind": "csv", "path": "x.csv"}).base)
-    assert used_tokens({}) is None
-    assert used_tokens({VOCAB_SIZE: jnp.int32(3)}) == 3
+    assert study().base.used is None
+    assert with_hyperparameters(study().base, {VOCAB_SIZE: jnp.int32(3)}).used == 3
