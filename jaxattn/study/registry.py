@@ -248,7 +248,7 @@ def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
         raise InputError(
-            f"{kind} does not derive from {' or '.join(map(_public, concept.bases))}; "
+            f"{kind} does not derive from {' or '.join(f'jaxattn.{x.__name__}' for x in concept.bases)}; "
             f"{concept.name} wants {concept.wants}"
         )
     for name in concept.bases[base]:
@@ -269,10 +269,6 @@ def _check_settings(target: type[Spec], place: str) -> None:
                     f"{place}: {name!r} of {target.kind or target.__name__} is an attribute of every "
                     f"{base.__name__}; {rather}give the setting another name"
                 )
-
-
-def _public(base: type) -> str:
-    return f"jaxattn.{base.__name__}"
 
 
 def _instance(target: Any, values: Table, place: str) -> Any:
@@ -307,15 +303,7 @@ def plain(values: Table, names: ImportPaths) -> Table:
 
     check_values(values)
     try:
-        flat = {
-            key: x.name
-            if isinstance(x, Named)
-            else _path(x, names)
-            if callable(x) and inspect.isroutine(x)
-            else x
-            for key, x in values.items()
-            if x is not None
-        }
+        flat = {key: x.name if isinstance(x, Named) else x for key, x in values.items() if x is not None}
         table: Table = msgspec.json.decode(msgspec.json.encode(flat, enc_hook=written))
     except TypeError as error:
         raise InputError(
@@ -348,7 +336,7 @@ LOSS = Concept[Loss](
     "`loss`",
     LOSSES,
     {Loss: ("__call__",)},
-    user_functions.loss,
+    functools.partial(user_functions.class_of, base=user_functions.LossOfFunction),
     ("(outputs, targets, *, settings) -> (n,)",),
     default=lambda table: "classification",
 )
@@ -357,7 +345,7 @@ START = Concept[Start](
     "`model.init.NAME`",
     initial.STARTS,
     {Start: ("__call__",)},
-    user_functions.start,
+    functools.partial(user_functions.class_of, base=user_functions.StartOfFunction),
     ("(key, drawn, *, settings) -> array",),
     default=initial.kind_of,
 )
@@ -373,7 +361,7 @@ PROBE = Concept[Measurement](
     "`probes.own`",
     PROBES,
     {Probe: ("measure",), PhaseProbe: ("metrics", "observe", "conclude")},
-    user_functions.probe,
+    functools.partial(user_functions.class_of, base=user_functions.ProbeOfFunction),
     ("(params, data, *, settings) -> number",),
     {
         "Probe": ("measure(context)",),
@@ -389,7 +377,7 @@ FIGURE = Concept[Figure](
     "`[[figures]]`",
     {},
     {Figure: ("__call__",)},
-    user_functions.figure,
+    functools.partial(user_functions.class_of, base=user_functions.FigureOfFunction),
     ("(results, *, settings) -> matplotlib figure",),
 )
 CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FIGURE)

@@ -139,26 +139,6 @@ def _numbered(data: Dataset) -> Sequence[str]:
     return Numbered(data.vocab_size) if isinstance(data, Corpus | Sequences) else ()
 
 
-def loss(target: Function, kind: str) -> type[Loss]:
-    """Make the class of a loss."""
-    return class_of(target, kind, LossOfFunction)
-
-
-def start(target: Function, kind: str) -> type[Start]:
-    """Make the class of a start."""
-    return class_of(target, kind, StartOfFunction)
-
-
-def probe(target: Function, kind: str) -> type[Probe]:
-    """Make the class of a probe."""
-    return class_of(target, kind, ProbeOfFunction)
-
-
-def figure(target: Function, kind: str) -> type[Figure]:
-    """Make the class of a figure."""
-    return class_of(target, kind, FigureOfFunction)
-
-
 def data(target: Function, kind: str) -> type[Data]:
     """Make the class of data: drawn if the first argument is a key, shared if there are settings alone."""
     kinds = [p.kind for p in inspect.signature(target).parameters.values()]

@@ -11,7 +11,7 @@ from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import Descent
 from jaxattn.models import OneLayer
 from jaxattn.probes import ProbeContext
-from jaxattn.study import user_functions
+from jaxattn.study.user_functions import LossOfFunction, ProbeOfFunction, class_of, data
 
 
 def labels_only(key, *, sequences: int = 6):
@@ -22,7 +22,7 @@ def test_a_loss_returns_one_number_a_sequence():
     def powered(logits, labels, *, power: float):
         return (logits - labels) ** power
 
-    loss = user_functions.loss(powered, "mine.py:powered")(power=2)
+    loss = class_of(powered, "mine.py:powered", LossOfFunction)(power=2)
     np.testing.assert_array_equal(loss(jnp.array([1.0, 2.0]), jnp.array([1, -1])), [0, 9])
 
 
@@ -34,14 +34,14 @@ def test_a_probe_is_named_by_its_function_or_names_its_own_numbers():
     def product(params, corpus, *, scale: float = 1.0):
         return scale * params * corpus
 
-    made = user_functions.probe(product, "mine.py:product")
+    made = class_of(product, "mine.py:product", ProbeOfFunction)
     assert made(scale=2.0).measure(SHOWN) == {"product": 24.0}
     assert made(name="other").measure(SHOWN) == {"other": 12.0}
 
     def both(params, corpus):
         return {"sum": params + corpus, "row": jnp.arange(3)}
 
-    found = user_functions.probe(both, "mine.py:both")().measure(SHOWN)
+    found = class_of(both, "mine.py:both", ProbeOfFunction)().measure(SHOWN)
     assert found["sum"] == 7
     np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
 
@@ -54,7 +54,7 @@ def test_a_function_is_one_class_however_often_it_is_named(study):
 
 
 def test_what_a_data_function_takes_says_what_it_is(study):
-    assert issubclass(user_functions.data(labels_only, "mine.py:it"), base.DrawnData)
+    assert issubclass(data(labels_only, "mine.py:it"), base.DrawnData)
     drawn, shared = study("own").base.data, study("own", data="mine.py:fixed").base.data
     assert isinstance(drawn, base.DrawnData)
     assert isinstance(shared, base.SharedData)
