@@ -53,15 +53,12 @@ class UserCodeError(RunError):
 
 def in_user_code(error: BaseException, files: frozenset[str], place: str) -> UserCodeError | None:
     """Tell whether an exception comes from code of the user's; if so, return it with its place."""
-    trace, last = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename in files:
-            last = trace
-        trace = trace.tb_next
-    if last is None or isinstance(error, InputError | RunError):
+    own = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename in files]
+    if not own or isinstance(error, InputError | RunError):
         return None
-    code = last.tb_frame.f_code
-    line = f"{type(error).__name__} in {code.co_name}, line {last.tb_lineno} of {code.co_filename}"
+    frame, number = own[-1]
+    code = frame.f_code
+    line = f"{type(error).__name__} in {code.co_name}, line {number} of {code.co_filename}"
     found = UserCodeError(f"{place}: {line}" if place else line, files)
     found.__cause__ = error
     return found

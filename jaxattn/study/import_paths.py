@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -137,12 +138,10 @@ class ImportPaths:
 
 
 def _frames(error: BaseException) -> Iterable[str]:
-    trace = error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
         if name != __file__ and "importlib" not in name:
             yield name
-        trace = trace.tb_next
 
 
 def _method_files(target: Any) -> set[str]:
