@@ -15,41 +15,6 @@ _NOTES = {
     "conditionals": "conditionals",
 }
 _UNITS = ("", "k", "M", "G", "T", "P")
-Rows = Sequence[Any]
-
-
-def programs(rows: Rows) -> pd.DataFrame:
-    """Lay out programs (`ChipProgram`): where they run, and what a step of each, or a call, comes to."""
-    return pd.DataFrame([_program(row) for row in rows])
-
-
-def groups(rows: Rows) -> pd.DataFrame:
-    """Lay out compile groups (`plan.ChipGroup`): how many lanes fit, and the time at least."""
-    return pd.DataFrame(
-        {
-            "group": row.group,
-            "lanes": row.lanes,
-            "together": row.together,
-            "fitting": f"{row.fitting:,}" if row.held else "on the host",
-            "batches": row.batches,
-            "memory of a lane": f"{quantity(row.per_lane)}B",
-            "of a device": f"{quantity(row.held)}B",
-            "compile": f"{row.compile_s:.0f} s",
-            "time at least": seconds(row.seconds_at_least),
-        }
-        for row in rows
-    )
-
-
-def sentence(rows: Rows, target: str) -> str:
-    """Say in one line how much was compiled, and what was not."""
-    here = [row for row in rows if row.where == target]
-    host = [row for row in rows if row.on_host]
-    failed = [row for row in rows if row.error]
-    said = [f"{len(here)} programs compile for {target}"]
-    said += [f"{len(host)} need float64 and run on the host's CPU"] * bool(host)
-    said += [f"{len(failed)} do not compile: {failed[0].error}"] if failed else []
-    return "; ".join(said)
 
 
 def quantity(x: int | float) -> str:
@@ -66,24 +31,6 @@ def seconds(x: int | float) -> str:
         if x >= size:
             return f"{x / size:.3g} {unit}"
     return f"{x * 1e6:.3g} µs"
-
-
-def _program(row: Any) -> dict[str, Any]:
-    first = {"group": row.group, "phase": row.phase, "program": row.program, "where": row.where}
-    if row.bytes is None:
-        empty = dict.fromkeys(("per", "bytes", "flops", "launches", "at least", "memory", "compile"), "")
-        return first | empty | {"notes": row.error}
-    notes = {words: getattr(row, name) for name, words in _NOTES.items()}
-    return first | {
-        "per": row.per,
-        "bytes": f"{quantity(row.bytes)}B",
-        "flops": quantity(row.flops).strip(),
-        "launches": f"{row.launches:.0f}",
-        "at least": seconds(row.seconds_at_least),
-        "memory": f"{quantity(row.held)}B",
-        "compile": f"{row.compile_s:.1f} s",
-        "notes": ", ".join(f"{number} {words}" for words, number in notes.items() if number),
-    }
 
 
 @dataclass(frozen=True)
@@ -182,15 +129,22 @@ class ChipPlan:
     @property
     def tables(self) -> tuple[tuple[str, pd.DataFrame], ...]:
         """Tables of the programs and of the groups with their titles, for people."""
+        programs, groups = pd.DataFrame(map(_program, self.programs)), pd.DataFrame(map(_group, self.groups))
         return (
-            (f"Programs on {self.target}: what a step or a call comes to", programs(self.programs)),
-            (f"Compile groups on {self.target}", groups(self.groups)),
+            (f"Programs on {self.target}: what a step or a call comes to", programs),
+            (f"Compile groups on {self.target}", groups),
         )
 
     @property
     def sentence(self) -> str:
         """The whole in words."""
-        return sentence(self.programs, self.target)
+        here = [row for row in self.programs if row.where == self.target]
+        host = [row for row in self.programs if row.on_host]
+        failed = [row for row in self.programs if row.error]
+        said = [f"{len(here)} programs compile for {self.target}"]
+        said += [f"{len(host)} need float64 and run on the host's CPU"] * bool(host)
+        said += [f"{len(failed)} do not compile: {failed[0].error}"] if failed else []
+        return "; ".join(said)
 
     def __repr__(self) -> str:
         return f"ChipPlan({self.sentence})"
@@ -199,3 +153,37 @@ class ChipPlan:
         """Lay out the tables."""
         laid_out = [f"{title}\n{table.to_string(index=False)}" for title, table in self.tables]
         return "\n\n".join([*laid_out, self.sentence])
+
+
+def _program(row: Any) -> dict[str, Any]:
+    """Lay out where a program runs, and what a step of it, or a call, comes to."""
+    first = {"group": row.group, "phase": row.phase, "program": row.program, "where": row.where}
+    if row.bytes is None:
+        empty = dict.fromkeys(("per", "bytes", "flops", "launches", "at least", "memory", "compile"), "")
+        return first | empty | {"notes": row.error}
+    notes = {words: getattr(row, name) for name, words in _NOTES.items()}
+    return first | {
+        "per": row.per,
+        "bytes": f"{quantity(row.bytes)}B",
+        "flops": quantity(row.flops).strip(),
+        "launches": f"{row.launches:.0f}",
+        "at least": seconds(row.seconds_at_least),
+        "memory": f"{quantity(row.held)}B",
+        "compile": f"{row.compile_s:.1f} s",
+        "notes": ", ".join(f"{number} {words}" for words, number in notes.items() if number),
+    }
+
+
+def _group(row: ChipGroup) -> dict[str, Any]:
+    """Lay out how many lanes of a group fit, and the time at least."""
+    return {
+        "group": row.group,
+        "lanes": row.lanes,
+        "together": row.together,
+        "fitting": f"{row.fitting:,}" if row.held else "on the host",
+        "batches": row.batches,
+        "memory of a lane": f"{quantity(row.per_lane)}B",
+        "of a device": f"{quantity(row.held)}B",
+        "compile": f"{row.compile_s:.0f} s",
+        "time at least": seconds(row.seconds_at_least),
+    }
