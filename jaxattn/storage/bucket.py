@@ -35,28 +35,27 @@ LOOKS = 5
 
 def root(role: str) -> Path:
     """Say where folders of buckets lie on this machine: those of runs ("run"), and of readers ("read")."""
-    return files.cache_folder() / "buckets" / role
+    return Path(os.path.abspath(files.cache_folder() / "buckets" / role))
 
 
 def here(place: str | Path, role: str = "read") -> Path:
     """Say where a folder lies on this machine; one that is in no bucket is where it is."""
     if not is_address(place):
         return Path(place)
-    return Path(os.path.abspath(root(role))) / shown(place).replace("://", "/")
+    return root(role) / shown(place).replace("://", "/")
 
 
 def address_of(folder: Path) -> str | None:
     """Tell which folder of a bucket a folder of this machine is the copy of; None if of none."""
     for role in ("run", "read"):
-        base = Path(os.path.abspath(root(role)))
-        if folder.is_relative_to(base):
-            return re.sub("/", "://", folder.relative_to(base).as_posix(), count=1)
+        if folder.is_relative_to(root(role)):
+            return re.sub("/", "://", folder.relative_to(root(role)).as_posix(), count=1)
     return None
 
 
 def renamed(text: str) -> str:
     """Name folders by their addresses, where a text names the copies on this machine."""
-    bases = "|".join(re.escape(os.path.abspath(root(role))) for role in ("run", "read"))
+    bases = "|".join(re.escape(str(root(role))) for role in ("run", "read"))
     return re.sub(rf"(?:{bases})/(s3|gs)/", r"\1://", text)
 
 
@@ -107,7 +106,7 @@ def fetch_checkpoint(directory: Path, batch: str, saved: BatchState) -> None:
     if (address := address_of(directory)) is None:
         return
     if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():
-        found = Bucket(address, "run" if directory.is_relative_to(os.path.abspath(root("run"))) else "read")
+        found = Bucket(address, "run" if directory.is_relative_to(root("run")) else "read")
         found.listed = found.objects.entries()
         found.bring(_checkpoint(batch, saved))
 
@@ -196,7 +195,7 @@ class Bucket:
             if content is not None:
                 (self.folder / name).parent.mkdir(exist_ok=True)
                 files.replace(self.folder / name, content)
-        self._clean({*marks, *self._named(everything=True)} & self.listed.keys())
+        self._clean({*marks, *self._named({"tables", "checkpoints"})} & self.listed.keys())
         self.bring(self._named(asked))
         loose = {LOG} if "log" in asked else set()
         if "report" in asked:
@@ -205,10 +204,10 @@ class Bucket:
             self._path(name).unlink(missing_ok=True)
         self.bring(dict.fromkeys(loose))
 
-    def _named(self, asked: Set[str] = frozenset(), everything: bool = False) -> dict[str, str | None]:
+    def _named(self, asked: Set[str]) -> dict[str, str | None]:
         """Name what is needed of what marks name, with checksums where they have one."""
         merged = {} if "unfinished" in asked else self._merged()
-        found = dict(merged) if everything or "tables" in asked else {}
+        found = dict(merged) if "tables" in asked else {}
         for batch in batch_state.batches(self.folder):
             try:
                 saved = batch_state.read(self.folder, batch)
@@ -216,9 +215,9 @@ class Bucket:
                 continue  # who reads it next will say so
             if saved is None:
                 continue
-            if everything or "checkpoints" in asked or ("tables" in asked and not merged):
+            if "checkpoints" in asked or ("tables" in asked and not merged):
                 found |= _tables(batch, saved)
-            if everything or "checkpoints" in asked or ("unfinished" in asked and not saved.finished):
+            if "checkpoints" in asked or ("unfinished" in asked and not saved.finished):
                 found |= _checkpoint(batch, saved)
         return found
 

@@ -126,14 +126,11 @@ class Lock:
             raise self._taken(_parsed(self._objects.read(OBJECT))) from None
 
     def _watch(self, found: bytes | None, held: dict[str, Any], warn: Callable[[str], None]) -> None:
-        begin = time.monotonic()
-        while time.monotonic() - begin < GONE_S:
-            time.sleep(LOOK_S)
-            if (now := self._objects.read(OBJECT)) != found:
-                if _parsed(now)["holder"]:
-                    raise self._taken(_parsed(now))
-                return
-        warn(f"{self._objects.address}: taken over from {_who(held)}, silent for {GONE_S:.0f} s")
+        now = _replaced(self._objects, found, GONE_S)
+        if now is None:
+            warn(f"{self._objects.address}: taken over from {_who(held)}, silent for {GONE_S:.0f} s")
+        elif now["holder"]:
+            raise self._taken(now)
 
     def beat(self, holder: str | None = None) -> None:
         """Replace it; who does not holds it no more.
@@ -217,12 +214,18 @@ def is_held(objects: Objects) -> bool:
     found = objects.read(OBJECT)
     if not _parsed(found)["holder"]:
         return False
+    now = _replaced(objects, found, 2.5 * BEAT_S)
+    return now is not None and bool(now["holder"])
+
+
+def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str, Any] | None:
+    """Watch a lock until it is replaced, and tell by which; None if it is not for so long."""
     begin = time.monotonic()
-    while time.monotonic() - begin < 2.5 * BEAT_S:
+    while time.monotonic() - begin < seconds:
         time.sleep(LOOK_S)
         if (now := objects.read(OBJECT)) != found:
-            return bool(_parsed(now)["holder"])
-    return False
+            return _parsed(now)
+    return None
 
 
 def _who(held: dict[str, Any]) -> str:
