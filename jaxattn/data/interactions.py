@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.data.corpus import Corpus, class_labels, from_draws
-from jaxattn.data.synthetic import check_multiple, check_room
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.synthetic import check_multiple, check_room, labelled
 
 
 @partial(jax.jit, static_argnames=("vocab_size", "pairs", "length", "sequences"))
@@ -60,8 +60,7 @@ def xor(
     shared = jax.random.randint(key, (groups, length - 2), relevant, jnp.maximum(used, relevant + 1))
     own = jnp.stack([couple + first, couple + 2 + second], axis=1)
     tokens = jnp.concatenate([own, jnp.repeat(shared, 4, axis=0)], axis=1)
-    labels = class_labels((first == second).astype(int), 2)
-    return from_draws(tokens, labels, vocab_size=vocab_size, num_classes=2)
+    return labelled(tokens, (first == second).astype(int), vocab_size, 2)
 
 
 def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> None:
@@ -128,7 +127,7 @@ def negation(
     shared = shared.at[:, 0].set(jnp.where(turned, relevant, shared[:, 0]))
     tokens = jnp.concatenate([own, jnp.repeat(shared, 2, axis=0)], axis=1)
     class_index = jnp.tile(jnp.arange(2), pairs) ^ jnp.repeat(turned, 2)
-    return from_draws(tokens, class_labels(class_index, 2), vocab_size=vocab_size, num_classes=2)
+    return labelled(tokens, class_index, vocab_size, 2)
 
 
 def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:

@@ -74,9 +74,7 @@ def independent(
     irrelevant = jax.random.randint(other, shape, relevant, jnp.maximum(used, relevant + 1))
     is_relevant = jax.random.uniform(which, shape) < relevant_mass
     tokens = jnp.where(is_relevant, picked, irrelevant)
-    return from_draws(
-        tokens, class_labels(class_index, num_classes), vocab_size=vocab_size, num_classes=num_classes
-    )
+    return labelled(tokens, class_index, vocab_size, num_classes)
 
 
 @partial(jax.jit, static_argnames=(*_SIZES, "topic_words"))
@@ -135,12 +133,7 @@ def topics(
     own = _invert(cumulative[class_index], jax.random.uniform(topic_key, (sequences, topic_words)))
     shape = (sequences, length - topic_words)
     common = jax.random.randint(common_key, shape, relevant, jnp.maximum(used, relevant + 1))
-    return from_draws(
-        jnp.concatenate([own, common], axis=1),
-        class_labels(class_index, num_classes),
-        vocab_size=vocab_size,
-        num_classes=num_classes,
-    )
+    return labelled(jnp.concatenate([own, common], axis=1), class_index, vocab_size, num_classes)
 
 
 def _invert(cumulative: Array, uniform: Array) -> Array:
@@ -193,9 +186,7 @@ def multi_relevant(
     shape = (groups, length - relevant_per_sequence)
     shared = jax.random.randint(shared_key, shape, relevant, jnp.maximum(used, relevant + 1))
     tokens = jnp.concatenate([own, jnp.repeat(shared, num_classes, axis=0)], axis=1)
-    return from_draws(
-        tokens, class_labels(class_index, num_classes), vocab_size=vocab_size, num_classes=num_classes
-    )
+    return labelled(tokens, class_index, vocab_size, num_classes)
 
 
 def assumption1(
@@ -241,6 +232,12 @@ def assumption1(
         num_classes=num_classes,
         used=used,
     )
+
+
+def labelled(tokens: Array, class_index: Array, vocab_size: int, num_classes: int) -> Corpus:
+    """Build the corpus of drawn sequences (n, T), given the class number of each, (n,)."""
+    labels = class_labels(class_index, num_classes)
+    return from_draws(tokens, labels, vocab_size=vocab_size, num_classes=num_classes)
 
 
 def check_sizes(
