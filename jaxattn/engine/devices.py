@@ -64,7 +64,7 @@ def vmap_over_devices(
             return every(*arguments)
         own = _own(arguments, in_axes)
         lanes = jax.tree.leaves(own)[0].shape[0]
-        few = per_core or lanes_per_core(_bytes(own) // lanes)
+        few = per_core or lanes_per_core(size_of(own) // lanes)
         if few >= lanes:
             return every(*arguments)
 
@@ -250,7 +250,8 @@ def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, 
     return tuple(x for x, axis in zip(arguments, in_axes, strict=True) if axis is not None)
 
 
-def _bytes(tree: Any) -> int:
+def size_of(tree: Any) -> int:
+    """Count the bytes of arrays, or of their shapes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 

@@ -1,7 +1,6 @@
 """How many lanes fit in memory, from compiled programs instead of a rule of thumb."""
 
 import math
-import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.engine import devices
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.engine.lift import Programs
+from jaxattn.storage import files
 
 # Gradients, moments, averages of every sequence and temporaries, in parameters and corpora: more than any
 # model here was seen to need. What outgrows it runs out of memory, and goes on in halves.
@@ -117,7 +117,7 @@ def default_budget() -> int:
     # A backend that knows its limit has memory of its own.
     if limit := (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"):
         return int(0.8 * limit)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    physical = files.memory()
     return min([physical, address_space() or physical, *_of_control_groups()]) // 4
 
 
@@ -157,9 +157,6 @@ def sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int
     """Bytes that all lanes share, and bytes of parameters and corpora that each has for itself."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)
-        own = _size(programs.params(group, lanes)) // lanes
-    return (_size(loaded.splits), own) if loaded.shared else (0, own + _size(loaded.splits) // lanes)
-
-
-def _size(tree: Any) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+        own = devices.size_of(programs.params(group, lanes)) // lanes
+    corpora = devices.size_of(loaded.splits)
+    return (corpora, own) if loaded.shared else (0, own + corpora // lanes)

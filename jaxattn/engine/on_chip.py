@@ -250,7 +250,8 @@ def _too_large(
     wanted = budget * sizes / max(needed, _WORKING * sizes)
     fitting = []
     for key in _SIZES:
-        value = _value(group, key)
+        table, name = key.split(".")
+        value = getattr(getattr(group.setting, table), name, None)
         for halving in range(1, _HALVINGS + 1):
             smaller = value >> halving if isinstance(value, int) else 0
             if smaller < 1:
@@ -264,8 +265,3 @@ def _too_large(
                 fitting.append(f"--set {key}={smaller}")
                 break
     return f"{line}; {' or '.join(fitting)} would fit" if fitting else f"{line}; make the data smaller"
-
-
-def _value(group: CompileGroup, key: str) -> Any:
-    table, _, name = key.partition(".")
-    return getattr(getattr(group.setting, table), name, None)
