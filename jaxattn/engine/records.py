@@ -58,7 +58,10 @@ class Records:
 
     def so_far(self) -> dict[str, pd.DataFrame]:
         """Return the tables as they are."""
-        return {"records": _joined(self._records), "tokens": _joined(self._tokens)}
+        return {
+            "records": pd.concat(self._records, ignore_index=True),
+            "tokens": pd.concat(self._tokens, ignore_index=True),
+        }
 
     def whole(self) -> dict[str, pd.DataFrame]:
         """Return the tables of a finished batch, cell after cell."""
@@ -188,10 +191,6 @@ def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequen
             # Lines are many, and are looked at only.
             losses[str(cell.number)].append(float(f"{loss:.6g}"))
     return {"loss": scalars["loss"], "losses": losses, "metrics": scalars, "failures": list(failures)}
-
-
-def _joined(parts: list[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(parts, ignore_index=True)
 
 
 def _by_cell(table: pd.DataFrame) -> pd.DataFrame:

@@ -16,11 +16,10 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.engine.manifest import differences
 from jaxattn.storage import batch_state, checkpoints, files, lock, manifest, provenance
 from jaxattn.storage.batch_state import TABLES, BatchState, Line, Provenance
-from jaxattn.storage.bucket import OWN, Bucket
+from jaxattn.storage.bucket import LOG, OWN, Bucket
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.objects import is_address
 
-LOG = "metrics.jsonl"
 # What is there before anything was computed, or is left when nothing could be.
 EMPTY = (lock.FILE, "parts", "checkpoints", LOG, manifest.NAME, *OWN)
 
