@@ -7,6 +7,7 @@ corpus are one batch in either case, since they share its products with counts.
 
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -22,6 +23,8 @@ from jaxattn.core.mapping import map_in_equal_parts
 # Bytes of a core's first cache. Several lanes that outgrow it together take up to twice as long as one after
 # the other; below it, a lane alone is over before the overhead of its operations.
 CACHE = 2**15
+# All lanes of a core at a time.
+EVERY = sys.maxsize
 
 
 def use_all_cores() -> None:
@@ -41,8 +44,8 @@ def here() -> dict[str, Any]:
 def vmap_over_devices(
     function: Callable[..., Any],
     in_axes: Sequence[int | None],
-    shared: bool = False,
-    per_core: int | None = None,
+    shared: bool,
+    per_core: int | None,
 ) -> Callable[..., Any]:
     """Lift a function of one lane to lanes on a leading axis, sharded over the local devices.
 
@@ -50,8 +53,8 @@ def vmap_over_devices(
         function: pure function of one lane.
         in_axes: for every argument 0 if each lane has its own, None if all lanes share it.
         shared: whether lanes share a corpus.
-        per_core: how many lanes a core of a CPU takes at a time; as many as its cache holds if None, all of
-            them if they share a corpus.
+        per_core: how many lanes a core of a CPU takes at a time, such as `EVERY`; as many as its cache holds
+            if None, all of them if they share a corpus.
 
     Returns:
         The function of all lanes; their number is one that `pad_to_devices` leaves as it is.
@@ -76,12 +79,10 @@ def vmap_over_devices(
 
         return map_in_equal_parts(one, own, few)
 
-    return shard(few_at_a_time, in_axes, shared)
+    return _shard(few_at_a_time, in_axes, shared)
 
 
-def shard(
-    function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool = False
-) -> Callable[..., Any]:
+def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool) -> Callable[..., Any]:
     """Shard the lanes of a function that takes many at once over the local devices."""
     specs = tuple(P() if axis is None else P("lanes") for axis in in_axes)
 
@@ -98,7 +99,7 @@ def shard(
 
 
 class Lifted:
-    """A function of many lanes, compiled for what it is called with.
+    """A function of one lane as one of many lanes over the devices, compiled for what it is called with.
 
     Where float64 needs the host, what it is called with is moved to where it runs.
     """
@@ -108,6 +109,7 @@ class Lifted:
         function: Callable[..., Any],
         in_axes: Sequence[int | None],
         shared: bool = False,
+        per_core: int | None = None,
         dtype: str | None = None,
         view: Callable[[Any], Any] = lambda first: first,
         **options: Any,
@@ -115,14 +117,15 @@ class Lifted:
         """Wrap a function.
 
         Args:
-            function: pure function of pytrees of arrays.
+            function: pure function of one lane, of pytrees of arrays.
             in_axes: for every argument 0 if each lane has its own, None if all lanes share it.
             shared: whether lanes share a corpus.
+            per_core: how many lanes a core of a CPU takes at a time; see `vmap_over_devices`.
             dtype: with "float64" it is compiled in float64 whatever the session's setting.
             view: the part of its first argument that it is given.
             options: those of `jax.jit`.
         """
-        self._jitted = jax.jit(function, **options)
+        self._jitted = jax.jit(vmap_over_devices(function, in_axes, shared, per_core), **options)
         self._in_axes, self._shared, self._view = tuple(in_axes), shared, view
         self._double = dtype == "float64"
 

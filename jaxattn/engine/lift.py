@@ -17,7 +17,7 @@ from jaxattn.core import backend
 from jaxattn.core.settings import Spec
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.engine import devices
-from jaxattn.engine.devices import Lifted, shard, vmap_over_devices
+from jaxattn.engine.devices import EVERY, Lifted
 from jaxattn.engine.groups import CompileGroup
 from jaxattn.study import seed
 from jaxattn.study.dry_run import check_data
@@ -104,7 +104,7 @@ class Programs:
             return seed.draw(with_hyperparameters(self.setting, numbers), key)
 
         # On a CPU one after the other: batched sorts take twice as long to compile, and run no faster.
-        return Lifted(vmap_over_devices(draw, (0, 0), per_core=1), (0, 0))
+        return Lifted(draw, (0, 0), per_core=1)
 
     def draw(self, keys: Array, numbers: Hyperparameters) -> Loaded:
         """Draw the corpora of every lane, or return the text that lanes share.
@@ -130,8 +130,7 @@ class Programs:
             one = loaded.splits if loaded.shared else jax.eval_shape(first, loaded.splits)
             # One after the other: batches of LAPACK's routines wait for each other for ever on several CPU
             # devices.
-            lifted = vmap_over_devices(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
-            return Lifted(lifted, (0, 0), loaded.shared)
+            return Lifted(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
 
         return self._keep("start", make)
 
@@ -333,16 +332,9 @@ class _Parameters(NamedTuple):
 def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
     phase = setting.phases[index]
     axis = None if loaded.shared else 0
-
-    def lifted(
-        function: Callable[..., Any], in_axes: tuple[int | None, ...], few: int | None = None, **options: Any
-    ) -> Lifted:
-        over_lanes = vmap_over_devices(function, in_axes, loaded.shared, per_core=few)
-        return Lifted(over_lanes, in_axes, loaded.shared, **options)
-
-    def of_state(function: Callable[[Carried], Any]) -> Lifted:
-        over_lanes = shard(jax.vmap(function), (0,), loaded.shared)
-        return Lifted(over_lanes, (0,), loaded.shared, dtype=phase.dtype)
+    lifted = partial(Lifted, shared=loaded.shared)
+    moving = partial(lifted, per_core=phase.seeds_per_core, dtype=phase.dtype)
+    of_state = partial(lifted, in_axes=(0,), per_core=EVERY, dtype=phase.dtype)
 
     def begin(params: Any, splits: Splits, numbers: Hyperparameters, key: Array) -> Carried:
         return seed.begin(with_hyperparameters(setting, numbers), index, params, splits, key)
@@ -362,13 +354,12 @@ def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
     def observed(probe: Any) -> Lifted:
         return of_state(lambda carried: probe.observe(phase, carried.state))
 
-    few = phase.seeds_per_core
     probes = seed.phase_probes(setting, index, loaded.splits)
     return Program(
         phase=phase,
         probe_steps=setting.probes.steps_of(phase),
-        begin=lifted(begin, (0, axis, 0, 0), few, dtype=phase.dtype),
-        advance=lifted(advance, (0, axis, 0, None), few, dtype=phase.dtype, donate_argnums=0),
+        begin=moving(begin, (0, axis, 0, 0)),
+        advance=moving(advance, (0, axis, 0, None), donate_argnums=0),
         measure=lifted(measure, (0, axis, 0), view=view),
         state_metrics=of_state(lambda carried: phase.metrics(carried.state)),
         observe=[(probe, observed(probe)) for probe in probes],
