@@ -138,25 +138,18 @@ class Compiled(NamedTuple):
     Attributes:
         error: why it does not compile; "" if it does, and nothing below counts otherwise.
         seconds: the compiler took.
-        arguments, results, aliased, temporaries: bytes on every device; aliased results take the place of
-            arguments.
+        held: bytes that a device holds at once.
+        temporaries: those of them that are neither arguments nor results.
         compare_and_swaps: loops around one in the kernels of a GPU.
         counted: what its text says.
     """
 
     error: str
     seconds: float
-    arguments: int = 0
-    results: int = 0
-    aliased: int = 0
+    held: int = 0
     temporaries: int = 0
     compare_and_swaps: int = 0
     counted: Counted = Counted(Work(), Work(), 0, 0, 0, 0, 0)
-
-    @property
-    def held(self) -> int:
-        """Bytes that a device holds at once."""
-        return self.arguments + self.results - self.aliased + self.temporaries
 
 
 def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> Compiled:
@@ -182,19 +175,24 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
             return Compiled(str(error).strip().partition("\n")[0], time.monotonic() - begin)
         seconds = time.monotonic() - begin
         kernels = [path.read_text() for path in Path(folder).glob("*.ptx")]
-    text, memory = made.as_text(), made.memory_analysis()
+    text = made.as_text()
     if keep is not None:
         keep.write_text(text, encoding="utf-8")
     return Compiled(
         error="",
         seconds=seconds,
-        arguments=memory.argument_size_in_bytes,
-        results=memory.output_size_in_bytes,
-        aliased=memory.alias_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
+        held=held(made),
+        temporaries=made.memory_analysis().temp_size_in_bytes,
         compare_and_swaps=sum(len(_COMPARE_AND_SWAP.findall(kernel)) for kernel in kernels),
         counted=count(text),
     )
+
+
+def held(compiled: Any) -> int:
+    """Tell how many bytes of a device a compiled program needs: arguments, results and temporaries."""
+    found = compiled.memory_analysis()
+    own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return own + found.temp_size_in_bytes
 
 
 def seconds_at_least(work: Work, target: Target) -> float:

@@ -4,10 +4,10 @@ import math
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 
+from jaxattn.chips.targets import held
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.engine import devices
@@ -103,13 +103,6 @@ def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
         heavy = [x for x in programs.shaped(group, lanes) if x.name in ("begin", "advance", "measure")]
         own = [x for x in heavy if not x.lifted.on_host]
         return max((held(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
-
-
-def held(compiled: Any) -> int:
-    """Tell how many bytes of a device a compiled program needs: arguments, results and temporaries."""
-    found = compiled.memory_analysis()
-    own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return own + found.temp_size_in_bytes
 
 
 def default_budget() -> int:
