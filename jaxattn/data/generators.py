@@ -124,7 +124,11 @@ class Generator(DrawnData, frozen=True, kw_only=True):
     def check(self, *context: object) -> None:
         """Raise InputError if no corpus of some split has these sizes."""
         for sequences in {self.sequences, self.test_sequences, self.validation_sequences} - {0}:
-            check_tokens(sequences, self.length)
+            if (tokens := sequences * self.length) > MOST:
+                raise InputError(
+                    f"length: {sequences:,} sequences of {self.length:,} are {tokens:,} tokens, more than "
+                    f"{MOST:,}; give fewer or shorter ones"
+                )
             self.check_sizes(sequences)
 
     def check_sizes(self, sequences: int) -> None:
@@ -224,12 +228,3 @@ GENERATORS: dict[str, type[Generator]] = {
     "xor": Xor,
     "negation": Negation,
 }
-
-
-def check_tokens(sequences: int, length: int) -> None:
-    """Raise InputError if a corpus has more tokens than a 32-bit integer counts."""
-    if sequences * length > MOST:
-        raise InputError(
-            f"length: {sequences:,} sequences of {length:,} are {sequences * length:,} tokens, more than "
-            f"{MOST:,}; give fewer or shorter ones"
-        )
