@@ -136,20 +136,13 @@ def read_array(place: str | Path) -> np.ndarray:
         path = place
     else:
         raise InputError(f"{place}: expected FILE.npy or FILE.safetensors:KEY; save it with numpy.save")
-    with _damages(path):
-        return _npy(path) if path.endswith(".npy") else _tensor(path, key if separator else None)
-
-
-@contextmanager
-def _damages(path: str) -> Iterator[None]:
-    """Say in one line what is wrong with a file."""
     try:
         if not Path(path).is_file():
             raise InputError(f"{path}: there is no such file")
         with warnings.catch_warnings():
             # Of headers that are odd and can be read all the same.
             warnings.simplefilter("ignore")
-            yield
+            return _npy(path) if path.endswith(".npy") else _tensor(path, key if separator else None)
     except InputError:
         raise
     # A flipped bit can surface as almost any exception of the parsers of headers.

@@ -63,11 +63,11 @@ def vmap_over_devices(
 
     def few_at_a_time(*arguments: Any) -> Any:
         # Asked when it is traced: where float64 needs the host, one study has programs for both.
-        if (shared and per_core is None) or not _on_cpu():
+        if (shared and per_core is None) or backend.platform() != "cpu":
             return every(*arguments)
         own = _own(arguments, in_axes)
         lanes = jax.tree.leaves(own)[0].shape[0]
-        few = per_core or lanes_per_core(size_of(own) // lanes)
+        few = per_core or max(1, CACHE // max(size_of(own) // lanes, 1))
         if few >= lanes:
             return every(*arguments)
 
@@ -216,14 +216,9 @@ def shapes(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: b
     return jax.tree.map(shape, tree)
 
 
-def lanes_per_core(bytes_per_lane: int) -> int:
-    """Tell how many lanes of a size a core of a CPU takes at a time."""
-    return max(1, CACHE // max(bytes_per_lane, 1))
-
-
 def device_count(shared: bool) -> int:
     """Count the devices that lanes are sharded over; a CPU is one for lanes that share a corpus."""
-    return 1 if shared and _on_cpu() else len(backend.local_devices())
+    return 1 if shared and backend.platform() == "cpu" else len(backend.local_devices())
 
 
 def _shape(lanes: int, shared: bool) -> tuple[int, int]:
@@ -256,7 +251,3 @@ def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, 
 def size_of(tree: Any) -> int:
     """Count the bytes of arrays, or of their shapes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def _on_cpu() -> bool:
-    return backend.platform() == "cpu"

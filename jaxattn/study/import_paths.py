@@ -81,11 +81,10 @@ class ImportPaths:
         found = set()
         for name in names:
             target = self.load(name)
-            code = getattr(target, "__code__", None)
+            parts = [target, *(vars(target).values() if isinstance(target, type) else ())]
+            found |= {code.co_filename for part in parts if (code := getattr(part, "__code__", None))}
             module = sys.modules.get(getattr(target, "__module__", ""), None)
-            found |= {code.co_filename} if code else set()
             found |= {file} if (file := getattr(module, "__file__", None)) else set()
-            found |= _method_files(target)
         return frozenset(found)
 
     def _file(self, place: str) -> ModuleType:
@@ -131,19 +130,8 @@ class ImportPaths:
                 raise InputError(
                     f"{place}: there is no such module; install it, or name a file, for example mine.py:Name"
                 ) from None
-            files = frozenset(_frames(error))
+            every = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+            files = frozenset(file for file in every if file != __file__ and "importlib" not in file)
             raise UserCodeError(f"{place} raises while it is imported", files) from error
         finally:
             sys.path[:] = before
-
-
-def _frames(error: BaseException) -> Iterable[str]:
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        name = frame.f_code.co_filename
-        if name != __file__ and "importlib" not in name:
-            yield name
-
-
-def _method_files(target: Any) -> set[str]:
-    methods = vars(target).values() if isinstance(target, type) else ()
-    return {code.co_filename for method in methods if (code := getattr(method, "__code__", None))}
