@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,6 @@ from jaxtyping import Bool
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import Spec
-
-S = TypeVar("S", bound="Dataset")
 
 
 class Dataset(Brief, struct.PyTreeNode, repr=False):
@@ -48,7 +46,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
         """The number of classes K that the targets name, -1 and +1 if K = 2; None if they are no classes."""
         return None
 
-    def take(self: S, index: Array) -> S:
+    def take(self, index: Array) -> Self:
         """Take some examples, inside jit and under vmap: a minibatch.
 
         Args:
@@ -57,7 +55,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
         Returns:
             B examples of the same kind.
         """
-        taken: S = jax.tree.map(lambda x: x[index], self)
+        taken: Self = jax.tree.map(lambda x: x[index], self)
         return taken
 
     def arrays(self) -> Iterator[tuple[str, Array]]:

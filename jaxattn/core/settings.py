@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -22,9 +22,6 @@ Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 STATIC = "static"
 # Marks a float that Python code decides by: cells that differ in it are programs of their own.
 Static = Annotated[T, STATIC]
-
-
-S = TypeVar("S", bound="Spec")
 
 
 @runtime_checkable
@@ -53,7 +50,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     made_of: ClassVar[Callable[..., Any] | None] = None
     kind: ClassVar[str] = ""
 
-    def located(self: S, names: Places) -> S:
+    def located(self, names: Places) -> Self:
         """Return it with code imported and files found that settings name."""
         return self
 

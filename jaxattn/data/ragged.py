@@ -7,7 +7,6 @@ All shapes are static given the number of entries, so the layout can be built in
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -136,7 +135,7 @@ class Ragged(Brief):
     def _matmul_at_once(self, dense: Array) -> Array:
         # A GPU adds up what it gathers as it gathers it: no array (R, W, C) is ever formed.
         entries = self.count[:, :, None].astype(dense.dtype) * take(dense, self.index.astype(jnp.int32))
-        return self._climb(entries.sum(axis=1), 0.0, partial(jnp.sum, axis=1))
+        return self._climb(entries.sum(axis=1), 0.0, jnp.sum)
 
     def _matmul_dense(self, columns: Array) -> Array:
         # Counts up to `EXACT` are whole in one pass of bfloat16; columns take three, which hold all digits.
@@ -155,7 +154,7 @@ class Ragged(Brief):
         # All entries at once would be an array (R, W, C).
         rows = jnp.zeros((len(self.owner), dense.shape[1]), dense.dtype)
         rows = jax.lax.fori_loop(0, self.index.shape[1], add, rows)
-        return self._climb(rows, 0.0, partial(jnp.sum, axis=1))
+        return self._climb(rows, 0.0, jnp.sum)
 
     def sum(self, *entries: Array) -> tuple[Array, ...]:
         """Sum values per segment.
@@ -169,7 +168,7 @@ class Ragged(Brief):
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
         # One variadic reduction streams index and count once for all columns; separate sums would not.
         rows = jax.lax.reduce(entries, zeros, _add, (1,))
-        return tuple(self._climb(x, 0.0, partial(jnp.sum, axis=1)) for x in rows)
+        return tuple(self._climb(x, 0.0, jnp.sum) for x in rows)
 
     def max(self, entries: Array) -> Array:
         """Take the maximum per segment, leaving out NaN; -inf for an empty segment.
@@ -181,7 +180,7 @@ class Ragged(Brief):
             (S,).
         """
         rows = jax.lax.reduce(entries, jnp.array(-jnp.inf, entries.dtype), _larger, (1,))
-        return self._climb(rows, -jnp.inf, partial(jnp.max, axis=1))
+        return self._climb(rows, -jnp.inf, jnp.max)
 
     def softmax(self, score: Array, *columns: Array) -> tuple[tuple[Array, ...], Array, Array, Array]:
         """Average entries per segment with weights count · exp(score), whatever the spread of scores.
@@ -207,10 +206,10 @@ class Ragged(Brief):
         """Give every row the value of its segment: (S,) to (R, 1)."""
         return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]
 
-    def _climb(self, rows: Array, padding: float, reduce: Callable[[Array], Array]) -> Array:
+    def _climb(self, rows: Array, padding: float, reduce: Callable[..., Array]) -> Array:
         for level in self.tree:
             padded = jnp.concatenate([rows, jnp.full((1, *rows.shape[1:]), padding, rows.dtype)])
-            rows = reduce(take(padded, level))
+            rows = reduce(take(padded, level), axis=1)
         return rows
 
 
