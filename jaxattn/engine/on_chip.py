@@ -158,7 +158,8 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
         return _Fitted(0, 0, held + own, [])
     each, needed = (most, peak(most)) if compiler.only else memory.fit(peak, most, budget)
     if each < 1:
-        return _Fitted(0, 0, min(needed, budget), list(compiled.values())[-1])
+        # Of what the compiler refuses it is only known that it needs more.
+        return _Fitted(0, 0, needed if math.isfinite(needed) else budget, list(compiled.values())[-1])
     if each not in compiled:
         needed = peak(each)
     found = compiled[each]

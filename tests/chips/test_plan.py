@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
 from jaxattn.chips import process
+from jaxattn.chips.targets import Compiled, read_target
 from jaxattn.core.errors import InputError
+from jaxattn.engine import on_chip
 
 GROUP = {
     "group": 0,
@@ -92,6 +95,21 @@ def test_what_no_chip_can_answer_is_one_line(answered, study, tmp_path, monkeypa
     with pytest.raises(InputError, match="__main__:Mine: no other process can import it; move it to a file"):
         study().plan(target="h200")
     assert answered == []
+
+
+@pytest.mark.parametrize(("needed", "told"), [(40 * 2**30, "40.0"), (math.inf, "10.0")])
+def test_what_does_not_fit_is_told_by_what_it_needs_or_by_what_there_is(study, monkeypatch, needed, told):
+    """A compiler may refuse what does not fit, or compile it and say how much it would hold."""
+
+    def compile_first(self, lanes, only=()):
+        first = next(self.programs.shaped(self.group, lanes))
+        refused = math.isinf(needed)
+        return [(first, Compiled("RESOURCE_EXHAUSTED", 0.0) if refused else Compiled("", 0.0, held=needed))]
+
+    monkeypatch.setattr(on_chip._Compiler, "compile", compile_first)
+    place = {"tables": study().tree, "folder": ".", "max_memory": 10 * 2**30}
+    with pytest.raises(InputError, match=rf"one seed needs {told} GiB or more, and v5e has 10.0 GiB for it"):
+        on_chip.plan_on(read_target("v5e"), lambda text, share: None, **place)
 
 
 def test_without_compilers_the_extra_is_named(study, monkeypatch):
