@@ -197,7 +197,7 @@ def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[M
         The same, as arrays.
 
     Raises:
-        InputError: not two dictionaries of (S, k) and (S,) numbers, named by `metrics`.
+        InputError: not two dictionaries of (S, k) and (S,) numbers.
     """
     name = f"{probe.kind or type(probe).__name__}.conclude"
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, Mapping) for x in found)):

@@ -59,8 +59,8 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
 
     Args:
         folder: where they are.
-        directory: the results folder, outside of which nothing is read.
         known: what their state says of them.
+        directory: the results folder, outside of which nothing is read.
         like: a tree of arrays, or of their shapes and types. If None, dictionaries by their names.
 
     Returns:
