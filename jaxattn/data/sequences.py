@@ -87,28 +87,6 @@ class Sequences(Dataset):
                 raise InputError(f"query {query[where]} of sequence {where}: there is no token")
 
 
-def padded(sequences: list[Any], targets: Any, *, vocab_size: int, classes: int | None = None) -> Sequences:
-    """Build sequences from lists of token ids.
-
-    Args:
-        sequences: n lists of token ids in [0, vocab_size).
-        targets: (n, ...) see `Sequences`.
-        vocab_size: V.
-        classes: K, if the targets are classes.
-
-    Returns:
-        The sequences; their query is the last token.
-
-    Raises:
-        InputError: an empty sequence, a token id out of range, numbers that differ.
-    """
-    lengths = np.array([len(x) for x in sequences])
-    tokens = np.concatenate([np.asarray(x, np.int32) for x in sequences])
-    made = from_flat(tokens, lengths, targets, vocab_size=vocab_size, classes=classes)
-    made.check()
-    return made
-
-
 def from_flat(
     tokens: Int[np.ndarray, " N"],
     lengths: Int[np.ndarray, " n"],
@@ -117,7 +95,18 @@ def from_flat(
     vocab_size: int,
     classes: int | None = None,
 ) -> Sequences:
-    """Build sequences from all token ids end to end, without any check; see `padded`."""
+    """Build sequences from all token ids end to end, without any check.
+
+    Args:
+        tokens: the token ids of all sequences, one sequence after the other.
+        lengths: tokens per sequence.
+        targets: (n, ...) see `Sequences`.
+        vocab_size: V.
+        classes: K, if the targets are classes.
+
+    Returns:
+        The sequences; their query is the last token.
+    """
     mask = np.arange(max(lengths, default=0)) < lengths[:, None]
     ids = np.zeros(mask.shape, np.int32)
     ids[mask] = tokens

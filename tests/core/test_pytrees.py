@@ -12,7 +12,7 @@ from flax import struct
 import jaxattn as ja
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
-from jaxattn.data.sequences import padded
+from jaxattn.data.sequences import from_flat
 
 
 @struct.dataclass
@@ -72,7 +72,9 @@ def things():
         "Scores": scores,
         "Ragged": corpus.bags,
         "Vectors": ja.data.Vectors(targets=corpus.targets, X=jnp.ones((3, 2, 4)), classes=2),
-        "Sequences": padded([[0, 2], [1], [0]], [1, -1, 1], vocab_size=3, classes=2),
+        "Sequences": from_flat(
+            np.array([0, 2, 1, 0]), np.array([2, 1, 1]), [1, -1, 1], vocab_size=3, classes=2
+        ),
     }
 
 

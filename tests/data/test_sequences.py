@@ -7,14 +7,15 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import from_sequences
-from jaxattn.data.sequences import Sequences, Vectors, padded
+from jaxattn.data.sequences import Sequences, Vectors, from_flat
 
 LISTS = [[3, 1, 3, 0], [2], [1, 1, 1], [0, 4, 2, 4, 4]]
 CLASSES = [1, -1, -1, 1]
 
 
 def sequences(**changes):
-    return padded(LISTS, np.array(CLASSES), vocab_size=5, classes=2).replace(**changes)
+    tokens, lengths = np.concatenate(LISTS), np.array([len(ids) for ids in LISTS])
+    return from_flat(tokens, lengths, np.array(CLASSES), vocab_size=5, classes=2).replace(**changes)
 
 
 def counted(corpus, vocab_size=5):
