@@ -47,11 +47,6 @@ def platform() -> str:
     return jax.default_backend() if chosen is None else chosen[0].platform
 
 
-def are_chosen() -> bool:
-    """Tell whether they are others than this process would take."""
-    return _CHOSEN.get() is not None
-
-
 def are_described() -> bool:
     """Tell whether they are only described, so that programs for them can be compiled but not run."""
     chosen = _CHOSEN.get()

@@ -9,6 +9,11 @@ from jaxattn.core import backend
 from jaxattn.engine import devices
 
 
+def are_chosen():
+    """Tell whether devices are others than this process would take."""
+    return backend._CHOSEN.get() is not None
+
+
 @pytest.fixture
 def lacking(monkeypatch):
     """Let this CPU be a device without float64, whose host is a CPU; count what is moved between them."""
@@ -16,7 +21,7 @@ def lacking(monkeypatch):
     moved = devices.moved
 
     def counted(arguments, in_axes, shared):
-        calls.append(backend.are_chosen())
+        calls.append(are_chosen())
         return moved(arguments, in_axes, shared)
 
     monkeypatch.setattr(backend, "WITHOUT_FLOAT64", ("cpu",))
@@ -45,12 +50,12 @@ def test_a_study_in_float64_runs_on_the_host_as_a_whole(tmp_path, go, study, ass
 
 
 def test_float64_chooses_the_host_and_gives_it_back(lacking):
-    assert not backend.are_chosen()
+    assert not are_chosen()
     with backend.float64():
-        assert backend.are_chosen()
+        assert are_chosen()
         assert backend.local_devices() == tuple(jax.local_devices(backend="cpu"))
         assert jnp.ones(3, jnp.float64).dtype == np.float64
-    assert not backend.are_chosen()
+    assert not are_chosen()
     with backend.precision("float32"):
-        assert not backend.are_chosen()
+        assert not are_chosen()
         assert jnp.ones(3).dtype == np.float32
