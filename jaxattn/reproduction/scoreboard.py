@@ -114,12 +114,12 @@ def run(
         raise InputError(f"seeds: {seeds}; an interval over seeds needs at least 2")
     for name in only:
         if name not in CLAIMS:
-            raise InputError(f"only: no claim {name!r}; give some of {', '.join(CLAIMS)}")
+            raise InputError(f"--only: no claim {name!r}; give some of {', '.join(CLAIMS)}")
     wanted = [verdict for verdict in VERDICTS if verdict.claim in (only or CLAIMS)]
     at_hand = FINDINGS.is_dir()
     if not at_hand and set(only) & set(FOUND):
         raise InputError(
-            f"only: {', '.join(FOUND)} are measured by sweeps/findings of a checkout; pip install -e one"
+            f"--only: {', '.join(FOUND)} are measured by sweeps/findings of a checkout; pip install -e one"
         )
     if not at_hand:
         wanted = [verdict for verdict in wanted if verdict.claim not in FOUND]
