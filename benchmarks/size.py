@@ -6,9 +6,9 @@ prints lines of code (without docstrings, blank lines and comments), modules (wi
 the import graph between rooms: its levels and a circle if there is one. A room is a directory of the
 package or a module at its top. tests/test_imports.py holds which room may import which.
 
-An import inside a function counts like one at the head of a module; one under `if TYPE_CHECKING:` does
-not, as it never runs. A name imported from a package counts as an import of the package's `__init__`, a
-module imported from it as one of the module.
+An import inside a function, or for types alone, counts like one at the head of a module; the package's own
+`__init__`, which only names what users import on first use, imports nothing. A name imported from a package
+counts as an import of the package's `__init__`, a module imported from it as one of the module.
 """
 
 import argparse
@@ -63,7 +63,8 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 def imports(package: Path = PACKAGE) -> Graph:
     """The modules of the package that each of its modules imports."""
     files = modules(package)
-    return {name: _imported(path.read_text(), files.keys()) - {name} for name, path in files.items()}
+    found = {name: _imported(path.read_text(), files.keys()) - {name} for name, path in files.items()}
+    return found | {package.name: set()}
 
 
 def room(module: str) -> str:
@@ -106,19 +107,8 @@ def longest_chain(graph: Graph) -> list[str]:
 
 
 def _imported(source: str, known) -> set[str]:
-    tree = ast.parse(source)
-    never_run = {
-        id(node)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If)
-        and ast.unparse(branch.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-        for statement in branch.body
-        for node in ast.walk(statement)
-    }
     found: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in never_run:
-            continue
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module in known:

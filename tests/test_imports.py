@@ -71,11 +71,11 @@ def test_a_circle_is_found_also_through_an_import_inside_a_function(tmp_path):
     assert set(size.circle(size.imports(root))) == {"small.a", "small.b"}
 
 
-def test_an_import_for_types_alone_is_none(tmp_path):
+def test_an_import_for_types_alone_is_one(tmp_path):
     root = _package(
         tmp_path, a="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small import b", b=""
     )
-    assert size.imports(root)["small.a"] == set()
+    assert size.imports(root)["small.a"] == {"small.b"}
 
 
 def test_levels_are_one_above_the_highest_import(tmp_path):

@@ -1,18 +1,31 @@
 """Models, where their parameters start, and losses of what they compute."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
+from typing import Any, ClassVar, Generic, Literal, Protocol
 
 from jax import Array
 
 from jaxattn.base.data import D, Dataset
 from jaxattn.core.settings import Spec
 
-if TYPE_CHECKING:  # what stands above
-    from jaxattn.attention.scores import Scores
-
 # Named arrays: a dataclass, a NamedTuple or a dict of them.
 Params = Any
+
+
+class LinearScores(Protocol):
+    """Scores a = Φ p of m tokens with what they are scores of, such as `jaxattn.theory.Scores`."""
+
+    @property
+    def keys(self) -> Any:
+        """Φ, (m, D)."""
+
+    @property
+    def corpus(self) -> Any:
+        """Bags of n sequences over the m tokens, with their labels; a `jaxattn.data.Corpus`."""
+
+    @property
+    def values(self) -> Any:
+        """γ, (m,) for two classes and (m, K) for K > 2; None where only scores matter."""
 
 
 class Model(Spec, Generic[D], frozen=True, kw_only=True):
@@ -113,7 +126,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         """
         raise NotImplementedError(f"{type(self).__name__}.attention")
 
-    def scores(self, params: Params, data: D) -> "Scores":
+    def scores(self, params: Params, data: D) -> LinearScores:
         """Write scores as a = Φ p, p the parameter `linear_in` in one row, with values; may be left out.
 
         Args:
@@ -121,7 +134,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
             data: n examples.
 
         Returns:
-            A `jaxattn.theory.Scores`.
+            Keys, corpus and values, such as a `jaxattn.theory.Scores`.
         """
         raise NotImplementedError(f"{type(self).__name__}.scores")
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.base import Model, Phase, PhaseProbe, Task
+from jaxattn.base.model import LinearScores
 from jaxattn.core import backend
 from jaxattn.core.mapping import map_on_cores
 from jaxattn.core.settings import NotNegative, Static
@@ -150,7 +151,7 @@ def _selected(p: Any, keys: Any, corpus: Corpus, nats: float | None) -> Selectio
     return attended(jnp.matmul(keys, p, precision="highest"), corpus, nats)
 
 
-def _one(history: np.ndarray, scores: Scores, nats: float | None) -> tuple[np.ndarray, ...]:
+def _one(history: np.ndarray, scores: LinearScores, nats: float | None) -> tuple[np.ndarray, ...]:
     keys, corpus = scores.keys, scores.corpus
     if not (np.isfinite(history[-1]).all() and np.isfinite(keys).all()):
         missing = np.full(len(history), np.nan)

@@ -8,6 +8,7 @@ import msgspec
 from flax import struct
 from jax import Array
 
+from jaxattn.attention.scores import Scores
 from jaxattn.base import Goal, Params, Phase, Task
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf, get, replaced
@@ -179,12 +180,12 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
 
     def keys(self, task: Task, params: Params) -> Array:
         """Look up the keys of the scores, (m, D)."""
-        keys: Array = task.model.scores(params, task.data.train).keys
+        keys: Array = _scores(task, params).keys
         return keys
 
     def follow(self, task: Task, params: Params) -> Path | PathSoFar:
         """Find the path; where a step takes long, stand at its start."""
-        scores = task.model.scores(params, task.data.train)
+        scores = _scores(task, params)
         start = get(params, self.train[0]).reshape(-1)
         if min(scores.keys.shape) > stiff.LARGE:
             return begin_path(scores, start, self.ends, self.points)
@@ -205,7 +206,7 @@ class ExactFlow(_Flow, frozen=True, kw_only=True):
         """Go on by some rows."""
         if isinstance(state.path, Path):
             return super().advance(task, state, steps)
-        scores, row = task.model.scores(state.params, task.data.train), state.step + steps
+        scores, row = _scores(task, state.params), state.step + steps
         path = continue_path(scores, state.path, self.ends, self.max_steps, row)
         return self.at(state.params, path, row, state.columns)
 
@@ -305,6 +306,11 @@ class FullFlow(_Flow, frozen=True, kw_only=True):
         """Look up ‖p‖, log L, the arc length, log t and the drift of what the flow conserves."""
         found = _looked_up(state, "log_loss", "arc_length", "log_time", "drift")
         return {"p_norm": jnp.linalg.norm(state.path.p[state.step]), **found}
+
+
+def _scores(task: Task, params: Params) -> Scores:
+    found = task.model.scores(params, task.data.train)
+    return Scores(found.keys, found.corpus, found.values)
 
 
 def _looked_up(state: FlowState, *names: str) -> dict[str, Array]:
