@@ -1,7 +1,7 @@
 """Models, where their parameters start, and losses of what they compute."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Literal, Protocol
+from typing import Any, ClassVar, Generic, Literal, Protocol, runtime_checkable
 
 from jax import Array
 
@@ -12,6 +12,7 @@ from jaxattn.core.settings import Spec
 Params = Any
 
 
+@runtime_checkable
 class LinearScores(Protocol):
     """Scores a = Φ p of m tokens with what they are scores of, such as `jaxattn.theory.Scores`."""
 

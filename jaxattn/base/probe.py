@@ -197,7 +197,7 @@ def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[M
         The same, as arrays.
 
     Raises:
-        InputError: not two dictionaries of (S, k) and (S,) numbers.
+        InputError: not two dictionaries of (S, k) and (S,) numbers, or metrics that it does not name.
     """
     name = f"{probe.kind or type(probe).__name__}.conclude"
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, Mapping) for x in found)):
@@ -206,6 +206,8 @@ def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[M
             "and of (S,) numbers of the phase"
         )
     wanted = (seeds, points), (seeds,)
+    if others := {metric for part in found for metric in part} - set(probe.metrics):
+        raise InputError(f"{name} returns {min(map(str, others))!r}, none of its metrics; name it there")
     made = tuple({metric: np.asarray(x) for metric, x in part.items()} for part in found)
     for part, shape in zip(made, wanted, strict=True):
         for metric, x in part.items():

@@ -15,6 +15,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from jaxattn.core.errors import InputError, writing
+from jaxattn.core.settings import markdown_table
 from jaxattn.results.labels import format_number
 from jaxattn.storage import files
 
@@ -40,9 +41,7 @@ def write(table: pd.DataFrame, path: Path) -> None:
 
 def markdown(table: pd.DataFrame) -> str:
     """Lay out as a Markdown table."""
-    lines = [list(map(str, table.columns)), ["---"] * len(table.columns)]
-    lines += [[_text(x).replace("|", "\\|") for x in row] for row in table.itertuples(index=False)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(map(str, table.columns), (map(_text, row) for row in table.itertuples(index=False)))
 
 
 def latex(table: pd.DataFrame) -> str:
