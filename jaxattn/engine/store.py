@@ -1,6 +1,5 @@
 """The results folder of a run: lock, manifest, parts and checkpoints. All writing of a study starts here."""
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.errors import InputError
 from jaxattn.engine.manifest import differences
 from jaxattn.storage import batch_state, checkpoints, files, lock, manifest, provenance
 from jaxattn.storage.batch_state import TABLES, BatchState, Line, Provenance
@@ -60,7 +59,7 @@ class Store:
 
     @contextmanager
     def _locked_here(self) -> Iterator[None]:
-        with self._guard(self.directory):
+        with files.saving(self.directory, self.directory):
             # What is written to, and what old tables and checkpoints are deleted from.
             files.check_links(self.directory, "parts", "checkpoints", "damaged", "figures")
             if strange := self._is_strange():
@@ -72,7 +71,7 @@ class Store:
             yield  # not ours to write in: `join` will say so
             return
         try:
-            with self._guard(self.directory):
+            with files.saving(self.directory, self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 holding = ExitStack()
                 holding.enter_context(lock.locked(self.directory, self.warn))
@@ -177,7 +176,7 @@ class Store:
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
         """Replace the manifest."""
-        with self._guard(self.directory / manifest.NAME):
+        with files.saving(self.directory / manifest.NAME, self.directory):
             manifest.write(self.directory, content)
             if self.bucket:
                 self.bucket.commit(manifest.NAME)
@@ -185,7 +184,7 @@ class Store:
     def log(self, entry: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl, where others can watch the run."""
         path = self.directory / LOG
-        with self._guard(path):
+        with files.saving(path, self.directory):
             files.append(path, files.sealed(entry))
 
     def read_log(self) -> list[dict[str, Any]]:
@@ -270,7 +269,7 @@ class Store:
         """
         number = self.bucket.new_number() if self.bucket else self._number(batch) + 1
         folder = batch_state.checkpoint_path(self.directory, batch, number)
-        with self._guard(folder):
+        with files.saving(folder, self.directory):
             for made in (self.directory / "parts", self.directory / "checkpoints", folder.parent):
                 made.mkdir(exist_ok=True)
             # Saving arrays mostly waits for the disk; the tables are laid out meanwhile.
@@ -318,7 +317,7 @@ class Store:
         aside = self.directory / "damaged" / batch
         number = sum(1 for _ in aside.parent.glob(f"{batch}*")) if aside.parent.is_dir() else 0
         aside = aside.with_name(f"{batch}.{number}") if number else aside
-        with self._guard(aside):
+        with files.saving(aside, self.directory):
             aside.mkdir(parents=True)
             state = batch_state.path(self.directory, batch)
             # Without its state nothing of a batch counts.
@@ -333,7 +332,7 @@ class Store:
 
     def forget(self, batch: str) -> None:
         """Forget what is known of a batch, so that it starts anew."""
-        with self._guard(self.directory):
+        with files.saving(self.directory, self.directory):
             batch_state.path(self.directory, batch).unlink(missing_ok=True)
             if self.bucket:
                 self.bucket.forget(batch)
@@ -378,7 +377,7 @@ class Store:
                     pd.concat([batch_state.read_table(*part) for part in parts], ignore_index=True)
                 )
             path = self.directory / f"{name}.parquet"
-            with self._guard(path):
+            with files.saving(path, self.directory):
                 files.write(path, content, self.directory)
                 if self.bucket:
                     self.bucket.send([path.name])
@@ -389,31 +388,6 @@ class Store:
             "made_by": [maker for number, maker in enumerate(makers) if maker not in makers[:number]],
             "sha256": sums,
         }
-
-    @contextmanager
-    def _guard(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            # Orbax reports a full disk as a ValueError.
-            full = "No space left" in str(error) or getattr(error, "errno", None) in (
-                errno.ENOSPC,
-                errno.EDQUOT,
-            )
-            if not (full or isinstance(error, OSError)):
-                raise
-            cause = getattr(error, "strerror", None) or str(error)
-            gone = path != self.directory and not self.directory.is_dir()
-            if gone and isinstance(error, FileNotFoundError):
-                raise RunError(
-                    f"{self.directory}: is gone; run the same command again to start anew"
-                ) from None
-            raise RunError(
-                f"{path}: cannot be written: {_fullness(path) if full else cause}; what is already there is "
-                "kept, mend this and run the same command again to continue"
-            ) from None
 
 
 def _parquet(table: pd.DataFrame) -> bytes:
@@ -430,11 +404,3 @@ def _check_code(
             f"{directory}: {', '.join(changed)} changed since this run began; choose another folder with "
             "--out, or continue with --accept-code"
         )
-
-
-def _fullness(path: Path) -> str:
-    """Say what a disk has run out of: bytes, or files."""
-    disk = os.statvfs(next(parent for parent in (path, *path.parents) if parent.exists()))
-    if disk.f_files and not disk.f_favail:
-        return "the disk holds as many files as it can (no inodes are left)"
-    return f"the disk is full ({disk.f_bavail * disk.f_frsize / 2**20:.0f} MiB left)"

@@ -1,5 +1,6 @@
 """Files of a folder: there as a whole or not at all, telling when they are damaged, and never outside it."""
 
+import errno
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, RunError
 
 SEAL = "seal"
 # The manifest of a million seeds is a fifth of it.
@@ -240,3 +241,36 @@ def _reading(path: Path) -> Iterator[None]:
         raise Damaged(f"{path}: a folder is in its place") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}; mend this and repeat") from None
+
+
+@contextmanager
+def saving(path: Path, folder: Path) -> Iterator[None]:
+    """Raise RunError for what cannot be written of a results folder, with what the disk has run out of."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        # Orbax reports a full disk as a ValueError.
+        full = "No space left" in str(error) or getattr(error, "errno", None) in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+        )
+        if not (full or isinstance(error, OSError)):
+            raise
+        cause = getattr(error, "strerror", None) or str(error)
+        gone = path != folder and not folder.is_dir()
+        if gone and isinstance(error, FileNotFoundError):
+            raise RunError(f"{folder}: is gone; run the same command again to start anew") from None
+        raise RunError(
+            f"{path}: cannot be written: {_fullness(path) if full else cause}; what is already there is "
+            "kept, mend this and run the same command again to continue"
+        ) from None
+
+
+def _fullness(path: Path) -> str:
+    """Say what a disk has run out of: bytes, or files."""
+    disk = os.statvfs(next(parent for parent in (path, *path.parents) if parent.exists()))
+    if disk.f_files and not disk.f_favail:
+        return "the disk holds as many files as it can (no inodes are left)"
+    return f"the disk is full ({disk.f_bavail * disk.f_frsize / 2**20:.0f} MiB left)"
