@@ -251,20 +251,17 @@ def saving(path: Path, folder: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
+        number, cause = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
         # Orbax reports a full disk as a ValueError.
-        full = "No space left" in str(error) or getattr(error, "errno", None) in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-        )
+        full = "No space left" in str(error) or number in (errno.ENOSPC, errno.EDQUOT)
         if not (full or isinstance(error, OSError)):
             raise
-        cause = getattr(error, "strerror", None) or str(error)
         gone = path != folder and not folder.is_dir()
         if gone and isinstance(error, FileNotFoundError):
             raise RunError(f"{folder}: is gone; run the same command again to start anew") from None
         raise RunError(
-            f"{path}: cannot be written: {_fullness(path) if full else cause}; what is already there is "
-            "kept, mend this and run the same command again to continue"
+            f"{path}: cannot be written: {_fullness(path) if full else cause or error}; what is already there "
+            "is kept, mend this and run the same command again to continue"
         ) from None
 
 
