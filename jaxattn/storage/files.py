@@ -260,8 +260,8 @@ def saving(path: Path, folder: Path) -> Iterator[None]:
         if gone and isinstance(error, FileNotFoundError):
             raise RunError(f"{folder}: is gone; run the same command again to start anew") from None
         raise RunError(
-            f"{path}: cannot be written: {_fullness(path) if full else cause or error}; what is already there "
-            "is kept, mend this and run the same command again to continue"
+            f"{path}: cannot be written: {_fullness(path) if full else cause or error}; what is already "
+            "there is kept, mend this and run the same command again to continue"
         ) from None
 
 
