@@ -1,0 +1,24 @@
+"""What figures share: a legend stays within the figure, and the axes keep their height."""
+
+import pytest
+from matplotlib.figure import Figure
+
+from jaxattn.results.style import WIDTH, legend_below, style
+
+
+@pytest.mark.parametrize(("length", "number"), [(2, 12), (12, 8), (30, 7)])
+def test_a_legend_below_is_no_wider_than_its_figure(length, number):
+    with style():
+        figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
+        ax = figure.subplots()
+        before = figure.get_figheight()
+        lines = [ax.plot([0, 1], label=f"{k}{'n' * (length - 1)}"[:length])[0] for k in range(number)]
+        legend_below(figure, lines)
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0
+    assert box.x1 <= whole.x1
+    # What was added to the figure's height holds the legend: the axes lose at most a line.
+    added = (figure.get_figheight() - before) * figure.dpi
+    assert abs(box.height - added) < 0.25 * figure.dpi
