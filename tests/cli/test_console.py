@@ -39,6 +39,12 @@ def test_columns_of_one_name_are_all_printed(lines):
     assert [line.split() for line in lines(console.print_table, "t", frame)][-2] == ["1", "2", "3"]
 
 
+def test_rows_stand_below_each_other(lines):
+    words = [line.strip() for line in lines(console.print_table, "t", pd.DataFrame({"x": [4, 5, 6]}))]
+    first = words.index("4")
+    assert words[first : first + 3] == ["4", "5", "6"]
+
+
 def test_a_number_stays_with_its_unit(lines):
     frame = pd.DataFrame({"bytes": ["3.18 kB", "16 B"], "words": ["a few words of text", "and some more"]})
     printed = lines(console.print_table, "t", frame, width=20)
