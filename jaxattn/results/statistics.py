@@ -41,7 +41,8 @@ _DECLARED = tuple(
     (re.compile(names), found)
     for names, found in (
         (r"((limit|relaxed)_)?feasible|came_to_end", Scale(YES_NO, 0.0, 1.0)),
-        (r"((un)?relaxed_|head_|limit_)?one_minus_cosine|margin_shortfall|mismatch", Scale(LOG, 0.0)),
+        (r"((un)?relaxed_|head_|limit_)?one_minus_cosine", Scale(LOG, 0.0, 2.0)),
+        (r"margin_shortfall|mismatch", Scale(LOG, 0.0)),
         (r"((limit|relaxed)_)?(certified_distance|duality_gap|primal_residual)", Scale(LOG, 0.0)),
         (r"(conservation_)?drift|one_step_error|embedding_error", Scale(LOG, 0.0)),
         (r"((train|test|validation)_)?accuracy(_best_on_\w+)?|important_mass", Scale(LINEAR, 0.0, 1.0)),
@@ -287,16 +288,14 @@ def _possible(series: Floats, kind: NDArray[Any]) -> NDArray[Any]:
 
 def _means(series: Floats, kind: NDArray[Any], low: Floats, high: Floats, confidence: float) -> list[Floats]:
     """Compute mean and bounds of (m, n) values, each on its scale; bounds are cut at low and high, (m, 1)."""
+    logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
+    bounds[:, logs] = geometric(series[logs], confidence=confidence)
     # What is outside of its range is another's metric of the same name.
     inside = ((series >= low) & (series <= high)).all(axis=1)
     bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
     found = np.stack([series.mean(axis=1), *bounds])
-    logs, shares = kind == LOG, kind == YES_NO
-    found[:, logs] = (
-        np.exp(np.log(series[logs]).mean(axis=1)),
-        *geometric(series[logs], confidence=confidence),
-    )
+    found[0, logs] = np.exp(np.log(series[logs]).mean(axis=1))
     hits = series[shares].sum(axis=1)
     found[1:, shares] = clopper_pearson(hits, series.shape[1], confidence=confidence)
     return list(found)

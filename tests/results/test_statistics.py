@@ -93,6 +93,8 @@ def test_a_yes_or_no_of_every_seed_has_the_interval_of_a_share(hits):
 def test_intervals_end_where_a_metric_does():
     high = aggregate(table([0.9, 1.0, 1.0], metric="test_accuracy")).iloc[0]
     assert high["mean_low"] < high["mean"] < high["mean_high"] == 1
+    away = aggregate(table([1e-3, 0.4], metric="one_minus_cosine")).iloc[0]
+    assert 0 < away["mean_low"] < away["mean"] < away["mean_high"] == 2
     # Someone else's metric of that name.
     other = aggregate(table([90.0, 91.0, 95.0], metric="test_accuracy")).iloc[0]
     assert other["mean_low"] < 92 < other["mean_high"]
