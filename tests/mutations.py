@@ -207,6 +207,10 @@ def main() -> None:
     parser.add_argument("--among", nargs="+", default=["tests"], help="the tests to try")
     given = parser.parse_args()
     drawn = draw(given.count, given.seed, given.within)
+    if not drawn:
+        raise SystemExit(
+            f"--within {given.within}: nothing there that can be changed; give a folder of the package"
+        )
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(given.workers) as pool:
         folder = Path(name).resolve()
         write_copy(folder, drawn, given.tests)
