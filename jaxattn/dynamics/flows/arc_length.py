@@ -36,6 +36,7 @@ class Stop(enum.IntEnum):
     UNSETTLED = 8
     LOSS = 9
     UNRESOLVED = 10
+    UNDECIDED = 11
 
 
 # Ends that a caller sets; all others are met on the way.
@@ -56,6 +57,8 @@ _REASONS = {
     Stop.LOSS: "loss: log L is until_log_loss",
     Stop.UNRESOLVED: "unresolved: the forces that balance hide all others, and which tokens tie could not be "
     "told, or tokens tie whose scores may still move against each other",
+    Stop.UNDECIDED: "undecided: the pulls between two tokens cancel, and the order of the force that remains "
+    "is not known; the path is exact up to its last point",
 }
 
 

@@ -9,9 +9,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
+from jaxattn.dynamics.flows.cancelled import Tied, cancelled
 from jaxattn.dynamics.flows.conditions import positive
-from jaxattn.dynamics.flows.coordinates import LEFT, Watch
-from jaxattn.dynamics.flows.direction import Force, pulls, score_force, token_curvature
+from jaxattn.dynamics.flows.coordinates import LEFT, Watch, coordinates
+from jaxattn.dynamics.flows.direction import Force, by_token, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (
     Ties,
     below_top,
@@ -36,8 +37,6 @@ _SHIFT, _MORE = 1e-2, 100.0
 _DEPENDENT = 1e-12
 # Newton's method starts within _SHIFT of the balance, or there is none.
 _NEWTON = 12
-# What is left of pulls that cancel, relative to their sizes.
-_CANCELS = 1e-9
 # Shift of tied scores that the force left by rounding may stand for.
 _ZERO = 1e-6
 # Derivatives of the force, relative to the largest one, that are zero: they are as large as what is left of
@@ -53,11 +52,18 @@ class Balance(NamedTuple):
         p: (d,).
         settled: () bool; whether the force on every tied difference is zero there, and takes it back, or
             would if the difference were not free to slide.
+        undecided: () bool; whether that holds, but not which order of a force that cancels remains.
     """
 
     ties: Ties
     p: Array
     settled: Array
+    undecided: Array
+
+
+def no_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
+    """Return no ties, not balanced."""
+    return Balance(no_ties(E, values, corpus), p, jnp.asarray(False), jnp.asarray(False))
 
 
 class _Rest(NamedTuple):
@@ -65,11 +71,12 @@ class _Rest(NamedTuple):
 
     Attributes:
         p: (d,).
-        moved: by how much scores have moved, ().
+        moved: by how much tied scores have moved against each other, ().
         left: what is left of the gradient, in units of the force, ().
-        stiffness: its smallest derivative, in units of the force and of scores, ().
+        stiffness: its smallest derivative by tied scores, in units of the force, ().
         log_limit: log of the forces that would move the balance by _SHIFT, ().
-        log_gross: log of the forces that balance, ().
+        hessian: the Hessian of the mean loss of the tied part by coordinates of the normals, (r, r); 1 for
+            rows that are zero.
         normals: an orthonormal basis of the directions where it has a derivative, rows of zeros, (r, d).
         loose: (V,) bool; tokens that a direction without derivative moves off the leader of their class.
     """
@@ -79,7 +86,7 @@ class _Rest(NamedTuple):
     left: Array
     stiffness: Array
     log_limit: Array
-    log_gross: Array
+    hessian: Array
     normals: Array
     loose: Array
 
@@ -87,7 +94,7 @@ class _Rest(NamedTuple):
 def find_ties(
     E: Float[Array, "V d"], p: Float[Array, " d"], values: Float[Array, " V *K"], corpus: Corpus
 ) -> Balance:
-    """Find the tokens that tie where the forces balance up to rounding, and the balance next to p.
+    """Find what cancels where the forces balance up to rounding: tokens that tie, and idle pairs.
 
     Tokens tie that a sequence attends to together. How far below the top attention ends is told by a hole
     among all tokens' distances to the top of their sequences: tied ones stay near, others have fallen by the
@@ -102,19 +109,26 @@ def find_ties(
 
     Returns:
         The ties, and whether they hold: Newton's method finds a zero of the gradient of the tied part of
-        the loss nearby, and its Hessian on 𝒯 is positive definite there. Without ties they do not.
+        the loss nearby, and its Hessian on 𝒯 is positive definite there. Without ties and without idle
+        pairs they do not.
     """
     below = below_top(corpus, E @ p)
     edges = _holes(below)
-    nothing = Balance(no_ties(E, values, corpus), p, jnp.asarray(False))
+    nothing = no_balance(E, p, values, corpus)
+    hidden = coordinates(E, p, values, corpus)
+    log_hidden = hidden.log_gross(hidden.zero)
 
     def attempt(state: tuple[Array, Balance]) -> tuple[Array, Balance]:
         tried, _ = state
-        found = _ties_of(E, p, values, corpus, _classes(corpus, below <= edges[tried]))
-        return tried + 1, jax.tree.map(partial(jnp.where, found.settled), found, nothing)
+        found = _ties_of(E, p, values, corpus, _classes(corpus, below <= edges[tried]), log_hidden)
+        known = found.settled | found.undecided
+        return tried + 1, jax.tree.map(partial(jnp.where, known), found, nothing)
 
-    begin = jnp.asarray(0, jnp.int32), nothing
-    return jax.lax.while_loop(lambda x: (x[0] < len(edges)) & ~x[1].settled, attempt, begin)[1]
+    def open_yet(state: tuple[Array, Balance]) -> Array:
+        tried, found = state
+        return (tried < len(edges)) & ~found.settled & ~found.undecided
+
+    return jax.lax.while_loop(open_yet, attempt, (jnp.asarray(0, jnp.int32), nothing))[1]
 
 
 def back_on_curve(
@@ -125,8 +139,8 @@ def back_on_curve(
     return _rest(E, p, values, corpus, ties.normals, attended, ties.leader).p
 
 
-def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array) -> Balance:
-    """Balance classes of tokens that may tie."""
+def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, log_hidden: Array) -> Balance:
+    """Balance classes of tokens that may tie, given the log of all forces that may hide others."""
     bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     attended = top_class(E, p, corpus, leader)
@@ -141,7 +155,10 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array) -
 
     weight = weigh(leader)
     means = class_values(corpus, leader, weight, values, _most_classes(E))
-    idle = _idle(corpus, leader, attended, weight, means)
+    embeddings = take(_orthogonal(E, rest.normals), merged)
+    lift = (E @ rest.normals.T) / jnp.sqrt(jnp.square(E).sum(axis=1).max())
+    known = cancelled(corpus, values, Tied(attended, scores, embeddings, lift, rest.hessian))
+    idle = known.idle
     slides = attended & take(loose, index)
     alone = take(loose, index) & ~attended
     (total,) = bags.sum(jnp.where(slides, weight, 0))
@@ -150,25 +167,29 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array) -
         leader=leader,
         merged=merged,
         normals=rest.normals,
-        embeddings=take(_orthogonal(E, rest.normals), merged),
+        embeddings=embeddings,
         values=jnp.where(alone if values.ndim == 1 else alone[..., None], take(values, index), means),
         counts=jnp.where(idle, 0, weigh(merged)),
         watch=Watch(idle=idle, attention=attention),
         log_limit=rest.log_limit,
+        pairs=known.pairs,
     )
     # What is left out has moved the balance by that much, and more of it may come until that is _SHIFT; a
     # hundred times as much may come from elsewhere, and is not trusted to move it as little.
     others = tied_coordinates(E, rest.p, corpus, ties)
     left_out = others.log_gross(others.zero)
-    more = jnp.log(jnp.clip(_SHIFT / positive(rest.moved), 1, _MORE))
+    more = jnp.log(jnp.clip(_SHIFT / jnp.maximum(rest.moved, _SHIFT / _MORE), 1, _MORE))
     log_limit = jnp.maximum(rest.log_limit, left_out + more)
     # Forces as large as those that balance would have to balance too.
-    some = (leader != vocab).any() & (left_out < rest.log_gross - jnp.log(_MORE))
+    ties_some = (leader != vocab).any()
+    log_limit = jnp.where(ties_some, log_limit, log_hidden - jnp.log(_MORE))
+    some = (ties_some | idle.any()) & (left_out < log_hidden - jnp.log(_MORE))
     if room(E) < min(E.shape):
         some &= (leader != vocab).sum() <= room(E)
     exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness)
-    settled = some & exact & (rest.moved <= _SHIFT) & ~others.broken(others.zero)
-    return Balance(ties.replace(log_limit=log_limit), rest.p, settled)  # type: ignore[attr-defined]
+    rests = some & exact & (rest.moved <= _SHIFT) & ~others.broken(others.zero)
+    ties = ties.replace(log_limit=log_limit)  # type: ignore[attr-defined]
+    return Balance(ties, rest.p, rests & ~known.undecided, rests & known.undecided)
 
 
 def _most_classes(E: Array) -> int:
@@ -196,8 +217,12 @@ def _rest(
         curvature = token_curvature(tied, force, placed(involved, len(E)), len(involved))
         return force, jnp.diag(1.0 * ~spans) - inner.T @ curvature @ inner
 
-    size, vectors = jnp.linalg.eigh(at(jnp.zeros(len(normals)))[1])
-    free = jnp.abs(size) <= _LOOSE * jnp.abs(size).max()
+    force, curvature = at(jnp.zeros(len(normals)))
+    size, vectors = jnp.linalg.eigh(curvature)
+    # Each direction is compared with the forces that cancel in it: scales of keys and of weights may differ.
+    apart = lift - take(lift, leader)
+    sizes = by_token(tied, force.pull)[1] @ jnp.square(apart @ vectors)
+    free = jnp.abs(size) <= _LOOSE * sizes
     slide = jnp.where(free, vectors, 0)
     across = jnp.eye(len(size)) - slide @ slide.T
 
@@ -210,19 +235,23 @@ def _rest(
 
     y = jax.lax.fori_loop(0, _NEWTON, improve, jnp.zeros(len(normals)))
     force, curvature = at(y)
-    # A force of 1 moves scores by the inverse of this.
+    # A force of 1 moves tied scores apart by the inverse of this.
     smallest = jnp.linalg.eigvalsh(held(curvature))[0]
-    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, smallest), 1)
-    apart = lift @ slide
+    reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
+    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, smallest / positive(reach)), 1)
+    slid = jnp.abs(apart @ slide).max(axis=1)
+    kept = jnp.where(free.any(), jnp.where(free, 0, vectors), jnp.eye(len(size)))
+    normals = kept.T @ normals
+    hessian = jnp.exp(force.log_scale) * (kept.T @ curvature @ kept)
     return _Rest(
         p=p + unit * (y @ normals),
-        moved=jnp.abs(lift @ y).max(),
+        moved=jnp.abs(apart @ y).max(),
         left=jnp.abs(force.force @ lift).max(),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(_SHIFT * positive(stiffness)),
-        log_gross=force.log_gross,
-        normals=jnp.where(free.any(), jnp.where(free, 0, vectors).T @ normals, normals),
-        loose=(jnp.abs(apart - take(apart, leader)) > _APART).any(axis=1),
+        hessian=hessian + jnp.diag(1.0 * (jnp.square(normals).sum(axis=1) < 0.5)),
+        normals=normals,
+        loose=slid > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
     )
 
 
@@ -237,12 +266,14 @@ def _orthogonal(E: Array, normals: Array) -> Array:
 
 def _holes(below: Float[Array, "R W"]) -> Float[Array, " k"]:
     """Find the upper ends of the widest holes among distances to the top, widest first."""
-    tied_above = jnp.append(jnp.sort(below.ravel()), jnp.inf)
+    ends = jnp.append(jnp.sort(below.ravel()), jnp.inf)
     # What ties has not left, and a hole does not gain by reaching on from where tokens have fallen behind.
-    width = jnp.diff(jnp.minimum(tied_above, _BEHIND))
-    width = jnp.where(tied_above[:-1] <= LEFT, width, -1)
+    width = jnp.diff(jnp.minimum(ends, _BEHIND))
+    # A token that has left ties with none: nor does any token at a distance below the top.
+    near = ends[:-1] <= LEFT
+    end, width = jnp.where(near, ends[:-1], -1), jnp.where(near, width, -1)
     # Not by argsort, whose int64 indices a caller's jit with float64 off cannot lower.
-    return jax.lax.sort((-width, tied_above[:-1]), num_keys=1)[1][:_HOLES]
+    return jax.lax.sort((-width, end), num_keys=1)[1][:_HOLES]
 
 
 def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
@@ -277,35 +308,3 @@ def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "
         return jnp.where(kept[:, None], vectors.T, 0)
     rows = vectors.T @ apart
     return jnp.where(kept[:, None], rows / jnp.sqrt(jnp.where(kept, size, 1))[:, None], 0)
-
-
-def _idle(
-    corpus: Corpus,
-    leader: Int[Array, " V"],
-    attended: Bool[Array, "R W"],
-    counts: Float[Array, "R W"],
-    means: Float[Array, "R W *K"],
-) -> Bool[Array, "R W"]:
-    """Find entries whose pulls on the top class cancel over all sequences that have both.
-
-    Class D is pulled at by top class C with Σ_X w_X e^(a_D - a_C) (Γ_D - Γ_C) over the sequences with both.
-    Sequences that tie alike but contradict each other have Σ w_X = 0 where they balance. If all of them hold
-    D, tied tokens answer whatever it does: there is no pull, but rounding would leave some.
-    """
-    bags, vocab = corpus.bags, corpus.vocab_size
-    index = bags.index.astype(jnp.int32)
-    present = bags.count > 0
-    weight = jnp.where(attended, counts, 0)
-    columns = means if means.ndim == 3 else means[..., None]
-    total, *moments = bags.sum(weight, *(weight * column for column in jnp.moveaxis(columns, -1, 0)))
-    f = jnp.stack(moments, axis=-1) / positive(total)[:, None]
-    f = f if means.ndim == 3 else f[:, 0]
-    share = jnp.where(present, counts, 0) / bags.spread(positive(total))
-    product, size = pulls(corpus, f, means - bags.spread(f))
-    pull, size = share * product, share * size
-    first = -bags.max(jnp.where(attended, -1.0 * take(leader, index), -jnp.inf))
-    top = jnp.where(jnp.isfinite(first), first, 0).astype(jnp.int32)
-    place = jnp.broadcast_to(bags.spread(top), index.shape), take(leader, index)
-    empty = jnp.zeros((vocab, vocab), pull.dtype)
-    net, gross = empty.at[place].add(pull), empty.at[place].add(size)
-    return present & ~attended & (jnp.abs(net) <= _CANCELS * gross)[place]

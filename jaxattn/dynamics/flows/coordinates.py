@@ -153,6 +153,7 @@ class Coordinates:
         steepest: bound on the slope of the log gradient norm; what is beyond is error, ().
         log_limit: log of the sum of all |∂L/∂a_s| of single sequences at which the path ends as balanced.
         watch: tokens that have to stay where they are, else the path ends as balanced too.
+        pairs: second-order terms of the loss, `pairs.Pairs`, where those of first order cancel.
     """
 
     corpus: Corpus
@@ -168,6 +169,7 @@ class Coordinates:
     steepest: Array | float = math.inf
     log_limit: Array | float = math.inf
     watch: Watch | None = None
+    pairs: Any = None
 
     def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
         """Compute p = p_0 + Bᵀ z."""
@@ -333,8 +335,11 @@ class Coordinates:
         return self._pull(z)[1].log_gross
 
     def _pull(self, z: Array) -> tuple[Array, Force]:
-        force = score_force(self.corpus, self.scores + self.lift @ z, self.values, self.weigh)
-        return self.pulled(force.force), force
+        scores = self.scores + self.lift @ z
+        force = score_force(self.corpus, scores, self.values, self.weigh)
+        if self.pairs is not None:
+            force = self.pairs.add_to(force, scores)
+        return self.pulled(force.total), force
 
 
 def coordinates(

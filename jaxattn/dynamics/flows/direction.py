@@ -49,6 +49,8 @@ class Force:
         slope: (n,); k.
         modes: (R, W, K); for K > 2 classes, whose `turn` is q, what takes the place of k c cᵀ, see
             `token_curvature`; None for two.
+        pairs: the force of pairs of tokens whose pulls cancel to first order, a `PairForce`, which `force`
+            does not include; None without any.
     """
 
     force: Leaf
@@ -60,6 +62,12 @@ class Force:
     log_weight: Leaf
     slope: Leaf
     modes: Leaf = None
+    pairs: Leaf = None
+
+    @property
+    def total(self) -> Float[Array, " V"]:
+        """The force on the scores with that of pairs, (V,)."""
+        return self.force if self.pairs is None else self.force + self.pairs.on_tokens(len(self.force))
 
     @property
     def log_gross(self) -> Float[Array, ""]:
@@ -171,10 +179,11 @@ def token_curvature(
     if place is not None:
         own = jnp.zeros(size, own.dtype).at[place].set(own, mode="drop", unique_indices=True)
     curvature = jnp.diag(own) - product - product.T
-    if force.modes is None:
+    for mode in _each(force.modes):
+        curvature -= sum_of_outer_products(spread(mode), spread(mode))
+    if force.pairs is None:
         return curvature
-    modes = [spread(mode) for mode in jnp.moveaxis(force.modes, -1, 0)]
-    return curvature - sum(sum_of_outer_products(mode, mode) for mode in modes)
+    return force.pairs.add_curvature(curvature, jnp.arange(len(curvature)) if place is None else place)
 
 
 def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Float[Array, " V"]:
@@ -187,7 +196,8 @@ def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Fl
     for mode in _each(force.modes):
         (along,) = bags.sum(mode * there)
         entries += mode * bags.spread(along)
-    return force.force * x - _summed(corpus, entries)
+    product = force.force * x - _summed(corpus, entries)
+    return product if force.pairs is None else product + force.pairs.product(x)
 
 
 def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
@@ -209,7 +219,8 @@ def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -
     for mode in _each(force.modes):
         (along,) = bags.sum(jnp.abs(mode) * length)
         entries += jnp.abs(mode) * bags.spread(along)
-    return lengths * (jnp.abs(force.force) * lengths + _summed(corpus, entries))
+    rows = jnp.abs(force.force) * lengths + _summed(corpus, entries)
+    return lengths * (rows if force.pairs is None else rows + force.pairs.bound(lengths))
 
 
 def _each(modes: Array | None) -> list[Array]:
@@ -368,25 +379,3 @@ def _modes(
     log_factor = (log_pi + log_unit[:, None]) / 2 + jnp.where(own, log_size[:, None], 0)
     factor = jnp.where(jnp.isfinite(log_unit)[:, None], jnp.exp(log_factor), 0)
     return bags.spread(factor) * jnp.where(bags.spread(own), steered, leaning)
-
-
-def pulls(
-    corpus: Corpus, f: Float[Array, " n *K"], differences: Float[Array, "R W *K"]
-) -> tuple[Float[Array, "R W"], Float[Array, "R W"]]:
-    """Multiply differences of values with the residual r of the outputs f of their sequence.
-
-    Args:
-        corpus: n sequences.
-        f: outputs, (n,) for two classes, whose r is y σ(-y f), and (n, K) for more.
-        differences: (R, W), or (R, W, K).
-
-    Returns:
-        The products, and the sum of the sizes of their terms, (R, W) each.
-    """
-    bags, labels = corpus.bags, corpus.targets
-    if corpus.num_classes == 2:
-        product = bags.spread(labels * jax.nn.sigmoid(-labels * f)) * differences
-        return product, jnp.abs(product)
-    direction, log_size, _ = residual(f, labels)
-    terms = bags.spread(direction * jnp.exp(log_size)[:, None]) * differences
-    return terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)

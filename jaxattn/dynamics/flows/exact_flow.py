@@ -33,7 +33,7 @@ from jaxattn.dynamics.flows.arc_length import (
     integrate,
     restart,
 )
-from jaxattn.dynamics.flows.balance import Balance, back_on_curve, find_ties
+from jaxattn.dynamics.flows.balance import back_on_curve, find_ties, no_balance
 from jaxattn.dynamics.flows.conditions import when
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.seeds import Inputs, doubled, of_seeds, over_seeds, refuse_derivative
@@ -350,11 +350,12 @@ def _next_stage(
     found = when(
         looks,
         lambda _, *given: find_ties(*given),
-        Balance(no_ties(E, values, corpus), p, jnp.asarray(False)),
+        no_balance(E, p, values, corpus),
         *(E, p, values, corpus),
     )
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
+    status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
     # All that is left to move is tied: p stays where it is.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)

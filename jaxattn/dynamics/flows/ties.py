@@ -27,6 +27,7 @@ from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.conditions import positive
 from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates
+from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 
 # Tokens that may tie with others where there are many: all arrays have static shapes.
 MOST_TIED = 256
@@ -46,6 +47,7 @@ class Ties:
         counts: (R, W); count e^(a_s - a_merged) of every entry, 0 for those that are idle.
         watch: entries that tied tokens answer, so that they pull at nothing; and those that slide.
         log_limit: log of the forces of others at which they move the balance of tied tokens, ().
+        pairs: the terms of second order of entries that are idle.
     """
 
     leader: Leaf
@@ -56,6 +58,7 @@ class Ties:
     counts: Leaf
     watch: Watch
     log_limit: Leaf
+    pairs: Pairs
 
 
 def room(E: Float[Array, "V d"]) -> int:
@@ -96,6 +99,7 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpu
         counts=count.astype(E.dtype),
         watch=Watch(idle=jnp.zeros(count.shape, bool), attention=jnp.full(count.shape, -1.0, E.dtype)),
         log_limit=jnp.full((), jnp.inf, E.dtype),
+        pairs=no_pairs(E.dtype),
     )
 
 
@@ -110,6 +114,7 @@ def tied_coordinates(
         unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
         log_limit=ties.log_limit,
         watch=ties.watch,
+        pairs=ties.pairs,
     )
 
 

@@ -1,0 +1,274 @@
+"""Which pulls between tokens cancel, and the order at which a force remains.
+
+Let class C be on top and class D below it, with x = e^(a_D - a_C). In a sequence X that attends to C,
+
+    f = f_X + Σ_i x_i V_i - Σ_ij x_i x_j U_i V_j + ...,    V = U (Γ_D - f_X),
+
+where U is the weight of D at x = 1 relative to all of C. With r = -∂ℓ/∂f and S = ∂²ℓ/∂f² at f_X the loss is
+L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., and
+
+    g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)].
+
+Tied tokens answer: their scores stay where the tied part of the loss is least, given x. So the terms of
+second order that act on p are those of
+
+    M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K the Hessian of the tied part in coordinates y of 𝒯.
+
+A pair with g ≠ 0 has a force of order e^(-gap). A pair with g = 0 is idle. If M has an entry for it, a force
+of order e^(-2 gap) remains. If H is not zero but M is, the tied tokens answer whatever the pair does, and no
+force remains. If H itself cancels, the order is higher than two and unknown.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
+from jaxattn.dynamics.flows.conditions import positive
+from jaxattn.dynamics.flows.direction import dense, residual
+from jaxattn.dynamics.flows.pairs import MOST_PAIRS, Pairs
+from jaxattn.dynamics.flows.ties import first_of
+
+# What is left of terms that cancel, relative to their sizes: of first order, and of second order.
+_CANCELS, _CANCELS_TWICE = 1e-9, 1e-8
+# Difference of two values that is rounding, relative to their sizes.
+_EQUAL = 1e-11
+# Difference of two θ that is rounding, relative to the longest.
+_SAME = 1e-13
+
+
+class Cancelled(NamedTuple):
+    """Entries of the bags whose pulls cancel to first order.
+
+    Attributes:
+        idle: (R, W) bool.
+        pairs: what is left of their force to second order.
+        undecided: () bool; whether the order of a pair is unknown, or there are more pairs than are followed.
+    """
+
+    idle: Array
+    pairs: Pairs
+    undecided: Array
+
+
+class Tied(NamedTuple):
+    """What is tied, and how scores depend on it.
+
+    Attributes:
+        attended: (R, W) bool; the top class of every sequence.
+        scores: (V,); a, where the tied part of the loss is least.
+        embeddings: (V, d); Q E.
+        lift: (V, k); derivative of the scores by coordinates y of 𝒯.
+        hessian: (k, k); K, the Hessian of the tied part of the mean loss by y.
+    """
+
+    attended: Array
+    scores: Array
+    embeddings: Array
+    lift: Array
+    hessian: Array
+
+
+class _Entries(NamedTuple):
+    """What every entry of the bags contributes, (R, W) or (R, W, C) with C columns of outputs.
+
+    Attributes:
+        low: (R, W); its token.
+        top: (R, W); a token of the top class of its sequence.
+        group: (R, W); entries with one θ = Q (E_low - E_top) are one pair.
+        weight: U at x = e^(a_low - a_top) of the first entry of the group.
+        below: γ - f_X, 0 where it is rounding.
+        attention: q among the attended tokens, 0 for others.
+        f: (n, C).
+    """
+
+    low: Array
+    top: Array
+    group: Array
+    weight: Array
+    below: Array
+    attention: Array
+    f: Array
+
+
+class _Loss(NamedTuple):
+    """Derivatives of the loss by outputs: r (n, C), and what S is made of."""
+
+    r: Array
+    pi: Array | None
+    curvature: Array | None
+
+    def times(self, x: Float[Array, "n m C"]) -> Float[Array, "n m C"]:
+        """Multiply S with vectors."""
+        if self.pi is None:
+            return self.curvature[:, None, None] * x
+        pi = self.pi[:, None]
+        return pi * (x - (pi * x).sum(axis=-1, keepdims=True))
+
+
+def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
+    """Find entries whose pulls on the top class cancel, and what is left of them to second order.
+
+    Args:
+        corpus: n sequences over V tokens.
+        values: γ, of two classes (V,) or of K > 2 (V, K).
+        tied: what is tied.
+
+    Returns:
+        The entries and their pairs.
+    """
+    entries = _entries(corpus, values, tied)
+    idle = _idle(corpus, entries, tied.attended)
+    number, tokens, many = _numbered(idle, entries)
+    pairs, unknown = _second_order(corpus, entries, number, tokens, tied)
+    return Cancelled(idle, pairs, many | unknown)
+
+
+def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
+    bags = corpus.bags
+    low, present = bags.index.astype(jnp.int32), bags.count > 0
+    value = take(values, low)
+    # Outputs that differ by the same in all classes are the same.
+    value = value[..., None] if value.ndim == 2 else value - value[..., -1:]
+    own = take(tied.scores, low)
+    token = -bags.max(jnp.where(tied.attended, -1.0 * low, -jnp.inf))
+    token = jnp.where(jnp.isfinite(token), token, 0).astype(jnp.int32)
+    top = jnp.broadcast_to(bags.spread(token), low.shape)
+    apart = jnp.where(present, own - take(tied.scores, top), 0)
+    weight = jnp.where(tied.attended, bags.count * jnp.exp(jnp.where(tied.attended, apart, 0)), 0)
+    columns = [weight * column for column in jnp.moveaxis(value, -1, 0)]
+    total, *sums = bags.sum(weight, *columns, *map(jnp.abs, columns))
+    f, size = jnp.split(jnp.stack(sums, axis=-1) / positive(total)[:, None], 2, axis=-1)
+    below = value - bags.spread(f)
+    below = jnp.where(jnp.abs(below) <= _EQUAL * (jnp.abs(value) + bags.spread(size)), 0, below)
+    group, first = _groups(take(tied.embeddings, low) - take(tied.embeddings, top), present)
+    # Members of a group differ by the scores of tied tokens, which are finite.
+    share = jnp.where(present, bags.count * jnp.exp(apart - apart.ravel()[first]), 0)
+    return _Entries(
+        low=low,
+        top=top,
+        group=group,
+        weight=share / bags.spread(positive(total)),
+        below=below,
+        attention=weight / bags.spread(positive(total)),
+        f=f,
+    )
+
+
+def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[Array, Array]:
+    """Group entries by θ, up to rounding: the number of each group, and its first entry, (R, W) each."""
+    dim, size = theta.shape[-1], present.size
+    # Two projections that tell vectors apart: sines of integers are in no simple relation.
+    along = jnp.sin(jnp.arange(1.0, 2 * dim + 1)).reshape(2, dim).astype(theta.dtype)
+    one, other = jnp.moveaxis(theta @ along.T, -1, 0).reshape(2, size)
+    rounding = _SAME * jnp.where(present[..., None], jnp.abs(theta), 0).max() * dim
+    one = jnp.where(present.ravel(), one, jnp.inf)
+    number = jnp.arange(size, dtype=jnp.int32)
+    one, other, order = jax.lax.sort((jnp.round(one / positive(rounding)), other, number), num_keys=2)
+    new = (jnp.diff(one, prepend=-jnp.inf) > 1) | (jnp.abs(jnp.diff(other, prepend=jnp.inf)) > rounding)
+    in_order = jnp.cumsum(new.astype(jnp.int32)) - 1
+    group = jnp.zeros(size, jnp.int32).at[order].set(in_order)
+    first = jnp.full(size, size, jnp.int32).at[group].min(number)[group]
+    return group.reshape(present.shape), first.reshape(present.shape)
+
+
+def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R W"]:
+    """Find entries whose first-order pulls on the top class cancel over all of their group."""
+    r = corpus.bags.spread(_loss(corpus, entries.f).r)
+    terms = entries.weight[..., None] * r * entries.below
+    product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
+    # Terms of one sequence that cancel leave rounding, which is no force however small others are.
+    product = jnp.where(jnp.abs(product) <= _EQUAL * size, 0, product)
+    rest = (corpus.bags.count > 0) & ~attended
+    empty = jnp.zeros(rest.size, product.dtype)
+    net = empty.at[entries.group].add(jnp.where(rest, product, 0))
+    gross = empty.at[entries.group].add(jnp.where(rest, size, 0))
+    return rest & (jnp.abs(net) <= _CANCELS * gross)[entries.group]
+
+
+def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array], Array]:
+    """Number the pairs of idle entries: of every entry (R, W), top and low (m,), whether there are more."""
+    size = idle.size
+    number = jnp.arange(size, dtype=jnp.int32)
+    group = entries.group.ravel()
+    first = jnp.full(size, size, jnp.int32).at[group].min(jnp.where(idle.ravel(), number, size))
+    own = idle.ravel() & (first[group] == number)
+    chosen = jnp.pad(first_of(own, min(MOST_PAIRS, size)), (0, max(0, MOST_PAIRS - size)))
+    used = own[chosen] & (jnp.arange(MOST_PAIRS) < size)
+    table = jnp.full(size, MOST_PAIRS, jnp.int32)
+    place = jnp.where(used, group[chosen], size)
+    table = table.at[place].set(jnp.arange(MOST_PAIRS, dtype=jnp.int32), mode="drop")
+    top, low = (jnp.where(used, x.ravel()[chosen], 0) for x in (entries.top, entries.low))
+    return jnp.where(idle, table[entries.group], MOST_PAIRS), (top, low), own.sum() > MOST_PAIRS
+
+
+def _second_order(
+    corpus: Corpus,
+    entries: _Entries,
+    number: Array,
+    tokens: tuple[Array, Array],
+    tied: Tied,
+) -> tuple[Pairs, Array]:
+    """Compute M of numbered pairs, and whether H cancels for one of them."""
+    bags, n = corpus.bags, corpus.num_examples
+    loss = _loss(corpus, entries.f)
+    owner = jnp.broadcast_to(jnp.minimum(bags.owner, n - 1)[:, None], number.shape)
+
+    def by_pair(x: Array) -> Array:
+        empty = jnp.zeros((n, MOST_PAIRS, *x.shape[2:]), x.dtype)
+        return empty.at[owner, number].add(x, mode="drop")
+
+    weight = by_pair(entries.weight)
+    deviation = by_pair(entries.weight[..., None] * entries.below)
+    along = (loss.r[:, None] * deviation).sum(axis=-1)
+    size = (jnp.abs(loss.r)[:, None] * jnp.abs(deviation)).sum(axis=-1)
+    steered = loss.times(deviation)
+    cross = along.T @ weight
+    direct = (jnp.einsum("nmc,nkc->mk", steered, deviation) + cross + cross.T) / n
+    gross = (jnp.einsum("nmc,nmc->m", steered, deviation) + 2 * (size * weight).sum(axis=0)) / n
+    turning = _turning(corpus, entries, number, tokens, tied.lift, loss, (weight, along, steered)) / n
+    answer = turning @ jnp.linalg.solve(tied.hessian, turning.T)
+    whole = direct - (answer + answer.T) / 2
+    scale = jnp.sqrt(gross + jnp.abs(jnp.diag(answer)))
+    whole = jnp.where(jnp.abs(whole) <= _CANCELS_TWICE * scale[:, None] * scale, 0, whole)
+    unknown = (gross > 0) & (jnp.abs(jnp.diag(direct)) <= _CANCELS_TWICE * gross)
+    log_size = jnp.where(whole == 0, -jnp.inf, jnp.log(jnp.abs(jnp.where(whole == 0, 1, whole))))
+    return Pairs(*tokens, log_size, jnp.sign(whole)), unknown.any()
+
+
+def _turning(
+    corpus: Corpus,
+    entries: _Entries,
+    number: Array,
+    tokens: tuple[Array, Array],
+    lift: Array,
+    loss: _Loss,
+    of_pairs: tuple[Array, Array, Array],
+) -> Float[Array, "m k"]:
+    """Compute n ∂g/∂y of all pairs, from U, r·V and S V of every sequence and pair."""
+    weight, along, steered = of_pairs
+    top, low = tokens
+    moved = entries.attention[..., None] * entries.below  # ∂f_X/∂a of every entry
+    r = corpus.bags.spread(loss.r)
+    by_token = weight.T @ dense(corpus, (r * moved).sum(axis=-1))
+    by_token += along.T @ dense(corpus, entries.attention)
+    for column in range(moved.shape[-1]):
+        by_token += steered[..., column].T @ dense(corpus, moved[..., column])
+    own = entries.weight * (r * entries.below).sum(axis=-1)
+    by_token -= jnp.zeros_like(by_token).at[number, entries.low].add(own, mode="drop")
+    # Scores are relative to those of the leaders of both classes.
+    total = along.sum(axis=0)
+    return by_token @ lift + total[:, None] * (lift[low] - lift[top])
+
+
+def _loss(corpus: Corpus, f: Array) -> _Loss:
+    labels: Any = corpus.targets
+    if corpus.num_classes == 2:
+        agreement = labels * f[:, 0]
+        r = labels * jax.nn.sigmoid(-agreement)
+        return _Loss(r[:, None], None, jax.nn.sigmoid(agreement) * jax.nn.sigmoid(-agreement))
+    direction, log_size, log_pi = residual(f, labels)
+    return _Loss(direction * jnp.exp(log_size)[:, None], jnp.exp(log_pi), None)

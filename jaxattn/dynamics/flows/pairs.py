@@ -1,0 +1,115 @@
+"""The force of pairs of tokens whose pulls cancel to first order.
+
+Where a token `low` is below the top class `top` of its sequences, the loss is a power series in
+x = e^(a_low - a_top). If the first-order terms of several pairs i cancel, the second-order terms remain:
+
+    L₂ = ½ Σ_ij M_ij x_i x_j,    -∂L₂/∂a_low(i) = ∂L₂/∂a_top(i) = -Σ_j M_ij x_i x_j.
+
+Such a force decays like e^(-2 gap) where others decay like e^(-gap). `cancelled` computes M.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+from jaxtyping import Float, Int
+
+from jaxattn.core.pytrees import Leaf
+from jaxattn.dynamics.flows.conditions import when
+from jaxattn.dynamics.flows.direction import Force
+
+# Number of pairs that are followed.
+MOST_PAIRS = 32
+
+
+@struct.dataclass
+class PairForce:
+    """The force of pairs at a point, in the unit of a `Force`.
+
+    Attributes:
+        top: (m,) int32; the top token of each pair.
+        low: (m,) int32; the token below it.
+        terms: (m, m); M_ij x_i x_j in the unit of the force.
+    """
+
+    top: Leaf
+    low: Leaf
+    terms: Leaf
+
+    def on_tokens(self, vocab: int) -> Float[Array, " V"]:
+        """Compute the force on the scores, (V,)."""
+        return self._spread(-self.terms.sum(axis=1), vocab)
+
+    def add_curvature(self, curvature: Float[Array, "k k"], place: Int[Array, " V"]) -> Float[Array, "k k"]:
+        """Add the derivative of the force on the tokens with a place below k to a matrix over these."""
+
+        def add(curvature: Array, pairs: PairForce, place: Array) -> Array:
+            numbers = jnp.arange(len(curvature))
+            apart = 1.0 * (place[pairs.low][:, None] == numbers) - (place[pairs.top][:, None] == numbers)
+            return curvature + apart.T @ pairs._derivative @ apart
+
+        return when((self.terms != 0).any(), add, curvature, self, place)
+
+    def product(self, x: Float[Array, " V"]) -> Float[Array, " V"]:
+        """Multiply the derivative of the force on the scores with a vector."""
+        return self._spread(self._derivative @ (x[self.low] - x[self.top]), len(x))
+
+    def bound(self, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
+        """Bound Σ_t |D_st| ‖E_t‖ for the derivative D of the force, (V,), given ‖E_t‖."""
+        rows = jnp.abs(self._derivative) @ (lengths[self.low] + lengths[self.top])
+        return jnp.zeros_like(lengths).at[self.low].add(rows).at[self.top].add(rows)
+
+    @property
+    def _derivative(self) -> Float[Array, "m m"]:
+        """∂F_i/∂log x_j."""
+        return -self.terms - jnp.diag(self.terms.sum(axis=1))
+
+    def _spread(self, force: Array, vocab: int) -> Array:
+        return jnp.zeros(vocab, force.dtype).at[self.low].add(force).at[self.top].add(-force)
+
+
+@struct.dataclass
+class Pairs:
+    """Second-order terms ½ Σ_ij M_ij x_i x_j of the loss, x_i = e^(a_low - a_top).
+
+    Attributes:
+        top: (m,) int32.
+        low: (m,) int32.
+        log_size: (m, m); log |M_ij|, -inf where M_ij is zero.
+        sign: (m, m); the sign of M_ij.
+    """
+
+    top: Leaf
+    low: Leaf
+    log_size: Leaf
+    sign: Leaf
+
+    def add_to(self, force: Force, scores: Float[Array, " V"]) -> Force:
+        """Add the force of the pairs at the scores a, (V,)."""
+        none = PairForce(self.top, self.low, jnp.zeros_like(self.log_size))
+        whole = force.replace(pairs=none)  # type: ignore[attr-defined]
+        return when(jnp.isfinite(self.log_size).any(), _add, whole, self, scores)
+
+
+def no_pairs(dtype: Any) -> Pairs:
+    """Return no terms at all."""
+    token, shape = jnp.zeros(MOST_PAIRS, jnp.int32), (MOST_PAIRS, MOST_PAIRS)
+    return Pairs(token, token, jnp.full(shape, -jnp.inf, dtype), jnp.zeros(shape, dtype))
+
+
+def _add(force: Force, pairs: Pairs, scores: Array) -> Force:
+    apart = scores[pairs.low] - scores[pairs.top]
+    log_size = pairs.log_size + apart[:, None] + apart
+    unit = jnp.maximum(force.log_scale, log_size.max())
+    scale = jnp.exp(force.log_scale - unit)
+    terms = pairs.sign * jnp.exp(log_size - unit)
+    modes = None if force.modes is None else force.modes * jnp.sqrt(scale)
+    return force.replace(  # type: ignore[attr-defined]
+        force=scale * force.force,
+        log_scale=unit,
+        gross=scale * force.gross + 2 * jnp.abs(terms).sum(),
+        pull=scale * force.pull,
+        modes=modes,
+        pairs=force.pairs.replace(terms=terms),
+    )
