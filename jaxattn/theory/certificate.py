@@ -9,9 +9,12 @@ from flax import struct
 
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import Constraints
+from jaxattn.theory.infeasible import proves_infeasible
 
-# No direction separates if none has a cosine above this with every difference: so far sums of float64 tell.
+# Largest relative size of a sum of differences that may be zero but for rounding.
 INFEASIBLE = 1e-14
+# Keys whose largest entry is outside of this range have squares or multipliers that are no float64.
+SMALLEST, LARGEST = 1e-140, 1e140
 # Tokens whose embeddings differ by less than this share of the longest one are the same to a solver.
 COINCIDE = 1e-13
 # Rounding of float64, and the pairs looked at together in extended precision.
@@ -43,7 +46,8 @@ _REASONS = {
     Status.INFEASIBLE: "no direction separates the selection: the multipliers sum its differences to zero",
     Status.CIRCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a circle",
     Status.UNDECIDED: "undecided: the solver found neither a separating direction nor a proof of none",
-    Status.INVALID: "not tried: E holds NaN or inf, or a sequence has no selected token",
+    Status.INVALID: "not tried: keys hold NaN or inf, or are beyond 1e140 or all below 1e-140 (rescale "
+    "them), or a sequence has no selected token",
 }
 
 
@@ -59,9 +63,10 @@ class MaxMargin(Brief):
     Of `lq_max_margin` the lengths of p are in ℓ_q and those of the sums in its dual norm; the margins are
     bounded by them as here, the distance to p_mm is not.
 
-    If it is infeasible, Σ λ (E_s - E_s') + Σ μ (E_s - E_s'') ≈ 0 with Σ λ = 1: no direction can have a
-    positive product with every difference. `dual_residual`, at most 1e-14, says how closely, and does not
-    depend on their lengths. A problem may be neither `feasible` nor `infeasible`: undecided, or not tried.
+    If it is infeasible, Σ λ (E_s - E_s') + Σ μ (E_s - E_s'') = 0 for multipliers near the given ones, with
+    Σ λ = 1: no direction has a positive product with every difference. `dual_residual`, at most 1e-14, is the
+    size of the sum in floating point, relative to the lengths of the differences. A problem may be neither
+    `feasible` nor `infeasible`: undecided, or not tried.
 
     Attributes:
         p: (d,); the shortest vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
@@ -206,8 +211,8 @@ def certify(
         # The sum over pairs of one embedding twice is zero without rounding.
         same = not differences[both != 0].any()
         residual = length / share if share > 0 else 0.0 if same else np.inf
-        # Multipliers whose sum is nearly 0 prove that there is no solution.
-        status = Status.INFEASIBLE if residual <= INFEASIBLE else Status.UNDECIDED
+        proven = residual <= INFEASIBLE and proves_infeasible(E, pairs, ties, weight, tie_weight)
+        status = Status.INFEASIBLE if proven else Status.UNDECIDED
         found |= {"multipliers": weight, "tie_multipliers": tie_weight, "dual_residual": residual}
         return replace(unsolved(status, E.shape[1]), **found)
     if tolerance < 1 - 1 / (norm(p, q) * length) ** 2 < _ROUNDING:

@@ -1,6 +1,6 @@
 """The certificate of where gradient flow on p goes, with tokens that tie."""
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from flax import struct
@@ -13,27 +13,8 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status
 from jaxattn.theory.constraints import constraints, entries_of
 from jaxattn.theory.max_margin import shortest
-from jaxattn.theory.selection import Selection, require_finite
-
-
-class Residual(NamedTuple):
-    """First and second derivatives of the loss ℓ(f) of n sequences with C columns of outputs.
-
-        -∂ℓ/∂f = e^log_size · direction,    ∂²ℓ/∂f² = Σ_j e^log_weight_j modes_j modes_jᵀ.
-
-    C is 1 for two classes, logistic loss, and K for K > 2, cross-entropy.
-
-    Attributes:
-        direction: (n, C); sizes of order one.
-        log_size: (n,).
-        modes: (n, M, C).
-        log_weight: (n, M).
-    """
-
-    direction: np.ndarray
-    log_size: np.ndarray
-    modes: np.ndarray
-    log_weight: np.ndarray
+from jaxattn.theory.orders import Entries, Orders, Residual, TiedPart, orders
+from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
 
 
 def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
@@ -68,20 +49,26 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
     return Residual(own - others, log_size, modes, log_pi)
 
 
-# Of pulls that cancel, relative to their sizes, and of the squares of lengths: what is smaller is rounding.
-_CANCELS, _DEPENDENT = 1e-7, 1e-12
+# Of the squares of lengths: what is smaller is rounding.
+_DEPENDENT = 1e-12
 # Scores at ‖p‖ = 1e6 are right to 1e-10, and so are forces, relative to their sizes.
 _ZERO = 1e-8
 # What a duality gap of 1e-10 leaves of a force that is zero.
 _NO_FORCE = 1e-5
+# Largest 1 - cos of p and the limit at which p counts as on course.
+_ON_COURSE = 1e-3
 
 
 @struct.dataclass(repr=False)
 class Limit(Brief):
     """Where p goes, and what proves that gradient flow stays on course to it. NumPy numbers, float64.
 
+    The rate of a pair is p_*·(E_s - E_s') for s on top of a sequence and s' below it: the force between them
+    decays like e^(-order · rate · ‖p‖/‖p_*‖).
+
     Attributes:
         direction: the max-margin problem of the limit; "nothing" if nothing moves p, which then is finite.
+        away: (); 1 - cos of p and p_*; 0 if nothing moves p.
         gradient: (); size of the gradient of the tied part of the loss on 𝒯, the span of the differences of
             tied tokens, relative to the forces that cancel in it. 0 without ties.
         curvature: (); smallest eigenvalue of its Hessian on 𝒯, relative to the largest; inf without ties.
@@ -89,34 +76,52 @@ class Limit(Brief):
         loose: (); length of the part of the tie multipliers' force that lies along loose directions, relative
             to that of p_*. Nothing holds tied tokens in these, so that p_* has to leave them where they are
             without a force.
-        drawn: (); smallest p·(E_s - E_s') of the pairs that their sequences draw together; inf without any.
-        idle: (); the same among the pairs on which pulls cancel.
+        drawn: (); smallest rate of the pairs that their sequences draw together to first order, times the
+            order for pairs of second order; inf without any.
+        level: (); largest part of such a pair at rate 1 that the active pairs do not hold, relative to its
+            length; 0 without any.
+        idle: (); smallest rate of the pairs on which pulls cancel; inf without any.
+        unknown: (); the same for those whose pulls cancel to second order too, while tied tokens do not
+            answer them.
     """
 
     direction: MaxMargin
+    away: Leaf
     gradient: Leaf
     curvature: Leaf
     loose: Leaf
     drawn: Leaf
+    level: Leaf
     idle: Leaf
+    unknown: Leaf
 
     @property
     def holds(self) -> bool:
-        """Whether all of it is as it has to be."""
+        """True if every condition of the certificate holds."""
+        return self.reason == ""
+
+    @property
+    def reason(self) -> str:
+        """The first condition that fails, with its number; "" if the certificate holds."""
+        return next((said for holds, said in self._conditions() if not holds), "")
+
+    def brief(self) -> str:
+        """Return whether the certificate holds, or why not."""
+        return self.reason or f"certified, 1 - cos {float(self.away):.3g}, {self.direction.brief()}"
+
+    def _conditions(self) -> list[tuple[Any, str]]:
         solved = int(self.direction.status) in (Status.SOLVED, Status.NOTHING)
-        balanced = self.gradient <= _ZERO and self.curvature > _ZERO
-        apart = self.drawn >= 1 - _ZERO and self.idle > _ZERO
-        return bool(solved and balanced and self.loose <= _NO_FORCE and apart)
-
-
-class _Entries(NamedTuple):
-    """The tokens of all sequences, one after the other, and what tied ones amount to, (N,) and (N, C)."""
-
-    sequence: np.ndarray
-    token: np.ndarray
-    chosen: np.ndarray
-    weight: np.ndarray
-    mean: np.ndarray
+        return [
+            (solved, f"the max-margin problem of the limit: {self.direction.reason}"),
+            (self.gradient <= _ZERO, f"tied tokens are off balance, gradient {self.gradient:.3g}"),
+            (self.curvature > _ZERO, f"tied tokens are at no minimum, curvature {self.curvature:.3g}"),
+            (self.loose <= _NO_FORCE, f"p_* pulls at tied tokens that nothing holds, loose {self.loose:.3g}"),
+            (self.idle > _ZERO, f"two tokens whose pulls cancel come together, idle {self.idle:.3g}"),
+            (self.unknown >= 1 / 3 - _ZERO, f"a force of unknown order counts, unknown {self.unknown:.3g}"),
+            (self.drawn >= 1 - _ZERO, f"two tokens are drawn together, drawn {self.drawn:.3g}"),
+            (self.level <= _NO_FORCE, f"two tokens drawn at rate 1 are not held, level {self.level:.3g}"),
+            (self.away <= _ON_COURSE, f"p is not on course to p_*, 1 - cos {self.away:.3g}"),
+        ]
 
 
 def certify_limit(
@@ -131,14 +136,18 @@ def certify_limit(
         p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens that tie,
                                  p·(Φ_s - Φ_s') ≥ 1  for s on top of X, s' of X pushed away.
 
-    All sequences with one class of tied tokens on top pull at another class together: they may push it away,
-    draw it near, or cancel. A class that they draw near stays away if p_* moves it away at the same rate or
-    faster; where pulls cancel any rate is enough. The program is solved with ≥ 0 for these pairs; where it
-    holds with so much to spare they have no multipliers, and p_* is that of the pushed pairs alone. The
-    differences of tied tokens settle where the tied part of the loss, that of the tokens on top alone, is
-    least, and the flow returns there if that is a strict minimum on 𝒯, but for loose directions, along which
-    the forces have no derivative. All of this is local, as the loss is not convex: that a path comes to
-    p_*/‖p_*‖ is seen by the cosine of p.
+    All sequences with one class of tied tokens on top pull at a token below it together. They push it away,
+    draw it near, or cancel.
+
+    - Pushed: a rate of 1 is required.
+    - Drawn: the token stays away if p_* moves it away at a rate of 1 or more by itself.
+    - Cancelled to first order: the force decays like e^(-2 gap), so that a rate of 1/2 is required where it
+      pushes. Where tied tokens answer it there is no force, and any rate above 0 is enough.
+
+    The program is solved with ≥ 0 for pairs of which nothing is required. The differences of tied tokens
+    settle where the tied part of the loss, that of the tokens on top alone, is least. The flow returns there
+    if that is a strict minimum on 𝒯, but for loose directions, along which the forces have no derivative.
+    All of this is local, as the loss is not convex, and p has to be on course to p_*.
 
     Args:
         scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or
@@ -164,47 +173,86 @@ def certify_limit(
     if E.shape != (corpus.vocab_size, len(p)):
         raise InputError(f"shapes do not fit: keys {E.shape}, p {p.shape}; give (m, D) and (D,)")
     values = values.reshape(len(E), -1)
-    leader = constraints(corpus, selection).leader
-    entries = _entries(corpus, selection, leader, E @ p, values)
-    n, labels = corpus.num_examples, np.asarray(corpus.targets)
-    top = np.where(entries.chosen, entries.weight, 0)
-    total = np.bincount(entries.sequence, top, n)
-    f = _summed(entries.sequence, top[:, None] * entries.mean, n) / total[:, None]
+    found = constraints(corpus, selection)
+    entries = _entries(corpus, selection, E @ p, values)
     # Weights like e^(-y f) of sequences that are right by far are below what float64 holds.
-    loss = residual(f, labels, corpus.num_classes)
-    q = top / total[entries.sequence]
-    deviation = q[:, None] * (values[entries.token] - f[entries.sequence])
-    gradient, curvature, slack = _balance(E, leader, entries, deviation, q, loss)
-    first = np.zeros(n, int)
-    first[entries.sequence[entries.chosen]] = leader[entries.token[entries.chosen]]
-    net, gross = _pulls(leader, first, entries, loss, loss.log_size - np.log(total), f)
+    loss = residual(entries.f, np.asarray(corpus.targets), corpus.num_classes)
+    gradient, curvature, slack, tied = _balance(E, found.leader, entries, loss)
+    order = orders(E, entries, loss, tied)
+    rate = _required(order)
     # A token that ties with those on top, but is not selected, makes the problem infeasible.
-    pushed = (net > _CANCELS * gross) | (leader[entries.token] == first[entries.sequence])
+    rate[~entries.chosen & (found.leader[entries.token] == found.leader[entries.top])] = 1
     required = np.zeros(np.shape(selection.mask))
-    required[np.asarray(corpus.bags.count) > 0] = pushed
+    required[np.asarray(corpus.bags.count) > 0] = rate
     direction = shortest(E, constraints(corpus, selection, required), tolerance=tolerance)
+    drawn, level = _drawn(E, entries, order, direction, tied.normals)
     apart = E @ direction.p
-    apart = apart[first[entries.sequence]] - apart[entries.token]
-    drawn = ~entries.chosen & (net < -_CANCELS * gross)
+    apart = apart[entries.top] - apart[entries.token]
+    cancels = order.group >= 0
+    unknown = np.append(order.unknown, False)[order.group]
     return Limit(
         direction=direction,
+        away=one_minus_cosine(p, direction.p) if np.any(direction.p) else 0.0,
         gradient=gradient,
         curvature=curvature,
         loose=_along(E, direction, slack),
-        drawn=apart[drawn].min(initial=np.inf),
-        idle=apart[~entries.chosen & ~pushed & ~drawn].min(initial=np.inf),
+        drawn=drawn,
+        level=level,
+        idle=apart[cancels].min(initial=np.inf),
+        unknown=apart[cancels & unknown].min(initial=np.inf),
     )
 
 
-def _entries(
-    corpus: Corpus, selection: Selection, leader: np.ndarray, scores: np.ndarray, values: np.ndarray
-) -> _Entries:
+def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: np.ndarray) -> Entries:
     present, sequence, token = entries_of(corpus)
-    weight = np.asarray(corpus.bags.count)[present] * np.exp(scores - scores[leader])[token]
-    _, group = np.unique(sequence * np.int64(len(leader)) + leader[token], return_inverse=True)
-    moment = _summed(group, weight[:, None] * values[token], int(group.max()) + 1)
-    mean = (moment / np.bincount(group, weight)[:, None])[group]
-    return _Entries(sequence, token, np.asarray(selection.mask)[present], weight, mean)
+    chosen, n = np.asarray(selection.mask)[present], corpus.num_examples
+    first = np.full(n, len(scores))
+    np.minimum.at(first, sequence[chosen], token[chosen])
+    top = first[sequence]
+    times = np.asarray(corpus.bags.count)[present].astype(float)
+    log_weight = np.log(times) + scores[token] - scores[top]
+    # Outputs that differ by the same in all classes are the same.
+    value = values[token] if values.shape[1] == 1 else (values - values[:, -1:])[token]
+    weight = np.exp(np.where(chosen, log_weight, -np.inf))
+    total = np.bincount(sequence, weight, n)
+    f = _summed(sequence, weight[:, None] * value, n) / total[:, None]
+    return Entries(sequence, token, top, chosen, log_weight, value, f, np.log(total))
+
+
+def _required(order: Orders) -> np.ndarray:
+    """Return the rate that every pushed pair is required to have, (N,), 0 for others."""
+    squares = np.append(np.diag(order.second) > 0, False)[order.group]
+    return np.where(order.first > 0, 1.0, np.where(squares, 0.5, 0.0))
+
+
+def _drawn(
+    E: np.ndarray, entries: Entries, order: Orders, direction: MaxMargin, normals: np.ndarray
+) -> tuple[float, float]:
+    """Find the smallest rate of what draws tokens to the top, and what active pairs leave of those at 1."""
+    if not direction.feasible:
+        return np.inf, 0.0
+    number = np.unique(order.group[order.group >= 0], return_index=True)[1]
+    place = np.flatnonzero(order.group >= 0)[number]
+    pairs = E[entries.top[place]] - E[entries.token[place]]
+    i, j = np.nonzero(np.triu(order.second))
+    # Terms whose squares both push are met by these; others have no constraint of their own.
+    square = np.diag(order.second)
+    own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
+    first = order.first < 0
+    theta = np.concatenate(
+        [E[entries.top[first]] - E[entries.token[first]], pairs[i[own]] + pairs[j[own]]], axis=0
+    )
+    rates = theta @ direction.p
+    near = theta[rates <= 1 + _ZERO]
+    if len(near) == 0:
+        return rates.min(initial=np.inf), 0.0
+    active = direction.multipliers > _NO_FORCE * direction.multipliers.max(initial=0)
+    better, worse = direction.pairs[active].T
+    held = np.concatenate([E[better] - E[worse], normals], axis=0)
+    _, size, vt = np.linalg.svd(held, full_matrices=False)
+    basis = vt[size > _NO_FORCE * size.max(initial=0)]
+    left = near - near @ basis.T @ basis
+    return rates.min(), float((np.linalg.norm(left, axis=1) / np.linalg.norm(near, axis=1)).max())
 
 
 def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
@@ -213,21 +261,20 @@ def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
 
 
 def _balance(
-    E: np.ndarray,
-    leader: np.ndarray,
-    entries: _Entries,
-    deviation: np.ndarray,
-    q: np.ndarray,
-    loss: Residual,
-) -> tuple[float, float, np.ndarray]:
-    """Compute the gradient of the tied part of the loss on 𝒯, its curvature, and loose directions (k, d)."""
+    E: np.ndarray, leader: np.ndarray, entries: Entries, loss: Residual
+) -> tuple[float, float, np.ndarray, TiedPart]:
+    """Compute the gradient of the tied loss on 𝒯, its curvature, loose directions, and its Hessian."""
+    nothing = np.zeros((0, E.shape[1]))
+    alone = 0.0, np.inf, nothing, TiedPart(nothing, 0.0, np.zeros((0, 0)))
     tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
     if len(tied) == 0:
-        return 0.0, np.inf, np.zeros((0, E.shape[1]))
+        return alone
+    q = entries.attention
+    deviation = q[:, None] * (entries.value - entries.f[entries.sequence])
     _, size, vt = np.linalg.svd(E[tied] - E[leader[tied]], full_matrices=False)
     normals = vt[size**2 > _DEPENDENT * size[0] ** 2]
     if len(normals) == 0:  # they have one embedding
-        return 0.0, np.inf, normals
+        return alone
     lift = E[tied] @ normals.T
     place = np.full(len(E), -1)
     place[tied] = np.arange(len(tied))
@@ -255,7 +302,8 @@ def _balance(
     longest = np.sqrt(np.square(E).sum(axis=1).max())
     gradient = float(np.linalg.norm(force @ lift) / (gross.sum() * longest))
     curvature = float(size[~loose].min(initial=np.inf) / abs(size[-1]))
-    return gradient, curvature, (vectors.T @ normals)[loose]
+    part = TiedPart((vectors.T @ normals)[~loose], float(log_share.max()), np.diag(size[~loose]))
+    return gradient, curvature, (vectors.T @ normals)[loose], part
 
 
 def _along(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:
@@ -265,25 +313,3 @@ def _along(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:
         return 0.0
     force = direction.tie_multipliers @ (E[ties[:, 0]] - E[ties[:, 1]])
     return float(np.linalg.norm(slack @ force) / np.linalg.norm(direction.p))
-
-
-def _pulls(
-    leader: np.ndarray,
-    first: np.ndarray,
-    entries: _Entries,
-    loss: Residual,
-    log_weight: np.ndarray,
-    f: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sum what pushes the class of every entry off the top class of its sequence, over all that have both.
-
-    Each sum is in a unit of its own, e^(the largest `log_weight` of its sequences).
-    """
-    key = first[entries.sequence] * np.int64(len(leader)) + leader[entries.token]
-    _, group = np.unique(key, return_inverse=True)
-    log_own, largest = log_weight[entries.sequence], np.full(group.max() + 1, -np.inf)
-    np.maximum.at(largest, group, log_own)
-    weight = np.exp(log_own - largest[group]) * entries.weight
-    parts = weight[:, None] * loss.direction[entries.sequence] * (f[entries.sequence] - entries.mean)
-    net, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
-    return np.bincount(group, net)[group], np.bincount(group, gross)[group]

@@ -117,7 +117,10 @@ def _linear_program(E: np.ndarray, found: Constraints, q: float, *, tolerance: f
 
     better, worse, ties, *_ = found
     signs = np.array([1.0] if q == math.inf else [1.0, -1.0])
-    rows, equal = np.kron(signs, E[worse] - E[better]), np.kron(signs, E[ties[:, 0]] - E[ties[:, 1]])
+    # The tolerances of the solver are absolute.
+    rows, equal = E[worse] - E[better], E[ties[:, 0]] - E[ties[:, 1]]
+    unit = max(np.abs(rows).max(), np.finfo(float).tiny)
+    rows, equal = np.kron(signs, rows / unit), np.kron(signs, equal / unit)
     inside = np.ones((int(q == 1), rows.shape[1]))
     matrix = np.block([[rows, np.ones((len(rows), 1))], [inside, np.zeros((len(inside), 1))]])
     solved = linprog(

@@ -14,7 +14,16 @@ from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_on_cores
 from jaxattn.theory.active_set import active_set
-from jaxattn.theory.certificate import MaxMargin, Solution, Status, certify, lengths, unsolved
+from jaxattn.theory.certificate import (
+    LARGEST,
+    SMALLEST,
+    MaxMargin,
+    Solution,
+    Status,
+    certify,
+    lengths,
+    unsolved,
+)
 from jaxattn.theory.constraints import Constraints, circle, coinciding, constraints
 from jaxattn.theory.interior_point import interior_point, isometric
 from jaxattn.theory.least_distance import least_distance, with_care
@@ -167,6 +176,9 @@ def _prepare(scores: Scores, selection: Selection, rows: np.ndarray | None = Non
 def _pose(E: np.ndarray, found: Constraints, rows: np.ndarray | None = None) -> _Problem | MaxMargin:
     """Set up a problem, or answer it at once if the embeddings do not matter."""
     better, worse, ties, _, required = found
+    largest = np.abs(E).max(initial=0)
+    if largest > LARGEST or 0 < largest < SMALLEST:
+        return unsolved(Status.INVALID, E.shape[1], ties=ties)
     if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties)
     same = coinciding(E, found)

@@ -164,7 +164,13 @@ def test_sequences_that_are_right_by_far_push_as_others_do(value):
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, 1], vocab_size=4)
     E = np.array([[1.0, 0, 0.4], [0, 0, 0], [0, 1, 0.2], [0, 0.1, -0.3]])
     v = np.linalg.lstsq(E, np.array([value, 0.0, 1.0, 0.5]))[0]
-    params = ja.models.one_layer.Params(E=E, p=np.array([30.0, 30, 10]), v=v)
+    p = (
+        50
+        * ja.theory.max_margin(
+            ja.theory.Scores(E, corpus), ja.theory.selection_of(np.array([True, False, True, False]), corpus)
+        ).p
+    )
+    params = ja.models.one_layer.Params(E=E, p=p, v=v)
     chosen = ja.theory.selection(params.p, ja.theory.Scores(E, corpus))
     certificate = certify_limit(one_layer(params, corpus), params.p, chosen)
     assert certificate.holds
@@ -179,7 +185,7 @@ def test_the_balance_of_sequences_that_are_right_by_far_is_seen():
     sequences, labels = [[0, 1, 2], [0, 1], [3, 4], [3, 4]], [1, -1, 1, 1]
     corpus = ja.data.from_sequences(sequences, labels, vocab_size=5)
     params = ja.models.one_layer.Params(
-        E=np.eye(5), p=np.array([20.0, 20, -40, 20, -20]), v=np.array([1.0, -1, -3, 900, 899])
+        E=np.eye(5), p=np.array([20.0, 20, -40, 30, -30]), v=np.array([1.0, -1, -3, 900, 899])
     )
     chosen = Selection(
         np.isin(np.asarray(corpus.bags.index), [0, 1, 3]) & (np.asarray(corpus.bags.count) > 0)
@@ -205,6 +211,56 @@ def test_a_finite_end_on_a_curve_of_balances_leaves_no_force():
     certificate = certify_limit(one_layer(params, corpus), params.p, every)
     assert certificate.loose == 0.0
     assert certificate.holds
+
+
+def vectors(keys, values, sequences, labels, p, until_norm=1e6):
+    """The scores of sequences of rows of `keys`, and the path of the flow from p."""
+    X, values = np.array(keys, float)[sequences], np.array(values, float)[sequences]
+    scores = ja.theory.scores.of_vectors(X, np.array(labels), values=values)
+    return scores, ja.dynamics.exact_flow(scores, np.array(p, float), until_norm=until_norm)
+
+
+# Two equal sequences with contradicting labels and an output of 0 leave 1 a force of second order.
+KEYS, VALUES = [[0.4, 1], [0, 0], [1, 0], [0, 0.5]], [0, 0.6, 1, 0.0]
+IDLE = KEYS, VALUES, [[0, 1], [0, 1], [2, 1]], [1, -1, 1], [0.7, 0.1]
+
+
+def test_a_pair_of_second_order_is_required_to_have_a_rate_of_one_half():
+    """p·(.4, 1) ≥ 1/2 and p·(1, 0) ≥ 1: the shortest is (1, .1)."""
+    scores, path = vectors(*IDLE)
+    limit = certify_limit(scores, path.p[-1], path.selection)
+    assert limit.holds, limit.reason
+    np.testing.assert_allclose(limit.direction.p, [1, 0.1], atol=1e-9)
+    assert limit.away < 1e-9
+
+
+def test_a_point_that_the_flow_leaves_has_no_certificate():
+    scores, _ = vectors(*IDLE)
+    for far in ([1e6, 0.0], [1e6, -2e5], [1e6, 4e5]):
+        p = np.array(far)
+        limit = certify_limit(scores, p, ja.theory.selection(p, scores))
+        assert not limit.holds
+        assert "not on course" in limit.reason
+
+
+def test_equal_tokens_on_top_are_one():
+    """k, k, z and k, z, z with k = (2, 1) and z = (0, 1): all that counts is the first coordinate."""
+    keys, values = [[2.0, 1], [0, 1]], [1.0, -1]
+    scores, path = vectors(keys, values, [[0, 0, 1], [0, 1, 1]], [1, 1], [0.1, 0.3])
+    assert np.asarray(path.selection.mask).sum(axis=1).tolist() == [2, 1]
+    limit = certify_limit(scores, path.p[-1], path.selection)
+    assert limit.holds, limit.reason
+    np.testing.assert_allclose(limit.direction.p, [0.5, 0], atol=1e-12)
+
+
+def test_a_force_of_unknown_order_is_named():
+    """2 once under either label with counts 1, 1 and 2: Σ r V = 0, and at δ = 4/3 Σ r V U + V S V = 0 too."""
+    corpus = ja.data.from_sequences([[0, 1], [0, 1], [0, 1, 1], [2, 3]], [1, 1, -1, 1], vocab_size=4)
+    keys, values = np.array([[0.2, 1], [0, 0], [1, 0], [0, 0]]), np.array([0, 4 / 3, 1, 0])
+    scores, p = ja.theory.Scores(keys, corpus, values), np.array([1e3, 0.0])
+    limit = certify_limit(scores, p, ja.theory.selection(p, scores))
+    assert not limit.holds
+    assert "unknown order" in limit.reason
 
 
 def test_bad_input():

@@ -201,16 +201,16 @@ def test_a_pair_that_others_imply_has_no_multiplier(solver):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_token_between_two_others_cannot_be_above_both(solver):
-    """E_2 = (E_0 + 2 E_1) / 3: with weights 1/3 and 2/3 the differences sum to zero."""
+    """E_2 = (E_0 + 3 E_1) / 4: with weights 1/4 and 3/4 the differences sum to zero."""
     corpus = ja.data.from_sequences([[0, 2], [1, 2]], [1, -1], vocab_size=3)
-    E = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [1 / 3, -2 / 3, 4 / 3]])
+    E = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [1 / 4, -3 / 4, 5 / 4]])
     answer = max_margin(
         Scores(E, corpus), selection_of(np.array([False, False, True]), corpus), solver=solver
     )
     assert answer.status == Status.INFEASIBLE
     assert "no direction separates" in answer.reason
     assert answer.pairs.tolist() == [[2, 0], [2, 1]]
-    np.testing.assert_allclose(answer.multipliers, [1 / 3, 2 / 3], rtol=1e-12)
+    np.testing.assert_allclose(answer.multipliers, [1 / 4, 3 / 4], rtol=1e-12)
     assert answer.dual_residual < 1e-14
     assert np.isnan(answer.p).all()
 

@@ -37,7 +37,7 @@ from jaxattn.dynamics.flows.balance import back_on_curve, find_ties, no_balance
 from jaxattn.dynamics.flows.conditions import when
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.seeds import Inputs, doubled, of_seeds, over_seeds, refuse_derivative
-from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, top_class
+from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates
 from jaxattn.theory.selection import Selection
 
 # Most times that ties are found or dissolved.
@@ -266,7 +266,7 @@ def _follow(
         status=path.status,
         accepted=path.integration.accepted,
         rejected=path.integration.rejected,
-        selection=Selection(top_class(E, path.start, corpus, path.ties.leader)),
+        selection=Selection(selected(E, path.start, corpus, path.ties.leader)),
     )
 
 

@@ -31,6 +31,8 @@ from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 
 # Tokens that may tie with others where there are many: all arrays have static shapes.
 MOST_TIED = 256
+# Rounding errors of a score that two level tokens may differ by.
+_LEVEL = 16
 
 
 @struct.dataclass
@@ -127,6 +129,15 @@ def top_class(
     below = below_top(corpus, E @ p)
     first = -bags.max(jnp.where(below == 0, -1.0 * take(leader, index), -jnp.inf))
     return (bags.count > 0) & (take(leader, index) == bags.spread(first))
+
+
+def selected(
+    E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
+) -> Bool[Array, "R W"]:
+    """Pick what `top_class` picks, and tokens level with it up to rounding, as those with equal keys are."""
+    longest = jnp.sqrt(jnp.square(E).sum(axis=1).max())
+    rounding = _LEVEL * jnp.finfo(E.dtype).eps * (1 + longest * jnp.linalg.norm(p))
+    return top_class(E, p, corpus, leader) | (below_top(corpus, E @ p) <= rounding)
 
 
 def with_counts(corpus: Corpus, counts: Num[Array, "R W"]) -> Corpus:

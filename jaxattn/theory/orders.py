@@ -1,0 +1,253 @@
+"""The order of the force between every token and the top of its sequence, with tied tokens in balance.
+
+With x = e^(a_s - a_top) for a token s below the tokens on top of sequence X, the loss is a power series in x,
+as derived in docs/explanation/exact_flow_ties.md:
+
+    L = L₀ + Σ_i g_i x_i + ½ Σ_ij M_ij x_i x_j + ...,    M = H - G K⁻¹ Gᵀ,
+
+    g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)],    G = ∂g/∂y.
+
+U is the weight of s relative to the tokens on top, V = U (γ_s - f), r = -∂ℓ/∂f, S = ∂²ℓ/∂f², and K the
+Hessian of the tied part of the loss by coordinates y of 𝒯. Entries with one difference of keys up to 𝒯 have
+one x.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# What is left of pulls that cancel, relative to their sizes: of first order, and of second order.
+_CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
+# Difference of a value and an output, relative to their sizes, that is rounding.
+_EQUAL = 1e-8
+# Difference of two θ that is rounding, relative to the longest.
+_SAME = 1e-11
+
+
+class Residual(NamedTuple):
+    """First and second derivatives of the loss ℓ(f) of n sequences with C columns of outputs.
+
+        -∂ℓ/∂f = e^log_size · direction,    ∂²ℓ/∂f² = Σ_j e^log_weight_j modes_j modes_jᵀ.
+
+    C is 1 for two classes, logistic loss, and K for K > 2, cross-entropy.
+
+    Attributes:
+        direction: (n, C); sizes of order one.
+        log_size: (n,).
+        modes: (n, M, C).
+        log_weight: (n, M).
+    """
+
+    direction: np.ndarray
+    log_size: np.ndarray
+    modes: np.ndarray
+    log_weight: np.ndarray
+
+
+class Entries(NamedTuple):
+    """The tokens of all sequences, one after the other, (N,), and outputs where only tokens on top count.
+
+    Attributes:
+        sequence: (N,) int.
+        token: (N,) int.
+        top: (N,) int; a token on top of its sequence.
+        chosen: (N,) bool; whether the token is on top.
+        log_weight: (N,); log of count e^(a_s - a_top).
+        value: (N, C); γ.
+        f: (n, C).
+        log_total: (n,); log of the weight of all tokens on top.
+    """
+
+    sequence: np.ndarray
+    token: np.ndarray
+    top: np.ndarray
+    chosen: np.ndarray
+    log_weight: np.ndarray
+    value: np.ndarray
+    f: np.ndarray
+    log_total: np.ndarray
+
+    @property
+    def attention(self) -> np.ndarray:
+        """Attention among the tokens on top, (N,), 0 for others."""
+        log_share = self.log_weight - self.log_total[self.sequence]
+        return np.exp(np.where(self.chosen, log_share, -np.inf))
+
+
+class TiedPart(NamedTuple):
+    """The tied part of the loss near its minimum.
+
+    Attributes:
+        normals: (k, D); an orthonormal basis of 𝒯, without directions along which it has no derivative.
+        log_unit: () float; log of the unit of the Hessian.
+        hessian: (k, k); the second derivative of the mean loss by p along the normals, in that unit.
+    """
+
+    normals: np.ndarray
+    log_unit: float
+    hessian: np.ndarray
+
+
+class Orders(NamedTuple):
+    """The force of every entry below the top, by the order at which it does not cancel.
+
+    Attributes:
+        first: (N,) int; 1 if sequences push the token away from the top, -1 if they draw it near, 0 if their
+            pulls cancel, or if the token is on top.
+        group: (N,) int; the number of the pair among those that cancel, -1 for other entries.
+        second: (m, m); M of the pairs that cancel, each row and column in a unit of its own.
+        unknown: (m,) bool; pairs of which the second order cancels too, without an answer by tied tokens.
+    """
+
+    first: np.ndarray
+    group: np.ndarray
+    second: np.ndarray
+    unknown: np.ndarray
+
+
+def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> Orders:
+    """Find the order of the force of every entry.
+
+    Args:
+        E: (V, D); keys.
+        entries: the entries.
+        loss: derivatives of the loss at `entries.f`.
+        tied: the tied part of the loss.
+
+    Returns:
+        The orders.
+    """
+    below = entries.value - entries.f[entries.sequence]
+    size = np.abs(entries.value) + np.abs(entries.f[entries.sequence])
+    below = np.where(np.abs(below) <= _EQUAL * size, 0, below)
+    flat = E - E @ tied.normals.T @ tied.normals
+    group = _groups(flat[entries.token] - flat[entries.top])
+    # Members of a group differ by finite scores of tied tokens; U is that at x = 1 of the highest.
+    rest = ~entries.chosen
+    log_share = entries.log_weight - _largest(group, entries.log_weight, rest)[group]
+    log_share = np.where(rest, log_share - entries.log_total[entries.sequence], -np.inf)
+    # Sequences weigh relative to the heaviest of the group.
+    log_own = loss.log_size[entries.sequence]
+    log_own = log_own - _largest(group, log_own, rest)[group]
+    parts = np.exp(np.where(rest, log_share + log_own, -np.inf))[:, None]
+    parts = parts * loss.direction[entries.sequence] * below
+    pull, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
+    # Terms of one sequence that cancel leave rounding, which is no force however small others are.
+    pull[np.abs(pull) <= _EQUAL * gross] = 0
+    net, gross = np.bincount(group, pull)[group], np.bincount(group, gross)[group]
+    first = np.where(rest & (np.abs(net) > _CANCELS * gross), -np.sign(net), 0).astype(int)
+    idle = rest & (first == 0)
+    pair = np.full(len(group), -1)
+    pair[idle] = np.unique(group[idle], return_inverse=True)[1]
+    second, unknown = _second_order(E, entries, loss, tied, pair, log_share, log_own, below)
+    return Orders(first, pair, second, unknown)
+
+
+def _largest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Find the largest x of each group among some entries, 0 for groups without any."""
+    largest = np.full(int(group.max()) + 1, -np.inf)
+    np.maximum.at(largest, group[among], x[among])
+    return np.where(np.isfinite(largest), largest, 0)
+
+
+def _groups(theta: np.ndarray) -> np.ndarray:
+    """Number entries so that those with one θ, up to rounding, have one number."""
+    dim = theta.shape[1]
+    along = np.random.default_rng(0).normal(size=(dim, 2))
+    rounding = max(_SAME * np.abs(theta).max() * dim, np.finfo(float).tiny)
+    one, other = (theta @ along).T
+    order = np.lexsort((other, np.round(one / rounding)))
+    new = (np.diff(np.round(one[order] / rounding), prepend=-np.inf) > 1) | (
+        np.abs(np.diff(other[order], prepend=np.inf)) > rounding
+    )
+    group = np.empty(len(theta), int)
+    group[order] = np.cumsum(new) - 1
+    return group
+
+
+def _second_order(
+    E: np.ndarray,
+    entries: Entries,
+    loss: Residual,
+    tied: TiedPart,
+    pair: np.ndarray,
+    log_share: np.ndarray,
+    log_own: np.ndarray,
+    below: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute M of the pairs that cancel, and which of them cancel to second order without an answer."""
+    m = int(pair.max()) + 1
+    if m == 0:
+        return np.zeros((0, 0)), np.zeros(0, bool)
+    idle = np.flatnonzero(pair >= 0)
+    place, shape = (entries.sequence[idle], pair[idle]), (len(loss.log_size), m)
+    share = np.exp(log_share[idle] + log_own[idle] / 2)
+    weight = _sparse(share, *place, shape)
+    deviation = [_sparse(share * column, *place, shape) for column in below[idle].T]
+    columns = loss.direction.T
+    along = sum(_scaled(r, x) for r, x in zip(columns, deviation, strict=True))
+    size = sum(_scaled(np.abs(r), abs(x)) for r, x in zip(columns, deviation, strict=True))
+    cross = (along.T @ weight).toarray()
+    # The second derivative of the loss in the unit of the first.
+    heavy = np.exp(loss.log_weight - loss.log_size[:, None])
+    steered = [
+        sum(_scaled(mode[:, c], x) for c, x in enumerate(deviation)) for mode in np.moveaxis(loss.modes, 1, 0)
+    ]
+    direct = sum((x.T @ _scaled(h, x)).toarray() for h, x in zip(heavy.T, steered, strict=True))
+    gross = np.diag(direct) + 2 * np.asarray(size.multiply(weight).sum(axis=0)).ravel()
+    direct = direct + cross + cross.T
+    answer = np.zeros((m, m))
+    if len(tied.normals):
+        own = idle, pair[idle], share
+        turning = _turning(E, entries, loss, tied, own, (weight, along, steered), heavy, below)
+        answer = turning @ np.linalg.solve(tied.hessian, turning.T)
+    scale = np.sqrt(gross + np.abs(np.diag(answer)))
+    second = direct - answer
+    second[np.abs(second) <= _CANCELS_TWICE * np.outer(scale, scale)] = 0
+    unknown = (gross > 0) & (np.abs(np.diag(direct)) <= _CANCELS_TWICE * gross)
+    return second, unknown
+
+
+def _turning(
+    E: np.ndarray,
+    entries: Entries,
+    loss: Residual,
+    tied: TiedPart,
+    idle: tuple[np.ndarray, np.ndarray, np.ndarray],
+    of_pairs: tuple[Any, Any, list[Any]],
+    heavy: np.ndarray,
+    below: np.ndarray,
+) -> np.ndarray:
+    """Compute n ∂g/∂y of all pairs, (m, k), in the unit of the pair and of the tied part."""
+    (place, number, share), (weight, along, steered) = idle, of_pairs
+    lift, shape = E @ tied.normals.T, (len(loss.log_size), len(E))
+    # Both units and the weight of a sequence: e^(log_size - unit of the pair/2 - unit of the tied part/2).
+    unit = np.exp(np.minimum((loss.log_size - tied.log_unit) / 2, 300))
+    moved = entries.attention[:, None] * below  # ∂f_X/∂a of every entry on top
+
+    def by_token(x: np.ndarray) -> Any:
+        return _scaled(unit, _sparse(x, entries.sequence, entries.token, shape))
+
+    r = loss.direction[entries.sequence]
+    on_tokens = weight.T @ by_token((r * moved).sum(axis=1)) + along.T @ by_token(entries.attention)
+    for mode, h, x in zip(np.moveaxis(loss.modes, 1, 0), heavy.T, steered, strict=True):
+        turned = (mode[entries.sequence] * moved).sum(axis=1)
+        on_tokens = on_tokens + x.T @ _scaled(h, by_token(turned))
+    own = share * unit[entries.sequence[place]] * (r[place] * below[place]).sum(axis=1)
+    inner = _sparse(own, number, entries.token[place], (weight.shape[1], len(E)))
+    first = np.unique(number, return_index=True)[1]
+    low, top = entries.token[place][first], entries.top[place][first]
+    total = np.asarray(_scaled(unit, along).sum(axis=0)).ravel()
+    return (on_tokens - inner) @ lift + total[:, None] * (lift[low] - lift[top])
+
+
+def _sparse(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
+    """Sum numbers into a sparse matrix."""
+    from scipy.sparse import csr_array  # slow to import
+
+    return csr_array((x, (rows, columns)), shape=shape)
+
+
+def _scaled(rows: np.ndarray, x: Any) -> Any:
+    """Multiply the rows of a sparse matrix."""
+    return x.multiply(rows[:, None]).tocsr()

@@ -1,0 +1,138 @@
+"""Pulls that cancel to first order: what is left of them, by automatic differentiation and by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.dynamics.flows import balance
+from jaxattn.theory import certify_limit
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def corpus_of(sequences, labels, vocab=6, **settings):
+    """Six sequences: one program serves all tests with the same shapes."""
+    fill = 6 - len(sequences)
+    return ja.data.from_sequences(sequences + [[5]] * fill, labels + [1] * fill, vocab_size=vocab, **settings)
+
+
+def flow(corpus, values, p, keys=None, **settings):
+    keys = np.eye(6) if keys is None else np.array(keys, float)
+    scores = ja.theory.Scores(keys, corpus, np.array(values, float))
+    return scores, ja.dynamics.exact_flow(scores, np.array(p, float), **{"until_norm": 1e6} | settings)
+
+
+def away(p, direction):
+    return float(ja.theory.one_minus_cosine(p, np.array(direction, float)))
+
+
+def found(corpus, values, p):
+    """The balance next to p, with E = 1."""
+    return jax.jit(balance.find_ties)(jnp.eye(6), jnp.array(p, float), jnp.array(values, float), corpus)
+
+
+def size_of(pairs, top, low):
+    """M of the pair of two tokens and itself."""
+    for k, (one, other) in enumerate(zip(np.asarray(pairs.top), np.asarray(pairs.low), strict=True)):
+        if (one, other) == (top, low):
+            return float(pairs.sign[k, k] * jnp.exp(pairs.log_size[k, k]))
+    raise AssertionError(f"no pair {top}, {low}")
+
+
+def test_the_second_order_is_the_second_derivative_of_the_loss():
+    """(0, 1) twice with y = 1 and once with y = -1, 0 at log 2 where both labels balance."""
+    corpus = corpus_of([[0, 1], [0, 1], [0, 1], [3, 4]], [1, 1, -1, 1])
+    values = [np.log(2), -0.7, 0, 1, 0, 0]
+    got = found(corpus, values, [20.0, -10, 0, 30, -30, 0])
+    assert got.settled
+
+    def loss(x):
+        f = (values[0] + x * values[1]) / (1 + x)
+        return (2 * jax.nn.softplus(-f) + jax.nn.softplus(f)) / 6
+
+    assert float(jax.grad(loss)(0.0)) == pytest.approx(0, abs=1e-16)
+    np.testing.assert_allclose(size_of(got.ties.pairs, 0, 1), jax.hessian(loss)(0.0), rtol=1e-10)
+
+
+def answered(x, y):
+    """The loss of (0, 1, 2) and (0, 1) with either label: y = a_0 - a_1, x = e^(a_2 - a_0), γ = 1, -1, .3."""
+    q = jax.nn.sigmoid(y)
+    short = 2 * q - 1
+    long = (short / q + 0.3 * x) / (1 / q + x)
+    return sum(jax.nn.softplus(f) + jax.nn.softplus(-f) for f in (short, long)) / 6
+
+
+def test_tied_tokens_answer_in_part():
+    """The tie of 0 and 1 serves two kinds of sequences, so that it cannot make up for 2 in one of them."""
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [3, 4]], [1, -1, 1, -1, 1])
+    got = found(corpus, [1, -1, 0.3, 1, 0, 0], [15.0, 15, -20, 40, -40, 0])
+    assert got.settled
+    hessian = jax.hessian(answered, argnums=(0, 1))(0.0, 0.0)
+    expected = hessian[0][0] - hessian[0][1] ** 2 / hessian[1][1]
+    np.testing.assert_allclose(size_of(got.ties.pairs, 0, 2), expected, rtol=1e-9)
+
+
+def test_tied_tokens_that_answer_in_part_leave_a_force_on_the_path():
+    """a_0 - a_2 gains half of what a_3 - a_4 gains: p_* = (1, 1, -2, 3, -3)/6."""
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [3, 4]], [1, -1, 1, -1, 1])
+    scores, path = flow(corpus, [1, -1, 0.3, 1, 0, 0], [0.1, 0, 0, 0, 0, 0])
+    assert path.stop == "norm"
+    assert away(path.p[-1], [1, 1, -2, 3, -3, 0]) < 1e-8
+    limit = certify_limit(scores, path.p[-1], path.selection)
+    assert limit.holds, limit.reason
+    np.testing.assert_allclose(limit.direction.p, np.array([1, 1, -2, 3, -3, 0]) / 6, atol=1e-9)
+
+
+def test_a_single_token_on_top_leaves_a_force_of_second_order():
+    corpus = corpus_of([[0, 1], [0, 1], [3, 4]], [1, -1, 1])
+    _, path = flow(corpus, [0, 0.5, 0, 1, 0, 0], [0.1, 0, 0, 0, 0, 0])
+    assert path.stop == "norm"
+    assert away(path.p[-1], [1, -1, 0, 2, -2, 0]) < 1e-8
+
+
+def test_three_classes_leave_a_force_of_second_order():
+    """r·(γ_1 - γ_0) = 0 for π = 1/3 and γ_1 = (1, 2, 0), label 0: one sequence cancels by itself."""
+    corpus = corpus_of([[0, 1], [3, 4]], [0, 1], num_classes=3)
+    values = np.zeros((6, 3))
+    values[1], values[3] = [1, 2, 0], [0, 1, 0]
+    _, path = flow(corpus, values, [0.1, 0, 0, 0, 0, 0])
+    assert path.stop == "norm"
+    assert away(path.p[-1], [1, -1, 0, 2, -2, 0]) < 1e-8
+
+
+def test_equal_vectors_of_several_sequences_are_one_pair(rng):
+    """As rows of their own tokens have other numbers; the forces on p are the same."""
+    keys = rng.normal(size=(4, 3))
+    values, sequences, labels = [0, 0.5, 1.0, 0], [[0, 1], [0, 1], [2, 3]], [1, -1, 1]
+    corpus = ja.data.from_sequences(sequences, labels, vocab_size=4)
+    p = 0.1 * rng.normal(size=3)
+    shared = ja.dynamics.exact_flow(ja.theory.Scores(keys, corpus, np.array(values)), p, until_norm=1e4)
+    vectors = ja.theory.scores.of_vectors(
+        keys[np.array(sequences)], np.array(labels), values=np.array(values)[np.array(sequences)]
+    )
+    own = ja.dynamics.exact_flow(vectors, p, until_norm=1e4)
+    assert shared.stop == own.stop == "norm"
+    np.testing.assert_allclose(shared.p[-1], own.p[-1], rtol=1e-6)
+
+
+def test_an_unknown_order_ends_the_path_where_it_is_known_to_be_right():
+    """At counts 1, 1, 2 and δ = 4/3 the first and the second order cancel, and nobody computes the third."""
+    corpus = corpus_of([[0, 1], [0, 1], [0, 1, 1], [2, 3]], [1, 1, -1, 1])
+    _, path = flow(corpus, [0, 4 / 3, 1, 0, 0, 0], [10, -10, 0, 0, 0, 0])
+    assert path.stop == "undecided"
+    assert "order" in path.reason
+    assert 10 < path.norm[-1] < 1e3
+
+
+@pytest.mark.parametrize("small", [1e-2, 1e-4])
+def test_keys_of_other_scales_beside_a_tie_do_not_hide_it(small):
+    """0 and 1 tie at finite distance, their keys shorter by `small` than those of 3 and 4."""
+    keys = np.diag([small, small, small, 1.0, 1.0, 1.0])
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [3, 4]], [1, 1, -1, 1])
+    scores, path = flow(corpus, [1.0, -1, -3, 1, 0, 0], np.zeros(6), keys, until_norm=1e4 / small)
+    assert path.stop == "norm"
+    # f = tanh((a_0 - a_1)/2) rests at log 2.
+    a = np.asarray(scores.keys) @ np.asarray(path.p[-1])
+    np.testing.assert_allclose(a[0] - a[1], 2 * np.arctanh(np.log(2)), atol=1e-6)

@@ -1,0 +1,60 @@
+"""Proofs of infeasibility: sums that are zero in rational numbers, against sums that are only small."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.theory.certificate import Status
+from jaxattn.theory.infeasible import proves_infeasible
+
+NO_TIES = np.zeros((0, 2), int), np.zeros(0)
+
+
+def solve(rows):
+    """The max-margin problem of p·row ≥ 1 for all rows: every row is a token, and one token is 0."""
+    n = len(rows)
+    corpus = ja.data.from_sequences([[k, n] for k in range(n)], [1] * n, vocab_size=n + 1)
+    E = np.concatenate([rows, np.zeros((1, rows.shape[1]))])
+    return ja.theory.max_margin(
+        ja.theory.Scores(E, corpus), ja.theory.selection_of(np.arange(n + 1) < n, corpus)
+    )
+
+
+@pytest.mark.parametrize("tilt", [1e-15, 1e-17, 1e-30, 1e-100])
+@pytest.mark.parametrize("dim", [2, 5])
+def test_what_a_direction_separates_by_rounding_is_not_infeasible(tilt, dim):
+    """Opposite rows that lean the same way by `tilt`, which p = (0, 1/tilt, 0 ...) separates."""
+    rows = np.zeros((2, dim))
+    rows[:, 0], rows[:, 1] = [3, -3], tilt
+    assert [Fraction(x) / Fraction(tilt) for x in rows[:, 1]] == [1, 1]
+    assert not solve(rows).infeasible
+
+
+@pytest.mark.parametrize("dim", [2, 5, 40])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_rows_that_surround_zero_are_infeasible(rng, dim, scale):
+    rows = scale * rng.normal(size=(3 * dim + 2, dim))
+    rows = np.concatenate([rows, -rows.sum(axis=0, keepdims=True)])
+    assert solve(rows).status == Status.INFEASIBLE
+
+
+def test_opposite_rows_are_infeasible_whatever_their_lengths(rng):
+    row = rng.normal(size=7)
+    answer = solve(np.stack([row, -0.25 * row, rng.normal(size=7)]))
+    assert answer.status == Status.INFEASIBLE
+
+
+def test_keys_beyond_the_range_of_squares_are_not_tried():
+    for scale in (1e200, 1e-200):
+        answer = solve(scale * np.eye(3))
+        assert answer.status == Status.INVALID
+        assert "rescale" in answer.reason
+
+
+def test_multipliers_of_the_wrong_sign_prove_nothing():
+    """Two equal rows have (1, -1) as the only multipliers with a sum of zero."""
+    E, pairs = np.array([[1.0, 2], [1, 2], [0, 0]]), np.array([[0, 2], [1, 2]])
+    assert not proves_infeasible(E, pairs, NO_TIES[0], np.array([1.0, 1.0]), NO_TIES[1])
+    assert proves_infeasible(E, pairs[:1], np.array([[1, 2]]), np.array([1.0]), np.array([-1.0]))
