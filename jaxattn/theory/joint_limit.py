@@ -1,6 +1,6 @@
 """The limit of gradient flow on p and v together, with a certificate: who weighs, and where p goes."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from flax import struct
@@ -10,20 +10,17 @@ from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import entries_of, tie_classes
-from jaxattn.theory.joint_head import Entries, Head, Refused, solve_head, weights_of_sequences
-from jaxattn.theory.least_distance import TwoSided, two_sided
+from jaxattn.theory.joint_direction import ON_MARGIN, merged_classes, solve_direction
+from jaxattn.theory.joint_head import Entries, Refused, solve_head, weights_of_sequences
+from jaxattn.theory.least_distance import TwoSided
 from jaxattn.theory.selection import require_finite, require_keys
 
 # Of a force that is zero, and of a curvature that is not.
 _ZERO = 1e-8
 # log min y f from which on powers of it are told apart.
 _LONG = 12.0
-# A token is on the margin of v if y γ is 1 up to this: wider than rounding, closer than chance.
-_ON_MARGIN = 1e-8
-# What a strict inequality is to have to spare.
-_STRICT = 1e-6
-# Holders of light sequences are chosen anew as often as this.
-_CHOICES = 20
+# Relative rounding error of y f.
+_ROUNDING = 1e-13
 
 
 @struct.dataclass(repr=False)
@@ -89,7 +86,8 @@ def certify_joint_limit(
                                  a_h - a_s ≥ 0       s of a light sequence with y γ_s < 1,
                                  a_h - a_s ≥ -1/2    the same with y γ_s = 1,
 
-    a = Φ p, γ = Φ v_mm, h the highest token of the sequence with y γ_h > 1. Strict conditions are what the
+    a = Φ p, γ = Φ v_mm, h the highest token of the sequence with y γ_h > 1. Where several are level at p_*,
+    p_* is the shortest for each choice of h. Strict conditions are what the
     description takes for granted: in a heavy sequence tokens with y γ_s > 1 lie lower by κ = 1, those with
     y γ_s = 1 and the higher γ by κ = 1/2, with something to spare for the force that draws them up,
 
@@ -157,7 +155,7 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
         if head.gap > tolerance or head.gradient > _ZERO or not head.curvature > _ZERO:
             raise Refused("the points of finite attention are no strict maximum of the margin of v")
         r = v @ head.v / (head.v @ head.v)
-        if not _agreement(E @ p, E @ head.v, entries).min() >= 1 - 1 / np.sqrt(max(r, 1)):
+        if not _agreement(E @ p, E @ head.v, entries).min() >= 1 - max(1 / np.sqrt(max(r, 1)), ON_MARGIN):
             raise Refused("a sequence lies below the margin of the heavy ones")
         classes = merged_classes(E, p, head, entries, leader)
         flat = E - E @ normals.T @ normals
@@ -174,7 +172,9 @@ def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tup
     if not agreement.min() > np.exp(_LONG):
         raise Refused("v is not long yet, or nothing separates the labels")
     half = np.log(agreement.min()) / 2
-    heavy = agreement < agreement.min() + half
+    # Beyond ‖v‖ of about e^36 rounding of y f is larger than any difference between heavy sequences.
+    rounding = _ROUNDING * np.abs(E @ v).max()
+    heavy = agreement < agreement.min() + max(half, rounding)
     return heavy, heavy[entries.sequence] & (log_q > -half)
 
 
@@ -197,142 +197,3 @@ def _ties(
         return leader, np.zeros((0, E.shape[1]))
     _, size, vt = np.linalg.svd(E[one[tied]] - E[other[tied]], full_matrices=False)
     return leader, vt[size > 1e-10 * size[0]]
-
-
-class Buried(NamedTuple):
-    """A pair that is to be apart by more than `least`: log of w q c, r^(2 least) of which draws `low` up."""
-
-    top: int
-    low: int
-    least: float
-    log_force: float
-
-
-class Classes(NamedTuple):
-    """Classes of tied tokens in all sequences: sequence, class, y γ - 1, weight of its point, log q."""
-
-    sequence: np.ndarray
-    leader: np.ndarray
-    excess: np.ndarray
-    own: np.ndarray
-    log_q: np.ndarray
-
-
-def merged_classes(E: np.ndarray, p: np.ndarray, head: Head, entries: Entries, leader: np.ndarray) -> Classes:
-    """Merge tied tokens of a sequence; `own` is λ/N of the point that a class on the margin is, else NaN."""
-    key = entries.sequence * len(E) + leader[entries.token]
-    distinct, group = np.unique(key, return_inverse=True)
-    log_weight = head.scores[entries.token] + np.log(entries.times)
-    top = np.full(len(distinct), -np.inf)
-    np.maximum.at(top, group, log_weight)
-    weight = np.exp(log_weight - top[group])
-    moment = np.bincount(group, weight * (E @ head.v)[entries.token]) / np.bincount(group, weight)
-    sequence = distinct // len(E)
-    excess = entries.labels[sequence] * moment - 1
-    excess[np.abs(excess) <= _ON_MARGIN] = 0
-    shared = np.bincount(head.point[head.point >= 0], minlength=len(head.multipliers))
-    own = np.full(len(distinct), np.nan)
-    weights = {}
-    alone = np.bincount(leader, minlength=len(E))[leader] == 1
-    for X in np.flatnonzero(head.point >= 0):
-        (tokens,) = np.nonzero(entries.sequence == X)
-        best = entries.token[tokens[log_weight[tokens].argmax()]]
-        if alone[best]:
-            j = head.point[X]
-            weights[int(best), entries.labels[X]] = head.multipliers[j] / shared[j]
-    for i in np.flatnonzero(excess == 0):
-        own[i] = weights.get((int(distinct[i] % len(E)), entries.labels[sequence[i]]), np.nan)
-    log_q = np.full(len(distinct), -np.inf)
-    np.logaddexp.at(log_q, group, entries.attention(E @ p))
-    return Classes(sequence, distinct % len(E), excess, own, log_q)
-
-
-def solve_direction(
-    E: np.ndarray,
-    scores: np.ndarray,
-    log_r: float,
-    classes: Classes,
-    heavy: np.ndarray,
-    weight: np.ndarray,
-    tolerance: float,
-) -> tuple[TwoSided, float]:
-    """Solve for p_*, holders of light sequences chosen anew until they are the highest; and what is spare."""
-    for _ in range(_CHOICES):
-        pairs, buried = _requirements(scores, classes, heavy, weight)
-        keys = sorted(pairs)
-        better, worse = np.array(keys, int).reshape(-1, 2).T
-        required = np.array([pairs[key] for key in keys])
-        found = two_sided(E[better] - E[worse], required)
-        if not found.feasible or found.gap > tolerance:
-            raise Refused("no direction of p meets what the description asks for")
-        reached = E @ found.p
-        spare = _spare(E, reached, log_r, buried)
-        if not spare > _STRICT:
-            raise Refused("a token above the margin comes up in a heavy sequence")
-        kept = _holders(scores, classes, heavy)
-        moved = _holders(reached, classes, heavy)
-        if all(reached[moved[X]] - reached[s] <= _STRICT for X, s in kept.items()):
-            return found, float(spare)
-        scores = reached
-    raise Refused("which token holds a light sequence is not decided")
-
-
-def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, buried: list[Buried]) -> float:
-    """Compute the least of a_top - a_s - κ - ½ (E_s - E_top)·u over pairs, inf without any."""
-    apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in buried}
-    pull = np.zeros(E.shape[1])
-    for pair in buried:
-        pull += np.exp(pair.log_force + 2 * pair.least * log_r) * apart[pair.top, pair.low]
-    return min(
-        (
-            float(reached[pair.top] - reached[pair.low] - pair.least - apart[pair.top, pair.low] @ pull / 2)
-            for pair in buried
-        ),
-        default=np.inf,
-    )
-
-
-def _holders(scores: np.ndarray, classes: Classes, heavy: np.ndarray) -> dict[int, int]:
-    """Find the highest class above the margin in every light sequence."""
-    best: dict[int, int] = {}
-    for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
-        if not heavy[X] and excess > 0 and (X not in best or scores[s] > scores[best[X]]):
-            best[int(X)] = int(s)
-    return best
-
-
-def _requirements(
-    scores: np.ndarray, classes: Classes, heavy: np.ndarray, weight: np.ndarray
-) -> tuple[dict[tuple[int, int], float], list[Buried]]:
-    """List pairs with what is required of them, and pairs that are to be apart by more than something."""
-    pairs: dict[tuple[int, int], float] = {}
-    buried: list[Buried] = []
-    holders = _holders(scores, classes, heavy)
-    for X in range(len(heavy)):
-        (own,) = np.nonzero(classes.sequence == X)
-        tokens, excesses = classes.leader[own], classes.excess[own]
-        if heavy[X]:
-            top = int(tokens[scores[tokens].argmax()])
-        elif X in holders:
-            top = holders[X]
-        else:
-            raise Refused("a light sequence has no token above the margin")
-        log_force = classes.log_q[own] + np.log(weight[X] if heavy[X] else 1.0)
-        for s, excess, other, force in zip(
-            tokens.tolist(), excesses, classes.own[own], log_force, strict=True
-        ):
-            if s == top:
-                continue
-            if heavy[X] and excess > 0:
-                buried.append(Buried(top, s, 1.0, force + np.log(excess)))
-            elif heavy[X] and excess == 0:
-                if np.isnan(other) or other == weight[X]:
-                    raise Refused("a token on the margin is no point of v, or weighs the same")
-                if other < weight[X]:
-                    buried.append(Buried(top, s, 0.5, force + np.log(np.log(weight[X] / other))))
-                    continue
-                pairs[top, s] = max(pairs.get((top, s), -np.inf), 0.5)
-            elif excess <= 0:
-                least = 1.0 if heavy[X] else -0.5 if excess == 0 else 0.0
-                pairs[top, s] = max(pairs.get((top, s), -np.inf), least)
-    return pairs, buried

@@ -213,10 +213,13 @@ def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: n
     log_weight = np.log(times) + scores[token] - scores[top]
     # Outputs that differ by the same in all classes are the same.
     value = values[token] if values.shape[1] == 1 else (values - values[:, -1:])[token]
-    weight = np.exp(np.where(chosen, log_weight, -np.inf))
+    highest = np.full(n, -np.inf)
+    np.maximum.at(highest, sequence[chosen], log_weight[chosen])
+    weight = np.exp(np.where(chosen, log_weight - highest[sequence], -np.inf))
     total = np.bincount(sequence, weight, n)
     f = _summed(sequence, weight[:, None] * value, n) / total[:, None]
-    return Entries(sequence, token, top, chosen, log_weight, value, f, np.log(total))
+    log_total = np.log(total) + highest
+    return Entries(sequence, token, top, chosen, log_weight, value, f, log_total)
 
 
 def _required(order: Orders) -> np.ndarray:

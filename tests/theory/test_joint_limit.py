@@ -1,5 +1,6 @@
 """The limit of p and v together: against clarabel, programs written out by loops, and closed forms."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -165,3 +166,61 @@ def test_bad_input():
         certify_joint_limit(Scores(np.eye(4), three), np.ones(4), np.ones(4))
     with pytest.raises(InputError, match="do not fit"):
         certify_joint_limit(Scores(np.eye(4), corpus), np.ones(3), np.ones(3))
+
+
+def requirements(scores, sequences, holders):
+    """Pairs that a direction of p is required to have apart, of the problems of `level_problem`."""
+    pairs, least = [(0, 6), (1, 7)], [1.0, 1.0]
+    for tokens, holder in zip(sequences[2:], holders, strict=True):
+        pairs += [(holder, s) for s in tokens if s > 5]
+        least += [0.0 for s in tokens if s > 5]
+    return pairs, least
+
+
+def level_problem(shortest, seed):
+    """Heavy (0, 6) and (1, 7), and light sequences that tokens 2 to 5 may hold; v makes all of it so."""
+    rng = np.random.default_rng(seed)
+    E = rng.normal(size=(9, int(rng.integers(5, 9))))
+    v = shortest([E[0], -E[1]], np.ones(2))
+    sequences = [[0, 6], [1, 7]]
+    for _ in range(int(rng.integers(2, 5))):
+        above = rng.choice(4, size=int(rng.integers(1, 4)), replace=False) + 2
+        below = rng.choice([6, 7, 8], size=int(rng.integers(1, 3)), replace=False)
+        sequences.append(sorted([*above.tolist(), *below.tolist()]))
+    wanted = np.append(1.5 + rng.random(4), rng.uniform(-0.8, 0.8, 3))
+    E[2:] += np.outer(wanted - E[2:] @ v, v) / (v @ v)
+    corpus = ja.data.from_sequences(sequences, [1, -1] + [1] * (len(sequences) - 2), vocab_size=9)
+    holders = [rng.choice([s for s in tokens if 1 < s < 6]) for tokens in sequences[2:]]
+    pairs, least = requirements(E, sequences, holders)
+    start = shortest([E[s] - E[t] for s, t in pairs], least)
+    return E, corpus, sequences, 60 * start, 1e8 * v
+
+
+# Seeds at which the p of one choice of holders has others level with them.
+@pytest.mark.parametrize("seed", [226, 457, 521, 524, 598, 868, 1266, 1270])
+def test_where_holders_are_level_no_choice_among_them_is_shorter(shortest, seed):
+    E, corpus, sequences, p, v = level_problem(shortest, seed)
+    found = certify_joint_limit(Scores(E, corpus), p, v)
+    assert found.holds, found.reason
+    a = E @ found.p
+    choices = []
+    for tokens in sequences[2:]:
+        above = [s for s in tokens if 1 < s < 6]
+        choices.append([s for s in above if a[s] > max(a[above]) - 1e-7])
+    for holders in itertools.product(*choices):
+        pairs, least = requirements(E, sequences, holders)
+        other = shortest([E[s] - E[t] for s, t in pairs], least)
+        assert np.linalg.norm(found.p) <= np.linalg.norm(other) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("log_norm", [20.0, 40.0, 80.0, 300.0])
+def test_the_length_of_v_does_not_count_once_it_is_long(log_norm):
+    """Beyond e^36 float64 resolves no differences of order one between outputs."""
+    corpus = ja.data.from_sequences([[0, 1], [2, 3], [0, 3]], [1, -1, 1], vocab_size=4)
+    E, v = np.eye(4) + 0.1, np.array([1.0, 0, -1, 0])
+    p = log_norm * np.array([1.0, -1, 1, -1])
+    near = certify_joint_limit(Scores(E, corpus), p, np.exp(18.0) * v)
+    far = certify_joint_limit(Scores(E, corpus), p, np.exp(log_norm) * v)
+    assert near.reason == far.reason
+    np.testing.assert_array_equal(far.heavy, near.heavy)
+    np.testing.assert_allclose(far.p, near.p, atol=1e-9)

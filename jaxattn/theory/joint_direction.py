@@ -1,0 +1,224 @@
+"""The direction of p where p and v go together: which tokens have to be apart, and by how much."""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxattn.theory.joint_head import Entries, Head, Refused
+from jaxattn.theory.least_distance import TwoSided, two_sided
+
+# A token is on the margin of v if y γ is 1 up to this: wider than rounding, closer than chance.
+ON_MARGIN = 1e-8
+# What a strict inequality is to have to spare.
+_STRICT = 1e-6
+# Number of times that the holders of light sequences are chosen again.
+_CHOICES = 20
+# Number of choices between level holders that are tried.
+_LEVEL_CHOICES = 256
+# A multiplier below this share of the largest one is zero.
+_NO_MULTIPLIER = 1e-9
+
+
+class Buried(NamedTuple):
+    """A pair that is to be apart by more than `least`: log of w q c, r^(2 least) of which draws `low` up."""
+
+    top: int
+    low: int
+    least: float
+    log_force: float
+
+
+class Classes(NamedTuple):
+    """Classes of tied tokens in all sequences: sequence, class, y γ - 1, weight of its point, log q."""
+
+    sequence: np.ndarray
+    leader: np.ndarray
+    excess: np.ndarray
+    own: np.ndarray
+    log_q: np.ndarray
+
+
+def merged_classes(E: np.ndarray, p: np.ndarray, head: Head, entries: Entries, leader: np.ndarray) -> Classes:
+    """Merge tied tokens of a sequence; `own` is λ/N of the point that a class on the margin is, else NaN."""
+    key = entries.sequence * len(E) + leader[entries.token]
+    distinct, group = np.unique(key, return_inverse=True)
+    log_weight = head.scores[entries.token] + np.log(entries.times)
+    top = np.full(len(distinct), -np.inf)
+    np.maximum.at(top, group, log_weight)
+    weight = np.exp(log_weight - top[group])
+    moment = np.bincount(group, weight * (E @ head.v)[entries.token]) / np.bincount(group, weight)
+    sequence = distinct // len(E)
+    excess = entries.labels[sequence] * moment - 1
+    excess[np.abs(excess) <= ON_MARGIN] = 0
+    shared = np.bincount(head.point[head.point >= 0], minlength=len(head.multipliers))
+    own = np.full(len(distinct), np.nan)
+    weights = {}
+    alone = np.bincount(leader, minlength=len(E))[leader] == 1
+    for X in np.flatnonzero(head.point >= 0):
+        (tokens,) = np.nonzero(entries.sequence == X)
+        best = entries.token[tokens[log_weight[tokens].argmax()]]
+        if alone[best]:
+            j = head.point[X]
+            weights[int(best), entries.labels[X]] = head.multipliers[j] / shared[j]
+    for i in np.flatnonzero(excess == 0):
+        own[i] = weights.get((int(distinct[i] % len(E)), entries.labels[sequence[i]]), np.nan)
+    log_q = np.full(len(distinct), -np.inf)
+    np.logaddexp.at(log_q, group, entries.attention(E @ p))
+    return Classes(sequence, distinct % len(E), excess, own, log_q)
+
+
+def solve_direction(
+    E: np.ndarray,
+    scores: np.ndarray,
+    log_r: float,
+    classes: Classes,
+    heavy: np.ndarray,
+    weight: np.ndarray,
+    tolerance: float,
+) -> tuple[TwoSided, float]:
+    """Solve for p_* with holders of light sequences that no other choice improves on; and what is spare.
+
+    A light sequence requires max over its tokens h with y γ_h > 1 of a_h ≥ a_s + least. So p_* has to be the
+    shortest for every choice among holders that are level at p_*: if one choice gives a shorter p, that
+    choice is made.
+    """
+    holders = _holders(scores, classes, heavy)
+    for _ in range(_CHOICES):
+        found, spare = _direction_of(E, scores, log_r, classes, holders, heavy, weight, tolerance)
+        reached = E @ found.p
+        highest = _holders(reached, classes, heavy)
+        if any(reached[highest[X]] - reached[h] > _STRICT for X, h in holders.items()):
+            scores, holders = reached, highest
+            continue
+        shorter = _shorter(E, scores, log_r, classes, holders, heavy, weight, tolerance, found)
+        if shorter is None:
+            return found, spare
+        holders = shorter
+    raise Refused("which token holds a light sequence is not decided")
+
+
+def _direction_of(
+    E: np.ndarray,
+    scores: np.ndarray,
+    log_r: float,
+    classes: Classes,
+    holders: dict[int, int],
+    heavy: np.ndarray,
+    weight: np.ndarray,
+    tolerance: float,
+) -> tuple[TwoSided, float]:
+    """Solve for p_* with given holders, and compute what its strict conditions have to spare."""
+    pairs, buried = _requirements(scores, classes, holders, heavy, weight)
+    keys = sorted(pairs)
+    better, worse = np.array(keys, int).reshape(-1, 2).T
+    required = np.array([pairs[key] for key in keys])
+    found = two_sided(E[better] - E[worse], required)
+    if not found.feasible or found.gap > tolerance:
+        raise Refused("no direction of p meets what the description asks for")
+    spare = _spare(E, E @ found.p, log_r, buried)
+    if not spare > _STRICT:
+        raise Refused("a token above the margin comes up in a heavy sequence")
+    return found, float(spare)
+
+
+def _shorter(
+    E: np.ndarray,
+    scores: np.ndarray,
+    log_r: float,
+    classes: Classes,
+    holders: dict[int, int],
+    heavy: np.ndarray,
+    weight: np.ndarray,
+    tolerance: float,
+    found: TwoSided,
+) -> dict[int, int] | None:
+    """Find holders level with the present ones that give a shorter p; None if there are none.
+
+    Sequences without a multiplier do not count: p_* is the shortest without their requirements too.
+    """
+    pairs, _ = _requirements(scores, classes, holders, heavy, weight)
+    tight = found.multipliers > _NO_MULTIPLIER * found.multipliers.max(initial=0)
+    held = {key[0] for key, counts in zip(sorted(pairs), tight, strict=True) if counts}
+    level = _level(E @ found.p, classes, {X: h for X, h in holders.items() if h in held})
+    if math.prod(len(choices) for choices in level.values()) > _LEVEL_CHOICES:
+        raise Refused("too many tokens are level that may hold a light sequence")
+    for chosen in itertools.product(*level.values()):
+        other = holders | dict(zip(level, chosen, strict=True))
+        try:
+            tried, _ = _direction_of(E, scores, log_r, classes, other, heavy, weight, tolerance)
+        except Refused:
+            continue
+        if np.linalg.norm(tried.p) < (1 - _STRICT) * np.linalg.norm(found.p):
+            return other
+    return None
+
+
+def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dict[int, list[int]]:
+    """List the classes above the margin that are level with the holder, of sequences that have several."""
+    level: dict[int, list[int]] = {}
+    for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
+        if int(X) in holders and excess > 0 and scores[holders[int(X)]] - scores[s] <= _STRICT:
+            level.setdefault(int(X), []).append(int(s))
+    return {X: tokens for X, tokens in level.items() if len(tokens) > 1}
+
+
+def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, buried: list[Buried]) -> float:
+    """Compute the least of a_top - a_s - κ - ½ (E_s - E_top)·u over pairs, inf without any."""
+    apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in buried}
+    pull = np.zeros(E.shape[1])
+    for pair in buried:
+        pull += np.exp(pair.log_force + 2 * pair.least * log_r) * apart[pair.top, pair.low]
+    return min(
+        (
+            float(reached[pair.top] - reached[pair.low] - pair.least - apart[pair.top, pair.low] @ pull / 2)
+            for pair in buried
+        ),
+        default=np.inf,
+    )
+
+
+def _holders(scores: np.ndarray, classes: Classes, heavy: np.ndarray) -> dict[int, int]:
+    """Find the highest class above the margin in every light sequence."""
+    best: dict[int, int] = {}
+    for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
+        if not heavy[X] and excess > 0 and (X not in best or scores[s] > scores[best[X]]):
+            best[int(X)] = int(s)
+    return best
+
+
+def _requirements(
+    scores: np.ndarray, classes: Classes, holders: dict[int, int], heavy: np.ndarray, weight: np.ndarray
+) -> tuple[dict[tuple[int, int], float], list[Buried]]:
+    """List pairs with what is required of them, and pairs that are to be apart by more than something."""
+    pairs: dict[tuple[int, int], float] = {}
+    buried: list[Buried] = []
+    for X in range(len(heavy)):
+        (own,) = np.nonzero(classes.sequence == X)
+        tokens, excesses = classes.leader[own], classes.excess[own]
+        if heavy[X]:
+            top = int(tokens[scores[tokens].argmax()])
+        elif X in holders:
+            top = holders[X]
+        else:
+            raise Refused("a light sequence has no token above the margin")
+        log_force = classes.log_q[own] + np.log(weight[X] if heavy[X] else 1.0)
+        for s, excess, other, force in zip(
+            tokens.tolist(), excesses, classes.own[own], log_force, strict=True
+        ):
+            if s == top:
+                continue
+            if heavy[X] and excess > 0:
+                buried.append(Buried(top, s, 1.0, force + np.log(excess)))
+            elif heavy[X] and excess == 0:
+                if np.isnan(other) or other == weight[X]:
+                    raise Refused("a token on the margin is no point of v, or weighs the same")
+                if other < weight[X]:
+                    buried.append(Buried(top, s, 0.5, force + np.log(np.log(weight[X] / other))))
+                    continue
+                pairs[top, s] = max(pairs.get((top, s), -np.inf), 0.5)
+            elif excess <= 0:
+                least = 1.0 if heavy[X] else -0.5 if excess == 0 else 0.0
+                pairs[top, s] = max(pairs.get((top, s), -np.inf), least)
+    return pairs, buried
