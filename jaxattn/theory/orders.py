@@ -194,17 +194,19 @@ def _second_order(
         sum(_scaled(mode[:, c], x) for c, x in enumerate(deviation)) for mode in np.moveaxis(loss.modes, 1, 0)
     ]
     direct = sum((x.T @ _scaled(h, x)).toarray() for h, x in zip(heavy.T, steered, strict=True))
-    gross = np.diag(direct) + 2 * np.asarray(size.multiply(weight).sum(axis=0)).ravel()
+    sizes = (size.T @ weight).toarray()
+    gross = sum((abs(x).T @ _scaled(h, abs(x))).toarray() for h, x in zip(heavy.T, steered, strict=True))
+    gross = gross + sizes + sizes.T
     direct = direct + cross + cross.T
     answer = np.zeros((m, m))
     if len(tied.normals):
         own = idle, pair[idle], share
         turning = _turning(E, entries, loss, tied, own, (weight, along, steered), heavy, below)
         answer = turning @ np.linalg.solve(tied.hessian, turning.T)
-    scale = np.sqrt(gross + np.abs(np.diag(answer)))
     second = direct - answer
-    second[np.abs(second) <= _CANCELS_TWICE * np.outer(scale, scale)] = 0
-    unknown = (gross > 0) & (np.abs(np.diag(direct)) <= _CANCELS_TWICE * gross)
+    second[np.abs(second) <= _CANCELS_TWICE * (gross + np.abs(answer))] = 0
+    own = np.diag(gross)
+    unknown = (own > 0) & (np.abs(np.diag(direct)) <= _CANCELS_TWICE * own)
     return second, unknown
 
 

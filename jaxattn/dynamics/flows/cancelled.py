@@ -228,13 +228,14 @@ def _second_order(
     steered = loss.times(deviation)
     cross = along.T @ weight
     direct = (jnp.einsum("nmc,nkc->mk", steered, deviation) + cross + cross.T) / n
-    gross = (jnp.einsum("nmc,nmc->m", steered, deviation) + 2 * (size * weight).sum(axis=0)) / n
+    sizes = size.T @ weight
+    gross = (jnp.einsum("nmc,nkc->mk", jnp.abs(steered), jnp.abs(deviation)) + sizes + sizes.T) / n
     turning = _turning(corpus, entries, number, tokens, tied.lift, loss, (weight, along, steered)) / n
     answer = turning @ jnp.linalg.solve(tied.hessian, turning.T)
     whole = direct - (answer + answer.T) / 2
-    scale = jnp.sqrt(gross + jnp.abs(jnp.diag(answer)))
-    whole = jnp.where(jnp.abs(whole) <= _CANCELS_TWICE * scale[:, None] * scale, 0, whole)
-    unknown = (gross > 0) & (jnp.abs(jnp.diag(direct)) <= _CANCELS_TWICE * gross)
+    whole = jnp.where(jnp.abs(whole) <= _CANCELS_TWICE * (gross + jnp.abs(answer)), 0, whole)
+    own = jnp.diag(gross)
+    unknown = (own > 0) & (jnp.abs(jnp.diag(direct)) <= _CANCELS_TWICE * own)
     log_size = jnp.where(whole == 0, -jnp.inf, jnp.log(jnp.abs(jnp.where(whole == 0, 1, whole))))
     return Pairs(*tokens, log_size, jnp.sign(whole)), unknown.any()
 
