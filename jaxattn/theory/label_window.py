@@ -103,11 +103,15 @@ class LabelWindow(NamedTuple):
         upper: largest such η0; inf if there is none up to the largest that was tried.
         ceiling: 2 R T log(2 (T - 1)² - 1), beyond which a large asymmetry no longer feeds itself where counts
             are equal. `upper` is near it, below for large d.
+        claimed: whether the edges are claimed for the exact flow: equal counts, R ≥ 10, T ≥ 6, d ≥ 256, and
+            an upper edge at least twice the lower one. Elsewhere the window is about to close or was not
+            compared, and the reduced flow may lose a label in more seeds or fewer than the exact flow.
     """
 
     lower: float
     upper: float
     ceiling: float
+    claimed: bool
 
 
 def spread_of_values(
@@ -249,6 +253,10 @@ def label_window(
 ) -> LabelWindow:
     """Find the window of η0 in which the reduced flow selects no relevant token of one label.
 
+    The edges are claimed for the exact flow where `claimed` is true: there they were within 16 % of those of
+    its median seed in 12 settings. At R = 4, V = 24, T = 8 and d = 256 the window is 138 to 202 here, and at
+    165 the exact flow loses a label in a third of the seeds only.
+
     Args:
         relevant: R.
         length: T ≥ 2.
@@ -285,10 +293,11 @@ def label_window(
     grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, 2 * ceiling / unit) + 1]
     first, last = _longest_run([lost(g) for g in grid])
     if first == last:
-        return LabelWindow(np.nan, np.nan, ceiling)
+        return LabelWindow(np.nan, np.nan, ceiling, claimed=False)
     lower = _edge(lost, grid[first - 1], grid[first], rtol) if first else 0.0
     upper = _edge(lost, grid[last], grid[last - 1], rtol) if last < len(grid) else np.inf
-    return LabelWindow(unit * lower, unit * upper, ceiling)
+    compared = counts is None and relevant >= 10 and length >= 6 and dim >= 256
+    return LabelWindow(unit * lower, unit * upper, ceiling, claimed=compared and upper >= 2 * lower)
 
 
 def _longest_run(found: list[bool]) -> tuple[int, int]:

@@ -235,7 +235,9 @@ EQUAL = {"data.kind": "mine.py:equal_counts", "data.relevant": 20}
 @pytest.fixture
 def window(monkeypatch):
     """The window of these sizes, without integrating it again; docs/findings/which_label.md has its edges."""
-    monkeypatch.setattr(found, "label_window", lambda **_: ja.theory.LabelWindow(306.05, 1334.43, 1463.9))
+    monkeypatch.setattr(
+        found, "label_window", lambda **_: ja.theory.LabelWindow(306.05, 1334.43, 1463.9, claimed=True)
+    )
 
 
 def at(cell, step_size, kept):
@@ -266,7 +268,7 @@ def test_beside_an_edge_the_median_seed_decides(cell, window, keep, verdict):
 
 
 def test_a_window_that_is_not_there_loses_nothing(cell, monkeypatch):
-    nothing = ja.theory.LabelWindow(np.nan, np.nan, 1.0)
+    nothing = ja.theory.LabelWindow(np.nan, np.nan, 1.0, claimed=False)
     monkeypatch.setattr(found, "label_window", lambda **_: nothing)
     (row,) = found.label([at(cell, 800.0, 1.0)])
     assert (row.verdict, row.certificate) == (HOLDS, "predicted: lost nowhere")

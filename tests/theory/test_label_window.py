@@ -209,3 +209,16 @@ def test_the_longest_run():
 def test_bad_input(changes, why):
     with pytest.raises(InputError, match=why):
         ja.theory.label_window(**SIZES | {"dim": 64} | changes)
+
+
+def test_the_window_is_claimed_where_it_was_compared():
+    """At R = 4 the exact flow of 150 seeds loses a label in 53 at an η0 within the window."""
+    sizes = {"length": 8, "sequences": 200}
+    closing = ja.theory.label_window(relevant=4, vocab_size=24, dim=256, **sizes)
+    assert closing.lower < 165 < closing.upper
+    assert not closing.claimed
+    assert ja.theory.label_window(relevant=20, vocab_size=50, dim=2048, **sizes).claimed
+    assert not ja.theory.label_window(relevant=20, vocab_size=50, dim=64, **sizes).claimed
+    assert not ja.theory.label_window(
+        relevant=20, vocab_size=50, dim=2048, length=8, counts=[5] * 10 + [-5] * 10
+    ).claimed
