@@ -58,7 +58,7 @@ def main():
     with jax.enable_x64(True):
         params, corpus = jax.jit(problem)(0)
         path = ja.dynamics.exact_flow(ja.theory.scores.one_layer(params, corpus), params.p, until_norm=UNTIL)
-        chosen = ja.theory.selection(path.p[-1], ja.theory.Scores(params.E, corpus))
+        chosen = path.selection
         mm = ja.theory.max_margin(ja.theory.Scores(params.E, corpus), chosen)
         distance = ja.theory.one_minus_cosine(path.p, mm.p)
         curves["exact flow"] = np.stack([np.arange(len(distance)), path.norm, distance], 1).tolist()

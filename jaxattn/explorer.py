@@ -21,6 +21,8 @@ from jaxattn.theory.selection import one_minus_cosine
 TEMPLATE = Path(__file__).with_name("explorer.html")
 SEQUENCES, TOKENS, PAIRS = 12, 10, 24
 HEIGHT = 1350
+# Share of the margin that every pair of the limit has at the end of a path that goes there.
+HALF = 0.5
 # Attention is written in thousandths: 64 points of 12 sequences stay small.
 STEPS = 1000
 
@@ -53,7 +55,8 @@ class Explorer:
         return path
 
     def __repr__(self) -> str:
-        return f"Explorer({self.title!r}, {len(self.data['norm'])} points of the path)"
+        disagreement = f"; {self.data['disagreement']}" if self.data["disagreement"] else ""
+        return f"Explorer({self.title!r}, {len(self.data['norm'])} points of the path{disagreement})"
 
     def _repr_html_(self) -> str:
         # A frame keeps the styles of notebook and page apart, and its script grows it to its content.
@@ -82,7 +85,8 @@ def explore(
     Args:
         scores: keys Φ (m, D) and bags, as the path was followed in.
         path: of one seed; of `dynamics.exact_flow`.
-        limit: the max-margin direction of the path's selection; of `theory.max_margin`.
+        limit: the max-margin direction of the path's selection, `theory.max_margin(scores, path.selection)`.
+            Where the path does not have the pairs of the limit apart, the page says so.
         sequences: numbers of the sequences to show, at most 40; by default the first six of either label.
         tokens: m names; the numbers of the tokens by default.
         title: of the page.
@@ -108,8 +112,23 @@ def explore(
         "rows": [_row(scores, of_tokens[kept], int(x), names) for x in sequences or _few(scores)],
         "pairs": _pairs(limit, of_tokens[kept], np.linalg.norm(p[kept], axis=1), names),
         "facts": _facts(scores, limit),
+        "disagreement": _disagreement(limit, of_tokens[-1], float(np.linalg.norm(p[-1])), names),
     }
     return Explorer(title, data)
+
+
+def _disagreement(limit: MaxMargin, scores: NDArray[np.float64], norm: float, names: Sequence[str]) -> str:
+    """Say which pair of the limit the end of the path does not have apart; "" if it has all."""
+    better, worse = np.asarray(limit.pairs).T
+    reached = (scores[better] - scores[worse]) / (norm * float(limit.margin))
+    if not len(reached) or reached.min() > HALF:
+        return ""
+    pair = int(reached.argmin())
+    return (
+        f"The path and the limit disagree: {names[better[pair]]} and {names[worse[pair]]} are "
+        f"{reached[pair]:.2g} of the margin apart at the end of the path. "
+        "Use max_margin(scores, path.selection)."
+    )
 
 
 def _check(

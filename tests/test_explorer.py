@@ -25,7 +25,7 @@ def solved():
     params = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=100.0))(start)
     scores = ja.theory.scores.one_layer(params, corpus)
     path = ja.dynamics.exact_flow(scores, params.p, until_norm=1e3, points=POINTS)
-    limit = ja.theory.max_margin(scores, ja.theory.selection(path.p[-1], scores))
+    limit = ja.theory.max_margin(scores, path.selection)
     return scores, path, limit
 
 
@@ -156,3 +156,16 @@ def test_the_slider_moves_attention_plane_and_curves_together(page, tmp_path):
         seen[point] = dots, text.count("<polyline")
     assert seen[2][1] == seen[POINTS][1] == 6
     assert all(early != late for early, late in zip(seen[2][0], seen[POINTS][0], strict=True))
+
+
+def test_a_limit_of_other_pairs_than_the_path_s_is_named():
+    """Two sequences of one bag balance 0 and 1 at a finite difference, where `selection` sees 0 alone."""
+    corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1], vocab_size=5)
+    scores = ja.theory.Scores(np.eye(5), corpus, np.array([1.0, -1.2, -3, 1, -1]))
+    path = ja.dynamics.exact_flow(scores, np.zeros(5), until_norm=1e5)
+    tied = ja.theory.max_margin(scores, path.selection)
+    assert "disagree" not in repr(ja.explore(scores, path, tied))
+    alone = ja.theory.max_margin(scores, ja.theory.selection(path.p[-1], scores))
+    page = ja.explore(scores, path, alone, tokens=list("abcde"))
+    assert "disagree: a and b" in repr(page)
+    assert "max_margin(scores, path.selection)" in page.html()

@@ -297,7 +297,7 @@ def label_window(
     lower = _edge(lost, grid[first - 1], grid[first], rtol) if first else 0.0
     upper = _edge(lost, grid[last], grid[last - 1], rtol) if last < len(grid) else np.inf
     compared = counts is None and relevant >= 10 and length >= 6 and dim >= 256
-    return LabelWindow(unit * lower, unit * upper, ceiling, claimed=compared and upper >= 2 * lower)
+    return LabelWindow(unit * lower, unit * upper, ceiling, claimed=bool(compared and upper >= 2 * lower))
 
 
 def _longest_run(found: list[bool]) -> tuple[int, int]:

@@ -53,6 +53,8 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
 _DEPENDENT = 1e-12
 # Scores at ‖p‖ = 1e6 are right to 1e-10, and so are forces, relative to their sizes.
 _ZERO = 1e-8
+# To divide by where there is no force.
+_TINY = np.finfo(float).tiny
 # What a duality gap of 1e-10 leaves of a force that is zero.
 _NO_FORCE = 1e-5
 # Largest 1 - cos of p and the limit at which p counts as on course.
@@ -72,7 +74,8 @@ class Limit(Brief):
         gradient: (); size of the gradient of the tied part of the loss on 𝒯, the span of the differences of
             tied tokens, relative to the forces that cancel in it. 0 without ties.
         curvature: (); smallest eigenvalue of its Hessian on 𝒯, relative to the largest; inf without ties.
-            Eigenvalues of zero are left out: their eigenvectors are loose.
+            Eigenvalues of zero, relative to the forces that cancel in their direction, are left out: their
+            eigenvectors are loose.
         loose: (); length of the part of the tie multipliers' force that lies along loose directions, relative
             to that of p_*. Nothing holds tied tokens in these, so that p_* has to leave them where they are
             without a force.
@@ -114,7 +117,7 @@ class Limit(Brief):
         return [
             (solved, f"the max-margin problem of the limit: {self.direction.reason}"),
             (self.gradient <= _ZERO, f"tied tokens are off balance, gradient {self.gradient:.3g}"),
-            (self.curvature > _ZERO, f"tied tokens are at no minimum, curvature {self.curvature:.3g}"),
+            (self.curvature > 0, f"tied tokens are at no minimum, curvature {self.curvature:.3g}"),
             (self.loose <= _NO_FORCE, f"p_* pulls at tied tokens that nothing holds, loose {self.loose:.3g}"),
             (self.idle > _ZERO, f"two tokens whose pulls cancel come together, idle {self.idle:.3g}"),
             (self.unknown >= 1 / 3 - _ZERO, f"a force of unknown order counts, unknown {self.unknown:.3g}"),
@@ -286,7 +289,8 @@ def _balance(
     n = len(loss.direction)
     several = np.bincount(entries.sequence[inside & entries.chosen], minlength=n) > 1
     log_share = np.where(several, loss.log_size, -np.inf)
-    share = np.exp(log_share - log_share.max())
+    unit = float(log_share.max()) if several.any() else 0.0
+    share = np.exp(log_share - unit)
     pull, size, attention = np.zeros((3, n, len(tied)))
     parts = loss.direction[rows] * deviation[inside]
     pull[rows, columns], size[rows, columns] = parts.sum(axis=1), np.abs(parts).sum(axis=1)
@@ -294,18 +298,19 @@ def _balance(
     force, gross = share @ pull, share @ size
     product = (share[:, None] * pull).T @ attention
     hessian = product + product.T - np.diag(force)
-    weight = np.exp(np.where(several[:, None], loss.log_weight, -np.inf) - log_share.max())
+    weight = np.exp(np.where(several[:, None], loss.log_weight, -np.inf) - unit)
     for mode, heavy in zip(np.moveaxis(loss.modes, 1, 0), weight.T, strict=True):
         steered = np.zeros((n, len(tied)))
         steered[rows, columns] = (mode[rows] * deviation[inside]).sum(axis=1)
         hessian += (heavy[:, None] * steered).T @ steered
     hessian = lift.T @ hessian @ lift
     size, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    loose = np.abs(size) <= _ZERO * np.abs(size).max()
+    # Each direction is compared with the forces that cancel in it: scales of keys and of weights may differ.
+    loose = np.abs(size) <= _ZERO * (gross @ np.square((E[tied] - E[leader[tied]]) @ normals.T @ vectors))
     longest = np.sqrt(np.square(E).sum(axis=1).max())
-    gradient = float(np.linalg.norm(force @ lift) / (gross.sum() * longest))
-    curvature = float(size[~loose].min(initial=np.inf) / abs(size[-1]))
-    part = TiedPart((vectors.T @ normals)[~loose], float(log_share.max()), np.diag(size[~loose]))
+    gradient = float(np.linalg.norm(force @ lift) / max(gross.sum() * longest, _TINY))
+    curvature = float(size[~loose].min() / np.abs(size).max()) if not loose.all() else np.inf
+    part = TiedPart((vectors.T @ normals)[~loose], unit, np.diag(size[~loose]))
     return gradient, curvature, (vectors.T @ normals)[loose], part
 
 

@@ -224,3 +224,23 @@ def test_the_length_of_v_does_not_count_once_it_is_long(log_norm):
     assert near.reason == far.reason
     np.testing.assert_array_equal(far.heavy, near.heavy)
     np.testing.assert_allclose(far.p, near.p, atol=1e-9)
+
+
+@pytest.mark.more
+def test_a_settled_path_may_end_on_the_certified_limit_and_off_the_relaxed_direction():
+    def draw(key):
+        data_key, model_key = jax.random.split(key)
+        corpus = ja.data.assumption1(data_key, vocab_size=24, relevant=8, length=6, sequences=40)
+        params = ja.models.one_layer.init(model_key, vocab_size=24, dim=12, dtype=jnp.float64)
+        return ja.dynamics.one_step(params, corpus, step_size=60.0), corpus
+
+    params, corpus = jax.jit(draw)(jax.random.split(jax.random.key(0), 12)[6])
+    path = jax.device_get(ja.dynamics.joint_flow(params, corpus, until_norm=1e4))
+    assert path.stop == "norm"
+    far = np.flatnonzero(path.log_v_norm < 600)[-1]
+    scores = Scores(np.asarray(params.E), corpus)
+    found = certify_joint_limit(scores, path.p[far], path.v[far] * np.exp(path.log_v_norm[far]))
+    assert found.holds, found.reason
+    relaxed = ja.theory.relaxed_max_margin(scores, ja.theory.selection(path.p[-1], scores))
+    assert one_minus_cosine(path.p[-1], found.p) < 1e-5
+    assert 0.15 < one_minus_cosine(path.p[-1], relaxed.p) < 0.17

@@ -220,5 +220,5 @@ def test_the_window_is_claimed_where_it_was_compared():
     assert ja.theory.label_window(relevant=20, vocab_size=50, dim=2048, **sizes).claimed
     assert not ja.theory.label_window(relevant=20, vocab_size=50, dim=64, **sizes).claimed
     assert not ja.theory.label_window(
-        relevant=20, vocab_size=50, dim=2048, length=8, counts=[5] * 10 + [-5] * 10
+        relevant=20, vocab_size=50, dim=2048, length=8, counts=np.array([5] * 10 + [-5] * 10)
     ).claimed
