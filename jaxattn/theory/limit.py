@@ -309,7 +309,7 @@ def _balance(
     loose = np.abs(size) <= _ZERO * (gross @ np.square((E[tied] - E[leader[tied]]) @ normals.T @ vectors))
     longest = np.sqrt(np.square(E).sum(axis=1).max())
     gradient = float(np.linalg.norm(force @ lift) / max(gross.sum() * longest, _TINY))
-    curvature = float(size[~loose].min() / np.abs(size).max()) if not loose.all() else np.inf
+    curvature = float(size[~loose].min() / max(abs(size[-1]), _TINY)) if not loose.all() else np.inf
     part = TiedPart((vectors.T @ normals)[~loose], unit, np.diag(size[~loose]))
     return gradient, curvature, (vectors.T @ normals)[loose], part
 
