@@ -20,6 +20,8 @@ import numpy as np
 _CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
 # Difference of a value and an output, relative to their sizes, that is rounding.
 _EQUAL = 1e-8
+# Largest exponent: what is multiplied with more vanishes by more.
+_LARGE = 300.0
 # Difference of two θ that is rounding, relative to the longest.
 _SAME = 1e-11
 
@@ -189,7 +191,7 @@ def _second_order(
     size = sum(_scaled(np.abs(r), abs(x)) for r, x in zip(columns, deviation, strict=True))
     cross = (along.T @ weight).toarray()
     # The second derivative of the loss in the unit of the first.
-    heavy = np.exp(loss.log_weight - loss.log_size[:, None])
+    heavy = np.exp(np.minimum(loss.log_weight - loss.log_size[:, None], _LARGE))
     steered = [
         sum(_scaled(mode[:, c], x) for c, x in enumerate(deviation)) for mode in np.moveaxis(loss.modes, 1, 0)
     ]
@@ -205,8 +207,8 @@ def _second_order(
         answer = turning @ np.linalg.solve(tied.hessian, turning.T)
     second = direct - answer
     second[np.abs(second) <= _CANCELS_TWICE * (gross + np.abs(answer))] = 0
-    own = np.diag(gross)
-    unknown = (own > 0) & (np.abs(np.diag(direct)) <= _CANCELS_TWICE * own)
+    squares = np.diag(gross)
+    unknown = (squares > 0) & (np.abs(np.diag(direct)) <= _CANCELS_TWICE * squares)
     return second, unknown
 
 
@@ -224,7 +226,7 @@ def _turning(
     (place, number, share), (weight, along, steered) = idle, of_pairs
     lift, shape = E @ tied.normals.T, (len(loss.log_size), len(E))
     # Both units and the weight of a sequence: e^(log_size - unit of the pair/2 - unit of the tied part/2).
-    unit = np.exp(np.minimum((loss.log_size - tied.log_unit) / 2, 300))
+    unit = np.exp(np.minimum((loss.log_size - tied.log_unit) / 2, _LARGE))
     moved = entries.attention[:, None] * below  # ∂f_X/∂a of every entry on top
 
     def by_token(x: np.ndarray) -> Any:

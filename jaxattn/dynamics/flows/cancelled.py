@@ -95,18 +95,16 @@ class _Entries(NamedTuple):
 
 
 class _Loss(NamedTuple):
-    """Derivatives of the loss by outputs: r (n, C), and what S is made of."""
+    """Derivatives of the loss by outputs: r (n, C), and S = diag(w) - π πᵀ, with w (n, C) and π (n, C)."""
 
     r: Array
-    pi: Array | None
-    curvature: Array | None
+    weight: Array
+    pi: Array
 
     def times(self, x: Float[Array, "n m C"]) -> Float[Array, "n m C"]:
         """Multiply S with vectors."""
-        if self.pi is None:
-            return self.curvature[:, None, None] * x
         pi = self.pi[:, None]
-        return pi * (x - (pi * x).sum(axis=-1, keepdims=True))
+        return self.weight[:, None] * x - pi * (pi * x).sum(axis=-1, keepdims=True)
 
 
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
@@ -270,6 +268,8 @@ def _loss(corpus: Corpus, f: Array) -> _Loss:
     if corpus.num_classes == 2:
         agreement = labels * f[:, 0]
         r = labels * jax.nn.sigmoid(-agreement)
-        return _Loss(r[:, None], None, jax.nn.sigmoid(agreement) * jax.nn.sigmoid(-agreement))
+        weight = jax.nn.sigmoid(agreement) * jax.nn.sigmoid(-agreement)
+        return _Loss(r[:, None], weight[:, None], jnp.zeros_like(f))
     direction, log_size, log_pi = residual(f, labels)
-    return _Loss(direction * jnp.exp(log_size)[:, None], jnp.exp(log_pi), None)
+    pi = jnp.exp(log_pi)
+    return _Loss(direction * jnp.exp(log_size)[:, None], pi, pi)
