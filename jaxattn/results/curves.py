@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import evenly, file_name, seed_words, settings_label, unknown_metric
+from jaxattn.results.labels import evenly, file_name, literal, seed_words, settings_label, unknown_metric
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, geometric_words
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
@@ -71,7 +71,7 @@ def curves(
         blocks = figure.subfigures(len(phases), 1, height_ratios=heights, squeeze=False)[:, 0]
         for block, name in zip(blocks, phases, strict=True):
             if len(phases) > 1:
-                block.suptitle(f"phase: {name}", x=0.01, ha="left", fontsize=10, color=SOFT)
+                block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", fontsize=10, color=SOFT)
             own = table[table["phase"] == name]
             _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label, x)
         if len(chosen) > 1:

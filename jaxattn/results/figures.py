@@ -139,6 +139,8 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
         raise InputError(
             f"figure {name}: returned {type(found).__name__}; let it return a matplotlib Figure or a Drawn"
         )
+    # A formula that cannot be read raises only when it is rendered.
+    found.figure.draw_without_rendering()
     return replace(found, name=file_name(found.name))
 
 
@@ -206,7 +208,7 @@ def _guarded(drawing: Callable[[], Drawn], files: frozenset[str] = frozenset()) 
     except InputError:
         raise
     except Exception as error:
-        line = f"{type(error).__name__}: {error}"
+        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise (UserCodeError(line, files) if in_user_code(error, files, "") else InputError(line)) from error
 
 

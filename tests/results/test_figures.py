@@ -11,7 +11,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError
-from jaxattn.results import aggregate, style
+from jaxattn.results import aggregate, load, style
 from jaxattn.results.correlations import bin_means
 from jaxattn.results.curves import _scales, curves
 from jaxattn.results.figures import KINDS, check, draw, draw_all, function
@@ -43,6 +43,24 @@ def test_every_kind_draws_every_folder(results, name, kind):
     drawn = draw(results[name], {"kind": kind})
     assert style.png(drawn.figure, dpi=50).startswith(b"\x89PNG")
     assert len(drawn.caption) > 40
+
+
+def test_names_with_signs_of_formulas_are_drawn_by_every_kind(write, tmp_path):
+    odd = "x^$2^$ or $5"
+    axes = {"block": [odd, "plain"], f"data.{odd}": [1.0, 2.0], "model.dim": [8, 16]}
+    folder = write(tmp_path / "run", axes=axes, seeds=2, vocab_size=60)
+    run = load(folder)
+    renamed = {"metric": {"p_norm": odd}, "phase": {"joint": odd}}
+    run = dataclasses.replace(run, records=run.records.replace(renamed))
+    for spec in (
+        {"kind": "curves", "metrics": ["loss", odd]},
+        {"kind": "curves", "metrics": ["loss"], "x": odd},
+        {"kind": "scaling", "axis": "model.dim", "metric": odd},
+        {"kind": "scaling", "axis": f"data.{odd}", "metric": odd},
+        {"kind": "convergence", "x": odd, "y": "loss"},
+        {"kind": "diagram", "x_axis": "block", "y_axis": f"data.{odd}", "metric": odd},
+    ):
+        assert style.png(draw(run, spec).figure, dpi=50).startswith(b"\x89PNG")
 
 
 def test_drawing_leaves_global_settings_alone(results):
