@@ -15,7 +15,6 @@ import pandas as pd
 from jaxattn.base import Phase, PhaseProbe, SharedData, Task, silent
 from jaxattn.core import backend, pytrees
 from jaxattn.core.errors import counted
-from jaxattn.data.corpus import shapes
 from jaxattn.data.splits import Splits
 from jaxattn.engine import batches, devices, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
@@ -151,13 +150,16 @@ def _line(
 
 
 def _coordinates(setting: Setting) -> str:
-    """Say how long the vectors of embeddings are, where their number is known before texts are read."""
-    dim, vocab_size = setting.model.dim, setting.data.vocab_size
-    if dim is None or vocab_size is None:
+    """Return the length of the vectors of embeddings, as far as it is known before data are read."""
+    dim = setting.model.dim
+    if dim is None or isinstance(setting.data, SharedData):
         return "" if dim is None else str(dim)
-    like = shapes(vocab_size=vocab_size, num_classes=setting.data.num_classes)
-    # Shapes are the same in any precision, and float64 would want its mode.
-    params = jax.eval_shape(partial(setting.model.init, like=like, dtype=jnp.float32), jax.random.key(0))
+
+    def start(key: jax.Array) -> Any:
+        # Shapes are the same in any precision, and float64 would want its mode.
+        return setting.model.init(key, seed.draw(setting, key).train, dtype=jnp.float32)
+
+    params = jax.eval_shape(start, jax.random.key(0))
     coordinates = pytrees.get(params, "E").shape[1] if "E" in pytrees.names(params) else dim
     return str(dim) if coordinates == dim else f"{coordinates} for d = {dim}"
 

@@ -73,8 +73,13 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     def check(self, *context: Any) -> None:
         """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""
-        if not isinstance(self.optimizer, str) and not callable(self.optimizer):
-            raise InputError(f"optimizer: expected a name, got {self.optimizer!r:.60}")
+        if not isinstance(made := _target(self.optimizer), str) and not callable(made):
+            is_fixed = isinstance(made, optax.GradientTransformation)
+            got = "an optax transformation, whose step size is fixed" if is_fixed else f"{made!r:.60}"
+            raise InputError(
+                "optimizer: expected a name or a function of the step size, such as `def own(step_size): "
+                f"return optax.adam(step_size)`; got {got}"
+            )
         beside = set(self.__struct_fields__) - {self.takes_further}
         check_options(_target(self.optimizer), self.options, beside)
         if self.fresh and self.batch_size:
