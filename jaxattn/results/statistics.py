@@ -207,29 +207,45 @@ def summary_rows(
         added where fewer seeds than planned have a value. One row per cell and phase: the values of the
         axes, the phase, and a column per metric.
     """
-    records, chosen = _shown(results, metrics)
-    shown = replace(results, records=records)
-    table = aggregate(shown, seed=seed, resamples=resamples, confidence=confidence)
-    planned = len(results.manifest["seeds"])
-    text = [
-        interval(*row[:3])
-        + (" (all equal)" if n > 1 and np.isnan(row[3]) else "")
-        + (f" (n={n})" if n < planned else "")
-        for *row, n in zip(
-            table[statistic],
-            table[f"{statistic}_low"],
-            table[f"{statistic}_high"],
-            table["mean_low"],
-            table["n"],
-            strict=True,
-        )
-    ]
+    options: Any = {"statistic": statistic, "seed": seed, "resamples": resamples, "confidence": confidence}
+    table = estimates(results, metrics=metrics, **options)
+    _, chosen = _shown(results, metrics)
     keys = [*(results.axes or []), "phase"]
-    wide = table.assign(text=text).pivot(index=["cell", "phase"], columns="metric", values="text").fillna("")
+    wide = table.pivot(index=["cell", "phase"], columns="metric", values="text").fillna("")
     order = table[["cell", *keys]].drop_duplicates(["cell", "phase"])
     wide = wide.reindex(index=pd.MultiIndex.from_frame(order[["cell", "phase"]]), columns=chosen)
     heads = order[keys].map(setting).reset_index(drop=True)
     return pd.concat([heads, wide.reset_index(drop=True).rename_axis(columns=None)], axis=1)
+
+
+def estimates(
+    results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
+) -> pd.DataFrame:
+    """Estimate metrics at the last step of each phase: the numbers of `summary_rows`.
+
+    Args:
+        results: a results folder.
+        metrics: which metrics; by default all but the single bins.
+        statistic: "mean", on the scale of the metric, or "iqm".
+        options: as `aggregate`.
+
+    Returns:
+        The aggregate with the columns value, low and high, NaN where there are none, and the text of these.
+    """
+    records, _ = _shown(results, metrics)
+    table = aggregate(replace(results, records=records), **options)
+    planned = len(results.manifest["seeds"])
+    numbers = {"value": statistic, "low": f"{statistic}_low", "high": f"{statistic}_high"}
+    table = table.assign(**{name: table[column] for name, column in numbers.items()})
+    text = [
+        interval(value, low, high)
+        + (" (all equal)" if n > 1 and np.isnan(of_mean) else "")
+        + (f" (n={n})" if n < planned else "")
+        for value, low, high, of_mean, n in zip(
+            *(table[name] for name in ("value", "low", "high", "mean_low", "n")), strict=True
+        )
+    ]
+    return table.assign(text=text)
 
 
 def summary_title(results: Run) -> str:
