@@ -25,8 +25,8 @@ from jaxattn.results.load import load
 from jaxattn.study.seed import dataset
 
 STUDIES = Path(__file__).with_name("claims")
-# Of this checkout, not of the working directory: their code is executed. Next to an installed package a folder
-# `sweeps` would be somebody else's.
+# Of this checkout, not of the working directory: their code is executed. A folder `sweeps` next to an
+# installed package would be somebody else's.
 CHECKOUT = Path(__file__).parents[2]
 FINDINGS = CHECKOUT / "sweeps" / "findings"
 NO_OVERRIDES: Mapping[str, Sequence[str]] = MappingProxyType({})
