@@ -1,8 +1,9 @@
 """What is measured on the way and at the end, and what is drawn of it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -99,15 +100,30 @@ class ProbeContext:
         return other
 
 
+class Scale(NamedTuple):
+    """The scale of a metric, on which its mean and interval are computed.
+
+    Attributes:
+        kind: "linear"; "log", positive and spread over decades; or "yes/no", 0 or 1 for every seed.
+        low, high: what it can be at all; intervals stay inside.
+    """
+
+    kind: Literal["linear", "log", "yes/no"] = "linear"
+    low: float = -math.inf
+    high: float = math.inf
+
+
 class Measurement(Spec, frozen=True, kw_only=True):
     """What probes of single steps and of whole phases have in common: derive from one of these two.
 
     Attributes:
         labels: what figures call its metrics, by name.
+        scales: the scales of its metrics, by name; linear without bounds for the others.
         rotation_invariant: whether it measures the same in coordinates of a span.
     """
 
     labels: ClassVar[Mapping[str, str]] = {}
+    scales: ClassVar[Mapping[str, Scale]] = {}
     rotation_invariant: ClassVar[bool] = False
 
     def why_not(self, task: Task, phase: Phase) -> str | None:

@@ -30,6 +30,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "top_tokens": "jaxattn.results.token_figures:top_tokens",
     }
 )
+# What a figure may name and a run does not record, by what it is computed from.
+IS_OF: Mapping[str, str] = MappingProxyType({"margin_shortfall": "margin_ratio"})
 OF_TOKENS = ("importance", "one_step_law", "top_tokens")
 AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
 
@@ -92,6 +94,19 @@ def check(
                 raise InputError(
                     f"{place}.{option}: unknown {spec[option]!r}; {_instead(spec[option], allowed)}"
                 )
+
+
+def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
+    """List the metrics that figures name, by their places in the sweep file."""
+    found = {}
+    for number, spec in specs.items():
+        for option in ("metric", "metrics", "x", "y"):
+            named = spec.get(option) or ()
+            several = not isinstance(named, str)
+            for k, metric in enumerate(named if several else (named,)):
+                place = f"figures[{number}].{option}{f'[{k}]' if several else ''}"
+                found[place] = IS_OF.get(metric, metric)
+    return {place: metric for place, metric in found.items() if metric != "step"}
 
 
 def draw(results: Run, spec: Mapping[str, Any]) -> Drawn:

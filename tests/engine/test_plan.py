@@ -10,7 +10,7 @@ from jaxattn.engine import plan as planning
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import programs
-from jaxattn.engine.plan import plan, recorded
+from jaxattn.engine.plan import check_metrics, plan, recorded
 
 
 def test_groups_say_what_runs_together(tmp_path, study):
@@ -109,6 +109,22 @@ def test_the_time_grows_with_the_work(study, tables):
         left = [Batch(group, group.cells, range(seeds))]
         times.append(planning.estimate_runtime(group, programs(group.setting), left))
     assert 0 < times[0] < times[1] / 20
+
+
+def test_figures_of_metrics_that_nobody_measures_are_found_before_a_run(study, tmp_path):
+    for figure, said in (
+        (
+            {"kind": "curves", "metrics": ["loss", "lss"]},
+            r"figures\[0\].metrics\[1\]: .*'lss'; did you mean 'loss'",
+        ),
+        ({"kind": "curves", "x": "p_nrm"}, r"figures\[0\].x: the study does not measure 'p_nrm'"),
+        ({"kind": "convergence", "x": "p_norm", "y": "margin_shortfall"}, "'margin_ratio'"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Study.of_tables(study().tree | {"figures": [figure]}).run(tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+    check_metrics(study(), {"a": "Ev_bin_00", "b": "test_accuracy_best_on_test", "c": "p_norm"})
+    check_metrics(study(), {})
 
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"

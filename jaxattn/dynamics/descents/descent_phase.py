@@ -85,6 +85,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         if self.fresh and self.batch_size:
             raise InputError("fresh: batch_size deals out the training data; leave one of them out")
         for setting in context:
+            self._check_batch(getattr(setting.data, "sequences", None))
             if self.patience and not setting.data.held_out:
                 key = "validation" if setting.data.shared else "validation_sequences"
                 raise InputError(f"patience: there is no validation corpus; give data.{key}")
@@ -94,8 +95,15 @@ class Descent(Phase, frozen=True, kw_only=True):
                     "the setting 'sequences'; use batch_size"
                 )
 
+    def _check_batch(self, examples: Any) -> None:
+        if self.batch_size and isinstance(examples, int) and self.batch_size > examples:
+            raise InputError(
+                f"batch_size: {self.batch_size} of {examples} examples; give fewer, or leave it out for all"
+            )
+
     def init(self, task: Task, params: Any, key: Array) -> Any:
         """Make the state; batches are drawn with the key."""
+        self._check_batch(task.data.train.num_examples)
         algorithm, _ = self._algorithm(task)
         return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
 
