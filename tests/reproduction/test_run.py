@@ -177,7 +177,7 @@ def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(pa
         < html.index('href="#fig2_synthetic"')
         < html.index('id="fig2_synthetic"')
     )
-    assert "Of 3 judged numbers in 1 of 1 item" in html
+    assert "Of 3 judged numbers in 1 of 31 items" in html
     assert "<summary>Bin means</summary>" in html
     assert "Spearman of E·v and the bin centres" in html
     for text in (markdown, html):
