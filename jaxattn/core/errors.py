@@ -63,7 +63,9 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException) -> str:
-    """Return how to fix an exception of JAX's in traced code, after a semicolon; nothing for others."""
+    """Return how to fix an exception of JAX in traced code, or a misspelt setting, after a semicolon."""
+    if misspelt := re.fullmatch(r"Unexpected keyword argument ('\w+')", str(error)):
+        return f"; there is no setting {misspelt[1]}, check its spelling"
     words = _REMEDIES.get(type(error).__name__)
     return f"; {words}" if words else ""
 

@@ -14,7 +14,7 @@ Label = int | str
 ClassLabels = Label | tuple[Label, ...]
 
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.0*)?")
-_BOOLEANS = {"true": 1, "false": 0}
+_WORDS = {"true": 1, "false": 0, "nan": None}
 IGNORED = -1
 
 
@@ -48,12 +48,12 @@ def plain(label: Any) -> Any:
     """Return a raw label in the form in which labels are compared.
 
     Whole numbers and booleans are ints, however they are written: 1 for 1.0, True, "1", "1.0" and "true".
-    Null, NaN and an empty text are None. Other numbers are texts.
+    Null, NaN, "nan" and an empty text are None. Other numbers are texts.
     """
     if isinstance(label, str):
         if _WHOLE.fullmatch(label):
             return int(label.partition(".")[0])
-        return _BOOLEANS.get(label.lower(), label or None)
+        return _WORDS.get(label.lower(), label or None)
     if is_missing(label):
         return None
     if isinstance(label, float):

@@ -10,7 +10,7 @@ from jaxattn.data.labelled import IGNORED, class_name, class_numbers, plain
     [
         *((x, 1) for x in (1, 1.0, True, "1", "1.0", "+1", "1.", "True", "true", "TRUE")),
         *((x, -1) for x in (-1, "-1", -1.0, "-1.00")),
-        *((x, None) for x in (None, float("nan"), "")),
+        *((x, None) for x in (None, float("nan"), "", "NaN")),
         (0.5, "0.5"),
         ("02", "02"),
         ("pos", "pos"),

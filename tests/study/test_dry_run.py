@@ -246,6 +246,10 @@ class Nested(Model):
     def outputs(self, params, corpus):
         return ja.attention.attend(corpus, params["E"] @ params["p"], params["E"] @ params["head"]["v"])
 
+class Misspelt(Model):
+    def init(self, key, like, *, dtype):
+        return ja.models.OneLayer(dimm=self.dim).init(key, like, dtype=dtype)
+
 class WithNumpy(Model):
     def outputs(self, params, corpus):
         return np.tanh(super().outputs(params, corpus))
@@ -641,6 +645,8 @@ def test_numpy_in_traced_code_is_told_with_its_remedy(names, tmp_path):
         assert str(error).endswith("; use jax.numpy in place of numpy")
         assert "The error occurred" not in error.trace
         assert len(error.trace.splitlines()) < 9
+    error = said(names, tmp_path, model="mine.py:Misspelt")
+    assert str(error).endswith("; there is no setting 'dimm', check its spelling")
 
 
 def test_a_setting_that_may_be_an_array_is_a_number_that_may_be_traced(names, tmp_path):
