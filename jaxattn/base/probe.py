@@ -1,9 +1,8 @@
 """What is measured on the way and at the end, and what is drawn of it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ from jaxattn.base.model import Loss, Model, Params
 from jaxattn.base.phase import Phase, Task
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import gradients_by_name
+from jaxattn.core.scales import Scale
 from jaxattn.core.settings import Spec
 
 Metrics = Mapping[str, np.ndarray]
@@ -98,19 +98,6 @@ class ProbeContext:
         other = object.__new__(ProbeContext)
         other.__dict__ = self.__dict__ | {"memory": memory}
         return other
-
-
-class Scale(NamedTuple):
-    """The scale of a metric, on which its mean and interval are computed.
-
-    Attributes:
-        kind: "linear"; "log", positive and spread over decades; or "yes/no", 0 or 1 for every seed.
-        low, high: what it can be at all; intervals stay inside.
-    """
-
-    kind: Literal["linear", "log", "yes/no"] = "linear"
-    low: float = -math.inf
-    high: float = math.inf
 
 
 class Measurement(Spec, frozen=True, kw_only=True):

@@ -66,11 +66,6 @@ def members(label: ClassLabels) -> tuple[Label, ...]:
     return label if isinstance(label, tuple) else (label,)
 
 
-def class_name(label: Any) -> str:
-    """Return the name of a class that has none of its own: its raw labels."""
-    return "+".join(map(str, label)) if isinstance(label, list | tuple) else str(label)
-
-
 def class_numbers(labels: Sequence[ClassLabels], ignored: Sequence[Label]) -> dict[Any, int]:
     """Map each raw label, in its plain form, to the number of its class, or to IGNORED.
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxattn.base import Progress, silent
 from jaxattn.core.errors import InputError
+from jaxattn.core.settings import class_name
 from jaxattn.data import cache, sequences
 from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
 from jaxattn.data.labelled import (
@@ -24,7 +25,6 @@ from jaxattn.data.labelled import (
     Labelled,
     Texts,
     balanced,
-    class_name,
     class_numbers,
     held_out,
     plain,

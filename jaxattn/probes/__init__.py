@@ -1,7 +1,8 @@
 """Probes: what is measured of one seed, as settings with pure functions; `base` says what each must have."""
 
 from jaxattn.base import Measurement
-from jaxattn.base.probe import ProbeContext, Scale
+from jaxattn.base.probe import ProbeContext
+from jaxattn.core.scales import Scale
 from jaxattn.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
 from jaxattn.probes.importance import Importance, OneStepEmbeddings, OneStepError
 from jaxattn.probes.parameters import Alignments, Conservation, Norms, Sharpness

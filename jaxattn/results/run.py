@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.data.labelled import class_name
+from jaxattn.core.settings import class_name
 from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, listed, metric_label, setting
 from jaxattn.storage import provenance
 from jaxattn.storage.manifest import command

@@ -180,7 +180,7 @@ class _Rehearsal:
         for parameter in phase.train:
             if parameter not in known:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
-            if not hasattr(x := get(params, parameter), "dtype"):
+            if not jax.tree_util.treedef_is_leaf(jax.tree.structure(x := get(params, parameter))):
                 raise InputError(
                     f"{place}.train: {parameter!r} is a {shown(x)}, not an array; let init return its arrays "
                     "as parameters of their own"

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import msgspec
 import numpy as np
+from jaxtyping import AbstractArray
 
 from jaxattn.base import (
     Data,
@@ -223,8 +224,8 @@ def _without_arrays(annotation: Any) -> Any:
 
 
 def _is_array(annotation: Any) -> bool:
-    of = getattr(annotation, "array_type", annotation)  # of an annotation of jaxtyping
-    return isinstance(of, type) and issubclass(of, jax.Array | np.ndarray | np.generic)
+    arrays = jax.Array | np.ndarray | np.generic | AbstractArray
+    return isinstance(annotation, type) and issubclass(annotation, arrays)
 
 
 @functools.cache

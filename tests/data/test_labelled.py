@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.data.labelled import IGNORED, class_name, class_numbers, plain
+from jaxattn.core.settings import class_name
+from jaxattn.data.labelled import IGNORED, class_numbers, plain
 
 
 @pytest.mark.parametrize(

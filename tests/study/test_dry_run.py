@@ -511,7 +511,7 @@ WRONG = {
     ),
     "a transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:made_already"}]},
-        "phases[0]: optimizer: expected a name or a function of the step size",
+        "phases[0]: optimizer: expected a name, got an optax transformation, whose step size is fixed; or give a fun",
     ),
     "a letter left out": (
         {"phases": [{("stepsize" if key == "step_size" else key): x for key, x in BATCHED[0].items()}]},

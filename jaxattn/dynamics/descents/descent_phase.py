@@ -77,15 +77,15 @@ class Descent(Phase, frozen=True, kw_only=True):
             is_fixed = isinstance(made, optax.GradientTransformation)
             got = "an optax transformation, whose step size is fixed" if is_fixed else f"{made!r:.60}"
             raise InputError(
-                "optimizer: expected a name or a function of the step size, such as `def own(step_size): "
-                f"return optax.adam(step_size)`; got {got}"
+                f"optimizer: expected a name, got {got}; or give a function of the step size, such as "
+                "`def own(step_size): return optax.adam(step_size)`"
             )
         beside = set(self.__struct_fields__) - {self.takes_further}
         check_options(_target(self.optimizer), self.options, beside)
         if self.fresh and self.batch_size:
             raise InputError("fresh: batch_size deals out the training data; leave one of them out")
         for setting in context:
-            self._check_batch(getattr(setting.data, "sequences", None))
+            self._check_batch(msgspec.structs.asdict(setting.data).get("sequences"))
             if self.patience and not setting.data.held_out:
                 key = "validation" if setting.data.shared else "validation_sequences"
                 raise InputError(f"patience: there is no validation corpus; give data.{key}")
