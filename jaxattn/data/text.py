@@ -38,6 +38,10 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
 # Invisible characters that do not end a word: soft hyphens, word joiners and marks of direction.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
+# Where marks and composed letters may be, as opposed to Western letters and punctuation.
+_FAR = re.compile(
+    "[\\u00ad\\u0300-\\u1fff\\u200c-\\u200f\\u202a-\\u202e\\u2060-\\u2069\\u20d0-\\u20ff\\u2c00-\\U0010ffff]"
+)
 # They join letters, or keep them apart, within a word.
 _JOINERS = "\u200c\u200d"
 _ESCAPE = re.compile(r"\\[A-Za-z]")
@@ -98,7 +102,7 @@ def tokenise(text: str) -> list[str]:
         The words in order.
     """
     plain = _BREAK.sub(" ", text.lower().replace("’", "'"))
-    if plain.isascii():
+    if plain.isascii() or not _FAR.search(plain):
         return _WORD.findall(plain)
     visible = _INVISIBLE.sub("", unicodedata.normalize("NFC", plain))
     return _word_with_marks().findall(visible.replace("_", " "))
