@@ -107,6 +107,13 @@ min_count = 5
 out what the file says. `class_names`, `path`, `test_path` and `data_dir` change no number: with others too, a
 folder of results is continued, and the texts are not read again."""
 
+WORDS = """## Words
+
+Words are lower-case letters and digits, with inner apostrophes. A combining mark belongs to the letter before
+it, and words are in Unicode's form NFC, so a text has the same words however its letters are composed.
+`<br />` tags and escaped line breaks end a word. Null is an empty text, and null, NaN or an empty label is a
+missing label; `empty = "drop"` leaves such rows out. Compressed files are refused: decompress them first."""
+
 HELD_OUT = """## Held-out texts
 
 The test split is for the numbers that are reported, and `validation` holds training rows out to choose by. At
@@ -138,6 +145,7 @@ def texts() -> str:
         markdown_table(["setting", "kinds", "default", "meaning"], of_some),
         "## What every kind makes of it",
         markdown_table(["setting", "default", "meaning"], of_every),
+        WORDS,
         HELD_OUT,
     ]
     return "\n\n".join(sections) + "\n"

@@ -202,6 +202,8 @@ class Study(Definition):
         from jaxattn.engine.plan import plan, recorded
 
         folder = self.folder(directory)
+        if not quick:
+            self._check_metrics()
         with naming():
             (cells, groups), sentence = plan(self, folder, max_memory, quick=quick, progress=progress)
         return Plan(cells, groups, sentence, () if quick else tuple(recorded(self)))
@@ -312,6 +314,14 @@ class Study(Definition):
             if name.startswith("__main__:") or "<locals>" in name:
                 raise InputError(f"{name}: {who} can import it; move it to a file, such as mine.py")
 
+    def _check_metrics(self) -> None:
+        """Raise InputError for a figure of a metric that the study does not measure."""
+        from jaxattn.engine.plan import check_metrics
+        from jaxattn.results.figures import metrics_of
+
+        built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
+        check_metrics(self, metrics_of(built_in))
+
     def _check_figures(self) -> None:
         if not self.figures:
             return
@@ -365,6 +375,7 @@ def run(
     from jaxattn.results import report
 
     devices.use_all_cores()
+    study._check_metrics()
     words = command or shlex.join(["python", *sys.argv]) if sys.argv[0] else "python"
     with naming():
         outcome = execute(study, directory, command=words, reporter=reporter, **options)

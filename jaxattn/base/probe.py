@@ -13,6 +13,7 @@ from jaxattn.base.model import Loss, Model, Params
 from jaxattn.base.phase import Phase, Task
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import gradients_by_name
+from jaxattn.core.scales import Scale
 from jaxattn.core.settings import Spec
 
 Metrics = Mapping[str, np.ndarray]
@@ -104,10 +105,12 @@ class Measurement(Spec, frozen=True, kw_only=True):
 
     Attributes:
         labels: what figures call its metrics, by name.
+        scales: the scales of its metrics, by name; linear without bounds for the others.
         rotation_invariant: whether it measures the same in coordinates of a span.
     """
 
     labels: ClassVar[Mapping[str, str]] = {}
+    scales: ClassVar[Mapping[str, Scale]] = {}
     rotation_invariant: ClassVar[bool] = False
 
     def why_not(self, task: Task, phase: Phase) -> str | None:

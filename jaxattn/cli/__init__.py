@@ -29,12 +29,14 @@ def main() -> None:
     import tyro
 
     from jaxattn.cli.console import complain
-    from jaxattn.cli.options import check_once
     from jaxattn.core.errors import InputError, RunError
-    from jaxattn.storage.bucket import naming
 
     code: int
     try:
+        # They raise where the system has no file locks.
+        from jaxattn.cli.options import check_once
+        from jaxattn.storage.bucket import naming
+
         check_once(sys.argv[1:])
         with naming():
             code = tyro.extras.subcommand_cli_from_dict(

@@ -66,6 +66,10 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
         left = len(failures) - len(shown[:FAILURES])
         more = f"and {left:,} more: see {folder}/manifest.json, or `jaxattn status {folder}`; "
         remedy = "try a smaller step_size in that phase, or --set dtype=float64"
+        if all(failure["step"] == 0 for failure in failures):
+            remedy = (
+                "no step was taken yet: check what the model and the loss return at the start of that phase"
+            )
         print(f"jaxattn: {more if left else ''}{remedy}", file=sys.stderr)
 
 

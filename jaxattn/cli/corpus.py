@@ -1,18 +1,32 @@
 """What data look like, as small tables."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
 import pandas as pd
 
+from jaxattn.api import Study
 from jaxattn.base import Dataset, Progress
 from jaxattn.core.errors import from_user_code
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
+from jaxattn.study import toml
 from jaxattn.study.definition import Definition
 from jaxattn.study.seed import dataset
 from jaxattn.theory.one_step_law import advise
+
+# Stand in for what a sweep file of data alone leaves out.
+_ANY = {
+    "model": {"kind": "one_layer", "dim": "inf"},
+    "phases": [{"kind": "one_step", "name": "embed", "step_size": 1.0}],
+}
+
+
+def read(sweep: Path, overrides: Sequence[str] = ()) -> Study:
+    """Read a sweep file that may leave out model and phases; see `toml.read`."""
+    return toml.read(sweep, overrides, made=lambda tree, names: Study.of_tables(_ANY | tree, names))
 
 
 def describe(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:

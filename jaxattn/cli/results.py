@@ -201,6 +201,7 @@ def reproduce(
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
     out: Annotated[Path | None, arg(metavar="DIR")] = None,
     max_memory: MaxMemory = None,
+    check: bool = False,
     quiet: Quiet = False,
 ) -> int:
     """Run every figure, table and number of the paper again, and write a page with ours beside the published.
@@ -216,6 +217,7 @@ def reproduce(
             without it their items are not run.
         out: Results folder, of one scale; runs that are finished there are not run again. By default
             results/BOOK.
+        check: Print the names of the findings and their criteria, and run nothing.
     """
     from jaxattn import reproduction
     from jaxattn.engine import devices
@@ -226,6 +228,10 @@ def reproduce(
     keep_compiled()
     devices.use_all_cores()
     command, items = shlex.join(["jaxattn", *sys.argv[1:]]), reproduction.read(book)
+    if check:
+        folder = out or Path("results") / items.name
+        print_table(items.shared.title, reproduction.look(items, out=folder, only=only, scale=scale))
+        return 0
     with Reporter(quiet) as reporter, stoppable(command):
         written = reproduction.reproduce(
             items,

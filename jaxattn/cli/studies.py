@@ -363,6 +363,8 @@ def _damage(folders: list[Path]) -> bool:
 def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:
     """Show the corpus of a sweep file: sizes, label balance, lengths, the most important tokens.
 
+    The file needs a name and data; model and phases may be left out.
+
     Example: jaxattn data sweeps/imdb_one_layer.toml --set data.data_dir=~/tensorflow_datasets
 
     Args:
@@ -371,7 +373,7 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
     from jaxattn.cli import corpus
     from jaxattn.engine.progress import Reporter
 
-    checked = load_sweep(sweep, overrides)
+    checked = corpus.read(sweep, overrides)
     with Reporter(quiet) as reporter:
         shown = corpus.describe(checked, number, reporter.loading)
     for title, table in shown:

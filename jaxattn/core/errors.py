@@ -48,7 +48,26 @@ class UserCodeError(RunError):
         if not (own or isinstance(cause, SyntaxError)):
             own = frames[-1:]
         lines = ["Traceback (in your code):\n", *traceback.format_list(own)]
-        return "".join([*lines, *traceback.format_exception_only(cause)])
+        said = traceback.format_exception_only(cause)
+        # JAX writes pages on where a traced array comes from.
+        return "".join([*lines, *(said[:1] if remedy(cause) else said)]).partition("\nThe error occurred")[0]
+
+
+# What to write instead where JAX cannot trace code, by its exception.
+_REMEDIES = {
+    "TracerArrayConversionError": "use jax.numpy in place of numpy",
+    "TracerBoolConversionError": "use jax.numpy.where in place of if",
+    "ConcretizationTypeError": "give it a value that is known before the program is compiled",
+    "TracerIntegerConversionError": "give it a value that is known before the program is compiled",
+}
+
+
+def remedy(error: BaseException) -> str:
+    """Return how to fix an exception of JAX in traced code, or a misspelt setting, after a semicolon."""
+    if misspelt := re.fullmatch(r"Unexpected keyword argument ('\w+')", str(error)):
+        return f"; there is no setting {misspelt[1]}, check its spelling"
+    words = _REMEDIES.get(type(error).__name__)
+    return f"; {words}" if words else ""
 
 
 def in_user_code(error: BaseException, files: frozenset[str], place: str) -> UserCodeError | None:
@@ -58,7 +77,7 @@ def in_user_code(error: BaseException, files: frozenset[str], place: str) -> Use
         return None
     frame, number = own[-1]
     code = frame.f_code
-    line = f"{type(error).__name__} in {code.co_name}, line {number} of {code.co_filename}"
+    line = f"{type(error).__name__} in {code.co_name}, line {number} of {code.co_filename}{remedy(error)}"
     found = UserCodeError(f"{place}: {line}" if place else line, files)
     found.__cause__ = error
     return found
@@ -136,8 +155,11 @@ def explain(
     text = text.replace("Object contains unknown field", "unknown key").replace("`", "'")
     text = text.replace("Object missing required field", "missing key")
     missing = [key for key in required if key not in values]
+    misspelt = [key for key in values if key not in keys]
     if text.startswith("missing key") and not inner and len(missing) > 1:
         text = f"missing keys {', '.join(map(repr, missing))}"
+    if missing and (near := difflib.get_close_matches(missing[0], misspelt, 1)) and not inner:
+        text = f"unknown key '{near[0]}'; did you mean '{missing[0]}'?"
     text = text[:1].lower() + text[1:]
     if "matching regex" in text:
         text = patterns.get(inner, text)

@@ -74,6 +74,11 @@ class Named(NamedTuple):
         return self.target(*arguments, **settings)
 
 
+def class_name(label: Any) -> str:
+    """Return the name of a class that has none of its own: its raw label, or several of them."""
+    return "+".join(map(str, label)) if isinstance(label, list | tuple) else str(label)
+
+
 def first_line(target: Any) -> str:
     """Return the first line of what a class or function says of itself."""
     return (inspect.getdoc(target) or "").partition("\n")[0]

@@ -21,11 +21,12 @@ from jaxattn.data.importance import (
     token_counts,
 )
 from jaxattn.data.interactions import negation, xor
-from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Lines, Parquet, Tfds
+from jaxattn.data.readers import READERS, Folder, Lines, Tfds
 from jaxattn.data.sequences import Sequences, Vectors
 from jaxattn.data.source import Source
 from jaxattn.data.splits import Loaded, Splits, TokenStatistics, flip_labels, token_statistics
 from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
+from jaxattn.data.tables import Csv, Jsonl, Parquet
 
 __all__ = [
     "GENERATORS",

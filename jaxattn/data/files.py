@@ -46,11 +46,31 @@ def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
         ) from error
 
 
-REMEDY = 'save it as UTF-8, or name its encoding, such as data.encoding = "latin-1"'
+REMEDY = 'save it as UTF-8, or name its encoding, such as data.encoding = "cp1252" for files of Windows'
+# The first bytes of compressed files.
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\0": "xz",
+    b"BZh91AY&SY": "bzip2",
+    b"PK\x03\x04": "zip",
+}
+
+
+def refuse_compressed(path: str) -> None:
+    """Raise InputError if a file is compressed as a whole; in some encodings its bytes pass for text."""
+    with open(path, "rb") as file:
+        start = file.read(10)
+    for first, name in _COMPRESSED.items():
+        if start.startswith(first):
+            raise InputError(f"data: {path} is compressed with {name}; decompress it first")
 
 
 def codec(encoding: str | None) -> str:
     """Return Python's name of an encoding: UTF-8 with or without a byte order mark if it is None.
+
+    Latin-1 is read as Windows-1252, as browsers do. They differ in the control characters of Latin-1, which
+    texts do not hold and which are curly quotes and dashes in Windows-1252.
 
     Raises:
         InputError: Python does not know it.
@@ -59,8 +79,8 @@ def codec(encoding: str | None) -> str:
         " ".encode(encoding or "utf-8")
         name = codecs.lookup(encoding or "utf-8").name
     except (LookupError, ValueError):
-        raise InputError(f'encoding: {encoding!r:.40} is not known; name one such as "latin-1"') from None
-    return "utf-8-sig" if name == "utf-8" else name
+        raise InputError(f'encoding: {encoding!r:.40} is not known; name one such as "cp1252"') from None
+    return {"utf-8": "utf-8-sig", "iso8859-1": "cp1252"}.get(name, name)
 
 
 @contextmanager
@@ -80,6 +100,7 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
     """
     name = codec(encoding)
     with reading(path, REMEDY):
+        refuse_compressed(path)
         try:
             yield name
         except UnicodeDecodeError:
@@ -93,6 +114,9 @@ def _undecodable(path: str, name: str) -> str:
     """Say which lines of a file are not in an encoding; nothing where bytes do not tell lines apart."""
     if "\n".encode(name) != b"\n" and name != "utf-8-sig":
         return ""
+    with open(path, "rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return f'data: {path} is UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8'
     wrong: list[tuple[int, str]] = []
     number = beyond_ascii = 0
     with open(path, "rb") as file:

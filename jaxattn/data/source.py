@@ -12,12 +12,14 @@ from jaxattn.core.settings import PositiveInt
 from jaxattn.data import text
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.files import codec, reading
+from jaxattn.data.labelled import Label, class_numbers, is_missing
 from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, token_statistics
 
-Label = int | str
 Row = tuple[str, str, Any]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
+Several = Annotated[tuple[Label, ...], msgspec.Meta(min_length=1)]
+Labels = Annotated[tuple[Label | Several, ...], msgspec.Meta(min_length=2)]
 
 
 class Rows(NamedTuple):
@@ -38,7 +40,8 @@ class Source(SharedData, frozen=True, kw_only=True):
     Attributes:
         train: name of the training split.
         test: name of the test split; "" if there is none.
-        labels: raw label of each class, in the order of the classes: -1, +1 for two, 0 .. K-1 for more.
+        labels: raw label of each class, in the order of the classes: -1, +1 for two, 0 .. K-1 for more. A
+            list of several raw labels makes one class, as in [[1, 2], [4, 5]]. 1.0, "1" and true are label 1.
         class_names: what tables and figures call each class, in the order of `labels`; None for the labels
             themselves.
         ignore_labels: raw labels whose rows are left out.
@@ -51,8 +54,10 @@ class Source(SharedData, frozen=True, kw_only=True):
         max_length: the most known words kept of a text, the first ones; None for all.
         order: "kept" to read texts as sequences of token ids in order, for models that take these; None for
             bags.
-        empty: what to do with a text without a known word: "error", or "drop" to leave it out, after
-            balancing and holding out.
+        escapes: "kept" if a backslash followed by n is these two characters; None if it is a line break, as
+            in the files of Yelp, Amazon and DBpedia, in texts where most backslashes before letters are so.
+        empty: what to do with a row without a label, or whose text has no known word: "error", or "drop" to
+            leave it out; texts after balancing and holding out.
         inert: the settings that change no number: where files lie, what classes are called.
     """
 
@@ -61,7 +66,7 @@ class Source(SharedData, frozen=True, kw_only=True):
 
     train: Name = "train"
     test: str | None = "test"
-    labels: Annotated[tuple[Label, ...], msgspec.Meta(min_length=2)] = (0, 1)
+    labels: Labels = (0, 1)
     class_names: tuple[Name, ...] | None = None
     ignore_labels: tuple[Label, ...] = ()
     balance: bool = False
@@ -70,15 +75,12 @@ class Source(SharedData, frozen=True, kw_only=True):
     max_vocab: PositiveInt | None = None
     max_length: PositiveInt | None = None
     order: Literal["kept"] | None = None
+    escapes: Literal["kept"] | None = None
     empty: Literal["error", "drop"] = "error"
 
     def check(self, *context: object) -> None:
         """Raise InputError if a label or class is named twice, a class is not, or an encoding is none."""
-        # In a file of texts, 1 and "1" look the same.
-        values = (*self.labels, *self.ignore_labels)
-        for number, value in enumerate(values):
-            if str(value) in map(str, values[:number]):
-                raise InputError(f"labels, ignore_labels: {value!r} is named twice; name each label once")
+        class_numbers(self.labels, self.ignore_labels)
         names = self.class_names or ()
         if self.class_names is not None and len(names) != len(self.labels):
             raise InputError(
@@ -149,7 +151,13 @@ class Source(SharedData, frozen=True, kw_only=True):
 
 
 def as_text(value: Any, where: str) -> str:
-    """Read the text of a row, which may be bytes in UTF-8, or raise InputError with its place."""
+    """Return the text of a row, which may be bytes in UTF-8; null is an empty text.
+
+    Raises:
+        InputError: it is neither; names the place.
+    """
+    if is_missing(value):
+        return ""
     if isinstance(value, bytes):
         with reading(where):
             return value.decode("utf-8-sig")

@@ -1,7 +1,9 @@
 """From labelled texts to corpora: words, the vocabulary of the training split, token ids."""
 
-import itertools
+import functools
 import re
+import sys
+import unicodedata
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,15 +17,34 @@ import numpy as np
 
 from jaxattn.base import Progress, silent
 from jaxattn.core.errors import InputError
+from jaxattn.core.settings import class_name
 from jaxattn.data import cache, sequences
 from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
+from jaxattn.data.labelled import (
+    IGNORED,
+    Labelled,
+    Texts,
+    balanced,
+    class_numbers,
+    held_out,
+    plain,
+)
 from jaxattn.data.sequences import Sequences
 from jaxattn.storage.files import cache_folder
 
-# Part of the cache key: change it with anything that changes what `tokenise` or the stored arrays say.
-FORMAT = b"words, bags 1"
+# Part of the cache key: change it with anything that changes the words of a text or the stored arrays.
+FORMAT = b"words, bags 2"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
+# Invisible characters that do not end a word: soft hyphens, word joiners and marks of direction.
+_INVISIBLE = re.compile("[\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
+# Where marks and composed letters may be, as opposed to Western letters and punctuation.
+_FAR = re.compile(
+    "[\\u00ad\\u0300-\\u1fff\\u200c-\\u200f\\u202a-\\u202e\\u2060-\\u2069\\u20d0-\\u20ff\\u2c00-\\U0010ffff]"
+)
+# They join letters, or keep them apart, within a word.
+_JOINERS = "\u200c\u200d"
+_ESCAPE = re.compile(r"\\[A-Za-z]")
 _STRIDE = 512
 # What is stored of a split: of bags, and of texts whose order is kept.
 _BAGS = ("tokens", "counts", "distinct", "classes")
@@ -68,29 +89,11 @@ class TextCorpora(NamedTuple):
     validation: Corpus | Sequences | None = None
 
 
-class _Texts(NamedTuple):
-    """Numbered words of all texts end to end: numbers (Σ T,) uint32, words per text (n,) int64."""
-
-    numbers: np.ndarray
-    lengths: np.ndarray
-
-
-class _Labelled(NamedTuple):
-    """The rows of a split that count: their texts, class numbers (n,) and places."""
-
-    texts: _Texts
-    classes: np.ndarray
-    places: list[str]
-
-    def keep(self, kept: np.ndarray) -> "_Labelled":
-        """Keep the rows that (n,) bool marks."""
-        numbers = self.texts.numbers[np.repeat(kept, self.texts.lengths)]
-        places = list(itertools.compress(self.places, kept))
-        return _Labelled(_Texts(numbers, self.texts.lengths[kept]), self.classes[kept], places)
-
-
 def tokenise(text: str) -> list[str]:
     """Split a text into lower-case words: letters and digits, with inner apostrophes ("don't").
+
+    A combining mark belongs to the letter before it. Words are in Unicode's form NFC, so canonically equal
+    texts have equal words.
 
     Args:
         text: any text; `<br />` tags are left out.
@@ -98,7 +101,21 @@ def tokenise(text: str) -> list[str]:
     Returns:
         The words in order.
     """
-    return _WORD.findall(_BREAK.sub(" ", text.lower().replace("’", "'")))
+    plain = _BREAK.sub(" ", text.lower().replace("’", "'"))
+    if plain.isascii() or not _FAR.search(plain):
+        return _WORD.findall(plain)
+    visible = _INVISIBLE.sub("", unicodedata.normalize("NFC", plain))
+    return _word_with_marks().findall(visible.replace("_", " "))
+
+
+@functools.cache
+def _word_with_marks() -> re.Pattern[str]:
+    """Compile the pattern of words whose letters may have combining marks, in texts without underscores."""
+    characters = map(chr, range(sys.maxunicode + 1))
+    marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
+    # The range is looked at first because it is searched faster than the set.
+    part = rf"\w+(?:(?=[{marks[0]}-{marks[-1]}])[{marks}{_JOINERS}]+\w*)*"
+    return re.compile(rf"{part}(?:'{part})*")
 
 
 def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
@@ -201,7 +218,7 @@ def _laid_out(
         ids, lengths = held
         targets = labels.astype(np.int32)
         return sequences.from_flat(ids, lengths, targets, vocab_size=vocab_size, classes=number)
-    names = source.class_names or tuple(map(str, source.labels))
+    names = source.class_names or tuple(map(class_name, source.labels))
     distinct, counts, sizes = held
     return from_counted(
         distinct, counts, sizes, labels, vocab_size=vocab_size, num_classes=number, class_names=names
@@ -229,10 +246,8 @@ def _tell_missing(source: Any, split: str, classes: np.ndarray, note: cache.Note
 
 def _settings(source: Any) -> bytes:
     fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
-    # What is not asked for is no part of the key, so that earlier files stay valid.
-    kept = {
-        name: x for name, x in fields.items() if name not in source.inert and (name, x) != ("order", None)
-    }
+    # A setting that is left out is no part of the key, so that earlier files stay valid.
+    kept = {name: x for name, x in fields.items() if name not in source.inert and x is not None}
     return FORMAT + msgspec.json.encode(kept, order="sorted")
 
 
@@ -251,9 +266,9 @@ def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> d
     words = _numbering()
     labelled = {split: _read(source, split, words, progress) for split in source.splits}
     if source.balance:
-        labelled = {split: _balanced(source, split, rows) for split, rows in labelled.items()}
+        labelled = {split: balanced(source, split, rows) for split, rows in labelled.items()}
     if source.validation:
-        labelled["train"], labelled["validation"] = _held_out(source, labelled["train"])
+        labelled["train"], labelled["validation"] = held_out(source, labelled["train"])
     texts = labelled["train"].texts
     if given is None:
         vocabulary = _select(words, texts, source.min_count, source.max_vocab)
@@ -284,27 +299,31 @@ def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> d
     return arrays
 
 
-def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progress) -> _Labelled:
+def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progress) -> Labelled:
     classes: list[int] = []
     places: list[str] = []
+    numbers = class_numbers(source.labels, source.ignore_labels)
+    unescape = source.escapes != "kept"
+    unlabelled = unescaped = 0
 
     def texts() -> Iterator[str]:
+        nonlocal unlabelled, unescaped
         total, rows = source.read(split)
         done = 0
         progress(f"reading {split}", done, total)
         for done, (place, text, label) in enumerate(rows, 1):
             if done % _STRIDE == 0:
                 progress(f"reading {split}", done, total)
-            if label in source.ignore_labels:
-                continue
-            if label not in source.labels:
-                raise InputError(
-                    f"data: {split} split, {place}: label {label!r:.60}; expected one of "
-                    f"{list(source.labels)}; add it to data.labels or data.ignore_labels"
-                )
-            classes.append(source.labels.index(label))
-            places.append(place)
-            yield text
+            number = _class_of(source, split, place, label, numbers)
+            if number is None:
+                unlabelled += 1
+            elif number != IGNORED:
+                classes.append(number)
+                places.append(place)
+                if unescape and has_escaped_breaks(text):
+                    unescaped += 1
+                    text = text.replace("\\n", "\n")
+                yield text
         progress(f"reading {split}", done, done)
 
     numbered = _number(texts(), words)
@@ -312,41 +331,39 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
         raise InputError(
             f"data.labels: no row of the {split} split has one of the labels {list(source.labels)}"
         )
-    return _Labelled(numbered, np.array(classes), places)
+    if unlabelled:
+        progress(f"data.empty: {unlabelled:,} rows of the {split} split without a label are left out", 0, 0)
+    if unescaped:
+        said = f"data.escapes: {unescaped:,} texts of the {split} split write line breaks as \\n"
+        progress(f'{said}; set it to "kept" if they do not', 0, 0)
+    return Labelled(numbered, np.array(classes), places)
 
 
-def _balanced(source: Any, split: str, labelled: _Labelled) -> _Labelled:
-    sizes = np.bincount(labelled.classes, minlength=len(source.labels))
-    if not sizes.all():
-        raise InputError(
-            f"data.balance: no row of the {split} split has the label "
-            f"{source.labels[int(sizes.argmin())]!r}; take it out of data.labels, or leave balance out"
+def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
+    """Return the number of a row's class, IGNORED, or None if the row has no label and may be dropped."""
+    said = plain(label)
+    # A label that is a list or a table is none.
+    number = numbers.get(said) if said.__hash__ else None
+    if number is None and (said is not None or source.empty == "error"):
+        remedy = (
+            'set data.empty = "drop" to leave such rows out'
+            if said is None
+            else "add it to data.labels or data.ignore_labels"
         )
-    return labelled.keep(_place_in_class(labelled.classes) < sizes.min())
-
-
-def _held_out(source: Any, labelled: _Labelled) -> tuple[_Labelled, _Labelled]:
-    """Part the training rows into those to train on and those of the validation split."""
-    # The share of a hundred is to be a whole number where the decimal fraction says so.
-    numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)
-    held = _place_in_class(labelled.classes) < numbers[labelled.classes]
-    if not held.any():
         raise InputError(
-            f"data.validation: {source.validation} of {len(held)} training rows is not a row of any class; "
-            "raise it, or set it to 0"
+            f"data: {split} split, {place}: label {label!r:.60}; expected one of {list(source.labels)}; "
+            f"{remedy}"
         )
-    return labelled.keep(~held), labelled.keep(held)
+    return number
 
 
-def _place_in_class(classes: np.ndarray) -> np.ndarray:
-    """Give every row its place within its class after a shuffle that is always the same: (n,) int."""
-    # Raw bits, because NumPy promises them, and not its shuffles, to be the same in every version.
-    shuffled = np.argsort(np.random.PCG64(0).random_raw(len(classes)), kind="stable")
-    by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
-    sizes = np.bincount(classes)
-    places = np.empty(len(classes), int)
-    places[by_class] = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return places
+def has_escaped_breaks(text: str) -> bool:
+    r"""Return whether a text writes line breaks as a backslash and n.
+
+    Most of its backslashes before letters must be before n: "the C:\Users\new folder" has no line break.
+    """
+    breaks = text.count("\\n")
+    return breaks > 0 and 2 * breaks > len(_ESCAPE.findall(text))
 
 
 def _numbering() -> defaultdict[str, int]:
@@ -356,16 +373,16 @@ def _numbering() -> defaultdict[str, int]:
     return words
 
 
-def _number(texts: Iterable[str], words: defaultdict[str, int]) -> _Texts:
+def _number(texts: Iterable[str], words: defaultdict[str, int]) -> Texts:
     """Tokenise each text once; `words` grows by the words it did not hold."""
     numbers, ends = array("I"), array("Q")
     for text in texts:
         numbers.extend(map(words.__getitem__, tokenise(text)))
         ends.append(len(numbers))
-    return _Texts(np.array(numbers, np.uint32), np.diff(np.array(ends, np.int64), prepend=0))
+    return Texts(np.array(numbers, np.uint32), np.diff(np.array(ends, np.int64), prepend=0))
 
 
-def _select(words: Mapping[str, int], texts: _Texts, min_count: int, max_vocab: int | None) -> Vocabulary:
+def _select(words: Mapping[str, int], texts: Texts, min_count: int, max_vocab: int | None) -> Vocabulary:
     counts = np.bincount(texts.numbers, minlength=len(words)).tolist()
     frequent = [(-count, word) for word, count in zip(words, counts, strict=True) if count >= min_count]
     if not frequent:
@@ -377,7 +394,7 @@ def _select(words: Mapping[str, int], texts: _Texts, min_count: int, max_vocab: 
     return Vocabulary(tuple(word for _, word in chosen), tuple(-count for count, _ in chosen))
 
 
-def _counted(words: Mapping[str, int], texts: _Texts, tokens: tuple[str, ...]) -> Vocabulary:
+def _counted(words: Mapping[str, int], texts: Texts, tokens: tuple[str, ...]) -> Vocabulary:
     """Count the occurrences of given tokens."""
     ids, _ = _known(texts, _token_ids(words, Vocabulary(tokens, ())), None)
     return Vocabulary(tokens, tuple(np.bincount(ids, minlength=len(tokens)).tolist()))
@@ -388,7 +405,7 @@ def _token_ids(words: Iterable[str], vocabulary: Vocabulary) -> np.ndarray:
     return np.array([vocabulary.index.get(word, -1) for word in words], np.int32)
 
 
-def _known(texts: _Texts, mapping: np.ndarray, max_length: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _known(texts: Texts, mapping: np.ndarray, max_length: int | None) -> tuple[np.ndarray, np.ndarray]:
     ids = mapping[texts.numbers]
     known = ids >= 0
     before = np.concatenate([[0], np.cumsum(known)])

@@ -1,9 +1,11 @@
 """What a run says of itself: config, versions, source, device; and how two configs differ."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from jaxattn.base import Measurement
 from jaxattn.data.source import Source
 from jaxattn.engine import devices
 from jaxattn.engine.batches import Batch
@@ -44,6 +46,7 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         "batches": [],
         "elsewhere": [],
         "labels": labels(study),
+        "scales": scales(study),
         "code": {name: study.names.source_hash(name) for name in study.own_kinds},
         "versions": {name: provenance.version(name) for name in PACKAGES},
         "git_commit": source["commit"],
@@ -84,12 +87,21 @@ def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list
 
 def labels(study: Definition) -> dict[str, str]:
     """Collect what figures call the metrics, from the probes."""
+    return {name: label for probe in _probes(study) for name, label in probe.labels.items()}
+
+
+def scales(study: Definition) -> dict[str, list[Any]]:
+    """Collect kind, low and high of the scales that probes declare of their metrics; None is no bound."""
     return {
-        name: label
-        for cell in study.cells[:1]
-        for probe in (*cell.setting.probes.at_steps, *cell.setting.probes.of_phases)
-        for name, label in probe.labels.items()
+        name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
+        for probe in _probes(study)
+        for name, found in probe.scales.items()
     }
+
+
+def _probes(study: Definition) -> list[Measurement]:
+    probes = study.cells[0].setting.probes
+    return [*probes.at_steps, *probes.of_phases]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

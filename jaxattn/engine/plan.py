@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import pandas as pd
 
-from jaxattn.base import Phase, PhaseProbe, SharedData, Task, silent
+from jaxattn.base import Phase, SharedData, Task, silent
 from jaxattn.core import backend, pytrees
-from jaxattn.core.errors import counted
-from jaxattn.data.corpus import shapes
+from jaxattn.core.errors import InputError, counted, nearest
 from jaxattn.data.splits import Splits
 from jaxattn.engine import batches, devices, memory
 from jaxattn.engine.groups import CompileGroup, compile_groups, rehearse_groups
@@ -112,6 +111,43 @@ def recorded(study: Definition) -> list[str]:
         InputError: as `plan`.
     """
     setting = study.cells[0].setting
+    task, found = _measurements(setting)
+    return [_line(setting, task, phase, *found[k]) for k, phase in enumerate(setting.phases)]
+
+
+def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
+    """Check that the cells of a study record some metrics.
+
+    Args:
+        study: what would run; its texts are read.
+        asked: metrics by the places that name them.
+
+    Raises:
+        InputError: no cell records one of them; names the place and a near right one.
+    """
+    groups = compile_groups(study.cells) if asked else []
+    raising = rehearse_groups(study, groups, silent, keep_going=True)
+    known: set[str] = set()
+    for group in groups:
+        if group.number in raising or known.issuperset(asked.values()):
+            continue
+        setting = group.cells[0].setting
+        task, found = _measurements(setting)
+        for phase, metrics in zip(setting.phases, found, strict=True):
+            for name, size in _shapes(*metrics).items():
+                known |= {f"{name}_{k:02d}" for k in range(size[0])} if size else {name}
+            known |= set(_named(setting, task, phase, known))
+    for place, metric in asked.items():
+        if metric not in known and not raising:
+            near = nearest(metric, sorted(known))
+            raise InputError(f"{place}: the study does not measure {metric!r}{near}")
+
+
+Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
+
+
+def _measurements(setting: Setting) -> tuple[Task, list[Measured]]:
+    """Return shapes of what every phase measures, by the number of the probe, and of its own metrics."""
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens
@@ -130,34 +166,47 @@ def recorded(study: Definition) -> list[str]:
 
     with backend.precision(setting.dtype):
         data, found = jax.eval_shape(run, jax.eval_shape(seed.keys, 0))
-    task = seed.task_of(setting, data)
-    return [_line(setting, task, phase, *found[k]) for k, phase in enumerate(setting.phases)]
+    return seed.task_of(setting, data), found
+
+
+def _shapes(measured: dict[int, dict[str, Any]], own: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: x.shape for metrics in (*measured.values(), own) for name, x in metrics.items()}
+
+
+def _named(setting: Setting, task: Task, phase: Phase, known: Collection[str]) -> list[str]:
+    """List what a phase records in addition to what is measured at its steps, `known`."""
+    best = [name for name, by in BEST.items() if {"test_accuracy", by} <= set(known)]
+    of_phases = [probe for probe in setting.probes.of_phases if not probe.why_not(task, phase)]
+    return [*best, *(name for probe in of_phases for name in probe.metrics)]
 
 
 def _line(
     setting: Setting, task: Task, phase: Phase, measured: dict[int, dict[str, Any]], own: dict[str, Any]
 ) -> str:
     """Say what a phase records, given its metrics by the number of their probe and its own."""
-    shapes = {name: x.shape for metrics in (*measured.values(), own) for name, x in metrics.items()}
+    shapes = _shapes(measured, own)
     names = [f"{name}_00 .. {size[0] - 1:02d}" if size else name for name, size in shapes.items()]
-    names += [name for name, by in BEST.items() if {"test_accuracy", by} <= shapes.keys()]
-    without = []
-    for probe in (*setting.probes.at_steps, *setting.probes.of_phases):
-        if reason := probe.why_not(task, phase):
-            without.append(f"{', '.join(probe.labels) or type(probe).__name__} ({reason})")
-        elif isinstance(probe, PhaseProbe):
-            names += probe.metrics
+    names += _named(setting, task, phase, shapes)
+    probes = (*setting.probes.at_steps, *setting.probes.of_phases)
+    without = [
+        f"{', '.join(probe.labels) or type(probe).__name__} ({reason})"
+        for probe in probes
+        if (reason := probe.why_not(task, phase))
+    ]
     return f"{phase.name} records {', '.join(names)}" + (f"; not {'; '.join(without)}" if without else "")
 
 
 def _coordinates(setting: Setting) -> str:
-    """Say how long the vectors of embeddings are, where their number is known before texts are read."""
-    dim, vocab_size = setting.model.dim, setting.data.vocab_size
-    if dim is None or vocab_size is None:
+    """Return the length of the vectors of embeddings, as far as it is known before data are read."""
+    dim = setting.model.dim
+    if dim is None or isinstance(setting.data, SharedData):
         return "" if dim is None else str(dim)
-    like = shapes(vocab_size=vocab_size, num_classes=setting.data.num_classes)
-    # Shapes are the same in any precision, and float64 would want its mode.
-    params = jax.eval_shape(partial(setting.model.init, like=like, dtype=jnp.float32), jax.random.key(0))
+
+    def start(key: jax.Array) -> Any:
+        # Shapes are the same in any precision, and float64 would want its mode.
+        return setting.model.init(key, seed.draw(setting, key).train, dtype=jnp.float32)
+
+    params = jax.eval_shape(start, jax.random.key(0))
     coordinates = pytrees.get(params, "E").shape[1] if "E" in pytrees.names(params) else dim
     return str(dim) if coordinates == dim else f"{coordinates} for d = {dim}"
 

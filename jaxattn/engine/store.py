@@ -141,7 +141,7 @@ class Store:
             known = None  # nothing was computed yet, for example since the config did not fit
         held = {seed for batch in begun for seed in batch_state.spans(batch)[1]}
         seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
-        kept = ("name", "description", "config", "cells", "code", "labels")
+        kept = ("name", "description", "config", "cells", "code", "labels", "scales")
         return (known or described) | {key: described[key] for key in kept} | {"seeds": seeds}
 
     def begun(self, described: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from jaxattn.base import Measurement
 from jaxattn.base.probe import ProbeContext
+from jaxattn.core.scales import Scale
 from jaxattn.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
 from jaxattn.probes.importance import Importance, OneStepEmbeddings, OneStepError
 from jaxattn.probes.parameters import Alignments, Conservation, Norms, Sharpness
@@ -52,6 +53,7 @@ __all__ = [
     "Probes",
     "RelaxedDirection",
     "RelevantTokens",
+    "Scale",
     "Selected",
     "Sharpness",
 ]

@@ -2,6 +2,6 @@
 
 from jaxattn.reproduction.book import Book, Item, read
 from jaxattn.reproduction.findings import Finding, Measured
-from jaxattn.reproduction.run import reproduce
+from jaxattn.reproduction.run import look, reproduce
 
-__all__ = ["Book", "Finding", "Item", "Measured", "read", "reproduce"]
+__all__ = ["Book", "Finding", "Item", "Measured", "look", "read", "reproduce"]

@@ -170,9 +170,10 @@ def as_html(board: Scoreboard, made: Mapping[str, str]) -> str:
     }
     said = []
     for title, words in ((PARTS[0], "promised"), (PARTS[2], "found")):
-        own = [row.verdict for row in board.rows if row.claim.promised and part_of(row) == title]
-        counts = ", ".join(f"{own.count(word)} {plural}" for word, plural in PLURALS.items() if word in own)
-        said += [f"Of {len(own)} {words} rows {counts}."] if own else []
+        own = [row.verdict for row in board.rows if part_of(row) == title]
+        counts = [f"{own.count(word)} {plural}" for word, plural in PLURALS.items() if word in own]
+        counts += [f"{left} without a criterion"] if (left := sum(x not in PLURALS for x in own)) else []
+        said += [f"Of {len(own)} {words} rows {', '.join(counts)}."] if own else []
     return layout.fill(
         TEMPLATE,
         title=TITLE,
@@ -197,8 +198,10 @@ def too_few(seeds: int) -> str:
 
 def chances(rows: Sequence[Row]) -> str:
     """Say how many rows are judged, and how many of their intervals miss the truth by chance."""
+    every = [part_of(row) for row in rows]
     judged = [part_of(row) for row in rows if row.criterion]
-    promised, found, missed = judged.count(PARTS[0]), judged.count(PARTS[2]), (1 - LEVEL) * len(judged)
+    promised, found = (f"{judged.count(part)} of the {every.count(part)}" for part in (PARTS[0], PARTS[2]))
+    missed = (1 - LEVEL) * len(judged)
     return (
         f"{len(rows)} rows, {len(judged)} of them judged against a tolerance ({promised} promised by the "
         f"theory, {found} found). At 95 % up to {missed:.1f} of the {len(judged)} intervals are expected to "

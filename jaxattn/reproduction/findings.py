@@ -155,22 +155,20 @@ def hold(findings: Sequence[Finding], item: Item) -> list[Finding]:
     return held
 
 
+# What `along` measures, and the finding of `law`.
+ALONG = ("test_accuracy", "train_accuracy", "loss")
+POWER = "power of d in the error per unit of η0"
+
+
 def cells(results: Run, item: Item, *, metrics: Sequence[str]) -> Measured:
     """Measure metrics at the end of every cell."""
-    findings = [
-        last(results, cell, metric, f"{name}: " if name else "")
-        for metric in metrics
-        for cell, name in named(results)
-    ]
+    findings = [last(results, cell, metric, name) for metric in metrics for cell, name in named(results)]
     return Measured(findings, {})
 
 
 def along(results: Run, item: Item) -> Measured:
     """Measure accuracy and loss at the end of every cell; show them along the way."""
-    metrics = ("test_accuracy", "train_accuracy", "loss")
-    findings = [
-        last(results, cell, metric, f"{name}: ") for cell, name in named(results) for metric in metrics
-    ]
+    findings = [last(results, cell, metric, name) for cell, name in named(results) for metric in ALONG]
     records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
     wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
     names = wide.pop("cell").map(dict(named(results)))
@@ -185,14 +183,20 @@ def law(results: Run, item: Item) -> Measured:
     records = results.with_axes(records[records["metric"] == "one_step_error"])
     wide = records.pivot_table(index="model.dim", columns="seed", values="value").sort_index()
     fit = power_law(wide.index.to_numpy(float), wide.to_numpy(float))
-    finding = Finding("power of d in the error per unit of η0", fit.estimate, f"{fit.seeds} seeds")
+    finding = Finding(POWER, fit.estimate, f"{fit.seeds} seeds")
     errors = {"d": list(wide.index), "error per unit of η0": wide.mean(axis=1).tolist()}
     return Measured([finding], {"Error of the one-step law": pd.DataFrame(errors)})
 
 
-def last(results: Run, cell: int, metric: str, prefix: str = "") -> Finding:
-    """Measure a metric over seeds at the end of the last phase of a cell."""
-    name, samples = f"{prefix}{metric.replace('_', ' ')}", values(results, cell, metric)
+def named_metric(metric: str, name: str = "") -> str:
+    """Return the name of the finding of a metric, in a cell of some name."""
+    words = metric.replace("_", " ")
+    return f"{name}: {words}" if name else words
+
+
+def last(results: Run, cell: int, metric: str, of: str = "") -> Finding:
+    """Measure a metric over seeds at the end of the last phase of a cell, which has the name `of`."""
+    name, samples = named_metric(metric, of), values(results, cell, metric)
     if not len(samples):
         return Finding(name, Estimate(np.nan, np.nan, np.nan), "not measured")
     between = (0.0, 1.0) if metric.endswith(("accuracy", "mass")) else judge.ANYTHING
@@ -210,13 +214,15 @@ def values(results: Run, cell: int, metric: str) -> NDArray[np.float64]:
 
 
 def named(results: Run) -> list[tuple[int, str]]:
-    """Number and name of every cell: its block, and its other settings."""
-    names = []
-    for entry in results.manifest["cells"]:
-        others = [f"{key} = {setting(x)}" for key, x in entry["settings"].items() if key != "block"]
-        block = entry["settings"].get("block")
-        names.append((int(entry["cell"]), ", ".join([*([block] if block else []), *others])))
-    return names
+    """Number and name of every cell."""
+    return [(int(entry["cell"]), cell_name(entry["settings"])) for entry in results.manifest["cells"]]
+
+
+def cell_name(settings: Mapping[str, object]) -> str:
+    """Return the name of a cell: its block, and its other settings."""
+    others = [f"{key} = {setting(x)}" for key, x in settings.items() if key != "block"]
+    block = settings.get("block")
+    return ", ".join([*([str(block)] if block else []), *others])
 
 
 def last_phase(results: Run, cell: int) -> str:

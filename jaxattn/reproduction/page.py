@@ -191,8 +191,9 @@ def in_numbers(sections: tuple[Section, ...]) -> str:
         number = said.count(verdict)
         parts += [f"{number} {verdict if number == 1 else plural}"] * (number > 0)
     parts += [f"{said.count(findings.CANNOT_TELL)} cannot tell"] * (findings.CANNOT_TELL in said)
-    ran = sum(each.ran for each in sections)
-    return f"Of {counted(len(said), 'judged number')} in {counted(ran, 'item')}, {', '.join(parts)}."
+    judged = sum(any(finding.criterion for finding in each.findings) for each in sections)
+    items = f"{judged} of {counted(len(sections), 'item')}"
+    return f"Of {counted(len(said), 'judged number')} in {items}, {', '.join(parts)}."
 
 
 def contents(sections: tuple[Section, ...]) -> dict[str, list[Section]]:

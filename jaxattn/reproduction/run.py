@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
+from jaxattn.api import Study
 from jaxattn.core.errors import InputError, RunError, at
 from jaxattn.engine import run as engine
 from jaxattn.engine.progress import Reporter
 from jaxattn.reproduction import page, record
 from jaxattn.reproduction.book import Book, Item, Scale
 from jaxattn.reproduction.findings import load
+from jaxattn.reproduction.names import check, fits_name, names
 from jaxattn.reproduction.page import Page
 from jaxattn.reproduction.section import Section
 from jaxattn.storage.files import inside
@@ -50,15 +54,12 @@ def reproduce(
         UserCodeError: code of the book raised while it was imported.
         Interrupted: SIGINT or SIGTERM came; the same command continues.
     """
-    with at("--only"):
-        wanted = [item for name in only if (item := book.item(name)).measure]
-    # Before anything runs: a page of another scale must not be overwritten.
-    kept = {item.name: record.read(item, scale, out) for item in book.items}
-    wanted = wanted if only else [item for item in book.items if item.measure]
+    wanted, kept = _wanted(book, out, only, scale)
     if data_dir is None:
         wanted = _without_data(book, wanted, kept if only else {}, reporter)
     for item in wanted:
         load(item)
+        check(item, _expected(item, item.study(scale, data_dir, overrides), kept[item.name]))
     failed = {}
     for number, item in enumerate(wanted, 1):
         reporter.note(f"{number} of {len(wanted)}: {item.name}")
@@ -76,6 +77,55 @@ def reproduce(
         raise RunError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
     runs = {item.name: folder(out, scale, item) for item in book.items}
     return page.write(book, out, runs, scale=scale, failed=failed, overrides=overrides)
+
+
+def look(book: Book, *, out: Path, only: Sequence[str] = (), scale: Scale = "laptop") -> pd.DataFrame:
+    """List the findings that items will have, and check their criteria; nothing is run.
+
+    Args:
+        book: as in `reproduce`.
+        out: as in `reproduce`.
+        only: as in `reproduce`.
+        scale: as in `reproduce`.
+
+    Returns:
+        Item, finding and criterion; `*` in a name stands for what will be measured.
+
+    Raises:
+        InputError: as `reproduce`.
+    """
+    wanted, kept = _wanted(book, out, only, scale)
+    rows = []
+    for item in wanted:
+        load(item)
+        known = _expected(item, item.study(scale), kept[item.name])
+        check(item, known)
+        for name in known if known is not None else ["named by its code when it has run"]:
+            fits = [x.criterion.text for pattern, x in item.criteria.items() if fits_name(name, pattern)]
+            rows.append({"item": item.name, "finding": name, "criterion": fits[0] if fits else "-"})
+    return pd.DataFrame(rows, columns=["item", "finding", "criterion"])
+
+
+def _wanted(
+    book: Book, out: Path, only: Sequence[str], scale: Scale
+) -> tuple[list[Item], dict[str, Section]]:
+    """Return the items to run, and what earlier runs of all left; a page of another scale is refused."""
+    with at("--only"):
+        wanted = [item for name in only if (item := book.item(name)).measure]
+    kept = {item.name: record.read(item, scale, out) for item in book.items}
+    return (wanted if only else [item for item in book.items if item.measure]), kept
+
+
+def _expected(item: Item, study: Study, kept: Section) -> list[str] | None:
+    """Return the names of the findings that a run will have: see `names`, else those of an earlier run.
+
+    Args:
+        item: the item.
+        study: its study.
+        kept: what an earlier run with the same settings left, if any.
+    """
+    known = names(item, study)
+    return known if known is not None or not kept.ran else [finding.measured for finding in kept.findings]
 
 
 def _without_data(book: Book, wanted: list[Item], kept: dict[str, Section], reporter: Reporter) -> list[Item]:

@@ -25,8 +25,10 @@ from jaxattn.results.load import load
 from jaxattn.study.seed import dataset
 
 STUDIES = Path(__file__).with_name("claims")
-# Of this checkout, not of the working directory: their code is executed.
-FINDINGS = Path(__file__).parents[2] / "sweeps" / "findings"
+# Of this checkout, not of the working directory: their code is executed. A folder `sweeps` next to an
+# installed package would be somebody else's.
+CHECKOUT = Path(__file__).parents[2]
+FINDINGS = CHECKOUT / "sweeps" / "findings"
 NO_OVERRIDES: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
@@ -116,7 +118,7 @@ def run(
         if name not in CLAIMS:
             raise InputError(f"--only: no claim {name!r}; give some of {', '.join(CLAIMS)}")
     wanted = [verdict for verdict in VERDICTS if verdict.claim in (only or CLAIMS)]
-    at_hand = FINDINGS.is_dir()
+    at_hand = (CHECKOUT / "pyproject.toml").is_file() and FINDINGS.is_dir()
     if not at_hand and set(only) & set(FOUND):
         raise InputError(
             f"--only: {', '.join(FOUND)} are measured by sweeps/findings of a checkout; pip install -e one"

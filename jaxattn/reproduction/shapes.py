@@ -5,7 +5,7 @@ Means are of all seeds and with each left out, whose spread is the interval of a
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -143,6 +143,8 @@ RISE, U, LOWEST = (
     "U-shape of E·p about 0 (1 for a U)",
     "where E·p is lowest",
 )
+LONGEST = "bins in the longest rise of E·v, "
+WAYS = "share of seeds in which E·v "
 # Spearman of a seed's bin means from which its E·v rises, or with the other sign falls.
 RISING = 0.9
 CORRELATION, PART = (-1.0, 1.0), (0.0, 1.0)
@@ -189,7 +191,7 @@ def directions(results: Run, item: Item) -> Measured:
     for cell, name in named(results):
         each = values(results, cell, "spearman_Ev_bins")
         for way, sign in (("rises", 1), ("falls", -1)):
-            counted = f"{name}: share of seeds in which E·v {way}"
+            counted = f"{name}: {WAYS}{way}"
             findings.append(Finding(counted, share(sign * each >= RISING), f"{len(each)} seeds"))
         rows.append(
             {
@@ -215,6 +217,11 @@ def beside(results: Run, item: Item) -> Measured:
         Finding(least, jackknifed(lowest(ep.mean, ep.centres), width=ep.width), ep.over),
     ]
     return Measured(findings, {"Bin means": _table(ev, ep, *curves)})
+
+
+def spread_name(letters: str, size: Any) -> str:
+    """Return the name of the finding of `spread` for a size of the step."""
+    return f"spread of {letters}, to the end ÷ one step of {size:g}"
 
 
 def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
@@ -250,7 +257,7 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
             )
             if cell != joint:
                 ratio = np.nanmean(trained.sd, axis=1) / sd
-                name = f"spread of {letters}, to the end ÷ one step of {size:g}"
+                name = spread_name(letters, size)
                 findings.append(Finding(name, jackknifed(ratio), own.over))
     return Measured(findings, {"Spread within bins": pd.DataFrame(rows)})
 
@@ -310,7 +317,7 @@ def _longest(own: Binned) -> Finding:
     bins, first, final = longest_rise(own.mean)
     where = f"{own.centres[int(first[0])]:.2f} to {own.centres[int(final[0])]:.2f}"
     estimate = jackknifed(bins, (1, len(own.centres)))
-    return Finding(f"bins in the longest rise of E·v, {where}", estimate, own.over)
+    return Finding(f"{LONGEST}{where}", estimate, own.over)
 
 
 def _tokens(results: Run, cell: int = 0, label: int | None = None) -> pd.DataFrame:

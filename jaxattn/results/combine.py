@@ -149,7 +149,8 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
 def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     """Subtract, seed by seed, what one value of a key gives from what another gives, all else equal.
 
-    Seeds share their random numbers between cells, so that much of the noise cancels.
+    Keys that are zipped with it go together: their values differ too. Seeds share their random numbers
+    between cells, so that much of the noise cancels.
 
     Args:
         results: what to compare.
@@ -166,13 +167,14 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     """
     if key not in results.axes:
         raise InputError(f"{key}: not swept; swept is {', '.join(results.axes) or 'nothing'}")
+    together = _zipped(results, key)
     values = [cell["settings"].get(key) for cell in results.manifest["cells"]]
     sides = [(sign, _meant(key, values, wanted)) for sign, wanted in ((-1.0, first), (1.0, second))]
     rest, side = {}, {}
     for cell, value in zip(results.manifest["cells"], values, strict=True):
         for sign, meant in sides:
             if value in meant:
-                rest[cell["cell"]] = {name: x for name, x in cell["settings"].items() if name != key}
+                rest[cell["cell"]] = {name: x for name, x in cell["settings"].items() if name not in together}
                 side[cell["cell"]] = sign
     if set(side.values()) != {-1.0, 1.0}:
         known = ", ".join(dict.fromkeys(setting(value) for value in values if value is not None))
@@ -183,10 +185,19 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
         return both.assign(value=both["value"] * both["from"].map(side))
 
     low, high = (setting(meant[0]) for _, meant in sides)
-    found = _regroup(results, rest, signed, f"differences ({key} = {high} minus {low})")
+    others = ", ".join(name for name in results.axes if name in together and name != key)
+    words = f"differences ({key} = {high} minus {low}{f', with {others}' if others else ''})"
+    found = _regroup(results, rest, signed, words)
     if not found.records["value"].notna().any():
         raise InputError(f"{key}: {first!r} and {second!r} have no seed, phase, step and metric in common")
     return replace(found, manifest=dict(found.manifest) | {"differences": True})
+
+
+def _zipped(results: Run, key: str) -> set[str]:
+    """Return a key and the keys that a sweep file zips with it, in the file or in a block."""
+    configs = [results.config(cell["cell"]) for cell in results.manifest["cells"]]
+    grids = [grid for config in configs for grid in (config, *config.get("blocks", {}).values())]
+    return {key}.union(*(grid["zip"] for grid in grids if key in (grid.get("zip") or {})))
 
 
 def _regroup(

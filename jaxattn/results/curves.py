@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.axes
 import numpy as np
@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
-from jaxattn.results.labels import evenly, file_name, seed_words, settings_label, unknown_metric
+from jaxattn.results.labels import evenly, file_name, literal, seed_words, settings_label, unknown_metric
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, geometric_words
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
@@ -28,6 +28,7 @@ def curves(
     metrics: tuple[str, ...] | None = None,
     cells: tuple[int, ...] | None = None,
     x: str = "step",
+    scale: Literal["linear", "log"] | None = None,
 ) -> Drawn:
     """Draw metrics against step: the mean over seeds in its 95 % interval, as `statistics.aggregate`.
 
@@ -40,12 +41,14 @@ def curves(
             The training and test value of one metric share a panel.
         cells: which cells, one colour each; by default all, or twelve of them where there are more.
         x: "step", or the metric to draw them against: its mean over seeds at the same step.
+        scale: of the vertical axes; None for logarithms where a metric has no negative value and its means
+            span decades.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: an unknown phase, metric or cell.
+        InputError: an unknown phase, metric or cell; logarithms of a metric with negative values.
     """
     records = results.records
     phases = _phases(results, phase, x)
@@ -57,6 +60,7 @@ def curves(
     wanted = (
         records["phase"].isin(phases) & records["metric"].isin([*drawn, x]) & records["cell"].isin(chosen)
     )
+    negative = _negative(records[wanted], drawn, scale)
     table = _against(x, aggregate(replace(results, records=records[wanted])), drawn)
     if not (table["n"] > 0).any():
         raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
@@ -71,9 +75,10 @@ def curves(
         blocks = figure.subfigures(len(phases), 1, height_ratios=heights, squeeze=False)[:, 0]
         for block, name in zip(blocks, phases, strict=True):
             if len(phases) > 1:
-                block.suptitle(f"phase: {name}", x=0.01, ha="left", fontsize=10, color=SOFT)
+                block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", fontsize=10, color=SOFT)
             own = table[table["phase"] == name]
             _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label, x)
+            _scale_values(block, own, present[name], scale, negative)
         if len(chosen) > 1:
             legend_below(
                 figure,
@@ -164,7 +169,7 @@ def _block(
                 test = name.startswith("test_") or len(names) == 1
                 _line(ax, rows, colour, dashed=not test)
         ax.set_title(label(panel if len(names) > 1 else names[0]))
-        _scales(ax, shown)
+        _scale_steps(ax, shown)
         if len(names) > 1 and not explained:
             explained = True
             tint = next(iter(palette.values())) if len(palette) == 1 else INK
@@ -189,8 +194,8 @@ def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: 
     ax.fill_between(rows["x"], rows["mean_low"], rows["mean_high"], color=colour, alpha=0.18, linewidth=0)
 
 
-def _scales(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
-    """Use logarithms where values span decades; 0 then sits left of the smallest number above it."""
+def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
+    """Use logarithms where x spans decades; 0 then sits left of the smallest number above it."""
     last, least = rows["x"].max(), rows["x"].min()
     positive = rows.loc[rows["x"] > 0, "x"]
     if len(positive) and least >= 0 and last >= 30 * positive.min():
@@ -200,9 +205,29 @@ def _scales(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
         start = [0] if least == 0 else []
         ticks = [*start, *decades[:: -(-len(decades) // 4)]]
         ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks] if last < 1e5 else None)
-    value = rows["mean"].dropna()
-    if len(value) and value.min() > 0 and value.max() > 100 * value.min():
-        ax.set_yscale("log")
+
+
+def _negative(records: pd.DataFrame, drawn: Sequence[str], scale: str | None) -> set[str]:
+    """Return which drawn metrics have a negative value of any seed at any step."""
+    found = set(records.loc[records["value"] < 0, "metric"]).intersection(drawn)
+    if found and scale == "log":
+        raise InputError(f'curves: scale = "log", but {min(found)} has negative values; use "linear"')
+    return found
+
+
+def _scale_values(
+    block: SubFigure,
+    table: pd.DataFrame,
+    panels: dict[str, list[str]],
+    scale: str | None,
+    negative: set[str],
+) -> None:
+    """Set the scale of the vertical axes: as asked for, else logarithms where positive means span decades."""
+    for ax, names in zip(block.axes, panels.values(), strict=False):
+        value = table.loc[table["metric"].isin(names), "mean"].dropna()
+        spans = len(value) and value.min() > 0 and value.max() > 100 * value.min()
+        if scale == "log" or (scale is None and spans and not negative.intersection(names)):
+            ax.set_yscale("log")
 
 
 def _ordered(results: Run) -> bool:

@@ -17,11 +17,14 @@ from jaxattn.results.labels import (
     axis_label,
     file_name,
     format_number,
+    formula,
     in_order,
     interval,
+    literal,
     minus,
     seed_words,
     setting,
+    tick_label,
 )
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, metric_at_end
@@ -70,8 +73,8 @@ def diagram(
         ax = figure.subplots()
         look: Any = {"cmap": "viridis", "norm": _scale(values), "edgecolors": "white", "linewidth": 1.5}
         mesh = ax.pcolormesh(values, **look)
-        ax.set_xticks(np.arange(columns) + 0.5, [setting(x) for x in fields.columns])
-        ax.set_yticks(np.arange(rows) + 0.5, [setting(y) for y in fields.index])
+        ax.set_xticks(np.arange(columns) + 0.5, [tick_label(x) for x in fields.columns])
+        ax.set_yticks(np.arange(rows) + 0.5, [tick_label(y) for y in fields.index])
         ax.tick_params(length=0)
         ax.grid(False)
         ax.spines[:].set_visible(False)
@@ -156,12 +159,14 @@ class PhaseDiagram:
                 markersize=4,
                 capsize=2,
                 linewidth=1.2,
-                label=f"half of the seeds: {self.condition}",
+                label=f"half of the seeds: {literal(self.condition)}",
             )
             if theory is not None:
                 x, y = horizontal.curve(theory)
                 marker = "s" if len(x) < _CURVE_POINTS else ""
-                ax.plot(x, y, color=RED, linestyle=(0, (4, 2)), marker=marker, markersize=3, label=label)
+                ax.plot(
+                    x, y, color=RED, linestyle=(0, (4, 2)), marker=marker, markersize=3, label=formula(label)
+                )
             horizontal.scale(ax)
             if 0 < 10 * run[0] <= run[-1]:
                 ax.set_yscale("log")
@@ -233,7 +238,7 @@ class _Horizontal(NamedTuple):
         if self.logarithmic:
             ax.set_xscale("log")
             ax.minorticks_off()
-        ax.set_xticks(self.places, [setting(x) for x in self.values])
+        ax.set_xticks(self.places, [tick_label(x) for x in self.values])
 
 
 def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:

@@ -30,6 +30,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "top_tokens": "jaxattn.results.token_figures:top_tokens",
     }
 )
+# What a figure may name and a run does not record, by what it is computed from.
+IS_OF: Mapping[str, str] = MappingProxyType({"margin_shortfall": "margin_ratio"})
 OF_TOKENS = ("importance", "one_step_law", "top_tokens")
 AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
 
@@ -94,6 +96,19 @@ def check(
                 )
 
 
+def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
+    """List the metrics that figures name, by their places in the sweep file."""
+    found = {}
+    for number, spec in specs.items():
+        for option in ("metric", "metrics", "x", "y"):
+            named = spec.get(option) or ()
+            several = not isinstance(named, str)
+            for k, metric in enumerate(named if several else (named,)):
+                place = f"figures[{number}].{option}{f'[{k}]' if several else ''}"
+                found[place] = IS_OF.get(metric, metric)
+    return {place: metric for place, metric in found.items() if metric != "step"}
+
+
 def draw(results: Run, spec: Mapping[str, Any]) -> Drawn:
     """Draw one figure.
 
@@ -139,6 +154,8 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
         raise InputError(
             f"figure {name}: returned {type(found).__name__}; let it return a matplotlib Figure or a Drawn"
         )
+    # A formula that cannot be read raises only when it is rendered.
+    found.figure.draw_without_rendering()
     return replace(found, name=file_name(found.name))
 
 
@@ -206,7 +223,7 @@ def _guarded(drawing: Callable[[], Drawn], files: frozenset[str] = frozenset()) 
     except InputError:
         raise
     except Exception as error:
-        line = f"{type(error).__name__}: {error}"
+        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise (UserCodeError(line, files) if in_user_code(error, files, "") else InputError(line)) from error
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from jaxattn.results.labels import format_number, setting
 from jaxattn.results.run import Run
-from jaxattn.results.statistics import last_steps, summary_rows
+from jaxattn.results.statistics import estimates, last_steps
 
 MOST = 6
 ACCURACIES = ("test_accuracy", "validation_accuracy", "accuracy", "train_accuracy")
@@ -29,13 +29,10 @@ STANDARD = (
     "test_accuracy_best_on_test", "test_accuracy_best_on_validation", "evaluations", "came_to_end",
     "arc_length", "log_time", "log_v_norm", "drift", "mismatch",
 )  # fmt: skip
-# "0.873 [0.871, 0.875]", as `summary_rows` writes it.
-NUMBER = r"(-?[\d.]+(?:e-?\d+)?)"
-ESTIMATE = re.compile(rf"{NUMBER}(?: \[{NUMBER}, {NUMBER}\])?")
 
 
 class _Said(NamedTuple):
-    """What a table says of a metric in a cell: its settings, the phase, the text, and the numbers in it."""
+    """An estimate of a metric in a cell: its settings, the phase, and the text of the numbers."""
 
     settings: str
     phase: str
@@ -85,8 +82,9 @@ def sentences(results: Run) -> tuple[str, str]:
         *((name, lambda said, name=name: f"{name} is {_range(said)}") for name in asked[:1]),
     ]
     rest = [name for name in metrics(results) if name in names and name not in fit]
-    table = summary_rows(results, metrics=[*dict.fromkeys([*fit, *(x for x, _ in known if x), *rest])])
-    found = {name: _said(results, table, name) for name in table.columns if name in names}
+    wanted = [*dict.fromkeys([*fit, *(x for x, _ in known if x), *rest])]
+    table = estimates(results, metrics=wanted)
+    found = {name: _said(results, table[table["metric"] == name]) for name in wanted if name in names}
     learned = [words(found[name]) for name, words in known if name and found[name]][:3]
     learned = learned or [f"{name} is {_range(found[name])}" for name in rest if found[name]][:1]
     fits = [f"the {name.replace('_', ' ')} is {_range(found[name])}" for name in fit if found[name]]
@@ -109,16 +107,15 @@ def _first(group: Iterable[str], names: Sequence[str]) -> str | None:
     return next((name for name in group if name in names), None)
 
 
-def _said(results: Run, table: pd.DataFrame, metric: str) -> list[_Said]:
-    """Read a metric of every cell off a summary, where it has a value, lowest first."""
+def _said(results: Run, table: pd.DataFrame) -> list[_Said]:
+    """Collect the estimates of one metric in every cell, of the last phase with a value, lowest first."""
     last: dict[str, _Said] = {}
     short = {axis: axis.rpartition(".")[2] for axis in results.axes}
     names = short if len(set(short.values())) == len(short) else {axis: axis for axis in short}
-    for row in table.to_dict("records"):
-        if found := ESTIMATE.match(row[metric]):
-            settings = ", ".join(f"{names[axis]} = {setting(row[axis])}" for axis in names if row[axis])
-            numbers = (float(x) if x else float("nan") for x in found.groups())
-            last[settings] = _Said(settings, row["phase"], row[metric], *numbers)
+    for row in table[np.isfinite(table["value"])].itertuples():
+        values = {axis: setting(x) for axis, x in results.settings(row.cell).items()}
+        settings = ", ".join(f"{names[axis]} = {values[axis]}" for axis in names if values.get(axis))
+        last[settings] = _Said(settings, str(row.phase), row.text, row.value, row.low, row.high)
     return sorted(last.values(), key=lambda said: said.value)
 
 

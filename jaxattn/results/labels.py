@@ -101,14 +101,33 @@ OWN_SCORES = "the score", "score of token $s$"
 VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
 
 
+def literal(text: str) -> str:
+    """Return the text that a figure shows as this one: its dollar signs begin no formula."""
+    return text.replace("$", r"\$")
+
+
+def formula(text: str) -> str:
+    """Return a user's label for a figure: with its formulas if they are some, else literally."""
+    if "$" not in text:
+        return text
+    from matplotlib.mathtext import MathTextParser  # slow to import
+
+    try:
+        MathTextParser("path").parse(text)
+    except ValueError:
+        return literal(text)
+    return text
+
+
 def metric_label(metric: str, labels: Mapping[str, str]) -> str:
-    """Name a metric by its label if it has one, else by its words."""
-    for known in (labels, OF_PHASES):
-        if metric in known:
-            return str(known[metric])
+    """Return what a figure calls a metric: its label if it has one, else its words."""
+    if metric in labels:
+        return formula(str(labels[metric]))
+    if metric in OF_PHASES:
+        return OF_PHASES[metric]
     if found := re.fullmatch(r"spearman_Ev_(\w+)", metric):
         return f"Spearman of {VALUES['Ev']}, {found[1]}"
-    return metric.replace("_", " ")
+    return literal(metric.replace("_", " "))
 
 
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
@@ -121,18 +140,23 @@ def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
 
 
 def axis_label(axis: str) -> str:
-    """Name a swept key by the paper's letter if it has one, else by its last word."""
-    return AXES.get(axis, axis.rpartition(".")[2].replace("_", " "))
+    """Return what a figure calls a swept key: the paper's letter if it has one, else its last word."""
+    return AXES.get(axis, literal(axis.rpartition(".")[2].replace("_", " ")))
+
+
+def tick_label(value: object) -> str:
+    """Return an axis value for a figure."""
+    return literal(setting(value))
 
 
 def settings_label(settings: Mapping[str, Any]) -> str:
-    """Name a cell by its settings, for a legend."""
+    """Return what a figure's legend calls a cell: its settings."""
     names = [axis_label(axis) for axis in settings]
     if len(set(names)) < len(names):
-        names = list(settings)
+        names = [literal(axis) for axis in settings]
     # A block is called by its name alone.
     return ", ".join(
-        setting(value) if name == "block" else f"{name} = {setting(value)}"
+        tick_label(value) if name == "block" else f"{name} = {tick_label(value)}"
         for name, value in zip(names, settings.values(), strict=True)
     )
 
@@ -159,8 +183,8 @@ def seed_words(counts: Iterable[int]) -> str:
 
 
 def shown(name: str, longest: int = 24) -> str:
-    """Write a name that users gave, which is no formula, in a figure."""
-    return (name if len(name) <= longest else name[: longest - 1] + "…").replace("$", r"\$")
+    """Return a name that users gave, shortened, for a figure."""
+    return literal(name if len(name) <= longest else name[: longest - 1] + "…")
 
 
 def minus(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.core.errors import InputError
+from jaxattn.core.settings import class_name
 from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, listed, metric_label, setting
 from jaxattn.storage import provenance
 from jaxattn.storage.manifest import command
@@ -93,7 +94,7 @@ class Run:
         """Names of the classes of a cell's corpus, as far as its config tells; the negative class first."""
         config = self.config(cell)
         names = find(config, "data.class_names") or find(config, "data.labels")
-        return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
+        return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
         """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""

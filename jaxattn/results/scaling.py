@@ -18,6 +18,7 @@ from jaxattn.results.judge import around, verdict
 from jaxattn.results.labels import (
     axis_label,
     file_name,
+    literal,
     minus,
     seed_words,
     setting,
@@ -90,7 +91,7 @@ def scaling(
         if len(series) == 1:
             known = np.isfinite(series[0].law.slope)
             ax.set_title(
-                minus(sentence(series[0].settings, series[0].law, expected, tolerance).rstrip("."))
+                literal(minus(sentence(series[0].settings, series[0].law, expected, tolerance).rstrip(".")))
                 if known
                 else "No fit"
             )

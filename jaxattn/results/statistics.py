@@ -2,15 +2,17 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from jaxattn.core.errors import InputError
+from jaxattn.core.scales import Scale
 from jaxattn.results.intervals import (
     BOOTSTRAP_SEEDS,
     accelerated,
@@ -21,20 +23,10 @@ from jaxattn.results.intervals import (
 from jaxattn.results.labels import interval, seed_words, setting, unknown_metric
 from jaxattn.results.run import Run
 
-LINEAR, LOG, YES_NO = "linear", "log", "yes/no"
-
-
-class Scale(NamedTuple):
-    """The scale of a metric.
-
-    Attributes:
-        kind: "linear"; "log", positive and spread over decades; or "yes/no", 0 or 1 for every seed.
-        low, high: what it can be at all.
-    """
-
-    kind: str = LINEAR
-    low: float = -math.inf
-    high: float = math.inf
+# The kinds of a `Scale`.
+LINEAR: Final = "linear"
+LOG: Final = "log"
+YES_NO: Final = "yes/no"
 
 
 _DECLARED = tuple(
@@ -55,11 +47,19 @@ _DECLARED = tuple(
 )
 
 
-def scale(metric: str) -> Scale:
-    """Look up the scale of a metric, linear without bounds if none is declared."""
+def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Scale:
+    """Return the scale of a metric, linear without bounds if none is declared.
+
+    Args:
+        metric: its name; of one number of a vector, NAME_07, the scale is that of NAME.
+        declared: kind, low and high by metric, as the probes of a run declare them; None is no bound.
+    """
     for names, found in _DECLARED:
         if names.fullmatch(metric):
             return found
+    if own := declared.get(metric) or declared.get(re.sub(r"_\d+$", "", metric)):
+        kind, low, high = own
+        return Scale(kind, -math.inf if low is None else low, math.inf if high is None else high)
     return Scale()
 
 
@@ -79,8 +79,8 @@ def aggregate(
 ) -> pd.DataFrame:
     """Summarise every series over its seeds.
 
-    A series is one (cell, phase, step, metric). Its scale is the one that `scale` looks up for the metric,
-    and decides what the mean is:
+    A series is one (cell, phase, step, metric). Its scale, as `scale` returns it for the metric, decides what
+    the mean is:
 
         linear    the mean, with Student's interval
         log       the geometric mean exp(mean of log x), with exp of Student's interval of log x
@@ -119,7 +119,8 @@ def aggregate(
     start = np.flatnonzero(np.r_[True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)][: len(value)])
     n = np.add.reduceat(np.isfinite(value), start, dtype=np.int64) if len(start) else start
     plain = isinstance(results, Run) and bool(results.manifest.get("differences"))
-    declared = [Scale() if plain else scale(str(name)) for name in metrics]
+    own = results.manifest.get("scales", {}) if isinstance(results, Run) else {}
+    declared = [Scale() if plain else scale(str(name), own) for name in metrics]
     columns = zip(*declared, strict=True) if declared else ((), (), ())
     kind, low, high = (np.array(x, object)[keys[3, start]] for x in columns)
     low, high = (x.astype(float)[:, None] for x in (low, high))
@@ -207,29 +208,45 @@ def summary_rows(
         added where fewer seeds than planned have a value. One row per cell and phase: the values of the
         axes, the phase, and a column per metric.
     """
-    records, chosen = _shown(results, metrics)
-    shown = replace(results, records=records)
-    table = aggregate(shown, seed=seed, resamples=resamples, confidence=confidence)
-    planned = len(results.manifest["seeds"])
-    text = [
-        interval(*row[:3])
-        + (" (all equal)" if n > 1 and np.isnan(row[3]) else "")
-        + (f" (n={n})" if n < planned else "")
-        for *row, n in zip(
-            table[statistic],
-            table[f"{statistic}_low"],
-            table[f"{statistic}_high"],
-            table["mean_low"],
-            table["n"],
-            strict=True,
-        )
-    ]
+    options: Any = {"statistic": statistic, "seed": seed, "resamples": resamples, "confidence": confidence}
+    table = estimates(results, metrics=metrics, **options)
+    _, chosen = _shown(results, metrics)
     keys = [*(results.axes or []), "phase"]
-    wide = table.assign(text=text).pivot(index=["cell", "phase"], columns="metric", values="text").fillna("")
+    wide = table.pivot(index=["cell", "phase"], columns="metric", values="text").fillna("")
     order = table[["cell", *keys]].drop_duplicates(["cell", "phase"])
     wide = wide.reindex(index=pd.MultiIndex.from_frame(order[["cell", "phase"]]), columns=chosen)
     heads = order[keys].map(setting).reset_index(drop=True)
     return pd.concat([heads, wide.reset_index(drop=True).rename_axis(columns=None)], axis=1)
+
+
+def estimates(
+    results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
+) -> pd.DataFrame:
+    """Estimate metrics at the last step of each phase: the numbers of `summary_rows`.
+
+    Args:
+        results: a results folder.
+        metrics: which metrics; by default all but the single bins.
+        statistic: "mean", on the scale of the metric, or "iqm".
+        options: as `aggregate`.
+
+    Returns:
+        The aggregate with the columns value, low and high, NaN where there are none, and the text of these.
+    """
+    records, _ = _shown(results, metrics)
+    table = aggregate(replace(results, records=records), **options)
+    planned = len(results.manifest["seeds"])
+    numbers = {"value": statistic, "low": f"{statistic}_low", "high": f"{statistic}_high"}
+    table = table.assign(**{name: table[column] for name, column in numbers.items()})
+    text = [
+        interval(value, low, high)
+        + (" (all equal)" if n > 1 and np.isnan(of_mean) else "")
+        + (f" (n={n})" if n < planned else "")
+        for value, low, high, of_mean, n in zip(
+            *(table[name] for name in ("value", "low", "high", "mean_low", "n")), strict=True
+        )
+    ]
+    return table.assign(text=text)
 
 
 def summary_title(results: Run) -> str:

@@ -6,7 +6,6 @@ and of two runs that both think to hold a folder one is told. Readers fetch what
 theirs.
 """
 
-import fcntl
 import os
 import re
 import secrets
@@ -176,7 +175,7 @@ class Bucket:
         """Fetch what a reader needs, as it was at one moment."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / OWN[1], "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock.wait_for(file)
             if anew:
                 self._clean(set())
             for _ in range(LOOKS):

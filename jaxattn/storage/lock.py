@@ -6,7 +6,6 @@ differ do no harm. Every replacement has the condition that the object is what w
 two that take a lock over, one fails; and who has lost it is told at the next replacement.
 """
 
-import fcntl
 import json
 import os
 import secrets
@@ -21,6 +20,13 @@ from typing import Any
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.storage import files
 from jaxattn.storage.objects import Changed, Objects, is_address
+
+try:
+    import fcntl
+except ModuleNotFoundError:
+    raise InputError(
+        "no POSIX file locks on this system, which results folders need; use Linux, macOS or, on Windows, WSL"
+    ) from None
 
 FILE, OBJECT = ".lock", "lock.json"
 TRIES = 5
@@ -59,6 +65,11 @@ def is_locked(directory: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def wait_for(file: Any) -> None:
+    """Lock an open file; waits while another process holds it."""
+    fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _open(path: str, mode: int) -> int:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -97,6 +97,7 @@ class Manifest(msgspec.Struct):
     errors: tuple[Error, ...] = ()
     sha256: dict[str, str] = {}
     labels: dict[str, str] = {}
+    scales: dict[str, tuple[Literal["linear", "log", "yes/no"], float | None, float | None]] = {}
     code: dict[str, str | None] = {}
     versions: dict[str, str | None] = {}
     git_commit: str | None = None

@@ -11,7 +11,7 @@ from jax import Array
 
 from jaxattn.base import Dataset, Measurement, Model, Phase, Progress, SharedData, silent
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_user_code, shown
+from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_user_code, remedy, shown
 from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import Spec
 from jaxattn.data.corpus import Corpus, class_labels
@@ -63,8 +63,9 @@ def rehearse(
                 raise
             guilty = [path for path, x in numbers.items() if rehearsal.fails({path: x})]
             words = " and ".join(key_of(setting, path) for path in guilty)
+            place = str(error).removesuffix(remedy(error.__cause__))
             raise InputError(
-                f"{words}: cells that differ in it share a program, but {error} needs its value; annotate it "
+                f"{words}: cells that differ in it share a program, but {place} needs its value; annotate it "
                 "as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
         rehearsal.minibatches(train)
@@ -179,7 +180,12 @@ class _Rehearsal:
         for parameter in phase.train:
             if parameter not in known:
                 raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
-            if not jnp.issubdtype(jnp.result_type(x := get(params, parameter)), jnp.floating):
+            if not jax.tree_util.treedef_is_leaf(jax.tree.structure(x := get(params, parameter))):
+                raise InputError(
+                    f"{place}.train: {parameter!r} is a {shown(x)}, not an array; let init return its arrays "
+                    "as parameters of their own"
+                )
+            if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise InputError(f"{place}.train: {parameter!r} is {shown(x)}, not a float")
         with jax.enable_x64(_is_double(setting, phase)), self.at(place, registry.PHASE):
             setting.probes.steps_of(phase)
@@ -372,13 +378,27 @@ def _name(thing: Spec) -> str:
     return thing.kind or type(thing).__name__
 
 
+def _check_finite(data: Dataset) -> None:
+    for name, x in data.arrays():
+        if _is_floats(x) and not (finite := np.isfinite(np.asarray(x))).all():
+            place = tuple(int(k) for k in np.argwhere(~finite)[0])
+            raise InputError(
+                f"{name} holds {float(np.asarray(x)[place])} at {place}; remove that example, or replace it"
+            )
+
+
 def check_data(loaded: Loaded) -> None:
-    """Check on the host what data hold, shared by seeds or of each; raises InputError as `Dataset.check`."""
+    """Check on the host what data hold, shared by seeds or of each.
+
+    Raises:
+        InputError: a number that is not finite; what `Dataset.check` finds.
+    """
     for name in ("train", "test", "validation"):
         data = getattr(loaded.splits, name)
         if data is None:
             continue
         with at(f"data: {name}"):
+            _check_finite(data)
             if loaded.shared or isinstance(data, Corpus):
                 data.check()
             else:

@@ -7,12 +7,16 @@ against its annotations. A function is made a class first, see `user_functions`.
 
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import jax
 import msgspec
+import numpy as np
+from jaxtyping import AbstractArray
 
 from jaxattn.base import (
     Data,
@@ -167,7 +171,12 @@ def convert(target: type[Spec], values: Table, place: str) -> Table:
         known = [field.name for field in fields if field.name != takes]
         choices = {field.name: _literals(field.type) for field in fields}
         required = [field.name for field in fields if field.default is msgspec.NODEFAULT]
-        raise InputError(explain(str(error), place, rest, known, choices, required=required)) from None
+        raise InputError(explain(str(error), place, values, known, choices, required=required)) from None
+    except TypeError as error:
+        raise InputError(
+            f"{place}: an annotation of {target.__name__} is none of a setting ({error}); annotate settings "
+            "as numbers, texts, lists or tables"
+        ) from None
 
 
 def fields_of(target: type[Spec], place: str = "") -> list[Field]:
@@ -196,11 +205,27 @@ def _fields(target: type[Spec]) -> list[Field]:
     return [
         Field(
             f.name,
-            f.type,
+            _without_arrays(f.type),
             f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory(),
         )
         for f in msgspec.structs.fields(target)
     ]
+
+
+def _without_arrays(annotation: Any) -> Any:
+    """Return what a table can hold of an annotation: the float of `float | jax.Array`, which is traced."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return typing.Annotated[_without_arrays(parts[0]), *parts[1:]]
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    kept = tuple(_without_arrays(part) for part in parts if not _is_array(part))
+    return typing.Union[kept or parts]  # noqa: UP007  of a tuple
+
+
+def _is_array(annotation: Any) -> bool:
+    arrays = jax.Array | np.ndarray | np.generic | AbstractArray
+    return isinstance(annotation, type) and issubclass(annotation, arrays)
 
 
 @functools.cache
@@ -221,7 +246,9 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
         raise InputError(f"{place}.kind: expected a name, got {kind!r:.60}")
     if ":" not in kind:
         if kind not in concept.known:
-            raise InputError(f"{place}.kind: unknown {kind!r}{nearest(kind, concept.known)}")
+            module, dot, name = kind.rpartition(".")
+            hint = f"; an import path is written '{module}:{name}'" if dot else nearest(kind, concept.known)
+            raise InputError(f"{place}.kind: unknown {kind!r}{hint}")
         return concept.known[kind]
     with at(f"{place}.kind"):
         target = names.load(kind)

@@ -1,5 +1,6 @@
 """Sweep files: one way to write a study down."""
 
+import codecs
 import difflib
 import stat
 import tomllib
@@ -19,6 +20,7 @@ from jaxattn.study.tree import assign, check_values, flatten, numbered, parse
 # Bytes of a sweep file, and files that extend each other.
 LARGEST = 16 * 2**20
 LONGEST = 20
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 D = TypeVar("D", bound=Definition)
 
@@ -143,15 +145,20 @@ def _text(path: Path) -> str:
         if status.st_size > LARGEST:
             size = f"{status.st_size / 2**20:,.0f} MiB, more than {LARGEST / 2**20:.0f} MiB"
             raise InputError(f"{path}: too large for a sweep file ({size})")
-        return path.read_text(encoding="utf-8")
+        # Editors of Windows begin a file with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such sweep file{_nearby(path)}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not valid TOML: {error}") from None
+        encoding = "UTF-16 text" if path.read_bytes()[:2] in _UTF16 else f"not UTF-8 text ({error.reason})"
+        raise InputError(f"{path}: {encoding}; save it as UTF-8") from None
     except ValueError as error:
         raise InputError(f"{str(path)!r}: cannot be read ({error})") from None
+    if "\0" in text:
+        raise InputError(f"{path}: UTF-16 text without a byte order mark, or no text; save it as UTF-8")
+    return text
 
 
 def flatten_grid(table: dict[str, Any]) -> None:

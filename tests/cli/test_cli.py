@@ -116,6 +116,16 @@ def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     assert capsys.readouterr().out == f"jaxattn {metadata.version('jaxattn')}\n"
 
 
+def test_a_system_without_file_locks_is_told_in_one_line():
+    words = "import sys; sys.modules['fcntl'] = None; sys.argv = ['jaxattn', 'plan', 'x.toml']"
+    code = f"{words}; from jaxattn.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "no POSIX file locks" in line
+    assert line.endswith("on Windows, WSL")
+
+
 def test_schema_and_doctor_print_what_they_found(call):
     status, out, _ = call("schema")
     assert status == 0
@@ -137,6 +147,14 @@ def test_bench_writes_what_it_prints_and_shows_files_side_by_side(call, monkeypa
     assert status == 0
     assert "1: " in out
     assert "2: " in out
+
+
+def test_data_needs_no_model_and_no_phases(call, tmp_path):
+    table = 'kind = "independent"\nvocab_size = 30\nrelevant = 10\nlength = 8\nsequences = 20'
+    (tmp_path / "x.toml").write_text(f'name = "x"\n[data]\n{table}\n')
+    status, out, _ = call("data", tmp_path / "x.toml", "--quiet", "--set", "data.sequences=24")
+    assert status == 0
+    assert "24" in out
 
 
 def test_data_shows_the_corpus(call):

@@ -150,6 +150,12 @@ def test_of_lanes_that_failed_a_few_are_printed_with_a_remedy(capsys, cells, see
     assert last == f"jaxattn: {more}try a smaller step_size in that phase, or --set dtype=float64"
 
 
+def test_a_loss_that_is_not_finite_before_any_step_is_no_matter_of_the_step_size(capsys):
+    console.print_failures([failure | {"step": 0} for failure in failures(1, 2)], "results/x")
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("jaxattn: no step was taken yet: check what the model and the loss return")
+
+
 def test_without_failures_nothing_is_said(capsys):
     console.print_failures([], "results/x")
     assert capsys.readouterr().err == ""

@@ -10,7 +10,9 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.data import text as text_module
-from jaxattn.data.readers import READERS, Csv, Folder, Jsonl, Lines, Parquet, Tfds
+from jaxattn.data.labelled import plain
+from jaxattn.data.readers import READERS, Folder, Lines, Tfds
+from jaxattn.data.tables import Csv, Jsonl, Parquet
 
 TRAIN = [
     ("Good, “very” good\nfilm<br /><br />", 1),
@@ -86,7 +88,11 @@ def write_tfds(path, dataset="tiny_reviews", **splits):
 
 
 def rows(source, split="train"):
-    return [(text, label) for _, text, label in source.read(split).rows]
+    return [(text, plain(label)) for _, text, label in source.read(split).rows]
+
+
+def records(source, split="train"):
+    return [(place, text, plain(label)) for place, text, label in source.read(split).rows]
 
 
 def message(action):
@@ -353,10 +359,12 @@ class TestTables:
         assert "UTF-8" in said
 
     @pytest.mark.parametrize("kind", [Parquet, Jsonl])
-    def test_a_text_that_is_none(self, kind, tmp_path):
+    def test_null_is_an_empty_text(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", [("a", 0), (None, 1)])
-        said = message(lambda: rows(kind(path=path)))
-        assert f"{'row 1' if kind is Parquet else 'line 2'} of {path} holds None, not a text" in said
+        assert rows(kind(path=path)) == [("a", 0), ("", 1)]
+        said = message(lambda: text_module.load(kind(path=path), cache_dir=tmp_path))
+        assert f"{'row 1' if kind is Parquet else 'line 2'}: no word of it is in the vocabulary" in said
+        assert 'data.empty = "drop"' in said
 
     @tables
     def test_a_field_that_is_there_twice(self, kind, tmp_path):
@@ -413,11 +421,6 @@ class TestParquet:
 
 
 class TestCsv:
-    def test_labels_are_compared_as_written(self, tmp_path):
-        path = write_csv(tmp_path / "x", [("a", "pos"), ("b", "2"), ("c", "02")])
-        source = Csv(path=path, labels=("pos", 2), ignore_labels=(3,))
-        assert rows(source) == [("a", "pos"), ("b", 2), ("c", "02")]
-
     def test_delimiter(self, tmp_path):
         path = write_csv(tmp_path / "x", TRAIN, delimiter="\t")
         assert rows(Csv(path=path, delimiter="\t")) == TRAIN
@@ -425,7 +428,7 @@ class TestCsv:
     def test_blank_lines_and_plain_fields(self, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(b"id,text,label\r\n\r\n7,it's 5\" wide,1\r\n8,,0\r\n\r\n")
-        assert list(Csv(path=str(path)).read("train").rows) == [
+        assert records(Csv(path=str(path))) == [
             ("line 3", "it's 5\" wide", 1),
             ("line 4", "", 0),
         ]
@@ -436,7 +439,7 @@ class TestCsv:
         path.write_text('"3","Wall St.","Short-sellers, again"\n"4","New chip","It is ""fast"""\n')
         columns = ("label", "title", "description")
         source = Csv(path=str(path), columns=columns, text=("title", "description"), labels=(3, 4))
-        assert list(source.read("train").rows) == [
+        assert records(source) == [
             ("line 1", "Wall St.\nShort-sellers, again", 3),
             ("line 2", 'New chip\nIt is "fast"', 4),
         ]
@@ -464,8 +467,8 @@ class TestCsv:
         [
             ("text,label\na,1\nb,c,1\n", "line 3"),
             ("text,label\na\n", "line 2"),
-            ('text,label\na,1\n"b,1\nc,1\n', "line 4"),
-            ('text,label\n"a" b,1\n', "line 2"),
+            ('text,label\na,1\n"b,1\nc,2\n', "line 4"),
+            ('text,label\n"a" b,2\n', "line 2"),
         ],
     )
     def test_broken_lines(self, content, line, tmp_path):
@@ -533,7 +536,7 @@ class TestEncoding:
         source = self.write(kind, tmp_path)
         said = message(lambda: rows(source))
         assert "is not UTF-8 text" in said
-        assert 'save it as UTF-8, or name its encoding, such as data.encoding = "latin-1"' in said
+        assert 'save it as UTF-8, or name its encoding, such as data.encoding = "cp1252"' in said
         latin = msgspec.structs.replace(source, encoding="latin-1")
         assert sorted(text for text, _ in rows(latin)) == ["na\u00eff", "\u00e9t\u00e9"]
         ascii = msgspec.structs.replace(source, encoding="ascii")
@@ -554,7 +557,7 @@ class TestEncoding:
             assert said.startswith(f"data: line {header + 5 + good + 1} of {path} is not UTF-8 text (")
             assert f", as {bad} of {header + 5 + good + bad} are not; " in said
             assert ("3 with other letters than those of ASCII are: it mixes encodings" in said) == mixed
-            assert ("latin-1" in said) != mixed
+            assert ("cp1252" in said) != mixed
 
     def test_an_encoding_whose_bytes_are_no_lines(self, tmp_path):
         path = tmp_path / "x"

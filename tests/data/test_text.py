@@ -1,4 +1,8 @@
 import json
+import random
+import re
+import string
+import unicodedata
 from collections import Counter
 
 import jax
@@ -9,8 +13,8 @@ from sklearn.feature_extraction.text import CountVectorizer
 from jaxattn.core.errors import InputError
 from jaxattn.data import text as module
 from jaxattn.data.corpus import from_flat
-from jaxattn.data.readers import Jsonl
 from jaxattn.data.sequences import Sequences
+from jaxattn.data.tables import Csv, Jsonl
 from jaxattn.data.text import TextCorpora, Vocabulary, build_vocabulary, encode, load, tokenise
 
 ROWS = [
@@ -104,6 +108,51 @@ def oracle(**settings):
 )
 def test_words(text, words):
     assert tokenise(text) == words
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "हिन्दी में अच्छी कहानी",
+        "বাংলা ভাষা সুন্দর",
+        "தமிழ் மொழி",
+        "తెలుగు భాష",
+        "كِتَابٌ جَمِيلٌ",
+        "שָׁלוֹם עֲלֵיכֶם",
+        "می\u200cروم خانه",
+        "ọ̀rẹ́ mi",
+    ],
+)
+def test_marks_belong_to_their_letters(text):
+    assert tokenise(f"({text})!") == text.split()
+
+
+def test_marks_without_a_letter_and_characters_that_are_not_seen():
+    assert tokenise("\u0301 \u0301a _\u0308b_ ''\u0301c don\u2019t\u0301 x") == [
+        "a",
+        "b",
+        "c",
+        "don't\u0301",
+        "x",
+    ]
+    assert tokenise("co\u00adop \u200fשלום\u200f naïve") == ["coop", "שלום", "naïve"]
+    assert tokenise("é\u200bà") == ["é", "à"]
+
+
+@pytest.mark.parametrize("text", ["Été à Ǹice, ẹ̀kọ́ Việt", "फ़िल्म ज़्यादा", "한국어 단어", "Ǆ ǰ İstanbul Å Ω"])
+def test_canonically_equal_texts_have_equal_words(text):
+    forms = [tokenise(unicodedata.normalize(form, text)) for form in ("NFC", "NFD")]
+    assert forms[0] == forms[1] == tokenise(text)
+    assert len(forms[0]) == len(text.replace(",", "").split())
+    assert tokenise(unicodedata.normalize("NFD", text.upper())) == tokenise(text.upper())
+
+
+def test_words_of_ascii_are_those_of_one_regular_expression():
+    rng = random.Random(0)
+    for _ in range(300):
+        text = "".join(rng.choices(string.printable + "'\\ " * 9, k=200))
+        plain = re.sub(r"<br\s*/?>", " ", text.lower())
+        assert tokenise(text) == re.findall(r"[^\W_]+(?:'[^\W_]+)*", plain)
 
 
 @pytest.mark.parametrize("min_count", [1, 3, 10])
@@ -248,12 +297,56 @@ def test_no_word_is_frequent_enough(source, settings):
     assert "occurs 3 times" in said
 
 
-@pytest.mark.parametrize("label", [2, -1, "1", None, 0.5, [1], {"a": 1}])
+@pytest.mark.parametrize("label", [2, -1, "one", "01", 0.5, [1], {"a": 1}])
 def test_a_label_outside_the_set(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [*ROWS, ("good", label)]))
     said = message(source, **settings)
     assert f"train split, line 5: label {label!r}; expected one of [0, 1]" in said
     assert "data.ignore_labels" in said
+
+
+@pytest.mark.parametrize("label", [None, ""])
+def test_a_row_without_a_label(tmp_path, settings, label):
+    source = Jsonl(path=write(tmp_path / "a.jsonl", [("lone", label), *ROWS]))
+    said = message(source, **settings)
+    assert said.endswith('expected one of [0, 1]; set data.empty = "drop" to leave such rows out')
+    told = []
+    source = changed(source, empty="drop")
+    loaded = load(source, progress=lambda *report: told.append(report), **settings)
+    assert loaded.train.targets.tolist() == [1, -1, -1, 1]
+    assert "lone" not in loaded.vocabulary.index
+    assert ("data.empty: 1 rows of the train split without a label are left out", 0, 0) in told
+
+
+def test_several_raw_labels_make_one_class(tmp_path, settings):
+    rows = [("awful", "1"), ("poor", 2.0), ("so so", 3), ("fine", 4), ("great", "5.0")]
+    source = Jsonl(
+        path=write(tmp_path / "a.jsonl", rows), labels=((1, 2), (4, 5)), ignore_labels=(3,), balance=True
+    )
+    train = load(source, **settings).train
+    assert train.targets.tolist() == [-1, -1, 1, 1]
+    assert train.class_names == ("1+2", "4+5")
+    said = message(changed(source, labels=((1, 2), 4)), **settings)
+    assert "label '5.0'; expected one of [(1, 2), 4]" in said
+
+
+@pytest.mark.parametrize("kind", [Jsonl, Csv])
+def test_an_escaped_line_break_is_no_letter(tmp_path, settings, kind):
+    texts = [r"Nice room.\n\nNever noisy", r"see C:\Users\new folder", r"nothing\t\n\nnow"]
+    if kind is Jsonl:
+        path = write(tmp_path / "a", [(text, i % 2) for i, text in enumerate(texts)])
+    else:
+        path = str(tmp_path / "a")
+        (tmp_path / "a").write_text("text,label\n" + "".join(f'"{t}",{i % 2}\n' for i, t in enumerate(texts)))
+    told = []
+    found = load(kind(path=path), progress=lambda *report: told.append(report), **settings).vocabulary.tokens
+    assert set(found) == {*tokenise("nice room never noisy see c users new folder nothing t now")}
+    said = [what for what, _, total in told if total == 0]
+    assert said == [
+        'data.escapes: 2 texts of the train split write line breaks as \\n; set it to "kept" if they do not'
+    ]
+    kept = load(kind(path=path, escapes="kept"), **settings).vocabulary.tokens
+    assert {"nnever", "nnow"} <= set(kept)
 
 
 def test_texts_given_as_labels(tmp_path, settings):

@@ -1,8 +1,11 @@
 import json
+from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 import pytest
 
+import jaxattn as ja
 from jaxattn.engine import clock
 from jaxattn.engine.manifest import differences
 
@@ -23,6 +26,25 @@ def test_the_manifest_tells_where_the_numbers_come_from(small_run, study):
     assert (batch["cells"], batch["seeds"]) == ([0], [0, 1])
     assert manifest["labels"]["loss"] == "loss"
     assert manifest["code"] == {}
+
+
+class Declares(ja.Probe):
+    """A probe that declares the scales of its metrics."""
+
+    scales = MappingProxyType({"share": ja.probes.Scale(low=0, high=1), "gap": ja.probes.Scale("log", low=0)})
+
+    def measure(self, context):
+        size = jnp.sum(context.params.p**2)
+        return {"share": 1 / (1 + size), "gap": jnp.exp(-size)}
+
+
+def test_the_scales_that_probes_declare_are_kept_for_readers(study, tmp_path):
+    made = ja.Study(**(study().tree | {"probes": [Declares]}))
+    results = made.run(tmp_path / "out", quiet=True)
+    assert results.manifest["scales"] == {"share": ["linear", 0, 1], "gap": ["log", 0, None]}
+    found = results.aggregate(metrics=["share", "gap"]).set_index("metric")
+    assert (found.loc["share", "mean_high"].dropna() <= 1).all()
+    assert found.loc["gap", "scale"].unique().tolist() == ["log"]
 
 
 def test_a_run_may_be_continued_from_its_own_manifest(small_run, study):

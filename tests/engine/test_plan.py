@@ -1,14 +1,16 @@
 import shutil
+from pathlib import Path
 
 import pytest
 
+from jaxattn.api import Study
 from jaxattn.core.errors import InputError
 from jaxattn.engine import memory
 from jaxattn.engine import plan as planning
 from jaxattn.engine.batches import Batch
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import programs
-from jaxattn.engine.plan import plan, recorded
+from jaxattn.engine.plan import check_metrics, plan, recorded
 
 
 def test_groups_say_what_runs_together(tmp_path, study):
@@ -107,3 +109,54 @@ def test_the_time_grows_with_the_work(study, tables):
         left = [Batch(group, group.cells, range(seeds))]
         times.append(planning.estimate_runtime(group, programs(group.setting), left))
     assert 0 < times[0] < times[1] / 20
+
+
+def test_figures_of_metrics_that_nobody_measures_are_found_before_a_run(study, tmp_path):
+    for figure, said in (
+        (
+            {"kind": "curves", "metrics": ["loss", "lss"]},
+            r"figures\[0\].metrics\[1\]: .*'lss'; did you mean 'loss'",
+        ),
+        ({"kind": "curves", "x": "p_nrm"}, r"figures\[0\].x: the study does not measure 'p_nrm'"),
+        ({"kind": "convergence", "x": "p_norm", "y": "margin_shortfall"}, "'margin_ratio'"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Study.of_tables(study().tree | {"figures": [figure]}).run(tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+    check_metrics(study(), {"a": "Ev_bin_00", "b": "test_accuracy_best_on_test", "c": "p_norm"})
+    check_metrics(study(), {})
+
+
+SWEEPS = Path(__file__).parents[2] / "sweeps"
+# Texts are not here, and books and their items are no studies.
+SHIPPED = sorted(
+    path
+    for path in SWEEPS.rglob("*.toml")
+    if path.name not in ("book.toml", "item.toml")
+    and "tfds" not in path.read_text(encoding="utf-8")
+    and "imdb" not in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.relative_to(SWEEPS).as_posix(), marks=marks)
+        for path in SHIPPED
+        for marks in ([[]] if path.parent.name == "own" else [[pytest.mark.more]])
+    ],
+)
+def test_every_shipped_sweep_is_planned_quickly(path, tmp_path):
+    made = Study.read(path)
+    (cells, groups), whole = plan(made, tmp_path / "none", quick=True)
+    assert len(cells) == len(made.cells)
+    assert whole.startswith(f"{made.name}: ")
+    assert len(groups["coordinates"]) == len(groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(SWEEPS).as_posix())
+def test_every_shipped_sweep_is_planned_with_memory_and_time(path, tmp_path):
+    (_, groups), whole = plan(Study.read(path), tmp_path / "none")
+    assert whole.endswith(" left")
+    assert groups["memory"].str.endswith(" MiB").all()

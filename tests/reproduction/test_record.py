@@ -69,7 +69,7 @@ def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_ot
     assert verdicts["fig3_imdb"] == NOT_RUN
     text = written.paths[0].read_text()
     assert "![Figure 2: synthetic data: All seeds](figures/fig2_synthetic.png)" in text
-    assert "**Of 2 judged numbers in 1 item, 1 agrees, 1 cannot tell.**" in text
+    assert "**Of 2 judged numbers in 1 of 31 items, 1 agrees, 1 cannot tell.**" in text
     failed = page.write(PAPER, folder, NO_RUNS, scale="laptop", failed={"fig2_synthetic": "no memory"})
     assert (
         "the run failed"

@@ -104,7 +104,7 @@ def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
     assert status == 0
     assert "A tiny book" in printed
     text = (out / "index.md").read_text(encoding="utf-8")
-    verdict = "**Of 2 judged numbers in 2 items, 2 agree.**"
+    verdict = "**Of 2 judged numbers in 2 of 2 items, 2 agree.**"
     assert text.startswith(f"# A tiny book\n\n{verdict}\n\nNumbers that a note reports, run again.\n")
     assert "falls like d^(-1/2) (a note of nobody's)." in text
     assert "| power of d in the error per unit of η0 |" in text
@@ -177,7 +177,7 @@ def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(pa
         < html.index('href="#fig2_synthetic"')
         < html.index('id="fig2_synthetic"')
     )
-    assert "Of 3 judged numbers in 1 item" in html
+    assert "Of 3 judged numbers in 1 of 31 items" in html
     assert "<summary>Bin means</summary>" in html
     assert "Spearman of E·v and the bin centres" in html
     for text in (markdown, html):

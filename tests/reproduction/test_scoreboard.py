@@ -170,8 +170,12 @@ def test_findings_are_measured_where_their_book_is(plan, folder, tmp_path, monke
     assert tuple(with_book.parts) == PARTS
     text = pages.page(with_book, {})
     assert text.index(PARTS[1]) < text.index(f"## {PARTS[2]}")
-    assert re.search(r"Of 2 promised rows .+\. Of 2 found rows .+\.</p>", pages.as_html(with_book, {}))
-    monkeypatch.setattr("jaxattn.reproduction.scoreboard.FINDINGS", tmp_path / "none")
+    assert re.search(
+        r"Of 2 promised rows .+\. Of 3 found rows .+, 1 without a criterion\.</p>",
+        pages.as_html(with_book, {}),
+    )
+    # As beside an installed package, where a stranger's `sweeps` may be.
+    monkeypatch.setattr("jaxattn.reproduction.scoreboard.CHECKOUT", tmp_path)
     monkeypatch.setattr(
         "jaxattn.reproduction.scoreboard.VERDICTS", [x for x in MEASURED if x.claim in ("MC", *FOUND)]
     )

@@ -195,6 +195,31 @@ def test_paired_differences_cancel_what_seeds_share(folder):
         paired(results, "data.length", 8, 9)
 
 
+@pytest.mark.parametrize("in_block", [False, True])
+def test_keys_that_are_zipped_are_paired_together(load_planted, in_block):
+    grid = {"zip": {"model.dim": [8, 16], "phases.query.steps": [10, 40]}}
+    config = {"phases": [{"name": "query"}]} | ({"blocks": {"b": grid}} if in_block else grid)
+    settings = [
+        {"data.length": length, "model.dim": d, "phases.query.steps": n}
+        for length in (2, 3)
+        for d, n in ((8, 10), (16, 40))
+    ]
+    rows = [
+        (cell, seed, "query", 1, "loss", s["model.dim"] * s["data.length"] + seed)
+        for cell, s in enumerate(settings)
+        for seed in (0, 1)
+    ]
+    cells = [{"cell": k, "settings": s} for k, s in enumerate(settings)]
+    run = load_planted(rows, name="x", config=config, cells=cells, seeds=[0, 1])
+    found = paired(run, "model.dim", 8, 16)
+    assert aggregate(found)["mean"].tolist() == [16.0, 24.0]
+    assert list(found.axes) == ["data.length"]
+    assert "model.dim = 16 minus 8, with phases.query.steps" in found.derived[-1]
+    apart = load_planted(rows, name="x", config={"phases": [{"name": "query"}]}, cells=cells, seeds=[0, 1])
+    with pytest.raises(InputError, match="have no seed, phase, step and metric in common"):
+        paired(apart, "model.dim", 8, 16)
+
+
 def test_a_seed_that_failed_on_one_side_has_no_difference(folder):
     results = folder(range(3))
     records = results.records

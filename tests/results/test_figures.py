@@ -11,9 +11,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError
-from jaxattn.results import aggregate, style
+from jaxattn.results import aggregate, load, style
 from jaxattn.results.correlations import bin_means
-from jaxattn.results.curves import _scales, curves
+from jaxattn.results.curves import _scale_steps, curves
 from jaxattn.results.figures import KINDS, check, draw, draw_all, function
 from jaxattn.results.fits import PowerLaw
 from jaxattn.results.scaling import collect, scaling, sentence
@@ -45,6 +45,24 @@ def test_every_kind_draws_every_folder(results, name, kind):
     assert len(drawn.caption) > 40
 
 
+def test_names_with_signs_of_formulas_are_drawn_by_every_kind(write, tmp_path):
+    odd = "x^$2^$ or $5"
+    axes = {"block": [odd, "plain"], f"data.{odd}": [1.0, 2.0], "model.dim": [8, 16]}
+    folder = write(tmp_path / "run", axes=axes, seeds=2, vocab_size=60)
+    run = load(folder)
+    renamed = {"metric": {"p_norm": odd}, "phase": {"joint": odd}}
+    run = dataclasses.replace(run, records=run.records.replace(renamed))
+    for spec in (
+        {"kind": "curves", "metrics": ["loss", odd]},
+        {"kind": "curves", "metrics": ["loss"], "x": odd},
+        {"kind": "scaling", "axis": "model.dim", "metric": odd},
+        {"kind": "scaling", "axis": f"data.{odd}", "metric": odd},
+        {"kind": "convergence", "x": odd, "y": "loss"},
+        {"kind": "diagram", "x_axis": "block", "y_axis": f"data.{odd}", "metric": odd},
+    ):
+        assert style.png(draw(run, spec).figure, dpi=50).startswith(b"\x89PNG")
+
+
 def test_drawing_leaves_global_settings_alone(results):
     before = dict(matplotlib.rcParams)
     style.png(draw(results["one_seed"], {"kind": "importance"}).figure)
@@ -69,8 +87,33 @@ def test_curves_show_the_mean(results):
 def test_steps_over_decades_have_a_few_ticks_to_the_end(decades, ticks):
     ax = Figure().subplots()
     rows = pd.DataFrame({"x": [0, *10.0 ** np.arange(decades + 1)], "mean": 1.0})
-    _scales(ax, rows)
+    _scale_steps(ax, rows)
     assert ax.get_xticks().tolist() == ticks
+
+
+def test_values_have_logarithms_where_none_is_negative(load_planted):
+    falls = [10.0**-k for k in range(6)]
+    rows = [
+        (0, seed, "p", step, metric, value)
+        for step, mean in enumerate(falls)
+        for seed in (0, 1)
+        for metric, value in (("falls", mean), ("crosses", mean * (3.5 - 5 * seed)))
+    ]
+    config = {"phases": [{"name": "p"}]}
+    run = load_planted(rows, name="x", config=config, cells=[{"cell": 0, "settings": {}}], seeds=[0, 1])
+
+    def scales(**options):
+        return [ax.get_yscale() for ax in curves(run, metrics=("falls", "crosses"), **options).figure.axes]
+
+    assert (aggregate(run)["mean"] > 0).all()
+    assert scales() == ["log", "linear"]
+    assert scales(scale="linear") == ["linear", "linear"]
+    with pytest.raises(InputError, match='scale = "log", but crosses has negative values; use "linear"'):
+        scales(scale="log")
+    assert curves(run, metrics=("falls",), scale="log").figure.axes[0].get_yscale() == "log"
+    assert draw(run, {"kind": "curves", "metrics": ["falls"], "scale": "linear"}).figure.axes[0]
+    with pytest.raises(InputError, match="scale"):
+        draw(run, {"kind": "curves", "scale": "cubic"})
 
 
 def test_curves_against_another_metric(results):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
-from jaxattn.results import headline, summary_table
+from jaxattn.results import headline, statistics, summary_table
 from jaxattn.results.headline import caveats
 from jaxattn.results.run import Run
 
@@ -53,6 +53,21 @@ def test_accuracy_and_loss_come_first_and_then_what_was_asked_for():
     ]
     assert headline.metrics(run_of({"mine": [1.0, 2.0]})) == ["mine"]
     assert headline.metrics(run_of({"train_accuracy": [1.0], "mine": [1.0]})) == ["train_accuracy", "mine"]
+
+
+@pytest.mark.parametrize(("low", "weakly"), [(0.4996, True), (0.5004, False)])
+def test_words_depend_on_numbers_and_not_on_what_is_printed(low, weakly):
+    """Both intervals begin at a printed 0.500."""
+    half = low * 0.1
+    values = [low + half * (1 + x) for x in (-1, 1, -1, 1)]
+    run = run_of({"spearman_Ev_tokens": values})
+    found = statistics.estimates(run).set_index("phase").loc["query"]
+    shift = low - found["low"]
+    run = run_of({"spearman_Ev_tokens": [x + shift for x in values]})
+    assert statistics.estimates(run)["low"].to_numpy() == pytest.approx(low)
+    _, second = headline.sentences(run)
+    assert "[0.500, " in second
+    assert ("follows importance weakly" in second) == weakly
 
 
 def test_the_sentences_say_what_the_table_says():

@@ -1,7 +1,22 @@
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from jaxattn.results.labels import brief, by_factors, format_number, listed, setting, with_interval
+from jaxattn.results import style
+from jaxattn.results.labels import (
+    axis_label,
+    brief,
+    by_factors,
+    format_number,
+    formula,
+    listed,
+    metric_label,
+    setting,
+    settings_label,
+    shown,
+    tick_label,
+    with_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +64,29 @@ def test_a_logarithmic_axis_is_for_values_that_grow_by_factors():
     assert by_factors([1, 10, 100])
     assert not by_factors([1, 2, 3])
     assert not by_factors([0, 1, 10])
+
+
+@pytest.mark.parametrize("name", ["$5 vs $10", "x^$2^$", "50% off", "one $", "\\$3 and $4", "a$b$c$d$e"])
+def test_names_are_drawn_as_they_are_written(name):
+    def drawn(text, **look):
+        figure = Figure(figsize=(2, 0.5))
+        figure.text(0, 0, text, **look)
+        return style.png(figure, dpi=50)
+
+    plain = drawn(name, parse_math=False)
+    for text in (
+        settings_label({"block": name}),
+        axis_label(f"data.{name}"),
+        tick_label(name),
+        metric_label(name, {}),
+        formula(name) if name == "x^$2^$" else shown(name),
+    ):
+        assert drawn(text) == plain
+
+
+def test_a_label_may_hold_a_formula_and_need_not():
+    labels = {"a": r"$\|p\|^2$ of p", "b": "cost $5^$ now", "c": "one $"}
+    assert metric_label("a", labels) == r"$\|p\|^2$ of p"
+    assert metric_label("b", labels) == r"cost \$5^\$ now"
+    assert metric_label("c", labels) == r"one \$"
+    assert settings_label({"model.dim": 8, "model.sort": "a$"}) == r"$d$ = 8, sort = a\$"

@@ -35,6 +35,13 @@ def broken(results, metric="loss"):
     raise ZeroDivisionError("no loss")
 
 
+def misspelt(results, metric="loss"):
+    """A title that is no formula."""
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().set_title("cost $5^$")
+    return figure
+
+
 @pytest.fixture
 def folder(write, tmp_path):
     return write(tmp_path / "run", vocab_size=50, seeds=1, figures=FIGURES)
@@ -48,6 +55,14 @@ def test_a_bare_figure_is_named_by_its_function(results):
     assert own.name == "a-b"
     with pytest.raises(InputError, match="figure broken_too: returned int; let it return a matplotlib"):
         results["text"].figure(broken_too)
+
+
+def test_a_formula_that_cannot_be_read_costs_its_own_figure_alone(write, tmp_path):
+    folder = write(tmp_path / "run", vocab_size=50, seeds=1, figures=FIGURES)
+    drawn, (problem,) = draw_all(load(folder), {KIND: misspelt})
+    assert [each.name for each in drawn] == ["top_tokens_joint"]
+    assert problem.line.startswith(f"figures[1] ({KIND}) could not be drawn: ValueError: ")
+    assert "\n" not in problem.line
 
 
 class Losses(ja.Figure):

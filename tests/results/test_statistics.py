@@ -55,6 +55,27 @@ def test_interquartile_mean_is_the_trimmed_mean_where_quarters_are_whole(n):
     assert one(values)["iqm"] == pytest.approx(scipy.stats.trim_mean(values, 0.25), rel=1e-13)
 
 
+def test_the_scale_of_an_own_metric_is_the_one_that_its_probe_declares(load_planted):
+    values = {
+        "mass": [0.99, 1.0, 0.7],
+        "tail_03": [1e-6, 1e-4, 1e-2],
+        "hit": [1.0, 1.0, 0.0],
+        "Ev": [1.0, 2, 9],
+    }
+    rows = [(0, seed, "p", 1, name, x) for name, every in values.items() for seed, x in enumerate(every)]
+    known = {"name": "x", "config": {"phases": [{"name": "p"}]}, "seeds": [0, 1, 2]}
+    scales = {"mass": ["linear", 0, 1], "tail": ["log", 0, None], "hit": ["yes/no", 0, 1]}
+    cells = [{"cell": 0, "settings": {}}]
+    found = aggregate(load_planted(rows, **known, cells=cells, scales=scales)).set_index("metric")
+    assert found["scale"].to_dict() == {"mass": "linear", "tail_03": "log", "hit": "yes/no", "Ev": "linear"}
+    assert found.loc["mass", "mean_high"] == 1.0
+    assert found.loc["tail_03", "mean"] == pytest.approx(1e-4)
+    assert found.loc["tail_03", "mean_low"] > 0
+    plain = aggregate(load_planted(rows, **known, cells=cells)).set_index("metric")
+    assert plain.loc["mass", "mean_high"] > 1.0
+    assert set(plain["scale"]) == {"linear"}
+
+
 def test_mean_and_median():
     values = np.random.default_rng(0).standard_normal(7)
     row = one(values)

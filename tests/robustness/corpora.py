@@ -181,10 +181,16 @@ def _put(path: Path, content: bytes, rng: random.Random, whole: bool) -> None:
 
 
 def _read_csv(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    content = io.StringIO(_decoded(root / "rows", settings), newline="")
-    header, *rows = csv.reader(content, delimiter=settings["delimiter"], strict=True)
-    if "columns" in settings:
-        header, rows = list(settings["columns"]), [header, *rows]
+    content = _decoded(root / "rows", settings)
+    named = [list(settings["columns"])] if "columns" in settings else []
+    header, *rows = named + [
+        line.split(settings["delimiter"]) for line in re.split("\r\n|\r|\n", content) if line
+    ]
+    label = settings.get("label", "label")
+    known = {"", *map(str, settings["labels"])}
+    if not all(len(row) == len(header) and _label(row[header.index(label)]) in known for row in rows):
+        lines = csv.reader(io.StringIO(content, newline=""), delimiter=settings["delimiter"], strict=True)
+        header, *rows = [*named, *lines]
     for row in rows:
         if row:
             assert len(row) == len(header)
@@ -218,7 +224,15 @@ def _read_parquet(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, A
 
 
 def _decoded(path: Path, settings: dict[str, Any]) -> str:
-    return path.read_bytes().decode(settings.get("encoding", "utf-8-sig"))
+    encoding = settings.get("encoding", "utf-8-sig")
+    return path.read_bytes().decode("cp1252" if encoding == "latin-1" else encoding)
+
+
+def _label(label: Any) -> str:
+    """Write a label as settings do."""
+    said = {"true": "1", "false": "0"}.get(str(label).lower(), str(label))
+    whole = re.fullmatch(r"[+]?(-?(?:0|[1-9]\d*))(?:\.0*)?", said, re.ASCII)
+    return whole[1] if whole else said
 
 
 def _wanted(settings: dict[str, Any]) -> list[str]:
@@ -232,6 +246,7 @@ def _fields(pairs: list[tuple[str, Any]], settings: dict[str, Any]) -> tuple[str
         (value,) = [value for name, value in pairs if name == wanted]
         values.append(value)
     *texts, label = values
+    texts = ["" if content is None or content != content else content for content in texts]
     assert all(isinstance(content, str) for content in texts)
     return "\n".join(texts), label
 
@@ -243,7 +258,7 @@ def _expected(rows: list[tuple[str, Any]], settings: dict[str, Any]) -> list[tup
         plain = re.sub(r"<br\s*/?>", " ", content.lower().replace("’", "'"))
         words = Counter(re.findall(r"[^\W_]+(?:'[^\W_]+)*", plain))
         assert words
-        found.append((str(label + 0 if isinstance(label, bool | float) else label), dict(words)))
+        found.append((_label(label), dict(words)))
     return found
 
 

@@ -23,6 +23,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax import Array
+from jaxtyping import Float
 
 import jaxattn as ja
 
@@ -232,6 +235,35 @@ class FewTokens(Model):
 
 def no_transformation(step_size):
     return 3
+
+made_already = optax.sgd(0.1)
+
+class Nested(Model):
+    def init(self, key, like, *, dtype):
+        params = super().init(key, like, dtype=dtype)
+        return {"E": params.E, "p": params.p, "head": {"v": params.v}}
+
+    def outputs(self, params, corpus):
+        return ja.attention.attend(corpus, params["E"] @ params["p"], params["E"] @ params["head"]["v"])
+
+class Misspelt(Model):
+    def init(self, key, like, *, dtype):
+        return ja.models.OneLayer(dimm=self.dim).init(key, like, dtype=dtype)
+
+class WithNumpy(Model):
+    def outputs(self, params, corpus):
+        return np.tanh(super().outputs(params, corpus))
+
+def length(params, corpus):
+    return np.linalg.norm(params.p)
+
+def traced_settings(key, *, sequences: int | jax.Array, shown: float | jax.Array = 1.0, wide: Float[Array, ""] | float | None = None):
+    tokens = jax.random.randint(key, (sequences, 4), 2, 12)
+    labels = jnp.where(jax.random.uniform(key, (sequences,)) < shown, 1, -1)
+    return ja.data.from_draws(tokens, labels, vocab_size=12, num_classes=2)
+
+def no_setting(params, corpus, *, of: np.dtype | int = 1):
+    return params.p.sum()
 
 number = 3
 """
@@ -477,6 +509,26 @@ WRONG = {
         {"probes": {"own": ["mine.py:entropy", {"kind": "mine.py:entropy", "base": 3.0}]}},
         "probes.own[1]: 'entropy' is measured already, by probes.own[0]; give it another name",
     ),
+    "a transformation": (
+        {"phases": [BATCHED[0] | {"optimizer": "mine.py:made_already"}]},
+        "phases[0]: optimizer: expected a name, got an optax transformation, whose step size is fixed; or give a fun",
+    ),
+    "a letter left out": (
+        {"phases": [{("stepsize" if key == "step_size" else key): x for key, x in BATCHED[0].items()}]},
+        "phases[0]: unknown key 'stepsize'; did you mean 'step_size'?",
+    ),
+    "a dot for a colon": (
+        {"data": {"kind": "jaxattn.data.assumption1"}},
+        "data.kind: unknown 'jaxattn.data.assumption1'; an import path is written 'jaxattn.data:assumption1'",
+    ),
+    "nested parameters": (
+        {"model": model("Nested"), "phases": [{**BATCHED[0], "train": ["head"]}]},
+        "phases[0].train: 'head' is a dict, not an array; let init return its arrays as parameters of",
+    ),
+    "an annotation": (
+        {"probes": {"own": ["mine.py:no_setting"]}},
+        "probes.own[0]: an annotation of no_setting is none of a setting (",
+    ),
     # numbers that cells have for themselves
     "decides": (
         {"model": model("Decides"), "axes": {"model.width": [1.0, 2.0]}},
@@ -580,6 +632,39 @@ def test_what_their_code_raises_comes_with_their_own_traceback(names, tmp_path, 
     assert not [path for path in frames if "jaxattn/" in path]
 
 
+def test_numpy_in_traced_code_is_told_with_its_remedy(names, tmp_path):
+    for changes, place in (
+        ({"model": "mine.py:WithNumpy"}, "model: TracerArrayConversionError in outputs, line"),
+        (
+            {"probes": {"own": ["mine.py:length"]}},
+            "probes.own[0]: TracerArrayConversionError in length, line",
+        ),
+    ):
+        error = said(names, tmp_path, **changes)
+        assert str(error).startswith(place)
+        assert str(error).endswith("; use jax.numpy in place of numpy")
+        assert "The error occurred" not in error.trace
+        assert len(error.trace.splitlines()) < 9
+    error = said(names, tmp_path, model="mine.py:Misspelt")
+    assert str(error).endswith("; there is no setting 'dimm', check its spelling")
+
+
+def test_a_setting_that_may_be_an_array_is_a_number_that_may_be_traced(names, tmp_path):
+    data = {"kind": "mine.py:traced_settings", "sequences": 10, "wide": 2.0}
+    made = study(names, data=data, axes={"data.shown": [0.25, 0.75]})
+    groups = made.plan(tmp_path / "out", quick=True).groups
+    assert groups["vmapped"].tolist() == ["seed, data.shown"]
+    with pytest.raises(InputError, match=r"data.shown: expected `?'?float"):
+        study(names, data=data | {"shown": "much"})
+
+
+@pytest.mark.parametrize("kind", ["jaxattn.data:assumption1", "jaxattn.data.synthetic:independent"])
+def test_the_packages_own_generators_have_import_paths(names, tmp_path, kind):
+    data = {"kind": kind, "vocab_size": 12, "relevant": 4, "length": 4, "sequences": 10}
+    made = study(names, data=data)
+    assert "1 cell in 1 group" in made.plan(tmp_path / "out", quick=True).sentence
+
+
 RUNS = """
 import jax
 import jax.numpy as jnp
@@ -605,6 +690,17 @@ def strict(params, corpus, *, even: int = 0):
     if even % 2:
         raise ValueError(f"{even} is odd")
     return params.p.sum()
+
+def holed(*, at: int = 0):
+    X = jnp.ones((6, 3, 2)).at[4, at, 1].set(jnp.nan)
+    return ja.data.Vectors(X=X, targets=jnp.ones(6))
+
+class Mean(ja.Model):
+    takes = ja.data.Vectors
+    def init(self, key, like, *, dtype):
+        return {"p": jnp.ones(like.dim, dtype)}
+    def outputs(self, params, data):
+        return (data.X @ params["p"]).mean(axis=1)
 
 def undefined(params, corpus):
     return jnp.log(-jnp.abs(params.p.sum()) - 1)
@@ -633,6 +729,13 @@ def command(monkeypatch, *words):
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     return stopped.value.code
+
+
+def test_a_number_that_is_none_is_found_in_the_data(sweep, tmp_path, monkeypatch, capsys):
+    changes = {"data": {"kind": "runs.py:holed", "at": 2}, "model": "runs.py:Mean", "loss": "squared_error"}
+    assert command(monkeypatch, "run", sweep(**changes), "--out", tmp_path / "out", "--quiet") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("data: train: X holds nan at (4, 2, 1); remove that example, or replace it")
 
 
 @pytest.mark.more

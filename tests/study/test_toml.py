@@ -146,14 +146,33 @@ def test_null_takes_a_key_out(file):
         toml.read(file, ["data.tests=null"])
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_byte_order_mark_is_no_text(file, ending):
+    before = toml.read(file)
+    file.write_text("\ufeff" + file.read_text(), encoding="utf-8", newline=ending)
+    assert toml.read(file).config == before.config
+    (file.parent / "more.toml").write_bytes(b'\xef\xbb\xbfextends = "small.toml"\nmodel.dim = 4\n')
+    assert toml.read(file.parent / "more.toml").base.model.dim == 4
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_file_in_utf_16_is_named(file, encoding):
+    file.write_bytes(file.read_text().encode(encoding))
+    with pytest.raises(InputError, match=r"small.toml: UTF-16 text.*; save it as UTF-8$"):
+        toml.read(file)
+    file.write_bytes(b"\xfe\xff" + file.read_bytes() if encoding == "utf-16-be" else file.read_bytes())
+    with pytest.raises(InputError, match=r"small.toml: UTF-16 text"):
+        toml.read(file)
+
+
 def test_missing_and_malformed_files_are_named(tmp_path, file):
     with pytest.raises(InputError, match=r"smal.toml: no such sweep file; did you mean .*small.toml"):
         toml.read(tmp_path / "smal.toml")
     file.write_text("name = ")
     with pytest.raises(InputError, match="not valid TOML"):
         toml.read(file)
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not valid TOML"):
+    file.write_bytes(b"name = '\xe9'")
+    with pytest.raises(InputError, match=r"small.toml: not UTF-8 text \(.*\); save it as UTF-8"):
         toml.read(file)
     with pytest.raises(InputError, match="cannot be read"):
         toml.read(tmp_path)

@@ -73,13 +73,19 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     def check(self, *context: Any) -> None:
         """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""
-        if not isinstance(self.optimizer, str) and not callable(self.optimizer):
-            raise InputError(f"optimizer: expected a name, got {self.optimizer!r:.60}")
+        if not isinstance(made := _target(self.optimizer), str) and not callable(made):
+            is_fixed = isinstance(made, optax.GradientTransformation)
+            got = "an optax transformation, whose step size is fixed" if is_fixed else f"{made!r:.60}"
+            raise InputError(
+                f"optimizer: expected a name, got {got}; or give a function of the step size, such as "
+                "`def own(step_size): return optax.adam(step_size)`"
+            )
         beside = set(self.__struct_fields__) - {self.takes_further}
         check_options(_target(self.optimizer), self.options, beside)
         if self.fresh and self.batch_size:
             raise InputError("fresh: batch_size deals out the training data; leave one of them out")
         for setting in context:
+            self._check_batch(msgspec.structs.asdict(setting.data).get("sequences"))
             if self.patience and not setting.data.held_out:
                 key = "validation" if setting.data.shared else "validation_sequences"
                 raise InputError(f"patience: there is no validation corpus; give data.{key}")
@@ -89,8 +95,15 @@ class Descent(Phase, frozen=True, kw_only=True):
                     "the setting 'sequences'; use batch_size"
                 )
 
+    def _check_batch(self, examples: Any) -> None:
+        if self.batch_size and isinstance(examples, int) and self.batch_size > examples:
+            raise InputError(
+                f"batch_size: {self.batch_size} of {examples} examples; give fewer, or leave it out for all"
+            )
+
     def init(self, task: Task, params: Any, key: Array) -> Any:
         """Make the state; batches are drawn with the key."""
+        self._check_batch(task.data.train.num_examples)
         algorithm, _ = self._algorithm(task)
         return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
 

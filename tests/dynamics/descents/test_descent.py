@@ -446,3 +446,10 @@ def test_parameters_of_any_names_may_be_watched_by_another_loss(overfitting):
     assert state.best_loss.dtype == jnp.float64
     expected = ((held_out.targets - logits(state.params, held_out)) ** 2).mean() / 2
     np.testing.assert_allclose(state.best_loss, expected, rtol=1e-12)
+
+
+def test_a_batch_of_more_examples_than_there_are_is_refused(study):
+    descent = {"name": "q", "kind": "descent", "train": ["p"], "optimizer": "sgd", "step_size": 0.1}
+    study(phases=[descent | {"steps": 2, "batch_size": 30}])
+    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 of 30 examples; give fewer"):
+        study(phases=[descent | {"steps": 2, "batch_size": 31}])
