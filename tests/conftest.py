@@ -36,7 +36,7 @@ def pytest_configure(config):
 
 
 def fast_compilation():
-    """List the flags of XLA that make compilation fast; XLA aborts the process at a flag that it does not know."""
+    """List the flags that make compilation fast, of those that XLA knows: it aborts at an unknown one."""
     flags = ["--xla_cpu_parallel_codegen_split_count=1"]
     if jaxlib.version.__version_info__ < (0, 11, 1):
         flags.append("--xla_cpu_use_fusion_emitters=false")
