@@ -384,9 +384,7 @@ def schema() -> int:
 
     Example: jaxattn schema > sweep.schema.json
     """
-    import json
-
     from jaxattn.study.schema import schema
 
-    print(json.dumps(schema(), indent=2, ensure_ascii=False))
+    print_json(schema(), indent=2)
     return 0

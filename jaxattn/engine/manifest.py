@@ -1,9 +1,11 @@
 """What a run says of itself: config, versions, source, device; and how two configs differ."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from jaxattn.core import backend
 from jaxattn.data.source import Source
 from jaxattn.engine import devices
 from jaxattn.engine.batches import Batch
@@ -49,6 +51,8 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         "git_commit": source["commit"],
         "made_by": [source],
         "device": devices.here(),
+        "pinned": dict(backend.PINNED),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "dtype": study.dtype,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "wall_time_s": 0.0,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -48,6 +49,12 @@ def test_a_bare_figure_is_named_by_its_function(results):
     assert own.name == "a-b"
     with pytest.raises(InputError, match="figure broken_too: returned int; let it return a matplotlib"):
         results["text"].figure(broken_too)
+
+
+def test_the_users_matplotlibrc_changes_no_figure_of_their_own(results):
+    expected = results["text"].figure(losses)._repr_png_()
+    with matplotlib.rc_context({"lines.linewidth": 9, "text.usetex": True}):
+        assert results["text"].figure(losses)._repr_png_() == expected
 
 
 class Losses(ja.Figure):
