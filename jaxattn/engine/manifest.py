@@ -46,7 +46,7 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         "batches": [],
         "elsewhere": [],
         "labels": labels(study),
-        "code": {name: study.names.source_hash(name) for name in study.own_kinds},
+        "code": {name: study.names.code_hash(name) for name in study.own_kinds},
         "versions": {name: provenance.version(name) for name in PACKAGES},
         "git_commit": source["commit"],
         "made_by": [source],
@@ -84,6 +84,16 @@ def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list
         note("begun on {}, going on on {}: numbers may differ in their last digits".format(*words))
         every.append(now)
     return every[1:]
+
+
+def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Callable[[str], None]) -> None:
+    """Report which of the user's code has no hash, and why; what a resumed run would need."""
+    for name in (name for name, digest in code.items() if digest is None):
+        reason = study.names.unhashable(name)
+        note(
+            f"{name}: has no hash, since {reason} that it reads has none; pass that as a setting, or resume "
+            "this run with accept_code=True, on the command line --accept-code"
+        )
 
 
 def labels(study: Definition) -> dict[str, str]:
