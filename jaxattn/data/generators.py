@@ -124,7 +124,7 @@ class Generator(DrawnData, frozen=True, kw_only=True):
 
     def _drawing(self, used: Array | None, task_key: Array | None) -> Callable[[Array, int], Corpus]:
         # A user's generator need not have the arguments of padding and of a shared task.
-        given = {"used": used, "task_key": task_key}
+        given: dict[str, Any] = {"used": used, "task_key": task_key}
         return partial(self.generate, **{name: x for name, x in given.items() if x is not None})
 
     def check(self, *context: object) -> None:

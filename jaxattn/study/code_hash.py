@@ -95,15 +95,17 @@ class _Code:
             self.add(f"seen {self.seen[id(x)][0]}")
             return
         self.seen[id(x)] = len(self.seen), x
-        self.object(x, place)
+        self.hash(x, place)
         if not isinstance(x, DEFINITIONS):
             # Whether two equal values are one object is up to Python, and differs between processes.
             del self.seen[id(x)]
 
-    def object(self, x: Any, place: str) -> None:
+    def hash(self, x: Any, place: str) -> None:
         """Hash what is seen for the first time, or again if it is a value."""
         if isinstance(x, types.ModuleType):
             self.module(x)
+        elif name := _installed_name(x):
+            self.add(name)
         elif isinstance(x, type):
             self.class_(x, place)
         elif isinstance(x, types.FunctionType):
@@ -237,6 +239,20 @@ def _file_of(x: Any) -> str | None:
     """Find the file of a class or function, None for one of a notebook, of the running script, or of C."""
     module = _module_of(x)
     return None if module is sys.modules["__main__"] else getattr(module, "__file__", None)
+
+
+def _installed_name(x: Any) -> str:
+    """Return the import path of what an installed package defines, however decorated; else nothing."""
+    place, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
+    if not (isinstance(place, str) and isinstance(name, str) and place in sys.modules):
+        return ""
+    file = getattr(sys.modules[place], "__file__", None)
+    if place == "__main__" or file is None or _is_local(file):
+        return ""
+    found: Any = sys.modules[place]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{place}.{name}" if found is x else ""
 
 
 def _is_loose(x: Any) -> bool:

@@ -136,6 +136,20 @@ def test_wrapped_functions_are_hashed_by_what_they_wrap():
         assert wrapped(wrap, "*") == wrapped(wrap, "*") != wrapped(wrap, "+")
 
 
+def test_functions_of_installed_packages_are_names_however_they_are_decorated(monkeypatch):
+    lock = threading.Lock()
+
+    @functools.wraps(np.mean)
+    def decorated(*arguments):
+        return np.median(*arguments, lock)
+
+    monkeypatch.setattr(sys.modules[np.mean.__module__], "mean", decorated)
+    assert code_hash(notebook("def f(x):\n    return mean(x)\n", mean=decorated).f)
+    monkeypatch.undo()
+    with pytest.raises(Unhashable, match="lock"):
+        code_hash(notebook("def f(x):\n    return mean(x)\n", mean=decorated).f)
+
+
 def test_objects_of_the_users_own_classes_are_hashed_by_class_and_state():
     code = """
         class A:

@@ -129,9 +129,7 @@ def test_a_task_key_is_no_setting_and_comes_with_a_key():
     def keyless(*, task_key, sequences: int = 3):
         raise NotImplementedError
 
-    with pytest.raises(
-        InputError, match=r"keyless: it has a task_key and no key; write key as its first"
-    ):
+    with pytest.raises(InputError, match=r"keyless: it has a task_key and no key; write key as its first"):
         data(keyless, "mine.py:keyless")
 
 
