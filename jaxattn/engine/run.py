@@ -93,8 +93,8 @@ def run(
     """
     clock, cache = Clock(reporter, intervals), ProgramCache(reporter.loading)
     memory.check_address_space(reporter.note)
-    if known := devices.trouble(backend.platform()):
-        reporter.note(known)
+    if trouble := devices.trouble(backend.platform()):
+        reporter.note(trouble)
     checkpoints.check_handles()
     folder = Store(directory, reporter.warn)
     with folder.locked(), backend.precision(study.dtype):
