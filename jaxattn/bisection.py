@@ -259,9 +259,11 @@ class _Measured:
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
         self._metric, self._phase = metric, phase
-        self._code = {name: study.names.source_hash(name) for name in study.own_kinds}
+        self._code = {name: study.names.code_hash(name) for name in study.own_kinds}
         self._values: dict[tuple[str, int], float] = {}
-        for manifest in sorted(folder.glob("round-*/manifest.json")):
+        # Code without a hash may have changed since.
+        known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))
+        for manifest in known:
             if load(manifest.parent).finished:
                 self._read(manifest.parent)
 

@@ -12,6 +12,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 import numpy as np
 import pytest
 
@@ -31,8 +32,15 @@ def pytest_configure(config):
     if config.option.markexpr not in ("slow", "exhaustive", "chips", "device"):
         jax.config.update("jax_disable_most_optimizations", True)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-        flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+        os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *fast_compilation()])
+
+
+def fast_compilation():
+    """List the flags that make compilation fast, of those that XLA knows: it aborts at an unknown one."""
+    flags = ["--xla_cpu_parallel_codegen_split_count=1"]
+    if jaxlib.version.__version_info__ < (0, 11, 1):
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    return flags
 
 
 @pytest.fixture(scope="session")

@@ -123,12 +123,15 @@ class Splits(Brief):
         tokens: token statistics of training data that are bags, None of all others.
         test: the test data, None if there are none.
         validation: the validation data, None if there are none.
+        task_key: (2,) uint32; data of the PRNG key of what all draws of a seed share, such as a planted
+            teacher; None if they share nothing. `CommonData.batch` is called with this key.
     """
 
     train: Leaf
     tokens: Leaf = None
     test: Leaf = None
     validation: Leaf = None
+    task_key: Leaf = None
 
     def sampled(self, most: int | None) -> "Splits":
         """Keep so many sequences of each corpus, evenly spaced; all of a smaller one, and of any if None.
@@ -210,13 +213,17 @@ class CommonData(Spec, frozen=True, kw_only=True):
         """K."""
         return 2
 
-    def batch(self, key: Array, examples: int, used: Array | None = None) -> Dataset:
-        """Draw examples afresh, as those that a seed trains on; may be left out.
+    def batch(
+        self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
+    ) -> Dataset:
+        """Draw new examples of the distribution that a seed trains on; may be left out.
 
         Args:
-            key: () PRNG key.
+            key: () PRNG key, different in every call.
             examples: how many.
             used: as in `DrawnData.draw`.
+            task_key: () PRNG key, the same in every call of a seed. Given only if `draw` returns
+                `Splits.task_key`.
 
         Returns:
             The examples.
@@ -243,12 +250,14 @@ class DrawnData(CommonData, frozen=True, kw_only=True):
         """Draw the data of one seed.
 
         Args:
-            key: () PRNG key of the seed's data.
+            key: () PRNG key of the seed's data. Each split is drawn with a key of its own, derived from this
+                one. What all splits and fresh batches share is drawn with another one, `task_key`.
             used: () int32, how many of the V tokens to draw from; all if None. Given only to data that
                 `pads_vocabulary`.
 
         Returns:
-            Training data, with token statistics if they are bags, and test and validation data if any.
+            Training data, with token statistics if they are bags, test and validation data if any, and the
+            data of `task_key` if there is one.
         """
         raise NotImplementedError(f"{type(self).__name__}.draw")
 

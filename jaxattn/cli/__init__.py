@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -18,6 +19,9 @@ def main() -> None:
     SIGINT is status 130 and one line, from the first import on.
     """
     gc.set_threshold(*RARELY)
+    _open_streams()
+    # Figures are saved and never shown, so a window toolkit that is missing cannot stop them.
+    os.environ["MPLBACKEND"] = "agg"
     with suppress(ValueError):  # not the main thread
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _stop)
@@ -81,6 +85,25 @@ def commands() -> dict[str, Any]:
         "bench": machine.bench,
         "cite": cite.cite,
     }
+
+
+def _open_streams() -> None:
+    """Let printing succeed on any console: a finished run must not fail because its results cannot be shown.
+
+    Characters that the encoding lacks are replaced. Without stdout or stderr, what is printed is dropped.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It takes this number, the lowest that is free; else a file of the results would.
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None or stream.closed:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  for the whole process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _stop(number: int, frame: Any) -> None:

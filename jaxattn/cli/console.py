@@ -99,11 +99,12 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
     print_made_by(results.made_by)
 
 
-def print_json(told: Any) -> None:
-    """Print JSON, for programs to read."""
+def print_json(told: Any, indent: int = 1) -> None:
+    """Print JSON, for programs to read; letters that the encoding of stdout may lack are escaped."""
     import json
 
-    print(json.dumps(told, ensure_ascii=False, indent=1))
+    is_unicode = str(sys.stdout.encoding).lower().startswith("utf")
+    print(json.dumps(told, ensure_ascii=not is_unicode, indent=indent))
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:

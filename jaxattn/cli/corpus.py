@@ -9,6 +9,7 @@ import pandas as pd
 
 from jaxattn.api import Study
 from jaxattn.base import Dataset, Progress
+from jaxattn.core import backend
 from jaxattn.core.errors import from_user_code
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
@@ -44,7 +45,7 @@ def describe(study: Definition, number: int, progress: Progress) -> list[tuple[s
     with from_user_code(study.names.files(study.own_kinds), "data"):
         loaded = dataset(study.base.data, 0, study.dtype, progress=progress)
     held = loaded.splits
-    with jax.enable_x64(study.dtype == "float64"):
+    with backend.precision(study.dtype):
         every = {"train": held.train, "validation": held.validation, "test": held.test}
         splits = {name: split for name, split in every.items() if split is not None}
         sizes = pd.DataFrame([_sizes(name, split) for name, split in splits.items()])

@@ -3,7 +3,6 @@
 import math
 import os
 import platform
-import re
 import shutil
 from collections.abc import Callable
 from importlib import metadata
@@ -16,9 +15,6 @@ from jaxattn.cli.console import print_table
 from jaxattn.cli.options import Quiet, compiled_folder, of_this_machine
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.storage.files import cache_folder
-
-# Float32 scatter-add is hundreds of times slower than it should be on GPUs with these.
-SLOW_SCATTER = ((0, 10, 2), (0, 11, 0))
 
 
 def doctor() -> int:
@@ -113,7 +109,7 @@ def examine(compiled: Path) -> list[Finding]:
         "address space": _address_space,
         "devices": _devices,
         "float64": _float64,
-        "GPU scatter": _scatter,
+        "jaxlib": _jaxlib,
         "compiled programs": lambda: _folder(compiled),
         "cached corpora": lambda: _folder(cache_folder()),
         "tensorflow-datasets": _datasets,
@@ -129,13 +125,6 @@ def examine(compiled: Path) -> list[Finding]:
         except Exception as error:  # whatever is wrong with the machine is what is asked for
             findings.append(Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
     return findings
-
-
-def scatter_is_slow(platform_name: str, jaxlib: str) -> bool:
-    """Tell whether this jaxlib is known for slow scatters on this platform."""
-    number = tuple(map(int, re.findall(r"\d+", jaxlib)[:3]))
-    first, last = SLOW_SCATTER
-    return platform_name == "gpu" and first <= number <= last
 
 
 def _packages() -> tuple[str, str]:
@@ -188,12 +177,13 @@ def _float64() -> tuple[str, str]:
     return "broken", found
 
 
-def _scatter() -> tuple[str, str]:
+def _jaxlib() -> tuple[str, str]:
     import jax
 
-    if scatter_is_slow(jax.devices()[0].platform, metadata.version("jaxlib")):
-        return "note", "slow in this jaxlib; jaxattn's own gradients need none, other code may"
-    return "ok", "no known trouble with this jaxlib here"
+    from jaxattn.engine.devices import trouble
+
+    found = trouble(jax.default_backend())
+    return ("note", found) if found else ("ok", "no known trouble with this version here")
 
 
 def _folder(path: Path) -> tuple[str, str]:

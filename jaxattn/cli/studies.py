@@ -181,9 +181,13 @@ def plan(
 
 def _plan_on(name: str, study: Any, max_memory: int | None, as_json: bool, quiet: bool) -> int:
     """Show what the programs of a study would be on a chip."""
+    from jaxattn.chips.targets import read_target
+    from jaxattn.engine.devices import trouble
     from jaxattn.engine.progress import Reporter
 
     with Reporter(quiet) as reporter:
+        if known := trouble(read_target(name).platform):
+            reporter.note(known)
         found = study.plan(target=name, max_memory=max_memory, progress=reporter.update)
     (title, programs), (title_of_groups, groups) = found.tables
     if as_json:
@@ -386,9 +390,7 @@ def schema() -> int:
 
     Example: jaxattn schema > sweep.schema.json
     """
-    import json
-
     from jaxattn.study.schema import schema
 
-    print(json.dumps(schema(), indent=2, ensure_ascii=False))
+    print_json(schema(), indent=2)
     return 0

@@ -1,7 +1,7 @@
 """Which devices programs are made for: those of this process, or those of a chip that is not here."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -12,6 +12,27 @@ from jax.sharding import AxisType, Mesh
 
 # Platforms whose float64 has the exponents of float32 and no factorisations.
 WITHOUT_FLOAT64 = ("tpu",)
+
+# JAX's options that change numbers, or that raise where a program is right, at the values that every study
+# uses. JAX reads them from the environment too, for example JAX_DEFAULT_PRNG_IMPL.
+PINNED: Mapping[str, Any] = {
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_high_dynamic_range_gumbel": False,
+    "jax_softmax_custom_jvp": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+    "jax_legacy_prng_key": "allow",
+    "jax_error_checking_behavior_nan": "ignore",
+    "jax_error_checking_behavior_divide": "ignore",
+    "jax_error_checking_behavior_oob": "ignore",
+    "jax_debug_nans": False,  # a run records which seeds fail, and at which step
+    "jax_debug_infs": False,
+    "jax_debug_key_reuse": False,
+    "jax_transfer_guard": "allow",
+    "jax_disable_jit": False,
+}
 
 _CHOSEN: ContextVar[tuple[Any, ...] | None] = ContextVar("devices", default=None)
 
@@ -64,9 +85,35 @@ def is_host() -> bool:
 
 
 @contextmanager
-def float64() -> Iterator[None]:
-    """Compute in float64, on the host's CPU where the devices lack it."""
+def pinned() -> Iterator[None]:
+    """Compute with the options of `PINNED`, whatever the environment or the caller has set."""
     with ExitStack() as stack:
+        for name, value in PINNED.items():
+            stack.enter_context(_option(name, value))
+        yield
+
+
+def _option(name: str, value: Any) -> AbstractContextManager[Any]:
+    """Set one option of JAX: in this thread where JAX has a context manager for it, else in the process."""
+    manager = getattr(jax, name.removeprefix("jax_"), None)
+    return _updated(name, value) if manager is None else manager(value)
+
+
+@contextmanager
+def _updated(name: str, value: Any) -> Iterator[None]:
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Compute in float64, on the host's CPU where the devices lack it, with the options of `PINNED`."""
+    with ExitStack() as stack:
+        stack.enter_context(pinned())
         stack.enter_context(jax.enable_x64(True))
         if platform() in WITHOUT_FLOAT64:
             host = jax.local_devices(backend="cpu")
@@ -77,6 +124,7 @@ def float64() -> Iterator[None]:
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Compute in the precision of a study, with products of matrices that keep all digits."""
-    with float64() if dtype == "float64" else jax.enable_x64(False), jax.default_matmul_precision("highest"):
+    """Compute in the precision of a study, with exact products of matrices and the options of `PINNED`."""
+    double = dtype == "float64"
+    with pinned(), float64() if double else jax.enable_x64(False), jax.default_matmul_precision("highest"):
         yield

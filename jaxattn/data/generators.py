@@ -1,6 +1,7 @@
 """Synthetic corpora as settings: each class names its settings, checks them and draws the corpora."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -11,7 +12,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.settings import MOST, Count, HalfShare, PositiveInt, Share
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.interactions import check_negation, check_xor, negation, xor
-from jaxattn.data.splits import Splits, draw_batch, draw_splits
+from jaxattn.data.splits import Splits, draw_batch, draw_splits, takes_task_key, task_key_of
 from jaxattn.data.synthetic import (
     assumption1,
     check_sizes,
@@ -86,8 +87,11 @@ class Generator(DrawnData, frozen=True, kw_only=True):
     def generate(self, key: Array, sequences: int, used: Array | None = None) -> Corpus:
         """Draw one corpus with clean labels; pure, for jit and vmap.
 
+        A subclass may have a further argument `task_key`: a PRNG key that is the same for all draws of a
+        seed, for what they share.
+
         Args:
-            key: PRNG key.
+            key: PRNG key, different for training, test and validation data and for every fresh batch.
             sequences: number of sequences n.
             used: how many of the V tokens to draw from, may be traced; all if None.
 
@@ -101,25 +105,27 @@ class Generator(DrawnData, frozen=True, kw_only=True):
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
         """Draw the corpora of one seed; see `draw_splits`."""
+        task_key = task_key_of(key) if takes_task_key(self.generate) else None
         return draw_splits(
-            self._drawing(used),
+            self._drawing(used, task_key),
             key,
+            task_key=task_key,
             sequences=self.sequences,
             test_sequences=self.test_sequences,
             validation_sequences=self.validation_sequences,
             label_noise=self.label_noise,
         )
 
-    def batch(self, key: Array, examples: int, used: Array | None = None) -> Dataset:
-        """Draw sequences afresh; see `draw_batch`."""
-        return draw_batch(self._drawing(used), key, examples, self.label_noise)
+    def batch(
+        self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
+    ) -> Dataset:
+        """Draw new sequences; see `draw_batch`."""
+        return draw_batch(self._drawing(used, task_key), key, examples, self.label_noise)
 
-    def _drawing(self, used: Array | None) -> Callable[[Array, int], Corpus]:
-        def generate(key: Array, sequences: int) -> Corpus:
-            # A generator of one's own need not know of padding.
-            return self.generate(key, sequences) if used is None else self.generate(key, sequences, used)
-
-        return generate
+    def _drawing(self, used: Array | None, task_key: Array | None) -> Callable[[Array, int], Corpus]:
+        # A user's generator need not have the arguments of padding and of a shared task.
+        given: dict[str, Any] = {"used": used, "task_key": task_key}
+        return partial(self.generate, **{name: x for name, x in given.items() if x is not None})
 
     def check(self, *context: object) -> None:
         """Raise InputError if no corpus of some split has these sizes."""

@@ -1,6 +1,8 @@
 """Data of one seed put together: splits drawn with keys of their own, noise in labels, token statistics."""
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +59,26 @@ def token_statistics(corpus: Corpus) -> TokenStatistics:
     )
 
 
-def splits_of(train: Dataset, test: Dataset | None = None, validation: Dataset | None = None) -> Splits:
+def splits_of(
+    train: Dataset,
+    test: Dataset | None = None,
+    validation: Dataset | None = None,
+    task_key: Array | None = None,
+) -> Splits:
     """Put data together, with token statistics where they are bags."""
     tokens = token_statistics(train) if isinstance(train, Corpus) else None
-    return Splits(train, tokens, test, validation)
+    shared = None if task_key is None else jax.random.key_data(task_key)
+    return Splits(train, tokens, test, validation, shared)
+
+
+def task_key_of(key: Array) -> Array:
+    """Derive the key of what all draws of a seed share from the key of the seed's data."""
+    return jax.random.fold_in(key, 5)
+
+
+def takes_task_key(function: Callable[..., Any]) -> bool:
+    """Return whether a function that draws data asks for a `task_key`."""
+    return "task_key" in inspect.signature(function).parameters
 
 
 def noisy(key: Array, data: Dataset, label_noise: float | Array) -> Dataset:
@@ -73,6 +91,7 @@ def draw_splits(
     generate: Callable[[Array, int], Dataset],
     key: Array,
     *,
+    task_key: Array | None = None,
     sequences: int,
     test_sequences: int = 0,
     validation_sequences: int = 0,
@@ -83,6 +102,7 @@ def draw_splits(
     Args:
         generate: (key, number of examples) -> data with clean labels.
         key: PRNG key of the seed's data.
+        task_key: PRNG key of what all draws of the seed share, kept for fresh batches; None if there is none.
         sequences: examples to train on.
         test_sequences: examples to test on, with clean labels; none for 0.
         validation_sequences: examples to validate on, with noisy labels as in training; none for 0.
@@ -109,7 +129,7 @@ def draw_splits(
     if validation_sequences:
         clean = draw(validation_key, validation_sequences)
         validation = noisy(other_noise_key, clean, label_noise)
-    return splits_of(train, test, validation)
+    return splits_of(train, test, validation, task_key)
 
 
 def draw_batch(

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
@@ -125,6 +126,7 @@ class Settings(NamedTuple):
     precision: Any
 
 
+@backend.pinned()
 def measure(weights: Weights, corpus: Corpus, tokens: Sequence[str] | None, settings: Settings) -> Measured:
     """Measure what `diagnose` tells.
 

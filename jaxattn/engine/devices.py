@@ -7,9 +7,11 @@ corpus are one batch in either case, since they share its products with counts.
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -39,6 +41,29 @@ def here() -> dict[str, Any]:
     """Describe the devices of this process: how lanes are divided among them decides last digits."""
     device = jax.devices()[0]
     return {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
+
+
+def trouble(platform: str, jaxlib: str = "") -> str:
+    """Describe what is known to go wrong on a platform.
+
+    Args:
+        platform: "cpu", "gpu" or "tpu".
+        jaxlib: the version of jaxlib; the installed one if empty.
+
+    Returns:
+        One line, empty if nothing is known.
+
+    Source:
+        jax#36958 (wrong numbers), jax#38806 and xla#46225 (scatter-adds).
+    """
+    version = jaxlib or metadata.version("jaxlib")
+    number = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    if platform != "gpu" or number >= (0, 11, 1):
+        return ""
+    found = "scans under vmap, of which every study consists, are suspected of wrong numbers"
+    if number >= (0, 10, 2):
+        found += ", and float32 scatter-adds are up to 2,000 times slower (those of your own code)"
+    return f"jaxlib {version} on a GPU: {found}; use Python 3.12 or later and jax 0.11.1 or later"
 
 
 def vmap_over_devices(

@@ -1,11 +1,13 @@
 """What a run says of itself: config, versions, source, device; and how two configs differ."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxattn.base import Measurement
+from jaxattn.core import backend
 from jaxattn.data.source import Source
 from jaxattn.engine import devices
 from jaxattn.engine.batches import Batch
@@ -47,11 +49,13 @@ def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -
         "elsewhere": [],
         "labels": labels(study),
         "scales": scales(study),
-        "code": {name: study.names.source_hash(name) for name in study.own_kinds},
+        "code": {name: study.names.code_hash(name) for name in study.own_kinds},
         "versions": {name: provenance.version(name) for name in PACKAGES},
         "git_commit": source["commit"],
         "made_by": [source],
         "device": devices.here(),
+        "pinned": dict(backend.PINNED),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "dtype": study.dtype,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "wall_time_s": 0.0,
@@ -83,6 +87,16 @@ def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list
         note("begun on {}, going on on {}: numbers may differ in their last digits".format(*words))
         every.append(now)
     return every[1:]
+
+
+def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Callable[[str], None]) -> None:
+    """Report which of the user's code has no hash, and why; what a resumed run would need."""
+    for name in (name for name, digest in code.items() if digest is None):
+        reason = study.names.unhashable(name)
+        note(
+            f"{name}: has no hash, since {reason} that it reads has none; pass that as a setting, or resume "
+            "this run with accept_code=True, on the command line --accept-code"
+        )
 
 
 def labels(study: Definition) -> dict[str, str]:

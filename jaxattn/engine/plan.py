@@ -95,7 +95,9 @@ def plan(
     number = f"{len(finished)} of them" if len(cut) > 1 else len(finished)
     counts = "{} in {}, {}, {} done".format(*sizes, number)
     left_over = "" if quick else f", about {duration(seconds)} left"
-    return [cells, pd.DataFrame(rows)], f"{study.name}: {counts}{left_over}"
+    trouble = devices.trouble(backend.platform())
+    sentence = f"{study.name}: {counts}{left_over}" + f"; {trouble}" * bool(trouble)
+    return [cells, pd.DataFrame(rows)], sentence
 
 
 def recorded(study: Definition) -> list[str]:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +18,7 @@ class Reporter:
     def __init__(self, quiet: bool = False) -> None:
         """Report to stderr; nothing but errors and damage if quiet."""
         self.quiet = quiet
-        self.console = Console(stderr=True, soft_wrap=True, highlight=False)
+        self.console: Console = _Console(stderr=True, soft_wrap=True, highlight=False)
         self._bar: Progress | None = None
         self._task: Any = None
         self._line = None if quiet else _notebook_line()
@@ -92,8 +93,9 @@ class Reporter:
             self.warn(line)
 
     def warn(self, line: str) -> None:
-        """Print one line, also if quiet."""
-        self.console.print(line, markup=False)
+        """Print one line, also if quiet. Without a working stderr it is dropped: the run must not end."""
+        with suppress(OSError, ValueError):
+            self.console.print(line, markup=False)
 
     def _show(self, line: str) -> bool:
         """Overwrite the line of a notebook; tell whether there is one."""
@@ -103,7 +105,15 @@ class Reporter:
 
     def trace(self, place: str, error: UserCodeError) -> None:
         """Print where code of the user's failed, and its own traceback, also if quiet."""
-        print(f"jaxattn: {place}: {error}\n{error.trace}", file=sys.stderr)
+        self.warn(f"jaxattn: {place}: {error}\n{error.trace}")
+
+
+class _Console(Console):
+    """A console that raises BrokenPipeError, where rich's ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled."""
+        raise
 
 
 class _Left(ProgressColumn):

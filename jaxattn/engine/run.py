@@ -93,12 +93,16 @@ def run(
     """
     clock, cache = Clock(reporter, intervals), ProgramCache(reporter.loading)
     memory.check_address_space(reporter.note)
+    if trouble := devices.trouble(backend.platform()):
+        reporter.note(trouble)
     checkpoints.check_handles()
     folder = Store(directory, reporter.warn)
     with folder.locked(), backend.precision(study.dtype):
         groups = compile_groups(study.cells)
         raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
-        known = folder.join(manifest.describe(study, command, shard), accept_code)
+        described = manifest.describe(study, command, shard)
+        manifest.note_unhashed(study, described["code"], reporter.note)
+        known = folder.join(described, accept_code)
         begun = folder.batches()
         widths, every = cut_batches(
             study, groups, begun, known, cache, max_memory, shard[1], raising, reporter.update

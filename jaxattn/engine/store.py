@@ -398,9 +398,14 @@ def _check_code(
     directory: Path, known: list[Mapping[str, Any]], now: Mapping[str, Any], accepted: bool
 ) -> None:
     """Refuse to continue with code of the user's that has changed."""
-    changed = [name for name in now if any(name in one and one[name] != now[name] for one in known)]
-    if changed and not accepted:
+    begun_with = [] if accepted else [name for name in now if any(name in one for one in known)]
+    unknown = [name for name in begun_with if now[name] is None]
+    changed = [name for name in begun_with if any(one.get(name, now[name]) != now[name] for one in known)]
+    if unknown or changed:
+        what = f"{', '.join(unknown)} cannot be compared with the code that this run began with"
+        if not unknown:
+            what = f"{', '.join(changed)} changed since this run began"
         raise InputError(
-            f"{directory}: {', '.join(changed)} changed since this run began; choose another folder with "
-            "--out, or continue with --accept-code"
+            f"{directory}: {what}; choose another folder with --out, or continue with accept_code=True, "
+            "on the command line --accept-code"
         )

@@ -127,7 +127,7 @@ def draw(results: Run, spec: Mapping[str, Any]) -> Drawn:
 
 
 def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]) -> Drawn:
-    """Draw with a function of the user's own, or a class of figures.
+    """Draw with the user's own function, or a class of figures, in the style of all figures.
 
     Args:
         results: a results folder.
@@ -144,8 +144,11 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
     """
     from matplotlib.figure import Figure  # slow to import
 
-    is_class = isinstance(drawing, type)
-    found = drawing(**options)(results) if is_class else drawing(results, **options)
+    from jaxattn.results.style import style
+
+    with style():
+        is_class = isinstance(drawing, type)
+        found = drawing(**options)(results) if is_class else drawing(results, **options)
     name = getattr(drawing, "__name__", type(drawing).__name__)
     if isinstance(found, Figure):
         words = inspect.getdoc(drawing) or ""

@@ -5,6 +5,7 @@ Tables of a page fit every screen and paper; all pages share one style.
 
 import base64
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -199,7 +200,8 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
 
 
 def _together(columns: list[Column]) -> float:
-    return round(sum(column.least for column in columns), 1)
+    # `sum` of floats depends on the version of Python, and committed pages do not.
+    return round(math.fsum(column.least for column in columns), 1)
 
 
 def _column(head: str, cells: list[str]) -> Column:

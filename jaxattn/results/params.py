@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from jaxattn.base import Dataset, Model
+from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data import GENERATORS, Splits, corpus
@@ -98,11 +99,11 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
     except (InputError, msgspec.ValidationError):
         vocab_size = None  # a text tells its own, and no other cell pads it
-    with jax.enable_x64(True):
+    with backend.pinned(), jax.enable_x64(True):
         arrays = _without_padding(_in_full(results, cell, seed, arrays), vocab_size)
     model = model or _built_in(results, cell) or results.models.get(cell)
     # Outside, float64 would be cut to float32 without a word.
-    with jax.enable_x64(True):
+    with backend.pinned(), jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
         return (
             Parameters(found) if model is None else _of_model(found, model, _like(results, cell, seed, found))

@@ -2,8 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
@@ -68,9 +68,16 @@ RC: Any = {
 _COLUMNS = 8
 
 
-def style() -> AbstractContextManager[None]:
-    """Set the style while figures are drawn and saved, and leave matplotlib's settings as they were."""
-    return matplotlib.rc_context(RC)
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw and save figures with matplotlib's defaults and `RC`, whatever the user's matplotlibrc sets.
+
+    The user's settings are restored afterwards.
+    """
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(RC)
+        yield
 
 
 def legend_below(figure: Figure, handles: Sequence[Any]) -> None:

@@ -143,8 +143,8 @@ class Lock:
         elif now["holder"]:
             raise self._taken(now)
 
-    def beat(self, holder: str | None = None) -> None:
-        """Replace it; who does not holds it no more.
+    def beat(self, holder: str | None = None, beside: Callable[[], None] = lambda: None) -> None:
+        """Replace it, then call `beside`; a process that does not replace it loses it.
 
         Raises:
             Changed: another process has taken it over.
@@ -159,6 +159,7 @@ class Lock:
             }
             self._objects.commit(OBJECT, files.sealed(content))
             self._last = time.monotonic()
+            beside()
 
     def check(self) -> None:
         """Raise RunError if another process has taken it over."""
@@ -187,8 +188,7 @@ class Lock:
         def beats() -> None:
             while not stopping.wait(BEAT_S):
                 try:
-                    self.beat()
-                    beside()
+                    self.beat(beside=beside)
                 except Changed:
                     self._lose()
                     return

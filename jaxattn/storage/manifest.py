@@ -104,6 +104,8 @@ class Manifest(msgspec.Struct):
     made_by: tuple[dict[str, str | None], ...] = ()
     device: Device = msgspec.field(default_factory=Device)
     continued_on: tuple[Device, ...] = ()
+    pinned: dict[str, bool | int | str] = {}
+    xla_flags: str = ""
     dtype: str | None = None
     started: str | None = None
     wall_time_s: NotNegative = 0.0

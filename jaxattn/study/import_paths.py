@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxattn.core.errors import InputError, UserCodeError
+from jaxattn.study.code_hash import Unhashable, code_hash
 
 
 class ImportPaths:
@@ -62,19 +62,20 @@ class ImportPaths:
         except RuntimeError:  # ~ of nobody
             return self.folder / text
 
-    def source_hash(self, name: str) -> str | None:
-        """Hash the source of what a name means: of the whole file, or of the thing itself in a notebook."""
-        target = self.load(name)
-        module = sys.modules.get(getattr(target, "__module__", ""), None)
-        file = getattr(module, "__file__", None)
+    def code_hash(self, name: str) -> str | None:
+        """Return the hash of the code that a name means, None if it has none; see `code_hash`."""
         try:
-            if file is not None and module is not None and module.__name__ != "__main__":
-                content = Path(file).read_bytes()
-            else:
-                content = inspect.getsource(target).encode()
-        except (OSError, TypeError):
+            return code_hash(self.load(name))
+        except (Unhashable, OSError):
             return None
-        return hashlib.sha256(content).hexdigest()[:16]
+
+    def unhashable(self, name: str) -> str:
+        """Return what keeps the code that a name means from having a hash, empty if it has one."""
+        try:
+            code_hash(self.load(name))
+        except (Unhashable, OSError) as error:
+            return str(error)
+        return ""
 
     def files(self, names: Iterable[str]) -> frozenset[str]:
         """List the source files of some names, as tracebacks call them."""

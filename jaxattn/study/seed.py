@@ -5,7 +5,7 @@ A seed has two keys, one for its data and one for its parameters, that depend on
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,18 @@ import jax.numpy as jnp
 import msgspec
 from jax import Array
 
-from jaxattn.base import Data, DrawnData, Params, PhaseProbe, Probe, Progress, SharedData, Task, silent
+from jaxattn.base import (
+    Data,
+    Dataset,
+    DrawnData,
+    Params,
+    PhaseProbe,
+    Probe,
+    Progress,
+    SharedData,
+    Task,
+    silent,
+)
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
@@ -71,8 +82,12 @@ def start(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> 
 
 def task_of(setting: Setting, data: Splits) -> Task:
     """Put together what phases work on."""
-    fresh = partial(setting.data.batch, used=setting.used) if setting.data.draws_batches else None
-    return Task(setting.model, setting.loss, data, fresh)
+
+    def fresh(key: Array, examples: int) -> Dataset:
+        shared = {} if data.task_key is None else {"task_key": jax.random.wrap_key_data(data.task_key)}
+        return setting.data.batch(key, examples, setting.used, **shared)
+
+    return Task(setting.model, setting.loss, data, fresh if setting.data.draws_batches else None)
 
 
 def begin(setting: Setting, index: int, params: Params, data: Splits, key: Array) -> Carried:

@@ -4,6 +4,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -17,7 +18,15 @@ from jaxattn.core.settings import Count, HalfShare, Spec
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.generators import Numbered
 from jaxattn.data.sequences import Sequences
-from jaxattn.data.splits import Loaded, Splits, draw_batch, draw_splits, splits_of
+from jaxattn.data.splits import (
+    Loaded,
+    Splits,
+    draw_batch,
+    draw_splits,
+    splits_of,
+    takes_task_key,
+    task_key_of,
+)
 
 Function = Callable[..., Any]
 
@@ -78,9 +87,10 @@ class FigureOfFunction(_Made, Figure, frozen=True, kw_only=True):
 
 
 class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
-    """Data `(key, *, settings) -> Dataset`; every seed has data of its own.
+    """Data `(key, *, settings) -> Dataset`, or `(key, task_key, *, settings)`, drawn for every seed.
 
-    With a setting `sequences` it draws as many examples as it is asked for.
+    With a setting `sequences` it draws as many examples as it is asked for. `key` differs between training,
+    test and validation data and between fresh batches; `task_key` is the same for all draws of a seed.
     """
 
     test_sequences: Count = 0
@@ -102,18 +112,23 @@ class DrawnOfFunction(_Made, DrawnData, frozen=True, kw_only=True):
         """Whether batches of any size can be drawn afresh."""
         return "sequences" in self.arguments
 
-    def batch(self, key: Array, examples: int, used: Array | None = None) -> Dataset:
-        """Draw examples afresh; see `draw_batch`."""
-        return draw_batch(self._generate, key, examples, self.label_noise)
+    def batch(
+        self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
+    ) -> Dataset:
+        """Draw new examples; see `draw_batch`."""
+        return draw_batch(partial(self._generate, task_key), key, examples, self.label_noise)
 
-    def _generate(self, key: Array, sequences: int) -> Any:
-        return self._call(key, sequences=sequences) if self.draws_batches else self._call(key)
+    def _generate(self, task_key: Array | None, key: Array, sequences: int) -> Any:
+        given = {} if task_key is None else {"task_key": task_key}
+        return self._call(key, **given, **{"sequences": sequences} if self.draws_batches else {})
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
         """Draw the data of one seed."""
+        task_key = task_key_of(key) if takes_task_key(type(self).made_of) else None
         return draw_splits(
-            self._generate,
+            partial(self._generate, task_key),
             key,
+            task_key=task_key,
             sequences=getattr(self, "sequences") if self.draws_batches else 0,  # noqa: B009  a setting
             test_sequences=self.test_sequences,
             validation_sequences=self.validation_sequences,
@@ -141,8 +156,10 @@ def _numbered(data: Dataset) -> Sequence[str]:
 
 def data(target: Function, kind: str) -> type[Data]:
     """Make the class of data: drawn if the first argument is a key, shared if there are settings alone."""
-    kinds = [p.kind for p in inspect.signature(target).parameters.values()]
-    if all(kind is inspect.Parameter.KEYWORD_ONLY for kind in kinds):
+    parameters = inspect.signature(target).parameters
+    if all(p.kind is p.KEYWORD_ONLY for p in parameters.values()):
+        if "task_key" in parameters:
+            raise InputError(f"{kind}: it has a task_key and no key; write key as its first argument")
         return class_of(target, kind, SharedOfFunction)
     return class_of(target, kind, DrawnOfFunction)
 
@@ -193,6 +210,8 @@ def _settings(target: Function) -> list[Any]:
         raise InputError(f"no function with readable arguments: {error}") from None
     fields: list[Any] = []
     for p in parameters:
+        if p.name == "task_key":  # a second key of data, not a setting
+            continue
         if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty:
             raise InputError(f"{target.__name__}: {p.name!r} is positional; put * before the settings")
         if p.kind is p.KEYWORD_ONLY:

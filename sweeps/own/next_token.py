@@ -11,11 +11,18 @@ from jaxattn.data import Sequences
 
 
 def chain(
-    key: Array, *, vocab_size: int, length: int, sequences: int, sharpness: float = 2.0, lag: int = 1
+    key: Array,
+    task_key: Array,
+    *,
+    vocab_size: int,
+    length: int,
+    sequences: int,
+    sharpness: float = 2.0,
+    lag: int = 1,
 ) -> Sequences:
     """Draw sequences of which each token depends on the one `lag` before; targets are the next tokens."""
-    # The chain is the same for every seed and every batch.
-    table = sharpness * jax.random.normal(jax.random.key(0), (vocab_size, vocab_size))
+    # Training data, test data and every fresh batch of a seed are of one chain.
+    table = sharpness * jax.random.normal(task_key, (vocab_size, vocab_size))
 
     def follow(recent: Array, key: Array) -> tuple[Array, Array]:
         token = jax.random.categorical(key, table[recent[0]])

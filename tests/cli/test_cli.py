@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxattn import cli
+from jaxattn.cli import console
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 # The study of the tests of a run, one seed at a time as in some of them: its programs serve here too.
@@ -360,6 +362,41 @@ def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(call, tmp_path, command)
     status, _, error = call(command, tmp_path)
     assert status == 2
     assert "manifest.json: no regular file; remove it" in error
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_without_standard_streams_a_command_ends_well(closed, tmp_path):
+    words = f"'{sys.executable}' -m jaxattn cite {closed}"
+    assert subprocess.run(["sh", "-c", words], cwd=tmp_path, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("letters", ["ascii", "cp1252"])
+def test_letters_that_the_console_lacks_are_replaced(monkeypatch, letters):
+    written = io.TextIOWrapper(io.BytesIO(), encoding=letters)
+    monkeypatch.setattr(sys, "stdout", written)
+    cli._open_streams()
+    print("1 − cos ≤ 0.1")
+    written.flush()
+    assert written.buffer.getvalue().split() == [b"1", b"?", b"cos", b"?", b"0.1"]
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_stream_that_is_missing_or_closed_takes_what_is_printed(monkeypatch, name):
+    closed = io.StringIO()
+    closed.close()
+    for missing in (None, closed):
+        monkeypatch.setattr(sys, name, missing)
+        cli._open_streams()
+        print("α", file=getattr(sys, name), flush=True)
+        getattr(sys, name).close()
+
+
+def test_json_for_a_console_without_all_letters_is_escaped(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+    console.print_json({"x": "α"})
+    written.flush()
+    assert json.loads(written.buffer.getvalue()) == {"x": "α"}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Commands that look at this machine."""
 
-import pytest
-
 from jaxattn.cli import machine
-from jaxattn.engine import memory
+from jaxattn.engine import devices, memory
 
 
 def test_the_doctor_finds_this_machine_well(tmp_path):
@@ -30,9 +28,7 @@ def test_no_device_is_started_where_that_would_end_the_process(tmp_path, monkeyp
     assert findings[-1].state == "broken"
 
 
-@pytest.mark.parametrize(
-    ("platform", "jaxlib", "slow"),
-    [("gpu", "0.10.2", True), ("gpu", "0.11.0", True), ("gpu", "0.11.1", False), ("cpu", "0.10.2", False)],
-)
-def test_known_slow_scatters(platform, jaxlib, slow):
-    assert machine.scatter_is_slow(platform, jaxlib) == slow
+def test_a_known_trouble_of_jaxlib_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "trouble", lambda platform: f"trouble on a {platform}")
+    findings = {finding.name: finding for finding in machine.examine(tmp_path)}
+    assert findings["jaxlib"] == ("jaxlib", "note", "trouble on a cpu")

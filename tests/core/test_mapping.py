@@ -70,7 +70,7 @@ def test_what_comes_back_is_in_the_order_of_the_items():
 def test_two_items_are_worked_on_at_once(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     # A barrier is passed by two together only.
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=600)
     assert sorted(map_on_cores(lambda _: meeting.wait(), range(2))) == [0, 1]
 
 

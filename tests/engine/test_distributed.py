@@ -5,8 +5,8 @@ import shutil
 import struct
 import subprocess
 import sys
-import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import jax
@@ -121,12 +121,32 @@ def shards(go, study, tmp_path_factory):
     return folder
 
 
+class Clock:
+    """A clock that runs while somebody sleeps, and what happens meanwhile."""
+
+    def __init__(self):
+        self.now, self.looks, self.meanwhile = 1000.0, 0, lambda look: None
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now, self.looks = self.now + seconds, self.looks + 1
+        self.meanwhile(self.looks)
+
+
 @pytest.fixture
-def wait(monkeypatch, study):
-    monkeypatch.setattr(distributed, "LOOK_S", 0.01)
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(distributed, "time", made)
+    return made
+
+
+@pytest.fixture
+def wait(clock, study):
     notes = []
 
-    def until(folder, limit=0.1, **changes):
+    def until(folder, limit=10.0, **changes):
         return distributed.wait(study(**changes), folder, 2, limit, notes.append), notes
 
     return until
@@ -136,30 +156,27 @@ def test_nobody_waits_for_what_is_finished(shards, wait):
     assert wait(shards) == ([shards / "shard-1-of-2", shards / "shard-2-of-2"], [])
 
 
-def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, tmp_path):
+def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, clock, tmp_path):
     folder = shutil.copytree(shards, tmp_path / "copy")
     shard = folder / "shard-2-of-2"
     store = Store(shard)
     finished = manifest.read(shard)
     store.write_manifest(finished | {"status": "running"})
-    begin = time.monotonic()
-    with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked there for 0 s"):
+    with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked there for 10"):
         wait(folder)
-    assert time.monotonic() - begin < 3
+    assert clock.now == 1000.0 + 10.0 + distributed.LOOK_S
 
-    locked = threading.Event()
+    with ExitStack() as work:
+        work.enter_context(store.locked())
 
-    def work():
-        with store.locked():
-            locked.set()
-            time.sleep(0.5)
-            store.write_manifest(finished)
+        def finish(look):
+            if look == 100:  # long after the limit
+                store.write_manifest(finished)
+                work.close()
 
-    working = threading.Thread(target=work)
-    working.start()
-    locked.wait()
-    found, notes = wait(folder)
-    working.join()
+        clock.looks, clock.meanwhile = 0, finish
+        found, notes = wait(folder)
+    assert clock.looks == 100
     assert found[1] == shard
     assert notes[-1] == f"{shard}: waiting for it to be finished"
 

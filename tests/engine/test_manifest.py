@@ -1,11 +1,14 @@
 import json
+import os
 from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
+import pandas as pd
 import pytest
 
 import jaxattn as ja
+from jaxattn.core import backend
 from jaxattn.engine import clock
 from jaxattn.engine.manifest import differences
 
@@ -26,6 +29,15 @@ def test_the_manifest_tells_where_the_numbers_come_from(small_run, study):
     assert (batch["cells"], batch["seeds"]) == ([0], [0, 1])
     assert manifest["labels"]["loss"] == "loss"
     assert manifest["code"] == {}
+    assert manifest["pinned"] == backend.PINNED
+    assert manifest["xla_flags"] == os.environ["XLA_FLAGS"]
+
+
+def test_a_run_has_the_same_numbers_whatever_the_user_sets(small_run, study, go, tmp_path):
+    with jax.default_prng_impl("rbg"), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        go(tmp_path / "run", study())
+    found, expected = (pd.read_parquet(x / "records.parquet") for x in (tmp_path / "run", small_run))
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
 
 
 class Declares(ja.Probe):

@@ -1,6 +1,10 @@
 """What is shown of a run."""
 
+import io
+import sys
 from types import SimpleNamespace
+
+import pytest
 
 from jaxattn.engine import progress
 from jaxattn.engine.progress import Reporter, duration
@@ -49,3 +53,16 @@ def test_the_time_left_of_a_bar_passes_while_nothing_new_is_known(monkeypatch):
 
 def test_durations():
     assert [duration(x) for x in (3.4, 100.0, 150.0, 8000.0)] == ["3 s", "100 s", "2.5 min", "2.2 h"]
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
+def test_a_stderr_that_fails_ends_no_run(monkeypatch, error):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise error("gone")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with Reporter() as reporter:
+        reporter.note("a note")
+        reporter.update("compiling")
+        reporter.trace("data", SimpleNamespace(trace="a trace"))

@@ -284,7 +284,7 @@ def test_own_code_that_has_changed_is_refused_unless_it_is_accepted(tmp_path, ow
     assert set(manifest["code"]) == {"mine.py:loss", "mine.py:size"}
     assert go(tmp_path / "run", own())[0].already_finished
     changed = own("labels = 1 * labels", seeds=2)
-    message = r"mine.py:loss, mine.py:size changed since this run began; .* or continue with --accept-code"
+    message = r"mine.py:loss, mine.py:size changed since this run began; .* on the command line --accept-code"
     with pytest.raises(InputError, match=message):
         go(tmp_path / "run", changed)
     outcome, _ = go(tmp_path / "run", changed, accept_code=True)
@@ -292,6 +292,56 @@ def test_own_code_that_has_changed_is_refused_unless_it_is_accepted(tmp_path, ow
     assert set(read(tmp_path / "run")[0]["seed"]) == {0, 1}
     # What was accepted is what the next command is held against.
     assert go(tmp_path / "run", changed)[0].already_finished
+
+
+CELL = """
+import threading
+import jax.numpy as jnp
+import jaxattn as ja
+
+LOCK = threading.Lock()
+
+
+class Softened(ja.Loss):
+    def __call__(self, outputs, targets):
+        return jnp.logaddexp(0, {factor} * outputs * targets){reads}
+"""
+
+
+@pytest.fixture
+def notebook(tables):
+    """Make a study of a loss that a cell of a notebook defines, in a module without a file."""
+
+    def make(factor, reads="", **changes):
+        cell = {"__name__": "a_notebook"}
+        exec(CELL.format(factor=factor, reads=reads), cell)
+        tree = tables(
+            loss="__main__:Softened", **{"seeds": 1, "probes": {"bins": 0, "min_count": 1}} | changes
+        )
+        return Study.of_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
+
+    return make
+
+
+def test_an_edited_class_of_a_notebook_is_refused(tmp_path, notebook, go):
+    go(tmp_path / "run", notebook(-1.0))
+    assert go(tmp_path / "run", notebook(-1.0))[0].already_finished
+    for changed in (notebook(-2.0), notebook(-2.0, seeds=2)):
+        with pytest.raises(
+            InputError, match="__main__:Softened changed since this run began; choose another"
+        ):
+            go(tmp_path / "run", changed)
+
+
+def test_code_without_a_hash_is_named_and_is_continued_only_if_it_is_accepted(tmp_path, notebook, go):
+    unknown = notebook(-1.0, reads=" + 0 * LOCK.locked()")
+    _, lines = go(tmp_path / "run", unknown)
+    assert "__main__:Softened: has no hash, since LOCK (lock) that it reads has none; pass" in lines[0]
+    with pytest.raises(
+        InputError, match="Softened cannot be compared with the code that this run began with;"
+    ):
+        go(tmp_path / "run", unknown)
+    assert go(tmp_path / "run", unknown, accept_code=True)[0].already_finished
 
 
 def test_own_code_that_raises_in_all_cells_is_told_with_its_own_traceback(tmp_path, own, go):

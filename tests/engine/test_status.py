@@ -1,11 +1,12 @@
 import json
 import shutil
-import time
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxattn.cli import status as cli_status
 from jaxattn.cli.status import status
 from jaxattn.core.errors import InputError
 from jaxattn.engine import lift
@@ -84,12 +85,13 @@ def test_the_log_has_a_line_per_probe_and_survives_a_torn_one(stopped):
     assert status(stopped)[1].endswith("stopped")
 
 
-def test_the_time_left_is_what_the_run_knew_less_what_has_passed_since(tmp_path, stopped):
+def test_the_time_left_is_what_the_run_knew_less_what_has_passed_since(tmp_path, stopped, monkeypatch):
     folder = shutil.copytree(stopped, tmp_path / "small")
     *_, line = Store(folder).read_log()
     for left, ago, said in ((100.0, 20.0, ", about 80 s left"), (100.0, 200.0, ""), (None, 1.0, "")):
-        last = line | {"time": time.time() - ago, "left": left}
+        last = line | {"time": 1_000.0 - ago, "left": left}
         (folder / "metrics.jsonl").write_bytes(files.sealed(last))
+        monkeypatch.setattr(cli_status, "time", SimpleNamespace(time=lambda: 1_000.0))
         with Store(folder).locked():
             assert status(folder)[1].endswith(f"running{said}")
 

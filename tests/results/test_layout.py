@@ -72,6 +72,13 @@ def test_columns_are_divided_so_that_each_piece_fits_and_none_is_lost(columns):
     assert [piece.rows[1][0] for piece in pieces] == ["1"] * len(pieces)
 
 
+def test_the_width_of_a_piece_is_the_same_on_every_version_of_python():
+    """Added one after the other, the three widths give a little more than their exact sum."""
+    assert 10.6 + 10.25 + 10.6 > 31.45
+    columns = [layout.Column("", [], number=False, long=False, least=x) for x in (10.6, 10.25, 10.6)]
+    assert layout._together(columns) == 31.4
+
+
 def test_lines_end_between_words_and_in_names_but_not_in_numbers():
     assert layout._words("data.vocab_size = 50") == ["data.", "vocab_", "size", "=", "50"]
     assert layout._words("-0.95 4.96e-4") == ["-0.95", "4.96e-4"]

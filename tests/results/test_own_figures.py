@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -63,6 +64,12 @@ def test_a_formula_that_cannot_be_read_costs_its_own_figure_alone(write, tmp_pat
     assert [each.name for each in drawn] == ["top_tokens_joint"]
     assert problem.line.startswith(f"figures[1] ({KIND}) could not be drawn: ValueError: ")
     assert "\n" not in problem.line
+
+
+def test_the_users_matplotlibrc_changes_no_figure_of_their_own(results):
+    expected = results["text"].figure(losses)._repr_png_()
+    with matplotlib.rc_context({"lines.linewidth": 9, "text.usetex": True}):
+        assert results["text"].figure(losses)._repr_png_() == expected
 
 
 class Losses(ja.Figure):

@@ -1,9 +1,10 @@
-"""What figures share: a legend stays within the figure, which grows by what the legend needs."""
+"""What figures share: their style, whatever the user's is, and a legend that stays within the figure."""
 
+import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from jaxattn.results.style import WIDTH, legend_below, style
+from jaxattn.results.style import WIDTH, legend_below, png, style
 
 
 @pytest.mark.parametrize(("length", "number"), [(2, 12), (12, 8), (30, 7)])
@@ -22,3 +23,17 @@ def test_a_legend_below_is_no_wider_than_its_figure(length, number):
     # Half a line, 0.095 inches: the axes neither lose one to the legend nor gain one.
     added = figure.get_figheight() - before
     assert abs(box.height / figure.dpi - added) < 0.095
+
+
+def test_the_users_matplotlibrc_changes_no_figure():
+    def drawn():
+        with style():
+            figure = Figure(figsize=(2, 1))
+            figure.subplots().plot([0, 1], label="a")
+        return png(figure)
+
+    expected = drawn()
+    users = {"text.usetex": True, "lines.linestyle": ":", "savefig.bbox": "tight", "figure.dpi": 30}
+    with matplotlib.rc_context(users):
+        assert drawn() == expected
+        assert matplotlib.rcParams["text.usetex"]

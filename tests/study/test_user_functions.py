@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from jaxattn import base, losses
-from jaxattn.base import Task
+from jaxattn.base import DrawnData, Task
+from jaxattn.core.errors import InputError
+from jaxattn.data import Generator, Vectors, from_draws
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import Descent
 from jaxattn.models import OneLayer
 from jaxattn.probes import ProbeContext
+from jaxattn.study import seed as of_seed
 from jaxattn.study.user_functions import LossOfFunction, ProbeOfFunction, class_of, data
 
 
@@ -58,6 +61,76 @@ def test_what_a_data_function_takes_says_what_it_is(study):
     drawn, shared = study("own").base.data, study("own", data="mine.py:fixed").base.data
     assert isinstance(drawn, base.DrawnData)
     assert isinstance(shared, base.SharedData)
+
+
+def planted(key, task_key, *, sequences: int = 6, dim: int = 3):
+    """Targets of a teacher that all draws of a seed share."""
+    X = jax.random.normal(key, (sequences, 1, dim))
+    return Vectors(targets=X[:, 0] @ jax.random.normal(task_key, (dim,)), X=X)
+
+
+class Planted(DrawnData):
+    """`planted` as a class of its own."""
+
+    def draw(self, key, used=None):
+        task_key = jax.random.fold_in(key, 17)
+        train = planted(jax.random.fold_in(key, 0), task_key, sequences=8)
+        return Splits(train, test=train, task_key=jax.random.key_data(task_key))
+
+    def batch(self, key, examples, used=None, task_key=None):
+        return planted(key, task_key, sequences=examples)
+
+
+class Word(Generator):
+    """Bags whose label is that of one planted token."""
+
+    def generate(self, key, sequences, task_key):
+        tokens = jax.random.randint(key, (sequences, self.length), 0, self.vocab_size)
+        word = jax.random.randint(task_key, (), 0, self.vocab_size)
+        return from_draws(
+            tokens, 2 * (tokens == word).any(axis=1) - 1, vocab_size=self.vocab_size, num_classes=2
+        )
+
+
+def teacher(data):
+    """Recover the teacher from targets that are linear in it."""
+    return np.linalg.lstsq(np.asarray(data.X[:, 0]), np.asarray(data.targets), rcond=None)[0]
+
+
+SIZES = {"test_sequences": 7, "validation_sequences": 9}
+
+
+@pytest.mark.parametrize("made", [data(planted, "mine.py:planted")(sequences=8, **SIZES), Planted()])
+def test_all_draws_of_a_seed_share_what_the_task_key_draws(made, study):
+    setting = study().base._replace(data=made)
+    teachers = {}
+    for number in (0, 1):
+        held = of_seed.draw(setting, of_seed.keys(number)[0])
+        task = of_seed.task_of(setting, held)
+        every = [held.train, held.test, held.validation, *(task.fresh(jax.random.key(k), 6) for k in (3, 4))]
+        found = [teacher(each) for each in every if each is not None]
+        np.testing.assert_allclose(found, [found[0]] * len(found), atol=1e-4)
+        assert not np.allclose(every[-1].X, every[-2].X)
+        teachers[number] = found[0]
+    assert np.abs(teachers[0] - teachers[1]).max() > 0.1
+
+
+def test_a_generator_may_ask_for_a_task_key_too():
+    made = Word(vocab_size=5, length=3, sequences=200, test_sequences=200)
+    held = made.draw(jax.random.key(1))
+    batch = made.batch(jax.random.key(2), 200, task_key=jax.random.wrap_key_data(held.task_key))
+    every = [token_statistics(each).posterior_difference[:, 0] for each in (held.train, held.test, batch)]
+    assert len({int(np.argmax(each)) for each in every}) == 1
+
+
+def test_a_task_key_is_no_setting_and_comes_with_a_key():
+    assert data(planted, "mine.py:planted").arguments == ("sequences", "dim")
+
+    def keyless(*, task_key, sequences: int = 3):
+        raise NotImplementedError
+
+    with pytest.raises(InputError, match=r"keyless: it has a task_key and no key; write key as its first"):
+        data(keyless, "mine.py:keyless")
 
 
 @pytest.mark.more

@@ -1,6 +1,6 @@
 """What is not needed is not computed, also where lanes run side by side."""
 
-import time
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,32 +9,38 @@ from jaxattn.dynamics.flows.conditions import when
 
 
 def trace_of_power(_, x):
-    return jnp.trace(jax.lax.fori_loop(0, 20, lambda _, y: y @ x, x))
+    return jnp.trace(x @ x @ x)
 
 
-def seconds(needed):
-    """Time a loop that asks once in each of three turns, as a step does, for two lanes."""
-    x = jnp.broadcast_to(jnp.eye(600) / 2, (2, 600, 600))
+def loops_around(text, operation):
+    """Count the loops that an operation of a compiled program is in, the fewest of all places."""
+    computations, name = {}, None
+    for line in text.splitlines():
+        if begun := re.match(r"(ENTRY )?%?([\w.-]+) .*{$", line):
+            name = "entry" if begun[1] else begun[2]
+            computations[name] = []
+        elif name:
+            computations[name].append(line)
 
-    @jax.jit
-    @jax.vmap
-    def lane(x, needed):
-        def turn(_, total):
-            return total + when(needed, trace_of_power, jnp.zeros(()), x)
+    def depths(name, depth):
+        for line in computations[name]:
+            if f" {operation}(" in line:
+                yield depth
+            for kind, called in re.findall(r"(body|condition|calls|to_apply)=%?([\w.-]+)", line):
+                yield from depths(called, depth + (kind == "body"))
 
-        return jax.lax.fori_loop(0, 3, turn, jnp.zeros(()))
-
-    def run():
-        begin = time.perf_counter()
-        jax.block_until_ready(lane(x, jnp.full(2, needed)))
-        return time.perf_counter() - begin
-
-    run()
-    return min(run() for _ in range(3))
+    return min(depths("entry", 0))
 
 
-def test_what_no_lane_needs_takes_no_time():
-    assert seconds(False) < seconds(True) / 10
+def test_what_no_lane_needs_is_not_computed_before_the_loop_either():
+    x = jnp.broadcast_to(jnp.eye(60) / 2, (2, 60, 60))
+
+    def loops(ask):
+        lanes = jax.jit(jax.vmap(lambda x, needed: ask(needed, trace_of_power, jnp.zeros(()), x)))
+        return loops_around(lanes.lower(x, jnp.zeros(2, bool)).compile().as_text(), "dot")
+
+    assert loops(when) == 1
+    assert loops(lambda needed, compute, old, x: jnp.where(needed, compute(old, x), old)) == 0
 
 
 def test_each_lane_gets_what_it_asked_for():

@@ -1,0 +1,46 @@
+"""What .ci/run builds on: the lowest versions, the newest Python, README's commands."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BASH = shutil.which("bash")
+
+
+def test_every_requirement_has_a_lowest_version():
+    command = [sys.executable, str(ROOT / ".ci" / "lowest.py"), "test"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert all(re.fullmatch(r"[\w.-]+==[\d.]+", line) for line in lines)
+    names = [line.partition("==")[0] for line in lines]
+    assert {"jax", "numpy", "pytest"} <= set(names)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.skipif(BASH is None, reason="no bash")
+def test_the_newest_python_is_found_without_pyenv(tmp_path):
+    # As pyenv answers for a version that is not active.
+    (tmp_path / "python3.14").write_text("#!/bin/sh\nexit 127\n")
+    (tmp_path / "python3.14").chmod(0o755)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYENV_ROOT": str(tmp_path), "HOME": str(tmp_path)}
+    command = [BASH, ROOT / ".ci" / "newest"]
+    done = subprocess.run(command, env=path, capture_output=True, text=True, check=True)
+    (found,) = done.stdout.splitlines()
+    print_version = "import sys; print(*sys.version_info[:2])"
+    version = subprocess.run([found, "-c", print_version], capture_output=True, text=True, check=True).stdout
+    assert tuple(map(int, version.split())) >= sys.version_info[:2]
+
+
+def test_constraints_name_one_version_of_a_package_for_each_python():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]
+    places = {}
+    for line in lines:
+        name, _, rest = line.partition("==")
+        places.setdefault(name.lower(), []).append(rest.partition("; ")[2])
+    early, late = 'python_version < "3.12"', 'python_version >= "3.12"'
+    assert all(sorted(markers) in ([""], [early], [early, late]) for markers in places.values())
