@@ -11,7 +11,7 @@ from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
 from jaxattn.storage.bucket import fetched
 from jaxattn.storage.lock import is_locked
-from jaxattn.storage.manifest import mending, read
+from jaxattn.storage.manifest import fixing, read
 
 
 def status(directory: Path) -> tuple[pd.DataFrame, str]:
@@ -29,7 +29,7 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     """
     here = fetched(directory, tables=False, log=True)
     manifest = read(here)
-    with mending(manifest):
+    with fixing(here):
         return _status(Store(here), manifest, running=is_locked(directory))
 
 

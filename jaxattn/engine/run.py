@@ -99,6 +99,7 @@ def run(
         groups = compile_groups(study.cells)
         raising = rehearse_groups(study, groups, reporter.loading, keep_going=on_failure != "stop")
         known = folder.join(manifest.describe(study, command, shard), accept_code)
+        folder.set_strays_aside()
         begun = folder.batches()
         widths, every = cut_batches(
             study, groups, begun, known, cache, max_memory, shard[1], raising, reporter.update

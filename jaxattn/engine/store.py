@@ -12,6 +12,7 @@ import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError
+from jaxattn.engine import strays
 from jaxattn.engine.manifest import differences
 from jaxattn.storage import batch_state, checkpoints, files, lock, manifest, provenance
 from jaxattn.storage.batch_state import TABLES, BatchState, Line, Provenance
@@ -35,6 +36,7 @@ class Store:
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
         self.warn = warn
         self._code: dict[str, str | None] = {}
+        self._strays: dict[str, str] = {}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -121,7 +123,6 @@ class Store:
             InputError: the folder holds something else, or results of another config or of other code.
         """
         self._code = described["code"]
-        begun = self.batches()
         if self._is_strange():
             raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
         known = None
@@ -129,9 +130,11 @@ class Store:
             known = manifest.find(self.directory)
         except Damaged as error:
             reason = str(error).removesuffix(f"; {manifest.REBUILD}")
-            if not begun:
+            if not self.batches():
                 raise InputError(f"{reason}; delete it, or choose another folder with --out") from None
             self.warn(f"{reason}; making it anew from what is there")
+        self._strays = strays.find(self.directory, known, described["seeds"])
+        begun = self.batches()
         changed = differences(known["config"], described["config"]) if known else []
         if begun:
             self._check_same(changed, described, begun)
@@ -201,8 +204,13 @@ class Store:
         return entries
 
     def batches(self) -> list[str]:
-        """Name the batches that were finished or begun in this folder."""
-        return batch_state.batches(self.directory)
+        """Name the batches of the run that were finished or begun in this folder."""
+        return [batch for batch in batch_state.batches(self.directory) if batch not in self._strays]
+
+    def set_strays_aside(self) -> None:
+        """Move batches out of the way that are not of this folder's run, as `join` has found them."""
+        for batch, reason in self._strays.items():
+            self.warn(f"{reason}; set aside in {self._move_aside(batch)}")
 
     def is_finished(self, batch: str) -> bool:
         """Tell whether a batch was finished, without looking at its tables."""
@@ -218,6 +226,8 @@ class Store:
             for name, sha256 in saved.tables.items():
                 place = batch_state.table_path(self.directory, batch, name, sha256)
                 files.check(place, self.directory, sha256)
+            if saved.batch is None:
+                batch_state.check_lanes(self.directory, batch, saved)
         except Damaged as error:
             self.set_aside(batch, error)
             return False
@@ -314,6 +324,9 @@ class Store:
 
     def set_aside(self, batch: str, error: Damaged) -> None:
         """Move all of a damaged batch out of the way, so that it starts anew."""
+        self.warn(f"{error}; set aside in {self._move_aside(batch)}, computing {batch} anew")
+
+    def _move_aside(self, batch: str) -> Path:
         aside = self.directory / "damaged" / batch
         number = sum(1 for _ in aside.parent.glob(f"{batch}*")) if aside.parent.is_dir() else 0
         aside = aside.with_name(f"{batch}.{number}") if number else aside
@@ -328,7 +341,7 @@ class Store:
                 folder.replace(aside / "checkpoints")
         if self.bucket:
             self.bucket.forget(batch)
-        self.warn(f"{error}; set aside in {aside}, computing {batch} anew")
+        return aside
 
     def forget(self, batch: str) -> None:
         """Forget what is known of a batch, so that it starts anew."""
@@ -363,19 +376,15 @@ class Store:
         sums = {}
         for name in TABLES:
             parts = [
-                (
-                    batch_state.table_path(self.directory, batch, name, saved.tables[name]),
-                    self.directory,
-                    saved.tables[name],
-                )
+                batch_state.read_own_table(self.directory, batch, saved, name)
                 for batch, saved in found.items()
             ]
             if len(parts) == 1:
-                content = files.read(*parts[0])
+                ((batch, saved),) = found.items()
+                place = batch_state.table_path(self.directory, batch, name, saved.tables[name])
+                content = files.read(place, self.directory, saved.tables[name])
             else:
-                content = _parquet(
-                    pd.concat([batch_state.read_table(*part) for part in parts], ignore_index=True)
-                )
+                content = _parquet(pd.concat(parts, ignore_index=True))
             path = self.directory / f"{name}.parquet"
             with files.saving(path, self.directory):
                 files.write(path, content, self.directory)

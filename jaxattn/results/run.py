@@ -144,6 +144,11 @@ class Run:
         config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
         return config
 
+    def config_hash(self, cell: int) -> str | None:
+        """The hash of what determines the numbers of one cell; None if the folder does not record it."""
+        found: str | None = self._entry(cell).get("config_hash")
+        return found
+
     def _entry(self, cell: int) -> Mapping[str, Any]:
         entries = {entry["cell"]: entry for entry in self.manifest["cells"]}
         if cell not in entries:

@@ -101,14 +101,14 @@ def fetched(
     return found.folder
 
 
-def fetch_checkpoint(directory: Path, batch: str, saved: BatchState) -> None:
-    """Bring a checkpoint to the copy of a folder of a bucket, if it is not there."""
+def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
+    """Bring a batch to the copy of a folder of a bucket, if its checkpoint is not there."""
     if (address := address_of(directory)) is None:
         return
     if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():
         found = Bucket(address, "run" if directory.is_relative_to(root("run")) else "read")
         found.listed = found.objects.entries()
-        found.bring(_checkpoint(batch, saved))
+        found.bring(_tables(batch, saved) | _checkpoint(batch, saved))
 
 
 def send_report(place: str | Path, folder: Path, paths: Iterable[Path]) -> None:

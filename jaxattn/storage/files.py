@@ -30,9 +30,19 @@ def inside(path: Path, folder: Path) -> Path:
         leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     except ValueError:  # no path at all
         leads = False
-    if not leads:
-        raise Damaged(f"{path}: leads out of {folder}, and nothing outside is read or written; remove it")
-    return path
+    if leads:
+        return path
+    outside = f"leads out of {folder}, and nothing outside is read or written"
+    if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
+        raise Damaged(f"{path}: a link that {outside}; remove the link")
+    # Such a path comes from a file of the folder. What it names is no part of the folder, and must stay.
+    raise Damaged(f"{folder}: names a file that {outside}; use a folder that a run has written")
+
+
+def is_below(name: str) -> bool:
+    """Return whether a name is a plain relative path: in no other folder, whatever it starts from."""
+    plain = "\0" not in name and os.path.normpath(name) == name
+    return plain and name.partition("/")[0] not in ("", ".", "..")
 
 
 def check_links(folder: Path, *below: str) -> None:
@@ -63,10 +73,25 @@ def write(path: Path, content: bytes, folder: Path) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Write to the end of a file that is no symbolic link; raises OSError."""
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK
-    with open(path, "ab", opener=lambda name, mode: os.open(name, mode | flags, 0o666)) as file:
+    """Write to the end of a file of a folder; raise as `open_own`."""
+    with open(path, "ab", opener=open_own) as file:
         file.write(content)
+
+
+def open_own(path: str, mode: int) -> int:
+    """Open a file for writing in place, as the opener of `open`; make it if there is none.
+
+    Raises:
+        Damaged: it is no regular file, or a hard link: another folder may have the same file.
+        OSError: it is a symbolic link, or cannot be written.
+    """
+    handle = os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+        return handle
+    os.close(handle)
+    kind = "a hard link, and its file may lie elsewhere too" if found.st_nlink > 1 else "no regular file"
+    raise Damaged(f"{path}: {kind}; remove it")
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -90,12 +115,12 @@ def replace(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
-def read(path: Path, folder: Path, sha256: str | None = None, most: int | None = None) -> bytes:
-    """Read a file of a folder.
+def read(path: Path, folder: Path | None, sha256: str | None = None, most: int | None = None) -> bytes:
+    """Read a file.
 
     Args:
         path: the file.
-        folder: what it may not lie outside of, by whatever links.
+        folder: what it may not lie outside of, by whatever links; None for a file that the user names.
         sha256: checksum of what it should hold; not checked if None.
         most: bytes that it may have; by default a quarter of the machine's memory.
 
@@ -214,9 +239,10 @@ def _compare(path: Path, found: str, wanted: str | None) -> None:
 
 
 @contextmanager
-def opened(path: Path, folder: Path, most: int | None = None) -> Iterator[BufferedReader]:
-    """Open a file of a folder for reading; raise as `read`."""
-    inside(path, folder)
+def opened(path: Path, folder: Path | None, most: int | None = None) -> Iterator[BufferedReader]:
+    """Open a file for reading, of a folder if one is given; raise as `read`."""
+    if folder is not None:
+        inside(path, folder)
     # A FIFO that nobody writes to would keep its reader waiting.
     with (
         _reading(path),
@@ -224,7 +250,7 @@ def opened(path: Path, folder: Path, most: int | None = None) -> Iterator[Buffer
     ):
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise Damaged(f"{path}: no regular file; remove it")
+            raise Damaged(f"{path}: no regular file; {'give another' if folder is None else 'remove it'}")
         most = memory() // 4 if most is None else most
         if found.st_size > most:
             raise Damaged(f"{path}: {found.st_size:,} bytes, and more than {most:,} are not read")

@@ -24,6 +24,8 @@ from jaxattn.storage.objects import Changed, Objects, is_address
 
 FILE, OBJECT = ".lock", "lock.json"
 TRIES = 5
+# Characters of a lock that name its holder.
+HOLDER = 100
 # A holder replaces the object so often, and is gone if it has not for so long.
 BEAT_S, GONE_S = 5.0, 60.0
 LOOK_S = 0.5
@@ -39,7 +41,7 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
     """
     path = directory / FILE
     while True:
-        with open(path, "r+", encoding="utf-8", opener=_open) as file:
+        with open(path, "r+", encoding="utf-8", errors="replace", opener=files.open_own) as file:
             _lock(file, directory, warn)
             # Whoever had it before may have removed the folder's last files, and this one with them.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
@@ -61,11 +63,6 @@ def is_locked(directory: Path) -> bool:
     return False
 
 
-def _open(path: str, mode: int) -> int:
-    # What is locked is emptied, and must not be a file elsewhere.
-    return os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-
-
 def _open_existing(path: str, mode: int) -> int:
     return os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
 
@@ -80,7 +77,7 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
             if left:
                 time.sleep(0.05)
                 continue
-            holder = file.read().strip() or "another process"
+            holder = file.read(HOLDER).strip() or "another process"
             raise RunError(
                 f"{directory}: {holder} is running there; wait for it, or choose another folder with --out"
             ) from None
