@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from jaxattn.core.errors import UserCodeError
+from jaxattn.core.errors import UserCodeError, plain
 
 
 class Reporter:
@@ -59,6 +59,7 @@ class Reporter:
             state: of the work (the loss).
             left: seconds that the rest takes; None where that is not known.
         """
+        description, state = plain(description), plain(state)
         percent = "" if share is None else f"{100 * share:5.1f} %"
         if self._bar is not None:
             end = None if left is None else time.monotonic() + left
@@ -93,7 +94,7 @@ class Reporter:
 
     def warn(self, line: str) -> None:
         """Print one line, also if quiet."""
-        self.console.print(line, markup=False)
+        self.console.print(plain(line), markup=False)
 
     def _show(self, line: str) -> bool:
         """Overwrite the line of a notebook; tell whether there is one."""
@@ -103,7 +104,9 @@ class Reporter:
 
     def trace(self, place: str, error: UserCodeError) -> None:
         """Print where code of the user's failed, and its own traceback, also if quiet."""
-        print(f"jaxattn: {place}: {error}\n{error.trace}", file=sys.stderr)
+        self.warn(f"jaxattn: {place}: {error}")
+        for line in error.trace.splitlines():
+            self.warn(line.expandtabs())
 
 
 class _Left(ProgressColumn):

@@ -69,15 +69,17 @@ def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = Mapping
     """
     results = load(directory)
     drawn, problems = draw_all(results, own)
+    images, vectors, unshown = _rendered(drawn)
+    drawn = [each for each in drawn if each.name in images]
+    problems += unshown
     summary = aggregate(replace(results, records=last_steps(results.records)))
     table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
-    images = [each.png() for each in drawn]
-    html = render(results, drawn, images, [problem.line for problem in problems])
-    content = {"report.html": html.encode(), "summary.csv": table.encode()}
-    for each, image in zip(drawn, images, strict=True):
-        content[f"figures/{each.name}.png"] = image
-        if isinstance(each, Drawn):
-            content[f"figures/{each.name}.pdf"] = style.pdf(each.figure)
+    html = render(results, drawn, list(images.values()), [problem.line for problem in problems])
+    content = {"report.html": html.encode("utf-8", "backslashreplace"), "summary.csv": table.encode()}
+    for name, image in images.items():
+        content[f"figures/{name}.png"] = image
+        if name in vectors:
+            content[f"figures/{name}.pdf"] = vectors[name]
     sums = {name: files.digest(written) for name, written in content.items()}
     page, summary, *figures = (
         _write(results.directory / name, x, results.directory) for name, x in content.items()
@@ -88,6 +90,28 @@ def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = Mapping
         results.directory,
     )
     return Report(page, summary, tuple(figures), tuple(problems), results.made_by)
+
+
+def _rendered(
+    drawn: Sequence[Drawn | Picture],
+) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
+    """Render figures as PNG and as PDF, by name; and name those that cannot be, as their labels are invalid.
+
+    Labels that a folder stores, and those of the user's own figures, are parsed only when they are rendered.
+    """
+    images, vectors, problems = {}, {}, []
+    for each in drawn:
+        try:
+            image = each.png()
+            if isinstance(each, Drawn):
+                vectors[each.name] = style.pdf(each.figure)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            place = f"figures[{each.number}] ({each.name})"
+            problems.append(Problem(f"{place} could not be drawn: {type(error).__name__}: {reason:.200}", ""))
+        else:
+            images[each.name] = image
+    return images, vectors, problems
 
 
 def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
         seeds = spans(batch)[1]
         for cell in own:
             runs.setdefault(cell, []).append((seeds.start, seeds.stop, batch))
-    found = {}
+    found: dict[tuple[str, str], None] = {}
     for each in runs.values():
         end, last = -1, ""
         for start, stop, batch in sorted(each):

@@ -250,7 +250,7 @@ def opened(path: Path, folder: Path | None, most: int | None = None) -> Iterator
     ):
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise Damaged(f"{path}: no regular file; {'give another' if folder is None else 'remove it'}")
+            raise Damaged(f"{path}: no regular file{'' if folder is None else '; remove it'}")
         most = memory() // 4 if most is None else most
         if found.st_size > most:
             raise Damaged(f"{path}: {found.st_size:,} bytes, and more than {most:,} are not read")

@@ -357,6 +357,23 @@ def test_a_lock_is_never_a_link(tmp_path):
     assert (tmp_path / "victim").read_text() == "kept"
 
 
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_hard_link_is_never_written_through(copy, go, study, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (copy / name).unlink(missing_ok=True)
+    os.link(victim, copy / name)
+    with pytest.raises(
+        InputError, match=rf"{name}: a hard link, and its file may lie elsewhere too; remove it"
+    ):
+        go(copy, study(chunk=1, seeds=3))
+    assert victim.read_text() == "kept"
+    assert not lock.is_locked(copy)
+    (copy / name).unlink()
+    assert not go(copy, study(chunk=1, seeds=3))[0].failures
+    assert victim.read_text() == "kept"
+
+
 def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
     lines = map(json.loads, (copy / "metrics.jsonl").read_text().splitlines())
     *_, line = (line for line in lines if "doing" not in line)

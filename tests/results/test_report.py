@@ -208,3 +208,33 @@ def test_text_of_tokens_is_escaped(folder, rewrite):
     html = report.write(folder).page.read_text(encoding="utf-8")
     assert "<script" not in html
     assert "<script>alert(1)</script>" in unescape(html)
+
+
+@pytest.mark.parametrize("label", [r"$\frac{1}$", r"$\nonsense$", "$x^$", "${$"])
+def test_a_label_that_is_no_mathematics_costs_its_figure_alone(write, tmp_path, label):
+    folder = write(
+        tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
+    )
+    known = manifest.read(folder)
+    manifest.write(folder, known | {"labels": known["labels"] | {"loss": label}})
+    made = report.write(folder)
+    assert made.page.exists()
+    for problem in made.problems:
+        assert problem.line.startswith("figures[0] (curves_")
+        assert "could not be drawn: ValueError" in problem.line
+        assert "\n" not in problem.line
+    assert len(made.problems) + len(made.figures) // 2 == 1
+
+
+def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves"},))
+
+    def png(figure, dpi=None):
+        raise ValueError("no\nmathematics")
+
+    monkeypatch.setattr("jaxattn.results.style.png", png)
+    made = report.write(folder)
+    assert made.figures == ()
+    (problem,) = made.problems
+    assert problem.line.endswith("could not be drawn: ValueError: no mathematics")
+    assert "Not drawn" in made.page.read_text(encoding="utf-8")
