@@ -9,6 +9,7 @@ import pandas as pd
 
 from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
+from jaxattn.storage import run_log
 from jaxattn.storage.bucket import fetched
 from jaxattn.storage.lock import is_locked
 from jaxattn.storage.manifest import fixing, read
@@ -34,7 +35,7 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
 
 
 def _status(folder: Store, manifest: dict[str, Any], running: bool) -> tuple[pd.DataFrame, str]:
-    lines = folder.read_log()
+    lines = run_log.latest(folder.directory)
     latest = {line["batch"]: line for line in lines}
     measured = {line["batch"]: line for line in lines if line["losses"]}
     failed = {(entry["cell"], entry["seed"]) for line in lines for entry in line["failures"]}

@@ -1,7 +1,7 @@
 """What a run says of itself: config, versions, source, device; and how two configs differ."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxattn.data.source import Source
@@ -102,6 +102,11 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for key in keys
         if flat_old.get(key) != flat_new.get(key) and key.split(".")[0] not in allowed and key not in INERT
     ]
+
+
+def changed_code(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> list[str]:
+    """List the user's functions and classes whose code is no longer that of a run or of its batches."""
+    return [name for name in now if any(name in one and one[name] != now[name] for one in known)]
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

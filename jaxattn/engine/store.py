@@ -8,20 +8,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.engine import strays
-from jaxattn.engine.manifest import differences
-from jaxattn.storage import batch_state, checkpoints, files, lock, manifest, provenance
-from jaxattn.storage.batch_state import TABLES, BatchState, Line, Provenance
-from jaxattn.storage.bucket import LOG, OWN, Bucket
+from jaxattn.engine.manifest import changed_code, differences
+from jaxattn.storage import batch_state, checkpoints, files, lock, manifest, provenance, run_log
+from jaxattn.storage.batch_state import TABLES, BatchState, Provenance
+from jaxattn.storage.bucket import OWN, Bucket
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.objects import is_address
 
 # What is there before anything was computed, or is left when nothing could be.
-EMPTY = (lock.FILE, "parts", "checkpoints", LOG, manifest.NAME, *OWN)
+EMPTY = (lock.FILE, "parts", "checkpoints", run_log.NAME, manifest.NAME, *OWN)
 
 
 class Store:
@@ -50,13 +49,16 @@ class Store:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         with lock.locked(self.directory, self.warn), self.bucket.locked(self.warn):
+            files.remove_temporary(self.directory)
             begun = (self.directory / manifest.NAME).exists()
             try:
                 yield
             except InputError:
                 if not begun:
                     self._clear()
-                    self.bucket.delete(x for x in (manifest.NAME, LOG) if not (self.directory / x).exists())
+                    self.bucket.delete(
+                        x for x in (manifest.NAME, run_log.NAME) if not (self.directory / x).exists()
+                    )
                 raise
 
     @contextmanager
@@ -77,6 +79,7 @@ class Store:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 holding = ExitStack()
                 holding.enter_context(lock.locked(self.directory, self.warn))
+                files.remove_temporary(self.directory, "parts", "figures")
             with holding:
                 try:
                     yield
@@ -98,7 +101,7 @@ class Store:
                 if (self.directory / name).exists():
                     (self.directory / name).rmdir()
             if {path.name for path in self.directory.iterdir()} <= set(EMPTY):
-                for name in (LOG, manifest.NAME, lock.FILE):
+                for name in (run_log.NAME, manifest.NAME, lock.FILE):
                     (self.directory / name).unlink(missing_ok=True)
 
     def _is_strange(self) -> bool:
@@ -139,7 +142,11 @@ class Store:
         if begun:
             self._check_same(changed, described, begun)
             codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(begun)]
-            _check_code(self.directory, codes, described["code"], accept_code)
+            if (other := changed_code(codes, described["code"])) and not accept_code:
+                raise InputError(
+                    f"{self.directory}: {', '.join(other)} changed since this run began; choose another "
+                    "folder with --out, or continue with --accept-code"
+                )
         elif changed:
             known = None  # nothing was computed yet, for example since the config did not fit
         held = {seed for batch in begun for seed in batch_state.spans(batch)[1]}
@@ -186,22 +193,8 @@ class Store:
 
     def log(self, entry: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl, where others can watch the run."""
-        path = self.directory / LOG
-        with files.saving(path, self.directory):
-            files.append(path, files.sealed(entry))
-
-    def read_log(self) -> list[dict[str, Any]]:
-        """Read metrics.jsonl; a line that is not what was written is left out."""
-        entries = []
-        try:
-            lines = files.read(self.directory / LOG, self.directory).splitlines()
-        except Damaged:
-            return []
-        for line in lines:
-            with suppress(ValueError):
-                entry = files.unsealed(files.parse(line))
-                entries.append(msgspec.to_builtins(msgspec.convert(entry, Line)))
-        return entries
+        with files.saving(self.directory / run_log.NAME, self.directory):
+            run_log.append(self.directory, entry)
 
     def batches(self) -> list[str]:
         """Name the batches of the run that were finished or begun in this folder."""
@@ -293,7 +286,7 @@ class Store:
                 self.bucket.send_named(batch, saved)
             batch_state.write(self.directory, batch, saved)
             if self.bucket:
-                self.bucket.commit(f"parts/{batch}.json")
+                self.bucket.commit_batch(batch, saved)
             self._drop_others(batch, saved)
 
     def _number(self, batch: str) -> int:
@@ -391,6 +384,8 @@ class Store:
                 if self.bucket:
                     self.bucket.send([path.name])
             sums[name] = files.digest(content)
+        if self.bucket:
+            self.bucket.tidy()
         makers = [saved.origin.made_by for saved in found.values()]
         return {
             "failures": [failure for saved in found.values() for failure in saved.failures],
@@ -401,15 +396,3 @@ class Store:
 
 def _parquet(table: pd.DataFrame) -> bytes:
     return table.to_parquet(None, index=False, compression="zstd")
-
-
-def _check_code(
-    directory: Path, known: list[Mapping[str, Any]], now: Mapping[str, Any], accepted: bool
-) -> None:
-    """Refuse to continue with code of the user's that has changed."""
-    changed = [name for name in now if any(name in one and one[name] != now[name] for one in known)]
-    if changed and not accepted:
-        raise InputError(
-            f"{directory}: {', '.join(changed)} changed since this run began; choose another folder with "
-            "--out, or continue with --accept-code"
-        )

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from jaxattn.core.settings import NotNegative
 from jaxattn.storage import files, tables
 from jaxattn.storage.files import Damaged
 
@@ -28,25 +27,6 @@ class Failure(msgspec.Struct):
     phase: str
     step: int
     reason: str
-
-
-class Line(msgspec.Struct):
-    """What readers of metrics.jsonl may count on in a line."""
-
-    time: float
-    start: float
-    batch: str
-    overall: float
-    share: float
-    phase: str
-    step: int
-    steps: int
-    failures: list[Failure]
-    losses: dict[str, list[float]] = {}
-    doing: str = ""
-    left: NotNegative | None = None
-    wall_time_s: NotNegative | None = None
-    peak_memory_mib: NotNegative | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +17,9 @@ from jaxattn.core.errors import InputError, RunError
 SEAL = "seal"
 # The manifest of a million seeds is a fifth of it.
 MOST_JSON = 2**28
+# Bytes of a file's name; disks hold 255, of which a temporary file takes some.
+LONGEST_NAME = 200
+TEMPORARY = re.compile(r"\..+\.(\d+)")
 # Writers of ours nest less than ten deep, and Python's own readers and writers break at some hundred.
 MOST_NESTED = 100
 
@@ -40,9 +44,10 @@ def inside(path: Path, folder: Path) -> Path:
 
 
 def is_below(name: str) -> bool:
-    """Return whether a name is a plain relative path: in no other folder, whatever it starts from."""
-    plain = "\0" not in name and os.path.normpath(name) == name
-    return plain and name.partition("/")[0] not in ("", ".", "..")
+    """Return whether a name is a plain relative path that leads out of no folder, and that disks can hold."""
+    parts = name.split("/")
+    longest = max(len(part.encode("utf-8", "surrogatepass")) for part in parts)
+    return "\0" not in name and not {"", ".", ".."} & set(parts) and longest <= LONGEST_NAME
 
 
 def check_links(folder: Path, *below: str) -> None:
@@ -96,7 +101,7 @@ def open_own(path: str, mode: int) -> int:
 
 def replace(path: Path, content: bytes) -> None:
     """Replace a file, wherever it is, in one step that outlives a crash of the machine; raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
         with open(temporary, "xb") as file:
@@ -113,6 +118,33 @@ def replace(path: Path, content: bytes) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the name that a file has until this process has written it as a whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def remove_temporary(folder: Path, *below: str) -> None:
+    """Remove what killed processes have left under temporary names, in a folder and in some folders in it."""
+    for place in (folder, *(folder / name for name in below)):
+        for name in names(place, folder):
+            if (found := TEMPORARY.fullmatch(name)) and not _is_alive(int(found[1])):
+                with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                    (place / name).unlink()
+
+
+def _is_alive(process: int) -> bool:
+    """Return whether another process of this machine has a number."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def read(path: Path, folder: Path | None, sha256: str | None = None, most: int | None = None) -> bytes:

@@ -156,6 +156,11 @@ class Lock:
         if self._lost:
             raise RunError(self._lost)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process has taken it over, as far as this one knows."""
+        return bool(self._lost)
+
     def _lose(self) -> None:
         with suppress(InputError):
             taker = _who(_parsed(self._objects.read(OBJECT)))

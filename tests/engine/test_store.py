@@ -17,7 +17,7 @@ from jaxattn.engine import lift, run, store
 from jaxattn.engine.clock import Interrupted
 from jaxattn.engine.plan import plan
 from jaxattn.results import load
-from jaxattn.storage import batch_state, files, lock, manifest
+from jaxattn.storage import batch_state, files, lock, manifest, run_log
 
 
 @pytest.fixture
@@ -386,7 +386,7 @@ def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
         line | {"wall_time_s": -1},
     ]
     (copy / "metrics.jsonl").write_bytes(b"".join(map(files.sealed, [*wrong, line])))
-    (read,) = store.Store(copy).read_log()
+    (read,) = run_log.latest(copy)
     assert read == {key: line[key] for key in read if key != "doing"} | {"doing": ""}
     assert read["losses"]
     assert "finished" in status(copy)[1]
