@@ -133,8 +133,9 @@ def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.D
     """Lay out a summary so that no column goes on below: in one table if that fits, else one per metric."""
     from jaxattn.results.statistics import turned
 
-    by_metric = turned(rows, keys)
-    for table in (by_metric, rows) if len(by_metric) > len(rows) else (rows, by_metric):
+    # Turned round, every row takes a column.
+    ways = [rows, turned(rows, keys)] if len(rows) <= _width() else [rows]
+    for table in ways[::-1] if len(rows.columns) - len(keys) > len(rows) else ways:
         if _together(_full_widths(table)) <= _width():
             yield "", table
             return

@@ -93,11 +93,13 @@ def report(directory: Folder, /) -> int:
 
     Example: jaxattn report results/quickstart
     """
+    from jaxattn.engine.progress import Reporter, patient
     from jaxattn.results import report as pages
     from jaxattn.storage.bucket import fetched, send_report
 
     here = fetched(directory, report=True)
-    written = pages.write(here)
+    with Reporter() as reporter:
+        written = pages.write(here, progress=patient(reporter.update))
     send_report(directory, here, written.paths)
     print_written(written)
     print_made_by(written.made_by)

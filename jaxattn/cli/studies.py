@@ -323,6 +323,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
         verify: Compare every file with its checksum first; exit with 1 and name what is damaged.
     """
     from jaxattn.cli.status import status as look
+    from jaxattn.engine.progress import Reporter, patient
     from jaxattn.storage import manifest, provenance
 
     folders, missing = read_folders(directories)
@@ -330,7 +331,8 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
         return 1
     told: list[dict[str, Any]] = []
     for folder in folders:
-        table, whole = look(folder)
+        with Reporter() as reporter:
+            table, whole = look(folder, patient(reporter.update))
         told.append({"folder": shown(folder), "summary": whole, "cells": rows_of(table)})
         if not as_json:
             print_table(f"{shown(folder)}: {whole}" if len(folders) > 1 else whole, table)

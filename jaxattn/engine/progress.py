@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -107,6 +108,17 @@ class Reporter:
         self.warn(f"jaxattn: {place}: {error}")
         for line in error.trace.splitlines():
             self.warn(line.expandtabs())
+
+
+def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
+    """Return a progress callback that stays silent at first, for work that rarely takes long."""
+    begin = time.monotonic()
+
+    def tell(what: str, share: float) -> None:
+        if time.monotonic() - begin > seconds:
+            progress(what, share)
+
+    return tell
 
 
 class _Left(ProgressColumn):

@@ -158,11 +158,12 @@ def _block(
     explained = False
     for ax, (panel, names) in zip(grid, panels.items(), strict=False):
         shown = table[table["metric"].isin(names)]
+        lines = dict(tuple(shown.groupby(["metric", "cell"], observed=True)))
         for name in names:
             for cell, colour in palette.items():
-                rows = shown[(shown["metric"] == name) & (shown["cell"] == cell)]
                 test = name.startswith("test_") or len(names) == 1
-                _line(ax, rows, colour, dashed=not test)
+                if (rows := lines.get((name, cell))) is not None:
+                    _line(ax, rows, colour, dashed=not test)
         ax.set_title(label(panel if len(names) > 1 else names[0]))
         _scales(ax, shown)
         if len(names) > 1 and not explained:

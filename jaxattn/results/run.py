@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ class Run:
     @property
     def axes(self) -> list[str]:
         """The swept keys, in the order the cells name them."""
-        return list(dict.fromkeys(key for cell in self.manifest["cells"] for key in cell["settings"]))
+        return list(self._axes)
+
+    @cached_property
+    def _axes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key for cell in self.manifest["cells"] for key in cell["settings"]))
 
     @property
     def derived(self) -> list[str]:
@@ -97,9 +102,13 @@ class Run:
 
     def label(self, metric: str) -> str:
         """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
-        text = metric_label(metric, self.manifest["labels"])
-        scores = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
-        return text.replace(VALUES["Ep"], scores.pop() if len(scores) == 1 else OWN_SCORES[1])
+        return metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
+
+    @cached_property
+    def _scores(self) -> str:
+        """The name of scores in figures, where it is the same in all cells."""
+        found = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
+        return found.pop() if len(found) == 1 else OWN_SCORES[1]
 
     def cell_words(self, cell: int) -> str:
         """Name a cell in a caption; nothing if there is only one."""
@@ -150,10 +159,14 @@ class Run:
         return found
 
     def _entry(self, cell: int) -> Mapping[str, Any]:
-        entries = {entry["cell"]: entry for entry in self.manifest["cells"]}
-        if cell not in entries:
-            raise InputError(f"cell {cell}: {self.directory} holds cells {listed(list(entries))}")
-        return entries[cell]
+        if cell not in self._entries:
+            raise InputError(f"cell {cell}: {self.directory} holds cells {listed(list(self._entries))}")
+        return self._entries[cell]
+
+    @cached_property
+    def _entries(self) -> Mapping[int, Mapping[str, Any]]:
+        """The manifest's entry of every cell, by its number."""
+        return {entry["cell"]: entry for entry in self.manifest["cells"]}
 
 
 def find(tree: Any, key: str) -> Any:

@@ -49,3 +49,13 @@ def test_the_time_left_of_a_bar_passes_while_nothing_new_is_known(monkeypatch):
 
 def test_durations():
     assert [duration(x) for x in (3.4, 100.0, 150.0, 8000.0)] == ["3 s", "100 s", "2.5 min", "2.2 h"]
+
+
+def test_short_work_says_nothing(monkeypatch):
+    now, said = [100.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    tell = progress.patient(lambda what, share: said.append((what, share)))
+    tell("early", 0.1)
+    now[0] += 3
+    tell("late", 0.5)
+    assert said == [("late", 0.5)]

@@ -238,3 +238,24 @@ def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch)
     (problem,) = made.problems
     assert problem.line.endswith("could not be drawn: ValueError: no mathematics")
     assert "Not drawn" in made.page.read_text(encoding="utf-8")
+
+
+def test_a_page_of_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "ROWS", 3)
+    failures = tuple((cell, 0, 40) for cell in range(5))
+    folder = write(
+        tmp_path / "run", axes={"model.dim": list(range(1, 9))}, seeds=1, vocab_size=20, failures=failures
+    )
+    seen = []
+    made = report.write(folder, progress=lambda what, share: seen.append((what, share)))
+    text = Page(made.page.read_text(encoding="utf-8")).text
+    assert "The first 3 of 16 rows." in text
+    assert "The first 3 of 8 cells." in text
+    assert "5 seeds failed;" in text
+    assert "and 2 more: see manifest.json" in text
+    assert len(set(pd.read_csv(made.summary)["cell"])) == 8
+    shares = [share for _, share in seen]
+    assert min(shares) == 0
+    assert max(shares) == 1
+    assert {"summary", "summary.csv", "report.html"} <= {what for what, _ in seen}
+    assert [what for what, _ in seen if what.startswith(("drawing figures[", "writing figure"))]
