@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import evenly, file_name, seed_words, settings_label, unknown_metric
-from jaxattn.results.run import Run
+from jaxattn.results.run import LONGEST_LABEL, Run
 from jaxattn.results.statistics import aggregate, geometric_words
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
 
@@ -52,7 +52,7 @@ def curves(
     panels = _panels(records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
     chosen = evenly(every, MOST_CELLS) if cells is None else list(cells)
-    labels = [settings_label(results.settings(cell)) or f"cell {cell}" for cell in chosen]
+    labels = [settings_label(results.settings(cell))[:LONGEST_LABEL] or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
     wanted = (
         records["phase"].isin(phases) & records["metric"].isin([*drawn, x]) & records["cell"].isin(chosen)

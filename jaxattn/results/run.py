@@ -9,10 +9,12 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, listed, metric_label, setting
+from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, listed, metric_label, setting, shown
 from jaxattn.storage import provenance
 from jaxattn.storage.manifest import command
 
+# Characters of a label. Longer ones are cut, as matplotlib takes minutes to lay them out.
+LONGEST_LABEL = 200
 FAILURES = ("cell", "seed", "phase", "step", "reason")
 
 
@@ -102,7 +104,8 @@ class Run:
 
     def label(self, metric: str) -> str:
         """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
-        return metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
+        text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
+        return text if len(text) <= LONGEST_LABEL else shown(text, LONGEST_LABEL)
 
     @cached_property
     def _scores(self) -> str:

@@ -226,6 +226,18 @@ def test_a_label_that_is_no_mathematics_costs_its_figure_alone(write, tmp_path, 
     assert len(made.problems) + len(made.figures) // 2 == 1
 
 
+def test_a_label_without_end_is_cut(write, tmp_path):
+    folder = write(
+        tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
+    )
+    known = manifest.read(folder)
+    manifest.write(folder, known | {"labels": known["labels"] | {"loss": "$x$ " * 10_000}})
+    run = load(folder)
+    assert len(run.label("loss")) < 500
+    assert run.label("p_norm") == load(folder).label("p_norm")
+    assert report.write(folder).problems == ()
+
+
 def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves"},))
 
