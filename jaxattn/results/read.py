@@ -14,6 +14,7 @@ from jaxattn.storage import tables as parquet
 from jaxattn.storage.batch_state import BatchState
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.manifest import again, fixing
+from jaxattn.storage.tables import LANE
 
 RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
 TOKEN_COLUMNS = (
@@ -135,17 +136,25 @@ def _holds(values: pd.Series, column: str) -> bool:
 
 
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    """Set values to NaN from the step on at which their seed failed."""
     # NaN logits still have an accuracy, that of guessing one class: it must not enter a mean.
-    phases = list(records["phase"].unique())
+    phase, phases = pd.factorize(records["phase"])
+    order = {name: number for number, name in enumerate(phases)}
+    seeds = set(manifest["seeds"])
+    first: dict[tuple[int, int], tuple[int, int]] = {}
     for failure in manifest["failures"]:
-        if failure["phase"] not in phases:
-            continue
-        failed = phases.index(failure["phase"])
-        after = (records["phase"] == phases[failed]) & (records["step"] >= failure["step"])
-        after |= records["phase"].isin(phases[failed + 1 :])
-        seed = (records["cell"] == failure["cell"]) & (records["seed"] == failure["seed"])
-        records = records.assign(value=records["value"].mask(seed & after))
-    return records
+        lane = failure["cell"], failure["seed"]
+        if failure["phase"] in order and failure["seed"] in seeds:
+            place = order[failure["phase"]], failure["step"]
+            first[lane] = min(place, first.get(lane, place))
+    if not first:
+        return records
+    rows = [(*lane, after, float(step)) for lane, (after, step) in first.items()]
+    table = pd.DataFrame(rows, columns=[*LANE, "after", "from"])
+    found = records[list(LANE)].merge(table, how="left", on=list(LANE))
+    after, start = found["after"].to_numpy(float), found["from"].to_numpy(float)
+    failed = (phase > after) | ((phase == after) & (records["step"].to_numpy() >= start))
+    return records.assign(value=records["value"].mask(failed))
 
 
 def verify(directory: Path, progress: Callable[[str, float], None] = lambda name, share: None) -> list[str]:
