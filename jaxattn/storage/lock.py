@@ -137,6 +137,8 @@ class Lock:
             RunError: it cannot be written.
         """
         with self._one:
+            if self._lost:
+                raise Changed(self._lost)
             content = {
                 "holder": f"process {os.getpid()} on {socket.gethostname()}" if holder is None else holder,
                 "since": self._since,
@@ -162,13 +164,15 @@ class Lock:
         return bool(self._lost)
 
     def _lose(self) -> None:
-        with suppress(InputError):
-            taker = _who(_parsed(self._objects.read(OBJECT)))
-            self._lost = (
-                f"{self._objects.address}: taken over by {taker}, while nothing was heard of this process; "
-                "what it had sent is kept, and goes on there"
-            )
-        self._lost = self._lost or f"{self._objects.address}: taken over by another process"
+        # Whoever has read it could replace it: so it is lost first.
+        with self._one:
+            self._lost = self._lost or f"{self._objects.address}: taken over by another process"
+            with suppress(InputError):
+                taker = _who(_parsed(self._objects.read(OBJECT)))
+                self._lost = (
+                    f"{self._objects.address}: taken over by {taker}, while nothing was heard of this "
+                    "process; what it had sent is kept, and goes on there"
+                )
 
     @contextmanager
     def beating(self, beside: Callable[[], None], may_end: Callable[[], bool]) -> Iterator[None]:

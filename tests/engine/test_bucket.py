@@ -238,6 +238,20 @@ def test_a_run_that_slept_cannot_overwrite_its_successor(
     assert verify(bucket.fetched(place, all_of_it=True)) == []
 
 
+def test_a_lock_that_is_lost_is_never_taken_back(place, elsewhere, soon, tmp_path):
+    """Telling who has it reads it, and whoever has read it last could replace it."""
+    first, second = (lock.Lock(objects.Objects(place), tmp_path / name) for name in ("first", "second"))
+    first.take(print)
+    second.take(print)
+    with pytest.raises(objects.Changed):
+        first.beat()
+    first._lose()
+    assert first.is_lost
+    with pytest.raises(objects.Changed, match="taken over by process"):
+        first.beat()
+    second.beat()
+
+
 def named(folder):
     """Names of what commit records of a copy of a folder name, and of the records."""
     found = set()
