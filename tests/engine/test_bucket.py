@@ -274,14 +274,18 @@ def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
         elsewhere()
         objects.Objects(place).commit(f"checkpoints/{batch}/7/killed", b"x")
         objects.Objects(place).commit(f"parts/{batch}.records.killed.parquet", b"x")
+        # Of a batch that the successor has not, as it was halved where memory was short.
+        other = batch.replace("seeds-00001", "seeds-00000")
+        objects.Objects(place).commit(f"checkpoints/{other}/7/killed", b"x")
         objects.Objects(place).commit("parts/strange", b"x")
-        assert not go(place, study(chunk=1))[0].failures
+        go(place, study(chunk=1))
         there = {name for name in sent(server, place) if name.startswith(("parts/", "checkpoints/"))}
-        assert there == named(bucket.fetched(place, all_of_it=True)) | {"parts/strange"}
+        expected = named(bucket.fetched(place, all_of_it=True)) | {"parts/strange"}
         first.bucket.lock._one.release()
         arrays, tables = {"E": np.zeros(3)}, lambda: {name: pd.DataFrame() for name in bucket.TABLES}
         with pytest.raises(RunError, match=r"taken over by|another run"):
             first.save(batch, arrays, tables, cells={"0": "x"}, phase=0, step=1, failures=[])
+    assert there == expected
     left = {name for name in sent(server, place) if name.startswith("checkpoints/")}
     assert left == {name for name in there if name.startswith("checkpoints/")}
     elsewhere()

@@ -374,6 +374,17 @@ def test_a_hard_link_is_never_written_through(copy, go, study, tmp_path, name):
     assert victim.read_text() == "kept"
 
 
+def test_the_next_run_removes_temporary_files_of_killed_ones(copy, go, study):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (copy / "figures").mkdir(exist_ok=True)
+    left = [copy / name / f".manifest.json.{ended.pid}" for name in ("", "parts", "figures")]
+    for path in left:
+        path.write_text("{")
+    assert go(copy, study(chunk=1))[0].already_finished
+    assert not any(path.exists() for path in left)
+
+
 def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
     lines = map(json.loads, (copy / "metrics.jsonl").read_text().splitlines())
     *_, line = (line for line in lines if "doing" not in line)
