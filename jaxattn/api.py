@@ -383,7 +383,7 @@ def run(
         nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
         if nothing_new or len(outcome.errors) == outcome.batches:
             return Finished(outcome, None)
-        written = report.write(outcome.directory, study.own_figures)
+        written = report.write(outcome.directory, study.own_figures, reporter.update)
         send_report(directory, outcome.directory, written.paths)
     return Finished(outcome, written)
 

@@ -28,7 +28,7 @@ from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import ProgramCache, seed_keys
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
-from jaxattn.storage import provenance
+from jaxattn.storage import files, provenance
 
 __all__ = [
     "CASES",
@@ -45,6 +45,8 @@ __all__ = [
     "write",
 ]
 
+# A file of a report has some kilobytes.
+MOST_BYTES = 2**24
 # IMDB with words that occur 45 times.
 _REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
@@ -293,10 +295,11 @@ def read(path: Path) -> Report:
         InputError: no such file, or not one of these.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except msgspec.DecodeError:
+        content = files.read(path, None, most=MOST_BYTES)
+        return msgspec.json.decode(content, type=Report)
+    except files.Damaged as error:
+        raise InputError(f"{error}; give a file that `jaxattn bench --out` wrote") from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise InputError(f"{path}: not a file of `jaxattn bench`; it makes one with --out") from None
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import jax
 import numpy as np
@@ -138,7 +139,24 @@ def test_other_files_are_named(tmp_path, content):
     path.write_text(content)
     with pytest.raises(InputError, match="not a file of `jaxattn bench`"):
         read(path)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="missing"):
         read(tmp_path / "missing.json")
     with pytest.raises(RunError, match="cannot be written"):
         write(report(), path / "below.json")
+
+
+def test_what_is_no_file_of_a_report_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(
+        InputError, match=r"fifo: no regular file; give a file that `jaxattn bench --out` wrote$"
+    ):
+        read(tmp_path / "fifo")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 2**40)
+    with pytest.raises(
+        InputError, match=r"large: 1,099,511,627,776 bytes, and more than 16,777,216 are not read"
+    ):
+        read(tmp_path / "large")
+    (tmp_path / "deep").write_text("[" * 10**6)
+    with pytest.raises(InputError, match="not a file of `jaxattn bench`"):
+        read(tmp_path / "deep")

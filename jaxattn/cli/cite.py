@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from jaxattn.cli.console import say
+
 # Keys in papers.bib, by the names of files of code in sweeps/neighbours, which manifests keep.
 NEIGHBOURS = {
     "and_of_words": ("yang2024cooccurrence",),
@@ -54,7 +56,7 @@ def cite(
     for folder in read_folders(directories)[0] if directories else ():
         papers += used(manifest.read(fetched(folder, tables=False)))
     known = entries()
-    print("\n\n".join([software(), *(known[key] for key in dict.fromkeys(papers))]))
+    say("\n\n".join([software(), *(known[key] for key in dict.fromkeys(papers))]))
     return 0
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from jaxattn.core.errors import plain
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -21,11 +23,17 @@ OF_A_PLACE, FAILURES = 3, 12
 _WORD = re.compile(r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\S+")
 
 
+def say(text: object = "", *, err: bool = False) -> None:
+    """Print lines to stdout, or to stderr; each of them as `plain` returns it."""
+    for line in str(text).split("\n"):
+        print(plain(line.expandtabs()), file=sys.stderr if err else sys.stdout)
+
+
 def complain(error: Exception, status: int) -> int:
     """Print an error as one line and return the exit status."""
-    print(f"jaxattn: {error}", file=sys.stderr)
+    say(f"jaxattn: {error}", err=True)
     if trace := getattr(error, "trace", ""):
-        print(trace, file=sys.stderr)
+        say(trace, err=True)
     return status
 
 
@@ -37,18 +45,18 @@ def stoppable(command: str) -> Iterator[None]:
     try:
         yield
     except Interrupted:
-        print(f"stopped; nothing is lost, continue with: {command}", file=sys.stderr)
+        say(f"stopped; nothing is lost, continue with: {command}", err=True)
         sys.exit(130)
 
 
 def print_written(written: Any) -> None:
     """Print the paths of what was written, and what could not be; why, if code of the user's raised."""
     for path in written.paths:
-        print(path)
+        say(path)
     for problem in written.problems:
-        print(f"jaxattn: {problem.line}", file=sys.stderr)
+        say(f"jaxattn: {problem.line}", err=True)
         if problem.trace:
-            print(problem.trace, file=sys.stderr)
+            say(problem.trace, err=True)
 
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
@@ -61,7 +69,7 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
             shown.append(failure)
     for failure in shown[:FAILURES]:
         where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
-        print(f"jaxattn: failed: {where}", file=sys.stderr)
+        say(f"jaxattn: failed: {where}", err=True)
     if failures:
         left = len(failures) - len(shown[:FAILURES])
         more = f"and {left:,} more: see {folder}/manifest.json, or `jaxattn status {folder}`; "
@@ -70,7 +78,7 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
             remedy = (
                 "no step was taken yet: check what the model and the loss return at the start of that phase"
             )
-        print(f"jaxattn: {more if left else ''}{remedy}", file=sys.stderr)
+        say(f"jaxattn: {more if left else ''}{remedy}", err=True)
 
 
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
@@ -93,9 +101,9 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
     for title, table in _fitting(rows, [*results.axes, "phase"]):
         print_table(title, table)
     for line in caveats(shown):
-        print(line)
+        say(line)
     if left:
-        print(f"{left} more metrics: {rest}")
+        say(f"{left} more metrics: {rest}")
     print_made_by(results.made_by)
 
 
@@ -104,7 +112,8 @@ def print_json(told: Any, indent: int = 1) -> None:
     import json
 
     is_unicode = str(sys.stdout.encoding).lower().startswith("utf")
-    print(json.dumps(told, ensure_ascii=not is_unicode, indent=indent))
+    text = json.dumps(told, ensure_ascii=not is_unicode, indent=indent)
+    say("".join(x if x.isprintable() or x == "\n" else json.dumps(x)[1:-1] for x in text))
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
@@ -122,15 +131,16 @@ def print_closing(results: Any) -> None:
     from jaxattn.results.headline import sentences
 
     for sentence in sentences(results):
-        print(sentence)
+        say(sentence)
 
 
 def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
     """Lay out a summary so that no column goes on below: in one table if that fits, else one per metric."""
     from jaxattn.results.statistics import turned
 
-    by_metric = turned(rows, keys)
-    for table in (by_metric, rows) if len(by_metric) > len(rows) else (rows, by_metric):
+    # Turned round, every row takes a column.
+    ways = [rows, turned(rows, keys)] if len(rows) <= _width() else [rows]
+    for table in ways[::-1] if len(rows.columns) - len(keys) > len(rows) else ways:
         if _together(_full_widths(table)) <= _width():
             yield "", table
             return
@@ -142,7 +152,7 @@ def _fitting(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.D
 def print_made_by(made_by: str) -> None:
     """Say which other source made what was shown, if another one did."""
     if made_by:
-        print(f"jaxattn: {_plain(made_by)}", file=sys.stderr)
+        say(f"jaxattn: {plain(made_by)}", err=True)
 
 
 def print_title(title: str) -> None:
@@ -150,7 +160,7 @@ def print_title(title: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(width=_width(), highlight=False).print(Text(_plain(title), "table.title"))
+    Console(width=_width(), highlight=False).print(Text(plain(title), "table.title"))
 
 
 def print_table(title: str, frame: "pd.DataFrame") -> None:
@@ -175,7 +185,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
         piece = piece.iloc[:, [k for k, one in enumerate(same) if not one]]
         for name, values in common.items():
             if value := _written(values.iloc[0]):
-                print(f"{_plain(str(name))}: {value} in all rows")
+                say(f"{plain(str(name))}: {value} in all rows")
     widths = _widths(piece)
     if widths is None:
         _print_records(piece)
@@ -189,18 +199,18 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
             table.add_row(*(Text(_written(x)) for x in row))
         # Names that users give are no markup.
         Console(width=_width(), highlight=False).print(table)
-    print()
+    say()
     if len(frame) > ROWS:
-        print(f"... and {len(frame) - ROWS:,} rows more")
+        say(f"... and {len(frame) - ROWS:,} rows more")
 
 
 def _print_records(frame: "pd.DataFrame") -> None:
     """Print each row of a table over several lines."""
-    names = [_plain(str(name)) for name in frame.columns]
+    names = [plain(str(name)) for name in frame.columns]
     for row in frame.itertuples(index=False):
         for name, x in zip(names, row, strict=True):
-            print(f"{name}: {_written(x)}")
-        print()
+            say(f"{name}: {_written(x)}")
+        say()
 
 
 def _widths(frame: "pd.DataFrame") -> list[int] | None:
@@ -244,16 +254,11 @@ def _heading(name: Any, width: int) -> str:
 
 
 def _parts(name: Any) -> list[str]:
-    return re.findall(r"[^\s._]*[\s._]*", _plain(str(name)))[:-1] or [""]
+    return re.findall(r"[^\s._]*[\s._]*", plain(str(name)))[:-1] or [""]
 
 
 def _written(x: Any) -> str:
-    return _plain(f"{x:.4g}" if isinstance(x, float) else str(x))
-
-
-def _plain(text: str) -> str:
-    """Write out what a terminal would obey."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
+    return plain(f"{x:.4g}" if isinstance(x, float) else str(x))
 
 
 def _width() -> int:

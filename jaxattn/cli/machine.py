@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 from tyro.conf import Positional, arg
 
-from jaxattn.cli.console import print_table
+from jaxattn.cli.console import print_table, say
 from jaxattn.cli.options import Quiet, compiled_folder, of_this_machine
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.storage.files import cache_folder
@@ -82,7 +82,7 @@ def bench(
                 benchmark.write(report, out)
     print_table(report.title, benchmark.table(report))
     if out is not None:
-        print(out)
+        say(out)
     return 0
 
 

@@ -14,6 +14,7 @@ from jaxattn.cli.console import (
     print_table,
     print_written,
     rows_of,
+    say,
     stoppable,
 )
 from jaxattn.cli.options import (
@@ -67,7 +68,7 @@ def aggregate(
     folders, missing = read_folders(directories)
     loaded = combine.combine([load(folder) for folder in folders])
     if not loaded.finished or missing:
-        print("jaxattn: not finished: these are the numbers so far", file=sys.stderr)
+        say("jaxattn: not finished: these are the numbers so far", err=True)
     print_made_by(loaded.made_by)
     wanted = dict(read_pair("--where", text, "model.dim=512") for text in where)
     loaded = combine.choose(loaded, where=wanted, metrics=metrics, phases=phases)
@@ -83,7 +84,7 @@ def aggregate(
     if out is not None:
         lay_out = statistics.aggregate if out.suffix in (".csv", ".parquet") else statistics.summary_table
         layout.write(lay_out(loaded, **options), out)
-        print(out, file=sys.stderr if as_json else sys.stdout)
+        say(out, err=as_json)
     return 0
 
 
@@ -92,11 +93,13 @@ def report(directory: Folder, /) -> int:
 
     Example: jaxattn report results/quickstart
     """
+    from jaxattn.engine.progress import Reporter, patient
     from jaxattn.results import report as pages
     from jaxattn.storage.bucket import fetched, send_report
 
     here = fetched(directory, report=True)
-    written = pages.write(here)
+    with Reporter() as reporter:
+        written = pages.write(here, progress=patient(reporter.update))
     send_report(directory, here, written.paths)
     print_written(written)
     print_made_by(written.made_by)
@@ -150,9 +153,9 @@ def diagnose(
     for title, table in found.tables(number):
         print_table(title, table)
     for verdict in found.verdicts:
-        print(verdict)
+        say(verdict)
     for path in found.write(out, number):
-        print(path)
+        say(path)
     return 0
 
 
@@ -179,7 +182,7 @@ def claims(
 
     of_this_machine(out)
     if seeds > 1 and (few := board.too_few(seeds)):
-        print(f"jaxattn: {few}", file=sys.stderr)
+        say(f"jaxattn: {few}", err=True)
     keep_compiled()
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter, stoppable(command):
@@ -188,9 +191,9 @@ def claims(
         )
     for title, part in found.parts.items():
         print_table(title, part)
-    print(board.chances(found.rows))
+    say(board.chances(found.rows))
     for path in found.write(out, command=command):
-        print(path)
+        say(path)
     return found.status
 
 
@@ -245,7 +248,7 @@ def reproduce(
         )
     print_table(items.shared.title, written.summary[["item", "verdict", "run time"]])
     for path in written.paths:
-        print(path)
+        say(path)
     for name, reason in sorted(written.failed.items()):
-        print(f"jaxattn: failed: {name}: {reason}", file=sys.stderr)
+        say(f"jaxattn: failed: {name}: {reason}", err=True)
     return int(bool(written.failed))

@@ -2,6 +2,8 @@
 
 import statistics
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,20 @@ import pandas as pd
 
 from jaxattn.engine.progress import duration
 from jaxattn.engine.store import Store
+from jaxattn.storage import run_log
 from jaxattn.storage.bucket import fetched
 from jaxattn.storage.lock import is_locked
-from jaxattn.storage.manifest import mending, read
+from jaxattn.storage.manifest import fixing, read
 
 
-def status(directory: Path) -> tuple[pd.DataFrame, str]:
-    """Tell the state of every cell.
+def status(
+    directory: Path, progress: Callable[[str, float], None] = lambda what, share: None
+) -> tuple[pd.DataFrame, str]:
+    """Return the state of every cell.
 
     Args:
         directory: a results folder, finished or not, or its address in a bucket.
+        progress: progress callback (what, share of all that is done).
 
     Returns:
         One row per cell: its settings, state, share done, phase and step, its median loss over the seeds
@@ -29,21 +35,26 @@ def status(directory: Path) -> tuple[pd.DataFrame, str]:
     """
     here = fetched(directory, tables=False, log=True)
     manifest = read(here)
-    with mending(manifest):
-        return _status(Store(here), manifest, running=is_locked(directory))
+    with fixing(here):
+        return _status(Store(here), manifest, is_locked(directory), progress)
 
 
-def _status(folder: Store, manifest: dict[str, Any], running: bool) -> tuple[pd.DataFrame, str]:
-    lines = folder.read_log()
+def _status(
+    folder: Store, manifest: dict[str, Any], running: bool, progress: Callable[[str, float], None]
+) -> tuple[pd.DataFrame, str]:
+    lines = run_log.latest(folder.directory)
     latest = {line["batch"]: line for line in lines}
     measured = {line["batch"]: line for line in lines if line["losses"]}
     failed = {(entry["cell"], entry["seed"]) for line in lines for entry in line["failures"]}
     failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
-    rows, shares = [], []
+    failures = Counter(cell for cell, _ in failed)
+    rows: list[dict[str, Any]] = []
+    shares: list[float] = []
     broken = {number for entry in manifest["errors"] for number in entry["cells"]}
     settings = {entry["cell"]: entry["settings"] for entry in manifest["cells"]}
     known = _by_cell(manifest["batches"])
     for number, own in sorted((known or {cell: [""] for cell in settings}).items()):
+        progress(f"cell {number}", len(rows) / len(settings))
         done = [folder.is_finished(name) if name else manifest["status"] == "finished" for name in own]
         begun = [latest[name] for name in own if name in latest]
         now = begun[-1] if begun else None
@@ -61,7 +72,7 @@ def _status(folder: Store, manifest: dict[str, Any], running: bool) -> tuple[pd.
                 "phase": ((not all(done) and now["doing"]) or now["phase"]) if now else "",
                 "step": f"{now['step']:,} of {now['steps']:,}" if now else "",
                 "loss": _loss(number, [measured[name] for name in own if name in measured]),
-                "failed seeds": sum(cell == number for cell, _ in failed),
+                "failed seeds": failures[number],
             }
         )
     share = sum(shares) / len(shares)

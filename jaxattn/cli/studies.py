@@ -16,6 +16,7 @@ from jaxattn.cli.console import (
     print_table,
     print_written,
     rows_of,
+    say,
     stoppable,
 )
 from jaxattn.cli.options import (
@@ -107,15 +108,15 @@ def _further(outcome: Any, study: Any) -> str:
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
     """Print what a run left, over some folders, and return the exit status."""
     for error in outcome.errors:
-        print(f"jaxattn: failed: {error['batch']}: {error['reason']}", file=sys.stderr)
+        say(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:
         return 1
     together = _together(folders)
     print_summary(together, every=every)
     if address := bucket.address_of(outcome.directory):
-        print(f"{address}: all of it; copies of the page and its figures are here:")
+        say(f"{address}: all of it; copies of the page and its figures are here:")
     if report is None:
-        print(outcome.directory / "report.html")
+        say(outcome.directory / "report.html")
     else:
         print_written(report)
     print_closing(together)
@@ -174,8 +175,8 @@ def plan(
     print_table("Cells", found.cells)
     print_table("Compile groups: each is one compiled program for each phase", found.groups)
     for line in recording:
-        print(line)
-    print(found.sentence)
+        say(line)
+    say(found.sentence)
     return 0
 
 
@@ -195,7 +196,7 @@ def _plan_on(name: str, study: Any, max_memory: int | None, as_json: bool, quiet
     else:
         print_table(title, programs)
         print_table(title_of_groups, groups)
-        print(found.sentence)
+        say(found.sentence)
     return int(any(program.error for program in found.programs))
 
 
@@ -246,9 +247,9 @@ def launch(
     submitted = submit(commands, scripts, executor, minutes, given)
     folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
     for job, folder in zip(submitted, folders, strict=True):
-        print(f"job {job.job_id}: {shown(folder)}")
+        say(f"job {job.job_id}: {shown(folder)}")
     if not wait:
-        print(f"watch with: jaxattn status {shown(directory)}; then: jaxattn aggregate {shown(directory)}")
+        say(f"watch with: jaxattn status {shown(directory)}; then: jaxattn aggregate {shown(directory)}")
         return 0
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
@@ -326,6 +327,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
         verify: Compare every file with its checksum first; exit with 1 and name what is damaged.
     """
     from jaxattn.cli.status import status as look
+    from jaxattn.engine.progress import Reporter, patient
     from jaxattn.storage import manifest, provenance
 
     folders, missing = read_folders(directories)
@@ -333,7 +335,8 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
         return 1
     told: list[dict[str, Any]] = []
     for folder in folders:
-        table, whole = look(folder)
+        with Reporter() as reporter:
+            table, whole = look(folder, patient(reporter.update))
         told.append({"folder": shown(folder), "summary": whole, "cells": rows_of(table)})
         if not as_json:
             print_table(f"{shown(folder)}: {whole}" if len(folders) > 1 else whole, table)
@@ -342,9 +345,9 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
         print_json(told + [{"folder": shown(folder), "summary": "not begun"} for folder in missing])
         return 0
     for folder in missing:
-        print(f"{shown(folder)}: not begun")
+        say(f"{shown(folder)}: not begun")
     if verify:
-        print("whatever has a checksum is what was written")
+        say("whatever has a checksum is what was written")
     return 0
 
 
@@ -360,7 +363,7 @@ def _damage(folders: list[Path]) -> bool:
                 reporter.update(f"fetching {shown(folder)}")
             damaged += read.verify(bucket.fetched(folder, all_of_it=True), reporter.update)
     for line in damaged:
-        print(f"jaxattn: {bucket.renamed(line)}", file=sys.stderr)
+        say(f"jaxattn: {bucket.renamed(line)}", err=True)
     return bool(damaged)
 
 

@@ -8,11 +8,19 @@ from contextlib import contextmanager
 from typing import Any
 
 
+def plain(text: str) -> str:
+    """Return a text as one printable line: line breaks, and what a terminal would obey, are written out.
+
+    Everything that is printed passes through here, as users and folders give names with any characters.
+    """
+    if text.isprintable():
+        return text
+    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
+
+
 class _OneLine(Exception):
     def __str__(self) -> str:
-        # Names that users and folders give may hold line breaks, and what a terminal would obey.
-        text = super().__str__()
-        return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
+        return plain(super().__str__())
 
 
 class InputError(_OneLine, ValueError):

@@ -1,6 +1,5 @@
 """Batches one after the other: one that fails is named in one line, and takes no other with it."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -11,7 +10,7 @@ from jaxattn.core.errors import RunError, in_user_code
 from jaxattn.engine import manifest
 from jaxattn.engine.batches import Batch, halved
 from jaxattn.engine.clock import Clock, Interrupted
-from jaxattn.engine.progress import Reporter
+from jaxattn.engine.progress import Reporter, patient
 from jaxattn.engine.store import Store
 
 OnFailure = Literal["stop", "continue", "retry"]
@@ -125,10 +124,9 @@ class Queue(NamedTuple):
 
 def unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
     """List the batches that are to be run; those that are not have whole tables."""
-    begin, todo = time.monotonic(), []
+    progress, todo = patient(reporter.update), []
     for number, batch in enumerate(batches):
-        if time.monotonic() - begin > 2:
-            reporter.update(f"comparing {batch.name} with its checksums", number / len(batches))
+        progress(f"comparing {batch.name} with its checksums", number / len(batches))
         if not folder.is_whole(batch.name):
             todo.append(batch)
     return todo

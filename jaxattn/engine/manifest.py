@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxattn.base import Measurement
@@ -128,6 +128,16 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for key in keys
         if flat_old.get(key) != flat_new.get(key) and key.split(".")[0] not in allowed and key not in INERT
     ]
+
+
+def code_trouble(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
+    """Return which of the user's functions and classes changed or cannot be compared; "" if none."""
+    begun_with = [name for name in now if any(name in one for one in known)]
+    unknown = [name for name in begun_with if now[name] is None]
+    changed = [name for name in begun_with if any(one.get(name, now[name]) != now[name] for one in known)]
+    if unknown:
+        return f"{', '.join(unknown)} cannot be compared with the code that this run began with"
+    return f"{', '.join(changed)} changed since this run began" if changed else ""
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from jaxattn.core.errors import UserCodeError
+from jaxattn.core.errors import UserCodeError, plain
 
 
 class Reporter:
@@ -60,6 +61,7 @@ class Reporter:
             state: of the work (the loss).
             left: seconds that the rest takes; None where that is not known.
         """
+        description, state = plain(description), plain(state)
         percent = "" if share is None else f"{100 * share:5.1f} %"
         if self._bar is not None:
             end = None if left is None else time.monotonic() + left
@@ -95,7 +97,7 @@ class Reporter:
     def warn(self, line: str) -> None:
         """Print one line, also if quiet. Without a working stderr it is dropped: the run must not end."""
         with suppress(OSError, ValueError):
-            self.console.print(line, markup=False)
+            self.console.print(plain(line), markup=False)
 
     def _show(self, line: str) -> bool:
         """Overwrite the line of a notebook; tell whether there is one."""
@@ -105,7 +107,20 @@ class Reporter:
 
     def trace(self, place: str, error: UserCodeError) -> None:
         """Print where code of the user's failed, and its own traceback, also if quiet."""
-        self.warn(f"jaxattn: {place}: {error}\n{error.trace}")
+        self.warn(f"jaxattn: {place}: {error}")
+        for line in error.trace.splitlines():
+            self.warn(line.expandtabs())
+
+
+def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
+    """Return a progress callback that stays silent at first, for work that rarely takes long."""
+    begin = time.monotonic()
+
+    def tell(what: str, share: float) -> None:
+        if time.monotonic() - begin > seconds:
+            progress(what, share)
+
+    return tell
 
 
 class _Console(Console):

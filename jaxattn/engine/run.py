@@ -23,7 +23,7 @@ from jaxattn.engine.lift import Program, ProgramCache, seed_keys
 from jaxattn.engine.progress import Reporter
 from jaxattn.engine.records import Records, log_entry, seed_series
 from jaxattn.engine.store import Store
-from jaxattn.storage import checkpoints
+from jaxattn.storage import checkpoints, run_log
 from jaxattn.storage.batch_state import BatchState
 from jaxattn.storage.manifest import find
 from jaxattn.study.definition import Definition
@@ -103,6 +103,7 @@ def run(
         described = manifest.describe(study, command, shard)
         manifest.note_unhashed(study, described["code"], reporter.note)
         known = folder.join(described, accept_code)
+        folder.set_strays_aside()
         begun = folder.batches()
         widths, every = cut_batches(
             study, groups, begun, known, cache, max_memory, shard[1], raising, reporter.update
@@ -115,7 +116,7 @@ def run(
                 folder.write_manifest(known)
             return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
         # A process that was killed left its manifest as it began; its last line knows more.
-        clock.go_on_from(known, *folder.read_log()[-1:])
+        clock.go_on_from(known, *run_log.latest(folder.directory)[-1:])
         known |= {"status": "running", "continued_on": manifest.devices_since(known, reporter.note)}
         folder.write_manifest(known)
         errors: list[dict[str, Any]] = []

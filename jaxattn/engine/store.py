@@ -8,19 +8,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.engine.manifest import differences
-from jaxattn.storage import batch_state, checkpoints, files, lock, manifest, provenance
-from jaxattn.storage.batch_state import TABLES, BatchState, Line, Provenance
-from jaxattn.storage.bucket import LOG, OWN, Bucket
+from jaxattn.engine import strays
+from jaxattn.engine.manifest import code_trouble, differences
+from jaxattn.storage import batch_state, checkpoints, files, lock, manifest, provenance, run_log
+from jaxattn.storage.batch_state import TABLES, BatchState, Provenance
+from jaxattn.storage.bucket import OWN, Bucket
 from jaxattn.storage.files import Damaged
 from jaxattn.storage.objects import is_address
 
 # What is there before anything was computed, or is left when nothing could be.
-EMPTY = (lock.FILE, "parts", "checkpoints", LOG, manifest.NAME, *OWN)
+EMPTY = (lock.FILE, "parts", "checkpoints", run_log.NAME, manifest.NAME, *OWN)
 
 
 class Store:
@@ -35,6 +35,7 @@ class Store:
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
         self.warn = warn
         self._code: dict[str, str | None] = {}
+        self._strays: dict[str, str] = {}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -48,13 +49,16 @@ class Store:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         with lock.locked(self.directory, self.warn), self.bucket.locked(self.warn):
+            files.remove_temporary(self.directory)
             begun = (self.directory / manifest.NAME).exists()
             try:
                 yield
             except InputError:
                 if not begun:
                     self._clear()
-                    self.bucket.delete(x for x in (manifest.NAME, LOG) if not (self.directory / x).exists())
+                    self.bucket.delete(
+                        x for x in (manifest.NAME, run_log.NAME) if not (self.directory / x).exists()
+                    )
                 raise
 
     @contextmanager
@@ -75,6 +79,7 @@ class Store:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 holding = ExitStack()
                 holding.enter_context(lock.locked(self.directory, self.warn))
+                files.remove_temporary(self.directory, "parts", "figures")
             with holding:
                 try:
                     yield
@@ -96,7 +101,7 @@ class Store:
                 if (self.directory / name).exists():
                     (self.directory / name).rmdir()
             if {path.name for path in self.directory.iterdir()} <= set(EMPTY):
-                for name in (LOG, manifest.NAME, lock.FILE):
+                for name in (run_log.NAME, manifest.NAME, lock.FILE):
                     (self.directory / name).unlink(missing_ok=True)
 
     def _is_strange(self) -> bool:
@@ -121,7 +126,6 @@ class Store:
             InputError: the folder holds something else, or results of another config or of other code.
         """
         self._code = described["code"]
-        begun = self.batches()
         if self._is_strange():
             raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
         known = None
@@ -129,14 +133,20 @@ class Store:
             known = manifest.find(self.directory)
         except Damaged as error:
             reason = str(error).removesuffix(f"; {manifest.REBUILD}")
-            if not begun:
+            if not self.batches():
                 raise InputError(f"{reason}; delete it, or choose another folder with --out") from None
             self.warn(f"{reason}; making it anew from what is there")
+        self._strays = strays.find(self.directory, known, described["seeds"])
+        begun = self.batches()
         changed = differences(known["config"], described["config"]) if known else []
         if begun:
             self._check_same(changed, described, begun)
             codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(begun)]
-            _check_code(self.directory, codes, described["code"], accept_code)
+            if not accept_code and (trouble := code_trouble(codes, described["code"])):
+                raise InputError(
+                    f"{self.directory}: {trouble}; choose another folder with --out, or resume with "
+                    "accept_code=True, on the command line --accept-code"
+                )
         elif changed:
             known = None  # nothing was computed yet, for example since the config did not fit
         held = {seed for batch in begun for seed in batch_state.spans(batch)[1]}
@@ -183,26 +193,17 @@ class Store:
 
     def log(self, entry: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl, where others can watch the run."""
-        path = self.directory / LOG
-        with files.saving(path, self.directory):
-            files.append(path, files.sealed(entry))
-
-    def read_log(self) -> list[dict[str, Any]]:
-        """Read metrics.jsonl; a line that is not what was written is left out."""
-        entries = []
-        try:
-            lines = files.read(self.directory / LOG, self.directory).splitlines()
-        except Damaged:
-            return []
-        for line in lines:
-            with suppress(ValueError):
-                entry = files.unsealed(files.parse(line))
-                entries.append(msgspec.to_builtins(msgspec.convert(entry, Line)))
-        return entries
+        with files.saving(self.directory / run_log.NAME, self.directory):
+            run_log.append(self.directory, entry)
 
     def batches(self) -> list[str]:
-        """Name the batches that were finished or begun in this folder."""
-        return batch_state.batches(self.directory)
+        """Name the batches of the run that were finished or begun in this folder."""
+        return [batch for batch in batch_state.batches(self.directory) if batch not in self._strays]
+
+    def set_strays_aside(self) -> None:
+        """Move batches out of the way that are not of this folder's run, as `join` has found them."""
+        for batch, reason in self._strays.items():
+            self.warn(f"{reason}; set aside in {self._move_aside(batch)}")
 
     def is_finished(self, batch: str) -> bool:
         """Tell whether a batch was finished, without looking at its tables."""
@@ -218,6 +219,8 @@ class Store:
             for name, sha256 in saved.tables.items():
                 place = batch_state.table_path(self.directory, batch, name, sha256)
                 files.check(place, self.directory, sha256)
+            if saved.batch is None:
+                batch_state.check_lanes(self.directory, batch, saved)
         except Damaged as error:
             self.set_aside(batch, error)
             return False
@@ -283,7 +286,7 @@ class Store:
                 self.bucket.send_named(batch, saved)
             batch_state.write(self.directory, batch, saved)
             if self.bucket:
-                self.bucket.commit(f"parts/{batch}.json")
+                self.bucket.commit_batch(batch, saved)
             self._drop_others(batch, saved)
 
     def _number(self, batch: str) -> int:
@@ -314,6 +317,9 @@ class Store:
 
     def set_aside(self, batch: str, error: Damaged) -> None:
         """Move all of a damaged batch out of the way, so that it starts anew."""
+        self.warn(f"{error}; set aside in {self._move_aside(batch)}, computing {batch} anew")
+
+    def _move_aside(self, batch: str) -> Path:
         aside = self.directory / "damaged" / batch
         number = sum(1 for _ in aside.parent.glob(f"{batch}*")) if aside.parent.is_dir() else 0
         aside = aside.with_name(f"{batch}.{number}") if number else aside
@@ -328,7 +334,7 @@ class Store:
                 folder.replace(aside / "checkpoints")
         if self.bucket:
             self.bucket.forget(batch)
-        self.warn(f"{error}; set aside in {aside}, computing {batch} anew")
+        return aside
 
     def forget(self, batch: str) -> None:
         """Forget what is known of a batch, so that it starts anew."""
@@ -363,25 +369,23 @@ class Store:
         sums = {}
         for name in TABLES:
             parts = [
-                (
-                    batch_state.table_path(self.directory, batch, name, saved.tables[name]),
-                    self.directory,
-                    saved.tables[name],
-                )
+                batch_state.read_own_table(self.directory, batch, saved, name)
                 for batch, saved in found.items()
             ]
             if len(parts) == 1:
-                content = files.read(*parts[0])
+                ((batch, saved),) = found.items()
+                place = batch_state.table_path(self.directory, batch, name, saved.tables[name])
+                content = files.read(place, self.directory, saved.tables[name])
             else:
-                content = _parquet(
-                    pd.concat([batch_state.read_table(*part) for part in parts], ignore_index=True)
-                )
+                content = _parquet(pd.concat(parts, ignore_index=True))
             path = self.directory / f"{name}.parquet"
             with files.saving(path, self.directory):
                 files.write(path, content, self.directory)
                 if self.bucket:
                     self.bucket.send([path.name])
             sums[name] = files.digest(content)
+        if self.bucket:
+            self.bucket.tidy()
         makers = [saved.origin.made_by for saved in found.values()]
         return {
             "failures": [failure for saved in found.values() for failure in saved.failures],
@@ -392,20 +396,3 @@ class Store:
 
 def _parquet(table: pd.DataFrame) -> bytes:
     return table.to_parquet(None, index=False, compression="zstd")
-
-
-def _check_code(
-    directory: Path, known: list[Mapping[str, Any]], now: Mapping[str, Any], accepted: bool
-) -> None:
-    """Refuse to continue with code of the user's that has changed."""
-    begun_with = [] if accepted else [name for name in now if any(name in one for one in known)]
-    unknown = [name for name in begun_with if now[name] is None]
-    changed = [name for name in begun_with if any(one.get(name, now[name]) != now[name] for one in known)]
-    if unknown or changed:
-        what = f"{', '.join(unknown)} cannot be compared with the code that this run began with"
-        if not unknown:
-            what = f"{', '.join(changed)} changed since this run began"
-        raise InputError(
-            f"{directory}: {what}; choose another folder with --out, or continue with accept_code=True, "
-            "on the command line --accept-code"
-        )

@@ -57,7 +57,7 @@ class _Table(msgspec.Struct):
 class Record(msgspec.Struct):
     """What the file of an item holds."""
 
-    scale: str
+    scale: Scale
     settings: str
     seconds: NotNegative
     machine: str
@@ -129,6 +129,8 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
         return missing(item, scale)
     try:
         record = msgspec.convert(storage.read_json(path, folder), Record)
+        if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
+            raise ValueError(f"it names a figure {strange[0]!r:.60}")
         pictures = [storage.read(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures]
         section = _section(item, scale, record, pictures)
     except storage.Damaged as error:

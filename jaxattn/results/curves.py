@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import evenly, file_name, literal, seed_words, settings_label, unknown_metric
-from jaxattn.results.run import Run
+from jaxattn.results.run import LONGEST_LABEL, Run
 from jaxattn.results.statistics import aggregate, geometric_words
 from jaxattn.results.style import INK, SOFT, WIDTH, colours, legend_below, style
 
@@ -55,7 +55,7 @@ def curves(
     panels = _panels(records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
     chosen = evenly(every, MOST_CELLS) if cells is None else list(cells)
-    labels = [settings_label(results.settings(cell)) or f"cell {cell}" for cell in chosen]
+    labels = [settings_label(results.settings(cell))[:LONGEST_LABEL] or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
     wanted = (
         records["phase"].isin(phases) & records["metric"].isin([*drawn, x]) & records["cell"].isin(chosen)
@@ -163,11 +163,12 @@ def _block(
     explained = False
     for ax, (panel, names) in zip(grid, panels.items(), strict=False):
         shown = table[table["metric"].isin(names)]
+        lines = dict(tuple(shown.groupby(["metric", "cell"], observed=True)))
         for name in names:
             for cell, colour in palette.items():
-                rows = shown[(shown["metric"] == name) & (shown["cell"] == cell)]
                 test = name.startswith("test_") or len(names) == 1
-                _line(ax, rows, colour, dashed=not test)
+                if (rows := lines.get((name, cell))) is not None:
+                    _line(ax, rows, colour, dashed=not test)
         ax.set_title(label(panel if len(names) > 1 else names[0]))
         _scale_steps(ax, shown)
         if len(names) > 1 and not explained:

@@ -15,6 +15,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import Drawn
 from jaxattn.results.labels import (
     axis_label,
+    evenly,
     file_name,
     format_number,
     formula,
@@ -29,6 +30,9 @@ from jaxattn.results.labels import (
 from jaxattn.results.run import Run
 from jaxattn.results.statistics import aggregate, metric_at_end
 from jaxattn.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
+
+# Ticks of an axis, and tiles with their number in them, that can be told apart.
+_MOST_TICKS, _MOST_NUMBERS = 40, 400
 
 
 def diagram(
@@ -73,13 +77,14 @@ def diagram(
         ax = figure.subplots()
         look: Any = {"cmap": "viridis", "norm": _scale(values), "edgecolors": "white", "linewidth": 1.5}
         mesh = ax.pcolormesh(values, **look)
-        ax.set_xticks(np.arange(columns) + 0.5, [tick_label(x) for x in fields.columns])
-        ax.set_yticks(np.arange(rows) + 0.5, [tick_label(y) for y in fields.index])
+        across, up = evenly(range(columns), _MOST_TICKS), evenly(range(rows), _MOST_TICKS)
+        ax.set_xticks(np.array(across) + 0.5, [tick_label(fields.columns[k]) for k in across])
+        ax.set_yticks(np.array(up) + 0.5, [tick_label(fields.index[k]) for k in up])
         ax.tick_params(length=0)
         ax.grid(False)
         ax.spines[:].set_visible(False)
         shade = np.asarray(mesh.norm(values))
-        for (row, column), value in np.ndenumerate(values):
+        for (row, column), value in np.ndenumerate(values) if values.size <= _MOST_NUMBERS else ():
             dark = shade[row, column] < 0.6
             text = minus(format_number(value))
             at: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if dark else "black"}

@@ -36,6 +36,9 @@ OF_TOKENS = ("importance", "one_step_law", "top_tokens")
 AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
 
 
+Progress = Callable[[str, float], None]
+
+
 class Problem(NamedTuple):
     """Why a figure could not be drawn: a line, and the traceback in code of the user's, if that raised."""
 
@@ -163,7 +166,9 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
 
 
 def draw_all(
-    results: Run, own: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    results: Run,
+    own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    progress: Progress = lambda what, share: None,
 ) -> tuple[list[Drawn | Picture], list[Problem]]:
     """Draw the figures that the sweep file asked for: without any, curves and token importance.
 
@@ -171,6 +176,7 @@ def draw_all(
         results: a results folder.
         own: the user's functions by the kind that the sweep file names them with, "module:function". One
             that is not given is not imported; what the run drew with it is shown as it is.
+        progress: progress callback (what, share of all that is done).
 
     Returns:
         The figures, their names distinct, and a line for each that could not be drawn, or not again.
@@ -183,6 +189,7 @@ def draw_all(
     for number, spec in enumerate(specs):
         kind = str(spec.get("kind"))
         place = f"figures[{number}] ({kind})"
+        progress(f"drawing {place}", number / len(specs))
         drawn: Drawn | Picture
         try:
             if ":" not in kind:

@@ -1,6 +1,8 @@
 """Trained parameters, from the checkpoints of finished batches, and the data they were trained on."""
 
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,8 +19,9 @@ from jaxattn.models import MODELS, span
 from jaxattn.results.labels import listed
 from jaxattn.results.run import Run
 from jaxattn.storage import batch_state, bucket, checkpoints
+from jaxattn.storage.batch_state import BatchState
 from jaxattn.storage.files import Damaged, memory
-from jaxattn.storage.manifest import mending
+from jaxattn.storage.manifest import again, fixing
 from jaxattn.study.seed import dataset as of_seed
 from jaxattn.study.seed import keys, swept_settings
 
@@ -94,7 +97,9 @@ def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, mod
     """
     results.settings(cell)
     batch, lane, seed = _lane(results, cell, seed)
-    arrays = {name: x[lane] for name, x in _after(_restore(results, cell, batch), phase).items()}
+    with bucket.naming():
+        state = _restore(results, cell, batch)
+    arrays = {name: x[lane] for name, x in _after(state, phase).items()}
     try:
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
     except (InputError, msgspec.ValidationError):
@@ -140,24 +145,37 @@ def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     """Read the checkpoint of a finished batch: by phase the parameters that moved in it, of all lanes."""
-    directory = results.directory.resolve()
-    with mending(results.manifest):
+    directory = Path(os.path.abspath(results.directory))
+    with fixing(directory):
         saved = batch_state.read(directory, batch)
+        if saved is not None and saved.finished:
+            _check_origin(results, cell, batch, saved)
+            bucket.fetch_batch(results.directory, batch, saved)
+            if saved.batch is None:
+                batch_state.check_lanes(directory, batch, saved)
     if saved is None or not saved.finished:
-        raise InputError(f"{directory}: {batch} is not finished; continue it with: {results.command}")
-    bucket.fetch_checkpoint(results.directory, batch, saved)
+        raise InputError(f"{directory}: {batch} is not finished; {again(directory)}")
     folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
     try:
         state = checkpoints.restore(folder, saved.checkpoint, directory)
     except Damaged as error:
         state_path = batch_state.path(directory, batch)
-        raise InputError(f"{error}; delete {state_path} and run again: {results.command}") from None
-    of_batch = (each for each in results.manifest["batches"] if each["name"] == batch)
-    lanes = max(len(each["cells"]) * len(each["seeds"]) for each in of_batch)
+        raise InputError(f"{error}; delete {state_path} and {again(directory)}") from None
+    lanes = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
     phases = list(state.values()) if isinstance(state, dict) else [None]
     if not all(isinstance(of, dict) and _has_lanes(of, lanes) for of in phases):
         raise InputError(f"{folder}: not the parameters of the {lanes} lanes of {batch}; {_AGAIN}")
     return {name: state[name] for name in _in_order(results, cell, list(state))}
+
+
+def _check_origin(results: Run, cell: int, batch: str, saved: BatchState) -> None:
+    """Raise Damaged if a batch has other cells than the manifest lists, or was made by another config."""
+    (listed_cells,) = (each["cells"] for each in results.manifest["batches"] if each["name"] == batch)
+    wanted = results.config_hash(cell)
+    same = saved.origin.cells.keys() == {str(number) for number in listed_cells}
+    if not same or wanted not in (None, saved.origin.cells[str(cell)]):
+        place = batch_state.path(results.directory, batch)
+        raise Damaged(f"{place}: cell {cell} is of another config than the manifest says; delete it")
 
 
 def _has_lanes(arrays: Arrays, lanes: int) -> bool:

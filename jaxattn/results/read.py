@@ -1,5 +1,6 @@
 """The files of a results folder: their tables, read, and whether each is what was written."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import pandas as pd
 from jaxattn.core.errors import InputError
 from jaxattn.results.drawn import DRAWN, read_words
 from jaxattn.storage import batch_state, files, manifest
+from jaxattn.storage import tables as parquet
 from jaxattn.storage.batch_state import BatchState
 from jaxattn.storage.files import Damaged
-from jaxattn.storage.manifest import command, mending
+from jaxattn.storage.manifest import again, fixing
+from jaxattn.storage.tables import LANE
 
 RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
 TOKEN_COLUMNS = (
@@ -43,10 +46,10 @@ def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
 
     Raises:
         InputError: no such folder, not a results folder, one in which nothing was measured yet, a damaged
-            file, with the command that mends it.
+            file, one of another batch or config, a row that is there twice.
     """
     known = manifest.read(directory)
-    with mending(known):
+    with fixing(directory):
         tables = _merged(directory, known)
         if tables is None:
             found = _parts(directory, known)
@@ -54,9 +57,9 @@ def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
             failures = [failure for saved, _ in found for failure in saved.failures]
             status = "stopped" if known["status"] == "finished" else known["status"]
             known |= {"status": status, "failures": failures}
-    records, tokens = (_joined(tables[name], name, known) for name in COLUMNS)
+        records, tokens = (_joined(tables[name], name, directory, known) for name in COLUMNS)
     if records.empty:
-        raise InputError(f"{directory}: the run is not finished; continue it with: {command(known)}")
+        raise InputError(f"{directory}: nothing was measured yet; {again(directory)}")
     return known, _without_failures(records, known), tokens
 
 
@@ -67,39 +70,49 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     paths = {name: directory / f"{name}.parquet" for name in known["sha256"]}
     if not paths or not all(path.exists() for path in paths.values()):
         return None
-    return {
-        name: [batch_state.read_table(paths[name], directory, known["sha256"][name])] if name in paths else []
+    found = {
+        name: [parquet.read(paths[name], directory, known["sha256"][name])] if name in paths else []
         for name in COLUMNS
     }
+    planned = {
+        (cell, seed) for batch in known["batches"] for cell in batch["cells"] for seed in batch["seeds"]
+    }
+    measured = set().union(*map(parquet.lanes, found["records"]))
+    if planned and measured != planned:
+        raise Damaged(f"{directory}: records.parquet has other cells and seeds than the manifest")
+    return found
 
 
 def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, dict[str, pd.DataFrame]]]:
     """Read the tables of every batch, as they were last saved."""
-    found = []
+    found, cells = [], {}
     for batch in batch_state.batches(directory):
         if read := batch_state.read_with_tables(directory, batch):
-            if batch_state.foreign(read[0], known["cells"]):
-                raise InputError(
-                    f"{batch_state.path(directory, batch)}: of another config than the manifest says; "
-                    f"delete it and repeat: {command(known)}"
-                )
+            if fault := batch_state.fault(directory, batch, read[0], known):
+                raise Damaged(fault)
             found.append(read)
+            cells[batch] = map(int, read[0].origin.cells)
+    for first, second in batch_state.overlaps(cells):
+        raise Damaged(f"{batch_state.path(directory, second)}: has seeds that {first} has too")
     return found
 
 
-def _joined(tables: list[pd.DataFrame], name: str, known: Mapping[str, Any]) -> pd.DataFrame:
-    columns = COLUMNS[name]
+def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mapping[str, Any]) -> pd.DataFrame:
+    """Check tables, and join them; Damaged for columns, cells, seeds or rows that no run writes."""
+    columns, path = COLUMNS[name], directory / f"{name}.parquet"
     # A batch that was saved before its first measurement has tables without columns.
     tables = [table for table in tables if len(table)]
-    cells = {entry["cell"] for entry in known["cells"]}
+    cells, seeds = {entry["cell"] for entry in known["cells"]}, set(known["seeds"])
     for table in tables:
         if missing := [column for column in columns if column not in table]:
-            raise InputError(f"{name}.parquet: no column {missing[0]!r}; repeat: {command(known)}")
+            raise Damaged(f"{path}: no column {missing[0]!r}")
         if strange := [column for column in columns if not _holds(table[column], column)]:
-            what = f"column {strange[0]!r} holds something else than {_kind(strange[0])}"
-            raise InputError(f"{name}.parquet: {what}; repeat: {command(known)}")
-        if not cells.issuperset(table["cell"].unique()):
-            raise InputError(f"{name}.parquet: cells that the manifest lacks; repeat: {command(known)}")
+            raise Damaged(f"{path}: column {strange[0]!r} holds something else than {_kind(strange[0])}")
+        for column, asked in (("cell", cells), ("seed", seeds)):
+            if not asked.issuperset(table[column].unique()):
+                raise Damaged(f"{path}: {column}s that the manifest lacks")
+        if parquet.repeats(table, name):
+            raise Damaged(f"{path}: two rows of the same {', '.join(parquet.KEYS[name])}")
     if not tables:
         return pd.DataFrame(columns=list(columns))
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
@@ -123,17 +136,25 @@ def _holds(values: pd.Series, column: str) -> bool:
 
 
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    """Set values to NaN from the step on at which their seed failed."""
     # NaN logits still have an accuracy, that of guessing one class: it must not enter a mean.
-    phases = list(records["phase"].unique())
+    phase, phases = pd.factorize(records["phase"])
+    order = {name: number for number, name in enumerate(phases)}
+    seeds = set(manifest["seeds"])
+    first: dict[tuple[int, int], tuple[int, int]] = {}
     for failure in manifest["failures"]:
-        if failure["phase"] not in phases:
-            continue
-        failed = phases.index(failure["phase"])
-        after = (records["phase"] == phases[failed]) & (records["step"] >= failure["step"])
-        after |= records["phase"].isin(phases[failed + 1 :])
-        seed = (records["cell"] == failure["cell"]) & (records["seed"] == failure["seed"])
-        records = records.assign(value=records["value"].mask(seed & after))
-    return records
+        lane = failure["cell"], failure["seed"]
+        if failure["phase"] in order and failure["seed"] in seeds:
+            place = order[failure["phase"]], failure["step"]
+            first[lane] = min(place, first.get(lane, place))
+    if not first:
+        return records
+    rows = [(*lane, after, float(step)) for lane, (after, step) in first.items()]
+    table = pd.DataFrame(rows, columns=[*LANE, "after", "from"])
+    found = records[list(LANE)].merge(table, how="left", on=list(LANE))
+    after, start = found["after"].to_numpy(float), found["from"].to_numpy(float)
+    failed = (phase > after) | ((phase == after) & (records["step"].to_numpy() >= start))
+    return records.assign(value=records["value"].mask(failed))
 
 
 def verify(directory: Path, progress: Callable[[str, float], None] = lambda name, share: None) -> list[str]:
@@ -149,65 +170,68 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
     Raises:
         InputError: no results folder, or a file that cannot be read.
     """
-    found = []
-    nothing = {"batches": [], "sha256": {}, "cells": [], "status": ""}
-    known: Mapping[str, Any] = nothing
-    again = "run the same sweep again"
+    found: list[str] = []
+    known: Mapping[str, Any] | None = None
+    fix = again(directory)
     try:
         known = manifest.read(directory)
-        again = f"mend it with: {manifest.command(known)}"
     except Damaged as error:
         found.append(str(error))
-    batches = batch_state.batches(directory)
+    batches, cells = batch_state.batches(directory), {}
     for number, batch in enumerate(batches):
         progress(batch, number / len(batches))
-        found += _batch(directory.resolve(), batch, known, again)
-    if known["status"] == "finished":
+        faults, saved = _batch(Path(os.path.abspath(directory)), batch, known)
+        found += [f"{fault}; {fix}" for fault in faults]
+        if saved:
+            cells[batch] = map(int, saved.origin.cells)
+    for first, second in batch_state.overlaps(cells):
+        found.append(f"{batch_state.path(directory, second)}: has seeds that {first} has too; {fix}")
+    if known and known["status"] == "finished":
         planned = [batch["name"] for batch in known["batches"]]
         missing = [batch_state.path(directory, name) for name in planned if name not in batches]
-        found += [f"{path}: missing; {again}" for path in missing]
+        found += [f"{path}: missing; {fix}" for path in missing]
         tables = {directory / f"{name}.parquet": sha256 for name, sha256 in known["sha256"].items()}
-        found += [f"{error}; {again}" for error in _damaged(directory, tables)]
+        found += [f"{error}; {fix}" for error in _damaged(directory, tables)]
     return found + [f"{error}; draw it again with: jaxattn report {directory}" for error in _drawn(directory)]
 
 
-def _batch(directory: Path, batch: str, known: Mapping[str, Any], again: str) -> list[str]:
-    """Check one batch; a run that goes on gives it another state, and then it is checked anew."""
+def _batch(
+    directory: Path, batch: str, known: Mapping[str, Any] | None
+) -> tuple[list[str], BatchState | None]:
+    """Check one batch, and return its faults and its state; again if a run gives it another state."""
     while True:
         try:
             saved = batch_state.read(directory, batch)
         except Damaged as error:
-            return [f"{error}; {again}"]
+            return [str(error)], None
         if saved is None:
-            return []
-        found = _of_state(directory, batch, saved, known, again)
+            return [], None
+        found = _of_state(directory, batch, saved, known)
         if not found or batch_state.read(directory, batch) == saved:
-            return found
+            return found, saved
 
 
-def _of_state(
-    directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any], again: str
-) -> list[str]:
+def _of_state(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any] | None) -> list[str]:
     from jaxattn.storage import checkpoints  # imports JAX, which tables do not need
 
-    place = batch_state.path(directory, batch)
-    other = batch_state.foreign(saved, known["cells"]) if known["cells"] else []
-    found = [
-        f"{place}: cell {cell} is of another config than the manifest says; delete it and {again}"
-        for cell in other
-    ]
+    fault = batch_state.fault(directory, batch, saved, known) if known else ""
     tables = {
         batch_state.table_path(directory, batch, table, sha256): sha256
         for table, sha256 in saved.tables.items()
     }
-    found += [f"{error}; {again}" for error in _damaged(directory, tables)]
+    found = [fault] * bool(fault) + [str(error) for error in _damaged(directory, tables)]
+    try:
+        if not found:
+            batch_state.check_lanes(directory, batch, saved)
+    except Damaged as error:
+        return [str(error)]
     try:
         folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
         checkpoints.restore(folder, saved.checkpoint, directory)
     except Damaged as error:
-        # A run looks no more at the parameters of what is finished.
-        first = f"delete {place} and " if saved.finished else ""
-        found.append(f"{error}; {first}{again}")
+        # A run does not look at the parameters of a finished batch.
+        first = f"; delete {batch_state.path(directory, batch)}" if saved.finished else ""
+        found.append(f"{error}{first}")
     return found
 
 

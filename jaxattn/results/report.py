@@ -14,7 +14,7 @@ import pandas as pd
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.results import headline, layout, style
 from jaxattn.results.drawn import DRAWN, Drawn, Picture, Words
-from jaxattn.results.figures import Problem, draw_all, words_of_own
+from jaxattn.results.figures import Problem, Progress, draw_all, words_of_own
 from jaxattn.results.headline import caveats
 from jaxattn.results.labels import format_number, setting
 from jaxattn.results.load import load
@@ -25,6 +25,8 @@ from jaxattn.storage import files
 
 TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
+# Rows of a table, and failures, that a page shows; the files have all of them.
+ROWS = 1000
 PIXELS_PER_INCH = 138
 
 
@@ -52,13 +54,18 @@ class Report:
         return (self.page, self.summary, *self.figures)
 
 
-def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> Report:
+def write(
+    directory: str | Path,
+    own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    progress: Progress = lambda what, share: None,
+) -> Report:
     """Write figures/*.png and *.pdf, summary.csv and report.html into a results folder.
 
     Args:
         directory: a results folder; the same folder gives the same bytes.
         own: the user's figure functions by the kind that the sweep file names them with; see
             `figures.draw_all`.
+        progress: progress callback (what, share of all that is done).
 
     Returns:
         The files, and what could not be drawn.
@@ -68,16 +75,21 @@ def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = Mapping
         RunError: it cannot be written to.
     """
     results = load(directory)
-    drawn, problems = draw_all(results, own)
+    drawn, problems = draw_all(results, own, progress)
+    images, vectors, unshown = _rendered(drawn, progress)
+    drawn = [each for each in drawn if each.name in images]
+    problems += unshown
+    progress("summary", 1.0)
     summary = aggregate(replace(results, records=last_steps(results.records)))
+    progress("summary.csv", 1.0)
     table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
-    images = [each.png() for each in drawn]
-    html = render(results, drawn, images, [problem.line for problem in problems])
-    content = {"report.html": html.encode(), "summary.csv": table.encode()}
-    for each, image in zip(drawn, images, strict=True):
-        content[f"figures/{each.name}.png"] = image
-        if isinstance(each, Drawn):
-            content[f"figures/{each.name}.pdf"] = style.pdf(each.figure)
+    progress("report.html", 1.0)
+    html = render(results, drawn, list(images.values()), [problem.line for problem in problems])
+    content = {"report.html": html.encode("utf-8", "backslashreplace"), "summary.csv": table.encode()}
+    for name, image in images.items():
+        content[f"figures/{name}.png"] = image
+        if name in vectors:
+            content[f"figures/{name}.pdf"] = vectors[name]
     sums = {name: files.digest(written) for name, written in content.items()}
     page, summary, *figures = (
         _write(results.directory / name, x, results.directory) for name, x in content.items()
@@ -88,6 +100,29 @@ def write(directory: str | Path, own: Mapping[str, Callable[..., Any]] = Mapping
         results.directory,
     )
     return Report(page, summary, tuple(figures), tuple(problems), results.made_by)
+
+
+def _rendered(
+    drawn: Sequence[Drawn | Picture], progress: Progress
+) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
+    """Render figures as PNG and as PDF, by name; and name those that cannot be, as their labels are invalid.
+
+    Labels that a folder stores, and those of the user's own figures, are parsed only when they are rendered.
+    """
+    images, vectors, problems = {}, {}, []
+    for number, each in enumerate(drawn):
+        progress(f"writing figure {number + 1} of {len(drawn)}", number / len(drawn))
+        try:
+            image = each.png()
+            if isinstance(each, Drawn):
+                vectors[each.name] = style.pdf(each.figure)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            place = f"figures[{each.number}] ({each.name})"
+            problems.append(Problem(f"{place} could not be drawn: {type(error).__name__}: {reason:.200}", ""))
+        else:
+            images[each.name] = image
+    return images, vectors, problems
 
 
 def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: Sequence[str]) -> str:
@@ -111,10 +146,13 @@ def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], pr
         name=results.manifest["name"],
         description=results.manifest.get("description", ""),
         command=results.command,
-        failures=results.manifest.get("failures", []),
+        failures=results.manifest.get("failures", [])[:ROWS],
+        failed=len(results.manifest.get("failures", [])),
         problems=problems,
         facts=_facts(results.manifest) | ({"source": results.made_by} if results.made_by else {}),
-        cells=results.cells.map(setting) if results.axes else None,
+        rows=ROWS,
+        cells=results.cells.iloc[:ROWS].map(setting) if results.axes else None,
+        all_cells=len(results.cells),
         sentences=headline.sentences(results),
         summaries=_summaries(results),
         summary_words=summary_words(results),
@@ -166,14 +204,21 @@ def _tops(results: Run) -> list[dict[str, Any]]:
     return tops
 
 
-def _summaries(results: Run) -> list[tuple[pd.DataFrame, int]]:
-    """Lay out the metrics that say most, then all if there are more; and count the columns that are keys."""
+def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
+    """Lay out the most important metrics, then all if there are more.
+
+    Returns:
+        For each of the two the first rows of its table, the number of its key columns, and of all its rows.
+    """
     chosen, every = headline.metrics(results), headline.recorded(results)
     tables = [
         summary_table(results, metrics=names)
         for names in ([chosen, every] if len(every) > len(chosen) else [chosen])
     ]
-    return [(table, 1 if table.columns[0] == "metric" else len(results.axes) + 1) for table in tables]
+    return [
+        (table.iloc[:ROWS], 1 if table.columns[0] == "metric" else len(results.axes) + 1, len(table))
+        for table in tables
+    ]
 
 
 def _duration(seconds: float) -> str:

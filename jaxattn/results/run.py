@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import class_name
-from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, listed, metric_label, setting
+from jaxattn.results.labels import OWN_SCORES, SCORES, VALUES, listed, metric_label, setting, shown
 from jaxattn.storage import provenance
 from jaxattn.storage.manifest import command
 
+# Characters of a label. Longer ones are cut, as matplotlib takes minutes to lay them out.
+LONGEST_LABEL = 200
 FAILURES = ("cell", "seed", "phase", "step", "reason")
 
 
@@ -57,7 +60,11 @@ class Run:
     @property
     def axes(self) -> list[str]:
         """The swept keys, in the order the cells name them."""
-        return list(dict.fromkeys(key for cell in self.manifest["cells"] for key in cell["settings"]))
+        return list(self._axes)
+
+    @cached_property
+    def _axes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key for cell in self.manifest["cells"] for key in cell["settings"]))
 
     @property
     def derived(self) -> list[str]:
@@ -98,9 +105,14 @@ class Run:
 
     def label(self, metric: str) -> str:
         """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
-        text = metric_label(metric, self.manifest["labels"])
-        scores = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
-        return text.replace(VALUES["Ep"], scores.pop() if len(scores) == 1 else OWN_SCORES[1])
+        text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
+        return text if len(text) <= LONGEST_LABEL else shown(text, LONGEST_LABEL)
+
+    @cached_property
+    def _scores(self) -> str:
+        """The name of scores in figures, where it is the same in all cells."""
+        found = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
+        return found.pop() if len(found) == 1 else OWN_SCORES[1]
 
     def cell_words(self, cell: int) -> str:
         """Name a cell in a caption; nothing if there is only one."""
@@ -145,11 +157,20 @@ class Run:
         config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
         return config
 
+    def config_hash(self, cell: int) -> str | None:
+        """The hash of what determines the numbers of one cell; None if the folder does not record it."""
+        found: str | None = self._entry(cell).get("config_hash")
+        return found
+
     def _entry(self, cell: int) -> Mapping[str, Any]:
-        entries = {entry["cell"]: entry for entry in self.manifest["cells"]}
-        if cell not in entries:
-            raise InputError(f"cell {cell}: {self.directory} holds cells {listed(list(entries))}")
-        return entries[cell]
+        if cell not in self._entries:
+            raise InputError(f"cell {cell}: {self.directory} holds cells {listed(list(self._entries))}")
+        return self._entries[cell]
+
+    @cached_property
+    def _entries(self) -> Mapping[int, Mapping[str, Any]]:
+        """The manifest's entry of every cell, by its number."""
+        return {entry["cell"]: entry for entry in self.manifest["cells"]}
 
 
 def find(tree: Any, key: str) -> Any:

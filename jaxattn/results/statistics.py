@@ -179,9 +179,8 @@ def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tupl
 
 def summary_table(results: Run, **options: Any) -> pd.DataFrame:
     """Lay out `summary_rows` for reading: turned round if there are more metrics than rows."""
-    rows = summary_rows(results, **options)
-    by_metric = turned(rows, [*results.axes, "phase"])
-    return by_metric if len(by_metric) > len(rows) else rows
+    rows, keys = summary_rows(results, **options), [*results.axes, "phase"]
+    return turned(rows, keys) if len(rows.columns) - len(keys) > len(rows) else rows
 
 
 def summary_rows(
@@ -289,10 +288,10 @@ def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Turn `summary_rows` round: one row per metric, a column per cell and phase, named after the `keys`."""
     *axes, phase = keys
     phases = [] if rows[phase].nunique() == 1 and axes else [phase]
-    names = [
-        ", ".join([*(f"{axis} = {row[axis]}" for axis in axes if row[axis]), *row[phases]])
-        for _, row in rows.iterrows()
-    ]
+    values = zip(*(rows[key] for key in [*axes, *phases]), strict=True)
+    heads = [*(f"{axis} = " for axis in axes), *("" for _ in phases)]
+    # An axis that a cell does not have is left out.
+    names = [", ".join(head + x for head, x in zip(heads, row, strict=True) if x) for row in values]
     wide = rows.drop(columns=list(keys)).set_axis(pd.Index(names), axis=0).T
     return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
 

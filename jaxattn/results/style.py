@@ -117,5 +117,7 @@ def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | Non
     with style(), warnings.catch_warnings():
         # Vocabularies hold letters that no installed font has; a box in their place is no reason to stop.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        # Names that are too long for a figure leave it without room.
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
         figure.savefig(content, format=kind, metadata=metadata, dpi=dpi or RC["savefig.dpi"])
     return content.getvalue()

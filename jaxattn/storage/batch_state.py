@@ -4,22 +4,18 @@ Tables and checkpoints are written first, under names that no older state uses; 
 What no state names is what a killed run left.
 """
 
-import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pandas as pd
 
-from jaxattn.core.settings import NotNegative
-from jaxattn.storage import files
+from jaxattn.storage import files, tables
 from jaxattn.storage.files import Damaged
 
 TABLES = ("records", "tokens")
-# Bytes of an entry of a table in memory, at least.
-SMALLEST = 4
 NAME = re.compile(r"cells-(\d+)-(\d+)-seeds-(\d+)-(\d+)")
 
 
@@ -31,25 +27,6 @@ class Failure(msgspec.Struct):
     phase: str
     step: int
     reason: str
-
-
-class Line(msgspec.Struct):
-    """What readers of metrics.jsonl may count on in a line."""
-
-    time: float
-    start: float
-    batch: str
-    overall: float
-    share: float
-    phase: str
-    step: int
-    steps: int
-    failures: list[Failure]
-    losses: dict[str, list[float]] = {}
-    doing: str = ""
-    left: NotNegative | None = None
-    wall_time_s: NotNegative | None = None
-    peak_memory_mib: NotNegative | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -74,6 +51,10 @@ class Provenance(msgspec.Struct, frozen=True):
     made_by: dict[str, str | None]
 
 
+class Misplaced(Damaged):
+    """Whole files of a batch under the name of another one."""
+
+
 class BatchState(msgspec.Struct, frozen=True):
     """How far a batch is.
 
@@ -85,6 +66,7 @@ class BatchState(msgspec.Struct, frozen=True):
         tables: SHA-256 of its tables so far.
         checkpoint: what it continues from, or at its end the parameters.
         origin: what made it.
+        batch: its name. Commit records of version 0.2 lack it, and are checked by cells and tables alone.
     """
 
     finished: bool
@@ -94,6 +76,7 @@ class BatchState(msgspec.Struct, frozen=True):
     tables: dict[str, str]
     checkpoint: Checkpoint
     origin: Provenance
+    batch: str | None = None
 
 
 def spans(batch: str) -> tuple[range, range]:
@@ -103,6 +86,28 @@ def spans(batch: str) -> tuple[range, range]:
         raise ValueError(f"{batch!r} is not the name of a batch")
     cell, last_cell, seed, last_seed = map(int, found.groups())
     return range(cell, last_cell + 1), range(seed, last_seed + 1)
+
+
+def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
+    """Return pairs of batches that have a lane in common; none exactly if no lane is in two batches.
+
+    Args:
+        cells: the cells of every batch, by its name.
+    """
+    runs: dict[int, list[tuple[int, int, str]]] = {}
+    for batch, own in cells.items():
+        seeds = spans(batch)[1]
+        for cell in own:
+            runs.setdefault(cell, []).append((seeds.start, seeds.stop, batch))
+    found: dict[tuple[str, str], None] = {}
+    for each in runs.values():
+        end, last = -1, ""
+        for start, stop, batch in sorted(each):
+            if start < end:
+                found[last, batch] = None
+            if stop > end:
+                end, last = stop, batch
+    return list(found)
 
 
 def path(directory: Path, batch: str) -> Path:
@@ -134,6 +139,7 @@ def read(directory: Path, batch: str) -> BatchState | None:
     """Read the state of a batch, None if it has none.
 
     Raises:
+        Misplaced: it is that of another batch.
         Damaged: it is not what was written.
         InputError: it cannot be read.
     """
@@ -151,16 +157,28 @@ def read(directory: Path, batch: str) -> BatchState | None:
         raise Damaged(f"{place}: damaged ({error})") from None
     if set(saved.tables) != set(TABLES):
         raise Damaged(f"{place}: damaged (it names other tables than {' and '.join(TABLES)})")
+    cells = spans(batch)[0]
+    if saved.batch not in (None, batch) or not _lies_between(saved.origin.cells, cells):
+        raise Misplaced(f"{place}: the commit record of another batch")
+    if strange := [name for name in saved.checkpoint.files if not files.is_below(name)]:
+        raise Damaged(f"{place}: damaged (its checkpoint has a file {strange[0]!r:.60})")
     return saved
 
 
+def _lies_between(cells: Iterable[str], between: range) -> bool:
+    """Return whether numbers, written as text, have the first and the last of a range as their extremes."""
+    found = [int(cell) if cell.isdecimal() else -1 for cell in cells]
+    return bool(found and between) and (min(found), max(found)) == (between[0], between[-1])
+
+
 def write(directory: Path, batch: str, saved: BatchState) -> None:
-    """Replace the state of a batch.
+    """Replace the state of a batch, with the batch's name in it.
 
     Raises:
         OSError: it cannot be written.
     """
-    files.write(path(directory, batch), files.sealed(msgspec.to_builtins(saved)), directory)
+    content = msgspec.to_builtins(saved) | {"batch": batch}
+    files.write(path(directory, batch), files.sealed(content), directory)
 
 
 def foreign(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -170,43 +188,49 @@ def foreign(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
     return [cell for cell, config_hash in made if hashes.get(cell, "none") not in (None, config_hash)]
 
 
+def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
+    """Return in words why a batch is none of a manifest's run; nothing if it is one."""
+    place = path(directory, batch)
+    if other := foreign(saved, known["cells"]):
+        return f"{place}: cell {other[0]} is of another config than the manifest says; delete it"
+    if not set(spans(batch)[1]).issubset(known["seeds"]):
+        return f"{place}: seeds that the manifest lacks"
+    return ""
+
+
 def read_with_tables(directory: Path, batch: str) -> tuple[BatchState, dict[str, pd.DataFrame]] | None:
     """Read the state of a batch and its tables, None if it has no state.
 
     Raises:
+        Misplaced: one of them is that of another batch.
         Damaged: one of them is not what was written.
         InputError: one of them cannot be read.
     """
     while (saved := read(directory, batch)) is not None:
         try:
-            return saved, {
-                name: read_table(table_path(directory, batch, name, sha256), directory, sha256)
-                for name, sha256 in saved.tables.items()
-            }
+            return saved, {name: read_own_table(directory, batch, saved, name) for name in saved.tables}
         except Damaged:
-            # A run that goes on has other tables a moment later.
+            # A run that continues has other tables a moment later.
             if read(directory, batch) == saved:
                 raise
     return None
 
 
-def read_table(place: Path, directory: Path, sha256: str | None) -> pd.DataFrame:
-    """Read a Parquet table of a results folder.
+def read_own_table(
+    directory: Path, batch: str, saved: BatchState, name: str, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Read a table of a batch, or some of its columns; raise as `read_with_tables`."""
+    place = table_path(directory, batch, name, saved.tables[name])
+    table = tables.read(place, directory, saved.tables[name], columns)
+    lanes = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
+    found = tables.lanes(table)
+    # Every lane of a finished batch has records; its tokens may have no scores.
+    if not found <= lanes or (saved.finished and name == "records" and found != lanes):
+        raise Misplaced(f"{place}: the table of another batch")
+    return table
 
-    Raises:
-        Damaged: it is missing, or not what was written.
-        InputError: it cannot be read.
-    """
-    from pyarrow.parquet import read_metadata  # slow to import
 
-    content = files.read(place, directory, sha256)
-    # Damage that no checksum shows can surface as almost any exception of pyarrow and pandas.
-    try:
-        # A few bytes can stand for any number of rows that are equal.
-        known = read_metadata(io.BytesIO(content))
-        if known.num_rows * known.num_columns * SMALLEST > files.memory():
-            raise ValueError(f"{known.num_rows:,} rows, more than memory holds")
-        return pd.read_parquet(io.BytesIO(content))
-    except Exception as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise Damaged(f"{place}: damaged ({reason})") from None
+def check_lanes(directory: Path, batch: str, saved: BatchState) -> None:
+    """Compare the (cell, seed) pairs of a batch's tables with its name; raise as `read_with_tables`."""
+    for name in saved.tables:
+        read_own_table(directory, batch, saved, name, tables.LANE)

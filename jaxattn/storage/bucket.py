@@ -12,22 +12,22 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.storage import batch_state, files, lock, manifest
+from jaxattn.storage import batch_state, files, lock, manifest, run_log
 from jaxattn.storage.batch_state import TABLES, BatchState
-from jaxattn.storage.objects import Entry, Objects, is_address, shown
+from jaxattn.storage.objects import Changed, Entry, Objects, is_address, shown
 
-LOG = "metrics.jsonl"
 PARTS = ("parts", "checkpoints")
 MERGED = tuple(f"{name}.parquet" for name in TABLES)
 REPORT = ("report.html", "summary.csv", "figures")
 DRAWN = "figures/drawn.json"
 # What lies beside the copy: who held the folder from here, and the lock of readers.
 OWN = (".holder", ".reading")
+OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.NAME.pattern})[./]")
 AT_ONCE = 16
 LOOKS = 5
 
@@ -100,14 +100,14 @@ def fetched(
     return found.folder
 
 
-def fetch_checkpoint(directory: Path, batch: str, saved: BatchState) -> None:
-    """Bring a checkpoint to the copy of a folder of a bucket, if it is not there."""
+def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
+    """Bring a batch to the copy of a folder of a bucket, if its checkpoint is not there."""
     if (address := address_of(directory)) is None:
         return
     if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():
         found = Bucket(address, "run" if directory.is_relative_to(root("run")) else "read")
         found.listed = found.objects.entries()
-        found.bring(_checkpoint(batch, saved))
+        found.bring(_tables(batch, saved) | _checkpoint(batch, saved))
 
 
 def send_report(place: str | Path, folder: Path, paths: Iterable[Path]) -> None:
@@ -160,7 +160,7 @@ class Bucket:
         """
         self.listed = self.objects.entries()
         ours = manifest.NAME in self.listed or any(x.startswith("parts/") for x in self.listed)
-        strange = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, LOG, *PARTS)]
+        strange = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.NAME, *PARTS)]
         if strange and not ours:
             raise InputError(f"{self.address}: not empty and no results folder; choose another with --out")
         self.lock = lock.Lock(self.objects, self.folder / OWN[0])
@@ -176,6 +176,7 @@ class Bucket:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / OWN[1], "w") as file:
             lock.wait_for(file)
+            files.remove_temporary(self.folder)
             if anew:
                 self._clean(set())
             for _ in range(LOOKS):
@@ -196,9 +197,9 @@ class Bucket:
                 files.replace(self.folder / name, content)
         self._clean({*marks, *self._named({"tables", "checkpoints"})} & self.listed.keys())
         self.bring(self._named(asked))
-        loose = {LOG} if "log" in asked else set()
+        loose = {run_log.NAME} if "log" in asked else set()
         if "report" in asked:
-            loose |= {name for name in self.listed if name.split("/")[0] in REPORT}
+            loose |= {name for name in self.listed if _is_of_report(name)}
         for name in loose:
             self._path(name).unlink(missing_ok=True)
         self.bring(dict.fromkeys(loose))
@@ -253,6 +254,34 @@ class Bucket:
         """Send what the state of a batch names, before it is committed."""
         self.send(_tables(batch, saved) | _checkpoint(batch, saved))
 
+    def commit_batch(self, batch: str, saved: BatchState) -> None:
+        """Send the mark of a batch; raise as `commit`.
+
+        If another run has the folder by now, the checkpoint is deleted again: no other run has its number.
+        """
+        try:
+            self.commit(f"parts/{batch}.json")
+        except RunError as error:
+            if isinstance(error, Changed) or self.lock.is_lost:
+                with suppress(RunError):
+                    self.objects.delete(_checkpoint(batch, saved))
+            raise
+
+    def tidy(self) -> None:
+        """Delete what no mark names: sent by runs that were killed, or that have lost the folder."""
+        self.listed = self.objects.entries()
+        held: dict[str, list[str]] = {}
+        for name in self.listed:
+            if found := OF_BATCH.match(name):
+                held.setdefault(found[1], []).append(name)
+        for batch, own in held.items():
+            mark = f"parts/{batch}.json"
+            with suppress(InputError):
+                saved = batch_state.read(self.folder, batch)
+                if saved is not None or mark not in self.listed:
+                    named = {mark, *_tables(batch, saved), *_checkpoint(batch, saved)} if saved else ()
+                    self.delete(name for name in own if name not in named)
+
     def commit(self, name: str) -> None:
         """Send a mark, which makes what it names count.
 
@@ -304,14 +333,14 @@ class Bucket:
         return secrets.randbits(48)
 
     def _send_log(self) -> None:
-        path = self.folder / LOG
+        path = self.folder / run_log.NAME
         if path.exists() and (size := path.stat().st_size) != self._sent_log:
-            self.objects.send(LOG, path)
+            self.objects.send(run_log.NAME, path)
             self._sent_log = size
 
     def _clean(self, kept: set[str]) -> None:
         """Delete what an earlier copy has left here, but for some names; folders of other things stay."""
-        for top in (manifest.NAME, LOG, *MERGED, *PARTS, *REPORT):
+        for top in (manifest.NAME, run_log.NAME, *MERGED, *PARTS, *REPORT):
             place = self.folder / top
             for path in [place, *place.rglob("*")] if place.exists() else []:
                 if path.is_file() and path.relative_to(self.folder).as_posix() not in kept:
@@ -328,6 +357,11 @@ class Bucket:
 
     def _path(self, name: str) -> Path:
         return files.inside(self.folder / name, self.folder)
+
+
+def _is_of_report(name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    return files.is_below(name) and (folder == "figures" or (not folder and file in REPORT[:2]))
 
 
 def _is_mark(name: str) -> bool:

@@ -2,12 +2,15 @@
 
 import errno
 import importlib
+import logging
 import math
 import os
 import resource
 import stat
+import sys
 import zlib
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,27 @@ from jaxattn.storage.files import Damaged
 SMALL = 2**20
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO)
 HANDLES = 64
+# Bytes on the disk of the files of a checkpoint that hold no arrays.
+BESIDE = 2**17
 
 
-def prepare() -> None:
-    """Import orbax before it is needed: that takes as long as compiling many a small program."""
-    importlib.import_module("orbax.checkpoint")
+@cache
+def prepare() -> Any:
+    """Import orbax before it is needed: that takes as long as compiling many a small program.
+
+    What fails in its threads is raised here too and becomes one line, so nothing else is printed about it.
+    """
+    imported = importlib.import_module("orbax.checkpoint")
+    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+    shown = sys.unraisablehook
+
+    def hook(raised: Any) -> None:
+        # Where a checkpoint fails, tensorstore may still answer to the event loop that has ended.
+        if str(raised.exc_value) != "Event loop is closed":
+            shown(raised)
+
+    sys.unraisablehook = hook
+    return imported
 
 
 def check_handles() -> None:
@@ -42,11 +61,12 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
     """Write arrays to a folder, in place of what is there; its name is the checkpoint's number.
 
     Raises:
-        OSError: the folder cannot be written; ValueError if the disk is full.
+        OSError: the folder cannot be written, or the disk has no room for it.
+        ValueError: the disk became full on the way.
     """
-    import orbax.checkpoint as ocp
-
+    ocp = prepare()
     check_handles()
+    _check_room(folder, arrays)
     # Orbax copies NumPy arrays first; but what lies on devices it takes to be spread over all processes.
     held = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
@@ -70,8 +90,7 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
         Damaged: they are not what was saved.
         InputError: they cannot be read.
     """
-    import orbax.checkpoint as ocp
-
+    ocp = prepare()
     check_handles()
     _check_files(folder, known, directory)
     try:
@@ -92,9 +111,17 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
     return arrays
 
 
-def _checkpointer() -> Any:
-    import orbax.checkpoint as ocp
+def _check_room(folder: Path, arrays: Any) -> None:
+    """Raise OSError if a disk has no room for arrays; threads of orbax print tracebacks where it is full."""
+    disk = os.statvfs(next(parent for parent in folder.parents if parent.exists()))
+    needed = sum(np.size(x) * np.dtype(getattr(x, "dtype", float)).itemsize for x in jax.tree.leaves(arrays))
+    # Some file systems do not know how large they are.
+    if disk.f_blocks and disk.f_bavail * disk.f_frsize < needed + BESIDE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+
+def _checkpointer() -> Any:
+    ocp = prepare()
     # A process among many writes a folder of its own, and waits for no other.
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +17,9 @@ from jaxattn.core.errors import InputError, RunError
 SEAL = "seal"
 # The manifest of a million seeds is a fifth of it.
 MOST_JSON = 2**28
+# Bytes of a file's name; disks hold 255, of which a temporary file takes some.
+LONGEST_NAME = 200
+TEMPORARY = re.compile(r"\..+\.(\d+)")
 # Writers of ours nest less than ten deep, and Python's own readers and writers break at some hundred.
 MOST_NESTED = 100
 
@@ -30,9 +34,20 @@ def inside(path: Path, folder: Path) -> Path:
         leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
     except ValueError:  # no path at all
         leads = False
-    if not leads:
-        raise Damaged(f"{path}: leads out of {folder}, and nothing outside is read or written; remove it")
-    return path
+    if leads:
+        return path
+    outside = f"leads out of {folder}, and nothing outside is read or written"
+    if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
+        raise Damaged(f"{path}: a link that {outside}; remove the link")
+    # Such a path comes from a file of the folder. What it names is no part of the folder, and must stay.
+    raise Damaged(f"{folder}: names a file that {outside}; use a folder that a run has written")
+
+
+def is_below(name: str) -> bool:
+    """Return whether a name is a plain relative path that leads out of no folder, and that disks can hold."""
+    parts = name.split("/")
+    longest = max(len(part.encode("utf-8", "surrogatepass")) for part in parts)
+    return "\0" not in name and not {"", ".", ".."} & set(parts) and longest <= LONGEST_NAME
 
 
 def check_links(folder: Path, *below: str) -> None:
@@ -63,15 +78,30 @@ def write(path: Path, content: bytes, folder: Path) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Write to the end of a file that is no symbolic link; raises OSError."""
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK
-    with open(path, "ab", opener=lambda name, mode: os.open(name, mode | flags, 0o666)) as file:
+    """Write to the end of a file of a folder; raise as `open_own`."""
+    with open(path, "ab", opener=open_own) as file:
         file.write(content)
+
+
+def open_own(path: str, mode: int) -> int:
+    """Open a file for writing in place, as the opener of `open`; make it if there is none.
+
+    Raises:
+        Damaged: it is no regular file, or a hard link: another folder may have the same file.
+        OSError: it is a symbolic link, or cannot be written.
+    """
+    handle = os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+        return handle
+    os.close(handle)
+    kind = "a hard link, and its file may lie elsewhere too" if found.st_nlink > 1 else "no regular file"
+    raise Damaged(f"{path}: {kind}; remove it")
 
 
 def replace(path: Path, content: bytes) -> None:
     """Replace a file, wherever it is, in one step that outlives a crash of the machine; raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
         with open(temporary, "xb") as file:
@@ -90,12 +120,39 @@ def replace(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
-def read(path: Path, folder: Path, sha256: str | None = None, most: int | None = None) -> bytes:
-    """Read a file of a folder.
+def temporary_path(path: Path) -> Path:
+    """Return the name that a file has until this process has written it as a whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def remove_temporary(folder: Path, *below: str) -> None:
+    """Remove what killed processes have left under temporary names, in a folder and in some folders in it."""
+    for place in (folder, *(folder / name for name in below)):
+        for name in names(place, folder):
+            if (found := TEMPORARY.fullmatch(name)) and not _is_alive(int(found[1])):
+                with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                    (place / name).unlink()
+
+
+def _is_alive(process: int) -> bool:
+    """Return whether another process of this machine has a number."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def read(path: Path, folder: Path | None, sha256: str | None = None, most: int | None = None) -> bytes:
+    """Read a file.
 
     Args:
         path: the file.
-        folder: what it may not lie outside of, by whatever links.
+        folder: what it may not lie outside of, by whatever links; None for a file that the user names.
         sha256: checksum of what it should hold; not checked if None.
         most: bytes that it may have; by default a quarter of the machine's memory.
 
@@ -214,9 +271,10 @@ def _compare(path: Path, found: str, wanted: str | None) -> None:
 
 
 @contextmanager
-def opened(path: Path, folder: Path, most: int | None = None) -> Iterator[BufferedReader]:
-    """Open a file of a folder for reading; raise as `read`."""
-    inside(path, folder)
+def opened(path: Path, folder: Path | None, most: int | None = None) -> Iterator[BufferedReader]:
+    """Open a file for reading, of a folder if one is given; raise as `read`."""
+    if folder is not None:
+        inside(path, folder)
     # A FIFO that nobody writes to would keep its reader waiting.
     with (
         _reading(path),
@@ -224,7 +282,7 @@ def opened(path: Path, folder: Path, most: int | None = None) -> Iterator[Buffer
     ):
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise Damaged(f"{path}: no regular file; remove it")
+            raise Damaged(f"{path}: no regular file{'' if folder is None else '; remove it'}")
         most = memory() // 4 if most is None else most
         if found.st_size > most:
             raise Damaged(f"{path}: {found.st_size:,} bytes, and more than {most:,} are not read")

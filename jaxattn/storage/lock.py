@@ -30,6 +30,8 @@ except ModuleNotFoundError:
 
 FILE, OBJECT = ".lock", "lock.json"
 TRIES = 5
+# Characters of a lock that name its holder.
+HOLDER = 100
 # A holder replaces the object so often, and is gone if it has not for so long.
 BEAT_S, GONE_S = 5.0, 60.0
 LOOK_S = 0.5
@@ -45,7 +47,7 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
     """
     path = directory / FILE
     while True:
-        with open(path, "r+", encoding="utf-8", opener=_open) as file:
+        with open(path, "r+", encoding="utf-8", errors="replace", opener=files.open_own) as file:
             _lock(file, directory, warn)
             # Whoever had it before may have removed the folder's last files, and this one with them.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
@@ -72,11 +74,6 @@ def wait_for(file: Any) -> None:
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _open(path: str, mode: int) -> int:
-    # What is locked is emptied, and must not be a file elsewhere.
-    return os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-
-
 def _open_existing(path: str, mode: int) -> int:
     return os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
 
@@ -91,7 +88,7 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
             if left:
                 time.sleep(0.05)
                 continue
-            holder = file.read().strip() or "another process"
+            holder = file.read(HOLDER).strip() or "another process"
             raise RunError(
                 f"{directory}: {holder} is running there; wait for it, or choose another folder with --out"
             ) from None
@@ -151,6 +148,8 @@ class Lock:
             RunError: it cannot be written.
         """
         with self._one:
+            if self._lost:
+                raise Changed(self._lost)
             content = {
                 "holder": f"process {os.getpid()} on {socket.gethostname()}" if holder is None else holder,
                 "since": self._since,
@@ -171,14 +170,21 @@ class Lock:
         if self._lost:
             raise RunError(self._lost)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process has taken it over, as far as this one knows."""
+        return bool(self._lost)
+
     def _lose(self) -> None:
-        with suppress(InputError):
-            taker = _who(_parsed(self._objects.read(OBJECT)))
-            self._lost = (
-                f"{self._objects.address}: taken over by {taker}, while nothing was heard of this process; "
-                "what it had sent is kept, and goes on there"
-            )
-        self._lost = self._lost or f"{self._objects.address}: taken over by another process"
+        # Whoever has read it could replace it: so it is lost first.
+        with self._one:
+            self._lost = self._lost or f"{self._objects.address}: taken over by another process"
+            with suppress(InputError):
+                taker = _who(_parsed(self._objects.read(OBJECT)))
+                self._lost = (
+                    f"{self._objects.address}: taken over by {taker}, while nothing was heard of this "
+                    "process; what it had sent is kept, and goes on there"
+                )
 
     @contextmanager
     def beating(self, beside: Callable[[], None], may_end: Callable[[], bool]) -> Iterator[None]:

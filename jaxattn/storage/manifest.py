@@ -1,4 +1,4 @@
-"""The manifest of a results folder: what was run, and the command that mends or continues it."""
+"""The manifest of a results folder: what was run, and how to fix or to continue it."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -29,10 +29,13 @@ class Cell(msgspec.Struct):
     config_hash: str | None = None
 
 
+BatchName = Annotated[str, msgspec.Meta(pattern=rf"^{batch_state.NAME.pattern}$")]
+
+
 class Batch(msgspec.Struct):
     """Lanes that ran together."""
 
-    name: str
+    name: BatchName
     cells: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 
@@ -40,7 +43,7 @@ class Batch(msgspec.Struct):
 class Error(msgspec.Struct):
     """A batch that could not be run."""
 
-    batch: str
+    batch: BatchName
     cells: tuple[int, ...]
     reason: str
 
@@ -92,10 +95,10 @@ class Manifest(msgspec.Struct):
     shard: tuple[PositiveInt, PositiveInt] = (1, 1)
     widths: tuple[PositiveInt, ...] = ()
     batches: tuple[Batch, ...] = ()
-    elsewhere: tuple[str, ...] = ()
+    elsewhere: tuple[BatchName, ...] = ()
     failures: tuple[Failure, ...] = ()
     errors: tuple[Error, ...] = ()
-    sha256: dict[str, str] = {}
+    sha256: dict[Literal["records", "tokens"], str] = {}
     labels: dict[str, str] = {}
     scales: dict[str, tuple[Literal["linear", "log", "yes/no"], float | None, float | None]] = {}
     code: dict[str, str | None] = {}
@@ -162,7 +165,27 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     named.update(cell for error in checked.errors for cell in error.cells)
     if unknown := named - cells:
         raise InputError(f"{path}: cell {min(unknown)} is not one of its cells; give the manifest of a run")
+    if fault := _inconsistent(checked):
+        raise InputError(f"{path}: {fault}; give the manifest of a run")
     return {key: content.get(key, default) for key, default in msgspec.to_builtins(checked).items()}
+
+
+def _inconsistent(checked: Manifest) -> str:
+    """Return in words what contradicts itself in a manifest; nothing if nothing does."""
+    if len({entry.cell for entry in checked.cells}) < len(checked.cells):
+        return "a cell is listed twice"
+    if len(set(checked.seeds)) < len(checked.seeds):
+        return "a seed is listed twice"
+    for batch in checked.batches:
+        cells, seeds = batch_state.spans(batch.name)
+        ends = (cells.start, cells.stop - 1)
+        if batch.seeds != tuple(seeds) or (min(batch.cells), max(batch.cells)) != ends:
+            return f"{batch.name} is listed with cells or seeds of another batch"
+        if not set(batch.seeds).issubset(checked.seeds):
+            return f"{batch.name} has a seed that the run lacks"
+    for first, second in batch_state.overlaps({batch.name: batch.cells for batch in checked.batches}):
+        return f"{first} and {second} have the same seed of the same cell"
+    return ""
 
 
 def write(directory: Path, content: Mapping[str, Any]) -> None:
@@ -175,15 +198,20 @@ def write(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def command(manifest: Mapping[str, Any]) -> str:
-    """Return the command that made, mends or continues a run."""
+    """Return the command that a manifest records: anything that whoever wrote the folder has chosen."""
     given = manifest["command"]
     return given if isinstance(given, str) else shlex.join(given)
 
 
+def again(directory: Path) -> str:
+    """Return what to do to fix or to continue a run; nothing of it comes from the folder's files."""
+    return f"run the same sweep again into {directory}"
+
+
 @contextmanager
-def mending(manifest: Mapping[str, Any]) -> Iterator[None]:
-    """Name the command that mends what is found damaged."""
+def fixing(directory: Path) -> Iterator[None]:
+    """Add to errors of damaged files what fixes them."""
     try:
         yield
     except Damaged as error:
-        raise InputError(f"{error}; mend it with: {command(manifest)}") from None
+        raise InputError(f"{error}; {again(directory)}") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxattn.core.errors import InputError, RunError
+from jaxattn.storage.files import temporary_path
 
 ADDRESS = re.compile(r"(s3|gs):/{1,2}([\w.-]+)/(.+?)/*")
 CONTINUE = "what is already there is kept, mend this and run the same command again to continue"
@@ -96,18 +97,22 @@ class Objects:
 
     def bring(self, name: str, path: Path) -> None:
         """Read an object into a file, which is there as a whole or not at all; an absent one leaves none."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = temporary_path(path)
         try:
-            with self._telling(InputError, "read"), open(temporary, "wb") as file:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "wb") as file, self._telling(InputError, "read"):
                 for part in self._store.get(name):
                     file.write(part)
             temporary.replace(path)
         except InputError as error:
             if not isinstance(error.__context__, FileNotFoundError):
                 raise
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(f"{path}: cannot be written: {reason}; mend this and repeat") from None
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
     def send(self, name: str, path: Path) -> None:
         """Write a file to an object, whatever was there."""
@@ -248,6 +253,8 @@ REASONS = (
 
 def _reason(error: BaseException) -> str:
     text = str(error)
+    if found := re.search(r"invalid path: .*?[Pp]ath \"(.*?)\"", text, re.DOTALL):
+        return f"the key {found[1]!r:.300} is no path, and no run writes it; delete that object, and repeat"
     for pattern, reason in REASONS:
         if re.search(pattern, text):
             return reason

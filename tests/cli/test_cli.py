@@ -205,7 +205,7 @@ def test_help_shows_an_example(call, command):
         (["bench", "--only", "nosuch"], "--only nosuch: in no name; there are corpora of their own"),
         (["bench", "--repeats", "0"], "--repeats 0: give at least 1"),
         (["bench", "--seeds", "0"], "--seeds 0: give at least 1"),
-        (["bench", "nosuch.json"], "nosuch.json: cannot be read"),
+        (["bench", "nosuch.json"], "nosuch.json: missing; give a file that `jaxattn bench --out` wrote"),
         (["bench", SWEEPS / "quickstart.toml"], "not a file of `jaxattn bench`"),
         (["bench", "nosuch.json", "--seeds", "1"], "files are shown as they are"),
         (["claims", "--only", "T4.4"], "no claim 'T4.4'; give some of L4.1"),

@@ -1,10 +1,16 @@
 """Printed tables: nothing is cut, nothing is markup."""
 
+import json
+import re
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
+from jaxattn import cli
 from jaxattn.cli import console
 from jaxattn.engine.clock import Interrupted
+from jaxattn.engine.progress import Reporter
 from jaxattn.results.run import Run
 
 METRICS = ["loss", "spearman_Ep_tokens", "spearman_Ep_bins", "best_test_accuracy", "important_mass"]
@@ -32,6 +38,29 @@ def test_control_characters_are_written_out(lines):
         line for line in lines(console.print_table, "t", pd.DataFrame({"x": ["a\n\x1b[31mb"]})) if "a" in line
     )
     assert row.strip() == r"a\n\x1b[31mb"
+
+
+def test_nothing_is_said_that_a_terminal_obeys(lines, capsys):
+    told = "a\tb é\x1b[2J\x9b1m\u202ec\r"
+    assert lines(console.say, f"{told}\nsecond") == [r"a       b é\x1b[2J\x9b1m\u202ec\r", "second"]
+    console.say(told, err=True)
+    assert capsys.readouterr().err == "a       b é\\x1b[2J\\x9b1m\\u202ec\\r\n"
+    printed = "\n".join(lines(console.print_json, {"é": told}))
+    assert json.loads(printed) == {"é": told}
+    assert "é" in printed
+    assert all(x.isprintable() or x == "\n" for x in printed)
+    with Reporter() as reporter:
+        reporter.warn(told)
+        reporter.update(told, 0.5, told)
+    assert all(x.isprintable() or x == "\n" for x in capsys.readouterr().err)
+
+
+def test_all_that_commands_print_is_made_plain():
+    """One function prints, so that nothing that a folder holds reaches the terminal as it is."""
+    for path in sorted(Path(cli.__file__).parent.glob("*.py")):
+        calls = re.findall(r"(?<![\w.])print\(.*", path.read_text(encoding="utf-8"))
+        allowed = {"console.py": 1, "__init__.py": 1}.get(path.name, 0)
+        assert len(calls) == allowed, (path.name, calls)
 
 
 def test_columns_of_one_name_are_all_printed(lines):

@@ -114,7 +114,8 @@ def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
     )
     small = sum(len(x) for name, x in there.items() if not name.startswith("checkpoints/"))
     assert checkpoints > 0
-    assert server.sent["GET"] < checkpoints + small + 2 * len(there) * 400
+    # What is there is listed three times.
+    assert server.sent["GET"] < checkpoints + small + 3 * len(there) * 400
     elsewhere()
     assert_same(bucket.fetched(place), two_batches)
     assert go(place, wanted)[0].already_finished
@@ -248,6 +249,96 @@ def test_a_run_that_slept_cannot_overwrite_its_successor(
             first.write_manifest({"status": "running"})
     assert sent(server, place) == before
     assert verify(bucket.fetched(place, all_of_it=True)) == []
+
+
+def test_a_lock_that_is_lost_is_never_taken_back(place, elsewhere, soon, tmp_path):
+    """Telling who has it reads it, and whoever has read it last could replace it."""
+    first, second = (lock.Lock(objects.Objects(place), tmp_path / name) for name in ("first", "second"))
+    first.take(print)
+    second.take(print)
+    with pytest.raises(objects.Changed):
+        first.beat()
+    first._lose()
+    assert first.is_lost
+    with pytest.raises(objects.Changed, match="taken over by process"):
+        first.beat()
+    second.beat()
+
+
+def named(folder):
+    """Names of what commit records of a copy of a folder name, and of the records."""
+    found = set()
+    for batch in bucket.batch_state.batches(folder):
+        saved = bucket.batch_state.read(folder, batch)
+        found |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
+    return found
+
+
+def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
+    study, place, elsewhere, soon, go, stop, every_step, server, monkeypatch
+):
+    stop(place, study(chunk=1), 8, intervals=every_step)
+    elsewhere()
+    first = Store(place)
+    first.directory.mkdir(parents=True)
+    batch = "cells-00000-00000-seeds-00001-00001"
+    with first.locked():
+        first.bucket.lock._one.acquire()  # it replaces its lock no more
+        elsewhere()
+        objects.Objects(place).commit(f"checkpoints/{batch}/7/killed", b"x")
+        objects.Objects(place).commit(f"parts/{batch}.records.killed.parquet", b"x")
+        # Of a batch that the successor has not, as it was halved where memory was short.
+        other = batch.replace("seeds-00001", "seeds-00000")
+        objects.Objects(place).commit(f"checkpoints/{other}/7/killed", b"x")
+        objects.Objects(place).commit("parts/strange", b"x")
+        go(place, study(chunk=1))
+        there = {name for name in sent(server, place) if name.startswith(("parts/", "checkpoints/"))}
+        expected = named(bucket.fetched(place, all_of_it=True)) | {"parts/strange"}
+        first.bucket.lock._one.release()
+        arrays, tables = {"E": np.zeros(3)}, lambda: {name: pd.DataFrame() for name in bucket.TABLES}
+        with pytest.raises(RunError, match=r"taken over by|another run"):
+            first.save(batch, arrays, tables, cells={"0": "x"}, phase=0, step=1, failures=[])
+    assert there == expected
+    left = {name for name in sent(server, place) if name.startswith("checkpoints/")}
+    assert left == {name for name in there if name.startswith("checkpoints/")}
+    elsewhere()
+    assert verify(bucket.fetched(place, all_of_it=True)) == []
+
+
+def test_a_damaged_checkpoint_is_named_by_its_address(go, study, place, elsewhere, server):
+    go(place, study())
+    name = next(x for x in sent(server, place) if x.startswith("checkpoints/") and x.endswith("_METADATA"))
+    server.put(str(place).split("/")[1], f"results/small/{name}", b"{}")
+    elsewhere()
+    with pytest.raises(InputError) as caught:
+        ja.load(place).params()
+    address = f"s3://{str(place)[4:]}"
+    assert f"{address}/{name}: damaged" in str(caught.value)
+    assert f"delete {address}/parts/" in str(caught.value)
+    assert os.environ["JAXATTN_CACHE"] not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["a/../b", "a//b", "parts/..", "figures/\x1b[2J"])
+def test_a_key_that_is_no_path_is_named(go, study, place, elsewhere, server, key):
+    go(place, study())
+    server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
+    elsewhere()
+    with pytest.raises(
+        InputError, match=r"the key 'results/small/.*' is no path, .*; delete that object"
+    ) as caught:
+        ja.load(place)
+    assert repr(key)[1:-1] in str(caught.value)
+
+
+def test_keys_that_no_disk_holds_are_left_in_the_bucket(go, study, place, elsewhere, server):
+    go(place, study())
+    for key in (f"figures/{'x' * 300}", f"parts/{'x' * 300}.json", "figures/", "x" * 500, "figures/a/b"):
+        server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
+    elsewhere()
+    folder = bucket.fetched(place, all_of_it=True)
+    assert verify(folder) == []
+    assert not (folder / "figures").exists()
+    assert go(place, study())[0].already_finished
 
 
 @pytest.mark.parametrize(

@@ -66,3 +66,13 @@ def test_a_stderr_that_fails_ends_no_run(monkeypatch, error):
         reporter.note("a note")
         reporter.update("compiling")
         reporter.trace("data", SimpleNamespace(trace="a trace"))
+
+
+def test_short_work_says_nothing(monkeypatch):
+    now, said = [100.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    tell = progress.patient(lambda what, share: said.append((what, share)))
+    tell("early", 0.1)
+    now[0] += 3
+    tell("late", 0.5)
+    assert said == [("late", 0.5)]

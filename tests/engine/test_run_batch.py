@@ -13,11 +13,10 @@ from jaxattn.dynamics.flows import stiff, ties
 from jaxattn.engine import lift, run
 from jaxattn.engine.groups import compile_groups
 from jaxattn.engine.lift import seed_keys
-from jaxattn.engine.store import Store
 from jaxattn.models import MODELS
 from jaxattn.probes import MaxMarginDirection
 from jaxattn.probes.standard import BEST
-from jaxattn.storage import checkpoints
+from jaxattn.storage import checkpoints, run_log
 from jaxattn.study import seed as of_seed
 
 AT_PROBES = ["one_minus_cosine", "margin_ratio"]
@@ -112,7 +111,7 @@ def test_a_batch_goes_on_where_devices_want_another_number_of_lanes(
     with monkeypatch.context() as patch:
         patch.setattr(run.devices, "pad_to_devices", lambda lanes, shared: [*lanes, lanes[-1]])
         stop(tmp_path / "other", wanted, 4)
-    assert Store(tmp_path / "other").read_log()[-1]["phase"] == "query"
+    assert run_log.latest(tmp_path / "other")[-1]["phase"] == "query"
     assert not go(tmp_path / "other", wanted)[0].errors
     go(tmp_path / "straight", wanted)
     (one, _), (other, _) = read(tmp_path / "other", ordered=True), read(tmp_path / "straight", ordered=True)
@@ -127,7 +126,7 @@ def test_a_flow_of_long_steps_stopped_on_its_way_continues_to_bit_identical_tabl
     monkeypatch.setattr(ties, "MOST_TIED", 4)
     go(tmp_path / "straight", study("flow"))
     stop(tmp_path / "flow", study("flow"), 8)
-    last = Store(tmp_path / "flow").read_log()[-1]
+    last = run_log.latest(tmp_path / "flow")[-1]
     assert (last["phase"], 0 < last["step"] < 11) == ("query", True)
     go(tmp_path / "flow", study("flow"))
     assert_same(tmp_path / "flow", tmp_path / "straight")

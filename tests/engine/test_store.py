@@ -17,7 +17,7 @@ from jaxattn.engine import lift, run, store
 from jaxattn.engine.clock import Interrupted
 from jaxattn.engine.plan import plan
 from jaxattn.results import load
-from jaxattn.storage import batch_state, files, lock, manifest
+from jaxattn.storage import batch_state, files, lock, manifest, run_log
 
 
 @pytest.fixture
@@ -339,7 +339,7 @@ def test_nothing_outside_is_emptied_deleted_or_written_to(copy, go, study, tmp_p
     for place in places:
         kept = place.rename(tmp_path / "kept") if place.exists() else None
         place.symlink_to(home if place.name in (FIRST, "damaged") else home / "letters" / "a")
-        with pytest.raises(InputError, match=rf"{place.name}: leads out of"):
+        with pytest.raises(InputError, match=rf"{place.name}: a link that leads out of"):
             go(copy, study(chunk=1))
         place.unlink()
         if kept:
@@ -357,6 +357,34 @@ def test_a_lock_is_never_a_link(tmp_path):
     assert (tmp_path / "victim").read_text() == "kept"
 
 
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_hard_link_is_never_written_through(copy, go, study, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (copy / name).unlink(missing_ok=True)
+    os.link(victim, copy / name)
+    with pytest.raises(
+        InputError, match=rf"{name}: a hard link, and its file may lie elsewhere too; remove it"
+    ):
+        go(copy, study(chunk=1, seeds=3))
+    assert victim.read_text() == "kept"
+    assert not lock.is_locked(copy)
+    (copy / name).unlink()
+    assert not go(copy, study(chunk=1, seeds=3))[0].failures
+    assert victim.read_text() == "kept"
+
+
+def test_the_next_run_removes_temporary_files_of_killed_ones(copy, go, study):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (copy / "figures").mkdir(exist_ok=True)
+    left = [copy / name / f".manifest.json.{ended.pid}" for name in ("", "parts", "figures")]
+    for path in left:
+        path.write_text("{")
+    assert go(copy, study(chunk=1))[0].already_finished
+    assert not any(path.exists() for path in left)
+
+
 def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
     lines = map(json.loads, (copy / "metrics.jsonl").read_text().splitlines())
     *_, line = (line for line in lines if "doing" not in line)
@@ -369,7 +397,7 @@ def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
         line | {"wall_time_s": -1},
     ]
     (copy / "metrics.jsonl").write_bytes(b"".join(map(files.sealed, [*wrong, line])))
-    (read,) = store.Store(copy).read_log()
+    (read,) = run_log.latest(copy)
     assert read == {key: line[key] for key in read if key != "doing"} | {"doing": ""}
     assert read["losses"]
     assert "finished" in status(copy)[1]

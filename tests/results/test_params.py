@@ -4,10 +4,13 @@ import copy
 import dataclasses
 import os
 import resource
+import shutil
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 
 import jaxattn as ja
@@ -19,10 +22,12 @@ from jaxattn.storage import manifest as manifests
 
 DIM, PADDED = 4, 6
 SIZES = [3, 6]
-SEEDS = [2, 5]
+SEEDS = [2, 3]
 TABLES = dict.fromkeys(batch_state.TABLES, "0" * 64)
-BATCH = "cells-00000-00001-seeds-00002-00005"
+BATCH = "cells-00000-00001-seeds-00002-00003"
 BEGUN = "cells-00000-00001-seeds-00007-00007"
+GONE = "cells-00000-00001-seeds-00008-00008"
+HASHES = ["a" * 16, "b" * 16]
 
 
 def lanes(name, shape, phase):
@@ -33,16 +38,22 @@ def lanes(name, shape, phase):
 
 
 @pytest.fixture(scope="module")
-def folder(write, tmp_path_factory):
+def folder(write, rewrite, tmp_path_factory):
     folder = write(
-        tmp_path_factory.mktemp("run"), axes={"data.vocab_size": SIZES}, seeds=1, vocab_size=20, text=False
+        tmp_path_factory.mktemp("run"), axes={"data.vocab_size": SIZES}, seeds=9, vocab_size=20, text=False
     )
+    for name in batch_state.TABLES:
+        table = pd.read_parquet(folder / f"{name}.parquet")
+        rewrite(folder, name, table[table["seed"].isin([*SEEDS, 7, 8])])
     manifest = manifests.read(folder)
     cells = [0, 1]
+    manifest["cells"] = [
+        cell | {"config_hash": made} for cell, made in zip(manifest["cells"], HASHES, strict=True)
+    ]
     manifest["batches"] = [
         {"name": BATCH, "cells": cells, "seeds": SEEDS},
         {"name": BEGUN, "cells": cells, "seeds": [7]},
-        {"name": "gone", "cells": cells, "seeds": [8]},
+        {"name": GONE, "cells": cells, "seeds": [8]},
     ]
     manifest["config"]["model"] = {"kind": "mine.py:OneLayer", "dim": DIM}
     manifests.write(folder, manifest)
@@ -56,14 +67,13 @@ def folder(write, tmp_path_factory):
     for batch in (BATCH, BEGUN):
         (folder / "checkpoints" / batch).mkdir(parents=True)
         checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, batch, 3), state)
-        mark = batch_state.BatchState(
-            batch == BATCH, 0, 3, [], TABLES, checkpoint, batch_state.Provenance({}, {}, {})
-        )
+        by = batch_state.Provenance(dict(zip("01", HASHES, strict=True)), {}, {})
+        mark = batch_state.BatchState(batch == BATCH, 0, 3, [], TABLES, checkpoint, by)
         batch_state.write(folder, batch, mark)
     return folder
 
 
-@pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 5, 1), (1, 2, 2), (1, 5, 3)])
+@pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
 def test_every_lane_is_found_and_cut_to_its_own_vocabulary(folder, cell, seed, lane):
     found = load(folder).params(cell=cell, seed=seed)
     E, p, v = lanes("E", (PADDED, DIM), 0), lanes("p", (DIM,), 1), lanes("v", (DIM,), 0)
@@ -92,7 +102,7 @@ def test_parameters_take_the_type_of_a_model(folder):
         def init(self, key, like, *, dtype):
             return ja.models.OneLayer(dim=DIM).init(key, like, dtype=dtype)
 
-    found = load(folder).params(cell=0, seed=5, model=Model())
+    found = load(folder).params(cell=0, seed=3, model=Model())
     assert isinstance(found, ja.models.one_layer.Params)
     assert found.E.shape == (3, DIM)
     np.testing.assert_array_equal(found.p, lanes("p", (DIM,), 1)[1])
@@ -109,16 +119,29 @@ def test_parameters_take_the_type_of_a_model(folder):
     ("options", "message"),
     [
         ({"cell": 9}, "cell 9: .* holds cells 0 to 1"),
-        ({"seed": 3}, "seed 3: .* has seeds 2, 5, 7, 8 of cell 0"),
+        ({"seed": 5}, "seed 5: .* has seeds 2, 3, 7, 8 of cell 0"),
         ({"phase": "late"}, "phase 'late': the checkpoint holds embed, joint"),
-        ({"seed": 7}, f"{BEGUN} is not finished; continue it with: jaxattn run"),
-        ({"seed": 8}, "gone is not finished; continue it with: jaxattn run"),
+        ({"seed": 7}, f"{BEGUN} is not finished; run the same sweep again into"),
+        ({"seed": 8}, f"{GONE} is not finished; run the same sweep again into"),
     ],
 )
 def test_what_is_not_there_is_named_in_one_line(folder, options, message):
     with pytest.raises(InputError, match=message) as caught:
         load(folder).params(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_batch_of_another_config_is_refused(folder, tmp_path):
+    copied = shutil.copytree(folder, tmp_path / "run")
+    results = load(copied)
+    by = batch_state.Provenance({"0": "c" * 16, "1": HASHES[1]}, {}, {})
+    mark = msgspec.structs.replace(batch_state.read(copied, BATCH), origin=by)
+    batch_state.write(copied, BATCH, mark)
+    path = batch_state.path(copied, BATCH)
+    with pytest.raises(InputError, match=rf"{path}: cell 0 is of another config .*; delete it; run the same"):
+        results.params(cell=0)
+    # A choice of cells lists fewer than the batch has.
+    assert results.choose(where={"data.vocab_size": SIZES[1]}).params(cell=1).E.shape == (SIZES[1], DIM)
 
 
 def test_folders_put_together_have_no_checkpoints(folder):
@@ -141,7 +164,7 @@ def test_damage_of_any_file_is_found(folder, capfd, damage):
         if damage == "missing":
             path.unlink()
         with pytest.raises(
-            InputError, match=rf"{path.name}: .*; delete .*{BATCH}.json and run again"
+            InputError, match=rf"{path.name}: .*; delete .*{BATCH}.json and run the same sweep again"
         ) as caught:
             results.params()
         assert "\n" not in str(caught.value)
@@ -193,10 +216,10 @@ def test_parameters_are_a_frozen_pytree():
 
 def test_a_built_in_model_gives_its_own_type(folder, configured):
     results = configured(load(folder), model={"kind": "one_layer", "dim": DIM})
-    assert isinstance(results.params(cell=1, seed=5), ja.models.one_layer.Params)
+    assert isinstance(results.params(cell=1, seed=3), ja.models.one_layer.Params)
     ours = dataclasses.replace(load(folder), models={1: ja.models.OneLayer(dim=DIM)})
-    assert isinstance(ours.params(cell=1, seed=5), ja.models.one_layer.Params)
-    assert isinstance(ours.params(cell=0, seed=5), Parameters)
+    assert isinstance(ours.params(cell=1, seed=3), ja.models.one_layer.Params)
+    assert isinstance(ours.params(cell=0, seed=3), Parameters)
 
 
 @pytest.mark.parametrize("dim", [10**12, 2**31 - 1, "many", [3]])

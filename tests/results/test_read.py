@@ -46,7 +46,7 @@ def save(folder, batch, tables, failures, finished=True):
         content = table.to_parquet(None)
         sums[name] = digest(content)
         batch_state.table_path(folder, batch, name, sums[name]).write_bytes(content)
-    nothing = batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({}, {}, {})
+    nothing = batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({"0": "", "1": ""}, {}, {})
     batch_state.write(folder, batch, batch_state.BatchState(finished, 1, 40, failures, sums, *nothing))
 
 
@@ -77,17 +77,17 @@ def test_a_run_without_a_measurement_names_the_command(running):
     for path in (running / "parts").glob("*"):
         if EMPTY not in path.name:
             path.unlink()
-    with pytest.raises(InputError, match="the run is not finished; continue it with: jaxattn run"):
+    with pytest.raises(InputError, match="nothing was measured yet; run the same sweep again into"):
         load(running)
 
 
 def test_a_damaged_part_is_one_line(running):
     (path,) = (running / "parts").glob(f"{BEGUN}.records.*.parquet")
     path.write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=rf"{path.name}: damaged .* mend it with: jaxattn run"):
+    with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
         load(running)
     path.unlink()
-    with pytest.raises(InputError, match=rf"{path.name}: missing; mend it with: jaxattn run"):
+    with pytest.raises(InputError, match=rf"{path.name}: missing; run the same sweep again into"):
         load(running)
 
 
@@ -96,16 +96,20 @@ def test_a_batch_of_another_config_is_one_line(running):
     cells = [cell | {"config_hash": "0" * 16} for cell in known["cells"]]
     manifest.write(running, known | {"cells": cells})
     batch_state.write(
-        running, WHOLE, msgspec.structs.replace(mark, origin=batch_state.Provenance({"0": "f" * 16}, {}, {}))
+        running,
+        WHOLE,
+        msgspec.structs.replace(mark, origin=batch_state.Provenance({"0": "f" * 16, "1": ""}, {}, {})),
     )
-    with pytest.raises(InputError, match=rf"{WHOLE}\.json: of another config than the manifest says"):
+    with pytest.raises(
+        InputError, match=rf"{WHOLE}\.json: cell 0 is of another config than the manifest says; delete it"
+    ):
         load(running)
 
 
 def test_a_damaged_mark_is_one_line(running):
     path = running / "parts" / f"{WHOLE}.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
-    with pytest.raises(InputError, match=rf"{path.name}: damaged .* mend it with: jaxattn run"):
+    with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
         load(running)
 
 
@@ -123,6 +127,40 @@ def test_a_run_that_goes_on_while_it_is_read_is_read_again(running, monkeypatch)
 def test_a_finished_run_without_its_table_is_read_from_its_parts(running):
     manifest.write(running, manifest.read(running) | {"status": "finished"})
     assert not load(running).finished
+
+
+def test_two_batches_with_the_same_seeds_are_refused(running):
+    both = "cells-00000-00001-seeds-00000-00001"
+    tables = batch_state.read_with_tables(running, WHOLE)[1]
+    save(running, both, tables, [], finished=False)
+    with pytest.raises(InputError, match=rf"{both}\.json: has seeds that {WHOLE} has too; run the same"):
+        load(running)
+    assert any(f"{both}.json: has seeds that {WHOLE} has too" in line for line in verify(running))
+
+
+def test_seeds_that_the_manifest_lacks_are_refused(running):
+    manifest.write(running, manifest.read(running) | {"seeds": [0, 1]})
+    with pytest.raises(InputError, match=rf"{EMPTY}\.json: seeds that the manifest lacks; run the same"):
+        load(running)
+
+
+def test_a_row_that_is_there_twice_is_refused(write, rewrite, tmp_path):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=2)
+    for name in ("tokens", "records"):
+        table = pd.read_parquet(folder / f"{name}.parquet")
+        rewrite(folder, name, pd.concat([table, table.iloc[5:6]]))
+        with pytest.raises(InputError, match=rf"{name}\.parquet: two rows of the same cell, seed, phase"):
+            load(folder)
+        rewrite(folder, name, table)
+
+
+def test_a_finished_table_has_the_seeds_that_the_manifest_lists(folder, rewrite):
+    table = pd.read_parquet(folder / "records.parquet")
+    known = manifest.read(folder)
+    manifest.write(folder, known | {"seeds": [0, 1]})
+    rewrite(folder, "records", table.assign(seed=1))
+    with pytest.raises(InputError, match=r"records\.parquet has other cells and seeds than the manifest"):
+        load(folder)
 
 
 WRONG = {"value": "x", "step": 0.5, "seed": "0", "cell": 7, "phase": 3, "metric": None}
@@ -199,8 +237,8 @@ def test_a_whole_folder_is_whole(folder, write, tmp_path):
         verify(tmp_path / "none")
 
 
-RUN = "; mend it with: jaxattn run sweeps/planted.toml"
-FIRST = f"; delete {{folder}}/parts/{BATCH}.json and mend it with: jaxattn run"
+RUN = "; run the same sweep again into {folder}"
+FIRST = f"; delete {{folder}}/parts/{BATCH}.json; run the same sweep again into {{folder}}"
 
 
 @pytest.mark.parametrize(

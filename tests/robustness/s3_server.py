@@ -77,6 +77,14 @@ class Server:
             keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys
             return {name: key.value for name, key in keys.items()}
 
+    def put(self, bucket: str, key: str, content: bytes) -> None:
+        """Write an object, under any key."""
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.s3.models import s3_backends
+
+        with self._one:
+            s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(bucket, key, content)
+
     @contextmanager
     def used(self) -> Iterator[None]:
         """Let this process, and those that it starts, use the server."""

@@ -7,7 +7,15 @@ import pytest
 
 # Kills and damages are in the slow set alone: there are folders to make before there is anything to attack.
 SMALL = {"sweep_files": 40, "corpora": 8}
-MORE = {"forged": 12, "kills": 12, "damages": 60, "buckets": 17, "sweep_files": 300, "corpora": 60}
+MORE = {
+    "forged": 12,
+    "kills": 12,
+    "damages": 60,
+    "swaps": 40,
+    "buckets": 17,
+    "sweep_files": 300,
+    "corpora": 60,
+}
 
 
 @pytest.mark.parametrize(

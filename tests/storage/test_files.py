@@ -4,6 +4,8 @@ import errno
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,3 +186,45 @@ def test_the_cache_is_the_first_that_is_set(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXATTN_CACHE", "~/mine")
     assert files.cache_folder() == Path("/home/someone/mine")
     assert files.cache_folder(tmp_path) == tmp_path
+
+
+def test_temporary_files_of_killed_processes_are_removed(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / "parts").mkdir()
+    gone = [f".manifest.json.{ended.pid}", f"parts/.a.json.{ended.pid}", f".x.{os.getpid()}", f".x.{10**30}"]
+    kept = [
+        f".manifest.json.{os.getppid()}",
+        ".lock",
+        "manifest.json",
+        "parts/a.1.json",
+        f"other.{ended.pid}",
+    ]
+    for name in [*gone, *kept]:
+        (tmp_path / name).write_text("x")
+    (tmp_path / f".folder.{ended.pid}").mkdir()
+    files.remove_temporary(tmp_path, "parts", "figures")
+    assert [name for name in [*gone, *kept] if (tmp_path / name).exists()] == kept
+
+
+@pytest.mark.parametrize("name", ["a", "a/b.json", ".zarray", "a/.b", "..a", "x" * files.LONGEST_NAME])
+def test_names_below_a_folder(name):
+    assert files.is_below(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/a", "a//b", "a/", "../a", "a/../b", "./a", "a\0", "é" * 101, "\udcff" * 90]
+)
+def test_names_that_lead_elsewhere_or_are_too_long(name):
+    assert not files.is_below(name)
+
+
+def test_a_path_that_a_file_names_outside_is_not_advised_to_be_removed(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "link").symlink_to(tmp_path)
+    with pytest.raises(Damaged, match=r"out/link/a: a link that leads out of .*; remove the link$"):
+        files.read(tmp_path / "out" / "link" / "a", tmp_path / "out")
+    with pytest.raises(Damaged, match=rf"^{tmp_path / 'out'}: names a file that leads out of") as caught:
+        files.read(tmp_path / "out" / ".." / "secret", tmp_path / "out")
+    assert "remove" not in str(caught.value)
+    assert "secret" not in str(caught.value)
