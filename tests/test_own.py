@@ -213,7 +213,7 @@ def test_changed_code_is_refused_and_can_be_accepted(copied, call):
     (line,) = error.splitlines()
     assert "lab.py:needle" in line
     assert line.endswith(
-        "changed since this run began; choose another folder with --out, or continue with accept_code=True, "
+        "changed since this run began; choose another folder with --out, or resume with accept_code=True, "
         "on the command line --accept-code"
     )
     assert call(*words, "--accept-code")[0] == 0
