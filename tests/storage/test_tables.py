@@ -36,13 +36,13 @@ def test_a_table_is_read_as_pandas_reads_it(tmp_path):
 
 MANY = 2_000_000
 BOMBS = {
-    "a long text in every row": {"cell": [0] * MANY, "metric": ["x" * 5000] * MANY},
-    "a long text, dictionary": {"metric": pd.Categorical(["x" * 10**6] * 10_000)},
-    "one very long text": {"metric": ["x" * (2**28 + 1)]},
-    "rows without end": {"cell": np.zeros(40_000_000, np.int8)},
-    "bytes": {"metric": [b"x" * 100]},
-    "lists": {"metric": [["x"] * 100]},
-    "columns without end": {f"x{k}": [0] for k in range(tables.MOST_COLUMNS + 1)},
+    "a long text in every row": lambda: {"cell": [0] * MANY, "metric": ["x" * 5000] * MANY},
+    "a long text, dictionary": lambda: {"metric": pd.Categorical.from_codes([0] * 10_000, ["x" * 10**6])},
+    "one very long text": lambda: {"metric": ["x" * (2**28 + 1)]},
+    "rows without end": lambda: {"cell": np.zeros(40_000_000, np.int8)},
+    "bytes": lambda: {"metric": [b"x" * 100]},
+    "lists": lambda: {"metric": [["x"] * 100]},
+    "columns without end": lambda: {f"x{k}": [0] for k in range(tables.MOST_COLUMNS + 1)},
 }
 
 
@@ -61,7 +61,7 @@ def written(columns):
 
 @pytest.mark.parametrize("kind", list(BOMBS))
 def test_a_small_file_does_not_fill_the_memory(tmp_path, kind):
-    (tmp_path / "a.parquet").write_bytes(written(BOMBS[kind]))
+    (tmp_path / "a.parquet").write_bytes(written(BOMBS[kind]()))
     assert (tmp_path / "a.parquet").stat().st_size < 2**18
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(Damaged, match=r"a\.parquet: damaged \(.*(rows|texts|column)") as caught:
