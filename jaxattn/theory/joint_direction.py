@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -78,24 +79,26 @@ def solve_direction(
     weight: np.ndarray,
     tolerance: float,
 ) -> tuple[TwoSided, float]:
-    """Solve for p_* with holders of light sequences that no other choice improves on; and what is spare.
+    """Solve for p_* with the highest tokens as holders of light sequences; and what is spare.
 
     A light sequence requires max over its tokens h with y γ_h > 1 of a_h ≥ a_s + least. So p_* has to be the
-    shortest for every choice among holders that are level at p_*: if one choice gives a shorter p, that
-    choice is made.
+    shortest for every choice among holders that are level at p_*. Where one choice gives a shorter p, the
+    flow leaves p_*, and the point it was read off is not far enough along the path.
     """
     holders = _holders(scores, classes, heavy)
     for _ in range(_CHOICES):
         found, spare = _direction_of(E, scores, log_r, classes, holders, heavy, weight, tolerance)
         reached = E @ found.p
         highest = _holders(reached, classes, heavy)
-        if any(reached[highest[X]] - reached[h] > _STRICT for X, h in holders.items()):
-            scores, holders = reached, highest
-            continue
-        shorter = _shorter(E, scores, log_r, classes, holders, heavy, weight, tolerance, found)
-        if shorter is None:
+        if all(reached[highest[X]] - reached[h] <= _STRICT for X, h in holders.items()):
+            for other in _level_choices(E, scores, classes, holders, heavy, weight, found):
+                if _is_shorter(E, scores, log_r, classes, other, heavy, weight, tolerance, found):
+                    raise Refused(
+                        "several level tokens may hold a light sequence, and one of them gives a shorter p; "
+                        "give a later point of the path"
+                    )
             return found, spare
-        holders = shorter
+        scores, holders = reached, highest
     raise Refused("which token holds a light sequence is not decided")
 
 
@@ -123,7 +126,30 @@ def _direction_of(
     return found, float(spare)
 
 
-def _shorter(
+def _level_choices(
+    E: np.ndarray,
+    scores: np.ndarray,
+    classes: Classes,
+    holders: dict[int, int],
+    heavy: np.ndarray,
+    weight: np.ndarray,
+    found: TwoSided,
+) -> Iterator[dict[int, int]]:
+    """Yield every choice of holders among those that are level with the present ones.
+
+    Sequences without a multiplier keep theirs: p_* is the shortest without their requirements too.
+    """
+    pairs, _ = _requirements(scores, classes, holders, heavy, weight)
+    tight = found.multipliers > _NO_MULTIPLIER * found.multipliers.max(initial=0)
+    held = {key[0] for key, counts in zip(sorted(pairs), tight, strict=True) if counts}
+    level = _level(E @ found.p, classes, {X: h for X, h in holders.items() if h in held})
+    if math.prod(len(choices) for choices in level.values()) > _LEVEL_CHOICES:
+        raise Refused("too many tokens are level that may hold a light sequence")
+    for chosen in itertools.product(*level.values()):
+        yield holders | dict(zip(level, chosen, strict=True))
+
+
+def _is_shorter(
     E: np.ndarray,
     scores: np.ndarray,
     log_r: float,
@@ -133,26 +159,12 @@ def _shorter(
     weight: np.ndarray,
     tolerance: float,
     found: TwoSided,
-) -> dict[int, int] | None:
-    """Find holders level with the present ones that give a shorter p; None if there are none.
-
-    Sequences without a multiplier do not count: p_* is the shortest without their requirements too.
-    """
-    pairs, _ = _requirements(scores, classes, holders, heavy, weight)
-    tight = found.multipliers > _NO_MULTIPLIER * found.multipliers.max(initial=0)
-    held = {key[0] for key, counts in zip(sorted(pairs), tight, strict=True) if counts}
-    level = _level(E @ found.p, classes, {X: h for X, h in holders.items() if h in held})
-    if math.prod(len(choices) for choices in level.values()) > _LEVEL_CHOICES:
-        raise Refused("too many tokens are level that may hold a light sequence")
-    for chosen in itertools.product(*level.values()):
-        other = holders | dict(zip(level, chosen, strict=True))
-        try:
-            tried, _ = _direction_of(E, scores, log_r, classes, other, heavy, weight, tolerance)
-        except Refused:
-            continue
-        if np.linalg.norm(tried.p) < (1 - _STRICT) * np.linalg.norm(found.p):
-            return other
-    return None
+) -> bool:
+    try:
+        other, _ = _direction_of(E, scores, log_r, classes, holders, heavy, weight, tolerance)
+    except Refused:
+        return False
+    return bool(np.linalg.norm(other.p) < (1 - _STRICT) * np.linalg.norm(found.p))
 
 
 def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dict[int, list[int]]:

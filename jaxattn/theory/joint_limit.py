@@ -87,7 +87,7 @@ def certify_joint_limit(
                                  a_h - a_s ≥ -1/2    the same with y γ_s = 1,
 
     a = Φ p, γ = Φ v_mm, h the highest token of the sequence with y γ_h > 1. Where several are level at p_*,
-    p_* is the shortest for each choice of h. Strict conditions are what the
+    p_* has to be the shortest for each choice of h. Strict conditions are what the
     description takes for granted: in a heavy sequence tokens with y γ_s > 1 lie lower by κ = 1, those with
     y γ_s = 1 and the higher γ by κ = 1/2, with something to spare for the force that draws them up,
 
