@@ -11,12 +11,15 @@ import pandas as pd
 from scipy import stats
 
 from jaxattn.core.settings import markdown_table
-from jaxattn.results.intervals import BOOTSTRAP_SEEDS, clopper_pearson, geometric, student_t
+from jaxattn.results.intervals import BOOTSTRAP_SEEDS, clopper_pearson, geometric, jackknife, student_t
 from jaxattn.results.statistics import aggregate
 
 LAWS = {"normal": stats.norm(), "exponential": stats.expon(), "lognormal": stats.lognorm(1)}
 SEEDS = (3, 5, 8, 10, 20, 40)
 SHARES = (0.5, 0.9, 0.99)
+# Values with ties, as shares of two sequences are, and a curve over bins with noise in every seed.
+TIED, WEIGHTS = np.array([0, 0.5, 1]), (0.05, 0.15, 0.8)
+BINS, NOISE = np.linspace(-1, 1, 20), 8.0
 
 
 def main() -> None:
@@ -31,6 +34,8 @@ def main() -> None:
     rows["t of logarithms, geometric mean, lognormal"] = lambda n: held(
         geometric(lognormal.rvs((20_000, n), random_state=rng)), 1.0
     )
+    rows["Student's t, mean, of 0, ½ and 1 (.05, .15, .8)"] = lambda n: of_ties(n, rng)
+    rows["jackknife, correlation of the mean curve of 20 bins"] = lambda n: of_curve(n, rng)
     for name, law in LAWS.items():
         rows[f"BCa, interquartile mean, {name}"] = lambda n, law=law: of_middle(law, n, rng)
     for p in SHARES:
@@ -42,6 +47,30 @@ def main() -> None:
 def held(bounds: tuple[Any, Any], truth: float) -> float:
     """Share of the intervals that hold the truth."""
     return float(((bounds[0] <= truth) & (truth <= bounds[1])).mean())
+
+
+def of_ties(n: int, rng: np.random.Generator) -> float:
+    """Coverage of the mean of values with ties, where they are not all equal."""
+    low, high = student_t(rng.choice(TIED, (20_000, n), p=WEIGHTS))
+    made = np.isfinite(low)
+    return held((low[made], high[made]), float(TIED @ WEIGHTS))
+
+
+def of_curve(n: int, rng: np.random.Generator) -> float:
+    """Coverage of the correlation with the bins of the mean over seeds of a line with noise.
+
+    The truth is its expectation: noise makes the correlation of a mean over n seeds lower than 1.
+    """
+    curves = BINS + NOISE * rng.normal(size=(4000, n, len(BINS)))
+    total = curves.sum(axis=1, keepdims=True)
+    value, left_out = correlation(total[:, 0]), correlation((total - curves) / (n - 1))
+    return held(jackknife(value, left_out.T), float(value.mean()))
+
+
+def correlation(curves: Any) -> Any:
+    """Correlate curves with the bins."""
+    curves = curves - curves.mean(axis=-1, keepdims=True)
+    return curves @ BINS / np.sqrt(np.square(curves).sum(axis=-1) * (BINS @ BINS))
 
 
 def of_middle(law: Any, n: int, rng: np.random.Generator) -> float | None:

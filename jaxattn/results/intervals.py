@@ -80,8 +80,8 @@ def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tup
 def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
     """Bound a number that n seeds make together: value ± t σ, σ² = (n - 1)/n Σ_i (x_(i) - mean of them)².
 
-    Of a mean that is Student's interval; of any other symmetric function of the seeds σ² is too large on
-    average, never too small.
+    Of a mean that is Student's interval. Of any other symmetric function of the seeds the expectation of σ²
+    is at least its variance at n - 1 seeds, but the interval may still cover less than 95 %.
 
     Args:
         value: (...) float, of all seeds.
