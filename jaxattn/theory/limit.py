@@ -70,7 +70,8 @@ class Limit(Brief):
 
     Attributes:
         direction: the max-margin problem of the limit; "nothing" if nothing moves p, which then is finite.
-        away: (); 1 - cos of p and p_*; 0 if nothing moves p.
+        away: (); 1 - cos of the distances to the top, a_top - a_s of all tokens below it, at p and at p_*; 0
+            if nothing moves p. Parts of p that no sequence sees do not count.
         gradient: (); size of the gradient of the tied part of the loss on 𝒯, the span of the differences of
             tied tokens, relative to the forces that cancel in it. 0 without ties.
         curvature: (); smallest eigenvalue of its Hessian on 𝒯, relative to the largest; inf without ties.
@@ -195,7 +196,7 @@ def certify_limit(
     unknown = np.append(order.unknown, False)[order.group]
     return Limit(
         direction=direction,
-        away=one_minus_cosine(p, direction.p) if np.any(direction.p) else 0.0,
+        away=_away(E @ p, E @ direction.p, entries),
         gradient=gradient,
         curvature=curvature,
         loose=_along(E, direction, slack),
@@ -223,6 +224,13 @@ def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: n
     f = _summed(sequence, weight[:, None] * value, n) / total[:, None]
     log_total = np.log(total) + highest
     return Entries(sequence, token, top, chosen, log_weight, value, f, log_total)
+
+
+def _away(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:
+    """Compute 1 - cos of the distances to the top at p and in the limit."""
+    top, low = entries.top[~entries.chosen], entries.token[~entries.chosen]
+    apart = limit[top] - limit[low]
+    return float(one_minus_cosine(scores[top] - scores[low], apart)) if apart.any() else 0.0
 
 
 def _required(order: Orders) -> np.ndarray:

@@ -78,4 +78,5 @@ def test_files_that_name_the_version_name_this_one():
     cff = (root / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {jaxattn.__version__}\n" in cff
     changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## (.*)$", changes, re.M)[0] == jaxattn.__version__
+    versions = [title for title in re.findall(r"^## (.*)$", changes, re.M) if title != "Unreleased"]
+    assert versions[0] == jaxattn.__version__

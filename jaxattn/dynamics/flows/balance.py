@@ -75,8 +75,8 @@ class _Rest(NamedTuple):
         left: what is left of the gradient, in units of the force, ().
         stiffness: its smallest derivative by tied scores, in units of the force, ().
         log_limit: log of the forces that would move the balance by _SHIFT, ().
-        hessian: the Hessian of the mean loss of the tied part by coordinates of the normals, (r, r); 1 for
-            rows that are zero.
+        inverse: the inverse of the Hessian of the mean loss of the tied part by coordinates of the normals,
+            (r, r); 0 for rows that are zero.
         normals: an orthonormal basis of the directions where it has a derivative, rows of zeros, (r, d).
         loose: (V,) bool; tokens that a direction without derivative moves off the leader of their class.
     """
@@ -86,7 +86,7 @@ class _Rest(NamedTuple):
     left: Array
     stiffness: Array
     log_limit: Array
-    hessian: Array
+    inverse: Array
     normals: Array
     loose: Array
 
@@ -157,7 +157,7 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, l
     means = class_values(corpus, leader, weight, values, _most_classes(E))
     embeddings = take(_orthogonal(E, rest.normals), merged)
     lift = (E @ rest.normals.T) / jnp.sqrt(jnp.square(E).sum(axis=1).max())
-    known = cancelled(corpus, values, Tied(attended, scores, embeddings, lift, rest.hessian))
+    known = cancelled(corpus, values, Tied(attended, scores, embeddings, lift, rest.inverse))
     idle = known.idle
     slides = attended & take(loose, index)
     alone = take(loose, index) & ~attended
@@ -223,7 +223,7 @@ def _rest(
     apart = lift - take(lift, leader)
     sizes = by_token(tied, force.pull)[1] @ jnp.square(apart @ vectors)
     free = jnp.abs(size) <= _LOOSE * sizes
-    slide = jnp.where(free, vectors, 0)
+    slide, held_fast = jnp.where(free, vectors, 0), jnp.where(free, 0, vectors)
     across = jnp.eye(len(size)) - slide @ slide.T
 
     def held(curvature: Array) -> Array:
@@ -236,21 +236,20 @@ def _rest(
     y = jax.lax.fori_loop(0, _NEWTON, improve, jnp.zeros(len(normals)))
     force, curvature = at(y)
     # A force of 1 moves tied scores apart by the inverse of this.
-    smallest = jnp.linalg.eigvalsh(held(curvature))[0]
+    size, vectors = jnp.linalg.eigh(held(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
-    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, smallest / positive(reach)), 1)
+    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] / positive(reach)), 1)
     slid = jnp.abs(apart @ slide).max(axis=1)
-    kept = jnp.where(free.any(), jnp.where(free, 0, vectors), jnp.eye(len(size)))
-    normals = kept.T @ normals
-    hessian = jnp.exp(force.log_scale) * (kept.T @ curvature @ kept)
+    inverse = jnp.exp(-force.log_scale) * ((vectors / positive(size)) @ vectors.T) * (spans[:, None] & spans)
+    inverse = jnp.where(spans.any(), inverse, 0)
     return _Rest(
         p=p + unit * (y @ normals),
         moved=jnp.abs(apart @ y).max(),
         left=jnp.abs(force.force @ lift).max(),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(_SHIFT * positive(stiffness)),
-        hessian=hessian + jnp.diag(1.0 * (jnp.square(normals).sum(axis=1) < 0.5)),
-        normals=normals,
+        inverse=jnp.where(free.any(), held_fast.T @ inverse @ held_fast, inverse),
+        normals=jnp.where(free.any(), held_fast.T @ normals, normals),
         loose=slid > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
     )
 

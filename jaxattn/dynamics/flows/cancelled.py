@@ -32,6 +32,8 @@ from jaxattn.dynamics.flows.direction import dense, residual
 from jaxattn.dynamics.flows.pairs import MOST_PAIRS, Pairs
 from jaxattn.dynamics.flows.ties import first_of
 
+# Number of idle pairs whose second order is computed.
+_MOST_IDLE = 32
 # What is left of terms that cancel, relative to their sizes: of first order, and of second order.
 _CANCELS, _CANCELS_TWICE = 1e-9, 1e-8
 # Difference of two values that is rounding, relative to their sizes.
@@ -62,14 +64,14 @@ class Tied(NamedTuple):
         scores: (V,); a, where the tied part of the loss is least.
         embeddings: (V, d); Q E.
         lift: (V, k); derivative of the scores by coordinates y of 𝒯.
-        hessian: (k, k); K, the Hessian of the tied part of the mean loss by y.
+        inverse: (k, k); K⁻¹, of the Hessian of the tied part of the mean loss by y; 0 for rows without y.
     """
 
     attended: Array
     scores: Array
     embeddings: Array
     lift: Array
-    hessian: Array
+    inverse: Array
 
 
 class _Entries(NamedTuple):
@@ -194,13 +196,13 @@ def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array
     group = entries.group.ravel()
     first = jnp.full(size, size, jnp.int32).at[group].min(jnp.where(idle.ravel(), number, size))
     own = idle.ravel() & (first[group] == number)
-    chosen = jnp.pad(first_of(own, min(MOST_PAIRS, size)), (0, max(0, MOST_PAIRS - size)))
-    used = own[chosen] & (jnp.arange(MOST_PAIRS) < size)
-    table = jnp.full(size, MOST_PAIRS, jnp.int32)
+    chosen = jnp.pad(first_of(own, min(_MOST_IDLE, size)), (0, max(0, _MOST_IDLE - size)))
+    used = own[chosen] & (jnp.arange(_MOST_IDLE) < size)
+    table = jnp.full(size, _MOST_IDLE, jnp.int32)
     place = jnp.where(used, group[chosen], size)
-    table = table.at[place].set(jnp.arange(MOST_PAIRS, dtype=jnp.int32), mode="drop")
+    table = table.at[place].set(jnp.arange(_MOST_IDLE, dtype=jnp.int32), mode="drop")
     top, low = (jnp.where(used, x.ravel()[chosen], 0) for x in (entries.top, entries.low))
-    return jnp.where(idle, table[entries.group], MOST_PAIRS), (top, low), own.sum() > MOST_PAIRS
+    return jnp.where(idle, table[entries.group], _MOST_IDLE), (top, low), own.sum() > _MOST_IDLE
 
 
 def _second_order(
@@ -216,7 +218,7 @@ def _second_order(
     owner = jnp.broadcast_to(jnp.minimum(bags.owner, n - 1)[:, None], number.shape)
 
     def by_pair(x: Array) -> Array:
-        empty = jnp.zeros((n, MOST_PAIRS, *x.shape[2:]), x.dtype)
+        empty = jnp.zeros((n, _MOST_IDLE, *x.shape[2:]), x.dtype)
         return empty.at[owner, number].add(x, mode="drop")
 
     weight = by_pair(entries.weight)
@@ -229,13 +231,17 @@ def _second_order(
     sizes = size.T @ weight
     gross = (jnp.einsum("nmc,nkc->mk", jnp.abs(steered), jnp.abs(deviation)) + sizes + sizes.T) / n
     turning = _turning(corpus, entries, number, tokens, tied.lift, loss, (weight, along, steered)) / n
-    answer = turning @ jnp.linalg.solve(tied.hessian, turning.T)
+    answer = turning @ tied.inverse @ turning.T
     whole = direct - (answer + answer.T) / 2
     whole = jnp.where(jnp.abs(whole) <= _CANCELS_TWICE * (gross + jnp.abs(answer)), 0, whole)
     own = jnp.diag(gross)
     unknown = (own > 0) & (jnp.abs(jnp.diag(direct)) <= _CANCELS_TWICE * own)
+    some = (whole != 0).any(axis=1)
+    kept = first_of(some, MOST_PAIRS)
+    top, low = (x[kept] for x in tokens)
+    whole = whole[kept][:, kept]
     log_size = jnp.where(whole == 0, -jnp.inf, jnp.log(jnp.abs(jnp.where(whole == 0, 1, whole))))
-    return Pairs(*tokens, log_size, jnp.sign(whole)), unknown.any()
+    return Pairs(top, low, log_size, jnp.sign(whole)), unknown.any() | (some.sum() > MOST_PAIRS)
 
 
 def _turning(

@@ -16,11 +16,10 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from jaxattn.core.pytrees import Leaf
-from jaxattn.dynamics.flows.conditions import when
 from jaxattn.dynamics.flows.direction import Force
 
-# Number of pairs that are followed.
-MOST_PAIRS = 32
+# Number of pairs that are followed: their terms are computed at every point, without any pair too.
+MOST_PAIRS = 8
 
 
 @struct.dataclass
@@ -44,12 +43,9 @@ class PairForce:
     def add_curvature(self, curvature: Float[Array, "k k"], place: Int[Array, " V"]) -> Float[Array, "k k"]:
         """Add the derivative of the force on the tokens with a place below k to a matrix over these."""
 
-        def add(curvature: Array, pairs: PairForce, place: Array) -> Array:
-            numbers = jnp.arange(len(curvature))
-            apart = 1.0 * (place[pairs.low][:, None] == numbers) - (place[pairs.top][:, None] == numbers)
-            return curvature + apart.T @ pairs._derivative @ apart
-
-        return when((self.terms != 0).any(), add, curvature, self, place)
+        numbers = jnp.arange(len(curvature))
+        apart = 1.0 * (place[self.low][:, None] == numbers) - (place[self.top][:, None] == numbers)
+        return curvature + apart.T @ self._derivative @ apart
 
     def product(self, x: Float[Array, " V"]) -> Float[Array, " V"]:
         """Multiply the derivative of the force on the scores with a vector."""
@@ -87,29 +83,24 @@ class Pairs:
 
     def add_to(self, force: Force, scores: Float[Array, " V"]) -> Force:
         """Add the force of the pairs at the scores a, (V,)."""
-        none = PairForce(self.top, self.low, jnp.zeros_like(self.log_size))
-        whole = force.replace(pairs=none)  # type: ignore[attr-defined]
-        return when(jnp.isfinite(self.log_size).any(), _add, whole, self, scores)
+        apart = scores[self.low] - scores[self.top]
+        log_size = self.log_size + apart[:, None] + apart
+        unit = jnp.maximum(force.log_scale, log_size.max())
+        unit = jnp.where(jnp.isneginf(unit), 0, unit)
+        scale = jnp.exp(force.log_scale - unit)
+        terms = self.sign * jnp.exp(log_size - unit)
+        modes = None if force.modes is None else force.modes * jnp.sqrt(scale)
+        return force.replace(  # type: ignore[attr-defined]
+            force=scale * force.force,
+            log_scale=jnp.maximum(force.log_scale, log_size.max()),
+            gross=scale * force.gross + 2 * jnp.abs(terms).sum(),
+            pull=scale * force.pull,
+            modes=modes,
+            pairs=PairForce(self.top, self.low, terms),
+        )
 
 
 def no_pairs(dtype: Any) -> Pairs:
     """Return no terms at all."""
     token, shape = jnp.zeros(MOST_PAIRS, jnp.int32), (MOST_PAIRS, MOST_PAIRS)
     return Pairs(token, token, jnp.full(shape, -jnp.inf, dtype), jnp.zeros(shape, dtype))
-
-
-def _add(force: Force, pairs: Pairs, scores: Array) -> Force:
-    apart = scores[pairs.low] - scores[pairs.top]
-    log_size = pairs.log_size + apart[:, None] + apart
-    unit = jnp.maximum(force.log_scale, log_size.max())
-    scale = jnp.exp(force.log_scale - unit)
-    terms = pairs.sign * jnp.exp(log_size - unit)
-    modes = None if force.modes is None else force.modes * jnp.sqrt(scale)
-    return force.replace(  # type: ignore[attr-defined]
-        force=scale * force.force,
-        log_scale=unit,
-        gross=scale * force.gross + 2 * jnp.abs(terms).sum(),
-        pull=scale * force.pull,
-        modes=modes,
-        pairs=force.pairs.replace(terms=terms),
-    )

@@ -16,7 +16,6 @@ docs/explanation/exact_flow_ties.md derives it.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
@@ -70,9 +69,9 @@ def room(E: Float[Array, "V d"]) -> int:
 
 def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:
     """List `count` tokens, those first for which something holds."""
-    token = jnp.arange(len(holds), dtype=jnp.int32)
-    # Not by argsort, whose int64 indices a caller's jit with float64 off cannot lower.
-    return jax.lax.sort((1 - holds.astype(jnp.int32), token), num_keys=1)[1][:count]
+    token, ones = jnp.arange(len(holds), dtype=jnp.int32), holds.astype(jnp.int32)
+    place = jnp.where(holds, jnp.cumsum(ones) - 1, ones.sum() + jnp.cumsum(1 - ones) - 1)
+    return jnp.zeros_like(token).at[place].set(token, unique_indices=True)[:count]
 
 
 def placed(tokens: Int[Array, " k"], vocab: int) -> Int[Array, " V"]:
