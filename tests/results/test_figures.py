@@ -409,7 +409,7 @@ def test_names_are_distinct_and_problems_do_not_stop_the_rest(results, configure
 def test_every_kind_has_words_for_its_options():
     for drawing in map(function, KINDS):
         options = list(inspect.signature(drawing).parameters)[1:]
-        assert all(f"        {name}: " in drawing.__doc__ for name in options)
+        assert all(f"    {name}: " in inspect.getdoc(drawing) for name in options)
 
 
 def test_every_option_has_a_type_that_a_sweep_file_can_give():
