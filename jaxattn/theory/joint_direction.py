@@ -70,101 +70,93 @@ def merged_classes(E: np.ndarray, p: np.ndarray, head: Head, entries: Entries, l
     return Classes(sequence, distinct % len(E), excess, own, log_q)
 
 
-def solve_direction(
-    E: np.ndarray,
-    scores: np.ndarray,
-    log_r: float,
-    classes: Classes,
-    heavy: np.ndarray,
-    weight: np.ndarray,
-    tolerance: float,
-) -> tuple[TwoSided, float]:
-    """Solve for p_* with the highest tokens as holders of light sequences; and what is spare.
+class Program(NamedTuple):
+    """What a direction of p is asked for.
 
-    A light sequence requires max over its tokens h with y γ_h > 1 of a_h ≥ a_s + least. So p_* has to be the
-    shortest for every choice among holders that are level at p_*. Where one choice gives a shorter p, the
-    flow leaves p_*, and the point it was read off is not far enough along the path.
+    Attributes:
+        E: (V, D); keys, orthogonal to 𝒯.
+        log_r: log of the length of v, relative to v_mm.
+        classes: the classes of tied tokens.
+        heavy: (n,) bool.
+        weight: (n,); the weight of heavy sequences.
+        tolerance: largest relative duality gap.
     """
-    holders = _holders(scores, classes, heavy)
-    for _ in range(_CHOICES):
-        found, spare = _direction_of(E, scores, log_r, classes, holders, heavy, weight, tolerance)
-        reached = E @ found.p
-        highest = _holders(reached, classes, heavy)
-        if all(reached[highest[X]] - reached[h] <= _STRICT for X, h in holders.items()):
-            for other in _level_choices(E, scores, classes, holders, heavy, weight, found):
-                if _is_shorter(E, scores, log_r, classes, other, heavy, weight, tolerance, found):
+
+    E: np.ndarray
+    log_r: float
+    classes: Classes
+    heavy: np.ndarray
+    weight: np.ndarray
+    tolerance: float
+
+    def solve(self, scores: np.ndarray) -> tuple[TwoSided, float]:
+        """Solve for p_* with the highest tokens as holders of light sequences; and what is spare.
+
+        A light sequence requires max over its tokens h with y γ_h > 1 of a_h ≥ a_s + least. So p_* has to be
+        the shortest for every choice among holders that are level at p_*. Where one choice gives a shorter p,
+        the flow leaves p_*, and the point that it was read off is not far enough along the path.
+
+        Args:
+            scores: (V,); at a point of the path.
+
+        Returns:
+            The direction, and the least of what its strict conditions have to spare.
+
+        Raises:
+            Refused: there is none, or it is not decided.
+        """
+        holders = _holders(scores, self.classes, self.heavy)
+        for _ in range(_CHOICES):
+            found, spare = self._with(scores, holders)
+            reached = self.E @ found.p
+            highest = _holders(reached, self.classes, self.heavy)
+            if all(reached[highest[X]] - reached[h] <= _STRICT for X, h in holders.items()):
+                if any(self._shortens(found, scores, other) for other in self._level(found, scores, holders)):
                     raise Refused(
                         "several level tokens may hold a light sequence, and one of them gives a shorter p; "
                         "give a later point of the path"
                     )
-            return found, spare
-        scores, holders = reached, highest
-    raise Refused("which token holds a light sequence is not decided")
+                return found, spare
+            scores, holders = reached, highest
+        raise Refused("which token holds a light sequence is not decided")
 
+    def _with(self, scores: np.ndarray, holders: dict[int, int]) -> tuple[TwoSided, float]:
+        """Solve with given holders."""
+        pairs, buried = _requirements(scores, self.classes, holders, self.heavy, self.weight)
+        keys = sorted(pairs)
+        better, worse = np.array(keys, int).reshape(-1, 2).T
+        found = two_sided(self.E[better] - self.E[worse], np.array([pairs[key] for key in keys]))
+        if not found.feasible or found.gap > self.tolerance:
+            raise Refused("no direction of p meets what the description asks for")
+        spare = _spare(self.E, self.E @ found.p, self.log_r, buried)
+        if not spare > _STRICT:
+            raise Refused("a token above the margin comes up in a heavy sequence")
+        return found, float(spare)
 
-def _direction_of(
-    E: np.ndarray,
-    scores: np.ndarray,
-    log_r: float,
-    classes: Classes,
-    holders: dict[int, int],
-    heavy: np.ndarray,
-    weight: np.ndarray,
-    tolerance: float,
-) -> tuple[TwoSided, float]:
-    """Solve for p_* with given holders, and compute what its strict conditions have to spare."""
-    pairs, buried = _requirements(scores, classes, holders, heavy, weight)
-    keys = sorted(pairs)
-    better, worse = np.array(keys, int).reshape(-1, 2).T
-    required = np.array([pairs[key] for key in keys])
-    found = two_sided(E[better] - E[worse], required)
-    if not found.feasible or found.gap > tolerance:
-        raise Refused("no direction of p meets what the description asks for")
-    spare = _spare(E, E @ found.p, log_r, buried)
-    if not spare > _STRICT:
-        raise Refused("a token above the margin comes up in a heavy sequence")
-    return found, float(spare)
+    def _level(
+        self, found: TwoSided, scores: np.ndarray, holders: dict[int, int]
+    ) -> Iterator[dict[int, int]]:
+        """Yield every choice of holders among those that are level with the present ones.
 
+        Sequences without a multiplier keep theirs: p_* is the shortest without their requirements too.
+        """
+        pairs, _ = _requirements(scores, self.classes, holders, self.heavy, self.weight)
+        tight = found.multipliers > _NO_MULTIPLIER * found.multipliers.max(initial=0)
+        tops = {key[0] for key, counts in zip(sorted(pairs), tight, strict=True) if counts}
+        held = {X: h for X, h in holders.items() if h in tops}
+        level = _level(self.E @ found.p, self.classes, held)
+        if math.prod(len(choices) for choices in level.values()) > _LEVEL_CHOICES:
+            raise Refused("too many tokens are level that may hold a light sequence")
+        for chosen in itertools.product(*level.values()):
+            yield holders | dict(zip(level, chosen, strict=True))
 
-def _level_choices(
-    E: np.ndarray,
-    scores: np.ndarray,
-    classes: Classes,
-    holders: dict[int, int],
-    heavy: np.ndarray,
-    weight: np.ndarray,
-    found: TwoSided,
-) -> Iterator[dict[int, int]]:
-    """Yield every choice of holders among those that are level with the present ones.
-
-    Sequences without a multiplier keep theirs: p_* is the shortest without their requirements too.
-    """
-    pairs, _ = _requirements(scores, classes, holders, heavy, weight)
-    tight = found.multipliers > _NO_MULTIPLIER * found.multipliers.max(initial=0)
-    held = {key[0] for key, counts in zip(sorted(pairs), tight, strict=True) if counts}
-    level = _level(E @ found.p, classes, {X: h for X, h in holders.items() if h in held})
-    if math.prod(len(choices) for choices in level.values()) > _LEVEL_CHOICES:
-        raise Refused("too many tokens are level that may hold a light sequence")
-    for chosen in itertools.product(*level.values()):
-        yield holders | dict(zip(level, chosen, strict=True))
-
-
-def _is_shorter(
-    E: np.ndarray,
-    scores: np.ndarray,
-    log_r: float,
-    classes: Classes,
-    holders: dict[int, int],
-    heavy: np.ndarray,
-    weight: np.ndarray,
-    tolerance: float,
-    found: TwoSided,
-) -> bool:
-    try:
-        other, _ = _direction_of(E, scores, log_r, classes, holders, heavy, weight, tolerance)
-    except Refused:
-        return False
-    return bool(np.linalg.norm(other.p) < (1 - _STRICT) * np.linalg.norm(found.p))
+    def _shortens(self, found: TwoSided, scores: np.ndarray, holders: dict[int, int]) -> bool:
+        """Return whether other holders give a shorter p."""
+        try:
+            other, _ = self._with(scores, holders)
+        except Refused:
+            return False
+        return bool(np.linalg.norm(other.p) < (1 - _STRICT) * np.linalg.norm(found.p))
 
 
 def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dict[int, list[int]]:

@@ -10,7 +10,7 @@ from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import entries_of, tie_classes
-from jaxattn.theory.joint_direction import ON_MARGIN, merged_classes, solve_direction
+from jaxattn.theory.joint_direction import ON_MARGIN, Program, merged_classes
 from jaxattn.theory.joint_head import Entries, Refused, solve_head, weights_of_sequences
 from jaxattn.theory.least_distance import TwoSided
 from jaxattn.theory.selection import require_finite, require_keys
@@ -159,7 +159,8 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
             raise Refused("a sequence lies below the margin of the heavy ones")
         classes = merged_classes(E, p, head, entries, leader)
         flat = E - E @ normals.T @ normals
-        direction, spare = solve_direction(flat, flat @ p, np.log(r), classes, heavy, weight, tolerance)
+        program = Program(flat, np.log(r), classes, heavy, weight, tolerance)
+        direction, spare = program.solve(flat @ p)
         found |= {"p": direction.p, "direction": direction, "spare": spare}
     except Refused as refused:
         return JointLimit(**found, reason=str(refused))
