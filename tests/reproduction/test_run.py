@@ -104,7 +104,7 @@ def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
     assert status == 0
     assert "A tiny book" in printed
     text = (out / "index.md").read_text(encoding="utf-8")
-    verdict = "**Of 2 judged numbers in 2 of 2 items, 2 agree.**"
+    verdict = "**Of 2 judged numbers in 2 of 4 items, 2 agree.**"
     assert text.startswith(f"# A tiny book\n\n{verdict}\n\nNumbers that a note reports, run again.\n")
     assert "falls like d^(-1/2) (a note of nobody's)." in text
     assert "| power of d in the error per unit of η0 |" in text
