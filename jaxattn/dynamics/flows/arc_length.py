@@ -190,7 +190,9 @@ class Integration:
     rejected: Leaf
 
 
-def begin(flow: Flow, ends: Ends, reach: Array, points: int) -> Integration:
+def begin(
+    flow: Flow, ends: Ends, reach: Array, points: int, log_gradient_norm: Array | float = math.nan
+) -> Integration:
     """Stand at the start of a path.
 
     Args:
@@ -198,14 +200,17 @@ def begin(flow: Flow, ends: Ends, reach: Array, points: int) -> Integration:
         ends: where the path is to end.
         reach: about how long it is, ().
         points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
+        log_gradient_norm: log of the size of the gradient at the start, (), if row 0 is read before the first
+            step, which has no length and evaluates the flow.
     """
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    local = flow.at(z)
+    # Shapes alone: compiling an evaluation here and in a step takes twice as long.
+    local = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(flow.at, z))
     here = Row(
         z=z,
         arc_length=zero,
-        log_gradient_norm=local.log_gradient_norm,
+        log_gradient_norm=zero + log_gradient_norm,
         log_time=zero - jnp.inf,
         steps=count,
     )

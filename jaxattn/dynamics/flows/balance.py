@@ -92,59 +92,71 @@ class _Rest(NamedTuple):
 
 
 def find_ties(
-    E: Float[Array, "V d"], p: Float[Array, " d"], values: Float[Array, " V *K"], corpus: Corpus
-) -> Balance:
+    E: Float[Array, "V d"],
+    p: Float[Array, " d"],
+    values: Float[Array, " V *K"],
+    corpus: Corpus,
+    before: Ties,
+    slides: Bool[Array, ""] | bool = False,
+    wanted: Bool[Array, ""] | bool = True,
+) -> tuple[Float[Array, " d"], Balance]:
     """Find what cancels where the forces balance up to rounding: tokens that tie, and idle pairs.
 
-    Tokens tie that a sequence attends to together. How far below the top attention ends is told by a hole
-    among all tokens' distances to the top of their sequences: tied ones stay near, others have fallen by the
+    Tokens tie that a sequence attends to together. The distances of all tokens to the top of their
+    sequences have a hole between tied tokens, which stay near, and others, which have fallen by the
     logarithm of what float64 resolves. It is the widest hole, as a rule, else one of the next: where tokens
     that do not tie are on their way up or down, the hole above them may be narrower than that below.
 
+    A path that slides along a curve in straight pieces ends a piece beside the curve. It is first moved
+    back, along the normals of the former ties. Both are one loop, because each is expensive to compile.
+
     Args:
         E: (V, d).
-        p: (d,); where the flow of all of p ended.
+        p: (d,); where the flow ended.
         values: γ, (V,), or (V, K) for K > 2 classes.
         corpus: n sequences over V tokens.
+        before: the ties up to here.
+        slides: whether to move p back to their balance first, ().
+        wanted: whether to look for ties at all, ().
 
     Returns:
-        The ties, and whether they hold: Newton's method finds a zero of the gradient of the tied part of
-        the loss nearby, and its Hessian on 𝒯 is positive definite there. Without ties and without idle
-        pairs they do not.
+        p (d,), moved back if it was to be; and the ties there, and whether they hold: Newton's method finds
+        a zero of the gradient of the tied part of the loss nearby, and its Hessian on 𝒯 is positive definite
+        there. Without ties and without idle pairs they do not.
     """
-    below = below_top(corpus, E @ p)
-    edges = _holes(below)
-    nothing = no_balance(E, p, values, corpus)
-    hidden = coordinates(E, p, values, corpus)
-    log_hidden = hidden.log_gross(hidden.zero)
 
-    def attempt(state: tuple[Array, Balance]) -> tuple[Array, Balance]:
-        tried, _ = state
-        found = _ties_of(E, p, values, corpus, _classes(corpus, below <= edges[tried]), log_hidden)
-        known = found.settled | found.undecided
-        return tried + 1, jax.tree.map(partial(jnp.where, known), found, nothing)
+    def attempt(state: tuple[Array, Array, Balance]) -> tuple[Array, Array, Balance]:
+        tried, p, _ = state
+        back = tried < 0
+        below = below_top(corpus, E @ p)
+        edge = _holes(below)[jnp.maximum(tried, 0)]
+        leader = jnp.where(back, before.leader, _classes(corpus, below <= edge))
+        normals = jnp.where(back, before.normals, _normals(E, leader))
+        found = _ties_of(E, p, values, corpus, leader, normals)
+        known = ~back & (found.settled | found.undecided)
+        p = jnp.where(back, found.p, p)
+        nothing = no_balance(E, p, values, corpus)
+        return tried + 1, p, jax.tree.map(partial(jnp.where, known), found, nothing)
 
-    def open_yet(state: tuple[Array, Balance]) -> Array:
-        tried, found = state
-        return (tried < len(edges)) & ~found.settled & ~found.undecided
+    def open_yet(state: tuple[Array, Array, Balance]) -> Array:
+        tried, _, found = state
+        return (tried < 0) | (wanted & (tried < holes) & ~found.settled & ~found.undecided)
 
-    return jax.lax.while_loop(open_yet, attempt, (jnp.asarray(0, jnp.int32), nothing))[1]
-
-
-def back_on_curve(
-    E: Float[Array, "V d"], p: Float[Array, " d"], values: Float[Array, " V *K"], corpus: Corpus, ties: Ties
-) -> Float[Array, " d"]:
-    """Move p to the balance from beside it, where a straight piece of a curve ends, along its normals."""
-    attended = top_class(E, p, corpus, ties.leader)
-    return _rest(E, p, values, corpus, ties.normals, attended, ties.leader).p
+    holes = min(_HOLES, corpus.bags.index.size)
+    first = jnp.where(slides, -1, 0).astype(jnp.int32)
+    _, p, found = jax.lax.while_loop(open_yet, attempt, (first, p, no_balance(E, p, values, corpus)))
+    return p, found
 
 
-def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, log_hidden: Array) -> Balance:
-    """Balance classes of tokens that may tie, given the log of all forces that may hide others."""
+def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, normals: Array) -> Balance:
+    """Balance classes of tokens that may tie, along the normals of their differences."""
     bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     attended = top_class(E, p, corpus, leader)
-    rest = _rest(E, p, values, corpus, _normals(E, leader), attended, leader)
+    rest = _rest(E, p, values, corpus, normals, attended, leader)
+    hidden = coordinates(E, p, values, corpus)
+    # All forces there are, which may hide others.
+    log_hidden = hidden.log_gross(hidden.zero)
     # As numbers: a GPU has no atomic operation on booleans, and would compare and swap.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
     merged = jnp.where(loose, vocab, leader)

@@ -33,7 +33,7 @@ from jaxattn.dynamics.flows.arc_length import (
     integrate,
     restart,
 )
-from jaxattn.dynamics.flows.balance import back_on_curve, find_ties, no_balance
+from jaxattn.dynamics.flows.balance import find_ties, no_balance
 from jaxattn.dynamics.flows.conditions import when
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.seeds import Inputs, doubled, of_seeds, over_seeds, refuse_derivative
@@ -224,7 +224,8 @@ def begin_path(scores: Scores, p: Array, ends: Sequence[float], points: int) -> 
     """
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
-        return _begin(*doubled(keys, start, values), corpus, doubled(*ends), points)
+        arrays = doubled(keys, start, values)
+        return _begin(*arrays, corpus, doubled(*ends), points, _log_gradient_norm(*arrays, corpus))
 
 
 def continue_path(
@@ -272,7 +273,13 @@ def _follow(
 
 @partial(jax.jit, static_argnames="points")
 def _begin(
-    E: Array, p: Array, values: Array, corpus: Corpus, numbers: Sequence[Array], points: int
+    E: Array,
+    p: Array,
+    values: Array,
+    corpus: Corpus,
+    numbers: Sequence[Array],
+    points: int,
+    log_gradient_norm: Array | float = math.nan,
 ) -> PathSoFar:
     """Stand at the start of the path of one seed."""
     ends = Ends(*numbers)
@@ -281,13 +288,20 @@ def _begin(
     return PathSoFar(
         p=jnp.broadcast_to(p, (points, len(p))),
         norm=jnp.broadcast_to(jnp.linalg.norm(p), (points,)),
-        integration=begin(flow, ends, _reach(ends), points),
+        integration=begin(flow, ends, _reach(ends), points, log_gradient_norm),
         start=p,
         ties=ties,
         tied=jnp.asarray(False),
         left=jnp.asarray(_STAGES, jnp.int32),
         begun=jnp.zeros((), jnp.int32),
     )
+
+
+@jax.jit
+def _log_gradient_norm(E: Array, p: Array, values: Array, corpus: Corpus) -> Array:
+    """Compute log ‖∂L/∂p‖, ()."""
+    flow = tied_coordinates(E, p, corpus, no_ties(E, values, corpus))
+    return flow.at(flow.zero).log_gradient_norm
 
 
 def _continue(
@@ -341,18 +355,14 @@ def _next_stage(
     integration, ties = after.integration, before.ties
     runs = integration.status == Stop.RUNNING
     slides = before.tied & ties.watch.slides & ~runs
-    end = after.p[-1]
-    p = when(slides, lambda _, *given: back_on_curve(*given), end, *(E, end, values, corpus, ties))
     balances = integration.status == Stop.BALANCED
     looks = balances & (~before.tied | slides)
+    end = after.p[-1]
+    given = E, end, values, corpus, ties, slides, looks
+    otherwise = end, no_balance(E, end, values, corpus)
+    p, found = when(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
     # Without progress the next stage would begin and end here too.
     stuck = balances & before.tied & (integration.accepted == before.begun)
-    found = when(
-        looks,
-        lambda _, *given: find_ties(*given),
-        no_balance(E, p, values, corpus),
-        *(E, p, values, corpus),
-    )
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)

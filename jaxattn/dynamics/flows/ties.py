@@ -69,8 +69,8 @@ def room(E: Float[Array, "V d"]) -> int:
 
 def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:
     """List `count` tokens, those first for which something holds."""
-    token, ones = jnp.arange(len(holds), dtype=jnp.int32), holds.astype(jnp.int32)
-    place = jnp.where(holds, jnp.cumsum(ones) - 1, ones.sum() + jnp.cumsum(1 - ones) - 1)
+    token, holders = jnp.arange(len(holds), dtype=jnp.int32), jnp.cumsum(holds, dtype=jnp.int32)
+    place = jnp.where(holds, holders - 1, holders[-1] + token - holders)
     return jnp.zeros_like(token).at[place].set(token, unique_indices=True)[:count]
 
 

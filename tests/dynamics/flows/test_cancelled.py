@@ -7,6 +7,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.dynamics.flows import balance
+from jaxattn.dynamics.flows.ties import no_ties
 from jaxattn.theory import certify_limit
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -30,7 +31,8 @@ def away(p, direction):
 
 def found(corpus, values, p):
     """The balance next to p, with E = 1."""
-    return jax.jit(balance.find_ties)(jnp.eye(6), jnp.array(p, float), jnp.array(values, float), corpus)
+    given = jnp.eye(6), jnp.array(p, float), jnp.array(values, float), corpus
+    return jax.jit(lambda *given: balance.find_ties(*given, no_ties(given[0], *given[2:]))[1])(*given)
 
 
 def size_of(pairs, top, low):
