@@ -1,15 +1,18 @@
-"""Per-seed tables of every synthetic sweep, made small: whether a change of the code moves a bit of them.
+"""Check that a change of the code leaves the per-seed tables of the shipped studies bitwise unchanged.
 
-    python benchmarks/guard.py against REV       # today's code and that of a revision, both on this machine
+    python benchmarks/guard.py against REV       # run the working tree and a revision, and compare
     python benchmarks/guard.py against REV --only quickstart joint_flow
-    python benchmarks/guard.py record DIR        # one of them alone
+    python benchmarks/guard.py record DIR        # run one tree; --root DIR runs another checkout
     python benchmarks/guard.py compare DIR DIR
 
-It guards moves of code, not the truth of numbers. Compilers round otherwise on other processors, so that only
-tables of one machine can be compared.
+All synthetic studies are run at a small size, one on made-up texts and one on vectors. The script of the
+working tree runs both trees, so a revision may have its files elsewhere: see `MOVED`. Results depend on the
+processor, so only tables of one machine can be compared. The script shows that code was moved faithfully; it
+does not show that numbers are right.
 """
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import signal
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +29,8 @@ import pandas as pd
 
 HERE = Path(__file__).parents[1]
 PAPER = "jaxattn/reproduction/paper"
+# Where earlier revisions have files and modules, by today's place.
+MOVED: dict[str, str] = {}
 FEW = ("seeds=2", "data.sequences=64")
 WIDE = (*FEW, "data.vocab_size=30")
 SMALL = (*WIDE, "model.dim=32")
@@ -37,10 +43,85 @@ KEYS = ["cell", "seed", "phase", "step", "metric"]
 
 
 class Small(NamedTuple):
-    """A sweep file and what makes it small."""
+    """A sweep file, and overrides that make it small.
+
+    Attributes:
+        path: the sweep file, or the name of one in `MADE`.
+        overrides: `key=value`.
+    """
 
     path: str
     overrides: tuple[str, ...]
+
+
+# Sweep files and their code that are written for the guard.
+MADE = {
+    "texts.csv": "\n".join(
+        ["text,label,split"]
+        + [
+            f"{' '.join('abcdefghij'[(i * k + k // 3) % 10] * 2 for k in range(1, 6 + i % 5))},{i % 2},"
+            f"{'test' if i % 4 == 3 else 'train'}"
+            for i in range(48)
+        ]
+    ),
+    "texts.toml": """
+name = "texts"
+seeds = 3
+data = {kind = "csv", path = "texts.csv", split_column = "split"}
+model = {kind = "one_layer", dim = 32}
+[[phases]]
+name = "embed"
+kind = "one_step"
+step_size = 20.0
+[[phases]]
+name = "query"
+kind = "descent"
+train = ["p"]
+optimizer = "sgd"
+step_size = 1.0
+steps = 40
+""",
+    "vectors.py": """
+import jax
+import jax.numpy as jnp
+
+import jaxattn as ja
+
+
+def marked(key, *, dim: int = 8, length: int = 5, sequences: int = 32):
+    labels_key, place_key, noise_key = jax.random.split(key, 3)
+    labels = jax.random.rademacher(labels_key, (sequences,))
+    place = jax.random.randint(place_key, (sequences,), 0, length)
+    X = 0.5 * jax.random.normal(noise_key, (sequences, length, dim))
+    X = X.at[jnp.arange(sequences), place, 0].add(2.0).at[jnp.arange(sequences), place, 1].add(2.0 * labels)
+    return ja.data.Vectors(targets=labels, X=X, classes=2)
+
+
+class Attention(ja.Model):
+    takes = ja.data.Vectors
+    dim: int = 8
+
+    def init(self, key, like, *, dtype):
+        p, v = jax.random.normal(key, (2, self.dim), dtype)
+        return {"p": p / self.dim, "v": v / self.dim}
+
+    def outputs(self, params, data):
+        return (jax.nn.softmax(data.X @ params["p"]) * (data.X @ params["v"])).sum(axis=-1)
+""",
+    "vectors.toml": """
+name = "vectors"
+seeds = 3
+data = {kind = "vectors.py:marked", test_sequences = 16}
+model = {kind = "vectors.py:Attention"}
+[[phases]]
+name = "both"
+kind = "descent"
+train = ["p", "v"]
+optimizer = "adam"
+step_size = 0.5
+steps = 40
+""",
+}
 
 
 STUDIES = {
@@ -84,6 +165,8 @@ STUDIES = {
         kind: Small("sweeps/quickstart.toml", (*SMALL, *QUERY, f"model.kind={kind}"))
         for kind in ("key_query", "two_layer", "two_layer_weights", "mlp")
     },
+    "texts": Small("texts.toml", ()),
+    "vectors": Small("vectors.toml", ()),
     "fig2_synthetic": Small(f"{PAPER}/fig2_synthetic/study.toml", (*SMALL, *JOINT)),
     "topics": Small(f"{PAPER}/topics/study.toml", (*SMALL, *JOINT)),
     "k_class_law": Small(
@@ -98,19 +181,43 @@ STUDIES = {
 CONTINUED = "own"
 
 
-def record(folder: Path, names: list[str]) -> None:
-    """Run the small studies with the package that is imported, and write what they find of every seed."""
-    import jaxattn as ja
+def record(folder: Path, names: list[str], root: Path) -> None:
+    """Run the small studies with the package that is imported, and write what they find of every seed.
 
+    Args:
+        folder: where to write.
+        names: of `STUDIES`.
+        root: the checkout whose sweep files are run.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
             begin = time.perf_counter()
-            study = ja.Study.read(HERE / STUDIES[name].path, STUDIES[name].overrides)
-            _write(study.run(Path(scratch) / name, quiet=True), folder, name)
+            _write(_study(name, root, Path(scratch)).run(Path(scratch) / name, quiet=True), folder, name)
             print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
         if CONTINUED in names:
-            _write(_continued(Path(scratch) / "continued"), folder, "continued")
+            _write(_continued(Path(scratch), root), folder, "continued")
+
+
+def _study(name: str, root: Path, scratch: Path, *overrides: str):
+    """Read a study of a checkout; a sweep file of `MADE` is written to a folder first."""
+    import jaxattn as ja
+
+    small = STUDIES[name]
+    if small.path in MADE:
+        for file, content in MADE.items():
+            (scratch / file).write_text(content)
+        path = scratch / small.path
+        overrides = (*overrides, f"data.path={scratch / 'texts.csv'}") if name == "texts" else overrides
+    else:
+        path = next(path for place in _places(small.path) if (path := root / place).exists())
+    return ja.Study.read(path, [*small.overrides, *overrides])
+
+
+def _places(place: str) -> list[str]:
+    """Today's place of a file or module, and the former one."""
+    former = [old + place.removeprefix(new) for new, old in MOVED.items() if place.startswith(new)]
+    return [place, *former]
 
 
 def _write(results, folder: Path, name: str) -> None:
@@ -118,27 +225,27 @@ def _write(results, folder: Path, name: str) -> None:
     results.tokens.to_parquet(folder / f"{name}.tokens.parquet")
 
 
-def _continued(folder: Path):
-    """Run a study that is killed at its first checkpoint, and then continued."""
+def _continued(scratch: Path, root: Path):
+    """Kill a study at its first checkpoint, and resume it."""
     # Not a fork: locks that threads of this process hold would stay locked for ever.
-    child = multiprocessing.get_context("spawn").Process(target=_killed, args=(folder,))
+    child = multiprocessing.get_context("spawn").Process(target=_killed, args=(scratch, root))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL, "it was not killed"
-    return _to_continue().run(folder, quiet=True)
+    return _study(CONTINUED, root, scratch, "chunk=3").run(scratch / "continued", quiet=True)
 
 
-def _to_continue():
-    import jaxattn as ja
+def _module(name: str):
+    """Import a module from today's place or the former one."""
+    for place in _places(name):
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module(place)
+    raise ModuleNotFoundError(name)
 
-    return ja.Study.read(HERE / STUDIES[CONTINUED].path, [*STUDIES[CONTINUED].overrides, "chunk=3"])
 
-
-def _killed(folder: Path) -> None:
+def _killed(scratch: Path, root: Path) -> None:
     """Run the study until it takes a step of its second phase, saving after every one."""
-    from jaxattn.engine.clock import Intervals
-    from jaxattn.engine.progress import Reporter
-    from jaxattn.engine.run import run
+    Reporter = _module("jaxattn.engine.progress").Reporter
 
     class Killing(Reporter):
         def update(self, place: str, *_, **__) -> None:
@@ -146,8 +253,10 @@ def _killed(folder: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     with Killing(quiet=True) as reporter:
-        saving = Intervals(0.0, 0.0, float("inf"))
-        run(_to_continue(), folder, command="guard", reporter=reporter, intervals=saving)
+        saving = _module("jaxattn.engine.clock").Intervals(0.0, 0.0, float("inf"))
+        study = _study(CONTINUED, root, scratch, "chunk=3")
+        run = _module("jaxattn.engine.run").run
+        run(study, scratch / "continued", command="guard", reporter=reporter, intervals=saving)
 
 
 def compare(before: Path, after: Path) -> int:
@@ -192,16 +301,15 @@ def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
     return "; ".join(texts)
 
 
-def against(revision: str, names: list[str] | None) -> int:
+def against(revision: str, names: list[str]) -> int:
     """Record a revision and the working tree on this machine, and compare."""
     with tempfile.TemporaryDirectory() as scratch:
         other = Path(scratch) / "other"
         subprocess.run(["git", "worktree", "add", "--detach", str(other), revision], cwd=HERE, check=True)
         try:
             for root, name in ((other, "before"), (HERE, "after")):
-                script = root / "benchmarks" / "guard.py"
-                command = [sys.executable, str(script), "record", str(Path(scratch) / name)]
-                command += ["--only", *names] if names else []
+                command = [sys.executable, __file__, "record", str(Path(scratch) / name), "--root", str(root)]
+                command += ["--only", *names]
                 subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=True)
             return compare(Path(scratch) / "before", Path(scratch) / "after")
         finally:
@@ -215,15 +323,15 @@ def main() -> None:
     both.add_argument("revision")
     recording = commands.add_parser("record")
     recording.add_argument("folder", type=Path)
-    # Another revision may have other studies.
-    for parts, default in ((both, None), (recording, list(STUDIES))):
-        parts.add_argument("--only", nargs="*", default=default, choices=list(STUDIES))
+    recording.add_argument("--root", type=Path, default=HERE)
+    for parts in (both, recording):
+        parts.add_argument("--only", nargs="*", default=list(STUDIES), choices=list(STUDIES))
     comparing = commands.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     asked = parser.parse_args()
     if asked.command == "record":
-        record(asked.folder, asked.only)
+        record(asked.folder, asked.only, asked.root.resolve())
     elif asked.command == "compare":
         sys.exit(bool(compare(asked.before, asked.after)))
     else:
