@@ -23,10 +23,10 @@ import jax
 from seeds_per_second import STUDY
 
 import jaxattn as ja
-from jaxattn.engine import devices
-from jaxattn.engine import run as engine
-from jaxattn.engine.clock import Interrupted
-from jaxattn.engine.progress import Reporter
+from jaxattn.lab.engine import devices
+from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.progress import Reporter
 
 SERVER = Path(__file__).parents[1] / "tests" / "robustness"
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import tomli_w
 from imdb import folder_of_imdb
 
-from jaxattn.api import Study
 from jaxattn.chips.plan import quantity, seconds
+from jaxattn.lab.api import Study
 
 ROOT = Path(__file__).parents[1]
 CEILINGS = ("launches", "bytes", "temporaries")
@@ -48,7 +48,7 @@ def _rows():
     for n in (16, 1024):
         overrides = ("axes={}", f"seeds={n}")
         yield f"margin_convergence, {n:,} seeds", flow, overrides, "query.begin", None
-    two_layers = "jaxattn/reproduction/paper/fig1_imdb/study.toml"
+    two_layers = "jaxattn/lab/books/paper/fig1_imdb/study.toml"
     yield "fig1_imdb, two layers, 256 reviews", two_layers, ("seeds=1",), "joint.advance", None
 
 

@@ -11,8 +11,8 @@ import pandas as pd
 from scipy import stats
 
 from jaxattn.core.settings import markdown_table
-from jaxattn.results.intervals import BOOTSTRAP_SEEDS, clopper_pearson, geometric, jackknife, student_t
-from jaxattn.results.statistics import aggregate
+from jaxattn.lab.results.intervals import BOOTSTRAP_SEEDS, clopper_pearson, geometric, jackknife, student_t
+from jaxattn.lab.results.statistics import aggregate
 
 LAWS = {"normal": stats.norm(), "exponential": stats.expon(), "lognormal": stats.lognorm(1)}
 SEEDS = (3, 5, 8, 10, 20, 40)

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 import jaxattn as ja
+from jaxattn.lab.results.layout import markdown
 from jaxattn.models.reference import padded_sequences
-from jaxattn.results.layout import markdown
 
 BASE = {"vocab_size": 50, "relevant": 20, "length": 8, "sequences": 200}
 SMALL = {"vocab_size": 12, "length": 4, "sequences": 40}

@@ -28,9 +28,12 @@ import numpy as np
 import pandas as pd
 
 HERE = Path(__file__).parents[1]
-PAPER = "jaxattn/reproduction/paper"
+PAPER = "jaxattn/lab/books/paper"
 # Where earlier revisions have files and modules, by today's place.
-MOVED: dict[str, str] = {}
+MOVED = {
+    "jaxattn/lab/books": "jaxattn/reproduction",
+    "jaxattn.lab.engine": "jaxattn.engine",
+}
 FEW = ("seeds=2", "data.sequences=64")
 WIDE = (*FEW, "data.vocab_size=30")
 SMALL = (*WIDE, "model.dim=32")
@@ -245,7 +248,7 @@ def _module(name: str):
 
 def _killed(scratch: Path, root: Path) -> None:
     """Run the study until it takes a step of its second phase, saving after every one."""
-    Reporter = _module("jaxattn.engine.progress").Reporter
+    Reporter = _module("jaxattn.lab.engine.progress").Reporter
 
     class Killing(Reporter):
         def update(self, place: str, *_, **__) -> None:
@@ -253,9 +256,9 @@ def _killed(scratch: Path, root: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     with Killing(quiet=True) as reporter:
-        saving = _module("jaxattn.engine.clock").Intervals(0.0, 0.0, float("inf"))
+        saving = _module("jaxattn.lab.engine.clock").Intervals(0.0, 0.0, float("inf"))
         study = _study(CONTINUED, root, scratch, "chunk=3")
-        run = _module("jaxattn.engine.run").run
+        run = _module("jaxattn.lab.engine.run").run
         run(study, scratch / "continued", command="guard", reporter=reporter, intervals=saving)
 
 

@@ -15,7 +15,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from jaxattn.reproduction import book
+from jaxattn.lab.books import book
 
 
 def run(name, seeds):

@@ -21,9 +21,9 @@ import jax
 from seeds_per_second import STUDY
 
 import jaxattn as ja
-from jaxattn.engine import devices, lift
-from jaxattn.engine import run as engine
-from jaxattn.engine.progress import Reporter
+from jaxattn.lab.engine import devices, lift
+from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine.progress import Reporter
 
 
 def timed(function, spent):

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxattn as ja
-from jaxattn.engine import devices
-from jaxattn.engine.lift import Programs, seed_keys
+from jaxattn.lab.engine import devices
+from jaxattn.lab.engine.lift import Programs, seed_keys
 
 STUDY = ja.Study(
     name="seeds-per-second",

@@ -4,11 +4,12 @@
 
 prints lines of code (without docstrings, blank lines and comments), modules (without `__init__`), and
 the import graph between rooms: its levels and a circle if there is one. A room is a directory of the
-package or a module at its top. tests/test_imports.py holds which room may import which.
+package or of its lab, or a module there. tests/test_imports.py checks which room may import which.
 
-An import inside a function, or for types alone, counts like one at the head of a module; the package's own
-`__init__`, which only names what users import on first use, imports nothing. A name imported from a package
-counts as an import of the package's `__init__`, a module imported from it as one of the module.
+An import inside a function, or for types alone, counts like one at the head of a module. There is one
+exception: names that an `__init__` imports on first use, which it lists for type checkers alone. A name
+imported from a package counts as an import of the package's `__init__`, a module imported from it as one of
+the module.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "jaxattn"
+
+LAB = "jaxattn.lab"
 
 Graph = dict[str, set[str]]
 
@@ -63,13 +66,15 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 def imports(package: Path = PACKAGE) -> Graph:
     """The modules of the package that each of its modules imports."""
     files = modules(package)
-    found = {name: _imported(path.read_text(), files.keys()) - {name} for name, path in files.items()}
-    return found | {package.name: set()}
+    return {
+        name: _imported(path.read_text(), files.keys(), lazy=not _is_module(path)) - {name}
+        for name, path in files.items()
+    }
 
 
 def room(module: str) -> str:
-    """The room of a module: the directory or the module at the package's top that it belongs to."""
-    return ".".join(module.split(".")[:2])
+    """The room of a module: the directory or module below the package, or below its lab, that holds it."""
+    return ".".join(module.split(".")[: 3 if f"{module}.".startswith(f"{LAB}.") else 2])
 
 
 def between_rooms(graph: Graph) -> Graph:
@@ -106,9 +111,12 @@ def longest_chain(graph: Graph) -> list[str]:
     return chain
 
 
-def _imported(source: str, known) -> set[str]:
+def _imported(source: str, known, *, lazy: bool) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    if lazy:
+        tree.body = [node for node in tree.body if not _for_types(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module in known:
@@ -116,6 +124,10 @@ def _imported(source: str, known) -> set[str]:
                 full = f"{node.module}.{alias.name}"
                 found.add(full if full in known else node.module)
     return found
+
+
+def _for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def main() -> None:
@@ -132,7 +144,9 @@ def main() -> None:
     rooms = between_rooms(graph)
     code = {name: code_lines(path.read_text()) for name, path in files.items()}
     around = circle(graph) or circle(rooms)
+    library = sum(lines for name, lines in code.items() if not f"{name}.".startswith(f"{LAB}."))
     print(f"lines of code   {sum(code.values()):6,}")
+    print(f"of the library  {library:6,}")
     print(f"modules         {sum(_is_module(path) for path in files.values()):6}")
     print(f"levels of rooms {'none' if around else max(levels(rooms).values()):>6}")
     print(f"circle          {' -> '.join(around) or 'none':>6}")

@@ -20,7 +20,7 @@ import numpy as np
 import scipy.sparse
 
 import jaxattn as ja
-from jaxattn.study import seed
+from jaxattn.lab.study import seed
 
 SIZES = (
     {"vocab_size": 200, "length": 16, "sequences": 512},

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxattn as ja
-from jaxattn.study import seed
+from jaxattn.lab.study import seed
 
 SIZES = (
     {"vocab_size": 200, "length": 16, "sequences": 512},

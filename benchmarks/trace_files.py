@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxattn
-from jaxattn.study import seed
+from jaxattn.lab.study import seed
 
 PACKAGE = Path(jaxattn.__file__).parent
 SWEEP = PACKAGE.parent / "sweeps" / "quickstart.toml"
@@ -80,7 +80,7 @@ def one_seed() -> Trace:
 
 def command() -> Trace:
     """Run the command that reads a sweep file, runs it and writes its page."""
-    from jaxattn.cli import main
+    from jaxattn.lab.cli import main
 
     trace = Trace()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from imdb import folder_of_imdb
 
-from jaxattn.data.text import tokenise
-from jaxattn.results.layout import markdown
+from jaxattn.lab.results.layout import markdown
+from jaxattn.lab.texts.text import tokenise
 
 WANTED = {"IMDB": 7766, "Yelp": 5424}
 HIGHEST = 14 / 15

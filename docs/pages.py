@@ -20,14 +20,14 @@ import tomli_w
 
 from jaxattn.base import Measurement
 from jaxattn.bench import beside, read
-from jaxattn.cli import commands
 from jaxattn.core.settings import first_line, markdown_table, meanings, written
-from jaxattn.data.readers import READERS
-from jaxattn.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
-from jaxattn.probes.standard import Probes
-from jaxattn.results.labels import OF_PHASES
-from jaxattn.study.definition import Tables
-from jaxattn.study.registry import CONCEPTS, fields_of
+from jaxattn.lab.cli import commands
+from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
+from jaxattn.lab.probes.standard import Probes
+from jaxattn.lab.results.labels import OF_PHASES
+from jaxattn.lab.study.definition import Tables
+from jaxattn.lab.study.registry import CONCEPTS, fields_of
+from jaxattn.lab.texts.readers import READERS
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 110
@@ -366,7 +366,7 @@ def gallery() -> str:
         "Each figure with what draws it: a table of a sweep file, or a line of Python for a run that is\n"
         "there. All come as PNG and as PDF with embedded fonts, as wide as the text of a paper, in\n"
         "`figures/` of the results folder. Options of a kind are the keyword arguments of its function,\n"
-        'which `jaxattn.results.figures.function("KIND")` returns; a figure of\n'
+        'which `jaxattn.lab.results.figures.function("KIND")` returns; a figure of\n'
         "[your own](../howto/extending.md#a-figure) is a function too.",
     ]
     for each in GALLERY:

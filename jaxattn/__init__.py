@@ -4,8 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxattn import attention, base, data, dynamics, losses, models, probes, theory
-    from jaxattn.api import Results, Study, load
+    from jaxattn import attention, base, data, dynamics, losses, models, theory
     from jaxattn.base import (
         Dataset,
         DrawnData,
@@ -18,11 +17,13 @@ if TYPE_CHECKING:
         SharedData,
         Start,
     )
-    from jaxattn.bisection import phase_diagram
     from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Share, Spec, Static
     from jaxattn.data import Generator
-    from jaxattn.explorer import Explorer, explore
-    from jaxattn.probes import Probes
+    from jaxattn.lab import probes
+    from jaxattn.lab.api import Results, Study, load
+    from jaxattn.lab.bisection import phase_diagram
+    from jaxattn.lab.explorer import Explorer, explore
+    from jaxattn.lab.probes import Probes
 
 __version__ = "0.2.0"
 # Where the project lives, once it is public: links of the site and `jaxattn cite` take it from here.
@@ -76,19 +77,19 @@ _PLACES = {
     "Probe": "jaxattn.base",
     "SharedData": "jaxattn.base",
     "Start": "jaxattn.base",
-    "Probes": "jaxattn.probes",
+    "Probes": "jaxattn.lab.probes",
     "NotNegative": "jaxattn.core.settings",
     "Positive": "jaxattn.core.settings",
     "PositiveInt": "jaxattn.core.settings",
     "Share": "jaxattn.core.settings",
     "Spec": "jaxattn.core.settings",
     "Static": "jaxattn.core.settings",
-    "Results": "jaxattn.api",
-    "Study": "jaxattn.api",
-    "Explorer": "jaxattn.explorer",
-    "explore": "jaxattn.explorer",
-    "load": "jaxattn.api",
-    "phase_diagram": "jaxattn.bisection",
+    "Results": "jaxattn.lab.api",
+    "Study": "jaxattn.lab.api",
+    "Explorer": "jaxattn.lab.explorer",
+    "explore": "jaxattn.lab.explorer",
+    "load": "jaxattn.lab.api",
+    "phase_diagram": "jaxattn.lab.bisection",
 }
 
 
@@ -98,7 +99,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'jaxattn' has no attribute {name!r}")
     if place := _PLACES.get(name):
         return getattr(importlib.import_module(place), name)
-    return importlib.import_module(f"jaxattn.{name}")
+    return importlib.import_module("jaxattn.lab.probes" if name == "probes" else f"jaxattn.{name}")
 
 
 def __dir__() -> list[str]:

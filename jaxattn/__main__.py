@@ -1,6 +1,6 @@
 """`python -m jaxattn` is `jaxattn`."""
 
-from jaxattn.cli import main
+from jaxattn.lab.cli import main
 
 if __name__ == "__main__":
     main()

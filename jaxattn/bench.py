@@ -15,20 +15,19 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from jaxattn.api import Study
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError, RunError, writing
+from jaxattn.core.errors import InputError, RunError, first_line, writing
 from jaxattn.data.corpus import Corpus, from_flat
-from jaxattn.data.files import first_line
 from jaxattn.data.generators import Assumption1, Independent
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.dynamics.flows.flow_phase import ExactFlow
-from jaxattn.engine import devices, memory
-from jaxattn.engine.groups import compile_groups
-from jaxattn.engine.lift import ProgramCache, seed_keys
+from jaxattn.lab.api import Study
+from jaxattn.lab.engine import devices, memory
+from jaxattn.lab.engine.groups import compile_groups
+from jaxattn.lab.engine.lift import ProgramCache, seed_keys
+from jaxattn.lab.storage import files, provenance
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
-from jaxattn.storage import files, provenance
 
 __all__ = [
     "CASES",

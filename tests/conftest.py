@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn import cli
-from jaxattn.study.import_paths import ImportPaths
+from jaxattn.lab import cli
+from jaxattn.lab.study.import_paths import ImportPaths
 
 SWEEPS = Path(__file__).parent / "sweeps"
 

@@ -3,7 +3,7 @@
 `python tests/mutations.py --count 60 --sets default slow` works on a copy, in which a mutated place reads
 `(mutated if switch(k) else original)`. A first run of the tests writes down which of them ask which switch;
 then each mutation is switched on for those alone, until one fails. `--tests FOLDER` takes the tests of
-another revision of the same package, so that two sets of tests can be compared; `--within jaxattn/storage
+another revision of the same package, so that two sets of tests can be compared; `--within jaxattn/lab/storage
 --among tests/storage` draws from a folder and tries some tests alone.
 """
 

@@ -11,27 +11,27 @@ import jaxattn as ja
 from jaxattn import base
 from jaxattn.base.probe import concluded
 from jaxattn.core.errors import InputError
-from jaxattn.study.registry import CONCEPTS, _check_class, _check_settings, table
+from jaxattn.lab.study.registry import CONCEPTS, _check_class, _check_settings, table
 
 PACKAGE = Path(ja.__file__).parent
 EXTENDING = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"
 # Where something is asked for an attribute that it may lack: all of it is made by others.
 FOREIGN = {
-    "jaxattn/cli/console.py": "exceptions of any kind",
+    "jaxattn/lab/cli/console.py": "exceptions of any kind",
     "jaxattn/dynamics/descents/descent_phase.py": "functions of optax and of users",
-    "jaxattn/engine/devices.py": "arrays and shapes of JAX",
-    "jaxattn/engine/on_chip.py": "settings by the keys of a sweep file",
-    "jaxattn/engine/progress.py": "IPython, which need not be there",
+    "jaxattn/lab/engine/devices.py": "arrays and shapes of JAX",
+    "jaxattn/lab/engine/on_chip.py": "settings by the keys of a sweep file",
+    "jaxattn/lab/engine/progress.py": "IPython, which need not be there",
     "jaxattn/core/errors.py": "whatever a user's code returns",
-    "jaxattn/results/figures.py": "figure functions and numbers of NumPy",
-    "jaxattn/results/params.py": "leaves of a checkpoint",
-    "jaxattn/storage/checkpoints.py": "exceptions of the operating system",
+    "jaxattn/lab/results/figures.py": "figure functions and numbers of NumPy",
+    "jaxattn/lab/results/params.py": "leaves of a checkpoint",
+    "jaxattn/lab/storage/checkpoints.py": "exceptions of the operating system",
     "jaxattn/core/backend.py": "options that versions of JAX have or lack",
-    "jaxattn/study/code_hash.py": "functions, classes, modules and values of a user's code",
-    "jaxattn/study/dry_run.py": "states and values that a user's code returns",
-    "jaxattn/study/setting.py": "annotations",
-    "jaxattn/study/registry.py": "what Python gives: functions, classes, arrays",
-    "jaxattn/study/import_paths.py": "modules and their contents",
+    "jaxattn/lab/study/code_hash.py": "functions, classes, modules and values of a user's code",
+    "jaxattn/lab/study/dry_run.py": "states and values that a user's code returns",
+    "jaxattn/lab/study/setting.py": "annotations",
+    "jaxattn/lab/study/registry.py": "what Python gives: functions, classes, arrays",
+    "jaxattn/lab/study/import_paths.py": "modules and their contents",
     "jaxattn/core/pytrees.py": "parameters: any pytree with names",
 }
 

@@ -1,4 +1,4 @@
-"""Imports only point down: from a floor to a lower one, and never around a circle."""
+"""Imports point one way: to earlier rooms, never from the library to the lab, never in a circle."""
 
 import importlib.util
 from pathlib import Path
@@ -11,25 +11,31 @@ _spec = importlib.util.spec_from_file_location(
 size = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(size)
 
-# Rooms of one floor import none of each other; a room imports those of floors further down in this list.
-FLOORS = (
-    ("__main__",),
-    ("cli",),
-    ("bench", "bisection", "reproduction"),
-    ("api", "diagnosis", "explorer"),
-    ("engine", "results"),
-    ("study",),
-    ("dynamics", "probes"),
-    ("models", "theory"),
-    ("attention",),
-    ("data", "losses"),
-    ("base",),
-    ("storage", "chips"),
-    ("core",),
+# A module imports from its own room and from rooms before it in this list. So the library, all rooms before
+# the lab, imports nothing of the lab.
+LIBRARY = ("core", "base", "data", "losses", "attention", "theory", "models", "dynamics")
+LAB = (
+    "storage",
+    "texts",
+    "probes",
+    "study",
+    "results",
+    "engine",
+    "api",
+    "explorer",
+    "diagnosis",
+    "bisection",
+    "books",
+    "cli",
 )
-# The package's own `__init__` only names what users import, on first use: it belongs to no floor.
 TOP = size.PACKAGE.name
-HEIGHT = {f"{TOP}.{room}": len(FLOORS) - floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+ORDER = [
+    TOP,
+    *(f"{TOP}.{room}" for room in LIBRARY),
+    size.LAB,
+    *(f"{size.LAB}.{room}" for room in LAB),
+    f"{TOP}.__main__",
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +47,19 @@ def test_modules_import_each_other_in_no_circle(graph):
     assert size.circle(graph) == []
 
 
-def test_every_room_has_its_floor_and_every_floor_its_rooms(graph):
-    assert {size.room(name) for name in graph} - {TOP} == set(HEIGHT)
+def test_every_room_has_its_place(graph):
+    assert {size.room(name) for name in graph} == set(ORDER)
 
 
-def test_imports_point_down(graph):
-    upward = [
+def test_imports_point_to_earlier_rooms(graph):
+    place = {room: number for number, room in enumerate(ORDER)}
+    forward = [
         f"{name} -> {other}"
         for name, imported in graph.items()
         for other in imported
-        if TOP not in (name, other)
-        and size.room(name) != size.room(other)
-        and HEIGHT[size.room(name)] <= HEIGHT[size.room(other)]
+        if place[size.room(other)] > place[size.room(name)]
     ]
-    assert upward == []
+    assert forward == []
 
 
 def _package(directory, **sources):
@@ -76,6 +81,13 @@ def test_an_import_for_types_alone_is_one(tmp_path):
         tmp_path, a="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small import b", b=""
     )
     assert size.imports(root)["small.a"] == {"small.b"}
+
+
+def test_what_an_init_names_for_types_alone_is_no_import(tmp_path):
+    lazy = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small import b"
+    root = _package(tmp_path, a="", b="from small import a")
+    (root / "__init__.py").write_text(lazy)
+    assert size.imports(root)["small"] == set()
 
 
 def test_levels_are_one_above_the_highest_import(tmp_path):

@@ -17,17 +17,17 @@ from flax import struct
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.study.import_paths import ImportPaths
+from jaxattn.lab.study.import_paths import ImportPaths
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
 # Saves a checkpoint as soon as it may, and is killed as soon as it has.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from jaxattn.api import Study, run
-from jaxattn.engine.progress import Reporter
-from jaxattn.engine.clock import Intervals
-from jaxattn.engine.store import Store
+from jaxattn.lab.api import Study, run
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.engine.clock import Intervals
+from jaxattn.lab.engine.store import Store
 
 save = Store.save
 def save_and_die(*arguments, **named):

@@ -12,12 +12,12 @@ import pytest
 from scipy.optimize import minimize
 
 import jaxattn as ja
-from jaxattn import api
 from jaxattn.data.splits import task_key_of
-from jaxattn.engine.clock import Intervals
-from jaxattn.engine.progress import Reporter
-from jaxattn.engine.store import Store
-from jaxattn.study import seed as of_seed
+from jaxattn.lab import api
+from jaxattn.lab.engine.clock import Intervals
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.engine.store import Store
+from jaxattn.lab.study import seed as of_seed
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
 SMALL = {

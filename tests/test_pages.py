@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxattn.api import Study
-from jaxattn.cli import commands
 from jaxattn.core.settings import written
-from jaxattn.data.readers import READERS
-from jaxattn.results.figures import KINDS
-from jaxattn.study.registry import CONCEPTS, fields_of
+from jaxattn.lab.api import Study
+from jaxattn.lab.cli import commands
+from jaxattn.lab.results.figures import KINDS
+from jaxattn.lab.study.registry import CONCEPTS, fields_of
+from jaxattn.lab.texts.readers import READERS
 
 DOCS = Path(__file__).parents[1] / "docs"
 _spec = importlib.util.spec_from_file_location("pages_of_docs", DOCS / "pages.py")

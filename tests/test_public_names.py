@@ -17,9 +17,9 @@ PACKAGES = [
     "jaxattn",
     *(f"jaxattn.{name}" for name in jaxattn.__all__ if inspect.ismodule(getattr(jaxattn, name))),
     "jaxattn.bench",
-    "jaxattn.diagnosis",
-    "jaxattn.reproduction",
-    "jaxattn.results",
+    "jaxattn.lab.diagnosis",
+    "jaxattn.lab.books",
+    "jaxattn.lab.results",
 ]
 
 

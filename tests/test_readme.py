@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxattn.api import Study
-from jaxattn.cli import results
+from jaxattn.lab.api import Study
+from jaxattn.lab.cli import results
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

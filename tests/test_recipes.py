@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxattn.engine.distributed import read_process
-from jaxattn.storage.objects import shown
+from jaxattn.lab.engine.distributed import read_process
+from jaxattn.lab.storage.objects import shown
 
 RECIPES = Path(__file__).parents[1] / "docs" / "howto" / "recipes"
 # Options of sbatch, by its manual, as far as they are of use here; those with = take a value.

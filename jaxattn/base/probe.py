@@ -144,8 +144,8 @@ class Probe(Measurement, frozen=True, kw_only=True):
         """Measure one seed.
 
         Args:
-            context: a `jaxattn.probes.ProbeContext`: parameters, model, loss, data, phase, and what follows
-                from them, each computed once for all probes.
+            context: a `jaxattn.lab.probes.ProbeContext`: parameters, model, loss, data, phase, and what
+                follows from them, each computed once for all probes.
 
         Returns:
             Numbers (), or vectors (m,), by names that no other probe has.
@@ -232,6 +232,6 @@ class Figure(Spec, frozen=True, kw_only=True):
 
         Returns:
             A matplotlib figure, which gets the class's name and the first line of its docstring; or a
-            `jaxattn.results.drawn.Drawn` with words of its own.
+            `jaxattn.lab.results.drawn.Drawn` with words of its own.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")

@@ -1,6 +1,7 @@
 """Errors of a user: one line that names the place and the remedy, also of what msgspec says."""
 
 import difflib
+import itertools
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -200,3 +201,15 @@ def _given(values: Any, inner: str) -> str:
             return ""
         values = values[int(number)] if number else values[name]
     return f", got {values!r:.60}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Join names with commas in one line, the first twenty of them."""
+    first = [f"{name:.40}" for name in itertools.islice(names, 21)]
+    first[20:] = ["..."] * len(first[20:])
+    return " ".join(", ".join(first).split()) or "none"
+
+
+def first_line(error: Exception) -> str:
+    """First line of a library's message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200].rstrip(" .:")

@@ -1,6 +1,8 @@
 """Corpora: bags of token counts, vocabularies, generators, readers, importance."""
 
-from jaxattn.data import readers, text
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from jaxattn.data.corpus import Corpus, from_draws, from_flat, from_sequences
 from jaxattn.data.generators import (
     GENERATORS,
@@ -21,12 +23,15 @@ from jaxattn.data.importance import (
     token_counts,
 )
 from jaxattn.data.interactions import negation, xor
-from jaxattn.data.readers import READERS, Folder, Lines, Tfds
 from jaxattn.data.sequences import Sequences, Vectors
-from jaxattn.data.source import Source
 from jaxattn.data.splits import Loaded, Splits, TokenStatistics, flip_labels, token_statistics
 from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
-from jaxattn.data.tables import Csv, Jsonl, Parquet
+
+if TYPE_CHECKING:
+    from jaxattn.lab.texts import readers, text
+    from jaxattn.lab.texts.readers import READERS, Folder, Lines, Tfds
+    from jaxattn.lab.texts.source import Source
+    from jaxattn.lab.texts.tables import Csv, Jsonl, Parquet
 
 __all__ = [
     "GENERATORS",
@@ -71,3 +76,29 @@ __all__ = [
     "topics",
     "xor",
 ]
+
+# Readers of texts belong to the lab, and are imported when they are asked for.
+_LAB = {
+    "READERS": "readers",
+    "Csv": "tables",
+    "Folder": "readers",
+    "Jsonl": "tables",
+    "Lines": "readers",
+    "Parquet": "tables",
+    "Source": "source",
+    "Tfds": "readers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a reader of texts."""
+    if name in ("readers", "text"):
+        return importlib.import_module(f"jaxattn.lab.texts.{name}")
+    if name not in _LAB:
+        raise AttributeError(f"module 'jaxattn.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"jaxattn.lab.texts.{_LAB[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

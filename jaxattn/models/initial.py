@@ -14,8 +14,8 @@ from jax.typing import DTypeLike
 from jaxattn.base import Start
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Places
+from jaxattn.data.arrays import read_array
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.files import read_array
 
 Weights = Literal["identity", "normal"]
 

@@ -9,7 +9,7 @@ import pytest
 from jaxattn.chips import process
 from jaxattn.chips.targets import Compiled, read_target
 from jaxattn.core.errors import InputError
-from jaxattn.engine import on_chip
+from jaxattn.lab.engine import on_chip
 
 GROUP = {
     "group": 0,
@@ -64,7 +64,7 @@ def test_a_study_is_planned_for_a_chip_with_its_tables(answered, study):
     wanted = study(seeds=64)
     plan = wanted.plan(target="v5e", only=["draw"], progress=lambda *said: told.append(said))
     ((name, function, asked),) = answered
-    assert (name, function) == ("v5e", "jaxattn.engine.on_chip:plan_on")
+    assert (name, function) == ("v5e", "jaxattn.lab.engine.on_chip:plan_on")
     assert asked["tables"] == json.loads(json.dumps(wanted.tree))
     assert (asked["only"], told) == (["draw"], [("half", 0.5)])
     (group,), (advance, begin, measure) = plan.groups, plan.programs

@@ -9,7 +9,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.data.generators import GENERATORS
-from jaxattn.study import seed
+from jaxattn.lab.study import seed
 
 SIZES = {"vocab_size": 16, "length": 5, "sequences": 24, "test_sequences": 24, "validation_sequences": 24}
 CLASSES = SIZES | {"relevant": 6}

@@ -8,7 +8,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
-from jaxattn.study import seed
+from jaxattn.lab.study import seed
 
 
 def same(left, right):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn import reproduction
+from jaxattn.lab import books
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "sweeps" / "findings" / "label_window"
@@ -84,10 +84,10 @@ def test_a_loss_balanced_by_little_is_the_mean_and_by_much_the_larger_one(mine):
 
 @pytest.mark.more
 def test_a_short_run_is_measured(tmp_path):
-    item = reproduction.read(FOLDER.parent).item("label_window")
+    item = books.read(FOLDER.parent).item("label_window")
     axes = 'axes={"phases.step.step_size"=[200.0, 800.0]}'
     results = item.study("full", None, ["seeds=2", axes]).run(tmp_path / "run", quiet=True)
-    shares = {x.measured: x.estimate for x in reproduction.findings.load(item)(results).findings}
+    shares = {x.measured: x.estimate for x in books.findings.load(item)(results).findings}
     assert [(name, x.hits, x.seeds) for name, x in shares.items()] == [
         ("η0 = 200: no label is lost", 2, 2), ("η0 = 800: a label is lost", 2, 2)
     ]  # fmt: skip

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn import reproduction
+from jaxattn.lab import books
+from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.models.reference import padded_sequences
-from jaxattn.study.import_paths import ImportPaths
 from jaxattn.theory import greedy_cover, minimum_cover
 
 FOLDER = Path(__file__).parents[2] / "sweeps" / "findings" / "which_cover"
@@ -54,10 +54,10 @@ def test_orders_by_alpha_are_told_by_hand(code):
 def test_a_short_run_is_measured(tmp_path):
     only = """blocks={ "one relevant" = {} }"""
     overrides = ["seeds=2", "phases.all.until_log_loss=-100", only]
-    item = reproduction.read(FOLDER.parent).item("which_cover")
+    item = books.read(FOLDER.parent).item("which_cover")
     results = item.study("full", None, overrides).run(tmp_path / "run", quiet=True)
     assert results.failures.empty
-    found = reproduction.findings.load(item)(results)
+    found = books.findings.load(item)(results)
     shares = {finding.measured: finding.estimate.value for finding in found.findings}
     assert shares["of these, tokens on top are a cover"] == 1
     assert shares["covers no smaller than the shortest one"] == 1

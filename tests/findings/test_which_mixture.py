@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn import reproduction
 from jaxattn.base.data import Loaded, Splits
-from jaxattn.study.import_paths import ImportPaths
+from jaxattn.lab import books
+from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.theory import Scores, certify_joint_limit
 
 FOLDER = Path(__file__).parents[2] / "sweeps" / "findings" / "which_mixture"
@@ -95,12 +95,12 @@ def test_seeds_that_share_their_corpus_are_measured_as_if_each_had_its_own(code)
 
 @pytest.mark.more
 def test_a_short_run_is_measured(code, tmp_path):
-    item = reproduction.read(FOLDER.parent).item("which_mixture")
+    item = books.read(FOLDER.parent).item("which_mixture")
     results = item.study("full", None, ["seeds=2", 'blocks={ "two relevant" = {} }']).run(
         tmp_path / "run", quiet=True
     )
     assert results.failures.empty
-    found = reproduction.findings.load(item)(results)
+    found = books.findings.load(item)(results)
     shares = {finding.measured: finding.estimate.value for finding in found.findings}
     assert shares["two relevant: the limit is certified"] == 1
     assert shares["two relevant: of these, p comes to it"] == 1

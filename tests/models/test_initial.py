@@ -8,8 +8,8 @@ from safetensors.numpy import save_file
 
 from jaxattn import Study
 from jaxattn.core.errors import InputError
-from jaxattn.study import seed
-from jaxattn.study.import_paths import ImportPaths
+from jaxattn.lab.study import seed
+from jaxattn.lab.study.import_paths import ImportPaths
 
 
 @pytest.fixture

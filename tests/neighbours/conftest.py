@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import jaxattn as ja
-from jaxattn.study.import_paths import ImportPaths
+from jaxattn.lab.study.import_paths import ImportPaths
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
 

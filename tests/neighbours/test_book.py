@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxattn import reproduction
-from jaxattn.reproduction import findings, section
+from jaxattn.lab import books
+from jaxattn.lab.books import findings, section
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
 NAMES = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
@@ -23,7 +23,7 @@ def test_each_is_short_and_is_checked_as_shipped(read, name):
 
 def test_all_are_items_of_a_book():
     """`jaxattn reproduce --book neighbours` runs them; models without a width are named all the same."""
-    book = reproduction.read(SHIPPED)
+    book = books.read(SHIPPED)
     assert [item.name for item in book.items] == NAMES
     for item in book.items:
         findings.load(item)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxattn.study import seed
+from jaxattn.lab.study import seed
 
 pytestmark = pytest.mark.more
 

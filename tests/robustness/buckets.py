@@ -32,13 +32,13 @@ from s3_server import FAULTS, Server
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.engine import run as engine
-from jaxattn.engine.clock import Intervals
-from jaxattn.engine.manifest import describe
-from jaxattn.engine.progress import Reporter
-from jaxattn.engine.store import Store
-from jaxattn.results.read import verify
-from jaxattn.storage import batch_state, bucket, checkpoints, lock
+from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine.clock import Intervals
+from jaxattn.lab.engine.manifest import describe
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.engine.store import Store
+from jaxattn.lab.results.read import verify
+from jaxattn.lab.storage import batch_state, bucket, checkpoints, lock
 
 # Slow to import, and so only once, for all processes.
 checkpoints.prepare()

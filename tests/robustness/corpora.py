@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxattn.core.errors import InputError
-from jaxattn.data import text
-from jaxattn.data.readers import READERS
+from jaxattn.lab.texts import text
+from jaxattn.lab.texts.readers import READERS
 
 WORDS = ["good", "bad", "film", "isn't", "été", "naïf", "a", "42", "<br />", "“so”", "\u2028", "x_y", "Ünder"]
 FIELDS = ["text", "label", "title", "split"]

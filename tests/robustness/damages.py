@@ -27,12 +27,12 @@ import pandas as pd
 import jaxattn as ja
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
-from jaxattn.engine import run as engine
-from jaxattn.engine.clock import Interrupted, Intervals
-from jaxattn.engine.progress import Reporter
-from jaxattn.results import report
-from jaxattn.results.read import verify
-from jaxattn.storage import files
+from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine.clock import Interrupted, Intervals
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.results import report
+from jaxattn.lab.results.read import verify
+from jaxattn.lab.storage import files
 
 SMALL = Path(__file__).parents[1] / "sweeps" / "small.toml"
 SEEDS = (0, 1)

@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 from damages import LONGEST_S
 
 import jaxattn as ja
-from jaxattn import cli
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.engine.progress import Reporter
-from jaxattn.reproduction import read, reproduce
-from jaxattn.results import report
-from jaxattn.results.figures import KINDS
-from jaxattn.storage import files
+from jaxattn.lab import cli
+from jaxattn.lab.books import read, reproduce
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.results import report
+from jaxattn.lab.results.figures import KINDS
+from jaxattn.lab.storage import files
 
 CODE = "evil.py:M"
 EVIL = "from pathlib import Path\nPath({!r}).touch()\ndef M(*_, **__): Path({!r}).touch()\n"

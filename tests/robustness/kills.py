@@ -23,11 +23,11 @@ import pandas as pd
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.engine import run as engine
-from jaxattn.engine.clock import Intervals
-from jaxattn.engine.progress import Reporter
-from jaxattn.results import layout, report
-from jaxattn.results.read import verify
+from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine.clock import Intervals
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.results import layout, report
+from jaxattn.lab.results.read import verify
 
 # A process that has imported everything and started nothing, of which others are copies.
 FRESH = multiprocessing.get_context("forkserver")

@@ -26,10 +26,10 @@ from damages import SAVING, SMALL, Words, _listening
 import jaxattn as ja
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
-from jaxattn.engine import run as engine
-from jaxattn.engine.clock import Interrupted
-from jaxattn.results.read import verify
-from jaxattn.storage import batch_state, files
+from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.results.read import verify
+from jaxattn.lab.storage import batch_state, files
 
 LANES = [(cell, seed) for cell in (0, 1) for seed in (0, 1)]
 # A batch that no run here has.

@@ -18,17 +18,17 @@ import tomli_w
 
 from jaxattn import Study
 from jaxattn.core.errors import InputError, UserCodeError
-from jaxattn.engine import memory
-from jaxattn.engine.batches import cut_batches
-from jaxattn.engine.groups import compile_groups, rehearse_groups
-from jaxattn.engine.lift import ProgramCache
-from jaxattn.engine.manifest import describe
-from jaxattn.engine.store import Store
+from jaxattn.lab.engine import memory
+from jaxattn.lab.engine.batches import cut_batches
+from jaxattn.lab.engine.groups import compile_groups, rehearse_groups
+from jaxattn.lab.engine.lift import ProgramCache
+from jaxattn.lab.engine.manifest import describe
+from jaxattn.lab.engine.store import Store
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(
     path
-    for folder in ("sweeps", "jaxattn/reproduction", "tests/sweeps")
+    for folder in ("sweeps", "jaxattn/lab/books", "tests/sweeps")
     for path in (ROOT / folder).glob("**/*.toml")
     if path.name not in ("book.toml", "item.toml")
 )

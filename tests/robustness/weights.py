@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.core.errors import InputError
-from jaxattn.data.files import read_array
+from jaxattn.data.arrays import read_array
 
 KINDS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 # What stands where a file says a type, a shape or an offset.

@@ -4,7 +4,7 @@ import numpy as np
 from mine import Balanced, study
 
 import jaxattn as ja
-from jaxattn.results.intervals import clopper_pearson
+from jaxattn.lab.results.intervals import clopper_pearson
 
 STEP_SIZE = 800.0
 SEEDS = 20

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from jaxattn.results.style import DISTINCT, WIDTH, style
+from jaxattn.lab.results.style import DISTINCT, WIDTH, style
 
 
 def draw(folder):

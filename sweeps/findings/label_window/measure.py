@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from jaxattn.reproduction import Finding, Measured, found
-from jaxattn.reproduction.rows import Cell
+from jaxattn.lab.books import Finding, Measured, found
+from jaxattn.lab.books.rows import Cell
 
 
 def predicted(results: Any, item: Any) -> Measured:

@@ -19,7 +19,7 @@ from figure import draw, tables
 from mine import SIZES, study
 
 import jaxattn as ja
-from jaxattn.results.intervals import clopper_pearson
+from jaxattn.lab.results.intervals import clopper_pearson
 from jaxattn.theory.label_window import follow, reduced_flow
 
 DIMS = [256, 2048, 16384]

@@ -11,11 +11,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
-from jaxattn.results.load import load
-from jaxattn.results.statistics import last_steps
-from jaxattn.results.style import BLUE, DISTINCT, GREY, INK, RED, style
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
+from jaxattn.lab.results.load import load
+from jaxattn.lab.results.statistics import last_steps
+from jaxattn.lab.results.style import BLUE, DISTINCT, GREY, INK, RED, style
 
 SCALE, STEP = "model.init.E.scale", "phases.embed.step_size"
 WITHIN = 0.01

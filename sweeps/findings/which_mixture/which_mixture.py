@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
+from jaxattn.lab.results.load import load
+from jaxattn.lab.results.style import DISTINCT, style
 from jaxattn.models.reference import padded_sequences
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
-from jaxattn.results.load import load
-from jaxattn.results.style import DISTINCT, style
 from jaxattn.theory import JointLimit, Scores, certify_joint_limit, relaxed_max_margin, selection_from_scores
 
 # log ‖v‖ of the row that is certified, at most; log r to which the far flow goes.

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
 
 TYPES = ("both", "first", "second", "neither")
 

@@ -9,8 +9,8 @@ import optax
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results.judge import Estimate
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results.judge import Estimate
 
 HEIGHTS = {"tight": 1.0, "relaxed": 1.5}
 PLACES = ((0.0, 0.0), (1.0, 1.0), (1.0, -1.0), (0.5, 1.0))

@@ -10,8 +10,8 @@ from jax import Array
 import jaxattn as ja
 from jaxattn.attention.scores import of_vectors
 from jaxattn.data import Vectors
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results.judge import Estimate
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results.judge import Estimate
 from jaxattn.theory import Scores
 
 # Three inputs of seven tokens, as PyTorch's generator draws them with seed 0; two coordinates each.

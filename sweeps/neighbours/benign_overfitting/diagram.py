@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
-from jaxattn.results.fits import powers
-from jaxattn.results.statistics import last_steps
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
+from jaxattn.lab.results.fits import powers
+from jaxattn.lab.results.statistics import last_steps
 
 BENIGN = 0.95
 METRICS = ["train_accuracy", "test_accuracy", "true_accuracy", "attention_clean", "attention_flipped"]

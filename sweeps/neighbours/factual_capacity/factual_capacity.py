@@ -10,9 +10,9 @@ import pandas as pd
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
-from jaxattn.results.fits import powers
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
+from jaxattn.lab.results.fits import powers
 
 RECALLED = 0.99
 

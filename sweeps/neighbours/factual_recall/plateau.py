@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.reproduction.findings import cells, named
-from jaxattn.results import judge
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.books.findings import cells, named
+from jaxattn.lab.results import judge
 
 
 def plateau(results, item) -> Measured:

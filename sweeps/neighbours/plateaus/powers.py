@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
 
 
 def powers(results, item) -> Measured:

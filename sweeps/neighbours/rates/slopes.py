@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
-from jaxattn.results.fits import powers
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
+from jaxattn.lab.results.fits import powers
 
 FLOOR = 1e-6  # below this the certificate does not tell distances
 

@@ -11,8 +11,8 @@ from jax import Array
 
 import jaxattn as ja
 from jaxattn.data import Sequences
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
 
 COMMON, DISTINCT, LENGTH = 10, 10, 128  # tokens of all sequences, tokens of one next token, T
 

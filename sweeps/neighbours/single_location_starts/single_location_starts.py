@@ -9,8 +9,8 @@ import pandas as pd
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
 
 Z, WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 OVERLAPS = {"kappa": "k·k*", "nu": "v·v*", "eta": "k·v*", "theta": "v·k*", "rho": "k·v"}

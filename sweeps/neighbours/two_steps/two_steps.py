@@ -10,9 +10,9 @@ from jax import Array
 
 import jaxattn as ja
 from jaxattn.data import Vectors
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
-from jaxattn.results.fits import power_law
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
+from jaxattn.lab.results.fits import power_law
 
 
 def signal_and_noise(key: Array, *, dim: int, sequences: int, ratio: float) -> Vectors:

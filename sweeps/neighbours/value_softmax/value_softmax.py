@@ -6,8 +6,8 @@ import numpy as np
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.reproduction import Finding, Measured
-from jaxattn.results import judge
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.results import judge
 
 
 def one_sequence(*, length: int = 8) -> ja.data.Corpus:

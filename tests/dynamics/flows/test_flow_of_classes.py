@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.api import Study
+from jaxattn.lab.api import Study
 
 
 @pytest.mark.slow

@@ -1,0 +1,71 @@
+"""Arrays from files: FILE.npy, or a tensor of FILE.safetensors."""
+
+import os
+import warnings
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import safe_open
+
+from jaxattn.core.errors import InputError, first_line, listed
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def read_array(place: str | Path) -> np.ndarray:
+    """Read an array of floating-point numbers.
+
+    Args:
+        place: FILE.npy, or FILE.safetensors:KEY.
+
+    Returns:
+        The array; that of a .safetensors file is read from its own bytes alone, however large the file.
+
+    Raises:
+        InputError: no such file or key, a file that cannot be read or whose size is not what it says, numbers
+            that are not floating-point.
+    """
+    place = os.fspath(place)
+    path, separator, key = place.rpartition(".safetensors:")
+    if separator:
+        path = f"{path}.safetensors"
+    elif place.endswith((".npy", ".safetensors")):
+        path = place
+    else:
+        raise InputError(f"{place}: expected FILE.npy or FILE.safetensors:KEY; save it with numpy.save")
+    try:
+        if not Path(path).is_file():
+            raise InputError(f"{path}: there is no such file")
+        with warnings.catch_warnings():
+            # Of headers that are odd and can be read all the same.
+            warnings.simplefilter("ignore")
+            return _npy(path) if path.endswith(".npy") else _tensor(path, key if separator else None)
+    except InputError:
+        raise
+    # A flipped bit can surface as almost any exception of the parsers of headers.
+    except Exception as error:
+        raise InputError(f"{path}: cannot be read ({first_line(error)}); write the file again") from error
+
+
+def _npy(path: str) -> np.ndarray:
+    with open(path, "rb") as file:
+        numbers = np.lib.format.read_array(file, allow_pickle=False)
+        if file.read(1):
+            raise ValueError(f"it goes on after the {numbers.nbytes:,} bytes of its array")
+    if not jnp.issubdtype(numbers.dtype, jnp.floating):
+        raise InputError(f"{path}: holds {numbers.dtype}, not floating-point numbers; save it as float32")
+    return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
+
+
+def _tensor(path: str, key: str | None) -> np.ndarray:
+    with safe_open(path, framework="numpy") as file:
+        names = sorted(file.keys())
+        if key is None:
+            raise InputError(f"{path}: name one of its arrays, {path}:KEY; it holds {listed(names)}")
+        if key not in names:
+            raise InputError(f"{path}: no array {key!r}; it holds {listed(names)}")
+        kind = file.get_slice(key).get_dtype()
+        if kind not in FLOATS:
+            raise InputError(f"{path}:{key}: holds {kind}; expected one of {', '.join(FLOATS)}")
+        return file.get_tensor(key)

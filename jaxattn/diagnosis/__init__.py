@@ -1,6 +1,0 @@
-"""Diagnosis: what the paper's figures say of a classifier of one's own."""
-
-from jaxattn.diagnosis.diagnose import Diagnosis, diagnose
-from jaxattn.diagnosis.inputs import read_corpus
-
-__all__ = ["Diagnosis", "diagnose", "read_corpus"]

@@ -1,0 +1,403 @@
+"""A study as an object: made in Python or read from a sweep file, planned, run, and read back."""
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, overload
+
+import msgspec
+import pandas as pd
+
+from jaxattn.chips.plan import ChipPlan
+from jaxattn.core.errors import InputError, RunError, counted
+from jaxattn.core.settings import MOST
+from jaxattn.data.splits import Splits
+from jaxattn.lab.probes.standard import Probes
+from jaxattn.lab.results.load import Results, load
+from jaxattn.lab.storage.bucket import naming, send_report
+from jaxattn.lab.study import registry, toml
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.registry import describe, make, plain
+
+__all__ = ["ChipPlan", "Finished", "Plan", "Results", "Study", "load", "run"]
+
+OnFailure = Literal["stop", "continue", "retry"]
+Dashboard = Literal["tensorboard", "wandb"]
+Progress = Callable[[str, float], None]
+
+
+def _silent(description: str, share: float) -> None:
+    """Tell nobody."""
+
+
+class Plan(NamedTuple):
+    """What a study will do.
+
+    Attributes:
+        cells: a row per cell: settings, compile group, seeds that are done.
+        groups: a row per compile group: lanes, batches, memory, time.
+        sentence: the whole in words.
+        metrics: a line for every phase of the first cell: what it records, what it does not, and why; none
+            of a quick plan.
+    """
+
+    cells: pd.DataFrame
+    groups: pd.DataFrame
+    sentence: str
+    metrics: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Plan({self.sentence})", *self.metrics])
+
+    def _repr_html_(self) -> str:
+        groups = self.groups.to_html(index=False, max_rows=20)
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.metrics)
+        return f"<b>Plan</b> ({escape(self.sentence)}){groups}{lines}"
+
+
+class Study(Definition):
+    """Data × model × phases × probes, for many seeds and settings at once.
+
+    Whatever has a kind in a sweep file may be given as an instance of its class, as a function, as a table
+    or as the name of its kind; classes and functions of one's own as well.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        data: Any,
+        model: Any,
+        phases: Sequence[Any],
+        loss: Any = "classification",
+        init: Mapping[str, Any] | None = None,
+        probes: Any = None,
+        figures: Sequence[Any] = (),
+        **rest: Any,
+    ) -> None:
+        """Check a study.
+
+        Args:
+            name: its name; results go to results/NAME by default.
+            data: a generator or reader.
+            model: a model.
+            phases: what moves, one after the other; at least one.
+            loss: the loss of a sequence, (outputs, targets) -> (n,).
+            init: starts of parameters by name, where they are not as the model draws them.
+            probes: what is measured, a `Probes`; or a list of probes beside the standard ones.
+            figures: figures to draw: names, tables, or functions (results, *, settings).
+            rest: seeds, dtype, axes, zip, halton, cells, exclude, blocks, description, chunk as in a sweep
+                file.
+
+        Raises:
+            InputError: a wrong setting; names it and a near right one.
+        """
+        names = ImportPaths()
+        tables = {
+            "name": name,
+            "data": describe(data, registry.DATA, names),
+            "model": describe(model, registry.MODEL, names),
+            "loss": describe(loss, registry.LOSS, names),
+            "phases": [describe(phase, registry.PHASE, names) for phase in _listed(phases, "phases")],
+            "probes": _probes(probes, names),
+            "figures": [describe(figure, registry.FIGURE, names) for figure in _listed(figures, "figures")],
+            **plain(rest, names),
+        }
+        if init:
+            own = {parameter: describe(x, registry.START, names) for parameter, x in init.items()}
+            model_table = tables["model"]
+            tables["model"] = (model_table if isinstance(model_table, dict) else {"kind": model_table}) | {
+                "init": own
+            }
+        toml.flatten_grid(tables)
+        super().__init__(tables, names)
+        self._check_figures()
+
+    @classmethod
+    def of_tables(cls, tables: Mapping[str, Any], names: ImportPaths | None = None) -> "Study":
+        """Make a study of the tables of a sweep file."""
+        study = cls.__new__(cls)
+        Definition.__init__(study, tables, names)
+        study._check_figures()
+        return study
+
+    @classmethod
+    def read(cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> "Study":
+        """Read a sweep file; see `toml.read`."""
+        return toml.read(path, overrides, axes, made=cls.of_tables)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the study as a sweep file.
+
+        Raises:
+            InputError: something that has no import path, such as a class of a notebook.
+            RunError: the file cannot be written.
+        """
+        self._check_names("no sweep file")
+        return toml.write(self.tree, path)
+
+    @overload
+    def plan(
+        self,
+        directory: str | Path | None = ...,
+        *,
+        max_memory: int | None = ...,
+        quick: bool = ...,
+        progress: Progress = ...,
+    ) -> Plan: ...
+
+    @overload
+    def plan(
+        self,
+        *,
+        target: str,
+        max_memory: int | None = ...,
+        progress: Progress = ...,
+        only: Sequence[str] = ...,
+        keep: str | None = ...,
+    ) -> ChipPlan: ...
+
+    def plan(
+        self,
+        directory: str | Path | None = None,
+        *,
+        target: str | None = None,
+        max_memory: int | None = None,
+        quick: bool = False,
+        progress: Progress = _silent,
+        only: Sequence[str] = (),
+        keep: str | None = None,
+    ) -> Plan | ChipPlan:
+        """Tell what the study will do, and what of it is done already in a folder.
+
+        Args:
+            directory: the results folder, or its address in a bucket; results/NAME by default.
+            target: a chip that need not be here, such as "h200", "a100:4" or "v5e:2x2".
+            max_memory: bytes that may be used on a device; chosen for the device by default.
+            quick: of this machine: leave out memory and time, for which every group is compiled and tried.
+            progress: told what is compiled, and the share of compile groups done.
+            only: of a target: names of the programs to compile, "query.advance" or "draw"; all if empty. Of
+                some alone it is not found out how many lanes fit.
+            keep: of a target: a folder for the texts of the compiled programs.
+
+        Returns:
+            The plan; with a target what every program holds, moves, computes and launches there.
+
+        Raises:
+            InputError: a cell that does not fit, a folder of another config; a chip without its compiler; an
+                option of this machine given with a target, or the other way round.
+        """
+        if target is not None:
+            if directory is not None or quick:
+                name = "quick" if directory is None else "directory"
+                raise InputError(f"{name}: nothing is looked up there for a target; give one of them")
+            return self._plan_on(target, progress, max_memory=max_memory, only=tuple(only), keep=keep)
+        if only or keep:
+            name = "only" if only else "keep"
+            raise InputError(f"{name}: programs are compiled for a target alone; give target, such as 'h200'")
+        from jaxattn.lab.engine.plan import plan, recorded
+
+        folder = self.folder(directory)
+        if not quick:
+            self._check_metrics()
+        with naming():
+            (cells, groups), sentence = plan(self, folder, max_memory, quick=quick, progress=progress)
+        return Plan(cells, groups, sentence, () if quick else tuple(recorded(self)))
+
+    def _plan_on(self, name: str, progress: Progress, **options: Any) -> ChipPlan:
+        from jaxattn.chips import process
+        from jaxattn.chips.targets import read_target
+
+        target = read_target(name)
+        self._check_names("no other process")
+        asked = {"tables": self.tree, "folder": str(self.names.folder.resolve()), **options}
+        return ChipPlan.of(name, process.call(target, "jaxattn.lab.engine.on_chip:plan_on", asked, progress))
+
+    def run(
+        self,
+        directory: str | Path | None = None,
+        *,
+        quiet: bool = False,
+        shard: tuple[int, int] = (1, 1),
+        max_memory: int | None = None,
+        on_failure: OnFailure = "continue",
+        accept_code: bool = False,
+        profile: bool = False,
+        log: Sequence[Dashboard] = (),
+    ) -> Results:
+        """Run the study, or continue it, draw its figures and page, and read it back.
+
+        Args:
+            directory: the results folder, or an address in a bucket, s3://BUCKET/NAME or gs://BUCKET/NAME;
+                results/NAME by default.
+            quiet: show no progress.
+            shard: I and N: run the I-th of N shares, in a folder of its own.
+            max_memory: bytes that may be used on a device; chosen for the device by default.
+            on_failure: what to do when a batch ends in NaN, or the machine or code of yours fails it: "stop",
+                "continue" with the next batch, or "retry" it twice from its start before that.
+            accept_code: continue although code of yours has changed since the run began.
+            profile: write a JAX trace of the run into the folder, for TensorBoard or Perfetto.
+            log: dashboards that get every measurement too, "tensorboard" or "wandb" (offline).
+
+        Returns:
+            The results; seeds that failed are in `.failures`.
+
+        Raises:
+            InputError: data that cannot be used, a cell that does not fit, a folder of another config.
+            RunError: nothing could be run, or the folder cannot be written.
+        """
+        from jaxattn.lab.engine.progress import Reporter
+
+        with Reporter(quiet) as reporter:
+            finished = run(
+                self,
+                self.folder(directory),
+                reporter=reporter,
+                shard=shard,
+                max_memory=max_memory,
+                on_failure=on_failure,
+                accept_code=accept_code,
+                profile=profile,
+                log=log,
+            )
+        errors = finished.outcome.errors
+        if len(errors) == finished.outcome.batches:
+            raise RunError(errors[0]["reason"])
+        models = {cell.number: cell.setting.model for cell in self.cells}
+        return replace(load(finished.outcome.directory), models=models, dataset_of=self.dataset)
+
+    def dataset(self, seed: int = 0, cell: int = 0) -> Splits:
+        """Return the data of one seed of one cell, as a run has them.
+
+        Args:
+            seed: whose data; where all seeds share them, these.
+            cell: which cell.
+
+        Returns:
+            Training, test and validation corpus (None for none), and statistics of the training tokens. Of
+            a vocabulary that cells of a sweep pad to a common size, the cell's own tokens alone.
+
+        Raises:
+            InputError: no such cell or seed, data that cannot be read.
+        """
+        from jaxattn.lab.study.seed import dataset, swept_settings
+
+        if not 0 <= cell < len(self.cells):
+            raise InputError(f"cell {cell}: the study has cells 0 to {len(self.cells) - 1}")
+        if not 0 <= seed <= MOST:
+            raise InputError(f"seed {seed}: seeds are numbers from 0 to {MOST:,}")
+        setting = self.cells[cell].setting
+        swept = swept_settings(each.settings for each in self.cells)
+        return dataset(setting.data, seed, self.dtype, swept).splits
+
+    def folder(self, directory: str | Path | None = None) -> Path:
+        """Say where the results go."""
+        return Path(directory) if directory is not None else Path("results") / self.name
+
+    def _repr_html_(self) -> str:
+        plan = f"{counted(len(self.cells), 'cell')} × {counted(len(self.seeds), 'seed')}"
+        cells = pd.DataFrame([{"cell": cell.number, **cell.settings} for cell in self.cells])
+        return f"<p><b>{self.name}</b>: {plan}</p>{cells.head(20).to_html(index=False, escape=True)}"
+
+    @property
+    def own_figures(self) -> dict[str, Callable[..., Any]]:
+        """The user's own figure functions by their import paths."""
+        kinds = [figure["kind"] for figure in self.figures]
+        return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
+
+    def _check_names(self, who: str) -> None:
+        for name in self.own_kinds:
+            if name.startswith("__main__:") or "<locals>" in name:
+                raise InputError(f"{name}: {who} can import it; move it to a file, such as mine.py")
+
+    def _check_metrics(self) -> None:
+        """Raise InputError for a figure of a metric that the study does not measure."""
+        from jaxattn.lab.engine.plan import check_metrics
+        from jaxattn.lab.results.figures import metrics_of
+
+        built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
+        check_metrics(self, metrics_of(built_in))
+
+    def _check_figures(self) -> None:
+        if not self.figures:
+            return
+        from jaxattn.lab.results import figures  # imports matplotlib
+
+        for number, figure in enumerate(self.figures):
+            if not isinstance(kind := figure.get("kind", ""), str):
+                raise InputError(f"figures[{number}].kind: expected a name, got {kind!r:.60}")
+        phases = dict.fromkeys(phase.name for cell in self.cells for phase in cell.setting.phases)
+        axes = dict.fromkeys(key for cell in self.cells for key in cell.settings)
+        built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
+        blind = {cell.number for cell in self.cells if not cell.setting.model.has_scores}
+        figures.check(built_in, phases=list(phases), axes=list(axes), without_tokens=blind)
+        for number, figure in enumerate(self.figures):
+            if number not in built_in:
+                make(registry.FIGURE, figure, f"figures[{number}]", self.names)
+
+
+class Finished(NamedTuple):
+    """A run and its report.
+
+    Attributes:
+        outcome: what the run left; see `engine.run.Outcome`.
+        report: the files of the report, None if no batch could be run, or nothing was new.
+    """
+
+    outcome: Any
+    report: Any
+
+
+def run(
+    study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any
+) -> Finished:
+    """Run a study in a folder and draw its report.
+
+    Args:
+        study: what to run.
+        directory: the results folder.
+        reporter: where progress goes.
+        command: the command line, for the manifest.
+        options: as `engine.run.run`.
+
+    Returns:
+        The outcome and the report.
+
+    Raises:
+        InputError, RunError, Interrupted: as `engine.run.run`.
+    """
+    from jaxattn.lab.engine import devices
+    from jaxattn.lab.engine.run import run as execute
+    from jaxattn.lab.results import report
+
+    devices.use_all_cores()
+    study._check_metrics()
+    words = command or shlex.join(["python", *sys.argv]) if sys.argv[0] else "python"
+    with naming():
+        outcome = execute(study, directory, command=words, reporter=reporter, **options)
+        page = outcome.directory / "report.html"
+        nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
+        if nothing_new or len(outcome.errors) == outcome.batches:
+            return Finished(outcome, None)
+        written = report.write(outcome.directory, study.own_figures, reporter.update)
+        send_report(directory, outcome.directory, written.paths)
+    return Finished(outcome, written)
+
+
+def _probes(probes: Any, names: ImportPaths) -> Any:
+    given = {"own": probes} if isinstance(probes, list | tuple) else probes or {}
+    if not isinstance(given, dict | Probes):
+        raise InputError(f"probes: expected a Probes or a list, got {probes!r:.60}")
+    values = dict(given) if isinstance(given, dict) else msgspec.structs.asdict(given)
+    own = _listed(values.get("own", ()), "probes.own")
+    return values | {"own": [describe(probe, registry.PROBE, names) for probe in own]}
+
+
+def _listed(things: Any, place: str) -> Sequence[Any]:
+    if not isinstance(things, list | tuple):
+        raise InputError(f"{place}: expected a list, got {things!r:.60}; put it in brackets")
+    return things

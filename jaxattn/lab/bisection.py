@@ -1,0 +1,316 @@
+"""A phase diagram: for each value of one key, where half of the seeds cross over as another key grows.
+
+A seed has the same random numbers at all values y of the key, so that it has a threshold T of its own: it has
+crossed where y ≥ T. With n independent seeds, k(y) of them have crossed at y, and the median of T lies where
+
+    the interval of Clopper and Pearson for k(y) of n contains 1/2,
+
+with at least the coverage of that interval, whatever the law of T: it is the sign test, turned round. As k(y)
+is only known where seeds were run, the ends are those values that were run just outside of it. A logistic
+curve would give a narrower interval only if T had that law.
+"""
+
+import hashlib
+import itertools
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.api import Study
+from jaxattn.lab.engine import devices
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.engine.run import run as execute
+from jaxattn.lab.results.diagram import PhaseDiagram
+from jaxattn.lab.results.intervals import clopper_pearson
+from jaxattn.lab.results.labels import by_factors
+from jaxattn.lab.results.load import load
+from jaxattn.lab.results.statistics import metric_at_end
+from jaxattn.lab.study.grid import GRID
+
+Values = Mapping[str, Sequence[Any] | np.ndarray]
+
+
+def phase_diagram(
+    study: Study,
+    *,
+    x: Values,
+    y: Values,
+    metric: str,
+    level: float = 0.5,
+    falls: bool = False,
+    parts: int = 4,
+    phase: str | None = None,
+    folder: str | Path | None = None,
+    quiet: bool = False,
+) -> PhaseDiagram:
+    """Find, for each x, the y at which half of the seeds come to a level, by bisection.
+
+    A seed has crossed where its metric is `level` or more at the end of a phase (with `falls`, where it is
+    less, or not finite). It is assumed to stay so at larger y; `thresholds["turned_back"]` counts the seeds
+    that do not. All seeds are run at both ends of y and at points between, then between the neighbours that
+    hold the median threshold and each end of its interval, until those are neighbours among the values. See
+    `jaxattn.lab.bisection` for the interval, which takes six seeds.
+
+    Each round of points is a study in a folder of its own. Points and seeds that are in one of these, of the
+    same settings and code, are not run again: with more seeds, other x or y, another level or metric only
+    those that are missing are run, and a killed call continues where it was.
+
+    Args:
+        study: all but the two keys; its seeds are those of each point. No grid of its own.
+        x: the key of the horizontal axis and its values.
+        y: the key to bisect and its values, ascending, such as those of `numpy.geomspace`. The threshold is
+            known up to neighbours among them.
+        metric: what is measured.
+        level: from where on it counts.
+        falls: whether seeds lose the level as y grows, as at the upper end of a window.
+        parts: into how many parts a round cuts what is left. Each round compiles: 2 takes the fewest points,
+            more of them fewer rounds.
+        phase: which phase; by default the last one that recorded the metric.
+        folder: where the rounds are; results/NAME_phase_diagram by default.
+        quiet: show no progress.
+
+    Returns:
+        The thresholds and all that was run.
+
+    Raises:
+        InputError: a study with a grid, more keys than one, values that do not ascend, an unknown metric.
+        RunError: a round could not be run.
+        Interrupted: SIGINT or SIGTERM came; the same call continues.
+    """
+    (x_key, columns), (y_key, values) = _axis("x", x), _axis("y", y)
+    _check(study, y_key, values, parts)
+    default = study.folder().with_name(f"{study.name}_phase_diagram")
+    measured = _Measured(study, Path(folder or default), metric, phase)
+    seeds = len(study.seeds)
+    places = {value: place for place, value in enumerate(values)}
+    points = [(c, values[k]) for c in columns for k in sorted(wanted({}, seeds, len(values), parts))]
+    outcomes = pd.DataFrame()
+    with Reporter(quiet) as reporter:
+        while points:
+            cells = [{x_key: column, y_key: value} for column, value in points]
+            more = measured.outcomes(cells, reporter).rename(columns={x_key: "x", y_key: "y"})
+            more["crossed"] = ~(more["value"] >= level) if falls else more["value"] >= level
+            outcomes = pd.concat([outcomes, more], ignore_index=True)
+            known = {column: outcomes[outcomes["x"] == column] for column in columns}
+            crossed = {column: counts(own, places) for column, own in known.items()}
+            points = [
+                (column, values[place])
+                for column in columns
+                for place in sorted(wanted(crossed[column], seeds, len(values), parts))
+            ]
+    rows = [
+        {"x": column, **threshold(crossed[column], seeds, values)}
+        | {"seeds": seeds, "missing": int((~np.isfinite(known[column]["value"])).sum())}
+        | {"turned_back": turned_back(known[column])}
+        for column in columns
+    ]
+    condition = f"{metric} {'<' if falls else '≥'} {level:g}"
+    return PhaseDiagram(x_key, y_key, condition, outcomes, pd.DataFrame(rows))
+
+
+class Ranks(NamedTuple):
+    """How many seeds have to have crossed.
+
+    Attributes:
+        low: at the lower end of the interval of the median; 0 if there are too few seeds for one.
+        middle: at the median.
+        high: at the upper end of the interval; n + 1 if there are too few seeds for one.
+    """
+
+    low: int
+    middle: int
+    high: int
+
+
+class Bracket(NamedTuple):
+    """Two neighbours among some values: fewer than k seeds have crossed at `below`, k or more at `above`.
+
+    Attributes:
+        below: place of the value; -1 if there is none so low.
+        above: place of the value; the number of values if there is none so high.
+    """
+
+    below: int
+    above: int
+
+
+@lru_cache(maxsize=64)
+def ranks(seeds: int) -> Ranks:
+    """Count the seeds that have crossed at the median and at the ends of its 95 % interval.
+
+    Args:
+        seeds: n.
+
+    Returns:
+        The smallest k with k ≥ n/2, the smallest whose share may be 1/2, and the smallest that is above it.
+    """
+    low, high = clopper_pearson(np.arange(seeds + 1), seeds)
+    below, above = np.flatnonzero(high < 0.5), np.flatnonzero(low > 0.5)
+    first, last = (int(below[-1]) + 1, int(above[0])) if len(below) else (0, seeds + 1)
+    return Ranks(first, -(-seeds // 2), last)
+
+
+def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
+    """Say between which values a number of seeds is reached, as far as is known.
+
+    Args:
+        crossed: how many seeds have crossed, by the places of values that were run.
+        rank: k.
+        number: how many values there are, ascending.
+
+    Returns:
+        The lowest value at which k seeds have crossed, and the highest below it at which fewer have.
+    """
+    above = min((place for place, count in crossed.items() if count >= rank), default=number)
+    below = max((place for place, count in crossed.items() if place < above and count < rank), default=-1)
+    return Bracket(below, above)
+
+
+def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) -> set[int]:
+    """List the places of the values to run next: the ends, and what cuts brackets into equal parts.
+
+    Args:
+        crossed: as in `bracket`.
+        seeds: n.
+        number: how many values there are.
+        parts: into how many parts.
+
+    Returns:
+        The places; none if all is known.
+    """
+
+    def cuts(low: int, high: int) -> set[int]:
+        return {low + (high - low) * k // parts for k in range(1, parts)} - {low}
+
+    if {0, number - 1} - crossed.keys():
+        return ({0, number - 1} | cuts(0, number - 1)) - crossed.keys()
+    found = (bracket(crossed, rank, number) for rank in ranks(seeds) if 0 < rank <= seeds)
+    inside = [(low, high) for low, high in found if low >= 0 and high < number]
+    return {place for low, high in inside for place in cuts(low, high)}
+
+
+def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | float]) -> dict[str, Any]:
+    """Look up the median threshold and its interval.
+
+    Args:
+        crossed: as in `bracket`, after all that is `wanted`.
+        seeds: n.
+        values: ascending; by factors if they grow like that.
+
+    Returns:
+        threshold, the middle of its bracket, NaN outside of the values; `above` and `at_most`, the bracket;
+        low and high, the interval, ∞ on a side on which it goes beyond the values, NaN for too few seeds.
+    """
+    ends = [-np.inf, *map(float, values), np.inf]
+    low, middle, high = (bracket(crossed, rank, len(values)) for rank in ranks(seeds))
+    above, at_most = ends[middle.below + 1], ends[middle.above + 1]
+    inside = np.isfinite([above, at_most]).all()
+    mean = np.sqrt(above * at_most) if inside and by_factors(values) else (above + at_most) / 2
+    enough = ranks(seeds).low > 0
+    return {
+        "threshold": float(mean) if inside else np.nan,
+        "low": ends[low.below + 1] if enough else np.nan,
+        "high": ends[high.above + 1] if enough else np.nan,
+        "above": above,
+        "at_most": at_most,
+    }
+
+
+def counts(outcomes: pd.DataFrame, places: Mapping[Any, int]) -> dict[int, int]:
+    """Count the seeds that have crossed at each value: columns y and crossed, one row a seed."""
+    return {places[y]: int(own["crossed"].sum()) for y, own in outcomes.groupby("y", sort=False)}
+
+
+def turned_back(outcomes: pd.DataFrame) -> int:
+    """Count the seeds that have crossed at some value and not at a larger one: columns y, seed, crossed."""
+    falls = outcomes.sort_values("y").groupby("seed")["crossed"].agg(lambda x: (np.diff(1 * x) < 0).any())
+    return int(falls.sum())
+
+
+def _check(study: Study, y_key: str, values: list[Any], parts: int) -> None:
+    """Raise InputError for a study with a grid, values that do not ascend, and parts that are none."""
+    if len(values) < 2 or any(later <= sooner for sooner, later in itertools.pairwise(values)):
+        raise InputError(f"y: values of {y_key} have to ascend, two at least")
+    if parts < 2:
+        raise InputError(f"parts: {parts}; give 2 or more")
+    if grid := [key for key in (*GRID, "blocks") if study.tree.get(key)]:
+        raise InputError(f"study: it has {grid[0]}; give one without, as x and y are varied here")
+
+
+def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
+    """Split an axis into its key and values; NumPy's numbers become Python's, as tables hold them."""
+    if len(given) != 1:
+        raise InputError(f"{name}: {len(given)} keys; give one key with its values")
+    ((key, values),) = given.items()
+    return key, [value.item() if isinstance(value, np.generic) else value for value in values]
+
+
+class _Measured:
+    """What seeds of points measured, by the hash of their settings: run, or read from earlier rounds."""
+
+    def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
+        self._study, self._folder = study, folder
+        self._metric, self._phase = metric, phase
+        self._code = {name: study.names.code_hash(name) for name in study.own_kinds}
+        self._values: dict[tuple[str, int], float] = {}
+        # Code without a hash may have changed since.
+        known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))
+        for manifest in known:
+            if load(manifest.parent).finished:
+                self._read(manifest.parent)
+
+    def outcomes(self, cells: list[dict[str, Any]], reporter: Reporter) -> pd.DataFrame:
+        """Return a row for each cell and seed: settings, seed and value; what is missing is run."""
+        made = self._with(cells, self._study.seeds).cells
+        missing: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+        for cell in made:
+            hash, seeds = cell.config_hash, self._study.seeds
+            if left := tuple(seed for seed in seeds if (hash, seed) not in self._values):
+                missing.setdefault(left, []).append(cell.settings)
+        for seeds, settings in missing.items():
+            self._run(self._with(settings, seeds), reporter)
+        rows = [
+            {**cell.settings, "seed": seed, "value": self._values[cell.config_hash, seed]}
+            for cell in made
+            for seed in self._study.seeds
+        ]
+        return pd.DataFrame(rows)
+
+    def _with(self, cells: list[dict[str, Any]], seeds: Sequence[int]) -> Study:
+        tables = {key: table for key, table in self._study.tree.items() if key != "figures"}
+        return Study.of_tables(tables | {"cells": cells, "seeds": list(seeds)}, self._study.names)
+
+    def _run(self, study: Study, reporter: Reporter) -> None:
+        hashes = [cell.config_hash for cell in study.cells]
+        key = msgspec.json.encode([hashes, study.seeds, self._code], order="deterministic")
+        folder = self._folder / f"round-{hashlib.sha256(key).hexdigest()[:12]}"
+        devices.use_all_cores()
+        outcome = execute(study, folder, command="jaxattn.phase_diagram", reporter=reporter)
+        if outcome.errors:
+            raise RunError(f"{folder}: {outcome.errors[0]['reason']}")
+        # Its tables are all that is read, and many rounds are many checkpoints.
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        self._read(folder)
+
+    def _read(self, folder: Path) -> None:
+        """Remember what a finished round measured, if it is of the same code."""
+        results = load(folder)
+        if results.manifest.get("code", {}) != self._code:
+            return
+        hashes = {cell["cell"]: cell["config_hash"] for cell in results.manifest["cells"]}
+        last, _ = metric_at_end(results.records, self._metric, self._phase)
+        # A seed that failed before the phase has no row.
+        seeds = results.manifest["seeds"]
+        self._values |= dict.fromkeys(itertools.product(hashes.values(), seeds), math.nan)
+        self._values |= {
+            (hashes[cell], int(seed)): float(value)
+            for cell, seed, value in last[["cell", "seed", "value"]].itertuples(index=False)
+        }

@@ -1,0 +1,121 @@
+"""What is not published as a distribution: in what share of drawn choices a published shape appears."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.lab.books.book import Item
+from jaxattn.lab.books.findings import Finding, Measured, hold, last
+from jaxattn.lab.books.shapes import LOWEST, RISE, U, shapes
+from jaxattn.lab.results.correlations import spearman
+from jaxattn.lab.results.judge import share
+from jaxattn.lab.results.labels import format_number
+from jaxattn.lab.results.run import Run, find
+
+# The findings of `shapes` that a share is taken of: in a table, and the shape in words.
+SHAPES = {
+    RISE: ("rise of E·v", "E·v rises"),
+    U: ("U of E·p", "E·p is U-shaped"),
+    LOWEST: ("E·p lowest at", "E·p is lowest near 0"),
+}
+ALL = "all three"
+# What choices are held against: the first two are 1 for the published shape.
+SCORES = ("rise of E·v", "U of E·p", "test accuracy")
+
+
+def choices(results: Run, item: Item, *, shown: str) -> Measured:
+    """Measure the share of drawn choices in which each shape appears, and what it depends on.
+
+    A shape appears where the mean over the seeds of a draw meets the criterion of the figure, and not where
+    all seeds diverged; intervals are those of a share (Clopper and Pearson).
+
+    Args:
+        results: the run, a cell for every draw.
+        item: the item.
+        shown: the item of the run that is shown as the figure.
+    """
+    figure = item.book.item(shown)
+    draws = _draws(results, figure)
+    over = f"{len(draws)} choices"
+    findings = [
+        Finding(f"share of {over} in which {shape}", share(draws[shape]), over)
+        for shape in [*(shape for _, shape in SHAPES.values()), ALL]
+    ]
+    findings += [
+        Finding(f"{ALL}, with {block}", share(part[ALL]), f"{len(part)} choices")
+        for block, part in draws.groupby("optimizer", sort=False)
+    ]
+    config = figure.study("full").config
+    tables = {"What it depends on": _dependence(results, draws, config), "Every draw": _listed(draws)}
+    return Measured(findings, tables)
+
+
+def _draws(results: Run, figure: Item) -> pd.DataFrame:
+    """One row per cell: its choices, its measures, and whether each shape appears."""
+    rows = []
+    failed = results.failures.groupby("cell").size()
+    lost = set(failed.index[failed == len(results.manifest["seeds"])])
+    for entry in results.manifest["cells"]:
+        cell, settings = int(entry["cell"]), dict(entry["settings"])
+        row = {"optimizer": settings.pop("block", "")} | settings
+        found = [] if cell in lost else hold(shapes(results, figure, cell=cell).findings, figure)
+        by_name = {finding.measured: finding for finding in found}
+        for measured, (score, shape) in SHAPES.items():
+            row[score], row[shape] = _appears(by_name.get(measured))
+        row[ALL] = all(row[shape] for _, shape in SHAPES.values())
+        row["test accuracy"] = last(results, cell, "test_accuracy").estimate.value
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _appears(finding: Finding | None) -> tuple[float, bool]:
+    """The value of a measure, and whether the shape appears: not where training diverged."""
+    if finding is None or finding.criterion is None:
+        return math.nan, False
+    value = finding.estimate.value
+    return value, bool(finding.criterion.low <= value <= finding.criterion.high)
+
+
+def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> pd.DataFrame:
+    """Spearman of every choice with every measure, per optimiser; the strongest for the U-shape first."""
+    rows = []
+    for block, part in draws.groupby("optimizer", sort=False):
+        for axis in [axis for axis in results.axes if axis != "block" and part[axis].notna().all()]:
+            at = _of_shown(results, shown, int(part.index[0]), axis)
+            row = {
+                "optimizer": block,
+                "choice": _short(axis),
+                "drawn between": f"{format_number(part[axis].min())} and {format_number(part[axis].max())}",
+                "shown run": "-" if at is None else format_number(at),
+                "draws below it": "-" if at is None else f"{(part[axis] < at).mean():.0%}",
+            }
+            for score in SCORES:
+                values = part[[score, axis]].to_numpy(float).T
+                row[f"Spearman with {score}"] = float(spearman(values[:1], values[1])[0])
+            rows.append(row)
+    table = pd.DataFrame(rows)
+    strength = -table[f"Spearman with {SCORES[1]}"].abs()
+    return table.loc[strength.sort_values(kind="stable").index].reset_index(drop=True)
+
+
+def _of_shown(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
+    """What the shown run has on an axis; nothing if its optimiser is another one (Adam is AdamW's)."""
+    key = "phases.joint.optimizer"
+    if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find(shown, key)):
+        return None
+    before, _, name = axis.rpartition(".")
+    at = find(shown, axis)
+    return find(shown, f"{before}.options.{name}") if at is None else at
+
+
+def _short(axis: str) -> str:
+    return axis.removeprefix("phases.joint.").removeprefix("data.")
+
+
+def _listed(draws: pd.DataFrame) -> pd.DataFrame:
+    named = draws.rename(columns=_short)
+    for name in [*(shape for _, shape in SHAPES.values()), ALL]:
+        named[name] = named[name].map({True: "yes", False: "no"})
+    return named

@@ -1,0 +1,104 @@
+"""Names of the findings of an item before it is run, and whether its criteria fit them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.api import Study
+from jaxattn.lab.books.book import Item
+from jaxattn.lab.books.findings import ALONG, POWER, cell_name, named_metric
+from jaxattn.lab.books.shapes import LETTERS, LONGEST, LOWEST, RISE, WAYS, U, spread_name
+
+Names = Callable[..., list[str]]
+
+
+def _prefixes(study: Study) -> list[str]:
+    return [cell_name(cell.settings) for cell in study.cells]
+
+
+def _cells(study: Study, item: Item, *, metrics: Sequence[str]) -> list[str]:
+    return [named_metric(metric, name) for metric in metrics for name in _prefixes(study)]
+
+
+def _along(study: Study, item: Item) -> list[str]:
+    return [named_metric(metric, name) for name in _prefixes(study) for metric in ALONG]
+
+
+def _law(study: Study, item: Item) -> list[str]:
+    return [POWER]
+
+
+def _shapes(study: Study, item: Item, *, cell: int = 0, metrics: Sequence[str] = ()) -> list[str]:
+    return [RISE, f"{LONGEST}*", U, LOWEST, *map(named_metric, metrics)]
+
+
+def _variations(study: Study, item: Item) -> list[str]:
+    return [f"{name}: {measured}" for name in _prefixes(study) for measured in (RISE, U, LOWEST)]
+
+
+def _directions(study: Study, item: Item) -> list[str]:
+    return [f"{name}: {WAYS}{way}" for name in _prefixes(study) for way in ("rises", "falls")]
+
+
+def _beside(study: Study, item: Item) -> list[str]:
+    curves = [item.published(quantity) for quantity in LETTERS]
+    ranks = [f"Spearman of {curve.name} and the published bin means" for curve in curves]
+    return [*ranks, f"{LONGEST}*", f"where {curves[1].letters} is lowest"]
+
+
+def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
+    others = [cell.settings for cell in study.cells if cell_name(cell.settings) != to_the_end]
+    sizes = [settings["phases.embed.step_size"] for settings in others]
+    return [spread_name(letters, size) for letters in LETTERS.values() for size in sizes]
+
+
+# The names of other measures, such as those of a book's own code, are known when they have run.
+NAMES: Mapping[str, Names] = MappingProxyType(
+    {
+        "cells": _cells,
+        "along": _along,
+        "law": _law,
+        "shapes": _shapes,
+        "variations": _variations,
+        "directions": _directions,
+        "beside": _beside,
+        "spread": _spread,
+    }
+)
+
+
+def names(item: Item, study: Study) -> list[str] | None:
+    """Return the names of the findings that a run of an item will have; `*` stands for what it will measure.
+
+    Args:
+        item: the item.
+        study: its study at some scale.
+
+    Returns:
+        The names; None if only a run tells.
+    """
+    settings = dict(item.measure)
+    found = NAMES.get(settings.pop("kind", ""))
+    return found and found(study, item, **settings)
+
+
+def fits_name(name: str, pattern: str) -> bool:
+    """Return whether a criterion's pattern is of a finding; either of the two may be a pattern."""
+    return fnmatchcase(name, pattern) or fnmatchcase(pattern, name)
+
+
+def check(item: Item, known: Sequence[str] | None) -> None:
+    """Check that every criterion of an item is of a finding that it will have.
+
+    Args:
+        item: the item.
+        known: names as `names` returns them, or those of a record; None checks nothing.
+
+    Raises:
+        InputError: a criterion that fits none; lists the names.
+    """
+    for pattern in item.criteria if known is not None else ():
+        if not any(fits_name(name, pattern) for name in known or ()):
+            place = item.folder / "item.toml"
+            raise InputError(f"{place}: criteria: no finding {pattern!r}; there are {', '.join(known or ())}")

@@ -1,0 +1,168 @@
+"""Records: what a section shows, kept as a file, so that the page can be written where the run is not."""
+
+import math
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+import pandas as pd
+
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import Count, NotNegative
+from jaxattn.lab.books import findings
+from jaxattn.lab.books.book import Item, Scale
+from jaxattn.lab.books.findings import Finding
+from jaxattn.lab.books.section import Picture, Section, command, missing
+from jaxattn.lab.results.judge import Criterion, Estimate
+from jaxattn.lab.storage import files as storage
+
+# JSON has no NaN and no infinity: both are null there.
+Number: TypeAlias = float | None
+
+
+class _Criterion(msgspec.Struct):
+    low: float
+    high: Number
+    text: str
+
+
+class _Finding(msgspec.Struct):
+    measured: str
+    estimate: tuple[Number, Number, Number]
+    over: str
+    published: str
+    criterion: _Criterion | None
+    # None where the record is older than this, and so than today's intervals.
+    seeds: Count | None = None
+
+    def read(self) -> Finding:
+        """Make it what it was."""
+        value, low, high = (math.nan if x is None else x for x in self.estimate)
+        estimate, within = Estimate(value, low, high, self.seeds or 0), None
+        if known := self.criterion:
+            within = Criterion(known.low, math.inf if known.high is None else known.high, known.text)
+        return Finding(self.measured, estimate, self.over, within, self.published, self.seeds is None)
+
+
+class _Picture(msgspec.Struct):
+    file: str
+    caption: str
+
+
+class _Table(msgspec.Struct):
+    columns: list[str]
+    data: list[list[str]]
+
+
+class Record(msgspec.Struct):
+    """What the file of an item holds."""
+
+    scale: Scale
+    settings: str
+    seconds: NotNegative
+    machine: str
+    facts: dict[str, str]
+    findings: list[_Finding]
+    pictures: list[_Picture]
+    tables: dict[str, _Table]
+
+
+def place(item: Item) -> str:
+    """Say where the record of an item lies in a folder of results."""
+    return f"items/{item.name}.json"
+
+
+def files(section: Section, scale: Scale) -> dict[str, bytes]:
+    """Write the record of a section, and its figures.
+
+    Args:
+        section: what was measured.
+        scale: the scale of the run.
+
+    Returns:
+        The files' contents by their names in the folder of results.
+    """
+    record = Record(
+        scale,
+        section.item.digest(scale),
+        section.seconds,
+        section.machine,
+        dict(section.facts),
+        [
+            _Finding(
+                each.measured,
+                each.estimate[:3],
+                each.over,
+                each.published,
+                each.criterion and _Criterion(*each.criterion),
+                None if each.old else each.estimate.seeds,
+            )
+            for each in section.findings
+        ],
+        [_Picture(each.file, each.caption) for each in section.pictures],
+        {
+            title: _Table(list(table.columns), table.to_numpy().tolist())
+            for title, table in section.tables.items()
+        },
+    )
+    text = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    return {place(section.item): text} | {each.file: each.data for each in section.pictures}
+
+
+def read(item: Item, scale: Scale, folder: Path) -> Section:
+    """Read the record of an item.
+
+    Args:
+        item: the item.
+        scale: the scale of the page.
+        folder: the folder of results.
+
+    Returns:
+        The section; if there is no record, or its settings are no longer those of the item, one that says
+        what to run.
+
+    Raises:
+        InputError: the record is of another scale, or it, or a figure of it, is damaged.
+    """
+    path, remedy = folder / place(item), f"run `{command(item, scale)}`"
+    if not path.exists():
+        return missing(item, scale)
+    try:
+        record = msgspec.convert(storage.read_json(path, folder), Record)
+        if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
+            raise ValueError(f"it names a figure {strange[0]!r:.60}")
+        pictures = [storage.read(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures]
+        section = _section(item, scale, record, pictures)
+    except storage.Damaged as error:
+        named = "; remove it and" if str(error).startswith(f"{path}: ") else f", but {path} names it;"
+        raise InputError(f"{error}{named} {remedy}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: damaged: {error}; remove it and {remedy}") from None
+    if record.scale != scale:
+        raise InputError(
+            f"{folder}: holds results at {record.scale} scale; add `--scale {record.scale}`, or "
+            "name another folder with --out"
+        )
+    if record.settings != item.digest(scale):
+        return missing(item, scale, "its settings have changed since it was run")
+    return section
+
+
+def _section(item: Item, scale: Scale, record: Record, pictures: list[bytes]) -> Section:
+    found = tuple(each.read() for each in record.findings)
+    return Section(
+        item,
+        findings.verdict(found),
+        command(item, scale),
+        facts=record.facts,
+        findings=found,
+        tables={
+            title: pd.DataFrame(table.data, columns=table.columns) for title, table in record.tables.items()
+        },
+        pictures=tuple(
+            Picture(each.file, each.caption, data)
+            for each, data in zip(record.pictures, pictures, strict=True)
+        ),
+        seconds=record.seconds,
+        machine=record.machine,
+    )

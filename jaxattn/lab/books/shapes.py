@@ -1,0 +1,344 @@
+"""Measures of shapes: bin means of E·v and E·p over the posterior difference, beside published ones.
+
+Means are of all seeds and with each left out, whose spread is the interval of a shape.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.books.book import Curve, Item
+from jaxattn.lab.books.findings import Finding, Measured, last, last_phase, named, values
+from jaxattn.lab.results.correlations import axis, bin_numbers, spearman
+from jaxattn.lab.results.judge import Estimate, jackknifed, share
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.results.tokens import at_end
+
+Rows = NDArray[np.float64]
+
+
+class Binned(NamedTuple):
+    """Means and standard deviations within bins, of all seeds (row 0) and with each left out (after it).
+
+    Attributes:
+        centres: (m,) of the bins.
+        tokens: (m,) how many a seed has, mean over seeds.
+        mean: (1 + S, m), NaN for an empty bin; (1, m) for one seed.
+        sd: as mean.
+    """
+
+    centres: Rows
+    tokens: Rows
+    mean: Rows
+    sd: Rows
+
+    @property
+    def width(self) -> float:
+        """Of a bin, where all are equally wide."""
+        return float(self.centres[1] - self.centres[0]) if len(self.centres) > 1 else 0.0
+
+    @property
+    def over(self) -> str:
+        """What intervals are over, in words."""
+        seeds = len(self.mean) - 1 or 1
+        return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def binned(
+    tokens: pd.DataFrame, quantity: str, *, edges: ArrayLike, x: str = "posterior_difference"
+) -> Binned:
+    """Average a quantity within bins, over all seeds and over all but each.
+
+    Args:
+        tokens: rows with columns seed, x and the quantity.
+        quantity: the column to average.
+        edges: (m + 1,) ascending bounds of the bins; points outside are left out.
+        x: the column that is binned.
+
+    Returns:
+        The bins.
+    """
+    edges = np.asarray(edges, float)
+    bins = len(edges) - 1
+    at, y = tokens[x].to_numpy(float), tokens[quantity].to_numpy(float)
+    place = bin_numbers(at, edges)
+    inside = (place >= 0) & np.isfinite(y)
+    place, y = place[inside], y[inside]
+    seeds, lane = np.unique(tokens["seed"].to_numpy()[inside], return_inverse=True)
+    cell, weights = lane * bins + place, 1 - np.eye(1 + len(seeds), len(seeds), -1)
+    weights = weights if len(seeds) > 1 else weights[:1]
+    n, first, second = (
+        weights @ np.bincount(cell, y**power, len(seeds) * bins).reshape(len(seeds), bins)
+        for power in range(3)
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = first / n
+        sd = np.sqrt(np.maximum(second / n - mean**2, 0))
+    counts = np.bincount(place, minlength=bins) / max(len(seeds), 1)
+    return Binned((edges[1:] + edges[:-1]) / 2, counts, mean, sd)
+
+
+def lowest(rows: Rows, centres: Rows) -> Rows:
+    """Find the centre of every row's lowest bin, (B,); NaN for a row without a finite entry."""
+    return _each(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
+
+
+def u_shape(rows: Rows, centres: Rows) -> Rows:
+    """Measure how U-shaped every row is about 0: the weaker of its fall on the left and rise on the right.
+
+    min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0)
+
+    Returns:
+        (B,): 1 for a U, about 0 or below for a flat or a monotone row.
+    """
+    left, right = centres < 0, centres > 0
+    return np.minimum(-spearman(rows[:, left], centres[left]), spearman(rows[:, right], centres[right]))
+
+
+def longest_rise(rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """Find the longest run of bins in which a row rises from each to the next.
+
+    Args:
+        rows: (B, m); NaN is skipped.
+
+    Returns:
+        (B,) bins in the run, (B,) number of its first bin and (B,) of its last.
+    """
+    found = np.array([_run(row) for row in rows], float)
+    return found[:, 0], found[:, 1], found[:, 2]
+
+
+def _run(row: Rows) -> tuple[int, int, int]:
+    used = np.flatnonzero(np.isfinite(row))
+    best, start = (0, 0, 0), 0
+    for k in range(len(used)):
+        if k and row[used[k]] <= row[used[k - 1]]:
+            start = k
+        best = max(best, (k - start + 1, int(used[start]), int(used[k])), key=lambda run: run[0])
+    return best
+
+
+def sign_change(rows: Rows, centres: Rows) -> Rows:
+    """Share of the bins whose sign is that of their centre, (B,); bins at 0 and empty ones are left out."""
+
+    def one(row: Rows) -> float:
+        use = np.isfinite(row) & (np.abs(centres) > 1e-9)
+        return float((np.sign(row[use]) == np.sign(centres[use])).mean()) if use.any() else math.nan
+
+    return _each(one, rows)
+
+
+def _each(function: Callable[[Rows], float], rows: Rows) -> Rows:
+    return np.array([function(row) for row in rows], float)
+
+
+LETTERS = {"Ev": "E·v", "Ep": "E·p"}
+RISE, U, LOWEST = (
+    "Spearman of E·v and the bin centres",
+    "U-shape of E·p about 0 (1 for a U)",
+    "where E·p is lowest",
+)
+LONGEST = "bins in the longest rise of E·v, "
+WAYS = "share of seeds in which E·v "
+# Spearman of a seed's bin means from which its E·v rises, or with the other sign falls.
+RISING = 0.9
+CORRELATION, PART = (-1.0, 1.0), (0.0, 1.0)
+
+
+def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] = ()) -> Measured:
+    """Measure the shapes of Figures 1-3: E·v increasing, E·p U-shaped with its minimum near 0.
+
+    Args:
+        results: the run.
+        item: the item.
+        cell: which cell.
+        metrics: further metrics at its end.
+    """
+    ev, ep = (_bins(results, quantity, cell) for quantity in ("Ev", "Ep"))
+    findings = [
+        Finding(RISE, jackknifed(spearman(ev.mean, ev.centres), CORRELATION), ev.over),
+        _longest(ev),
+        Finding(U, jackknifed(u_shape(ep.mean, ep.centres), CORRELATION), ep.over),
+        Finding(LOWEST, jackknifed(lowest(ep.mean, ep.centres), width=ep.width), ep.over),
+        *(last(results, cell, metric) for metric in metrics),
+    ]
+    return Measured(findings, {"Bin means": _table(ev, ep)})
+
+
+def variations(results: Run, item: Item) -> Measured:
+    """Measure the shapes in every cell."""
+    findings, rows = [], []
+    for cell, name in named(results):
+        found = shapes(results, item, cell=cell).findings
+        findings += [
+            Finding(f"{name}: {each.measured}", each.estimate, each.over)
+            for each in found
+            if each.measured in (RISE, U, LOWEST)
+        ]
+        row = {"": name} | {each.measured.partition(",")[0]: each.text for each in found}
+        rows.append(row | {"test accuracy": last(results, cell, "test_accuracy").text})
+    return Measured(findings, {"Shapes": pd.DataFrame(rows)})
+
+
+def directions(results: Run, item: Item) -> Measured:
+    """Count the seeds in which E·v rises along the bins, and those in which it falls, in every cell."""
+    findings, rows = [], []
+    for cell, name in named(results):
+        each = values(results, cell, "spearman_Ev_bins")
+        for way, sign in (("rises", 1), ("falls", -1)):
+            counted = f"{name}: {WAYS}{way}"
+            findings.append(Finding(counted, share(sign * each >= RISING), f"{len(each)} seeds"))
+        rows.append(
+            {
+                "": name,
+                f"{RISE}, each seed": ", ".join(f"{x:.2f}" for x in each),
+                "test accuracy": last(results, cell, "test_accuracy").text,
+            }
+        )
+    return Measured(findings, {"Every seed": pd.DataFrame(rows)})
+
+
+def beside(results: Run, item: Item) -> Measured:
+    """Hold bin means against the published curves Ev and Ep: ranks, the minimum, the range of rise."""
+    ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
+    curves = item.published("Ev"), item.published("Ep")
+    findings = [
+        Finding(f"Spearman of {curve.name} and the published bin means", _ranks(own.mean, curve), own.over)
+        for own, curve in zip((ev, ep), curves, strict=True)
+    ]
+    least = f"where {curves[1].letters} is lowest"
+    findings += [
+        _longest(ev),
+        Finding(least, jackknifed(lowest(ep.mean, ep.centres), width=ep.width), ep.over),
+    ]
+    return Measured(findings, {"Bin means": _table(ev, ep, *curves)})
+
+
+def spread_name(letters: str, size: Any) -> str:
+    """Return the name of the finding of `spread` for a size of the step."""
+    return f"spread of {letters}, to the end ÷ one step of {size:g}"
+
+
+def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
+    """Measure how much smaller the spread within bins is after one step on E than after joint training.
+
+    For every size of the step: mean over the bins of the standard deviation, joint ÷ one step; and the same
+    with each spread divided by the range of its bin means first, which does not depend on the step's size.
+
+    Args:
+        results: the run.
+        item: the item.
+        to_the_end: the block whose E is trained to the end.
+    """
+    cells = dict(named(results))
+    if to_the_end not in cells.values():
+        raise InputError(f"to_the_end: no cell {to_the_end!r}; there are {', '.join(cells.values())}")
+    joint = next(cell for cell, name in cells.items() if name == to_the_end)
+    findings, rows = [], []
+    for quantity, letters in LETTERS.items():
+        trained = _bins(results, quantity, joint)
+        for cell in cells:
+            own = _bins(results, quantity, cell)
+            sd, height = np.nanmean(own.sd, axis=1), np.nanmax(own.mean, axis=1) - np.nanmin(own.mean, axis=1)
+            size = results.settings(cell).get("phases.embed.step_size")
+            rows.append(
+                {
+                    "": to_the_end if cell == joint else f"one step, η0 = {size:g}",
+                    "quantity": letters,
+                    "mean spread within bins": sd[0],
+                    "range of the bin means": height[0],
+                    "spread ÷ range": sd[0] / height[0],
+                }
+            )
+            if cell != joint:
+                ratio = np.nanmean(trained.sd, axis=1) / sd
+                name = spread_name(letters, size)
+                findings.append(Finding(name, jackknifed(ratio), own.over))
+    return Measured(findings, {"Spread within bins": pd.DataFrame(rows)})
+
+
+def classes(results: Run, item: Item) -> Measured:
+    """Hold E·v_k against the published rows of some classes: the sign change at 0 and the order.
+
+    The x-axis of the rows is not named. It is taken for the class's posterior difference, and α is tried too.
+    The item's curves are named by the numbers of the classes.
+    """
+    findings, tables = [], {}
+    for label in map(int, item.curves):
+        curve = item.published(str(label))
+        centres = np.array(curve.centres)
+        step, count = centres[1] - centres[0], len(centres)
+        tokens = _tokens(results, 0, label)
+        near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)
+        own = binned(tokens, "Ev", edges=near)
+        whole = binned(tokens, "Ev", edges=np.linspace(-1 / 3, 1, 21))
+        # Equally many tokens in each of as many bins.
+        alpha = np.quantile(tokens["alpha"], np.linspace(0, 1, count + 1))
+        by_alpha = binned(tokens, "Ev", x="alpha", edges=np.maximum.accumulate(alpha))
+        name, equal = curve.letters, f"{count} bins of equally many tokens"
+        findings += [
+            Finding(f"{name}: bins whose sign is that of the posterior difference, published range",
+                    _signs(own), own.over),
+            Finding(f"{name}: Spearman with the published rows", _ranks(own.mean, curve), own.over),
+            Finding(f"{name}: Spearman with the posterior difference, its whole range",
+                    jackknifed(spearman(whole.mean, whole.centres), CORRELATION), whole.over),
+            Finding(f"{name}: bins whose sign is that of α, {equal}", _signs(by_alpha), by_alpha.over),
+            Finding(f"{name}: Spearman with the published rows, the same bins",
+                    _ranks(by_alpha.mean, curve), by_alpha.over),
+        ]  # fmt: skip
+        class_name = at_end(results, phase=last_phase(results, 0)).name(label)
+        tables[f"Class {class_name}, the published {name}"] = pd.DataFrame(
+            {
+                "posterior difference": [f"{x:.4f}" for x in centres],
+                "tokens per seed": own.tokens,
+                f"{name}, ours": own.mean[0],
+                f"{name}, published": curve.values,
+                f"α, {equal}": [f"{x:.1e}" for x in by_alpha.centres],
+                f"{name}, ours over α": by_alpha.mean[0],
+            }
+        )
+    return Measured(findings, tables)
+
+
+def _ranks(rows: Rows, curve: Curve) -> Estimate:
+    return jackknifed(spearman(rows, np.array(curve.values)), CORRELATION)
+
+
+def _signs(own: Binned) -> Estimate:
+    return jackknifed(sign_change(own.mean, own.centres), PART)
+
+
+def _longest(own: Binned) -> Finding:
+    bins, first, final = longest_rise(own.mean)
+    where = f"{own.centres[int(first[0])]:.2f} to {own.centres[int(final[0])]:.2f}"
+    estimate = jackknifed(bins, (1, len(own.centres)))
+    return Finding(f"{LONGEST}{where}", estimate, own.over)
+
+
+def _tokens(results: Run, cell: int = 0, label: int | None = None) -> pd.DataFrame:
+    tokens = at_end(results, cell=cell, average=False, phase=last_phase(results, cell)).table
+    return tokens if label is None else tokens[tokens["class"] == label]
+
+
+def _bins(results: Run, quantity: str, cell: int = 0) -> Binned:
+    own = axis(results, cell)
+    return binned(
+        _tokens(results, cell), quantity, edges=np.linspace(own["low"], own["high"], own["bins"] + 1)
+    )
+
+
+def _table(ev: Binned, ep: Binned, *curves: Curve) -> pd.DataFrame:
+    table: dict[str, ArrayLike] = {
+        "posterior difference": [f"{x:.2f}" for x in ev.centres],
+        "tokens per seed": ev.tokens,
+    }
+    for letters, own, curve in zip(LETTERS.values(), (ev, ep), curves or (None, None), strict=True):
+        name = curve.letters if curve else letters
+        table |= {f"{name}, ours": own.mean[0], f"{name}, spread": own.sd[0]}
+        table |= {f"{name}, published": curve.values} if curve else {}
+    return pd.DataFrame(table)

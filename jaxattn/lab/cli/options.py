@@ -1,0 +1,258 @@
+"""Options that commands share, and how their texts are read."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.storage import bucket, files
+from jaxattn.lab.storage.files import cache_folder
+from jaxattn.lab.storage.objects import is_address, shown
+
+if TYPE_CHECKING:
+    from jaxattn.lab.api import Study
+
+Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML).")]
+Folder = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder.")]
+Folders = Annotated[
+    Positional[tuple[Path, ...]],
+    arg(
+        metavar="DIR [DIR ...]",
+        help="Results folders, finished or not: different sweeps or seeds, shards, or folders of shards.",
+    ),
+]
+Set = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(
+        name="set",
+        metavar="KEY=VALUE",
+        help="Override a key of the sweep file; may be given several times.",
+        prefix_name=False,
+    ),
+]
+Quiet = Annotated[bool, arg(help="Print results and errors only.", prefix_name=False)]
+Every = Annotated[
+    bool, arg(name="all", help="Print all metrics, not the six that say most.", prefix_name=False)
+]
+Json = Annotated[bool, arg(name="json", help="Print JSON instead of tables, with every number in full.")]
+Out = Annotated[
+    Path | None,
+    arg(
+        metavar="DIR|s3://...|gs://...",
+        help="Results folder, or an address in a bucket; results/<sweep name> by default.",
+        prefix_name=False,
+    ),
+]
+Seeds = Annotated[
+    str | None,
+    arg(
+        metavar="N|A:B|A,B",
+        help="Seeds, instead of the sweep file's: how many, a range, or a list.",
+        prefix_name=False,
+    ),
+]
+MaxMemory = Annotated[
+    str | None,
+    arg(
+        metavar="SIZE",
+        help="Memory that a device may use, for example 8GiB; chosen for it by default.",
+        prefix_name=False,
+    ),
+]
+Target = Annotated[
+    str | None,
+    arg(
+        metavar="h200|a100:4|v5e:2x2",
+        help="Compile for a chip that need not be here (pip install 'jaxattn[aot]').",
+    ),
+]
+Axis = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(
+        name="axis",
+        metavar="KEY=[...]",
+        help="Sweep another key; may be given several times.",
+        prefix_name=False,
+    ),
+]
+Unprefixed = arg(prefix_name=False)
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What is run."""
+
+    overrides: Set = ()
+    axes: Axis = ()
+    seeds: Seeds = None
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Where it is run, and on how many machines.
+
+    Attributes:
+        shard: Run the I-th of N shares, in a folder of its own.
+        distributed: This is one of N processes, on hosts that share the results folder or the bucket; each
+            runs its share and waits for the others. The cluster tells with auto, else give N, and which one
+            this is from 0.
+        distributed_timeout: How long another process may be away, killed or not started, before this one
+            stops waiting for it.
+    """
+
+    out: Out = None
+    max_memory: MaxMemory = None
+    shard: Annotated[str, arg(metavar="I/N", prefix_name=False)] = "1/1"
+    distributed: Annotated[str | None, arg(metavar="auto|N,I", prefix_name=False)] = None
+    distributed_timeout: Annotated[float, arg(metavar="SECONDS", prefix_name=False)] = 300.0
+
+
+@dataclass(frozen=True)
+class FailureOptions:
+    """What happens when something is not as it should be.
+
+    Attributes:
+        on_failure: When a batch ends in NaN, or the machine or code of yours fails it: stop, continue with
+            the next batch, or retry it twice from its start before that.
+        accept_code: Continue although code of yours has changed since the run began.
+    """
+
+    on_failure: Annotated[Literal["stop", "continue", "retry"], Unprefixed] = "continue"
+    accept_code: Annotated[bool, Unprefixed] = False
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is printed and logged.
+
+    Attributes:
+        log: Write measurements for TensorBoard or Weights & Biases (offline) too.
+        profile: Write a JAX trace of the run to DIR/profile, for TensorBoard or Perfetto.
+    """
+
+    every: Every = False
+    quiet: Quiet = False
+    log: Annotated[
+        tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb", prefix_name=False)
+    ] = ()
+    profile: Annotated[bool, Unprefixed] = False
+
+
+# Options that may be given several times.
+_APPENDED = ("--set", "--axis", "--option", "--where")
+
+
+def check_once(arguments: Sequence[str]) -> None:
+    """Raise InputError for an option that is given twice: only the last one would count."""
+    names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1 and name not in _APPENDED:
+            raise InputError(f"{name}: given {names.count(name)} times; give it once, with all that it takes")
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """Read "I/N"."""
+    which, _, shards = text.partition("/")
+    if not (which.isdecimal() and shards.isdecimal()):
+        raise InputError(f"--shard {text}: expected I/N, for example --shard 1/4")
+    return int(which), int(shards)
+
+
+def read_size(text: str | None) -> int | None:
+    """Read a size such as 8GiB into bytes; None stays None."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B", text.strip(), re.IGNORECASE)
+    if not found:
+        raise InputError(f"--max-memory {text}: expected a size, for example 8GiB or 500MiB")
+    return int(float(found[1]) * 1024 ** ("KMGT".index(found[2].upper()) + 1))
+
+
+def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
+    """Read KEY=VALUE; the message for what is none names the option and gives an example."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise InputError(f"{option} {text}: expected KEY=VALUE, for example {option} {example}")
+    return key.strip(), value.strip()
+
+
+def read_two(option: str, text: str) -> tuple[str, str, str]:
+    """Read KEY=A,B."""
+    key, _, values = text.partition("=")
+    first, _, second = values.partition(",")
+    if not (key.strip() and first.strip() and second.strip()):
+        raise InputError(f"{option} {text}: expected KEY=A,B, for example {option} model.dim=64,512")
+    return key.strip(), first.strip(), second.strip()
+
+
+def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
+    """List results folders, for a folder of shards those of the shards; and shards that have not begun."""
+    if not directories:
+        raise InputError("give at least one results folder, for example results/quickstart")
+    found: list[Path] = []
+    missing: list[Path] = []
+    for directory in directories:
+        begun = {directory / name for name in _shards(directory)}
+        counts = {int(n[1]) for path in begun if (n := re.fullmatch(r"shard-\d+-of-(\d+)", path.name))}
+        if not counts:
+            found.append(directory)
+        for folder in (directory / f"shard-{k}-of-{n}" for n in sorted(counts) for k in range(1, n + 1)):
+            if not is_address(directory):
+                files.inside(folder, directory)
+            (found if folder in begun else missing).append(folder)
+    return found, missing
+
+
+def _shards(directory: Path) -> list[str]:
+    """Name the shards that have begun in a folder; none if it is a run itself."""
+    if is_address(directory):
+        return bucket.shards(directory)
+    is_run = (directory / "manifest.json").exists()
+    return [] if is_run else [path.parent.name for path in directory.glob("shard-*-of-*/manifest.json")]
+
+
+def of_this_machine(folder: Path | str) -> None:
+    """Raise InputError for an address in a bucket, where a command writes to a folder."""
+    if is_address(folder):
+        raise InputError(f"{shown(folder)}: only studies run into a bucket; give a folder of this machine")
+
+
+def compiled_folder() -> Path:
+    """Tell where compiled programs are kept."""
+    return Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "compiled")
+
+
+def keep_compiled() -> None:
+    """Keep compiled programs between runs; cells that differ in numbers alone share them within a run."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(compiled_folder()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def load_sweep(
+    sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None
+) -> "Study":
+    """Read a sweep file with its overrides, and check its figures."""
+    from jaxattn.lab.api import Study
+
+    try:
+        return Study.read(sweep, with_seeds(overrides, seeds), axes)
+    except InputError as error:
+        if seeds is None:
+            raise
+        raise InputError(re.sub("^--set seeds: ", "--seeds: ", str(error))) from None
+
+
+def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
+    """Write --seeds as one more override."""
+    if seeds is None:
+        return overrides
+    text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
+    return (*overrides, f"seeds={text}")

@@ -1,0 +1,120 @@
+"""How far a run is, read from its folder, also while it is running elsewhere."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.lab.engine.progress import duration
+from jaxattn.lab.engine.store import Store
+from jaxattn.lab.storage import run_log
+from jaxattn.lab.storage.bucket import fetched
+from jaxattn.lab.storage.lock import is_locked
+from jaxattn.lab.storage.manifest import fixing, read
+
+
+def status(
+    directory: Path, progress: Callable[[str, float], None] = lambda what, share: None
+) -> tuple[pd.DataFrame, str]:
+    """Return the state of every cell.
+
+    Args:
+        directory: a results folder, finished or not, or its address in a bucket.
+        progress: progress callback (what, share of all that is done).
+
+    Returns:
+        One row per cell: its settings, state, share done, phase and step, its median loss over the seeds
+        that are there, failed seeds. And a sentence on the whole, with the time left if it is running.
+
+    Raises:
+        InputError: not a results folder, or one that is damaged.
+    """
+    here = fetched(directory, tables=False, log=True)
+    manifest = read(here)
+    with fixing(here):
+        return _status(Store(here), manifest, is_locked(directory), progress)
+
+
+def _status(
+    folder: Store, manifest: dict[str, Any], running: bool, progress: Callable[[str, float], None]
+) -> tuple[pd.DataFrame, str]:
+    lines = run_log.latest(folder.directory)
+    latest = {line["batch"]: line for line in lines}
+    measured = {line["batch"]: line for line in lines if line["losses"]}
+    failed = {(entry["cell"], entry["seed"]) for line in lines for entry in line["failures"]}
+    failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
+    failures = Counter(cell for cell, _ in failed)
+    rows: list[dict[str, Any]] = []
+    shares: list[float] = []
+    broken = {number for entry in manifest["errors"] for number in entry["cells"]}
+    settings = {entry["cell"]: entry["settings"] for entry in manifest["cells"]}
+    known = _by_cell(manifest["batches"])
+    for number, own in sorted((known or {cell: [""] for cell in settings}).items()):
+        progress(f"cell {number}", len(rows) / len(settings))
+        done = [folder.is_finished(name) if name else manifest["status"] == "finished" for name in own]
+        begun = [latest[name] for name in own if name in latest]
+        now = begun[-1] if begun else None
+        parts = [
+            1.0 if whole else latest.get(name, {}).get("share", 0.0)
+            for name, whole in zip(own, done, strict=True)
+        ]
+        shares += parts
+        rows.append(
+            {
+                "cell": number,
+                **settings[number],
+                "state": "failed" if number in broken else _state(all(done), bool(begun), running),
+                "done": f"{100 * sum(parts) / len(parts):.0f} %",
+                "phase": ((not all(done) and now["doing"]) or now["phase"]) if now else "",
+                "step": f"{now['step']:,} of {now['steps']:,}" if now else "",
+                "loss": _loss(number, [measured[name] for name in own if name in measured]),
+                "failed seeds": failures[number],
+            }
+        )
+    share = sum(shares) / len(shares)
+    whole = f"{manifest['name']}: {100 * share:.0f} % done, " + (
+        "finished" if share == 1 else f"running{_left(lines[-1]) if lines else ''}" if running else "stopped"
+    )
+    return pd.DataFrame(rows), whole
+
+
+def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
+    """Name the batches of every cell."""
+    cells: dict[int, list[str]] = {}
+    for batch in batches:
+        for cell in batch["cells"]:
+            cells.setdefault(cell, []).append(batch["name"])
+    return cells
+
+
+def _loss(cell: int, begun: list[dict[str, Any]]) -> str:
+    """Write a cell's median loss over its seeds that are where its last batch is, if it was logged.
+
+    Args:
+        cell: its number.
+        begun: the last line of each of its batches that has losses.
+    """
+    places = [(line["phase"], line["step"]) for line in begun]
+    found = [
+        loss
+        for line, place in zip(begun, places, strict=True)
+        if place == places[-1]
+        for loss in line["losses"].get(str(cell), [])
+    ]
+    return f"{statistics.median(found):.4g}" if found else ""
+
+
+def _state(finished: bool, begun: bool, running: bool) -> str:
+    if finished:
+        return "finished"
+    return ("running" if running else "stopped") if begun else "waiting"
+
+
+def _left(latest: dict[str, Any]) -> str:
+    """Say how long the rest takes, if the run knew it when it wrote its last line."""
+    left = None if latest["left"] is None else latest["left"] - (time.time() - latest["time"])
+    return f", about {duration(left)} left" if left is not None and left > 0 else ""

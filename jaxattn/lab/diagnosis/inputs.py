@@ -1,0 +1,180 @@
+"""What a diagnosis is given: a corpus that a file describes, and arrays of a model in any usual shapes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxattn.base import Dataset, Progress, silent
+from jaxattn.core.errors import InputError, at
+from jaxattn.data.corpus import Corpus
+from jaxattn.lab.results.correlations import Floats
+from jaxattn.lab.study import toml
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.seed import dataset
+from jaxattn.lab.texts import text
+from jaxattn.lab.texts.source import Source
+
+# Squares of products of larger entries overflow.
+LARGEST = 1e70
+# A study is more than a corpus; what else it says makes no difference to that.
+REST = {
+    "name": "corpus",
+    "model": {"kind": "one_layer", "dim": 1},
+    "phases": [{"name": "none", "kind": "one_step", "step_size": 1.0}],
+}
+
+
+def read_corpus(
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    vocabulary: str | Path | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> tuple[Corpus, tuple[str, ...]]:
+    """Read or draw the training corpus that a [data] table describes.
+
+    Args:
+        path: a TOML file with a [data] table as in sweep files, or one that extends such a file; whatever
+            else it holds is left alone.
+        overrides: `data.key=value`, applied on top.
+        vocabulary: a UTF-8 file with one token per line: token k is the one in line k + 1. Texts are counted
+            with it, in lower case. By default tokens are those of the training texts.
+        seed: whose corpus a synthetic one is: that of this seed of a sweep.
+        progress: told how far the reading is.
+
+    Returns:
+        The corpus and the names of its V tokens.
+
+    Raises:
+        InputError: a missing or malformed file, an impossible setting, data that cannot be read.
+    """
+    setting = _study(Path(path), overrides).base
+    if vocabulary is not None:
+        if not isinstance(setting.data, Source):
+            raise InputError(f"{path}: data.kind: this corpus has no words; leave the vocabulary out")
+        read = text.load(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
+        return _bags(read.train, path), read.vocabulary.tokens
+    loaded = dataset(setting.data, seed, setting.dtype, progress=progress)
+    return _bags(loaded.splits.train, path), tuple(loaded.tokens)
+
+
+def _bags(data: Dataset, path: str | Path) -> Corpus:
+    if not isinstance(data, Corpus):
+        raise InputError(f"{path}: its data are {type(data).__name__}; give bags of tokens with a class")
+    return data
+
+
+def _study(path: Path, overrides: Sequence[str]) -> Definition:
+    tree = {"data": toml.tables(path).get("data")}
+    with at(str(path)):
+        if tree["data"] is None:
+            raise InputError("no [data] table; write one as in a sweep file")
+        for override in overrides:
+            if not override.strip().startswith("data."):
+                raise InputError(f"--set {override}: expected data.KEY=VALUE")
+        toml.change(tree, overrides)
+        return Definition(REST | tree, ImportPaths(path.parent))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give one token per line") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from None
+    # Other line ends, such as U+2028, may well be tokens.
+    return content.removesuffix("\n").split("\n")
+
+
+class Weights(NamedTuple):
+    """What scores and values of tokens are made of, in float64.
+
+    Attributes:
+        embedding: E, (V, d).
+        queries: p, (H, d); one for each attention head.
+        heads: v, (H, d, C), or (1, d, C) if attention heads share it; C is 1 for two classes, else K.
+    """
+
+    embedding: Floats
+    queries: Floats
+    heads: Floats
+
+    @property
+    def shared(self) -> bool:
+        """Whether all attention heads have one head v."""
+        return len(self.heads) == 1
+
+    def scores(self, h: int) -> Floats:
+        """Compute E·p of attention head h, (V,)."""
+        return self.embedding @ self.queries[h]
+
+    def values(self, h: int) -> Floats:
+        """Compute E·v of attention head h, (V, C)."""
+        return self.embedding @ self.heads[0 if self.shared else h]
+
+
+def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Weights:
+    """Bring arrays into one form; see `diagnose` for the shapes that they may have.
+
+    Raises:
+        InputError: shapes that do not fit or can be read in two ways, NaN or inf.
+    """
+    E, p, v = (np.asarray(x).astype(np.float64) for x in (embedding, query, head))
+    if E.ndim != 2:
+        raise InputError(f"embedding {E.shape}: expected (V, d), one row for each token")
+    size, dim = E.shape
+    if size != corpus.vocab_size:
+        raise InputError(
+            f"embedding {E.shape}: {size} rows for a corpus over V = {corpus.vocab_size} tokens; row s must "
+            "be token s: give the model's own vocabulary, or the corpus that it was trained on"
+        )
+    for name, x in (("embedding", E), ("query", p), ("head", v)):
+        usable = np.abs(x) < LARGEST
+        if not usable.all():
+            where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
+            what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"
+            raise InputError(f"{name}: {what} at {where}; save a checkpoint that has not diverged")
+    # Layers of one output are often stored with an axis of length 1.
+    queries = p.reshape(1, -1) if p.size == dim else p
+    if queries.ndim != 2 or queries.shape[1] != dim or not len(queries):
+        raise InputError(
+            f"query {p.shape}: expected ({dim},), or (H, {dim}) for H attention heads, since the embedding "
+            f"is {E.shape}"
+        )
+    return Weights(E, queries, _heads(v, E.shape, len(queries), corpus.num_classes))
+
+
+def _heads(v: Floats, embedding: tuple[int, ...], number: int, classes: int) -> Floats:
+    """Stack v by attention head, (H, d, C), or (1, d, C) if there is one for all."""
+    dim = embedding[1]
+    if v.ndim == 3 and len(v) == number:
+        return np.stack([_one(x, embedding, classes) for x in v])
+    if number > 1 and classes == 2 and v.shape == (number, dim):
+        if number == 2:
+            raise InputError(
+                f"head {v.shape}: of 2 attention heads or of 2 classes; give (2, {dim}, 1) or ({dim}, 2)"
+            )
+        return v[..., None]
+    return _one(v, embedding, classes)[None]
+
+
+def _one(v: Floats, embedding: tuple[int, ...], classes: int) -> Floats:
+    """Bring a head into the form (d, C)."""
+    dim = embedding[1]
+    shape = v.shape
+    v = v.reshape(-1) if v.size == dim and 1 in (*shape, v.ndim) else v
+    if v.shape == (classes, dim) != (dim, classes):
+        v = v.T
+    if v.shape == (dim, 2) and classes == 2:
+        v = v[:, 1] - v[:, 0]
+    wanted = (dim,) if classes == 2 else (dim, classes)
+    if v.shape != wanted:
+        raise InputError(
+            f"head {shape}: expected {wanted} for an embedding {embedding} and {classes} classes"
+        )
+    return v.reshape(dim, -1)

@@ -1,0 +1,412 @@
+"""Measuring a diagnosis: correlations with importance, shares of sequences, and references for both."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.splits import token_statistics
+from jaxattn.dynamics import one_step
+from jaxattn.lab.diagnosis.inputs import Weights
+from jaxattn.lab.results.correlations import (
+    BINS,
+    STATISTICS,
+    Binned,
+    Floats,
+    bin_numbers,
+    correlations,
+    quantile_edges,
+)
+from jaxattn.lab.results.intervals import TAILS, accelerated, clopper_pearson, resamples
+from jaxattn.models import one_layer
+from jaxattn.theory import Scores, selection
+
+BLOCK = 1_000_000
+# Of tokens, each left out once for the acceleration of a bootstrap interval.
+GROUPS = 40
+PAIRS = (
+    "E·v against α",
+    "E·v against posterior difference",
+    "E·p against |α|",
+    "E·p against |posterior difference|",
+)
+SELECTED = "sequences that select an important token"
+TIED = "sequences in which an important token ties on top"
+NAMES = [(pair, statistic) for pair in PAIRS for statistic in STATISTICS]
+NAMES += [(SELECTED, "share"), (TIED, "share")]
+# Of them the first two pairs are of E·v.
+OF_VALUES = 2 * len(STATISTICS)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model knows of the importance of tokens.
+
+    Attributes:
+        quantities: one row per attention head, quantity and statistic: value, low and high (95 % interval,
+            NaN for none), null_low and null_high (95 % of random models), healthy (one gradient step; NaN for
+            E·p, which a step on E leaves alone), verdict, head (0 .. H-1).
+        by_class: for K > 2 classes, the rows of E·v for each class alone, with `class`; else none.
+        verdicts: one line per quantity.
+        tokens: id, token, count, class, alpha, posterior_difference, Ep, Ev, and selected, the number of
+            sequences in which the token has the highest score and not all have it; head. One row per
+            attention head and token that occurs, for K > 2 classes also per class.
+        facts: sizes and settings, by name.
+        over: which tokens the correlations are over, in words.
+        class_names: names of the classes, the negative one first for two; empty if they have none.
+        shared: whether attention heads share one head v: rows of E·v are the same for each then.
+    """
+
+    quantities: pd.DataFrame
+    by_class: pd.DataFrame
+    verdicts: tuple[str, ...]
+    tokens: pd.DataFrame
+    facts: dict[str, Any]
+    over: str
+    class_names: tuple[str, ...] = ()
+    shared: bool = True
+
+    @property
+    def heads(self) -> list[int]:
+        """The numbers of the attention heads."""
+        return sorted(int(h) for h in self.quantities["head"].unique())
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """The corpus as the statistics see it.
+
+    Attributes:
+        corpus: n sequences.
+        count: (V,) occurrences.
+        alpha, difference: (V, C) importance; one column for two classes, else K.
+        used: (V,) bool; tokens frequent enough for statistics.
+        important: (V,) bool.
+    """
+
+    corpus: Corpus
+    count: Floats
+    alpha: Floats
+    difference: Floats
+    used: NDArray[np.bool_]
+    important: NDArray[np.bool_]
+
+    def of_class(self, k: int) -> "_Ground":
+        """Keep the importance for one of several classes."""
+        return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
+
+    def axes(self) -> list[list[Binned]]:
+        """Lay out the importance axes of the four `PAIRS`: one per class for E·v, one for E·p."""
+        alpha, difference = self.alpha[self.used], self.difference[self.used]
+        largest_alpha, largest = (np.abs(x).max(axis=1) for x in (alpha, difference))
+        signed, unsigned = np.linspace(-1, 1, BINS + 1), np.linspace(0, 1, BINS + 1)
+        return [
+            [Binned(x, bin_numbers(x, quantile_edges(x, BINS))) for x in alpha.T],
+            [Binned(x, bin_numbers(x, signed)) for x in difference.T],
+            [Binned(largest_alpha, bin_numbers(largest_alpha, quantile_edges(largest_alpha, BINS)))],
+            [Binned(largest, bin_numbers(largest, unsigned))],
+        ]
+
+
+class Settings(NamedTuple):
+    """How to measure: arguments of `diagnose` by their names, and the number type of the scores."""
+
+    min_count: int
+    important: float
+    draws: int
+    resampled: int
+    seed: int
+    precision: Any
+
+
+@backend.pinned()
+def measure(weights: Weights, corpus: Corpus, tokens: Sequence[str] | None, settings: Settings) -> Measured:
+    """Measure what `diagnose` tells.
+
+    Args:
+        weights: the model's arrays.
+        corpus: n labelled sequences.
+        tokens: V names, or None.
+        settings: how.
+
+    Returns:
+        The measured numbers, verdicts and tokens.
+
+    Raises:
+        InputError: fewer than three tokens that are frequent enough.
+    """
+    least, count = settings.important, settings.min_count
+    ground = _ground(corpus, count, least)
+    dim, number = weights.embedding.shape[1], len(weights.queries)
+    references = (_null(ground, weights, settings), _one_step(ground, dim, settings.seed))
+    quantities, by_class, listed = [], [], []
+    for h in range(number):
+        scores, values = weights.scores(h), weights.values(h)
+        shares, selected = _shares(ground, scores, settings.precision)
+        together, *alone = _tables(ground, scores, values, shares, references, settings)
+        quantities.append(together.assign(head=h))
+        by_class += [x.assign(**{"class": k, "head": h})[:OF_VALUES] for k, x in enumerate(alone)]
+        listed.append(_token_table(ground, scores, values, selected, tokens).assign(head=h))
+    found = pd.concat(quantities, ignore_index=True)
+    which = f"|posterior difference| ≥ {least:g}, at least {count} occurrences"
+    occur, used = int((ground.count > 0).sum()), int(ground.used.sum())
+    return Measured(
+        found,
+        pd.concat(by_class, ignore_index=True) if by_class else found.iloc[:0].assign(**{"class": 0}),
+        tuple(_verdicts(found, f"important: {which}", shared=weights.shared)),
+        pd.concat(listed, ignore_index=True),
+        {
+            "tokens of the embedding (V)": len(weights.embedding),
+            "dimension (d)": dim,
+            **({"attention heads (H)": number} if number > 1 else {}),
+            "classes": corpus.num_classes,
+            "sequences": corpus.num_examples,
+            "tokens that occur": occur,
+            f"tokens with at least {count} occurrences": used,
+            f"important tokens ({which})": int(ground.important.sum()),
+            "random models": settings.draws,
+        },
+        f"{used:,} of {occur:,} tokens: those that occur at least {count} times (min_count)",
+        corpus.class_names or (),
+        weights.shared,
+    )
+
+
+def _ground(corpus: Corpus, min_count: int, important: float) -> _Ground:
+    found = token_statistics(corpus)
+    count, alpha, difference = (
+        np.asarray(x, np.float64) for x in (found.count, found.alpha, found.posterior_difference)
+    )
+    used = count >= max(min_count, 1)
+    if used.sum() < 3:
+        raise InputError(
+            f"min_count: {min_count}; only {int(used.sum())} tokens occur as often, lower it to have three"
+        )
+    large = np.asarray(found.important(important, min_count))
+    return _Ground(corpus, count, alpha, difference, used, large)
+
+
+def _tables(
+    ground: _Ground,
+    scores: Floats,
+    values: Floats,
+    shares: list[float],
+    references: tuple[list[Floats], list[Floats]],
+    settings: Settings,
+) -> list[pd.DataFrame]:
+    """Measure an attention head: a table for each of `_parts`; the first has the shares too."""
+    points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
+    intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
+    of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
+    intervals[0] = np.column_stack([intervals[0], *of_shares])
+    return [_table(*each) for each in zip(points, intervals, *references, strict=True)]
+
+
+def _parts(ground: _Ground, values: Floats) -> list[tuple[_Ground, Floats]]:
+    """List what is correlated: all classes together, and of several each alone."""
+    every = values.shape[1]
+    alone = [(ground.of_class(k), values[:, k : k + 1]) for k in range(every if every > 1 else 0)]
+    return [(ground, values), *alone]
+
+
+def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
+    """Correlate once: (1 or 1 + K, 16); a row for each of `_parts`."""
+    once = np.ones((1, int(ground.used.sum())))
+    return np.stack(
+        [
+            _correlations(part.axes(), scores[ground.used], x[ground.used], once)[:, 0]
+            for part, x in _parts(ground, values)
+        ]
+    )
+
+
+def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
+    """Measure the shares of sequences, `SELECTED` and `TIED`; and which entries of the bags are selected."""
+    # Scores are all that a selection depends on: an embedding of dimension 1 carries them.
+    unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
+    chosen = selection(unit, Scores(scores[:, None], ground.corpus))
+    shares = [float(np.asarray(x).mean()) for x in chosen.selects(ground.corpus, ground.important)]
+    if not ground.important.any():
+        shares = [float("nan")] * 2
+    decided = ground.corpus.bags.spread(chosen.decided(ground.corpus))
+    return shares, np.asarray(chosen.mask & decided)
+
+
+def _share_interval(share: float, n: int) -> tuple[float, float]:
+    return clopper_pearson(round(share * n), n) if np.isfinite(share) else (np.nan, np.nan)
+
+
+def _null(ground: _Ground, weights: Weights, settings: Settings) -> list[Floats]:
+    """Measure random models: (draws, 18) of all classes, (draws, 16) of each class of several."""
+    (size, dim), classes = weights.embedding.shape, weights.heads.shape[2]
+    points, shares = [], []
+    for scores, values in _random_models(size, dim, classes, settings.draws, settings.seed):
+        points.append(_points(ground, scores, values))
+        shares.append(_shares(ground, scores, np.float64)[0])
+    together, *alone = np.stack(points, axis=1)
+    return [np.column_stack([together, shares]), *alone]
+
+
+def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weights: Floats) -> Floats:
+    """Correlate the four pairs: (16, R), averaged over classes."""
+    sides = [values.T, values.T, scores[None], scores[None]]
+    return np.concatenate(
+        [
+            np.mean([correlations(x, y, weights) for x, y in zip(each, side, strict=True)], axis=0)
+            for each, side in zip(axes, sides, strict=True)
+        ]
+    )
+
+
+def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settings) -> Floats:
+    """Bound correlations over resampled tokens: (2, 16), NaN over bins.
+
+    Means of resampled tokens within bins are noisier than those of all tokens: they tell nothing of the
+    latter's correlations.
+    """
+    axes, points = ground.axes(), int(ground.used.sum())
+    number, rng = settings.resampled, np.random.default_rng(settings.seed)
+    block = max(1, min(number, BLOCK // points))
+
+    def correlated(weights: Floats) -> Floats:
+        return _correlations(axes, scores[ground.used], values[ground.used], weights)
+
+    sizes = [min(block, number - first) for first in range(0, number, block)]
+    draws = np.concatenate([correlated(resamples(points, size, rng)) for size in sizes], axis=1)
+    groups = rng.permutation(points) % min(points, GROUPS)
+    left_out = correlated((groups != np.arange(groups.max() + 1)[:, None]).astype(float))
+    point = correlated(np.ones((1, points)))[:, 0]
+    low, high = accelerated(point, draws.T, left_out.T)
+    over_tokens = np.array([name.endswith("tokens") for _ in PAIRS for name in STATISTICS])
+    # A correlation of 1 that resampling does not move tells no interval.
+    moves = np.ptp(draws, axis=1) > 1e-9
+    return np.where(over_tokens & moves, np.stack([low, high]), np.nan)
+
+
+def _random_models(
+    vocab_size: int, dim: int, classes: int, number: int, seed: int
+) -> Iterable[tuple[Floats, Floats]]:
+    """Draw E p and E v of untrained models: (V,) and (V, C) each.
+
+    Given p and v, the rows of E (p, v) are independent normal vectors of covariance (p, v)ᵀ(p, v)/d: with
+    (p, v) = QR that is Z R/√d with Z of standard normal numbers. A study of the model at its start would
+    draw V d numbers for each E, hundreds of times as many.
+    """
+    for key in jax.random.split(jax.random.key(seed), number):
+        start = one_layer.init(key, vocab_size=1, dim=dim, num_classes=max(classes, 2))
+        both = np.column_stack([np.asarray(start.p), np.asarray(start.v)]).astype(np.float64)
+        R = np.linalg.qr(both, mode="r")
+        Z = np.asarray(jax.random.normal(jax.random.fold_in(key, 1), (vocab_size, len(R))), np.float64)
+        projected = Z @ R / np.sqrt(dim)
+        yield projected[:, 0], projected[:, 1:]
+
+
+def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
+    """Measure what one gradient step on E adds to E·v, as `_null`; NaN for what concerns E·p."""
+    corpus = ground.corpus
+    start = one_layer.init(
+        jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes
+    )
+    # In single precision a small step would drown in the digits of E.
+    largest = float(np.abs(ground.alpha).max())
+    moved = one_step(start, corpus, step_size=1 / largest if largest > 0 else 1.0)
+    added = np.asarray((moved.E - start.E) @ start.v, np.float64).reshape(corpus.vocab_size, -1)
+    together, *alone = _points(ground, np.zeros(len(added)), added)
+    return [np.append(together, [np.nan] * 2), *alone]
+
+
+def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
+    """Lay out the first Q of `NAMES`.
+
+    Args:
+        point: (Q,) values.
+        interval: (2, Q) 95 % intervals.
+        null: (draws, Q) the same of random models.
+        healthy: (Q,) the same of one gradient step.
+    """
+    low, high = interval
+    # A band of models that were drawn, not an interval: some may have no correlation.
+    known = np.isfinite(null).any(axis=0)
+    band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
+    null_low, null_high = np.where(known, band, np.nan)
+    table = pd.DataFrame(NAMES[: len(point)], columns=["quantity", "statistic"]).assign(
+        value=point, low=low, high=high, null_low=null_low, null_high=null_high, healthy=healthy
+    )
+    return table.assign(verdict=[_verdict(*row) for row in zip(point, null_low, null_high, strict=True)])
+
+
+def _verdict(value: float, low: float, high: float) -> str:
+    if not np.isfinite([value, low, high]).all():
+        return "not defined"
+    return (
+        "above the null band"
+        if value > high
+        else "below the null band"
+        if value < low
+        else "inside the null band"
+    )
+
+
+def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iterable[str]:
+    """Say in a line what each quantity means; of the statistics, Spearman's over tokens speaks."""
+    meaning = {
+        PAIRS[0]: "the head reads a token as evidence for a label",
+        PAIRS[1]: "the head reads a token as evidence for a label",
+        PAIRS[2]: "attention prefers important tokens",
+        PAIRS[3]: "attention prefers important tokens",
+        SELECTED: "attention selects important tokens",
+        TIED: "important tokens tie more than by chance",
+    }
+    spoken = quantities[quantities["statistic"].isin(["Spearman, tokens", "share"])]
+    spoken = spoken[(spoken["quantity"] != TIED) | (spoken["value"] > 0)]
+    several = quantities["head"].nunique() > 1
+    for row in spoken.itertuples(index=False):
+        once = shared and row.quantity in PAIRS[:2]
+        if once and row.head > 0:
+            continue
+        head = f"head {row.head}, " if several and not once else ""
+        yes = (
+            meaning[row.quantity]
+            if row.verdict.startswith("above")
+            else f"no sign that {meaning[row.quantity]}"
+        )
+        said = "" if row.verdict == "not defined" else f": {yes}"
+        band = f"[{row.null_low:.3f}, {row.null_high:.3f}]"
+        step = f" (one gradient step: {row.healthy:.3f})" if np.isfinite(row.healthy) else ""
+        which = f" ({important})" if row.quantity == SELECTED else ""
+        yield f"{head}{row.quantity}{which}: {row.value:.3f} is {row.verdict} {band}{said}{step}"
+
+
+def _token_table(
+    ground: _Ground,
+    scores: Floats,
+    values: Floats,
+    selected: NDArray[np.bool_],
+    tokens: Sequence[str] | None,
+) -> pd.DataFrame:
+    """Lay out the tokens that occur, highest score first; of two classes the rows are those of class 1."""
+    size, classes = values.shape
+    index = np.asarray(ground.corpus.bags.index)[selected].astype(np.int64)
+    ids = np.flatnonzero(ground.count > 0)
+    names = np.asarray(tokens if tokens is not None else list(map(str, range(size))), object)
+    table = pd.DataFrame(
+        {
+            "id": np.repeat(ids, classes),
+            "token": np.repeat(names[ids], classes),
+            "count": np.repeat(ground.count[ids].astype(int), classes),
+            "class": np.tile(np.arange(classes) + (classes == 1), len(ids)),
+            "alpha": ground.alpha[ids].ravel(),
+            "posterior_difference": ground.difference[ids].ravel(),
+            "Ep": np.repeat(scores[ids], classes),
+            "Ev": values[ids].ravel(),
+            "selected": np.repeat(np.bincount(index, minlength=size)[ids], classes),
+        }
+    )
+    return table.sort_values(["Ep", "id", "class"], ascending=[False, True, True]).reset_index(drop=True)

@@ -1,0 +1,256 @@
+"""What runs together: lanes of a compile group, cut into batches that fit in memory, and shards of them."""
+
+import bisect
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxattn.core.errors import InputError, counted
+from jaxattn.lab.engine import memory
+from jaxattn.lab.engine.groups import CompileGroup, compile_groups
+from jaxattn.lab.engine.lift import ProgramCache
+from jaxattn.lab.storage.batch_state import spans
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.setting import Cell
+
+# Each has files of its own.
+MOST_BATCHES = 100_000
+
+
+class Batch(NamedTuple):
+    """Lanes that run together: every one of some seeds for every one of some cells of a group."""
+
+    group: CompileGroup
+    cells: tuple[Cell, ...]
+    seeds: range
+
+    @property
+    def name(self) -> str:
+        """A name that is unique within the study, and tells cells and seeds."""
+        first, last = self.cells[0].number, self.cells[-1].number
+        return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
+
+    @property
+    def width(self) -> int:
+        """How many lanes it has."""
+        return len(self.cells) * len(self.seeds)
+
+    @property
+    def lanes(self) -> list[tuple[Cell, int]]:
+        """Cell and seed of every lane, cell after cell."""
+        return [(cell, seed) for cell in self.cells for seed in self.seeds]
+
+
+def describe(batch: Batch) -> str:
+    """Name what a batch runs: its cell by the settings, several by their number; nothing without axes."""
+    if len(batch.cells) > 1:
+        return f"{len(batch.cells)} cells "
+    settings = batch.cells[0].settings.items()
+    return "".join(f"{key}={x:g} " if isinstance(x, float) else f"{key}={x} " for key, x in settings)
+
+
+def halved(batch: Batch) -> list[Batch]:
+    """Cut a batch of several lanes in two, by seeds, or by cells if it has one seed."""
+    seeds, cells = batch.seeds, batch.cells
+    if len(seeds) > 1:
+        middle = len(seeds) // 2
+        return [Batch(batch.group, cells, seeds[:middle]), Batch(batch.group, cells, seeds[middle:])]
+    middle = len(cells) // 2
+    return [Batch(batch.group, cells[:middle], seeds), Batch(batch.group, cells[middle:], seeds)]
+
+
+def cut_batches(
+    study: Definition,
+    groups: Sequence[CompileGroup],
+    begun: Sequence[str],
+    known: Mapping[str, Any],
+    cache: ProgramCache,
+    max_memory: int | None,
+    shards: int = 1,
+    raising: frozenset[int] = frozenset(),
+    progress: Callable[[str, float], None] = lambda description, share: None,
+) -> tuple[list[int], list[Batch]]:
+    """Cut a study into batches; what a folder was begun with, it keeps, so that the numbers stay the same.
+
+    Args:
+        study: what to run.
+        groups: its compile groups.
+        begun: names of the batches that its folder holds.
+        known: its manifest, as `Store.join` returns it.
+        cache: the programs of its groups.
+        max_memory: bytes that may be used on a device; what is not begun is cut anew if it is given.
+        shards: how many shares there are to be; every one gets something to do.
+        raising: groups that fail however many lanes run together.
+        progress: told what takes long.
+
+    Returns:
+        How many lanes of every group run together, and the batches of all shares.
+
+    Raises:
+        InputError: a cell that does not fit in memory, or a folder of another config.
+    """
+    planned = {batch["name"] for batch in known["batches"]} | set(known["elsewhere"])
+    kept = known["widths"] if begun and max_memory is None else []
+    if begun and not planned:
+        # The manifest was lost; the largest batch of a group tells.
+        held = cut(groups, (), begun, [1] * len(groups))
+        kept = [max((len(b.lanes) for b in held if b.group is group), default=0) for group in groups]
+    if len(kept) != len(groups) or not all(kept):
+        budget = max_memory or memory.default_budget()
+        kept = _widths(study, groups, cache, budget, shards, raising, progress)
+    asked = set(study.seeds)
+    still = {name for name in planned if max_memory is None and asked.issuperset(spans(name)[1])}
+    whole = cut(groups, study.seeds, [], kept)
+    if {*begun, *still} <= {batch.name for batch in whole}:
+        return kept, whole
+    return kept, cut(groups, study.seeds, sorted({*begun, *still}), kept)
+
+
+def _widths(
+    study: Definition,
+    groups: Sequence[CompileGroup],
+    cache: ProgramCache,
+    budget: int,
+    shards: int,
+    raising: frozenset[int],
+    progress: Callable[[str, float], None],
+) -> list[int]:
+    """Choose how many lanes of every group run together."""
+
+    def note(group: CompileGroup) -> None:
+        progress(f"memory of compile group {group.number + 1} of {len(groups)}", group.number / len(groups))
+
+    widths = []
+    for group in groups:
+        lanes = len(group.cells) * len(study.seeds)
+        if study.chunk:
+            fitting = study.chunk
+        elif group.number in raising:
+            fitting = lanes
+        else:
+            fitting = memory.width(group, cache.of(group), lanes, budget, note)
+        widths.append(min(fitting, math.ceil(lanes / shards)))
+    return widths
+
+
+def cut(
+    groups: Sequence[CompileGroup], seeds: Sequence[int], known: Sequence[str], widths: Sequence[int]
+) -> list[Batch]:
+    """Cut the lanes of every compile group into batches.
+
+    Args:
+        groups: what to run.
+        seeds: the seeds that are wanted of every cell.
+        known: names of batches that a folder holds; they are kept as they are, whatever seeds are asked for,
+            and only lanes that none of them has are cut into new ones.
+        widths: lanes that may run together, for every group.
+
+    Returns:
+        The batches, group after group, cells and seeds in ascending order.
+
+    Raises:
+        InputError: more batches than a folder can hold.
+    """
+    batches: list[Batch] = []
+    for group, width, held in zip(groups, widths, _held(groups, known), strict=True):
+        new = itertools.islice(_cut_new(group, held, seeds, width), MOST_BATCHES + 1)
+        batches += sorted([*held, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
+        if len(batches) > MOST_BATCHES:
+            raise InputError(
+                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds, {width:,} together, are more "
+                f"than {MOST_BATCHES:,} batches; let more run together (chunk, --max-memory), or sweep less"
+            )
+    return batches
+
+
+def _held(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
+    """Find the batches of every group that a folder holds, by their names."""
+    place = {
+        cell.number: (k, index) for k, group in enumerate(groups) for index, cell in enumerate(group.cells)
+    }
+    held: list[list[Batch]] = [[] for _ in groups]
+    for between, seeds in map(spans, known):
+        # A name that a stranger has written may hold no lane.
+        if between and seeds and between.start in place:
+            k, index = place[between.start]
+            end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
+            held[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
+    return held
+
+
+def _cut_new(group: CompileGroup, held: Sequence[Batch], seeds: Sequence[int], width: int) -> Iterator[Batch]:
+    """Cut those lanes of a group that none of its batches has."""
+    there: dict[int, tuple[range, ...]] = {}
+    for batch in held:
+        for cell in batch.cells:
+            there[cell.number] = (*there.get(cell.number, ()), batch.seeds)
+
+    @functools.cache
+    def missing(ranges: tuple[range, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(seeds).difference(*ranges)))
+
+    for wanted, some in itertools.groupby(group.cells, lambda cell: missing(there.get(cell.number, ()))):
+        together = tuple(some)
+        for run in _runs(wanted):
+            yield from (Batch(group, *part) for part in _rectangles(together, run, width))
+
+
+def share(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
+    """Take the I-th of N shares of the batches: every N-th one, so that cells are spread evenly.
+
+    Raises:
+        InputError: no such share, or nothing for it to do.
+    """
+    which, shards = shard
+    if not 1 <= which <= shards:
+        raise InputError(f"shard {which}/{shards}: give a number from 1 to {shards}, for example 1/{shards}")
+    if which > len(batches):
+        raise _too_few(f"{which}/{shards}", len(batches))
+    return batches[which - 1 :: shards]
+
+
+def check_shards(study: Definition, shards: int) -> None:
+    """Raise InputError if some of N shares would have nothing to do, in whatever memory.
+
+    Batches are the smallest that there can be: of the study's chunk, or else of a single lane.
+    """
+    groups = compile_groups(study.cells)
+    lanes = [len(group.cells) * len(study.seeds) for group in groups]
+    widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in lanes]
+    if (most := len(cut(groups, study.seeds, (), widths))) < shards:
+        raise _too_few(f"{shards}/{shards}", most)
+
+
+def _too_few(shard: str, number: int) -> InputError:
+    return InputError(
+        f"shard {shard}: there are {counted(number, 'batch')}; use at most {counted(number, 'shard')}, "
+        "or make more batches with --set chunk=..."
+    )
+
+
+def _rectangles(
+    cells: tuple[Cell, ...], seeds: range, width: int
+) -> Iterator[tuple[tuple[Cell, ...], range]]:
+    """Cut cells × seeds into evenly filled rectangles of at most `width` lanes."""
+    if len(seeds) >= width:
+        for cell in cells:
+            yield from (((cell,), part) for part in _even(seeds, width))
+    else:
+        yield from ((part, seeds) for part in _even(cells, width // len(seeds)))
+
+
+def _even(items: Sequence[Any], width: int) -> Iterator[Any]:
+    """Cut a sequence into pieces of at most `width`, as equal as can be with the last one shorter."""
+    size = math.ceil(len(items) / math.ceil(len(items) / width))
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
+
+
+def _runs(seeds: Sequence[int]) -> Iterator[range]:
+    """Cut ascending numbers where they are not consecutive."""
+    breaks = [k for k in range(1, len(seeds)) if seeds[k] != seeds[k - 1] + 1]
+    for first, last in itertools.pairwise([0, *breaks, len(seeds)]):
+        if first < last:
+            yield range(seeds[first], seeds[last - 1] + 1)

@@ -1,0 +1,129 @@
+"""Compile groups: cells that differ in numbers only, and run side by side as lanes of one program."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import msgspec
+
+from jaxattn.core.errors import UserCodeError
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.dry_run import rehearse
+from jaxattn.lab.study.setting import (
+    IN_TABLES,
+    VOCAB_SIZE,
+    Cell,
+    Hyperparameters,
+    Path,
+    Setting,
+    hyperparameters,
+    key_of,
+)
+
+
+class CompileGroup(NamedTuple):
+    """Cells that one compiled program runs.
+
+    Attributes:
+        number: its place among the groups of the study.
+        setting: what the cells have in common; of what differs it has the first cell's numbers, and the
+            largest vocabulary, to which the others are padded.
+        cells: the cells, in the order of the study.
+        varying: which numbers differ between the cells.
+        numbers: all numbers that lanes may have for themselves, by the number of the cell.
+    """
+
+    number: int
+    setting: Setting
+    cells: tuple[Cell, ...]
+    varying: tuple[Path, ...]
+    numbers: Mapping[int, Hyperparameters]
+
+    def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
+        """Collect the numbers of some lanes, given the cell of each; arrays (L,)."""
+        return {
+            path: jnp.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
+            for path, dtype in self.dtypes().items()
+        }
+
+    def dtypes(self) -> dict[Path, Any]:
+        """Tell the dtypes of those numbers."""
+        first = self.numbers[self.cells[0].number]
+        known = {int: jnp.dtype("int32"), float: jnp.dtype(self.setting.dtype)}
+        return {path: known[type(first[path])] for path in self.varying}
+
+    def key(self, path: Path) -> str:
+        """Write the path of a number as a sweep file does."""
+        return key_of(self.setting, path)
+
+
+def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
+    """Collect cells into groups, in the order of their first cells."""
+    members: dict[bytes, list[Cell]] = {}
+    numbers = {}
+    for cell in cells:
+        numbers[cell.number] = hyperparameters(cell.setting)
+        members.setdefault(_shape(cell, numbers[cell.number]), []).append(cell)
+    return [
+        _group(number, tuple(own), {cell.number: numbers[cell.number] for cell in own})
+        for number, own in enumerate(members.values())
+    ]
+
+
+def rehearse_groups(
+    study: Definition, groups: Sequence[CompileGroup], progress: Any, *, keep_going: bool = False
+) -> frozenset[int]:
+    """Try every group on shapes if the study names code of the user's; see `dry_run.rehearse`.
+
+    Args:
+        study: whose groups they are.
+        groups: what would run.
+        progress: told how far the reading of texts is.
+        keep_going: whether some groups may raise; their batches will raise again.
+
+    Returns:
+        The numbers of the groups whose code raises.
+
+    Raises:
+        InputError: something that a thing returns is not what others need.
+        UserCodeError: code of the user's raised; in all groups if some may.
+    """
+    raised: dict[int, UserCodeError] = {}
+    files = study.names.files(study.own_kinds)
+    for group in groups if study.own_kinds else ():
+        try:
+            rehearse(group.setting, group.dtypes(), files, progress)
+        except UserCodeError as error:
+            raised[group.number] = error
+            if not keep_going or len(raised) == len(groups):
+                raise
+    return frozenset(raised)
+
+
+def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
+    """Write down what decides the programs of a cell: its tables without numbers a lane may have."""
+    kept: Any = cell.tables
+    for head, *rest in numbers:
+        kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))
+    return msgspec.json.encode(kept, order="deterministic")
+
+
+def _without(tree: Any, path: Path) -> Any:
+    """Leave out what stands at a path."""
+    first, *rest = path
+    if not rest:
+        return {key: x for key, x in tree.items() if key != first}
+    changed = copy(tree)
+    changed[first] = _without(tree[first], tuple(rest))
+    return changed
+
+
+def _group(number: int, cells: tuple[Cell, ...], numbers: Mapping[int, Hyperparameters]) -> CompileGroup:
+    each = numbers.values()
+    setting = cells[0].setting
+    varying = tuple(path for path in numbers[cells[0].number] if len({own[path] for own in each}) > 1)
+    if VOCAB_SIZE in varying:
+        largest = max(own[VOCAB_SIZE] for own in each)
+        setting = setting._replace(data=msgspec.structs.replace(setting.data, vocab_size=largest))
+    return CompileGroup(number, setting, cells, varying, numbers)

@@ -1,0 +1,108 @@
+"""Where measurements go while a run is on its way: metrics.jsonl, TensorBoard, Weights & Biases offline."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.engine.clock import Write
+from jaxattn.lab.engine.store import Store
+
+Kind = Literal["tensorboard", "wandb"]
+
+
+@contextmanager
+def opened(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
+    """Open whatever gets measurements, and a trace of JAX if it is asked for.
+
+    Args:
+        folder: the results folder.
+        name: of the study.
+        kinds: dashboards; entries of what was not measured go to metrics.jsonl alone.
+        profile: whether to write the trace.
+
+    Yields:
+        A function to call with every entry and the series of its seeds.
+
+    Raises:
+        InputError: the package of a dashboard is not installed.
+    """
+    with ExitStack() as stack:
+        if profile:
+            stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
+        boards = []
+        for kind in kinds:
+            board, close = writer(kind, folder.directory, name)
+            boards.append(board)
+            stack.callback(close)
+
+        def write(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
+            folder.log(entry)
+            for board in boards if entry["metrics"] else ():
+                board(entry, series)
+
+        yield write
+
+
+def writer(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
+    """Open a writer of measurements by step: the median over the lanes of a batch, and a line for every seed.
+
+    Args:
+        kind: which one.
+        directory: the results folder; files go to `tensorboard` or `wandb` in it. Nothing is sent anywhere:
+            `wandb sync` uploads an offline run.
+        name: of the study.
+
+    Returns:
+        A function to call with every entry and the series of its seeds, and one that closes the writer.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        return _tensorboard(directory) if kind == "tensorboard" else _wandb(directory, name)
+    except ImportError:
+        raise InputError(
+            f"--log {kind}: not installed; install it with pip install 'jaxattn[{kind}]'"
+        ) from None
+
+
+def _tensorboard(directory: Path) -> tuple[Write, Callable[[], None]]:
+    from tensorboardX import SummaryWriter
+
+    board = SummaryWriter(str(directory / "tensorboard"))
+
+    def write(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
+        for tag, value in _scalars(entry, series):
+            board.add_scalar(tag, value, entry["step"], walltime=entry["time"])
+
+    return write, board.close
+
+
+def _wandb(directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
+    import wandb
+
+    run = wandb.init(
+        project="jaxattn", name=name, dir=str(directory), mode="offline", settings=wandb.Settings(silent=True)
+    )
+    run.define_metric("*", step_metric="phase_step")
+
+    def write(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
+        run.log(dict(_scalars(entry, series)) | {"phase_step": entry["step"]})
+
+    return write, run.finish
+
+
+def _scalars(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> list[tuple[str, float]]:
+    of_phase = {f"{entry['batch']}/{entry['phase']}": entry["metrics"]}
+    of_phase |= {f"seeds/{lane}/{entry['phase']}": metrics for lane, metrics in series.items()}
+    return [
+        (f"{place}/{metric}", value)
+        for place, metrics in of_phase.items()
+        for metric, value in metrics.items()
+        if value is not None
+    ]

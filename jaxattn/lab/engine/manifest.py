@@ -1,0 +1,151 @@
+"""What a run says of itself: config, versions, source, device; and how two configs differ."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxattn.base import Measurement
+from jaxattn.core import backend
+from jaxattn.lab.engine import devices
+from jaxattn.lab.engine.batches import Batch
+from jaxattn.lab.storage import provenance
+from jaxattn.lab.storage.manifest import FORMAT
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.grid import GRID, PRESENTATION
+from jaxattn.lab.texts.source import Source
+
+PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
+INERT = frozenset(f"data.{name}" for name in Source.inert)
+
+
+def describe(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """Describe a run: config and hash, command, versions, source commit, device, time of start.
+
+    Args:
+        study: what is run.
+        command: the command line.
+        shard: I and N, if it is the I-th of N shares.
+    """
+    source = provenance.installed()
+    cells = [
+        {"cell": cell.number, "settings": cell.settings, "config_hash": cell.config_hash}
+        for cell in study.cells
+    ]
+    return {
+        "format": FORMAT,
+        "name": study.name,
+        "description": study.description,
+        "status": "running",
+        "command": command,
+        "config": study.config,
+        "config_hash": study.config_hash,
+        "cells": cells,
+        "seeds": list(study.seeds),
+        "shard": list(shard),
+        "widths": [],
+        "batches": [],
+        "elsewhere": [],
+        "labels": labels(study),
+        "scales": scales(study),
+        "code": {name: study.names.code_hash(name) for name in study.own_kinds},
+        "versions": {name: provenance.version(name) for name in PACKAGES},
+        "git_commit": source["commit"],
+        "made_by": [source],
+        "device": devices.here(),
+        "pinned": dict(backend.PINNED),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "dtype": study.dtype,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "wall_time_s": 0.0,
+        "peak_memory_mib": None,
+        "failures": [],
+        "errors": [],
+    }
+
+
+def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
+    """Describe how a study is cut: lanes that run together in every group, these batches, and all others."""
+    elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
+    return {"widths": widths, "batches": listed(batches), "elsewhere": sorted(elsewhere)}
+
+
+def listed(batches: list[Batch]) -> list[dict[str, Any]]:
+    """List batches: name, cells and seeds of each."""
+    return [
+        {"name": batch.name, "cells": [cell.number for cell in batch.cells], "seeds": list(batch.seeds)}
+        for batch in batches
+    ]
+
+
+def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Say that a run goes on where numbers may have other bits; returns all devices since it was begun."""
+    every = [known["device"], *known.get("continued_on", ())]
+    if (now := devices.here()) != every[-1]:
+        words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
+        note("begun on {}, going on on {}: numbers may differ in their last digits".format(*words))
+        every.append(now)
+    return every[1:]
+
+
+def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Callable[[str], None]) -> None:
+    """Report which of the user's code has no hash, and why; what a resumed run would need."""
+    for name in (name for name, digest in code.items() if digest is None):
+        reason = study.names.unhashable(name)
+        note(
+            f"{name}: has no hash, since {reason} that it reads has none; pass that as a setting, or resume "
+            "this run with accept_code=True, on the command line --accept-code"
+        )
+
+
+def labels(study: Definition) -> dict[str, str]:
+    """Collect what figures call the metrics, from the probes."""
+    return {name: label for probe in _probes(study) for name, label in probe.labels.items()}
+
+
+def scales(study: Definition) -> dict[str, list[Any]]:
+    """Collect kind, low and high of the scales that probes declare of their metrics; None is no bound."""
+    return {
+        name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
+        for probe in _probes(study)
+        for name, found in probe.scales.items()
+    }
+
+
+def _probes(study: Definition) -> list[Measurement]:
+    probes = study.cells[0].setting.probes
+    return [*probes.at_steps, *probes.of_phases]
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """List the settings that differ, as `key: old -> new`, leaving out what may change."""
+    flat_old, flat_new = _flat(old), _flat(new)
+    keys = sorted(flat_old.keys() | flat_new.keys())
+    allowed = tuple(key for key in PRESENTATION if key not in (*GRID, "blocks"))
+    return [
+        f"{key}: {flat_old.get(key, 'absent')} -> {flat_new.get(key, 'absent')}"
+        for key in keys
+        if flat_old.get(key) != flat_new.get(key) and key.split(".")[0] not in allowed and key not in INERT
+    ]
+
+
+def code_trouble(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
+    """Return which of the user's functions and classes changed or cannot be compared; "" if none."""
+    begun_with = [name for name in now if any(name in one for one in known)]
+    unknown = [name for name in begun_with if now[name] is None]
+    changed = [name for name in begun_with if any(one.get(name, now[name]) != now[name] for one in known)]
+    if unknown:
+        return f"{', '.join(unknown)} cannot be compared with the code that this run began with"
+    return f"{', '.join(changed)} changed since this run began" if changed else ""
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    entries: Iterable[tuple[Any, Any]]
+    if isinstance(tree, dict):
+        entries = tree.items()
+    elif isinstance(tree, list) and tree and isinstance(tree[0], dict):
+        entries = ((entry.get("name", number), entry) for number, entry in enumerate(tree))
+    else:
+        return {prefix[:-1]: tree}
+    return {key: x for name, entry in entries for key, x in _flat(entry, f"{prefix}{name}.").items()}

@@ -1,0 +1,268 @@
+"""The programs of a study, compiled for a chip that is not here: memory, bytes, launches, time at least.
+
+This runs in the process that `jaxattn.chips.process` starts for the chip.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxattn.chips.targets import Compiled, Target, compile_lowered, seconds_at_least
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
+from jaxattn.lab.engine import devices, memory
+from jaxattn.lab.engine.groups import CompileGroup, compile_groups
+from jaxattn.lab.engine.lift import ProgramCache, Programs, Shaped
+from jaxattn.lab.study import toml
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.import_paths import ImportPaths
+
+# What a run lets itself use: most of what jax takes, which on a GPU leaves a quarter to others.
+_SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
+# What a user may make smaller, and by how much at most.
+_SIZES = ("model.dim", "data.sequences", "data.vocab_size", "data.length")
+_HALVINGS = 12
+# What a phase needs beside parameters and corpora, in their sizes: at least gradients and results.
+_WORKING = 4
+_NO_MEMORY = "RESOURCE_EXHAUSTED"
+Progress = Callable[[str, float], None]
+
+
+Found = list[tuple[Shaped, Compiled | None]]
+
+
+class _Fitted(NamedTuple):
+    """How many lanes run together and how many would fit, what a lane adds to a device, and the programs."""
+
+    together: int
+    fitting: int
+    per_lane: float
+    programs: Found
+
+
+class _Compiler(NamedTuple):
+    """Compiles the programs of a group, those named in `only` if it is not empty.
+
+    Groups share what they have in common: `known` holds what came of a program by its text.
+    """
+
+    target: Target
+    group: CompileGroup
+    programs: Programs
+    tell: Callable[[str], None]
+    only: Collection[str]
+    keep: str | None
+    known: dict[str, Compiled]
+
+    def compile(self, lanes: int, only: Collection[str] = ()) -> Found:
+        """Compile programs for a number of lanes; None for one that runs on the host."""
+        found: Found = []
+        wanted = only or self.only
+        for made in self.programs.shaped(self.group, lanes):
+            if wanted and made.place not in wanted:
+                continue
+            if made.lifted.on_host or backend.platform() == "cpu":
+                found.append((made, None))
+                continue
+            self.tell(f"{made.place}, {lanes} lanes")
+            found.append((made, self._compiled(made, lanes)))
+        return found
+
+    def _compiled(self, made: Shaped, lanes: int) -> Compiled:
+        """Compile a program, or say what came of it before, which takes no time."""
+        lowered = made.lifted.lower(*made.arguments)
+        text = lowered.as_text()
+        if text in self.known and self.keep is None:
+            return self.known[text]._replace(seconds=0.0)
+        name = f"{self.target.name}-{made.place}-{lanes}.hlo".replace(":", "-")
+        path = Path(self.keep) / name if self.keep else None
+        self.known[text] = compile_lowered(lowered, self.target, path)
+        return self.known[text]
+
+
+def plan_on(
+    target: Target,
+    progress: Progress,
+    *,
+    tables: Mapping[str, Any],
+    folder: str,
+    max_memory: int | None = None,
+    only: Collection[str] = (),
+    keep: str | None = None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Compile the programs of a study for a chip.
+
+    Args:
+        target: the chip.
+        progress: told what is compiled.
+        tables: those of the study.
+        folder: what relative paths in them start from.
+        max_memory: bytes that may be used on a device; by default what a run would.
+        only: names of programs to compile, "query.advance" or "draw"; all if empty. Of some alone it is not
+            found out how many lanes fit.
+        keep: a folder for the texts of the compiled programs.
+
+    Returns:
+        "groups", a row for every compile group; "programs", one for every program of a group.
+
+    Raises:
+        InputError: tables that are no study, or of which one seed fits on no device.
+    """
+
+    def read(*further: str) -> Definition:
+        changed = deepcopy(dict(tables))
+        toml.change(changed, further)
+        return Definition(changed, ImportPaths(folder))
+
+    study, budget = read(), max_memory or int(_SHARE[target.platform] * target.memory)
+    groups: list[dict[str, Any]] = []
+    programs: list[dict[str, Any]] = []
+    known: dict[str, Compiled] = {}
+    every, cache = compile_groups(study.cells), ProgramCache()
+    for group in every:
+
+        def tell(text: str, group: CompileGroup = group) -> None:
+            progress(f"compile group {group.number + 1} of {len(every)}: {text}", group.number / len(every))
+
+        lanes = len(group.cells) * len(study.seeds)
+        with backend.precision(group.setting.dtype):
+            compiler = _Compiler(target, group, cache.of(group), tell, only, keep, known)
+            fitted = _fit(compiler, min(lanes, study.chunk or lanes), budget)
+        if fitted.together == 0:
+            raise InputError(_too_large(target, read, group, fitted.per_lane, budget))
+        own = [_row(target, group, made, found) for made, found in fitted.programs]
+        groups.append(_group_row(target, group, lanes, fitted, own))
+        programs += own
+    return {"groups": groups, "programs": programs}
+
+
+def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
+    """Find how many of the wanted lanes fit, and compile the programs of as many."""
+    group = compiler.group
+    shared = group.setting.data.shared
+    used = devices.device_count(shared)
+    compiled: dict[int, Found] = {}
+
+    def peak(each: int) -> float:
+        lanes = devices.pad_to_devices(range(min(each * used, wanted)), shared)
+        found = compiled[each] = compiler.compile(len(lanes))
+        lacking = any(made and _NO_MEMORY in made.error for _, made in found)
+        return math.inf if lacking else _peak(found)[0]
+
+    held, own = memory.sizes(group, compiler.programs, used)
+    # Parameters and corpora alone say of some that they cannot fit; a compiler takes long to refuse them.
+    most = min(math.ceil(wanted / used), int((budget - held) // max(own, 1)))
+    if most < 1:
+        return _Fitted(0, 0, held + own, [])
+    each, needed = (most, peak(most)) if compiler.only else memory.fit(peak, most, budget)
+    if each < 1:
+        # Of what the compiler refuses it is only known that it needs more.
+        return _Fitted(0, 0, needed if math.isfinite(needed) else budget, list(compiled.values())[-1])
+    if each not in compiled:
+        needed = peak(each)
+    found = compiled[each]
+    heaviest = _peak(found)[1]
+    if not heaviest or compiler.only:
+        return _Fitted(wanted, wanted, 0.0, found)
+    other = max(1, each // 2) if each > 1 else 2
+    wide = devices.pad_to_devices(range(other * used), shared)
+    probed, _ = _peak(compiler.compile(len(wide), [heaviest]))
+    per_lane = max(0.0, (needed - probed) / (each - other)) if probed else 0.0
+    fitting = each + max(0, math.floor((budget - needed) / max(per_lane, 1.0)))
+    return _Fitted(min(wanted, each * used), fitting * used, per_lane, found)
+
+
+def _peak(found: Found) -> tuple[int, str]:
+    """Find the largest memory of a device, and which program needs it."""
+    return max(((own.held, made.place) for made, own in found if own), default=(0, ""))
+
+
+def _row(target: Target, group: CompileGroup, made: Shaped, found: Compiled | None) -> dict[str, Any]:
+    """Write down what came of a program."""
+    phase = made.place.rpartition(".")[0]
+    row: dict[str, Any] = {"group": group.number, "phase": phase, "program": made.name}
+    if found is None:
+        return row | {"where": "host"}
+    if found.error:
+        return row | {"where": "does not compile", "error": found.error, "compile_s": found.seconds}
+    counted = found.counted
+    stepping = made.name == "advance" and counted.unknown_loops > 0
+    work = counted.step if stepping else counted.once + counted.step
+    return row | {
+        "where": target.name,
+        "per": "step" if stepping else "call",
+        "bytes": work.bytes,
+        "flops": work.flops,
+        "launches": work.launches,
+        "seconds_at_least": seconds_at_least(work, target),
+        "held": found.held,
+        "temporaries": found.temporaries,
+        "compile_s": found.seconds,
+        "scatter_adds": counted.scatter_adds,
+        "compare_and_swaps": found.compare_and_swaps,
+        "collectives": counted.collectives,
+        "float64": counted.float64,
+        "conditionals": counted.conditionals,
+    }
+
+
+def _group_row(
+    target: Target, group: CompileGroup, lanes: int, fitted: _Fitted, rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Write down what a group comes to."""
+    batches = math.ceil(lanes / fitted.together)
+    steps = {phase.name: group.setting.probes.steps_of(phase) for phase in group.setting.phases}
+
+    def often(row: dict[str, Any]) -> int:
+        if not row["phase"]:
+            return 1
+        probed = steps[row["phase"]]
+        if row["program"] == "advance":
+            return int(probed[-1])
+        return len(probed) if row["program"] in ("measure", "state_metrics", "observe") else 1
+
+    seconds = math.fsum(row["seconds_at_least"] * often(row) for row in rows if "seconds_at_least" in row)
+    return {
+        "group": group.number,
+        "lanes": lanes,
+        "together": fitted.together,
+        "fitting": fitted.fitting,
+        "batches": batches,
+        "per_lane": fitted.per_lane,
+        "held": max((row.get("held", 0) for row in rows), default=0),
+        "compile_s": math.fsum(row.get("compile_s", 0.0) for row in rows),
+        "seconds_at_least": batches * seconds,
+    }
+
+
+def _too_large(
+    target: Target, read: Callable[..., Definition], group: CompileGroup, needed: float, budget: int
+) -> str:
+    """Say which single override of a size would let one seed fit."""
+    cell = group.cells[0].number
+    line = (
+        f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB or more, and {target.name} has "
+        f"{budget / 2**30:,.1f} GiB for it"
+    )
+    # Gradients and temporaries are taken to shrink as parameters and corpora do.
+    sizes = sum(memory.sizes(group, ProgramCache().of(group), 1))
+    wanted = budget * sizes / max(needed, _WORKING * sizes)
+    fitting = []
+    for key in _SIZES:
+        table, name = key.split(".")
+        value = getattr(getattr(group.setting, table), name, None)
+        for halving in range(1, _HALVINGS + 1):
+            smaller = value >> halving if isinstance(value, int) else 0
+            if smaller < 1:
+                break
+            try:
+                first = compile_groups(read(f"{key}={smaller}").cells)[0]
+                smaller_sizes = sum(memory.sizes(first, ProgramCache().of(first), 1))
+            except InputError:
+                break  # other sizes depend on it
+            if smaller_sizes <= wanted:
+                fitting.append(f"--set {key}={smaller}")
+                break
+    return f"{line}; {' or '.join(fitting)} would fit" if fitting else f"{line}; make the data smaller"

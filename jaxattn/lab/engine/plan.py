@@ -1,0 +1,287 @@
+"""What a sweep will do, before it is run: cells, groups of one shape, units, memory, what is done."""
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pandas as pd
+
+from jaxattn.base import Phase, SharedData, Task, silent
+from jaxattn.core import backend, pytrees
+from jaxattn.core.errors import InputError, counted, nearest
+from jaxattn.data.splits import Splits
+from jaxattn.lab.engine import batches, devices, memory
+from jaxattn.lab.engine.groups import CompileGroup, compile_groups, rehearse_groups
+from jaxattn.lab.engine.lift import ProgramCache, Programs, seed_keys
+from jaxattn.lab.engine.manifest import describe
+from jaxattn.lab.engine.progress import duration
+from jaxattn.lab.engine.store import Store
+from jaxattn.lab.probes.standard import BEST
+from jaxattn.lab.storage.bucket import fetched
+from jaxattn.lab.study import seed
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.setting import Setting
+
+# Lanes that are tried, and for how many seconds.
+LANES = 4
+TRIAL_S = 0.3
+
+
+def plan(
+    study: Definition,
+    directory: Path,
+    max_memory: int | None = None,
+    *,
+    quick: bool = False,
+    progress: Callable[[str, float], None] = lambda description, share: None,
+) -> tuple[list[pd.DataFrame], str]:
+    """Lay out a study.
+
+    Args:
+        study: what would run.
+        directory: the results folder it would run in.
+        max_memory: bytes that may be used on a device; chosen for the device by default.
+        quick: leave out memory and time, for which every group is compiled and tried.
+        progress: told which group that is, and the share of groups done.
+
+    Returns:
+        A table of the cells: settings, group, seeds, and how many of them are done. A table of the groups,
+        each of which is one compiled program for every phase: its cells, how many coordinates its vectors
+        have (those of their span where these are fewer than d), which of their numbers are lanes of
+        that program, lanes, lanes that run together, batches, the memory that a device needs, and about how
+        long what is left will take. And a sentence on the whole.
+
+    Raises:
+        InputError: a cell whose sizes do not fit, or that does not fit in memory; a folder of another config.
+    """
+    folder, cache = Store(fetched(directory, tables=False)), ProgramCache()
+    groups = compile_groups(study.cells)
+    rehearse_groups(study, groups, silent)
+    known = folder.join(describe(study, "jaxattn run SWEEP"), accept_code=True)
+    begun = folder.batches()
+    with backend.precision(study.dtype):
+        _, cut = batches.cut_batches(study, groups, begun, known, cache, max_memory, progress=progress)
+    finished = {batch.name for batch in cut if folder.is_finished(batch.name)}
+    rows, seconds = [], 0.0
+    for number, of_group in itertools.groupby(cut, key=lambda batch: batch.group.number):
+        group, own = groups[number], list(of_group)
+        row = {
+            "group": number,
+            "cells": len(group.cells),
+            "coordinates": _coordinates(group.setting),
+            "vmapped": ", ".join(["seed", *(group.key(path) for path in group.varying)]),
+            "lanes": sum(batch.width for batch in own),
+            "together": max(batch.width for batch in own),
+            "batches": len(own),
+        }
+        if not quick:
+            progress(f"trying compile group {number + 1} of {len(groups)}", number / len(groups))
+            left = [batch for batch in own if batch.name not in finished]
+            programs = cache.of(group)
+            taken = estimate_runtime(group, programs, left) if left else 0.0
+            together = devices.pad_to_devices(range(row["together"]), group.setting.data.shared)
+            needed = memory.peak(group, programs, len(together))
+            row |= {"memory": f"{needed / 2**20:,.0f} MiB", "time": duration(taken)}
+            seconds += taken
+        rows.append(row)
+    cells = _cells(groups, cut, finished)
+    sizes = counted(len(cells), "cell"), counted(len(rows), "group"), counted(len(cut), "batch")
+    number = f"{len(finished)} of them" if len(cut) > 1 else len(finished)
+    counts = "{} in {}, {}, {} done".format(*sizes, number)
+    left_over = "" if quick else f", about {duration(seconds)} left"
+    trouble = devices.trouble(backend.platform())
+    sentence = f"{study.name}: {counts}{left_over}" + f"; {trouble}" * bool(trouble)
+    return [cells, pd.DataFrame(rows)], sentence
+
+
+def recorded(study: Definition) -> list[str]:
+    """Say what every phase records in the first cell, and what it does not, and why: a line for each.
+
+    Args:
+        study: what would run; its texts are read.
+
+    Returns:
+        The lines.
+
+    Raises:
+        InputError: as `plan`.
+    """
+    setting = study.cells[0].setting
+    task, found = _measurements(setting)
+    return [_line(setting, task, phase, *found[k]) for k, phase in enumerate(setting.phases)]
+
+
+def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
+    """Check that the cells of a study record some metrics.
+
+    Args:
+        study: what would run; its texts are read.
+        asked: metrics by the places that name them.
+
+    Raises:
+        InputError: no cell records one of them; names the place and a near right one.
+    """
+    groups = compile_groups(study.cells) if asked else []
+    raising = rehearse_groups(study, groups, silent, keep_going=True)
+    known: set[str] = set()
+    for group in groups:
+        if group.number in raising or known.issuperset(asked.values()):
+            continue
+        setting = group.cells[0].setting
+        task, found = _measurements(setting)
+        for phase, metrics in zip(setting.phases, found, strict=True):
+            for name, size in _shapes(*metrics).items():
+                known |= {f"{name}_{k:02d}" for k in range(size[0])} if size else {name}
+            known |= set(_named(setting, task, phase, known))
+    for place, metric in asked.items():
+        if metric not in known and not raising:
+            near = nearest(metric, sorted(known))
+            raise InputError(f"{place}: the study does not measure {metric!r}{near}")
+
+
+Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
+
+
+def _measurements(setting: Setting) -> tuple[Task, list[Measured]]:
+    """Return shapes of what every phase measures, by the number of the probe, and of its own metrics."""
+    shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
+
+    tokens = shared.tokens if shared else seed.drawn(setting).tokens
+
+    def run(keys: Any) -> tuple[Splits, list[Any]]:
+        data = shared.splits if shared else seed.draw(setting, keys[0])
+        params = seed.start(setting, data, keys[1], tokens)
+        found = []
+        for index, phase in enumerate(setting.phases):
+            with jax.enable_x64("float64" in (setting.dtype, phase.dtype)):
+                carried = seed.begin(setting, index, params, data, keys[1])
+                own = phase.metrics(carried.state)
+            params = carried.state.params
+            found.append((seed.measure(setting, index, carried, data), own))
+        return data, found
+
+    with backend.precision(setting.dtype):
+        data, found = jax.eval_shape(run, jax.eval_shape(seed.keys, 0))
+    return seed.task_of(setting, data), found
+
+
+def _shapes(measured: dict[int, dict[str, Any]], own: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: x.shape for metrics in (*measured.values(), own) for name, x in metrics.items()}
+
+
+def _named(setting: Setting, task: Task, phase: Phase, known: Collection[str]) -> list[str]:
+    """List what a phase records in addition to what is measured at its steps, `known`."""
+    best = [name for name, by in BEST.items() if {"test_accuracy", by} <= set(known)]
+    of_phases = [probe for probe in setting.probes.of_phases if not probe.why_not(task, phase)]
+    return [*best, *(name for probe in of_phases for name in probe.metrics)]
+
+
+def _line(
+    setting: Setting, task: Task, phase: Phase, measured: dict[int, dict[str, Any]], own: dict[str, Any]
+) -> str:
+    """Say what a phase records, given its metrics by the number of their probe and its own."""
+    shapes = _shapes(measured, own)
+    names = [f"{name}_00 .. {size[0] - 1:02d}" if size else name for name, size in shapes.items()]
+    names += _named(setting, task, phase, shapes)
+    probes = (*setting.probes.at_steps, *setting.probes.of_phases)
+    without = [
+        f"{', '.join(probe.labels) or type(probe).__name__} ({reason})"
+        for probe in probes
+        if (reason := probe.why_not(task, phase))
+    ]
+    return f"{phase.name} records {', '.join(names)}" + (f"; not {'; '.join(without)}" if without else "")
+
+
+def _coordinates(setting: Setting) -> str:
+    """Return the length of the vectors of embeddings, as far as it is known before data are read."""
+    dim = setting.model.dim
+    if dim is None or isinstance(setting.data, SharedData):
+        return "" if dim is None else str(dim)
+
+    def start(key: jax.Array) -> Any:
+        # Shapes are the same in any precision, and float64 would want its mode.
+        return setting.model.init(key, seed.draw(setting, key).train, dtype=jnp.float32)
+
+    params = jax.eval_shape(start, jax.random.key(0))
+    coordinates = pytrees.get(params, "E").shape[1] if "E" in pytrees.names(params) else dim
+    return str(dim) if coordinates == dim else f"{coordinates} for d = {dim}"
+
+
+def _cells(
+    groups: Sequence[CompileGroup], cut: Sequence[batches.Batch], finished: Collection[str]
+) -> pd.DataFrame:
+    """Lay out the cells, and how many seeds of each are done."""
+    wanted, done = Counter[int](), Counter[int]()
+    for batch in cut:
+        for cell in batch.cells:
+            wanted[cell.number] += len(batch.seeds)
+            done[cell.number] += len(batch.seeds) if batch.name in finished else 0
+    rows = [
+        {"cell": n, **cell.settings, "group": group.number, "done": f"{done[n]} of {wanted[n]}"}
+        for group in groups
+        for cell in group.cells
+        for n in [cell.number]
+    ]
+    return pd.DataFrame(rows).sort_values("cell", ignore_index=True)
+
+
+def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
+    """Estimate the time of what is left of a group.
+
+    A few lanes run every phase: setting up, some steps, one probe. Steps are taken to be as long as those
+    first ones, and time to grow with the lanes, which a wide device beats. Limits of phases and drawing of
+    figures are not in it.
+
+    Args:
+        group: cells that share a program.
+        programs: these.
+        left: its batches that are left, at least one.
+
+    Returns:
+        Seconds, with one compilation for every program.
+    """
+    setting = group.setting
+    compiling, running = 0.0, 0.0
+    with backend.precision(setting.dtype):
+        lanes = [(group.cells[0], seed) for seed in left[0].seeds[:LANES]]
+        some = devices.pad_to_devices(lanes, setting.data.shared)
+        keys, model_keys = seed_keys([seed for _, seed in some])
+        numbers = group.hyperparameters([cell for cell, _ in some])
+        loaded = programs.draw(keys, numbers)
+        params = programs.start(loaded, model_keys, numbers)
+        for index in range(len(setting.phases)):
+            made = programs.phase(index, loaded)
+            steps = made.probe_steps[-1]
+            first, again, state = _twice(partial(made.begin, params, loaded.splits, numbers, model_keys))
+            compiling, running = compiling + first - again, running + again
+            begin = time.perf_counter()
+            state = jax.block_until_ready(made.advance(state, loaded.splits, numbers, jnp.int32(1)))
+            compiling += time.perf_counter() - begin
+            taken, spent = 0, 0.0
+            while taken + 1 < steps and spent < TRIAL_S:
+                block = min(max(1, taken), steps - 1 - taken)
+                begin = time.perf_counter()
+                state = jax.block_until_ready(made.advance(state, loaded.splits, numbers, jnp.int32(block)))
+                spent, taken = spent + time.perf_counter() - begin, taken + block
+            running += spent / taken * steps if taken else 0.0
+            first, again, _ = _twice(partial(made.measure, state, loaded.splits, numbers))
+            compiling, running = compiling + first - again, running + again * len(made.probe_steps)
+            params = state.state.params
+    # A last, narrower batch compiles once more.
+    return compiling * (1 + (len(left) > 1)) + running * sum(x.width for x in left) / len(some)
+
+
+def _twice(function: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Time a function's first call, which compiles, and its second."""
+    times, result = [], None
+    for _ in range(2):
+        begin = time.perf_counter()
+        result = jax.block_until_ready(function())
+        times.append(time.perf_counter() - begin)
+    return times[0], times[1], result

@@ -1,0 +1,198 @@
+"""What a batch has measured, as tables: records and tokens in long form, failures, lines of the log."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jax import Array
+
+from jaxattn.base import Phase
+from jaxattn.core.errors import InputError
+from jaxattn.data.generators import Numbered
+from jaxattn.data.splits import Loaded
+from jaxattn.lab.engine.batches import Batch
+from jaxattn.lab.probes.standard import BEST
+from jaxattn.lab.study.dry_run import NOT_REAL
+
+# Lanes that have lines of their own in dashboards.
+SERIES = 32
+
+
+class Records:
+    """What the lanes of a batch have measured so far, and which of them failed.
+
+    Attributes:
+        failures: cell, seed, phase, step and reason of every lane that failed.
+    """
+
+    def __init__(
+        self, batch: Batch, so_far: Mapping[str, pd.DataFrame], failures: Sequence[dict[str, Any]]
+    ) -> None:
+        """Go on from the tables and failures of a checkpoint."""
+        self.failures = list(failures)
+        self._batch = batch
+        # Joined when they are written; joined at every step, tables of many seeds are copied again and again.
+        self._records, self._tokens = [so_far["records"]], [so_far["tokens"]]
+
+    def add(self, phase: str, step: int, measured: Mapping[str, np.ndarray]) -> None:
+        """Add metrics of a step, (L,) or (L, bins) each."""
+        self._records.append(rows(measured, self._batch, phase, step))
+
+    def add_tokens(self, phase: str, columns: dict[str, np.ndarray], loaded: Loaded) -> None:
+        """Add the token table of the end of a phase."""
+        self._tokens.append(token_rows(columns, self._batch, phase, loaded))
+
+    def note_failures(
+        self, phase: Phase, step: int, failed_at: Array | np.ndarray, losses: Array | np.ndarray
+    ) -> None:
+        """Note lanes that failed by the account of their state, or whose loss at a step is not finite."""
+        before = {(failure["cell"], failure["seed"]) for failure in self.failures}
+        lanes = self._batch.lanes
+        failed_at = np.asarray(failed_at)[: len(lanes)]
+        failed_at = np.where((failed_at < 0) & ~np.isfinite(losses), step, failed_at)
+        for (cell, seed), at in zip(lanes, failed_at, strict=True):
+            if at >= 0 and (cell.number, seed) not in before:
+                place = {"cell": cell.number, "seed": seed, "phase": phase.name, "step": int(at)}
+                self.failures.append(place | {"reason": phase.failure})
+
+    def so_far(self) -> dict[str, pd.DataFrame]:
+        """Return the tables as they are."""
+        return {
+            "records": pd.concat(self._records, ignore_index=True),
+            "tokens": pd.concat(self._tokens, ignore_index=True),
+        }
+
+    def whole(self) -> dict[str, pd.DataFrame]:
+        """Return the tables of a finished batch, cell after cell."""
+        so_far = self.so_far()
+        return {
+            "records": _by_cell(with_best(so_far["records"])),
+            "tokens": _by_cell(so_far["tokens"]),
+        }
+
+
+def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
+    """Lay out metrics of a probe, (L,) or (L, bins), in long form."""
+    lanes = batch.lanes
+    columns = {}
+    for name, values in ((name, values[: len(lanes)]) for name, values in measured.items()):
+        if np.iscomplexobj(values):
+            raise InputError(f"probes: {name!r} is complex; {NOT_REAL}")
+        if values.ndim == 1:
+            columns[name] = values
+        else:
+            columns |= {f"{name}_{number:02d}": values[:, number] for number in range(values.shape[1])}
+    metrics = len(columns)
+    return pd.DataFrame(
+        {
+            "cell": np.repeat(np.array([cell.number for cell, _ in lanes], np.int32), metrics),
+            "seed": np.repeat(np.array([seed for _, seed in lanes], np.int32), metrics),
+            "phase": phase,
+            "step": np.full(metrics * len(lanes), step, np.int64),
+            "metric": pd.Index(list(columns)).take(np.tile(np.arange(metrics), len(lanes))),
+            # A probe may have nothing to say at a step; np.stack wants something.
+            "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel() if columns else [],
+        }
+    )
+
+
+def with_best(records: pd.DataFrame) -> pd.DataFrame:
+    """Add `BEST` at every step of a phase: the test accuracy at its first step with the best accuracy so far
+    on the test set, or on validation data where there are any.
+    """
+    if records.empty:
+        return records
+    keys = ["cell", "seed", "phase"]
+    test = records[records["metric"] == "test_accuracy"].reset_index(drop=True)
+    added = []
+    for name, by in BEST.items():
+        split = records.loc[records["metric"] == by, [*keys, "step", "value"]]
+        if split.empty:
+            continue
+        both = test.merge(split, on=[*keys, "step"], suffixes=("", "_by"))
+        groups = both.groupby(keys)["value_by"]
+        best_before = groups.cummax().groupby([both[key] for key in keys]).shift()
+        better = best_before.isna() | (both["value_by"] > best_before)
+        chosen = both["value"].where(better).groupby([both[key] for key in keys]).ffill()
+        added.append(both[test.columns].assign(metric=name, value=chosen))
+    return pd.concat([records, *added], ignore_index=True)
+
+
+def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:
+    """Lay out token columns, (L, V) or (L, V, C), with one row for each lane, token of its own and class.
+
+    Returns:
+        The table; empty for a model whose tokens have no scores and values.
+    """
+    if not columns:
+        return pd.DataFrame()
+    lanes = batch.lanes
+    _, vocab_size, classes = columns["Ev"].shape
+    shape = (len(lanes), vocab_size, classes)
+    ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
+    # Only a padded vocabulary has tokens that are none of a lane's.
+    sizes = [cell.setting.data.pads_vocabulary and cell.setting.data.vocab_size for cell, _ in lanes]
+    used = np.array([size or vocab_size for size in sizes])
+    own = np.broadcast_to(ids < used[:, None, None], shape)
+
+    def spread(x: np.ndarray) -> np.ndarray:
+        x = x[..., None] if x.ndim < 3 else x
+        return np.broadcast_to(x[: len(lanes)], shape)[own]
+
+    first_class = 1 if classes == 1 else 0
+    return pd.DataFrame(
+        {
+            "cell": spread(np.array([cell.number for cell, _ in lanes], np.int32)[:, None, None]),
+            "seed": spread(np.array([seed for _, seed in lanes], np.int32)[:, None, None]),
+            "phase": phase,
+            "id": spread(ids),
+            "token": np.array(loaded.tokens or Numbered(vocab_size), object)[spread(ids)],
+            "count": spread(columns["count"]).astype(np.int64),
+            "class": spread(np.arange(first_class, first_class + classes, dtype=np.int32)[None, None]),
+            **{
+                name: spread(columns[name]).astype(np.float64)
+                for name in ("alpha", "posterior_difference", "Ep", "Ev")
+            },
+        }
+    )
+
+
+def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, dict[str, float]]:
+    """Collect the scalars of the first lanes by "cell C/seed S" and metric: a line each in dashboards."""
+    return {
+        f"cell {cell.number}/seed {seed}": {
+            name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
+        }
+        for lane, (cell, seed) in enumerate(batch.lanes[:SERIES])
+    }
+
+
+def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequence[Any]) -> dict[str, Any]:
+    """Summarise a measurement for metrics.jsonl.
+
+    Args:
+        measured: metrics of a step, (L,) or (L, bins).
+        batch: whose.
+        failures: its lanes that failed so far.
+
+    Returns:
+        The median over the batch of every scalar, the finite losses of every cell, and the failures.
+    """
+
+    def median(x: np.ndarray) -> float | None:
+        finite = x[np.isfinite(x)]
+        return float(np.median(finite)) if finite.size else None
+
+    scalars = {name: median(x) for name, x in measured.items() if x.ndim == 1}
+    losses: dict[str, list[float]] = {str(cell.number): [] for cell in batch.cells}
+    for (cell, _), loss in zip(batch.lanes, measured["loss"], strict=True):
+        if np.isfinite(loss):
+            # Lines are many, and are looked at only.
+            losses[str(cell.number)].append(float(f"{loss:.6g}"))
+    return {"loss": scalars["loss"], "losses": losses, "metrics": scalars, "failures": list(failures)}
+
+
+def _by_cell(table: pd.DataFrame) -> pd.DataFrame:
+    in_order = table.empty or table["cell"].is_monotonic_increasing
+    return table if in_order else table.sort_values("cell", kind="stable", ignore_index=True)

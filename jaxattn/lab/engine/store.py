@@ -1,0 +1,398 @@
+"""The results folder of a run: lock, manifest, parts and checkpoints. All writing of a study starts here."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.engine import strays
+from jaxattn.lab.engine.manifest import code_trouble, differences
+from jaxattn.lab.storage import batch_state, checkpoints, files, lock, manifest, provenance, run_log
+from jaxattn.lab.storage.batch_state import TABLES, BatchState, Provenance
+from jaxattn.lab.storage.bucket import OWN, Bucket
+from jaxattn.lab.storage.files import Damaged
+from jaxattn.lab.storage.objects import is_address
+
+# What is there before anything was computed, or is left when nothing could be.
+EMPTY = (lock.FILE, "parts", "checkpoints", run_log.NAME, manifest.NAME, *OWN)
+
+
+class Store:
+    """A results folder of one study; a batch is a block of cells and seeds that run together."""
+
+    def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
+        """Name the folder, nothing is written yet; `warn` is told of damage that was found and mended.
+
+        Of an address in a bucket, the folder is the copy on this machine.
+        """
+        self.bucket = Bucket(directory) if is_address(directory) else None
+        self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
+        self.warn = warn
+        self._code: dict[str, str | None] = {}
+        self._strays: dict[str, str] = {}
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the folder to this process; RunError if another one has it.
+
+        A start that fails before anything was computed leaves no folder.
+        """
+        if self.bucket is None:
+            with self._locked_here():
+                yield
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with lock.locked(self.directory, self.warn), self.bucket.locked(self.warn):
+            files.remove_temporary(self.directory)
+            begun = (self.directory / manifest.NAME).exists()
+            try:
+                yield
+            except InputError:
+                if not begun:
+                    self._clear()
+                    self.bucket.delete(
+                        x for x in (manifest.NAME, run_log.NAME) if not (self.directory / x).exists()
+                    )
+                raise
+
+    @contextmanager
+    def _locked_here(self) -> Iterator[None]:
+        with files.saving(self.directory, self.directory):
+            # What is written to, and what old tables and checkpoints are deleted from.
+            files.check_links(self.directory, "parts", "checkpoints", "damaged", "figures")
+            if strange := self._is_strange():
+                made, begun = [], True
+            else:
+                made = [path for path in (self.directory, *self.directory.parents) if not path.exists()]
+                begun = (self.directory / manifest.NAME).exists()
+        if strange:
+            yield  # not ours to write in: `join` will say so
+            return
+        try:
+            with files.saving(self.directory, self.directory):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                holding = ExitStack()
+                holding.enter_context(lock.locked(self.directory, self.warn))
+                files.remove_temporary(self.directory, "parts", "figures")
+            with holding:
+                try:
+                    yield
+                except Exception as error:
+                    described = (self.directory / manifest.NAME).exists()
+                    if not begun and (isinstance(error, InputError) or not described):
+                        self._clear()
+                    raise
+        except Exception:
+            with suppress(OSError):
+                for path in made:
+                    path.rmdir()
+            raise
+
+    def _clear(self) -> None:
+        """Remove what a start has left of its own, if nothing was computed."""
+        with suppress(OSError):
+            for name in ("parts", "checkpoints"):
+                if (self.directory / name).exists():
+                    (self.directory / name).rmdir()
+            if {path.name for path in self.directory.iterdir()} <= set(EMPTY):
+                for name in (run_log.NAME, manifest.NAME, lock.FILE):
+                    (self.directory / name).unlink(missing_ok=True)
+
+    def _is_strange(self) -> bool:
+        if self.bucket:
+            return False  # `Bucket.locked` has looked at what is there
+        if not self.directory.is_dir() or (self.directory / manifest.NAME).exists() or self.batches():
+            return False
+        return any(path.name not in EMPTY for path in self.directory.iterdir())
+
+    def join(self, described: dict[str, Any], accept_code: bool = False) -> dict[str, Any]:
+        """Tell what the manifest of a run is that starts or continues in this folder; nothing is written.
+
+        Args:
+            described: the description of the run.
+            accept_code: continue although the user's code has changed.
+
+        Returns:
+            The description, with what the folder holds already. A manifest that is missing or damaged beside
+            batches is made anew: `batches` is empty then.
+
+        Raises:
+            InputError: the folder holds something else, or results of another config or of other code.
+        """
+        self._code = described["code"]
+        if self._is_strange():
+            raise InputError(f"{self.directory}: not empty and no results folder; choose another with --out")
+        known = None
+        try:
+            known = manifest.find(self.directory)
+        except Damaged as error:
+            reason = str(error).removesuffix(f"; {manifest.REBUILD}")
+            if not self.batches():
+                raise InputError(f"{reason}; delete it, or choose another folder with --out") from None
+            self.warn(f"{reason}; making it anew from what is there")
+        self._strays = strays.find(self.directory, known, described["seeds"])
+        begun = self.batches()
+        changed = differences(known["config"], described["config"]) if known else []
+        if begun:
+            self._check_same(changed, described, begun)
+            codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(begun)]
+            if not accept_code and (trouble := code_trouble(codes, described["code"])):
+                raise InputError(
+                    f"{self.directory}: {trouble}; choose another folder with --out, or resume with "
+                    "accept_code=True, on the command line --accept-code"
+                )
+        elif changed:
+            known = None  # nothing was computed yet, for example since the config did not fit
+        held = {seed for batch in begun for seed in batch_state.spans(batch)[1]}
+        seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
+        kept = ("name", "description", "config", "cells", "code", "labels", "scales")
+        return (known or described) | {key: described[key] for key in kept} | {"seeds": seeds}
+
+    def begun(self, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Read the manifest of what was begun here, None if nothing was.
+
+        Raises:
+            InputError: it is of another config than what is described, or cannot be read.
+        """
+        batches = self.batches()
+        known = manifest.find(self.directory) if batches else None
+        if known is not None:
+            self._check_same(differences(known["config"], described["config"]), described, batches)
+        return known
+
+    def _check_same(self, changed: list[str], described: Mapping[str, Any], begun: list[str]) -> None:
+        """Compare the config with that of the manifest, and with those that made the batches."""
+        for saved in [] if changed else self._whole_states(begun):
+            changed += [f"cell {cell}" for cell in batch_state.foreign(saved, described["cells"])]
+        if changed:
+            raise InputError(
+                f"{self.directory}: holds results of another config ({'; '.join(dict.fromkeys(changed))}); "
+                "choose another folder with --out, or delete this one"
+            )
+
+    def _whole_states(self, batches: list[str]) -> list[BatchState]:
+        found = []
+        for batch in batches:
+            with suppress(Damaged):
+                if saved := batch_state.read(self.directory, batch):
+                    found.append(saved)
+        return found
+
+    def write_manifest(self, content: Mapping[str, Any]) -> None:
+        """Replace the manifest."""
+        with files.saving(self.directory / manifest.NAME, self.directory):
+            manifest.write(self.directory, content)
+            if self.bucket:
+                self.bucket.commit(manifest.NAME)
+
+    def log(self, entry: dict[str, Any]) -> None:
+        """Append one line to metrics.jsonl, where others can watch the run."""
+        with files.saving(self.directory / run_log.NAME, self.directory):
+            run_log.append(self.directory, entry)
+
+    def batches(self) -> list[str]:
+        """Name the batches of the run that were finished or begun in this folder."""
+        return [batch for batch in batch_state.batches(self.directory) if batch not in self._strays]
+
+    def set_strays_aside(self) -> None:
+        """Move batches out of the way that are not of this folder's run, as `join` has found them."""
+        for batch, reason in self._strays.items():
+            self.warn(f"{reason}; set aside in {self._move_aside(batch)}")
+
+    def is_finished(self, batch: str) -> bool:
+        """Tell whether a batch was finished, without looking at its tables."""
+        saved = batch_state.read(self.directory, batch)
+        return saved is not None and saved.finished
+
+    def is_whole(self, batch: str) -> bool:
+        """Tell whether a batch was finished and its tables are whole; a damaged one is set aside."""
+        try:
+            saved = batch_state.read(self.directory, batch)
+            if saved is None or not saved.finished:
+                return False
+            for name, sha256 in saved.tables.items():
+                place = batch_state.table_path(self.directory, batch, name, sha256)
+                files.check(place, self.directory, sha256)
+            if saved.batch is None:
+                batch_state.check_lanes(self.directory, batch, saved)
+        except Damaged as error:
+            self.set_aside(batch, error)
+            return False
+        if self.bucket or sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
+            self._drop_others(batch, saved)  # killed before it had
+        return True
+
+    def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:
+        """Read how far a batch is and its tables so far; what is damaged is set aside."""
+        try:
+            if found := batch_state.read_with_tables(self.directory, batch):
+                return found
+        except Damaged as error:
+            self.set_aside(batch, error)
+        return None, {name: pd.DataFrame() for name in TABLES}
+
+    def restore(self, batch: str, saved: BatchState, like: Any) -> Any:
+        """Restore a batch's checkpoint, a tree like `like`, to the host; None sets a damaged one aside."""
+        folder = batch_state.checkpoint_path(self.directory, batch, saved.checkpoint.number)
+        try:
+            return checkpoints.restore(folder, saved.checkpoint, self.directory, like)
+        except Damaged as error:
+            self.set_aside(batch, error)
+            return None
+
+    def save(
+        self,
+        batch: str,
+        arrays: Any,
+        tables: Callable[[], Mapping[str, pd.DataFrame]],
+        *,
+        cells: Mapping[str, str],
+        phase: int,
+        step: int,
+        failures: list[dict[str, Any]],
+        finished: bool = False,
+    ) -> None:
+        """Save how far a batch is: tables and arrays under new names, then the state that names them.
+
+        Args:
+            batch: its name.
+            arrays: what it continues from; at its end, the trained parameters.
+            tables: makes the tables so far; at its end, the whole ones.
+            cells: hashes of the configs of its cells, by number.
+            phase: the phase it is in.
+            step: steps taken in it.
+            failures: the seeds that failed so far.
+            finished: whether this is its end.
+        """
+        number = self.bucket.new_number() if self.bucket else self._number(batch) + 1
+        folder = batch_state.checkpoint_path(self.directory, batch, number)
+        with files.saving(folder, self.directory):
+            for made in (self.directory / "parts", self.directory / "checkpoints", folder.parent):
+                made.mkdir(exist_ok=True)
+            # Saving arrays mostly waits for the disk; the tables are laid out meanwhile.
+            with ThreadPoolExecutor(1) as beside:
+                writing = beside.submit(self._write_tables, batch, tables)
+                checkpoint = checkpoints.save(folder, arrays)
+                digests = writing.result()
+            by = Provenance(dict(cells), self._code, provenance.installed())
+            saved = BatchState(finished, phase, step, failures, digests, checkpoint, by)
+            if self.bucket:
+                self.bucket.send_named(batch, saved)
+            batch_state.write(self.directory, batch, saved)
+            if self.bucket:
+                self.bucket.commit_batch(batch, saved)
+            self._drop_others(batch, saved)
+
+    def _number(self, batch: str) -> int:
+        """Tell the number of a batch's last checkpoint, 0 if there is none."""
+        saved = batch_state.read(self.directory, batch)
+        return saved.checkpoint.number if saved else 0
+
+    def _write_tables(self, batch: str, tables: Callable[[], Mapping[str, pd.DataFrame]]) -> dict[str, str]:
+        digests = {}
+        for name, table in tables().items():
+            content = _parquet(table)
+            digests[name] = files.digest(content)
+            place = batch_state.table_path(self.directory, batch, name, digests[name])
+            files.write(place, content, self.directory)
+        return digests
+
+    def _drop_others(self, batch: str, saved: BatchState) -> None:
+        """Delete tables and checkpoints of a batch that its state does not name."""
+        named = {batch_state.table_path(self.directory, batch, *of) for of in saved.tables.items()}
+        for path in (self.directory / "parts").glob(f"{batch}.*.parquet"):
+            if path not in named:
+                path.unlink()
+        for path in (self.directory / "checkpoints" / batch).glob("*"):
+            if path.name != str(saved.checkpoint.number):
+                shutil.rmtree(path, ignore_errors=True)
+        if self.bucket:
+            self.bucket.drop_others(batch, saved)
+
+    def set_aside(self, batch: str, error: Damaged) -> None:
+        """Move all of a damaged batch out of the way, so that it starts anew."""
+        self.warn(f"{error}; set aside in {self._move_aside(batch)}, computing {batch} anew")
+
+    def _move_aside(self, batch: str) -> Path:
+        aside = self.directory / "damaged" / batch
+        number = sum(1 for _ in aside.parent.glob(f"{batch}*")) if aside.parent.is_dir() else 0
+        aside = aside.with_name(f"{batch}.{number}") if number else aside
+        with files.saving(aside, self.directory):
+            aside.mkdir(parents=True)
+            state = batch_state.path(self.directory, batch)
+            # Without its state nothing of a batch counts.
+            for path in (state, *state.parent.glob(f"{batch}.*.parquet")):
+                if path.exists():
+                    path.replace(aside / path.name)
+            if (folder := self.directory / "checkpoints" / batch).exists():
+                folder.replace(aside / "checkpoints")
+        if self.bucket:
+            self.bucket.forget(batch)
+        return aside
+
+    def forget(self, batch: str) -> None:
+        """Forget what is known of a batch, so that it starts anew."""
+        with files.saving(self.directory, self.directory):
+            batch_state.path(self.directory, batch).unlink(missing_ok=True)
+            if self.bucket:
+                self.bucket.forget(batch)
+
+    def is_merged(self, known: Mapping[str, Any]) -> bool:
+        """Tell whether the merged tables are those that the manifest speaks of."""
+        if self.bucket:
+            self.bucket.bring({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
+        try:
+            for name in TABLES:
+                path = self.directory / f"{name}.parquet"
+                files.check(path, self.directory, known["sha256"].get(name, ""))
+        except Damaged as error:
+            self.warn(f"{error}; making it anew from its parts")
+            return False
+        return True
+
+    def merge(self, batches: list[str]) -> dict[str, Any]:
+        """Write records.parquet and tokens.parquet from the batches' parts.
+
+        Returns:
+            What the manifest says of them: all failures, who made them, and the tables' checksums. No batch
+            has no table.
+        """
+        if not batches:
+            return {"failures": [], "sha256": {}}
+        found = {batch: saved for batch in batches if (saved := batch_state.read(self.directory, batch))}
+        sums = {}
+        for name in TABLES:
+            parts = [
+                batch_state.read_own_table(self.directory, batch, saved, name)
+                for batch, saved in found.items()
+            ]
+            if len(parts) == 1:
+                ((batch, saved),) = found.items()
+                place = batch_state.table_path(self.directory, batch, name, saved.tables[name])
+                content = files.read(place, self.directory, saved.tables[name])
+            else:
+                content = _parquet(pd.concat(parts, ignore_index=True))
+            path = self.directory / f"{name}.parquet"
+            with files.saving(path, self.directory):
+                files.write(path, content, self.directory)
+                if self.bucket:
+                    self.bucket.send([path.name])
+            sums[name] = files.digest(content)
+        if self.bucket:
+            self.bucket.tidy()
+        makers = [saved.origin.made_by for saved in found.values()]
+        return {
+            "failures": [failure for saved in found.values() for failure in saved.failures],
+            "made_by": [maker for number, maker in enumerate(makers) if maker not in makers[:number]],
+            "sha256": sums,
+        }
+
+
+def _parquet(table: pd.DataFrame) -> bytes:
+    return table.to_parquet(None, index=False, compression="zstd")

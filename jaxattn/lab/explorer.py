@@ -1,0 +1,239 @@
+"""Margin convergence to explore: one slider over the path of p, on a page that holds everything it shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxattn.attention.scores import Scores
+from jaxattn.core.errors import InputError, writing
+from jaxattn.dynamics.flows.exact_flow import Path as FlowPath
+from jaxattn.lab.results import layout
+from jaxattn.lab.results.labels import format_number
+from jaxattn.lab.storage import files
+from jaxattn.theory.certificate import MaxMargin
+from jaxattn.theory.selection import one_minus_cosine
+
+TEMPLATE = Path(__file__).with_name("explorer.html")
+SEQUENCES, TOKENS, PAIRS = 12, 10, 24
+HEIGHT = 1350
+# Share of the margin that every pair of the limit has at the end of a path that goes there.
+HALF = 0.5
+# Attention is written in thousandths: 64 points of 12 sequences stay small.
+STEPS = 1000
+
+
+@dataclass(frozen=True, repr=False)
+class Explorer:
+    """A path of p on its way to the max-margin direction. A notebook shows it; `write` makes a page of it.
+
+    Attributes:
+        title: of the page.
+        data: everything that the page draws, as it is written into it.
+    """
+
+    title: str
+    data: dict[str, Any]
+
+    def html(self) -> str:
+        """Write the page: HTML with its style and its script, which loads nothing."""
+        return layout.fill(TEMPLATE, title=self.title, data=self.data)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page to a file.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        path = Path(path)
+        with writing(path):
+            files.replace(path.resolve(), self.html().encode())
+        return path
+
+    def __repr__(self) -> str:
+        disagreement = f"; {self.data['disagreement']}" if self.data["disagreement"] else ""
+        return f"Explorer({self.title!r}, {len(self.data['norm'])} points of the path{disagreement})"
+
+    def _repr_html_(self) -> str:
+        # A frame keeps the styles of notebook and page apart, and its script grows it to its content.
+        return (
+            f'<iframe title="{escape(self.title)}" srcdoc="{escape(self.html())}" '
+            f'style="width:100%;height:{HEIGHT}px;border:0"></iframe>'
+        )
+
+
+def explore(
+    scores: Scores,
+    path: FlowPath,
+    limit: MaxMargin,
+    *,
+    sequences: Sequence[int] = (),
+    tokens: Sequence[str] = (),
+    title: str = "Margin convergence",
+) -> Explorer:
+    """Lay out a path of p beside its max-margin direction p_mm, for a slider that moves all of it together.
+
+        1 - cos(p, p_mm) over log t and over ‖p‖,
+        p = a p_mm/‖p_mm‖ + b,   a along the ray of p_mm, and what b has moved, along one direction,
+        q = softmax of a = Φ p in chosen sequences,
+        p·(Φ_s - Φ_s') ‖p_mm‖/‖p‖ of the pairs that support the margin, which is 1 for p_mm.
+
+    Args:
+        scores: keys Φ (m, D) and bags, as the path was followed in.
+        path: of one seed; of `dynamics.exact_flow`.
+        limit: the max-margin direction of the path's selection, `theory.max_margin(scores, path.selection)`.
+            Where the path does not have the pairs of the limit apart, the page says so.
+        sequences: numbers of the sequences to show, at most 40; by default the first six of either label.
+        tokens: m names; the numbers of the tokens by default.
+        title: of the page.
+
+    Returns:
+        The page. A sequence is shown with at most 10 distinct tokens, those that are attended to most along
+        the path; of the support pairs the 24 of largest multiplier are shown.
+
+    Raises:
+        InputError: several seeds, no max-margin direction, names or sequences that do not fit.
+
+    Source:
+        Theorem 4.3 of arXiv 2505.17282; the page is this library's.
+    """
+    p = np.asarray(path.p, np.float64)
+    _check(p, scores, limit, sequences, tokens)
+    keys = np.asarray(scores.keys, np.float64)
+    of_tokens = p @ keys.T  # (k, m)
+    names = [str(name) for name in (tokens or range(len(keys)))]
+    kept = _reached(path)
+    data = {
+        **_curves(path, p, np.asarray(limit.p, np.float64)),
+        "rows": [_row(scores, of_tokens[kept], int(x), names) for x in sequences or _few(scores)],
+        "pairs": _pairs(limit, of_tokens[kept], np.linalg.norm(p[kept], axis=1), names),
+        "facts": _facts(scores, limit),
+        "disagreement": _disagreement(limit, of_tokens[-1], float(np.linalg.norm(p[-1])), names),
+    }
+    return Explorer(title, data)
+
+
+def _disagreement(limit: MaxMargin, scores: NDArray[np.float64], norm: float, names: Sequence[str]) -> str:
+    """Say which pair of the limit the end of the path does not have apart; "" if it has all."""
+    better, worse = np.asarray(limit.pairs).T
+    reached = (scores[better] - scores[worse]) / (norm * float(limit.margin))
+    if not len(reached) or reached.min() > HALF:
+        return ""
+    pair = int(reached.argmin())
+    return (
+        f"The path and the limit disagree: {names[better[pair]]} and {names[worse[pair]]} are "
+        f"{reached[pair]:.2g} of the margin apart at the end of the path. "
+        "Use max_margin(scores, path.selection)."
+    )
+
+
+def _check(
+    p: NDArray[np.float64], scores: Scores, limit: MaxMargin, sequences: Sequence[int], tokens: Sequence[str]
+) -> None:
+    size, n = np.shape(scores.keys)[0], scores.corpus.num_examples
+    if p.ndim != 2 or p.shape[1:] != np.shape(scores.keys)[1:]:
+        raise InputError(
+            f"path: p {p.shape} for keys {np.shape(scores.keys)}; give the path (k, D) of one seed"
+        )
+    if np.ndim(limit.p) != 1 or not limit.feasible or not np.isfinite(limit.margin):
+        raise InputError("limit: no max-margin direction; give the answer of theory.max_margin for one seed")
+    if tokens and len(tokens) != size:
+        raise InputError(f"tokens: {len(tokens)} names for {size} tokens; give one for each")
+    if len(sequences) > 40 or not all(0 <= x < n for x in sequences):
+        raise InputError(f"sequences: give at most 40 numbers from 0 to {n - 1}")
+
+
+def _reached(path: FlowPath) -> NDArray[np.int64]:
+    """Say which rows of a path were reached: rows that were not repeat the last state."""
+    length = np.asarray(path.arc_length, np.float64)
+    return np.flatnonzero(np.append(True, np.diff(length) > 0))
+
+
+def _curves(path: FlowPath, p: NDArray[np.float64], direction: NDArray[np.float64]) -> dict[str, Any]:
+    kept = _reached(path)
+    unit = direction / np.linalg.norm(direction)
+    along = p[kept] @ unit
+    moved = p[kept] - along[:, None] * unit
+    moved = moved - moved[0]
+    # The direction in which p leaves its ray most over the whole path.
+    _, _, axes = np.linalg.svd(moved, full_matrices=False)
+    off = moved @ axes[0]
+    off = off * (1 if off[np.argmax(np.abs(off))] >= 0 else -1)
+    return {
+        "norm": _numbers(np.asarray(path.norm)[kept]),
+        "time": _numbers(np.asarray(path.log_time)[kept]),
+        "away": _numbers(one_minus_cosine(p[kept], direction)),
+        "along": _numbers(along),
+        "off": _numbers(off),
+    }
+
+
+def _few(scores: Scores) -> list[int]:
+    """Choose the first sequences of every label, as many of each."""
+    targets = np.asarray(scores.corpus.targets)
+    labels = sorted(set(targets.tolist()), reverse=True)
+    each = max(1, SEQUENCES // len(labels))
+    return [int(x) for label in labels for x in np.flatnonzero(targets == label)[:each]][: 2 * SEQUENCES]
+
+
+def _row(
+    scores: Scores, of_tokens: NDArray[np.float64], sequence: int, names: Sequence[str]
+) -> dict[str, Any]:
+    """Attend in one sequence at every point: its tokens, most attended first, and q in thousandths."""
+    bags = scores.corpus.bags
+    own = (np.asarray(bags.owner) == sequence)[:, None] & (np.asarray(bags.count) > 0)
+    ids, counts = np.asarray(bags.index)[own].astype(int), np.asarray(bags.count)[own].astype(float)
+    found = of_tokens[:, ids]
+    weights = counts * np.exp(found - found.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    order = np.lexsort((ids, -weights.max(axis=0), -weights[-1]))[:TOKENS]
+    label = int(scores.corpus.targets[sequence])
+    shown = zip(ids[order], counts[order], strict=True)
+    return {
+        "name": f"{sequence}",
+        "label": f"{label:+d}" if scores.corpus.num_classes == 2 else f"{label}",
+        "tokens": [names[s] + (f" ×{c:.0f}" if c > 1 else "") for s, c in shown],
+        "more": len(ids) - len(order),
+        "weights": np.rint(STEPS * weights[:, order].T).astype(int).tolist(),
+    }
+
+
+def _pairs(
+    limit: MaxMargin, of_tokens: NDArray[np.float64], norms: NDArray[np.float64], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """List the support, largest multiplier first, with the margin of each pair at every point."""
+    multipliers = np.asarray(limit.multipliers, np.float64)
+    order = np.argsort(-multipliers, kind="stable")[:PAIRS]
+    better, worse = np.asarray(limit.pairs)[order].T
+    # p = 0 has no direction.
+    scale = 1 / np.where(norms > 0, norms, np.nan) / float(limit.margin)
+    margins = (of_tokens[:, better] - of_tokens[:, worse]) * scale[:, None]
+    return [
+        {"better": names[s], "worse": names[t], "multiplier": float(f"{x:.4g}"), "margin": _numbers(each)}
+        for s, t, x, each in zip(better, worse, multipliers[order], margins.T, strict=True)
+    ]
+
+
+def _facts(scores: Scores, limit: MaxMargin) -> dict[str, str]:
+    multipliers = np.asarray(limit.multipliers, np.float64)
+    first = np.sort(multipliers)[::-1][:PAIRS].sum() / multipliers.sum() if len(multipliers) else 1.0
+    facts = {
+        "sequences": f"{scores.corpus.num_examples:,}",
+        "distinct pairs": f"{int(limit.num_pairs):,}",
+        "support pairs": f"{len(multipliers):,}",
+        "margin": format_number(float(limit.margin)),
+        "relative duality gap": f"{float(limit.duality_gap):.2g}",
+        "tied tokens": f"{len(np.unique(np.asarray(limit.ties))):,}" if np.size(limit.ties) else "none",
+    }
+    if len(multipliers) > PAIRS:
+        facts["shown below"] = f"{PAIRS} pairs with {first:.0%} of the multipliers"
+    return facts
+
+
+def _numbers(x: Any) -> list[float | None]:
+    """Shorten for the page; JSON has neither NaN nor infinity."""
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in np.asarray(x, np.float64)]

@@ -1,0 +1,350 @@
+"""Probes of whole phases: parameters held against the certified directions that they tend to."""
+
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxattn.base import Model, Phase, PhaseProbe, Task
+from jaxattn.base.model import LinearScores
+from jaxattn.core import backend
+from jaxattn.core.mapping import map_on_cores
+from jaxattn.core.settings import NotNegative, Static
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.splits import Loaded
+from jaxattn.lab.probes.selection import attended, attended_on_host
+from jaxattn.lab.probes.wants import wants_one_layer
+from jaxattn.theory import (
+    MaxMargin,
+    Scores,
+    Selection,
+    certify_limit,
+    margin,
+    max_margin,
+    max_margin_batch,
+    one_minus_cosine,
+    relaxed_max_margin,
+)
+
+Metrics = dict[str, np.ndarray]
+_ON_THE_WAY_P = ("one_minus_cosine", "margin_ratio")
+_AT_THE_END_P = (
+    "certified_distance",
+    "feasible",
+    "max_margin",
+    "duality_gap",
+    "primal_residual",
+    "support_pairs",
+)
+
+
+class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
+    """The history of p against the max-margin direction of the selection that the phase ends with.
+
+    A probe of a phase: `observe` is taken of every seed at every probe step, and `conclude` is told all of
+    it when the phase has ended.
+
+    Attributes:
+        nats: tokens with a score so close to the top one of their sequence count as selected; None for ties
+            up to rounding.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
+        "margin_ratio": "margin of $p$ / largest margin",
+        "margin_shortfall": "1 - margin of $p$ / largest margin",
+        "certified_distance": r"$1-\cos$ to the true direction, at most",
+        "feasible": "selection can be separated (1) or cannot (0)",
+        "max_margin": "largest margin",
+        "duality_gap": "relative duality gap",
+        "primal_residual": "primal residual",
+        "support_pairs": "pairs with a positive multiplier",
+    }
+    metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY_P, *_AT_THE_END_P)
+
+    nats: Static[NotNegative] | None = None
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants a phase that moves nothing but the parameter that scores are linear in."""
+        name = task.model.linear_in
+        if name is None:
+            return "wants a model with scores that are linear in a parameter"
+        return None if tuple(phase.train) == (name,) else f"wants a phase that moves {name} alone"
+
+    def observe(self, phase: Phase, state: Any) -> Any:
+        """Look up p of one seed, the parameter in one row, (D,)."""
+        return phase.parameter(state, phase.train[0]).reshape(-1)
+
+    def conclude(
+        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+    ) -> tuple[Metrics, Metrics]:
+        """Find the max-margin direction of every seed's last selection and compare.
+
+        Args:
+            history: (S, k, D) float64; p of every seed at k probe steps.
+            params: the parameters at the end; what scores are made of did not move meanwhile.
+            model: makes the scores.
+            loaded: data, shared by the seeds or those of each.
+
+        Returns:
+            What every probe step is worth, (S, k) each: 1 - cos to the max-margin direction, and the margin
+            on the last selection relative to the largest one. What the max-margin problem says, (S,) each.
+            NaN where no direction separates the selection; `feasible` is NaN where neither is proven.
+        """
+        # On one device: the solver is not written for arrays that lie on several.
+        params, data = jax.device_get((params, loaded.splits.train))
+        with backend.float64():
+            params = jax.tree.map(_in_float64, params)
+            if loaded.shared and isinstance(data, Corpus) and data.bags.is_large:
+                each = (model.scores(_of_seed(params, number), data) for number in range(len(history)))
+                seeds = [_one(p, own, self.nats) for p, own in zip(history, each, strict=True)]
+                away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
+                return _named(away, ratio, *facts)
+            axis = None if loaded.shared else 0
+            # Bags are those of the data: shared by the seeds, or those of each.
+            parts = jax.vmap(partial(_keys_and_bags, model), (0, axis), (0, axis))
+            keys, corpus = jax.jit(parts)(params, data)
+            select = partial(_selected, nats=self.nats)
+            chosen = jax.jit(jax.vmap(select, (0, 0, axis)))(history[:, -1], keys, corpus)
+            mm = max_margin_batch(Scores(keys, corpus), chosen)
+            margins = jax.jit(jax.vmap(_margins, (0, 0, axis, 0)))(jnp.asarray(history), keys, corpus, chosen)
+        away = one_minus_cosine(history, mm.p[:, None])
+        return _named(away, _relative(margins, mm.margin[:, None]), *_facts(mm, away[:, -1]))
+
+
+def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
+    """Bound 1 - cos of the angle to the true max-margin direction from above.
+
+    The angle to the computed direction, plus the angle between that one and the true direction that its
+    duality gap leaves open: 1 - cos ≤ 1 - √(1 - gap).
+
+    Args:
+        away: 1 - cos to the computed direction, (...).
+        duality_gap: its relative duality gap, (...).
+
+    Returns:
+        (...) float64, NaN where there is no direction.
+    """
+    gap = np.asarray(duality_gap)
+    left_open = gap / (1 + np.sqrt(1 - gap))
+    half_angle = sum(np.arcsin(np.minimum(np.sqrt(x / 2), 1)) for x in (np.asarray(away), left_open))
+    return 2 * np.sin(np.minimum(half_angle, np.pi / 2)) ** 2
+
+
+def _in_float64(x: Any) -> Any:
+    return jnp.asarray(x, jnp.float64) if np.issubdtype(x.dtype, np.floating) else x
+
+
+def _of_seed(params: Any, number: int) -> Any:
+    return jax.tree.map(lambda x: x[number], params)
+
+
+def _keys_and_bags(model: Model[Any], params: Any, data: Any) -> tuple[Any, Corpus]:
+    scores = model.scores(params, data)
+    return scores.keys, scores.corpus
+
+
+def _selected(p: Any, keys: Any, corpus: Corpus, nats: float | None) -> Selection:
+    return attended(jnp.matmul(keys, p, precision="highest"), corpus, nats)
+
+
+def _one(history: np.ndarray, scores: LinearScores, nats: float | None) -> tuple[np.ndarray, ...]:
+    keys, corpus = scores.keys, scores.corpus
+    if not (np.isfinite(history[-1]).all() and np.isfinite(keys).all()):
+        missing = np.full(len(history), np.nan)
+        return missing, missing, *np.full(len(_AT_THE_END_P), np.nan)
+    chosen = _selected(history[-1], keys, corpus, nats)
+    mm = max_margin(Scores(keys, corpus), chosen)
+    margins = jax.jit(_margins)(jnp.asarray(history), keys, corpus, chosen)
+    away = one_minus_cosine(history, mm.p)
+    return away, _relative(margins, mm.margin), *_facts(mm, away[-1])
+
+
+def _margins(history: Any, keys: Any, corpus: Corpus, chosen: Selection) -> Any:
+    return jax.lax.map(lambda p: margin(p, Scores(keys, corpus), chosen), history)
+
+
+def _relative(margins: Any, largest: Any) -> np.ndarray:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(margins) / np.where(largest > 0, largest, np.nan)
+
+
+def _facts(mm: MaxMargin, away: Any) -> tuple[Any, ...]:
+    bound, feasible = certified_distance(away, mm.duality_gap), np.asarray(mm.decided)
+    support = 1.0 * (mm.multipliers > 0).sum(axis=-1)
+    return bound, feasible, mm.margin, mm.duality_gap, mm.primal_residual, support
+
+
+def _named(away: Any, ratio: Any, *facts: Any) -> tuple[Metrics, Metrics]:
+    on_the_way = {name: np.asarray(x) for name, x in zip(_ON_THE_WAY_P, (away, ratio), strict=True)}
+    return on_the_way, {name: np.asarray(x) for name, x in zip(_AT_THE_END_P, facts, strict=True)}
+
+
+_ON_THE_WAY_RELAXED = ("relaxed_one_minus_cosine", "unrelaxed_one_minus_cosine", "head_one_minus_cosine")
+_AT_THE_END_RELAXED = (
+    "relaxed_certified_distance",
+    "relaxed_support",
+    "relaxed_feasible",
+    "relaxed_duality_gap",
+    "relaxed_primal_residual",
+)
+
+
+class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
+    """The history of p and v against p_relax and v_mm of the selection that the phase ends with.
+
+    A probe of a phase, as `max_margin_direction` is for p alone. Of every sequence the token with the
+    highest score counts as selected. NaN where two share it, or there is no direction.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "relaxed_one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{relax})$",
+        "unrelaxed_one_minus_cosine": r"$1-\cos(p,\,p_\mathrm{mm})$",
+        "head_one_minus_cosine": r"$1-\cos(v,\,v_\mathrm{mm})$",
+        "relaxed_certified_distance": r"$1-\cos$ to the true $p_\mathrm{relax}$, at most",
+        "relaxed_support": "sequences on which $v_\\mathrm{mm}$ is tight",
+    }
+    metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY_RELAXED, *_AT_THE_END_RELAXED)
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants a phase that moves p and v alone by the logistic loss, and scores E·p."""
+        return wants_one_layer(task, phase, ("p", "v"))
+
+    def observe(self, phase: Phase, state: Any) -> Any:
+        """Look up p and v of one seed, (2, d)."""
+        return jnp.stack([phase.parameter(state, "p"), state.params.v])
+
+    def conclude(
+        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+    ) -> tuple[Metrics, Metrics]:
+        """Find the directions of every seed and compare.
+
+        Args:
+            history: (S, k, 2, d) float64; p and v of every seed at k probe steps.
+            params: the parameters at the end; E (S, V, d) did not move meanwhile.
+            model: the one-layer model.
+            loaded: corpora, shared by the seeds or one for each.
+
+        Returns:
+            1 - cos of p to p_relax and to the max-margin direction of all sequences, and of v to v_mm,
+            (S, k). The certificate of p_relax, and the share of sequences on which v_mm is tight, (S,).
+        """
+        # On the host: every seed may have another shape, for which JAX would compile anew.
+        E, corpora = jax.device_get((params.E, loaded.splits.train))
+
+        def compare(seed: int, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            corpus = corpora if loaded.shared else _of_seed(corpora, seed)
+            return _compare(np.asarray(E[seed], np.float64), corpus, path)
+
+        away, ends = zip(*map_on_cores(compare, range(len(history)), history), strict=True)
+        on_the_way = dict(zip(_ON_THE_WAY_RELAXED, np.stack(away, axis=1), strict=True))
+        return on_the_way, dict(zip(_AT_THE_END_RELAXED, np.stack(ends, axis=1), strict=True))
+
+
+def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compare the path (k, 2, d) of one seed."""
+    nothing = (
+        np.full((len(_ON_THE_WAY_RELAXED), len(path)), np.nan),
+        np.full(len(_AT_THE_END_RELAXED), np.nan),
+    )
+    # The path of a seed that failed may end at finite p and v.
+    if corpus.num_classes != 2 or not (np.isfinite(path[-1]).all() and np.isfinite(E).all()):
+        return nothing
+    chosen, counts = attended_on_host(E @ path[-1, 0], corpus, 0.0)
+    if (counts != 1).any():
+        return nothing
+    # Of pairs that v tells from each other by a bounded amount only the flow wants half.
+    scores = Scores(E, corpus)
+    relaxed, alone = relaxed_max_margin(scores, chosen, tied=0.5), max_margin(scores, chosen)
+    away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
+    query = relaxed.query
+    facts = (
+        certified_distance(away[0][-1:], query.duality_gap)[0],
+        relaxed.support.mean(),
+        relaxed.decided,
+        query.duality_gap,
+        query.primal_residual,
+    )
+    return np.stack(away), np.array(facts, float)
+
+
+_AT_THE_END_LIMIT = (
+    "limit_certified_distance",
+    "limit_feasible",
+    "limit_duality_gap",
+    "limit_primal_residual",
+    "tied_sequences",
+)
+
+
+class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
+    """The history of p against the limit of gradient flow on p, tokens that tie included.
+
+    `max_margin_direction` wants a margin over all tokens that are not selected. Where tokens tie, the flow
+    does not: sequences with the same tokens on top push another one away together, or draw it near.
+
+    Attributes:
+        nats: tokens with a score so close to the top one of their sequence tie with it.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "limit_one_minus_cosine": r"$1-\cos(p,\,p_*)$",
+        "limit_certified_distance": r"$1-\cos$ to the true $p_*$, at most",
+        "limit_feasible": "limit is certified",
+        "tied_sequences": "sequences with tied tokens",
+    }
+    metrics: ClassVar[tuple[str, ...]] = ("limit_one_minus_cosine", *_AT_THE_END_LIMIT)
+
+    nats: NotNegative = 30.0
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants a phase that moves p alone by the logistic loss, and scores E·p."""
+        return wants_one_layer(task, phase, ("p",))
+
+    def observe(self, phase: Phase, state: Any) -> Any:
+        """Look up p of one seed, (d,)."""
+        return phase.parameter(state, "p")
+
+    def conclude(
+        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+    ) -> tuple[Metrics, Metrics]:
+        """Certify the limit of every seed and compare.
+
+        Args:
+            history: (S, k, d) float64; p of every seed at k probe steps.
+            params: the parameters at the end; E (S, V, d) and v (S, d) or (S, d, K) did not move meanwhile.
+            model: the one-layer model.
+            loaded: corpora, shared by the seeds or one for each.
+
+        Returns:
+            1 - cos to the limit, (S, k). Its certificate, and the share of sequences with tied tokens, (S,).
+        """
+        params, corpora = jax.device_get((params, loaded.splits.train))
+
+        def compare(seed: int, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            own = jax.tree.map(lambda x: np.asarray(x[seed], np.float64), params)
+            corpus = corpora if loaded.shared else _of_seed(corpora, seed)
+            return self._compare(own, corpus, path)
+
+        away, ends = zip(*map_on_cores(compare, range(len(history)), history), strict=True)
+        at_the_end = dict(zip(_AT_THE_END_LIMIT, np.stack(ends, axis=1), strict=True))
+        return {"limit_one_minus_cosine": np.stack(away)}, at_the_end
+
+    def _compare(self, params: Any, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Compare the path (k, d) of one seed."""
+        # The path of a seed that failed may end at a finite p.
+        finite = all(np.isfinite(x).all() for x in (path[-1], params.E, params.v))
+        if not finite:
+            return np.full(len(path), np.nan), np.full(len(_AT_THE_END_LIMIT), np.nan)
+        chosen, counts = attended_on_host(params.E @ path[-1], corpus, self.nats)
+        tied = float((counts > 1).mean())
+        found = certify_limit(Scores(params.E, corpus, params.E @ params.v), path[-1], chosen)
+        direction, away = found.direction, one_minus_cosine(path, found.direction.p)
+        bound = certified_distance(away[-1:], direction.duality_gap)[0]
+        ends = bound, found.holds, direction.duality_gap, direction.primal_residual, tied
+        return away, np.array(ends, float)

@@ -1,0 +1,200 @@
+"""Probes: what E·v and E·p know of the importance of tokens, and how far one step on E is from its law."""
+
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxattn.base import Phase, Probe, Task
+from jaxattn.base.probe import ProbeContext
+from jaxattn.core.settings import Count
+from jaxattn.lab.probes.wants import wants_one_layer, wants_scores
+from jaxattn.theory import one_step_error, predicted_values
+
+# What is held against the posterior difference, its sign kept, or its size.
+_PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
+
+
+class Importance(Probe, frozen=True, kw_only=True):
+    """Bin means and rank correlations of E·v and E·p over the posterior difference, and E·v against α.
+
+    E·p of a model that has learned is U-shaped: close to 1 is its correlation with the size of the posterior
+    difference (`absolute`), and close to 0 that with the difference itself (`signed`). For K > 2 classes
+    E·v_k is held against class k, and the results are averaged over classes; the size is the largest over
+    classes.
+
+    Attributes:
+        bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
+        low: lower end of the first bin.
+        high: upper end of the last bin.
+        min_count: correlations over tokens are over those with at least so many occurrences.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "spearman_Ev_bins": r"Spearman of $E_s^\top v$, bins",
+        "spearman_Ev_tokens": r"Spearman of $E_s^\top v$, tokens",
+        "spearman_Ep_signed_bins": r"Spearman of $E_s^\top p$ and posterior difference, bins",
+        "spearman_Ep_signed_tokens": r"Spearman of $E_s^\top p$ and posterior difference, tokens",
+        "spearman_Ep_absolute_bins": r"Spearman of $E_s^\top p$ and |posterior difference|, bins",
+        "spearman_Ep_absolute_tokens": r"Spearman of $E_s^\top p$ and |posterior difference|, tokens",
+        "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
+    }
+
+    bins: Count = 20
+    low: float = -1.0
+    high: float = 1.0
+    min_count: Count = 50
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants scores and values of the tokens of bags."""
+        return wants_scores(task)
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed."""
+        tokens, (scores, values) = context.data.tokens, context.columns
+        difference, found = tokens.posterior_difference, {}
+        size = jnp.broadcast_to(jnp.abs(difference).max(axis=1, keepdims=True), difference.shape)
+        # Side by side: sorting takes most of the time that this takes to compile.
+        columns = jnp.concatenate([values, scores, scores], axis=1)
+        against = jnp.concatenate([difference, difference, size], axis=1)
+        frequent = tokens.count >= max(self.min_count, 1)
+
+        def note(of: str, every: Array) -> None:
+            for name, each in zip(_PAIRS, every.reshape(len(_PAIRS), -1), strict=True):
+                found[f"spearman_{name}_{of}"] = each.mean()
+
+        if self.bins:
+            ends = [(self.low, self.high)] * 2 + [(0.0, max(-self.low, self.high))]
+            parts = zip(*(jnp.split(x, len(_PAIRS), axis=1) for x in (columns, against)), ends, strict=True)
+            means = jnp.concatenate(
+                [
+                    jax.vmap(partial(bin_means, bins=self.bins, low=low, high=high), 1, 1)(x, y)
+                    for x, y, (low, high) in parts
+                ],
+                axis=1,
+            )
+            numbers = jnp.arange(self.bins, dtype=scores.dtype)
+            for name, each in zip(("Ev", "Ep"), jnp.split(means, len(_PAIRS), axis=1), strict=False):
+                found[f"{name}_bin"] = each.mean(axis=1)
+            note("bins", jax.vmap(spearman, (1, None, 1))(means, numbers, jnp.isfinite(means)))
+        note("tokens", jax.vmap(spearman, (1, 1, None))(columns, against, frequent))
+        present = tokens.count > 0
+        found["correlation_Ev_alpha"] = jax.vmap(pearson, (1, 1, None))(values, tokens.alpha, present).mean()
+        return found
+
+
+def token_columns(context: ProbeContext) -> dict[str, Array]:
+    """Collect the token-level table of one seed: E·p (V,) and E·v (V, C) beside the statistics."""
+    tokens = context.data.tokens
+    return {
+        "count": tokens.count,
+        "alpha": tokens.alpha,
+        "posterior_difference": tokens.posterior_difference,
+        "Ep": context.scores_and_values[0],
+        "Ev": context.columns.values,
+    }
+
+
+def bin_means(
+    values: Float[Array, " V"],
+    difference: Float[Array, " V"],
+    bins: int,
+    low: float | Array,
+    high: float | Array,
+) -> Float[Array, " bins"]:
+    """Average values of tokens within equal bins of the posterior difference.
+
+    Args:
+        values: one number per token.
+        difference: posterior difference; tokens outside [low, high] or NaN are left out.
+        bins: how many.
+        low: lower end of the first bin.
+        high: upper end of the last bin.
+
+    Returns:
+        The mean of every bin, NaN for an empty one.
+    """
+    # Ratios of counts lie on edges, and were rounded; `results.correlations` has the same slack.
+    at = (difference - low) / ((high - low) / bins) + 1e-5
+    number = jnp.clip(jnp.floor(at), 0, bins - 1)
+    inside = (at >= 0) & (at <= bins + 2e-5)
+    member = inside & (number == jnp.arange(bins, dtype=values.dtype)[:, None])
+    return jnp.where(member, values, 0).sum(axis=1) / member.sum(axis=1)
+
+
+def spearman(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
+    """Compute Spearman's rank correlation over the entries in use, ties at their average rank.
+
+    Returns:
+        The coefficient; NaN if fewer than two entries are in use or one side is constant.
+    """
+    # Together: sorting takes long to compile.
+    ranks = jax.vmap(_ranks, (0, None))(jnp.stack([x, y]), use)
+    return pearson(ranks[0], ranks[1], use)
+
+
+def pearson(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
+    """Compute Pearson's correlation over the entries in use; NaN if one side is constant."""
+    number = use.sum()
+    x = jnp.where(use, x, 0)
+    y = jnp.where(use, y, 0)
+    x = jnp.where(use, x - x.sum() / number, 0)
+    y = jnp.where(use, y - y.sum() / number, 0)
+    return (x * y).sum() / (jnp.sqrt((x * x).sum()) * jnp.sqrt((y * y).sum()))
+
+
+def _ranks(x: Array, use: Bool[Array, " N"]) -> Array:
+    ordered = jnp.sort(jnp.where(use, x, jnp.inf))
+    below = jnp.searchsorted(ordered, x, side="left")
+    up_to = jnp.searchsorted(ordered, x, side="right")
+    return (below + up_to).astype(x.dtype) / 2
+
+
+class OneStepError(Probe, frozen=True, kw_only=True):
+    """Distance of E·v to the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
+
+    Only where the law is: after one step on E alone in the one-layer model with the logistic loss.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {"one_step_error": r"one-step error per unit $\eta_0$"}
+    from_step: ClassVar[int] = 1
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say what the law does not speak of."""
+        return wants_one_layer(task, phase, ("E",)) if phase.one_step else "wants a phase of one full step"
+
+    def remember(self, params: Any) -> Array:
+        """Remember E v of the start."""
+        return params.E @ params.v
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed after the step."""
+        change = context.params.E @ context.params.v - context.memory
+        train, alpha = context.data.train, context.data.tokens.alpha
+        # Two classes share the one column.
+        alpha = alpha[:, 0] if train.num_classes == 2 else alpha
+        return {"one_step_error": one_step_error(change, train, context.phase.step_size, alpha)}
+
+
+class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
+    """Distance of E to the one-step law per unit of η0, max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0.
+
+    For K classes the law is η0 Σ_k α_{s,k} v_k.
+    """
+
+    labels: ClassVar[dict[str, str]] = {"embedding_error": r"one-step error of $E$ per unit $\eta_0$"}
+
+    def remember(self, params: Any) -> Array:
+        """Remember E of the start."""
+        return params.E
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed after the step."""
+        E, v, step_size = context.params.E, context.params.v, context.phase.step_size
+        predicted = predicted_values(context.data.train, step_size)
+        law = jnp.outer(predicted, v) if predicted.ndim == 1 else predicted @ v.T
+        return {"embedding_error": jnp.linalg.norm(E - context.memory - law, axis=1).max() / step_size}

@@ -1,0 +1,317 @@
+"""Probes of attention: which tokens it selects, whether they are a cover, and how widely it is spread."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import entr
+from jaxtyping import Array, Float
+
+from jaxattn.attention import attend
+from jaxattn.attention.batched import sequential_vmap_if_large
+from jaxattn.base import Phase, Probe, Task
+from jaxattn.base.probe import ProbeContext
+from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share, Static
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.ragged import take
+from jaxattn.lab.probes.wants import wants_attention, wants_bags
+from jaxattn.theory import Scores, Selection, margin, selection_from_scores, selection_of
+
+
+class Selected(Probe, frozen=True, kw_only=True):
+    """Attention on important tokens, and the tokens with the highest score of each sequence.
+
+    A sequence selects an important token if the tokens with its highest score are all important, and not all
+    of its tokens have that score. Where an important token has it together with one that is not, or with all
+    others, they tie: under uniform attention every sequence with an important token does. NaN if there is no
+    important token.
+
+    Attributes:
+        important: tokens with |posterior difference| of at least this are important,
+        min_count: if they occur so often: the posterior difference of a rare token is noise.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "important_mass": "attention on important tokens",
+        "important_selected": "sequences that select an important token",
+        "important_tied": "sequences in which an important token ties on top",
+        "selected_tokens": "tokens on top of a sequence",
+    }
+
+    important: Share = 0.5
+    min_count: Count = 50
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants attention that is softmax over scores of the tokens of bags."""
+        return wants_attention(task)
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed."""
+        scores, train = context.scores_and_values[0], context.data.train
+        important = self._important(context)
+        chosen = selection_from_scores(scores, train)
+        selects, tied = chosen.selects(train, important)
+        shares = {
+            "important_mass": attend(train, scores, important.astype(scores.dtype)).mean(),
+            "important_selected": selects.mean(),
+            "important_tied": tied.mean(),
+        }
+        known = {name: jnp.where(important.any(), share, jnp.nan) for name, share in shares.items()}
+        return known | {"selected_tokens": chosen.counts(train).mean()}
+
+    def _important(self, context: ProbeContext) -> Array:
+        return context.data.tokens.important(self.important, self.min_count)
+
+
+class HeadsSelected(Selected, frozen=True, kw_only=True):
+    """What each of several heads or queries attends to and selects, as `Selected` says it of one.
+
+    Settings are those of `Selected`. Heads share the work if each selects in some sequences only and some
+    head does in all: `any_head_selected` then is above all of `head_selected`.
+    """
+
+    labels: ClassVar[dict[str, str]] = {
+        "head_mass": "attention of a head on important tokens",
+        "head_selected": "sequences in which a head selects an important token",
+        "any_head_selected": "sequences in which some head selects an important token",
+        "all_heads_selected": "sequences in which all heads select an important token",
+    }
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants several heads over the tokens of bags."""
+        return wants_bags(task) if task.model.has_heads else "wants a model with head_scores"
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed: (H,) of each head, () of all."""
+        train, important = context.data.train, self._important(context)
+
+        def of_head(scores: Array) -> tuple[Array, Array]:
+            selects, _ = selection_from_scores(scores, train).selects(train, important)
+            return attend(train, scores, important.astype(scores.dtype)).mean(), selects
+
+        mass, selects = jax.vmap(of_head)(context.model.head_scores(context.params))
+        shares = {
+            "head_mass": mass,
+            "head_selected": selects.mean(axis=1),
+            "any_head_selected": selects.any(axis=0).mean(),
+            "all_heads_selected": selects.all(axis=0).mean(),
+        }
+        return {name: jnp.where(important.any(), share, jnp.nan) for name, share in shares.items()}
+
+
+def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
+    """Select the tokens whose score is within some nats of their sequence's top one, ties alone if None.
+
+    Scores that tie in the limit of a flow stay within a few nats of each other on the way, all others drift
+    apart like margin · ‖p‖: 10 nats tell them apart at any ‖p‖ above about 20 / margin, and a token within
+    them holds at least 5e-5 of the top one's attention.
+    """
+    if nats is None:
+        return selection_from_scores(scores, corpus)
+    return selection_from_scores(scores, corpus, tie=0.0, nats=nats)
+
+
+def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
+    """Select as `attended` does, in NumPy: where every seed has another shape, JAX would compile anew.
+
+    Returns:
+        The selection, and how many tokens of every sequence are selected, (n,).
+    """
+    bags = corpus.bags
+    present = np.asarray(bags.count) > 0
+    entries = np.where(present, scores[np.asarray(bags.index)], -np.inf)
+    owner = np.minimum(np.asarray(bags.owner), corpus.num_examples - 1)
+    top = np.full(corpus.num_examples, -np.inf)
+    np.maximum.at(top, owner, entries.max(axis=1))
+    chosen = present & (entries >= top[owner][:, None] - nats)
+    counts = np.bincount(owner, chosen.sum(axis=1), corpus.num_examples)
+    return Selection(chosen), counts
+
+
+class RelevantTokens(Probe, frozen=True, kw_only=True):
+    """Shares of the sequences with relevant tokens that select one, select all, or in which they tie.
+
+    A sequence selects a relevant token if the tokens on top of it are all relevant, and not all of its tokens
+    are on top. Where a relevant token shares the top with one that is not, or with all others, they tie.
+
+    Attributes:
+        relevant: tokens 0 .. relevant - 1 are the relevant ones.
+        nats: a token is on top if its score is so close to the highest one of its sequence.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "relevant_selected": "sequences that select a relevant token",
+        "only_relevant_selected": "sequences that select just the relevant tokens",
+        "relevant_tied": "sequences in which a relevant token ties on top",
+        "relevant_margin": "margin of $p$ on the relevant tokens",
+    }
+
+    relevant: PositiveInt
+    nats: Static[NotNegative] = 10.0
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants one query p, whose scores of the tokens of bags attention is softmax over."""
+        return wants_bags(task) if task.model.is_one_layer else "wants the one-layer model"
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed."""
+        corpus, scores = context.data.train, context.scores_and_values[0]
+        relevant = jnp.arange(corpus.vocab_size) < self.relevant
+        chosen, present = attended(scores, corpus, self.nats), selection_of(relevant, corpus)
+        selects, tied = chosen.selects(corpus, relevant)
+        every = present.counts(corpus)
+        found = {
+            "relevant_selected": selects,
+            "only_relevant_selected": selects & (chosen.counts(corpus) == every),
+            "relevant_tied": tied,
+        }
+        linear = Scores(context.params.E, corpus)
+        shares = {name: x.sum() / (every > 0).sum() for name, x in found.items()}
+        return shares | {"relevant_margin": margin(context.params.p, linear, present)}
+
+
+@sequential_vmap_if_large
+def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, " n"]:
+    """Compute -Σ_s q_s log q_s, q_s = count_s exp(a_s) / Σ_r count_r exp(a_r), of every sequence.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a, (V,); any finite spread.
+
+    Returns:
+        (n,), in nats: 0 if attention rests on one token, however often it occurs.
+    """
+    bags = corpus.bags
+    _, _, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
+    q = weight / bags.spread(jnp.where(normaliser > 0, normaliser, 1))
+    (entropy,) = bags.sum(-q * jnp.log(jnp.where(q > 0, q, 1)))
+    return entropy
+
+
+class AttentionEntropy(Probe, frozen=True, kw_only=True):
+    """The mean entropy of attention over sequences, and its exponential, a number of tokens."""
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "attention_entropy": "attention entropy",
+        "attended_tokens": "attended tokens",
+    }
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants attention that is softmax over scores of the tokens of bags."""
+        return wants_attention(task)
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure attention_entropy and attended_tokens on the training corpus."""
+        entropy = attention_entropy(context.data.train, context.scores_and_values[0]).mean()
+        return {"attention_entropy": entropy, "attended_tokens": jnp.exp(entropy)}
+
+
+class Attended(Probe, frozen=True, kw_only=True):
+    """Attention of every head and query, mean over the training data: one number each, in the model's order.
+
+    A query selects a token if its largest attention is at least `above`. Attention q (n, ..., T) is the
+    model's own, `Model.attention`; attended positions are the exponential of -Σ_t q_t log q_t.
+
+    Attributes:
+        above: the attention from which on a token is selected.
+    """
+
+    labels: ClassVar[dict[str, str]] = {
+        "largest_attention": "largest attention",
+        "attended_positions": "attended positions",
+        "selects_one": "queries that select one token",
+    }
+
+    above: Share = 0.9
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants a model that shows its attention."""
+        return None if task.model.shows_attention else "wants a model with attention"
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed: (Q,) of all heads and queries, () of a single one; NaN where none is a query."""
+        train = context.sampled.train
+        q = context.model.attention(context.params, train)
+        rows = jnp.asarray(q).reshape(train.num_examples, -1, q.shape[-1])
+        found = {
+            "largest_attention": rows.max(axis=-1),
+            "attended_positions": jnp.exp(entr(rows).sum(axis=-1)),
+            "selects_one": jnp.where(jnp.isnan(rows[..., 0]), jnp.nan, rows.max(axis=-1) >= self.above),
+        }
+        return {name: jnp.nanmean(x, axis=0).squeeze() for name, x in found.items()}
+
+
+class Cover(Probe, frozen=True, kw_only=True):
+    """The tokens on top of the sequences, and how far E·v is from what gradient flow on E, p and v tends to.
+
+    With s(X) the token of X with the highest score, the first one of several, and r_eff the number of
+    distinct ones, that is
+
+        E_s·v = y_s ‖v‖²/√r_eff  on tokens on top,   0 elsewhere,
+
+    if these are a cover: each on top under one label y_s only. Margin 1 then costs ‖E‖² + ‖v‖² = 2 √r_eff.
+    """
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "cover_size": r"tokens on top, $r_\mathrm{eff}$",
+        "cover_share": "sequences whose token on top has one label",
+        "cover_error": r"largest $|E_s\cdot v\,\sqrt{r_\mathrm{eff}}/\Vert v\Vert^2-y_s|$ of tokens on top",
+        "cover_elsewhere": r"largest $|E_s\cdot v|\,\sqrt{r_\mathrm{eff}}/\Vert v\Vert^2$ of other tokens",
+        "cover_cost": r"$2\sqrt{r_\mathrm{eff}}$",
+        "cover_attention": "least attention on the token on top",
+    }
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants the one-layer model on bags of two classes."""
+        if (missing := wants_bags(task)) is not None:
+            return missing
+        if not task.model.is_one_layer:
+            return "wants the one-layer model"
+        return None if task.data.train.num_classes == 2 else "wants two classes"
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed."""
+        corpus, (scores, values) = context.data.train, context.scores_and_values
+        token, attention = on_top(scores, corpus)
+        positive, negative = (
+            jnp.zeros(corpus.vocab_size, bool).at[token].max(corpus.targets == y) for y in (1, -1)
+        )
+        chosen, one_label = positive | negative, positive ^ negative
+        size = chosen.sum().astype(values.dtype)
+        ratio = values * jnp.sqrt(size) / jnp.square(context.params.v).sum()
+        error = jnp.abs(ratio - jnp.where(positive, 1, -1))
+        return {
+            "cover_size": size,
+            "cover_share": one_label[token].mean(),
+            "cover_error": jnp.where(one_label.any(), jnp.where(one_label, error, 0).max(), jnp.nan),
+            "cover_elsewhere": jnp.where(chosen, 0, jnp.abs(ratio)).max(),
+            "cover_cost": 2 * jnp.sqrt(size),
+            "cover_attention": attention.min(),
+        }
+
+
+def on_top(scores: Array, corpus: Corpus) -> tuple[Array, Array]:
+    """Find the token with the highest score of every sequence, the first one of several.
+
+    Args:
+        scores: (V,) float.
+        corpus: n sequences over V tokens.
+
+    Returns:
+        The token, (n,) int32, and the attention on it, (n,).
+    """
+    bags = corpus.bags
+    index, held = bags.index.astype(jnp.int32), bags.count > 0
+    entries = jnp.where(held, take(scores, index), -jnp.inf)
+    top = bags.spread(bags.max(entries))
+    leads = held & (entries == top)
+    token = -bags.max(jnp.where(leads, -index.astype(scores.dtype), -jnp.inf)).astype(jnp.int32)
+    weight = bags.count * jnp.exp(entries - top)
+    first = leads & (index == bags.spread(token))
+    own, whole = bags.sum(jnp.where(first, weight, 0), weight)
+    return token, own / whole

@@ -1,0 +1,179 @@
+"""What every study measures: loss and accuracy, the other standard probes, and the settings of them all."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from jaxattn import losses
+from jaxattn.base import Measurement, Phase, PhaseProbe, Probe, Task
+from jaxattn.base.probe import ProbeContext
+from jaxattn.core.errors import InputError
+from jaxattn.core.pytrees import get, names
+from jaxattn.core.settings import Count, PositiveInt, Share, Spec
+from jaxattn.lab.probes.directions import MaxMarginDirection
+from jaxattn.lab.probes.importance import Importance, OneStepError
+from jaxattn.lab.probes.selection import Selected
+
+# Test accuracies that the engine adds, by the accuracy whose best value so far chooses the step.
+BEST = {
+    "test_accuracy_best_on_test": "test_accuracy",
+    "test_accuracy_best_on_validation": "validation_accuracy",
+}
+
+
+class Probes(Spec, frozen=True, kw_only=True):
+    """What is measured on the way, and at which steps: the first and the last of a phase are always there.
+
+    Attributes:
+        per_decade: probe steps in every factor of ten of the steps; 0 for both ends of a phase alone.
+        steps: the probe steps instead, in every phase as far as it has them; or by the name of the phase.
+        every: instead, every so many steps a probe step; or by the name of the phase.
+        bins: equal bins of the posterior difference over [`low`, `high`]; none for 0.
+        low: lower end of the first bin.
+        high: upper end of the last bin.
+        min_count: tokens that occur less often are in no correlation over tokens, and not important.
+        important: tokens with |posterior difference| of at least this are important.
+        max_margin: whether every phase that moves p alone ends by finding the max-margin direction of its
+            selection, against which every probe's p is held.
+        sample: losses, accuracies and gradients are those of so many sequences of each corpus, evenly
+            spaced; of all if none.
+        tokens: whether attention on tokens, and what E·v and E·p know of their importance, is measured.
+        own: further probes, built in or the user's.
+    """
+
+    per_decade: Count = 8
+    steps: tuple[Count, ...] | dict[str, tuple[Count, ...]] | None = None
+    every: PositiveInt | dict[str, PositiveInt] | None = None
+    bins: Count = 20
+    low: float = -1.0
+    high: float = 1.0
+    min_count: Count = 50
+    important: Share = 0.5
+    max_margin: bool = False
+    sample: PositiveInt | None = None
+    tokens: bool = True
+    own: tuple[Measurement, ...] = ()
+
+    def check(self, *context: Any) -> None:
+        """Raise InputError if the bins have no width, or a phase's steps are set twice."""
+        if self.low >= self.high:
+            raise InputError(f"probes.low: {self.low} is not below probes.high = {self.high}")
+        named = _names(self.steps) & _names(self.every)
+        if named or (self.steps and self.every and not _names(self.steps) | _names(self.every)):
+            key = "".join(f".{name}" for name in sorted(named)[:1])
+            raise InputError(f"probes.every{key}: probes.steps{key} says the steps already; leave one out")
+
+    def check_phases(self, phases: Sequence[Phase]) -> None:
+        """Raise InputError if steps are set for a phase that is not there, or beyond the end of one."""
+        known = {phase.name: phase for phase in phases}
+        for key, value in (("steps", self.steps), ("every", self.every)):
+            if unknown := sorted(_names(value) - known.keys()):
+                raise InputError(f"probes.{key}.{unknown[0]}: no such phase; they are {', '.join(known)}")
+        listed = self.steps if isinstance(self.steps, dict) else {"": self.steps}
+        for name, steps in listed.items():
+            ends = [_end(phase) for phase in ([known[name]] if name else phases)] if steps else []
+            if steps and max(steps) > max(ends):
+                key, whose = (f".{name}", "the phase") if name else ("", "the longest phase")
+                raise InputError(
+                    f"probes.steps{key}: {max(steps)} is beyond the end, {whose} has {max(ends)}"
+                )
+
+    def steps_of(self, phase: Phase) -> list[int]:
+        """List the steps of a phase to measure at, ascending, 0 and the last among them."""
+        steps, every, end = _of(self.steps, phase), _of(self.every, phase), _end(phase)
+        if phase.name in _names(self.every) or (every and not steps):
+            return sorted({*range(0, end, every), end})
+        if steps:
+            return sorted({0, *(step for step in steps if step < end), end})
+        return phase.probe_steps(self.per_decade) if self.per_decade else sorted({0, end})
+
+    @property
+    def at_steps(self) -> tuple[Probe, ...]:
+        """The probes of single steps: each has `measure(context)`."""
+        binned = Importance(bins=self.bins, low=self.low, high=self.high, min_count=self.min_count)
+        selected = Selected(important=self.important, min_count=self.min_count)
+        of_tokens = (selected, binned) if self.tokens else ()
+        own = tuple(probe for probe in self.own if isinstance(probe, Probe))
+        return Fit(), Accuracy(), *of_tokens, OneStepError(), *own
+
+    @property
+    def of_phases(self) -> tuple[PhaseProbe, ...]:
+        """The probes of whole phases: each has `observe(phase, state)` and `conclude(history, ...)`."""
+        own = tuple(probe for probe in self.own if isinstance(probe, PhaseProbe))
+        return (*((MaxMarginDirection(),) if self.max_margin else ()), *own)
+
+
+class Fit(Probe, frozen=True, kw_only=True):
+    """Loss on all data, log of the gradient's norm, and ‖p‖."""
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "loss": "loss",
+        "test_loss": "test loss",
+        "validation_loss": "validation loss",
+        "p_norm": r"$\Vert p\Vert$",
+        "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
+        "evaluations": "gradient evaluations",
+    }
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed."""
+        loss, gradients = context.loss_and_gradients
+        found = {"loss": loss}
+        if "p" in names(context.params):
+            found["p_norm"] = jnp.linalg.norm(get(context.params, "p"))
+        found["log_gradient_norm"] = jnp.log(optax.tree.norm(gradients))
+        for name, held_out in (("test", context.sampled.test), ("validation", context.sampled.validation)):
+            if held_out is not None:
+                found[f"{name}_loss"] = losses.mean(context.loss, context.outputs(held_out), held_out.targets)
+        return found
+
+
+class Accuracy(Probe, frozen=True, kw_only=True):
+    """Accuracy on all data of targets that are classes, with an output of each, or one for two."""
+
+    rotation_invariant: ClassVar[bool] = True
+    labels: ClassVar[dict[str, str]] = {
+        "accuracy": "accuracy",
+        "train_accuracy": "training accuracy",
+        "test_accuracy": "test accuracy",
+        "test_accuracy_best_on_test": "best test accuracy so far, chosen on the test set",
+        "test_accuracy_best_on_validation": "test accuracy where the validation accuracy was best so far",
+        "validation_accuracy": "validation accuracy",
+    }
+
+    def why_not(self, task: Task, phase: Phase) -> str | None:
+        """Say that it wants classes, and a loss of single examples, whose outputs are theirs."""
+        if task.data.train.num_classes is None:
+            return "wants targets that are classes"
+        return "wants a loss of single examples" if task.loss.coupled else None
+
+    def measure(self, context: ProbeContext) -> dict[str, Array]:
+        """Measure one seed."""
+        every = {
+            "train": context.sampled.train,
+            "test": context.sampled.test,
+            "validation": context.sampled.validation,
+        }
+        return {
+            f"{name}_accuracy": losses.accuracy(context.outputs(data), data.targets)
+            for name, data in every.items()
+            if data is not None
+        }
+
+
+def _names(value: Any) -> set[str]:
+    """Names of the phases for which a setting is given by name."""
+    return set(value) if isinstance(value, dict) else set()
+
+
+def _of(value: Any, phase: Any) -> Any:
+    """What a setting is for a phase; None if it is given for others alone."""
+    return value.get(phase.name) if isinstance(value, dict) else value
+
+
+def _end(phase: Any) -> int:
+    return int(phase.probe_steps(1)[-1])

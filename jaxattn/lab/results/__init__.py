@@ -1,0 +1,16 @@
+"""Results: from the folder of a run to statistics, figures, trained parameters and a report."""
+
+from jaxattn.lab.results.correlations import bin_means
+from jaxattn.lab.results.fits import PowerLaw, power_law
+from jaxattn.lab.results.load import Results, load
+from jaxattn.lab.results.statistics import aggregate, summary_table
+
+__all__ = [
+    "PowerLaw",
+    "Results",
+    "aggregate",
+    "bin_means",
+    "load",
+    "power_law",
+    "summary_table",
+]

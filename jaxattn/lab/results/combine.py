@@ -1,0 +1,262 @@
+"""Several results folders as one; cells chosen, averaged over all but some keys, held against each other."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.labels import setting, unknown_metric
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.storage import provenance
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+def combine(folders: Sequence[AnyRun]) -> AnyRun:
+    """Put folders together: shards of one sweep, more seeds of the same cells, or different sweeps.
+
+    Cells with the same config are one cell, whose seeds come from all folders.
+
+    Args:
+        folders: at least one.
+
+    Returns:
+        One result; its cells are numbered anew, and have the setting "sweep" where names differ.
+
+    Raises:
+        InputError: two folders hold the same seed of the same cell.
+    """
+    if len(folders) == 1:
+        return folders[0]
+    several = len({folder.manifest["name"] for folder in folders}) > 1
+    cells: dict[str, dict[str, Any]] = {}
+    tables: dict[str, list[pd.DataFrame]] = {"records": [], "tokens": []}
+    owner: dict[tuple[int, int], Run] = {}
+    failures = []
+    for folder in folders:
+        number = {}
+        for cell in folder.manifest["cells"]:
+            named = {"sweep": folder.manifest["name"]} if several else {}
+            key = json.dumps([cell.get("config_hash"), named, cell["settings"]], sort_keys=True)
+            entry = dict(cell) | {"cell": len(cells), "settings": named | cell["settings"]}
+            entry["config"] = cell.get("config", folder.manifest["config"])
+            number[cell["cell"]] = cells.setdefault(key, entry)["cell"]
+        for name, table in (("records", folder.records), ("tokens", folder.tokens)):
+            tables[name].append(table.assign(cell=table["cell"].map(number).astype("int32")))
+        for cell, seed in tables["records"][-1][["cell", "seed"]].drop_duplicates().itertuples(index=False):
+            before = owner.setdefault((int(cell), int(seed)), folder)
+            if before is not folder:
+                raise InputError(
+                    f"{folder.directory}: seed {seed} is in {before.directory} too; give one of them"
+                )
+        failures += [
+            failure | {"cell": number[failure["cell"]]} for failure in folder.manifest.get("failures", [])
+        ]
+    manifest = dict(folders[0].manifest) | {
+        "name": " + ".join(dict.fromkeys(folder.manifest["name"] for folder in folders)),
+        "cells": list(cells.values()),
+        "seeds": sorted({seed for _, seed in owner}),
+        "failures": failures,
+        "status": "finished" if all(folder.finished for folder in folders) else "running",
+        "batches": [],
+        "made_by": [maker for folder in folders for maker in provenance.makers(folder.manifest)],
+    }
+    joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
+    # Cells have other numbers here than in the studies that were run.
+    first = replace(folders[0], models={}, dataset_of=None)
+    return replace(first, manifest=manifest, records=joined["records"], tokens=joined["tokens"])
+
+
+def choose(
+    results: AnyRun,
+    *,
+    where: Mapping[str, Any] | None = None,
+    metrics: Sequence[str] = (),
+    phases: Sequence[str] = (),
+) -> AnyRun:
+    """Keep some cells, metrics and phases.
+
+    Args:
+        results: what to choose from.
+        where: values that keys of a cell's config must have, or as tables print them.
+        metrics: names; all if empty.
+        phases: names; all if empty.
+
+    Returns:
+        What is left.
+
+    Raises:
+        InputError: a key, metric or phase that does not exist, or nothing left.
+    """
+    records = results.records
+    for name, wanted in (("metric", metrics), ("phase", phases)):
+        known = records[name].unique()
+        missing = [x for x in wanted if x not in known]
+        if missing and name == "metric":
+            raise unknown_metric(missing[0], known)
+        if missing:
+            recorded = ", ".join(repr(str(x)) for x in sorted(known, key=str))
+            raise InputError(f"{name} {missing[0]!r}: the run recorded {recorded}")
+        if wanted:
+            records = records[records[name].isin(list(wanted))]
+    kept = list(results.manifest["cells"])
+    for key, wanted in (where or {}).items():
+        values = [results.lookup(cell["cell"], key) for cell in kept]
+        meant = _meant(key, values, wanted)
+        kept = [cell for cell, value in zip(kept, values, strict=True) if value in meant]
+    numbers = [cell["cell"] for cell in kept]
+    records = records[records["cell"].isin(numbers)]
+    if records.empty:
+        raise InputError(f"{results.directory}: nothing is left of its cells, phases and metrics")
+    tokens = results.tokens[results.tokens["cell"].isin(numbers)] if len(results.tokens) else results.tokens
+    return replace(results, manifest=dict(results.manifest) | {"cells": kept}, records=records, tokens=tokens)
+
+
+def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
+    """Average, seed by seed, over cells that agree in some keys of their config: x_s = Σ_c x_cs / C.
+
+    Seed s has the same random numbers in every cell, also of different folders, so that its values are not
+    independent: the sample is that of seeds, and `statistics.aggregate` of it draws whole seeds.
+
+    The C cells are those of the pool that recorded the (phase, step, metric) for any seed: after the last
+    step of some cells, the others are left. A seed without a finite value in all C is left out: its mean
+    over some of them would be of other settings than that of the other seeds.
+
+    Args:
+        results: what to group.
+        by: keys of the config, swept or not.
+
+    Returns:
+        One cell per combination of values; without token tables.
+
+    Raises:
+        InputError: no such key.
+    """
+    values = {
+        cell["cell"]: {key: results.lookup(cell["cell"], key) for key in by}
+        for cell in results.manifest["cells"]
+    }
+
+    def share(records: pd.DataFrame) -> pd.DataFrame:
+        return records.assign(value=records["value"] / records["cells"])
+
+    return _regroup(results, values, share, f"means over cells of the same {', '.join(by)}")
+
+
+def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
+    """Subtract, seed by seed, what one value of a key gives from what another gives, all else equal.
+
+    Keys that are zipped with it go together: their values differ too. Seeds share their random numbers
+    between cells, so that much of the noise cancels.
+
+    Args:
+        results: what to compare.
+        key: a swept key.
+        first: the value that is subtracted, or as tables print it.
+        second: the value it is subtracted from.
+
+    Returns:
+        One cell per setting of the other axes; every metric is the difference second - first, NaN for a
+        seed that has no value in one of the two.
+
+    Raises:
+        InputError: a key that is not swept, or no pair of cells.
+    """
+    if key not in results.axes:
+        raise InputError(f"{key}: not swept; swept is {', '.join(results.axes) or 'nothing'}")
+    together = _zipped(results, key)
+    values = [cell["settings"].get(key) for cell in results.manifest["cells"]]
+    sides = [(sign, _meant(key, values, wanted)) for sign, wanted in ((-1.0, first), (1.0, second))]
+    rest, side = {}, {}
+    for cell, value in zip(results.manifest["cells"], values, strict=True):
+        for sign, meant in sides:
+            if value in meant:
+                rest[cell["cell"]] = {name: x for name, x in cell["settings"].items() if name not in together}
+                side[cell["cell"]] = sign
+    if set(side.values()) != {-1.0, 1.0}:
+        known = ", ".join(dict.fromkeys(setting(value) for value in values if value is not None))
+        raise InputError(f"{key}: no cells with both {first!r} and {second!r}; its values are {known:.200}")
+
+    def signed(records: pd.DataFrame) -> pd.DataFrame:
+        both = records[records["cells"] == 2]
+        return both.assign(value=both["value"] * both["from"].map(side))
+
+    low, high = (setting(meant[0]) for _, meant in sides)
+    others = ", ".join(name for name in results.axes if name in together and name != key)
+    words = f"differences ({key} = {high} minus {low}{f', with {others}' if others else ''})"
+    found = _regroup(results, rest, signed, words)
+    if not found.records["value"].notna().any():
+        raise InputError(f"{key}: {first!r} and {second!r} have no seed, phase, step and metric in common")
+    return replace(found, manifest=dict(found.manifest) | {"differences": True})
+
+
+def _zipped(results: Run, key: str) -> set[str]:
+    """Return a key and the keys that a sweep file zips with it, in the file or in a block."""
+    configs = [results.config(cell["cell"]) for cell in results.manifest["cells"]]
+    grids = [grid for config in configs for grid in (config, *config.get("blocks", {}).values())]
+    return {key}.union(*(grid["zip"] for grid in grids if key in (grid.get("zip") or {})))
+
+
+def _regroup(
+    results: AnyRun,
+    values: Mapping[int, dict[str, Any]],
+    weigh: Callable[[pd.DataFrame], pd.DataFrame],
+    words: str,
+) -> AnyRun:
+    """Sum weighed records, seed by seed, over the cells with equal values, which become one.
+
+    Args:
+        results: what to regroup.
+        values: of each cell that is kept.
+        weigh: is given the records with "from", the cell they come from, and "cells", how many cells of the
+            new one have their phase, step and metric; returns those to sum.
+        words: what the sums are.
+
+    Returns:
+        The sums; NaN for a seed of which a term is missing or NaN.
+    """
+    texts = {cell: json.dumps(settings, sort_keys=True) for cell, settings in values.items()}
+    number = {text: k for k, text in enumerate(dict.fromkeys(texts.values()))}
+    settings = {number[texts[cell]]: found for cell, found in values.items()}
+    records = results.records[results.records["cell"].isin(list(values))]
+    records = records.assign(**{"from": records["cell"]}, cell=records["cell"].map(texts).map(number))
+    series = records.groupby(["cell", "phase", "step", "metric"], observed=True)
+    records = weigh(records.assign(cells=series["from"].transform("nunique")))
+    keys = ["cell", "seed", "phase", "step", "metric"]
+    terms = records.groupby(keys, sort=False, observed=True)
+    # pandas sums what is not NaN.
+    whole = terms["value"].count() == terms["cells"].first()
+    records = terms["value"].sum().where(whole).reset_index()
+    manifest = dict(results.manifest) | {
+        "cells": [{"cell": k, "settings": found} for k, found in sorted(settings.items())],
+        "seeds": sorted(records["seed"].unique().tolist()),
+        "failures": [],
+        "batches": [],
+        "derived": [*results.derived, words],
+    }
+    return replace(results, manifest=manifest, records=records, tokens=results.tokens.iloc[:0])
+
+
+def _meant(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
+    """Find what is meant among some values: the same text or number, else the one that is printed so."""
+    if exact := [value for value in values if _equal(value, wanted)]:
+        return exact
+    printed = dict.fromkeys(x for x in values if isinstance(x, float) and setting(x) == str(wanted))
+    if len(printed) > 1:
+        listed = ", ".join(map(repr, list(printed)[:5]))
+        raise InputError(f"{key}: {wanted} is printed for {listed}; give all digits of one")
+    return list(printed)
+
+
+def _equal(value: Any, wanted: Any) -> bool:
+    if value == wanted or str(value) == str(wanted):
+        return True
+    if isinstance(value, bool):
+        return str(value).lower() == wanted
+    try:
+        return isinstance(value, int | float) and value == float(wanted)
+    except (TypeError, ValueError):
+        return False

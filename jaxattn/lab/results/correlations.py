@@ -1,0 +1,189 @@
+"""Points in bins, and correlations of points and of their means over bins, for many weightings at once.
+
+A bootstrap resample of N points is N whole-number weights, so that one pass without sorting gives the
+statistics of all resamples.
+"""
+
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.run import Run
+
+BINS = 20
+
+
+def axis(results: Run, cell: int) -> dict[str, Any]:
+    """Look up the bins of the posterior difference of a cell: those its probes have, or `BINS` over [-1, 1].
+
+    Returns:
+        bins, low and high, as `bin_means` takes them.
+    """
+    found: dict[str, Any] = {"bins": BINS, "low": -1.0, "high": 1.0}
+    with suppress(InputError):
+        if number := results.lookup(cell, "probes.bins"):
+            ends = {end: results.lookup(cell, f"probes.{end}") for end in ("low", "high")}
+            found = {"bins": number} | ends
+    return found
+
+
+def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
+    """Number the bin of every point, -1 for none.
+
+    Bin b is edges[b] ≤ x < edges[b + 1]; the last one holds its upper end too.
+
+    Args:
+        x: (N,); NaN is in no bin.
+        edges: (m + 1,) ascending.
+
+    Returns:
+        (N,) from -1 to m - 1.
+    """
+    x, edges = np.asarray(x, float), np.asarray(edges, float)
+    # Ratios of counts lie on edges, and were rounded to single precision.
+    gaps = np.diff(edges[np.isfinite(edges)])
+    slack = 1e-5 * gaps.min() if gaps.size else 0.0
+    inside = (x >= edges[0] - slack) & (x <= edges[-1] + slack)
+    number = np.clip(np.searchsorted(edges - slack, x, side="right") - 1, 0, len(edges) - 2)
+    return np.where(inside, number, -1)
+
+
+def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
+    """Bound bins that hold about equally many points; points that tie share a bin."""
+    inner = np.unique(np.quantile(np.asarray(x, float), np.linspace(0, 1, bins + 1)[1:-1]))
+    return np.concatenate([[-np.inf], inner, [np.inf]])
+
+
+def bin_means(
+    x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = -1.0, high: float = 1.0
+) -> pd.DataFrame:
+    """Average y in equal bins of x.
+
+    Args:
+        x: (N,).
+        y: (N,).
+        bins: number of bins.
+        low: lower end of the first bin.
+        high: upper end of the last bin.
+
+    Returns:
+        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside are left out.
+    """
+    edges = np.linspace(low, high, bins + 1)
+    number = bin_numbers(x, edges)
+    inside = number >= 0
+    groups = pd.Series(np.asarray(y, float)[inside]).groupby(number[inside])
+    n = np.bincount(number[inside], minlength=bins)
+    table = pd.DataFrame({"center": (edges[1:] + edges[:-1]) / 2, "n": n})
+    return table.assign(mean=groups.mean(), sd=groups.std(ddof=0))
+
+
+Floats = NDArray[np.float64]
+
+STATISTICS = ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins")
+
+
+class Binned(NamedTuple):
+    """The side of a correlation that has bins.
+
+    Attributes:
+        values: (N,).
+        bins: (N,) int, the bin of each point, -1 for none.
+    """
+
+    values: Floats
+    bins: NDArray[np.int64]
+
+
+def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
+    """Correlate points, and their means over the bins of x, under many weightings.
+
+    Args:
+        x: N points and their bins.
+        y: (N,).
+        weights: (R, N) ≥ 0; how often each point counts.
+
+    Returns:
+        (4, R): `STATISTICS`. NaN where a side is constant or fewer than two points or bins are left.
+    """
+    ranks = weighted_ranks(x.values, weights), weighted_ranks(y, weights)
+    member = (x.bins[:, None] == np.arange(x.bins.max(initial=0) + 1)).astype(float)
+    size = weights @ member
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean_x, mean_y = (weights @ (member * z[:, None]) / size for z in (x.values, y))
+    full = (size > 0).astype(float)
+    held_x, held_y = (np.where(size > 0, z, 0) for z in (mean_x, mean_y))
+    return np.stack(
+        [
+            pearson(x.values, y, weights),
+            pearson(*ranks, weights),
+            pearson(held_x, held_y, full),
+            spearman(mean_x, mean_y, fewest=2),
+        ]
+    )
+
+
+def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """Compute Pearson's correlation of weighted points along the last axis.
+
+    Args:
+        x: (..., N), as y.
+        y: (..., N); broadcast against the weights.
+        weights: (R, N) ≥ 0.
+
+    Returns:
+        (R,); NaN where a side is constant.
+    """
+    total = weights.sum(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # The mean of equal numbers may differ from them in the last digit.
+        rounding = [1e-24 * (weights * z * z).sum(axis=-1) for z in (x, y)]
+        x, y = (z - (weights * z).sum(axis=-1, keepdims=True) / total for z in (x, y))
+        xx, yy, xy = ((weights * z).sum(axis=-1) for z in (x * x, y * y, x * y))
+        constant = (xx <= rounding[0]) | (yy <= rounding[1])
+        return np.where(constant, np.nan, xy / np.sqrt(np.where(constant, 1, xx * yy)))
+
+
+def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
+    """Correlate the ranks of every row of x with those of y, over the places where both are finite.
+
+    Args:
+        x: (B, m).
+        y: (B, m), or (m,) for all rows.
+        fewest: how many places have to be left.
+
+    Returns:
+        (B,); NaN where fewer places are left or one side is constant.
+    """
+    x = np.asarray(x, float)
+    y = np.broadcast_to(np.asarray(y, float), x.shape)
+    used = np.isfinite(x) & np.isfinite(y)
+    weights = used.astype(float)
+    rank_x, rank_y = (
+        np.reshape([weighted_ranks(row, w[None])[0] for row, w in zip(z, weights, strict=True)], x.shape)
+        for z in (x, y)
+    )
+    return np.where(used.sum(axis=1) >= fewest, pearson(rank_x, rank_y, weights), np.nan)
+
+
+def weighted_ranks(values: Floats, weights: Floats) -> Floats:
+    """Rank points that count several times; ties have their average rank.
+
+    Args:
+        values: (N,).
+        weights: (R, N) ≥ 0.
+
+    Returns:
+        (R, N): the mean of the ranks 1, 2, ... that the copies of a point take among all copies. Points of
+        weight 0 have the rank that they would enter with.
+    """
+    distinct, place = np.unique(values, return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    start = np.searchsorted(place[order], np.arange(len(distinct)))
+    size = np.add.reduceat(weights[:, order], start, axis=1)
+    below = np.cumsum(size, axis=1) - size
+    return (below + (size + 1) / 2)[:, place]

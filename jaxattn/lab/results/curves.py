@@ -1,0 +1,237 @@
+"""Figure: metrics against step, or against another metric such as ‖p‖."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import matplotlib.axes
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.drawn import Drawn
+from jaxattn.lab.results.labels import evenly, file_name, literal, seed_words, settings_label, unknown_metric
+from jaxattn.lab.results.run import LONGEST_LABEL, Run
+from jaxattn.lab.results.statistics import aggregate, geometric_words
+from jaxattn.lab.results.style import INK, SOFT, WIDTH, colours, legend_below, style
+
+PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
+MOST_CELLS = 12
+
+
+def curves(
+    results: Run,
+    *,
+    phase: str | None = None,
+    metrics: tuple[str, ...] | None = None,
+    cells: tuple[int, ...] | None = None,
+    x: str = "step",
+    scale: Literal["linear", "log"] | None = None,
+) -> Drawn:
+    """Draw metrics against step: the mean over seeds in its 95 % interval, as `statistics.aggregate`.
+
+    Steps of different step sizes or dynamics are no common clock; ‖p‖ is: x = "p_norm".
+
+    Args:
+        results: a results folder.
+        phase: which phase; by default every phase of more than two recorded steps, below one another.
+        metrics: one panel each; by default loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
+            The training and test value of one metric share a panel.
+        cells: which cells, one colour each; by default all, or twelve of them where there are more.
+        x: "step", or the metric to draw them against: its mean over seeds at the same step.
+        scale: of the vertical axes; None for logarithms where a metric has no negative value and its means
+            span decades.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown phase, metric or cell; logarithms of a metric with negative values.
+    """
+    records = results.records
+    phases = _phases(results, phase, x)
+    panels = _panels(records, metrics)
+    every = [int(cell["cell"]) for cell in results.manifest["cells"]]
+    chosen = evenly(every, MOST_CELLS) if cells is None else list(cells)
+    labels = [settings_label(results.settings(cell))[:LONGEST_LABEL] or f"cell {cell}" for cell in chosen]
+    drawn = [metric for panel in panels.values() for metric in panel]
+    wanted = (
+        records["phase"].isin(phases) & records["metric"].isin([*drawn, x]) & records["cell"].isin(chosen)
+    )
+    negative = _negative(records[wanted], drawn, scale)
+    table = _against(x, aggregate(replace(results, records=records[wanted])), drawn)
+    if not (table["n"] > 0).any():
+        raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
+    palette = colours(len(chosen), ordered=_ordered(results))
+    with style():
+        # A metric that one phase does not record leaves no empty panel there.
+        present = {name: _present(panels, table[table["phase"] == name]) for name in phases}
+        rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
+        title = 0.25 if len(phases) > 1 else 0.0
+        heights = [1.75 * rows[name] + title for name in phases]
+        figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+        blocks = figure.subfigures(len(phases), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for block, name in zip(blocks, phases, strict=True):
+            if len(phases) > 1:
+                block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", fontsize=10, color=SOFT)
+            own = table[table["phase"] == name]
+            _block(block, own, present[name], dict(zip(chosen, palette, strict=True)), results.label, x)
+            _scale_values(block, own, present[name], scale, negative)
+        if len(chosen) > 1:
+            legend_below(
+                figure,
+                [Line2D([], [], color=c, label=label) for c, label in zip(palette, labels, strict=True)],
+            )
+    counts = table.loc[table["n"] > 0, "n"]
+    some = f" {len(chosen)} of {len(every)} cells are shown." if len(chosen) < len(every) else ""
+    against = "step" if x == "step" else f"{x} at the same step"
+    words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
+    return Drawn(
+        file_name("curves", *([phase] if phase else []), *(metrics or []), *([] if x == "step" else [x])),
+        "Training curves",
+        f"{'Phase' if len(phases) == 1 else 'Phases'} {', '.join(phases)}{words}: "
+        + (
+            f"mean over seeds against {against}{geometric_words(table)}; the band is its 95 % interval"
+            if counts.max() > 1
+            else f"values against {against}"
+        )
+        + f" ({seed_words(counts)}).{some}",
+        figure,
+    )
+
+
+def _phases(results: Run, phase: str | None, x: str) -> list[str]:
+    phases, records = results.phases, results.records
+    if x != "step":
+        records = records[records["metric"] == x]
+        phases = [name for name in phases if name in set(records["phase"])]
+        if not phases:
+            raise unknown_metric(x, results.records["metric"].unique())
+    if phase is not None:
+        if phase not in phases:
+            which = "the run has" if x == "step" else f"{x} was recorded in"
+            raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
+        return [phase]
+    steps = records.groupby("phase", observed=True)["step"].nunique()
+    # One step has no curve.
+    return [name for name in phases if steps[name] > 2] or phases[-1:]
+
+
+def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
+    """Add a column x to the drawn metrics of an aggregate: the step, or the mean of a metric there."""
+    shown = table[table["metric"].isin(drawn)]
+    if x == "step":
+        return shown.assign(x=shown["step"])
+    place = ["cell", "phase", "step"]
+    means = table[(table["metric"] == x) & (table["n"] > 0)].set_index(place)["mean"].rename("x")
+    return shown.join(means, on=place, how="inner")
+
+
+def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, list[str]]:
+    """Group metrics by panel; within one, test comes first."""
+    recorded = set(records["metric"].unique())
+    if metrics is None:
+        every = [name for panel in PANELS for name in (f"test_{panel}", panel, f"train_{panel}")]
+        metrics = [name for name in every if name in recorded]
+    missing = [name for name in metrics if name not in recorded]
+    if missing or not metrics:
+        raise unknown_metric((missing or ["?"])[0], recorded)
+    panels: dict[str, list[str]] = {}
+    for name in metrics:
+        panels.setdefault(name.removeprefix("train_").removeprefix("test_"), []).append(name)
+    return panels
+
+
+def _present(panels: dict[str, list[str]], table: pd.DataFrame) -> dict[str, list[str]]:
+    recorded = set(table.loc[table["n"] > 0, "metric"])
+    kept = {panel: [name for name in names if name in recorded] for panel, names in panels.items()}
+    return {panel: names for panel, names in kept.items() if names} or panels
+
+
+def _block(
+    block: SubFigure,
+    table: pd.DataFrame,
+    panels: dict[str, list[str]],
+    palette: dict[int, str],
+    label: Callable[[str], str],
+    x: str,
+) -> None:
+    columns = _columns(len(panels))
+    grid = block.subplots(-(-len(panels) // columns), columns, squeeze=False).ravel()
+    explained = False
+    for ax, (panel, names) in zip(grid, panels.items(), strict=False):
+        shown = table[table["metric"].isin(names)]
+        lines = dict(tuple(shown.groupby(["metric", "cell"], observed=True)))
+        for name in names:
+            for cell, colour in palette.items():
+                test = name.startswith("test_") or len(names) == 1
+                if (rows := lines.get((name, cell))) is not None:
+                    _line(ax, rows, colour, dashed=not test)
+        ax.set_title(label(panel if len(names) > 1 else names[0]))
+        _scale_steps(ax, shown)
+        if len(names) > 1 and not explained:
+            explained = True
+            tint = next(iter(palette.values())) if len(palette) == 1 else INK
+            handles = [
+                Line2D([], [], color=tint, label="test"),
+                Line2D([], [], color=tint, label="training", linestyle=(0, (3, 1.5)), linewidth=1.0),
+            ]
+            ax.legend(handles=handles, loc="best", labelcolor=SOFT)
+    for ax in grid[len(panels) :]:
+        ax.set_axis_off()
+    for ax in grid[max(0, len(panels) - columns) : len(panels)]:
+        ax.set_xlabel(label(x))
+
+
+def _columns(panels: int) -> int:
+    return 2 if panels == 4 else min(3, panels)
+
+
+def _line(ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool) -> None:
+    look: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
+    ax.plot(rows["x"], rows["mean"], color=colour, **look)
+    ax.fill_between(rows["x"], rows["mean_low"], rows["mean_high"], color=colour, alpha=0.18, linewidth=0)
+
+
+def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
+    """Use logarithms where x spans decades; 0 then sits left of the smallest number above it."""
+    last, least = rows["x"].max(), rows["x"].min()
+    positive = rows.loc[rows["x"] > 0, "x"]
+    if len(positive) and least >= 0 and last >= 30 * positive.min():
+        first = positive.min()
+        ax.set_xscale("symlog", linthresh=first, linscale=0.35)
+        decades = 10.0 ** np.arange(np.ceil(np.log10(first)), np.floor(np.log10(last)) + 1)
+        start = [0] if least == 0 else []
+        ticks = [*start, *decades[:: -(-len(decades) // 4)]]
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks] if last < 1e5 else None)
+
+
+def _negative(records: pd.DataFrame, drawn: Sequence[str], scale: str | None) -> set[str]:
+    """Return which drawn metrics have a negative value of any seed at any step."""
+    found = set(records.loc[records["value"] < 0, "metric"]).intersection(drawn)
+    if found and scale == "log":
+        raise InputError(f'curves: scale = "log", but {min(found)} has negative values; use "linear"')
+    return found
+
+
+def _scale_values(
+    block: SubFigure,
+    table: pd.DataFrame,
+    panels: dict[str, list[str]],
+    scale: str | None,
+    negative: set[str],
+) -> None:
+    """Set the scale of the vertical axes: as asked for, else logarithms where positive means span decades."""
+    for ax, names in zip(block.axes, panels.values(), strict=False):
+        value = table.loc[table["metric"].isin(names), "mean"].dropna()
+        spans = len(value) and value.min() > 0 and value.max() > 100 * value.min()
+        if scale == "log" or (scale is None and spans and not negative.intersection(names)):
+            ax.set_yscale("log")
+
+
+def _ordered(results: Run) -> bool:
+    """Cells have an order if they differ in one number."""
+    cells = results.cells
+    return len(results.axes) == 1 and pd.api.types.is_numeric_dtype(cells[results.axes[0]])

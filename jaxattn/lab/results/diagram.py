@@ -1,0 +1,278 @@
+"""Figures over two swept keys: the mean of a metric as a colour, and thresholds along one of them."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import matplotlib.axes
+import numpy as np
+import pandas as pd
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.drawn import Drawn
+from jaxattn.lab.results.labels import (
+    axis_label,
+    evenly,
+    file_name,
+    format_number,
+    formula,
+    in_order,
+    interval,
+    literal,
+    minus,
+    seed_words,
+    setting,
+    tick_label,
+)
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.results.statistics import aggregate, metric_at_end
+from jaxattn.lab.results.style import BLUE, GREY, RED, SOFT, WIDTH, style
+
+# Ticks of an axis, and tiles with their number in them, that can be told apart.
+_MOST_TICKS, _MOST_NUMBERS = 40, 400
+
+
+def diagram(
+    results: Run,
+    *,
+    x_axis: str,
+    y_axis: str,
+    metric: str = "important_selected",
+    phase: str | None = None,
+) -> Drawn:
+    """Colour the plane of two axes by the mean of a metric over seeds, and write it into every field.
+
+    Args:
+        results: a results folder.
+        x_axis: the swept key from left to right.
+        y_axis: the swept key from bottom to top.
+        metric: what to show, at the last step of the phase; over all other axes it is averaged.
+        phase: which phase; by default the last one that recorded the metric.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an axis, metric or phase that the run does not have.
+    """
+    for axis in (x_axis, y_axis):
+        if axis not in results.axes:
+            raise InputError(f"axis {axis!r}: the run sweeps {', '.join(results.axes) or 'nothing'}")
+    records, phase = metric_at_end(results.records, metric, phase)
+    table = aggregate(records)
+    table = table.merge(results.cells, on="cell")
+    fields = table.pivot_table(index=y_axis, columns=x_axis, values="mean", aggfunc="mean", sort=False)
+    fields = fields.loc[sorted(fields.index, key=in_order), sorted(fields.columns, key=in_order)]
+    values = fields.to_numpy(float)
+    if not np.isfinite(values).any():
+        raise InputError(f"diagram: {metric} has no finite value at the end of phase {phase!r}")
+    rows, columns = values.shape
+    others = [axis for axis in results.axes if axis not in (x_axis, y_axis)]
+    averaged = f" and over {', '.join(others)}" if others else ""
+    with style():
+        figure = Figure(figsize=(min(WIDTH, 1.8 + 0.62 * columns), 1.1 + 0.36 * rows), layout="constrained")
+        ax = figure.subplots()
+        look: Any = {"cmap": "viridis", "norm": _scale(values), "edgecolors": "white", "linewidth": 1.5}
+        mesh = ax.pcolormesh(values, **look)
+        across, up = evenly(range(columns), _MOST_TICKS), evenly(range(rows), _MOST_TICKS)
+        ax.set_xticks(np.array(across) + 0.5, [tick_label(fields.columns[k]) for k in across])
+        ax.set_yticks(np.array(up) + 0.5, [tick_label(fields.index[k]) for k in up])
+        ax.tick_params(length=0)
+        ax.grid(False)
+        ax.spines[:].set_visible(False)
+        shade = np.asarray(mesh.norm(values))
+        for (row, column), value in np.ndenumerate(values) if values.size <= _MOST_NUMBERS else ():
+            dark = shade[row, column] < 0.6
+            text = minus(format_number(value))
+            at: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if dark else "black"}
+            ax.text(column + 0.5, row + 0.5, text, **at)
+        ax.set(xlabel=axis_label(x_axis), ylabel=axis_label(y_axis), title=results.label(metric))
+    return Drawn(
+        file_name("diagram", metric, y_axis, x_axis, *([] if phase == results.phases[-1] else [phase])),
+        f"{metric} over {y_axis} and {x_axis}",
+        f"{metric} at the end of phase {phase}, mean over seeds ({seed_words(table['n'])})"
+        f"{averaged}, for every {y_axis} and {x_axis}.",
+        figure,
+    )
+
+
+def _scale(values: np.ndarray) -> Normalize:
+    """Colour by size: by its logarithm where values span decades, from 0 to 1 where they are shares."""
+    low, high = np.nanmin(values), np.nanmax(values)
+    if low > 0 and high > 100 * low:
+        return LogNorm(low, high)
+    return Normalize(0, 1) if low >= 0 and high <= 1 else Normalize(low, high)
+
+
+Theory = Callable[[Any], float] | Mapping[Any, float]
+_CURVE_POINTS = 200
+
+
+@dataclass(frozen=True, repr=False)
+class PhaseDiagram:
+    """Thresholds along one key, for each value of another.
+
+    Attributes:
+        x: the key of the horizontal axis.
+        y: the key whose threshold it is.
+        condition: what a seed has done that has crossed, in words.
+        outcomes: a row for each point and seed that was run: x, y, seed, value of the metric, crossed.
+        thresholds: a row for each x: x, threshold, low, high (95 %), above and at_most (the neighbouring
+            values between which it lies), seeds, missing (values that are not finite), turned_back (seeds
+            that had crossed at a lower y already: there is no one threshold then).
+    """
+
+    x: str
+    y: str
+    condition: str
+    outcomes: pd.DataFrame
+    thresholds: pd.DataFrame
+
+    def figure(self, theory: Theory | None = None, *, label: str = "theory") -> Drawn:
+        """Draw where half of the seeds cross over, with its interval, and the points that were run.
+
+        Args:
+            theory: y of x, drawn as a line over the thresholds: a function of numbers, infinite x being
+                `math.inf`, or values by the x of the diagram.
+            label: what the legend calls it.
+
+        Returns:
+            The figure with its words; a notebook shows it.
+
+        Raises:
+            InputError: a function of x that are no numbers, or values for other x than there are.
+        """
+        horizontal = _Horizontal.of(self.thresholds["x"].tolist())
+        table = self.thresholds.set_index("x").loc[horizontal.values]
+        with style():
+            figure = Figure(figsize=(0.7 * WIDTH, 3.2), layout="constrained")
+            ax = figure.subplots()
+            _points(ax, self, horizontal)
+            run = sorted(self.outcomes["y"].unique().tolist())
+            middle = table["threshold"].to_numpy()
+            # An interval that goes on beyond the values that were run is drawn to their end.
+            low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
+            ax.errorbar(
+                horizontal.places,
+                middle,
+                np.nan_to_num(np.stack([middle - low, high - middle])),
+                fmt="o",
+                color=BLUE,
+                markersize=4,
+                capsize=2,
+                linewidth=1.2,
+                label=f"half of the seeds: {literal(self.condition)}",
+            )
+            if theory is not None:
+                x, y = horizontal.curve(theory)
+                marker = "s" if len(x) < _CURVE_POINTS else ""
+                ax.plot(
+                    x, y, color=RED, linestyle=(0, (4, 2)), marker=marker, markersize=3, label=formula(label)
+                )
+            horizontal.scale(ax)
+            if 0 < 10 * run[0] <= run[-1]:
+                ax.set_yscale("log")
+            ax.set(xlabel=axis_label(self.x), ylabel=axis_label(self.y))
+            ax.legend(loc="best", labelcolor=SOFT)
+        return Drawn(
+            file_name("boundary", self.y, self.x),
+            f"Threshold of {self.y} over {self.x}",
+            _words(self, label if theory is not None else ""),
+            figure,
+        )
+
+    def __repr__(self) -> str:
+        rows = self.thresholds.itertuples()
+        words = [f"{setting(row.x)}: {interval(row.threshold, row.low, row.high)}" for row in rows]
+        shown = words if len(words) <= 6 else [*words[:5], f"{len(words) - 5} more"]
+        return f"PhaseDiagram({self.y} at which {self.condition}, by {self.x}: {'; '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        return self.thresholds.to_html(index=False, border=0)
+
+
+class _Horizontal(NamedTuple):
+    """The horizontal axis: values in their order, and where they stand."""
+
+    values: list[Any]
+    places: list[float]
+    numbers: list[float]
+    logarithmic: bool
+
+    @classmethod
+    def of(cls, values: list[Any]) -> "_Horizontal":
+        """Put infinity a step beyond the last number, and words side by side."""
+        values = sorted(values, key=in_order)
+        if not all(isinstance(x, int | float) or x == "inf" for x in values):
+            return cls(values, [float(k) for k in range(len(values))], [], False)
+        numbers = [float(x) for x in values]
+        finite = [x for x in numbers if x < math.inf]
+        logarithmic = len(finite) > 1 and finite[0] > 0 and finite[-1] >= 4 * finite[0]
+        if not finite:
+            beyond = 1.0
+        elif len(finite) == 1:
+            beyond = 2 * finite[0]
+        else:
+            beyond = finite[-1] ** 2 / finite[-2] if logarithmic else 2 * finite[-1] - finite[-2]
+        return cls(values, [min(x, beyond) for x in numbers], numbers, logarithmic)
+
+    def curve(self, theory: Theory) -> tuple[list[float], list[float]]:
+        """Evaluate a theory: densely between finite numbers if it is a function, else where it has values."""
+        if isinstance(theory, Mapping):
+            if unknown := [x for x in theory if x not in self.values]:
+                raise InputError(
+                    f"theory: no x = {unknown[0]!r}; they are {', '.join(map(setting, self.values))}"
+                )
+            shown = [(place, x) for place, x in zip(self.places, self.values, strict=True) if x in theory]
+            return [place for place, _ in shown], [float(theory[x]) for _, x in shown]
+        if not self.numbers:
+            raise InputError("theory: the values of x are no numbers; give a mapping from them instead")
+        finite = [x for x in self.numbers if x < math.inf]
+        spread = np.geomspace if self.logarithmic else np.linspace
+        between = spread(finite[0], finite[-1], _CURVE_POINTS).tolist() if len(finite) > 1 else finite
+        places, at = list(between), list(between)
+        if len(finite) < len(self.numbers):
+            places, at = [*places, self.places[-1]], [*at, math.inf]
+        return places, [float(theory(x)) for x in at]
+
+    def scale(self, ax: matplotlib.axes.Axes) -> None:
+        """Set the scale and the ticks."""
+        if self.logarithmic:
+            ax.set_xscale("log")
+            ax.minorticks_off()
+        ax.set_xticks(self.places, [tick_label(x) for x in self.values])
+
+
+def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:
+    """Mark the points that were run by the share of seeds that have crossed."""
+    place = dict(zip(horizontal.values, horizontal.places, strict=True))
+    shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
+    ax.scatter(
+        shares["x"].map(place),
+        shares["y"],
+        c=shares["crossed"],
+        cmap="Greys",
+        vmin=0,
+        vmax=1,
+        s=14,
+        edgecolors=GREY,
+        linewidths=0.5,
+    )
+
+
+def _words(diagram: PhaseDiagram, theory: str) -> str:
+    few = diagram.thresholds["seeds"]
+    words = (
+        f"Dots: where half of the seeds have {diagram.condition} ({seed_words(few)}), with the 95 % interval "
+        f"of the median. Small marks: points that were run, darker the more seeds have crossed."
+    )
+    if theory:
+        words += f" Dashed: {theory}."
+    if turned := int(diagram.thresholds["turned_back"].sum()):
+        words += (
+            f" Seeds that turn back at larger values, so that their threshold is not one number: {turned}."
+        )
+    return words

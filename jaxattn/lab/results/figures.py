@@ -1,0 +1,292 @@
+"""Figures by name: what a sweep file asks for, checked before a run and drawn after it."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from jaxattn.core.errors import InputError, UserCodeError, in_user_code
+from jaxattn.lab.results.drawn import Drawn, OwnWords, Picture, read_words
+from jaxattn.lab.results.labels import file_name
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.storage import files
+
+# Where each kind is drawn. Its settings are the keyword arguments there, and nowhere else.
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "convergence": "jaxattn.lab.results.scaling:convergence",
+        "curves": "jaxattn.lab.results.curves:curves",
+        "diagram": "jaxattn.lab.results.diagram:diagram",
+        "importance": "jaxattn.lab.results.token_figures:importance",
+        "one_step_law": "jaxattn.lab.results.token_figures:one_step_law",
+        "scaling": "jaxattn.lab.results.scaling:scaling",
+        "top_tokens": "jaxattn.lab.results.token_figures:top_tokens",
+    }
+)
+# What a figure may name and a run does not record, by what it is computed from.
+IS_OF: Mapping[str, str] = MappingProxyType({"margin_shortfall": "margin_ratio"})
+OF_TOKENS = ("importance", "one_step_law", "top_tokens")
+AS_DRAWN = " As the run drew it: reading results executes no code that a folder names."
+
+
+Progress = Callable[[str, float], None]
+
+
+class Problem(NamedTuple):
+    """Why a figure could not be drawn: a line, and the traceback in code of the user's, if that raised."""
+
+    line: str
+    trace: str
+
+
+def function(kind: Any, place: str = "figure") -> Callable[..., Drawn]:
+    """Import the function that draws a kind.
+
+    Args:
+        kind: one of `KINDS`.
+        place: where the kind was asked for.
+
+    Returns:
+        A function (results, **options) -> Drawn.
+
+    Raises:
+        InputError: an unknown kind.
+    """
+    if kind not in KINDS:
+        raise InputError(f"{place}.kind: unknown {kind!r}; {_instead(kind, list(KINDS))}")
+    module, _, name = KINDS[kind].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def check(
+    specs: Mapping[int, Mapping[str, Any]],
+    *,
+    phases: Sequence[str],
+    axes: Sequence[str],
+    without_tokens: Collection[int] = (),
+) -> None:
+    """Check the figures that a sweep file asks for, before anything is computed.
+
+    Args:
+        specs: by number, one mapping per figure: its kind, and the options of that kind's function.
+        phases: the names of the phases.
+        axes: the swept keys.
+        without_tokens: cells whose model has no scores and values of tokens.
+
+    Raises:
+        InputError: an unknown kind, option, phase or axis, a missing option, or a figure of tokens for a cell
+            that has none.
+    """
+    for index, spec in specs.items():
+        place = f"figures[{index}]"
+        _bind(spec, place)
+        if spec["kind"] in OF_TOKENS and spec.get("cell", 0) in without_tokens:
+            raise InputError(
+                f"{place}: {spec['kind']} shows scores and values of tokens, which the model does not tell; "
+                "leave the figure out, or write scores_and_values(params) in the model"
+            )
+        for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
+            if spec.get(option) is not None and spec[option] not in allowed:
+                raise InputError(
+                    f"{place}.{option}: unknown {spec[option]!r}; {_instead(spec[option], allowed)}"
+                )
+
+
+def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
+    """List the metrics that figures name, by their places in the sweep file."""
+    found = {}
+    for number, spec in specs.items():
+        for option in ("metric", "metrics", "x", "y"):
+            named = spec.get(option) or ()
+            several = not isinstance(named, str)
+            for k, metric in enumerate(named if several else (named,)):
+                place = f"figures[{number}].{option}{f'[{k}]' if several else ''}"
+                found[place] = IS_OF.get(metric, metric)
+    return {place: metric for place, metric in found.items() if metric != "step"}
+
+
+def draw(results: Run, spec: Mapping[str, Any]) -> Drawn:
+    """Draw one figure.
+
+    Args:
+        results: a results folder.
+        spec: its kind, and the options of that kind's function; an option that is None is left out.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown kind or option, or one that this run cannot show.
+    """
+    drawing, options = _bind(spec, "figure")
+    return drawing(results, **options)
+
+
+def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]) -> Drawn:
+    """Draw with the user's own function, or a class of figures, in the style of all figures.
+
+    Args:
+        results: a results folder.
+        drawing: a function (results, **options), or a class of these options to be called with the results,
+            that returns a `Drawn`, or a matplotlib figure, which is given the name of the function or class
+            and the first line of its docstring.
+        options: its options.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: it returned something else.
+    """
+    from matplotlib.figure import Figure  # slow to import
+
+    from jaxattn.lab.results.style import style
+
+    with style():
+        is_class = isinstance(drawing, type)
+        found = drawing(**options)(results) if is_class else drawing(results, **options)
+    name = getattr(drawing, "__name__", type(drawing).__name__)
+    if isinstance(found, Figure):
+        words = inspect.getdoc(drawing) or ""
+        found = Drawn(name, name.replace("_", " ").capitalize(), words.partition("\n")[0], found)
+    if not isinstance(found, Drawn):
+        raise InputError(
+            f"figure {name}: returned {type(found).__name__}; let it return a matplotlib Figure or a Drawn"
+        )
+    # A formula that cannot be read raises only when it is rendered.
+    found.figure.draw_without_rendering()
+    return replace(found, name=file_name(found.name))
+
+
+def draw_all(
+    results: Run,
+    own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    progress: Progress = lambda what, share: None,
+) -> tuple[list[Drawn | Picture], list[Problem]]:
+    """Draw the figures that the sweep file asked for: without any, curves and token importance.
+
+    Args:
+        results: a results folder.
+        own: the user's functions by the kind that the sweep file names them with, "module:function". One
+            that is not given is not imported; what the run drew with it is shown as it is.
+        progress: progress callback (what, share of all that is done).
+
+    Returns:
+        The figures, their names distinct, and a line for each that could not be drawn, or not again.
+    """
+    tokens = [{"kind": "importance"}] if len(results.tokens) else []
+    specs = results.manifest["config"].get("figures") or [{"kind": "curves"}, *tokens]
+    before = _drawn_before(results)
+    found: list[Drawn | Picture] = []
+    problems: list[Problem] = []
+    for number, spec in enumerate(specs):
+        kind = str(spec.get("kind"))
+        place = f"figures[{number}] ({kind})"
+        progress(f"drawing {place}", number / len(specs))
+        drawn: Drawn | Picture
+        try:
+            if ":" not in kind:
+                drawn = _guarded(partial(draw, results, spec))
+            elif kind in own:
+                options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
+                drawn = _guarded(partial(draw_own, results, own[kind], options), _files(own[kind]))
+            elif number in before:
+                drawn = before[number]
+            else:
+                raise InputError("the run did not, and reading results executes no code that a folder names")
+        except (InputError, UserCodeError) as error:
+            trace = error.trace if isinstance(error, UserCodeError) else ""
+            problems.append(Problem(f"{place} could not be drawn: {error}", trace))
+            continue
+        same = sum(drawn.name == other.name or other.name.startswith(f"{drawn.name}-") for other in found)
+        name = f"{drawn.name}-{same + 1}" if same else drawn.name
+        found.append(replace(drawn, name=name, number=number))
+    return found, problems
+
+
+def words_of_own(results: Run, figures: Sequence[Drawn | Picture]) -> tuple[OwnWords, ...]:
+    """Collect number, name, title and caption of every figure of the user's own kinds."""
+    specs = results.manifest["config"].get("figures") or []
+    return tuple(
+        OwnWords(each.number, each.name, each.title, each.caption)
+        for each in figures
+        if each.number is not None and each.number < len(specs) and ":" in str(specs[each.number].get("kind"))
+    )
+
+
+def _guarded(drawing: Callable[[], Drawn], files: frozenset[str] = frozenset()) -> Drawn:
+    """Draw; whatever a user's function, or what a folder holds, raises costs its own figure alone.
+
+    Args:
+        drawing: draws it.
+        files: of a user's function, the files of its code, whose lines a traceback shows.
+    """
+    try:
+        return drawing()
+    except InputError:
+        raise
+    except Exception as error:
+        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise (UserCodeError(line, files) if in_user_code(error, files, "") else InputError(line)) from error
+
+
+def _files(drawing: Callable[..., Any]) -> frozenset[str]:
+    """Name the file of a function or class; none of what has none, such as a class of a notebook."""
+    with suppress(OSError, TypeError):
+        return frozenset({inspect.getfile(inspect.unwrap(drawing))})
+    return frozenset()
+
+
+def _drawn_before(results: Run) -> dict[int, Picture]:
+    """The user's own figures as the run drew them, by number, which they say; a folder may hold anything."""
+    found = {}
+    with suppress(InputError):
+        drawn = read_words(results.directory)
+        for each in drawn.own:
+            name = file_name(each.name)
+            path = f"figures/{name}.png"
+            content = files.read(
+                results.directory / path, results.directory, drawn.sha256.get(path, "none"), files.MOST_JSON
+            )
+            caption = each.caption.removesuffix(AS_DRAWN) + AS_DRAWN
+            found[each.index] = Picture(name, each.title, caption, content, each.index)
+    return found
+
+
+def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., Drawn], dict[str, Any]]:
+    kind = spec.get("kind")
+    drawing = function(kind, place)
+    options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
+    parameters = list(inspect.signature(drawing).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters]
+    for key in options:
+        if key not in names:
+            raise InputError(f"{place}: {kind} has no option {key!r}; {_instead(key, names)}")
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
+    if missing:
+        raise InputError(f"{place}: {kind} needs {' and '.join(map(repr, missing))}")
+    types = get_type_hints(drawing, include_extras=True)
+    return drawing, {key: _typed(value, types[key], f"{place}.{key}") for key, value in options.items()}
+
+
+def _typed(value: Any, kind: Any, place: str) -> Any:
+    """Check an option against its annotation; JSON and TOML have lists where functions take tuples."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list | tuple):
+        value = [x.item() if hasattr(x, "item") else x for x in value]
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{place}: {error}; give one that fits") from None
+
+
+def _instead(given: Any, allowed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(given), allowed, 1)
+    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(allowed) or 'none'}"

@@ -1,0 +1,82 @@
+"""Power laws y ≈ exp(intercept) x^slope, fitted to every seed by least squares in logarithms."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from jaxattn.lab.results.intervals import student_t
+from jaxattn.lab.results.judge import Estimate
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """A fit y ≈ exp(intercept) x^slope, with an interval of the slope over seeds, NaN for none."""
+
+    slope: float
+    intercept: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """The slope with its interval."""
+        return Estimate(self.slope, self.low, self.high, self.seeds)
+
+
+def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
+    """Fit one power law to all seeds.
+
+    log y_{x,s} = intercept + slope · log x. The slope is the mean of the seeds' own slopes, with Student's
+    95 % interval of that mean.
+
+    Args:
+        x: (m,) > 0, or (m, seeds) if every seed has its own; NaN marks a point to leave out. At least two
+            of them different.
+        y_by_seed: (m, seeds); a seed without a positive finite value at every x is left out.
+
+    Returns:
+        The fit; all NaN if no seed or fewer than two different x are left.
+    """
+    y = np.asarray(y_by_seed, float)
+    x = np.asarray(x, float)
+    x = np.broadcast_to(x if x.ndim == 2 else x[:, None], y.shape)
+    used = np.isfinite(x) & (x > 0)
+    complete = (~used | (np.isfinite(y) & (y > 0))).all(axis=0) & used.any(axis=0)
+    slopes, mean_x, mean_y = _lines(x[:, complete].T, y[:, complete].T)
+    seeds = int(np.isfinite(slopes).sum())
+    if seeds < len(slopes) or not seeds:
+        return PowerLaw(np.nan, np.nan, np.nan, np.nan, seeds)
+    low, high = student_t(slopes)
+    slope = float(slopes.mean())
+    return PowerLaw(slope, float(mean_y.mean() - slope * mean_x.mean()), float(low), float(high), seeds)
+
+
+def powers(x: Any, y: Any) -> Floats:
+    """Fit the power of a law y ~ x^power to every seed.
+
+    Args:
+        x: (m,) or (S, m) float > 0.
+        y: (S, m) float > 0; NaN leaves a point out.
+
+    Returns:
+        (S,) float64; NaN for a seed without two different points.
+    """
+    return _lines(x, y)[0]
+
+
+def _lines(x: Any, y: Any) -> tuple[Floats, Floats, Floats]:
+    """Slope, mean of log x and mean of log y of every row, over the points where both are positive."""
+    y = np.asarray(y, float)
+    x = np.broadcast_to(np.asarray(x, float), y.shape)
+    used = (x > 0) & (y > 0) & np.isfinite(x) & np.isfinite(y)
+    log_x, log_y = (np.log(np.where(used, z, 1)) for z in (x, y))
+    points = np.maximum(used.sum(axis=1), 1)
+    mean_x, mean_y = (z.sum(axis=1) / points for z in (log_x, log_y))
+    centred = np.where(used, log_x - mean_x[:, None], 0)
+    spread = np.square(centred).sum(axis=1)
+    return (centred * log_y).sum(axis=1) / np.where(spread > 0, spread, np.nan), mean_x, mean_y

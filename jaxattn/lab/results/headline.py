@@ -1,0 +1,262 @@
+"""What a run says at first sight: six metrics, two sentences, and the caveats of the numbers."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from jaxattn.lab.results.labels import format_number, setting
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.results.statistics import estimates, last_steps
+
+MOST = 6
+ACCURACIES = ("test_accuracy", "validation_accuracy", "accuracy", "train_accuracy")
+LOSSES = ("loss", "log_loss", "test_loss")
+VALUES = ("spearman_Ev_tokens", "spearman_Ev_bins", "correlation_Ev_alpha")
+DIRECTIONS = {
+    "one_minus_cosine": "its max-margin direction",
+    "relaxed_one_minus_cosine": "p_relax",
+    "limit_one_minus_cosine": "its limit",
+}
+# What built-in phases and probes record unasked, in the order in which it is shown.
+STANDARD = (
+    "important_selected", "spearman_Ev_tokens", "spearman_Ep_absolute_tokens", "one_step_error",
+    "important_mass", "important_tied", *ACCURACIES, *LOSSES, *VALUES, "spearman_Ep_absolute_bins",
+    "selected_tokens",
+    "spearman_Ep_signed_tokens", "spearman_Ep_signed_bins", "p_norm", "log_gradient_norm", "validation_loss",
+    "test_accuracy_best_on_test", "test_accuracy_best_on_validation", "evaluations", "came_to_end",
+    "arc_length", "log_time", "log_v_norm", "drift", "mismatch",
+)  # fmt: skip
+
+
+class _Said(NamedTuple):
+    """An estimate of a metric in a cell: its settings, the phase, and the text of the numbers."""
+
+    settings: str
+    phase: str
+    text: str
+    value: float
+    low: float
+    high: float
+
+
+def metrics(results: Run) -> list[str]:
+    """Choose at most six metrics: an accuracy, the loss, two that were asked for, then by `STANDARD`.
+
+    Asked for is what no study records by itself: the user's own metrics, and built-in probes in `probes.own`.
+
+    Args:
+        results: a run.
+
+    Returns:
+        Names, the first one first; of accuracies test, validation and training are tried in this order.
+    """
+    names = recorded(results)
+    asked = [name for name in names if name not in STANDARD]
+    first = [_first(group, names) for group in (ACCURACIES, LOSSES)]
+    others = [name for name in STANDARD if name in names]
+    order = dict.fromkeys([*filter(None, first), *asked[:2], *others, *asked])
+    return list(order)[:MOST]
+
+
+def sentences(results: Run) -> tuple[str, str]:
+    """Say in two sentences how well a run learned, and what E·v, attention and p know.
+
+    Args:
+        results: a run of any phases and metrics.
+
+    Returns:
+        The numbers are those of `summary_rows`, at the last step of the last phase that recorded them; of
+        several cells those of the lowest and the highest one.
+    """
+    names = recorded(results, finite=True)
+    asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
+    fit = [name for group in (ACCURACIES, LOSSES) if (name := _first(group, names))]
+    values, direction = (_first(group, names) for group in (VALUES, DIRECTIONS))
+    known: list[tuple[str | None, Callable[[list[_Said]], str]]] = [
+        (values, lambda said: _follows(values or "", said)),
+        (_first(["important_selected"], names), _selects),
+        (direction, lambda said: f"p is 1 - cos = {_range(said)} from {DIRECTIONS[direction or '']}"),
+        *((name, lambda said, name=name: f"{name} is {_range(said)}") for name in asked[:1]),
+    ]
+    rest = [name for name in metrics(results) if name in names and name not in fit]
+    wanted = [*dict.fromkeys([*fit, *(x for x, _ in known if x), *rest])]
+    table = estimates(results, metrics=wanted)
+    found = {name: _said(results, table[table["metric"] == name]) for name in wanted if name in names}
+    learned = [words(found[name]) for name, words in known if name and found[name]][:3]
+    learned = learned or [f"{name} is {_range(found[name])}" for name in rest if found[name]][:1]
+    fits = [f"the {name.replace('_', ' ')} is {_range(found[name])}" for name in fit if found[name]]
+    phases = {said.phase for name in fit for said in found[name]}
+    after = f"After phase {phases.pop()}" if len(phases) == 1 else "After the last phase"
+    return (
+        f"{after}, {' and '.join(fits)}." if fits else "No accuracy and no loss has a finite value.",
+        f"{_begun('; '.join(learned))}." if learned else "No other metric has a finite value.",
+    )
+
+
+def recorded(results: Run, *, finite: bool = False) -> list[str]:
+    """List the metrics at the end of the phases, single bins left out, or those that have a finite value."""
+    last = last_steps(results.records)
+    names = last["metric"][np.isfinite(last["value"]) | (not finite)].unique()
+    return [str(name) for name in names if not re.search(r"_bin_\d+$", str(name))]
+
+
+def _first(group: Iterable[str], names: Sequence[str]) -> str | None:
+    return next((name for name in group if name in names), None)
+
+
+def _said(results: Run, table: pd.DataFrame) -> list[_Said]:
+    """Collect the estimates of one metric in every cell, of the last phase with a value, lowest first."""
+    last: dict[str, _Said] = {}
+    short = {axis: axis.rpartition(".")[2] for axis in results.axes}
+    names = short if len(set(short.values())) == len(short) else {axis: axis for axis in short}
+    for row in table[np.isfinite(table["value"])].itertuples():
+        values = {axis: setting(x) for axis, x in results.settings(row.cell).items()}
+        settings = ", ".join(f"{names[axis]} = {values[axis]}" for axis in names if values.get(axis))
+        last[settings] = _Said(settings, str(row.phase), row.text, row.value, row.low, row.high)
+    return sorted(last.values(), key=lambda said: said.value)
+
+
+def _range(said: list[_Said]) -> str:
+    low, high = said[0], said[-1]
+    if low.text == high.text:
+        return low.text
+    return f"{low.text} at {low.settings} to {high.text} at {high.settings}"
+
+
+def _follows(metric: str, said: list[_Said]) -> str:
+    """Say whether E·v follows importance; one seed decides nothing."""
+    over = metric.rpartition("_")[2]
+    how = "correlation with α" if over == "alpha" else f"Spearman over {over}"
+    if not any(cell.low == cell.low for cell in said):
+        return f"of E·v and importance the {how} is {_range(said)}"
+    yes, against = sum(cell.low > 0 for cell in said), sum(cell.high < 0 for cell in said)
+    weakly = " weakly" if yes and max(cell.low for cell in said) < 0.5 else ""
+    words = (
+        f"E·v follows importance{weakly}"
+        if yes
+        else "E·v runs against importance"
+        if against
+        else "no sign that E·v follows importance"
+    )
+    among = f" in {yes or against} of {len(said)} cells" if 0 < (yes or against) < len(said) else ""
+    return f"{words}{among}, {how} {_range(said)}"
+
+
+def _selects(said: list[_Said]) -> str:
+    return f"attention selects an important token in {_range(said)} of the sequences"
+
+
+def _begun(text: str) -> str:
+    """Begin a sentence; names of metrics and parameters stay as they are."""
+    return text[0].upper() + text[1:] if text.startswith(("attention ", "no ", "of ")) else text
+
+
+# A rank correlation over fewer tokens is hardly one.
+FEW = 10
+_OVER_TOKENS = re.compile(r"spearman_\w+_tokens")
+_OVER_SIGNED_BINS = re.compile(r"spearman_(Ev|Ep_signed)_bins")
+_OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
+
+
+def caveats(results: Run) -> list[str]:
+    """Say of the end of each phase why metrics have no value, and on which tokens and bins others rest.
+
+    Args:
+        results: a results folder.
+
+    Returns:
+        A line for every reason, the metrics first.
+    """
+    last = last_steps(results.records)
+    last = last[~last["metric"].str.contains(r"_bin_\d+$")]
+    finite = np.isfinite(last["value"]).groupby([last[key] for key in ("cell", "metric", "phase")]).any()
+    reasons: dict[str, dict[str, None]] = {}
+    for cell, metric, phase in finite.index[~finite]:
+        own = last[(last["cell"] == cell) & (last["metric"] == metric) & (last["phase"] == phase)]
+        if np.isneginf(own["value"]).all():
+            reasons.setdefault("minus infinity, the logarithm of exactly zero", {})[metric] = None
+    for pattern, reason in (
+        (_OVER_TOKENS, _few_tokens),
+        (_OVER_SIGNED_BINS, _outside_bins),
+        (_OF_IMPORTANT, _important),
+    ):
+        for cell, metric in dict.fromkeys((cell, metric) for cell, metric, _ in finite.index):
+            if pattern.fullmatch(metric) and (words := reason(results, int(cell))):
+                reasons.setdefault(words, {})[metric] = None
+    said = [f"{', '.join(metrics)}: {reason}" for reason, metrics in reasons.items()]
+    failed = results.failures.groupby(["phase", "reason"], sort=False).size()
+    return said + [
+        f"without a value from phase {phase} on, and in no mean: {number} seed{'s' * (number > 1)}, {reason}"
+        for (phase, reason), number in failed.items()
+    ]
+
+
+def _of_probes(results: Run, cell: int, *keys: str) -> list[float]:
+    """Look up settings of the probes of a cell; none if one is not there, or is no finite number."""
+    try:
+        found = [float(results.lookup(cell, f"probes.{key}")) for key in keys]
+    except (ValueError, TypeError, OverflowError):
+        return []
+    return found if np.isfinite(found).all() else []
+
+
+def _few_tokens(results: Run, cell: int) -> str:
+    """Say that few tokens of some seed occur often enough for correlations, or nothing."""
+    known = _of_probes(results, cell, "min_count")
+    tokens = results.tokens[results.tokens["cell"] == cell].drop_duplicates(["seed", "id"])
+    if not known or tokens.empty:
+        return ""
+    least = max(int(known[0]), 1)
+    frequent = (tokens["count"] >= least).groupby(tokens["seed"]).sum()
+    if (fewest := int(frequent.min())) >= FEW:
+        return ""
+    if frequent.max() < 2:
+        return f"fewer than two tokens occur probes.min_count = {least} times; lower it"
+    number = _span(fewest, int(frequent.max()))
+    return f"over {number} tokens of a seed, those that occur probes.min_count = {least} times; lower it"
+
+
+def _outside_bins(results: Run, cell: int) -> str:
+    """Say how many tokens are in no bin of the posterior difference, or nothing."""
+    if not (known := _of_probes(results, cell, "low", "high")):
+        return ""
+    low, high = known
+    tokens = results.tokens[(results.tokens["cell"] == cell) & (results.tokens["count"] > 0)]
+    difference = tokens["posterior_difference"]
+    far = tokens["id"].where((difference < low - 1e-6) | (difference > high + 1e-6))
+    outside = far.groupby(tokens["seed"]).nunique()
+    if outside.empty or outside.max() == 0:
+        return ""
+    number = _span(int(outside.min()), int(outside.max()))
+    return (
+        f"without {number} tokens of a seed whose posterior difference is in no bin: outside [probes.low, "
+        f"probes.high] = [{format_number(low)}, {format_number(high)}]"
+    )
+
+
+def _important(results: Run, cell: int) -> str:
+    """Say which tokens are important, and how many."""
+    if not (known := _of_probes(results, cell, "important", "min_count")):
+        return ""
+    size, least = known
+    words = (
+        f"important is |posterior difference| ≥ {size:g} (probes.important) in {least:g} or more occurrences"
+    )
+    words += " (probes.min_count)"
+    tokens = results.tokens[results.tokens["cell"] == cell]
+    tokens = tokens[tokens["phase"] == tokens["phase"].min()]
+    large = tokens[tokens["posterior_difference"].abs() >= size]
+    if tokens.empty:
+        return words
+    frequent = large["id"].where(large["count"] >= least).groupby(large["seed"]).nunique()
+    rare = large["id"].where(large["count"] < least).groupby(large["seed"]).nunique()
+    frequent, rare = (x.reindex(tokens["seed"].unique(), fill_value=0) for x in (frequent, rare))
+    words += f": {_span(int(frequent.min()), int(frequent.max()))} tokens of a seed"
+    return words + (f", without {_span(int(rare.min()), int(rare.max()))} rarer ones" if rare.any() else "")
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"

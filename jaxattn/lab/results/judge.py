@@ -1,0 +1,180 @@
+"""The judge: numbers with 95 % intervals over seeds, held against criteria by one rule.
+
+The criterion comes from somewhere, its basis; the rule is the same for all, the words are those of the basis:
+
+    basis                               interval within     none of it within   else          no criterion
+    promised by the theory              holds               fails               undecided     undecided
+    beyond what the theory promises     holds there too     does not hold       undecided     measured
+    published numbers and shapes        agrees              differs             cannot tell   measured
+    expected by whoever draws a figure  holds               does not hold       undecided     measured
+
+Intervals are Student's for a mean, the jackknife's for a number that all seeds make together, that of Clopper
+and Pearson for a share. There is none where all seeds give the same number, which then stands for it from six
+seeds on. Beyond the theory a share below its criterion that is not zero "holds for some". A promise without
+a criterion is a limit that no finite run reaches.
+"""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxattn.lab.results.intervals import clopper_pearson, jackknife, student_t
+from jaxattn.lab.results.labels import brief, with_interval
+
+Basis = Literal["promised", "beyond", "published", "expected"]
+# n seeds that all give the same number put the median of all seeds there with 1 - 2^(1 - n) ≥ 95 %.
+ENOUGH_SEEDS = 6
+ANYTHING = (-math.inf, math.inf)
+
+
+class Words(NamedTuple):
+    """The verdicts of a basis: of an interval within the criterion, outside, else; and of no criterion."""
+
+    within: str
+    outside: str
+    unknown: str
+    free: str
+
+
+HOLDS_FOR_SOME = "holds for some"
+VERDICTS: Mapping[Basis, Words] = MappingProxyType(
+    {
+        "promised": Words("holds", "fails", "undecided", "undecided"),
+        "beyond": Words("holds there too", "does not hold", "undecided", "measured"),
+        "published": Words("agrees", "differs", "cannot tell", "measured"),
+        "expected": Words("holds", "does not hold", "undecided", "measured"),
+    }
+)
+
+
+class Criterion(NamedTuple):
+    """Where a number has to lie: low ≤ x ≤ high, and how to write that."""
+
+    low: float
+    high: float
+    text: str
+
+
+def around(value: float, distance: float) -> Criterion:
+    """Ask for value ± distance."""
+    return Criterion(value - distance, value + distance, f"{brief(value)} ± {brief(distance)}")
+
+
+def at_least(value: float) -> Criterion:
+    """Ask for anything from a value up."""
+    return Criterion(value, math.inf, f"≥ {brief(value)}")
+
+
+def within_factor(value: float, factor: float) -> Criterion:
+    """Ask for anything between value / factor and value · factor."""
+    return Criterion(value / factor, value * factor, f"{brief(value)} within a factor of {brief(factor)}")
+
+
+class Estimate(NamedTuple):
+    """A number with its 95 % interval.
+
+    Attributes:
+        value: the number.
+        low, high: its interval, NaN for none.
+        seeds: how many seeds it comes from: those that have a value.
+        missing: how many seeds have none.
+        hits: of a share, the number of seeds behind it.
+    """
+
+    value: float
+    low: float
+    high: float
+    seeds: int = 0
+    missing: int = 0
+    hits: int | None = None
+
+    def text(self, same: str) -> str:
+        """Write the number with its interval, or without one what is `same`, such as "in all 7"."""
+        written = with_interval(self.value, self.low, self.high)
+        alone = self.seeds > 1 and math.isfinite(self.value) and math.isnan(self.low)
+        return f"{written} {same}" if alone else written
+
+
+def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimate:
+    """Estimate a mean over the seeds that have a value, with Student's t interval.
+
+    Args:
+        samples: (S,) float; NaN or inf for a seed without a value.
+        between: what the number can be at all; the interval is cut there.
+
+    Returns:
+        The mean; NaN if no seed has a value. No interval for a single seed, and for equal ones.
+    """
+    samples = np.asarray(samples, float)
+    known = samples[np.isfinite(samples)]
+    value = float(known.mean()) if len(known) else math.nan
+    value, low, high = np.clip([value, *student_t(known)], *between).tolist()
+    return Estimate(value, low, high, len(known), len(samples) - len(known))
+
+
+def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
+    """Estimate the share of seeds that satisfy something, with the interval of Clopper and Pearson.
+
+    Args:
+        satisfied: (S,) bool.
+        known: (S,) bool; which seeds have a value.
+
+    Returns:
+        The share of the seeds that have a value; NaN if none has.
+    """
+    satisfied, known = np.broadcast_arrays(satisfied, known)
+    hits, seeds = int(np.sum(satisfied & known)), int(known.sum())
+    if not seeds:
+        return Estimate(math.nan, math.nan, math.nan, 0, len(known), 0)
+    low, high = clopper_pearson(hits, seeds)
+    return Estimate(hits / seeds, float(low), float(high), seeds, len(known) - seeds, hits)
+
+
+def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, width: float = 0.0) -> Estimate:
+    """Estimate a number that all seeds make together, from its values with each seed left out.
+
+    Args:
+        rows: (1 + S,) float: the number (first), and without each seed; (1,) for one seed.
+        between: what the number can be at all; the interval is cut there.
+        width: of the bin that the number is the centre of; the interval is never narrower.
+
+    Returns:
+        The number.
+    """
+    value, *others = np.asarray(rows, float).tolist()
+    low, high = jackknife(value, others)
+    if width and len(others) > 1 and np.isfinite(others).all():
+        half = np.fmax(high - value, width / 2)
+        low, high = value - half, value + half
+    low, high = np.clip([low, high], *between).tolist()
+    return Estimate(value, low, high, len(others) or 1)
+
+
+def verdict(estimate: Estimate, criterion: Criterion | None, basis: Basis) -> str:
+    """Judge a number by the module's rule.
+
+    Args:
+        estimate: the number with its interval.
+        criterion: where it has to lie; None if nothing asks for a place.
+        basis: where the criterion comes from.
+
+    Returns:
+        One of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
+    """
+    words = VERDICTS[basis]
+    if criterion is None:
+        return words.unknown if basis == "beyond" and not estimate.seeds else words.free
+    value, low, high = estimate[:3]
+    if math.isfinite(value) and math.isnan(low) and estimate.seeds >= ENOUGH_SEEDS:
+        low = high = value
+    if not np.isfinite([value, low, high]).all():
+        return words.unknown
+    if criterion.low <= low and high <= criterion.high:
+        return words.within
+    if low <= criterion.high and criterion.low <= high:
+        return words.unknown
+    return HOLDS_FOR_SOME if basis == "beyond" and estimate.hits else words.outside

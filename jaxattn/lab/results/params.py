@@ -1,0 +1,297 @@
+"""Trained parameters, from the checkpoints of finished batches, and the data they were trained on."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from jaxattn.base import Dataset, Model
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import PositiveInt
+from jaxattn.data import GENERATORS, Splits, corpus
+from jaxattn.lab.results.labels import listed
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.storage import batch_state, bucket, checkpoints
+from jaxattn.lab.storage.batch_state import BatchState
+from jaxattn.lab.storage.files import Damaged, memory
+from jaxattn.lab.storage.manifest import again, fixing
+from jaxattn.lab.study.seed import dataset as of_seed
+from jaxattn.lab.study.seed import keys, swept_settings
+from jaxattn.models import MODELS, span
+
+Arrays = dict[str, np.ndarray]
+_AGAIN = "load another folder, or run the sweep again"
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Parameters:
+    """Named arrays as a frozen pytree: `parameters.E` is the array of that name."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        """Hold the arrays under their names."""
+        object.__setattr__(self, "_arrays", dict(arrays))
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying asks for attributes before there are any.
+        arrays = self.__dict__.get("_arrays", {})
+        if name not in arrays:
+            raise AttributeError(f"no parameter {name!r}; there are {', '.join(arrays)}")
+        return arrays[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name}: parameters cannot be changed; make others with `replace`")
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self._arrays)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._arrays]
+
+    def __repr__(self) -> str:
+        shapes = (f"{name}={getattr(x, 'shape', x)}" for name, x in self._arrays.items())
+        return f"Parameters({', '.join(shapes)})"
+
+    def replace(self, **arrays: Any) -> "Parameters":
+        """Return parameters of which some are others."""
+        unknown = [name for name in arrays if name not in self._arrays]
+        if unknown:
+            raise AttributeError(f"no parameter {unknown[0]!r}; there are {', '.join(self._arrays)}")
+        return Parameters(dict(self._arrays) | arrays)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        """Take apart for JAX."""
+        return [(jax.tree_util.GetAttrKey(name), x) for name, x in self._arrays.items()], tuple(self._arrays)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> "Parameters":
+        """Put together for JAX."""
+        return cls(dict(zip(names, arrays, strict=True)))
+
+
+def trained(results: Run, *, cell: int, seed: int | None, phase: str | None, model: Any = None) -> Any:
+    """Read the parameters that one seed of one cell had after a phase.
+
+    Args:
+        results: a results folder.
+        cell: which cell.
+        seed: which seed; the first one if None.
+        phase: which phase; the last one of the cell if None.
+        model: whose parameters they are, an object with init(key, like, *, dtype); it
+            gives them their type. If None, the built-in model that the run names or that of the study that
+            was run; `Parameters` for a model of somebody's own.
+
+    Returns:
+        A frozen pytree of JAX arrays in the run's precision: the vectors of R^d, also of a run in coordinates
+        of their span, whose basis is drawn again from the seed; at d = ∞ these coordinates. A vocabulary that
+        was padded to that of other cells is cut to the cell's own.
+
+    Raises:
+        InputError: an unknown cell, seed or phase, no checkpoint, a damaged one, another model.
+    """
+    results.settings(cell)
+    batch, lane, seed = _lane(results, cell, seed)
+    with bucket.naming():
+        state = _restore(results, cell, batch)
+    arrays = {name: x[lane] for name, x in _after(state, phase).items()}
+    try:
+        vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
+    except (InputError, msgspec.ValidationError):
+        vocab_size = None  # a text tells its own, and no other cell pads it
+    with backend.pinned(), jax.enable_x64(True):
+        arrays = _without_padding(_in_full(results, cell, seed, arrays), vocab_size)
+    model = model or _built_in(results, cell) or results.models.get(cell)
+    # Outside, float64 would be cut to float32 without a word.
+    with backend.pinned(), jax.enable_x64(True):
+        found = {name: jnp.asarray(x) for name, x in arrays.items()}
+        return (
+            Parameters(found) if model is None else _of_model(found, model, _like(results, cell, seed, found))
+        )
+
+
+def _built_in(results: Run, cell: int) -> Any:
+    """Make the model that a cell names, None if it is none of this library's."""
+    target = MODELS.get(str(results.lookup(cell, "model.kind")))
+    if target is None:
+        return None
+    settings = {name: results.lookup(cell, f"model.{name}") for name in target.__struct_fields__}
+    try:
+        return msgspec.convert(settings, target)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{results.directory}: no model of this library: {error}; {_AGAIN}") from None
+
+
+def _lane(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
+    """Find the batch that ran a seed of a cell, where in it, and which seed it is."""
+    batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
+    if not batches:
+        raise InputError(
+            f"{results.directory}: no checkpoint of cell {cell} is listed; load the folder of its run alone"
+        )
+    seeds = sorted({number for batch in batches for number in batch["seeds"]})
+    seed = seeds[0] if seed is None else seed
+    for batch in batches:
+        if seed in batch["seeds"]:
+            lane = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
+            return batch["name"], lane, seed
+    raise InputError(f"seed {seed}: {results.directory} has seeds {listed(seeds)} of cell {cell}")
+
+
+def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
+    """Read the checkpoint of a finished batch: by phase the parameters that moved in it, of all lanes."""
+    directory = Path(os.path.abspath(results.directory))
+    with fixing(directory):
+        saved = batch_state.read(directory, batch)
+        if saved is not None and saved.finished:
+            _check_origin(results, cell, batch, saved)
+            bucket.fetch_batch(results.directory, batch, saved)
+            if saved.batch is None:
+                batch_state.check_lanes(directory, batch, saved)
+    if saved is None or not saved.finished:
+        raise InputError(f"{directory}: {batch} is not finished; {again(directory)}")
+    folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
+    try:
+        state = checkpoints.restore(folder, saved.checkpoint, directory)
+    except Damaged as error:
+        state_path = batch_state.path(directory, batch)
+        raise InputError(f"{error}; delete {state_path} and {again(directory)}") from None
+    lanes = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
+    phases = list(state.values()) if isinstance(state, dict) else [None]
+    if not all(isinstance(of, dict) and _has_lanes(of, lanes) for of in phases):
+        raise InputError(f"{folder}: not the parameters of the {lanes} lanes of {batch}; {_AGAIN}")
+    return {name: state[name] for name in _in_order(results, cell, list(state))}
+
+
+def _check_origin(results: Run, cell: int, batch: str, saved: BatchState) -> None:
+    """Raise Damaged if a batch has other cells than the manifest lists, or was made by another config."""
+    (listed_cells,) = (each["cells"] for each in results.manifest["batches"] if each["name"] == batch)
+    wanted = results.config_hash(cell)
+    same = saved.origin.cells.keys() == {str(number) for number in listed_cells}
+    if not same or wanted not in (None, saved.origin.cells[str(cell)]):
+        place = batch_state.path(results.directory, batch)
+        raise Damaged(f"{place}: cell {cell} is of another config than the manifest says; delete it")
+
+
+def _has_lanes(arrays: Arrays, lanes: int) -> bool:
+    return all(np.shape(x)[:1] >= (lanes,) for x in arrays.values())
+
+
+def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
+    """Put phases in the order they ran; blocks may have phases of their own, and records may be a choice."""
+    recorded = [str(name) for name in results.records["phase"][results.records["cell"] == cell].unique()]
+    planned = [entry["name"] for entry in results.lookup(cell, "phases")]
+    known = recorded if set(phases) <= set(recorded) else planned
+    return sorted(phases, key=lambda name: known.index(name) if name in known else len(known))
+
+
+def _after(state: dict[str, Arrays], phase: str | None) -> Arrays:
+    """Put together what every parameter was after a phase: as the newest phase up to there left it."""
+    order = list(state)
+    if phase is not None and phase not in order:
+        raise InputError(f"phase {phase!r}: the checkpoint holds {', '.join(order)}")
+    last = len(order) if phase is None else order.index(phase) + 1
+    arrays: Arrays = {}
+    for name in order[:last]:
+        arrays |= state[name]
+    return arrays
+
+
+def _in_full(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
+    """Bring parameters from the span of their start to R^d."""
+    model = _built_in(results, cell)
+    if model is None or model.in_span() is model or model.dim in ("inf", arrays["E"].shape[1]):
+        return arrays
+    E, v = arrays["E"], arrays["v"]
+    if model.dim * E.shape[1] * E.itemsize > memory() // 4:
+        raise InputError(f"{results.directory}: vectors of d = {model.dim:,} do not fit in memory; {_AGAIN}")
+    classes = 2 if v.ndim == 1 else v.shape[1]
+    sizes: dict[str, Any] = {"vocab_size": len(E), "num_classes": classes, "dtype": E.dtype}
+    basis = np.asarray(span.basis(keys(seed)[1], dim=model.dim, **sizes))
+    return {name: x @ basis.T if name in model.token_rows else basis @ x for name, x in arrays.items()}
+
+
+def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
+    """Cut off the rows of tokens that a cell does not have."""
+    if vocab_size is None or "E" not in arrays or len(arrays["E"]) <= vocab_size:
+        return arrays
+    padded, dim = arrays["E"].shape
+    # Where V = d, an axis does not tell which of the two it is; E alone is known to have a row per token.
+    over_tokens = [
+        name for name, x in arrays.items() if x.ndim and len(x) == padded and (name == "E" or padded != dim)
+    ]
+    return arrays | {name: arrays[name][:vocab_size] for name in over_tokens}
+
+
+def _like(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
+    """Find data like those that parameters were drawn for: the run's own where its study is at hand."""
+    if results.dataset_of is not None and _built_in(results, cell) is None:
+        data: Dataset = results.dataset_of(seed, cell).train
+        return data
+    vocab_size = len(arrays["E"]) if "E" in arrays else 1
+    classes = arrays["v"].shape[1] if "v" in arrays and arrays["v"].ndim > 1 else 2
+    return corpus.shapes(vocab_size=vocab_size, num_classes=classes)
+
+
+def _of_model(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
+    """Fill the type of a model's own parameters."""
+    if isinstance(model, Model) and not isinstance(like, model.takes):
+        raise InputError(
+            f"model: it takes {model.takes.__name__}, which a folder alone does not tell; ask the results of "
+            "the study, study.run(...).params(...), or leave the model out"
+        )
+    dtype = next(iter(arrays.values())).dtype
+    params = jax.eval_shape(lambda key: model.init(key, like, dtype=dtype), jax.random.key(0))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    wanted = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    shapes = ({name: x.shape for name, x in tree.items()} for tree in (arrays, wanted))
+    held, expected = (dict(sorted(each.items())) for each in shapes)
+    if held != expected:
+        raise InputError(f"model: its parameters are {expected}, those of the run {held}; give the run's own")
+    return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
+
+
+def dataset(results: Run, *, seed: int, cell: int) -> Splits:
+    """Draw the data of one seed of one cell again.
+
+    Args:
+        results: a results folder.
+        seed: which seed of the run.
+        cell: which cell.
+
+    Returns:
+        The corpora: train, test, validation, and the statistics of the tokens.
+
+    Raises:
+        InputError: an unknown cell or seed; data that are read from files or drawn by code of somebody's own,
+            or those of a block: their study tells.
+    """
+    results.settings(cell)
+    if seed not in (known := results.manifest["seeds"]):
+        raise InputError(f"seed {seed}: the run has {', '.join(map(str, known[:20]))}; give one of them")
+    if results.dataset_of is not None:
+        return results.dataset_of(seed, cell)
+    own = results.settings(cell)
+    config = results.config(cell)
+    block = config.get("blocks", {}).get(own.get("block"), {})
+    table = config["data"] | {
+        key.removeprefix("data."): x for key, x in own.items() if key.startswith("data.")
+    }
+    target = GENERATORS.get(str(table.get("kind")))
+    if target is None or "data" in block:
+        raise InputError(
+            f"data.kind = {table.get('kind')!r}: a folder alone does not tell these data, as reading it "
+            "executes and opens nothing that it names; ask the study, jaxattn.Study.read(SWEEP).dataset(...)"
+        )
+    settings = {name: table[name] for name in target.__struct_fields__ if name in table}
+    try:
+        data = msgspec.convert(settings, target)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{results.directory}: data of another version: {error}; run it again") from None
+    swept = swept_settings(entry["settings"] for entry in results.manifest["cells"])
+    return of_seed(data, seed, str(results.manifest["dtype"]), swept).splits

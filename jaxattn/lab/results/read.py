@@ -1,0 +1,254 @@
+"""The files of a results folder: their tables, read, and whether each is what was written."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.drawn import DRAWN, read_words
+from jaxattn.lab.storage import batch_state, files, manifest
+from jaxattn.lab.storage import tables as parquet
+from jaxattn.lab.storage.batch_state import BatchState
+from jaxattn.lab.storage.files import Damaged
+from jaxattn.lab.storage.manifest import again, fixing
+from jaxattn.lab.storage.tables import LANE
+
+RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
+TOKEN_COLUMNS = (
+    "cell",
+    "seed",
+    "phase",
+    "id",
+    "token",
+    "count",
+    "class",
+    "alpha",
+    "posterior_difference",
+    "Ep",
+    "Ev",
+)
+COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
+
+
+def read(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
+    """Read a results folder; nothing that it names is imported or executed.
+
+    Args:
+        directory: a folder that a run has written, or is writing.
+
+    Returns:
+        Manifest, records and tokens; see `run.Run`. Of a run that is not finished: what its finished batches
+        measured, and what the others had measured when they were last saved; its failures are those of the
+        batches too.
+
+    Raises:
+        InputError: no such folder, not a results folder, one in which nothing was measured yet, a damaged
+            file, one of another batch or config, a row that is there twice.
+    """
+    known = manifest.read(directory)
+    with fixing(directory):
+        tables = _merged(directory, known)
+        if tables is None:
+            found = _parts(directory, known)
+            tables = {name: [read[name] for _, read in found] for name in COLUMNS}
+            failures = [failure for saved, _ in found for failure in saved.failures]
+            status = "stopped" if known["status"] == "finished" else known["status"]
+            known |= {"status": status, "failures": failures}
+        records, tokens = (_joined(tables[name], name, directory, known) for name in COLUMNS)
+    if records.empty:
+        raise InputError(f"{directory}: nothing was measured yet; {again(directory)}")
+    return known, _without_failures(records, known), tokens
+
+
+def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.DataFrame]] | None:
+    """Read the tables of a finished run; None if they are not there."""
+    if known["status"] != "finished":
+        return None
+    paths = {name: directory / f"{name}.parquet" for name in known["sha256"]}
+    if not paths or not all(path.exists() for path in paths.values()):
+        return None
+    found = {
+        name: [parquet.read(paths[name], directory, known["sha256"][name])] if name in paths else []
+        for name in COLUMNS
+    }
+    planned = {
+        (cell, seed) for batch in known["batches"] for cell in batch["cells"] for seed in batch["seeds"]
+    }
+    measured = set().union(*map(parquet.lanes, found["records"]))
+    if planned and measured != planned:
+        raise Damaged(f"{directory}: records.parquet has other cells and seeds than the manifest")
+    return found
+
+
+def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, dict[str, pd.DataFrame]]]:
+    """Read the tables of every batch, as they were last saved."""
+    found, cells = [], {}
+    for batch in batch_state.batches(directory):
+        if read := batch_state.read_with_tables(directory, batch):
+            if fault := batch_state.fault(directory, batch, read[0], known):
+                raise Damaged(fault)
+            found.append(read)
+            cells[batch] = map(int, read[0].origin.cells)
+    for first, second in batch_state.overlaps(cells):
+        raise Damaged(f"{batch_state.path(directory, second)}: has seeds that {first} has too")
+    return found
+
+
+def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mapping[str, Any]) -> pd.DataFrame:
+    """Check tables, and join them; Damaged for columns, cells, seeds or rows that no run writes."""
+    columns, path = COLUMNS[name], directory / f"{name}.parquet"
+    # A batch that was saved before its first measurement has tables without columns.
+    tables = [table for table in tables if len(table)]
+    cells, seeds = {entry["cell"] for entry in known["cells"]}, set(known["seeds"])
+    for table in tables:
+        if missing := [column for column in columns if column not in table]:
+            raise Damaged(f"{path}: no column {missing[0]!r}")
+        if strange := [column for column in columns if not _holds(table[column], column)]:
+            raise Damaged(f"{path}: column {strange[0]!r} holds something else than {_kind(strange[0])}")
+        for column, asked in (("cell", cells), ("seed", seeds)):
+            if not asked.issuperset(table[column].unique()):
+                raise Damaged(f"{path}: {column}s that the manifest lacks")
+        if parquet.repeats(table, name):
+            raise Damaged(f"{path}: two rows of the same {', '.join(parquet.KEYS[name])}")
+    if not tables:
+        return pd.DataFrame(columns=list(columns))
+    return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
+
+
+def _kind(column: str) -> str:
+    if column in ("phase", "metric", "token"):
+        return "texts"
+    return "integers" if column in ("cell", "seed", "step", "id", "count", "class") else "numbers"
+
+
+def _holds(values: pd.Series, column: str) -> bool:
+    """Tell whether a column holds what its name says; what is computed from it counts on that."""
+    kind, of = _kind(column), values.dtype
+    if kind == "integers":
+        return bool(pd.api.types.is_integer_dtype(of))
+    if kind == "numbers":
+        return bool(pd.api.types.is_numeric_dtype(of) and not pd.api.types.is_complex_dtype(of))
+    found = values.cat.categories if isinstance(of, pd.CategoricalDtype) else values
+    return pd.api.types.infer_dtype(found, skipna=False) in ("string", "empty") and bool(values.notna().all())
+
+
+def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    """Set values to NaN from the step on at which their seed failed."""
+    # NaN logits still have an accuracy, that of guessing one class: it must not enter a mean.
+    phase, phases = pd.factorize(records["phase"])
+    order = {name: number for number, name in enumerate(phases)}
+    seeds = set(manifest["seeds"])
+    first: dict[tuple[int, int], tuple[int, int]] = {}
+    for failure in manifest["failures"]:
+        lane = failure["cell"], failure["seed"]
+        if failure["phase"] in order and failure["seed"] in seeds:
+            place = order[failure["phase"]], failure["step"]
+            first[lane] = min(place, first.get(lane, place))
+    if not first:
+        return records
+    rows = [(*lane, after, float(step)) for lane, (after, step) in first.items()]
+    table = pd.DataFrame(rows, columns=[*LANE, "after", "from"])
+    found = records[list(LANE)].merge(table, how="left", on=list(LANE))
+    after, start = found["after"].to_numpy(float), found["from"].to_numpy(float)
+    failed = (phase > after) | ((phase == after) & (records["step"].to_numpy() >= start))
+    return records.assign(value=records["value"].mask(failed))
+
+
+def verify(directory: Path, progress: Callable[[str, float], None] = lambda name, share: None) -> list[str]:
+    """Compare everything in a results folder with its checksums: arrays are read, tables are not parsed.
+
+    Args:
+        directory: the folder, finished or not.
+        progress: told which batch is looked at, and the share that is done.
+
+    Returns:
+        A line for everything that is damaged or missing: what, and how to mend it.
+
+    Raises:
+        InputError: no results folder, or a file that cannot be read.
+    """
+    found: list[str] = []
+    known: Mapping[str, Any] | None = None
+    fix = again(directory)
+    try:
+        known = manifest.read(directory)
+    except Damaged as error:
+        found.append(str(error))
+    batches, cells = batch_state.batches(directory), {}
+    for number, batch in enumerate(batches):
+        progress(batch, number / len(batches))
+        faults, saved = _batch(Path(os.path.abspath(directory)), batch, known)
+        found += [f"{fault}; {fix}" for fault in faults]
+        if saved:
+            cells[batch] = map(int, saved.origin.cells)
+    for first, second in batch_state.overlaps(cells):
+        found.append(f"{batch_state.path(directory, second)}: has seeds that {first} has too; {fix}")
+    if known and known["status"] == "finished":
+        planned = [batch["name"] for batch in known["batches"]]
+        missing = [batch_state.path(directory, name) for name in planned if name not in batches]
+        found += [f"{path}: missing; {fix}" for path in missing]
+        tables = {directory / f"{name}.parquet": sha256 for name, sha256 in known["sha256"].items()}
+        found += [f"{error}; {fix}" for error in _damaged(directory, tables)]
+    return found + [f"{error}; draw it again with: jaxattn report {directory}" for error in _drawn(directory)]
+
+
+def _batch(
+    directory: Path, batch: str, known: Mapping[str, Any] | None
+) -> tuple[list[str], BatchState | None]:
+    """Check one batch, and return its faults and its state; again if a run gives it another state."""
+    while True:
+        try:
+            saved = batch_state.read(directory, batch)
+        except Damaged as error:
+            return [str(error)], None
+        if saved is None:
+            return [], None
+        found = _of_state(directory, batch, saved, known)
+        if not found or batch_state.read(directory, batch) == saved:
+            return found, saved
+
+
+def _of_state(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any] | None) -> list[str]:
+    from jaxattn.lab.storage import checkpoints  # imports JAX, which tables do not need
+
+    fault = batch_state.fault(directory, batch, saved, known) if known else ""
+    tables = {
+        batch_state.table_path(directory, batch, table, sha256): sha256
+        for table, sha256 in saved.tables.items()
+    }
+    found = [fault] * bool(fault) + [str(error) for error in _damaged(directory, tables)]
+    try:
+        if not found:
+            batch_state.check_lanes(directory, batch, saved)
+    except Damaged as error:
+        return [str(error)]
+    try:
+        folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
+        checkpoints.restore(folder, saved.checkpoint, directory)
+    except Damaged as error:
+        # A run does not look at the parameters of a finished batch.
+        first = f"; delete {batch_state.path(directory, batch)}" if saved.finished else ""
+        found.append(f"{error}{first}")
+    return found
+
+
+def _drawn(directory: Path) -> Iterator[Damaged]:
+    if not (directory / DRAWN).exists():
+        return
+    try:
+        drawn = read_words(directory)
+    except Damaged as error:
+        yield error
+        return
+    yield from _damaged(directory, {directory / name: sha256 for name, sha256 in drawn.sha256.items()})
+
+
+def _damaged(directory: Path, sums: Mapping[Path, str]) -> Iterator[Damaged]:
+    for path, sha256 in sums.items():
+        try:
+            files.check(path, directory, sha256)
+        except Damaged as error:
+            yield error

@@ -1,0 +1,242 @@
+"""The report of a run: figures, a summary table and one self-contained page."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.results import headline, layout, style
+from jaxattn.lab.results.drawn import DRAWN, Drawn, Picture, Words
+from jaxattn.lab.results.figures import Problem, Progress, draw_all, words_of_own
+from jaxattn.lab.results.headline import caveats
+from jaxattn.lab.results.labels import format_number, setting
+from jaxattn.lab.results.load import load
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.results.statistics import aggregate, last_steps, summary_table, summary_words
+from jaxattn.lab.results.tokens import at_end, named, top, with_classes
+from jaxattn.lab.storage import files
+
+TEMPLATE = Path(__file__).with_name("report.html")
+TOP = 20
+# Rows of a table, and failures, that a page shows; the files have all of them.
+ROWS = 1000
+PIXELS_PER_INCH = 138
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        page: report.html.
+        summary: summary.csv, the last step of each phase.
+        figures: every figure as PNG and as PDF.
+        problems: the figures that could not be drawn, and why.
+        made_by: who made the run, if it was another source than the installed one.
+    """
+
+    page: Path
+    summary: Path
+    figures: tuple[Path, ...]
+    problems: tuple[Problem, ...]
+    made_by: str
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files, the page first."""
+        return (self.page, self.summary, *self.figures)
+
+
+def write(
+    directory: str | Path,
+    own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    progress: Progress = lambda what, share: None,
+) -> Report:
+    """Write figures/*.png and *.pdf, summary.csv and report.html into a results folder.
+
+    Args:
+        directory: a results folder; the same folder gives the same bytes.
+        own: the user's figure functions by the kind that the sweep file names them with; see
+            `figures.draw_all`.
+        progress: progress callback (what, share of all that is done).
+
+    Returns:
+        The files, and what could not be drawn.
+
+    Raises:
+        InputError: the folder cannot be read, see `load`.
+        RunError: it cannot be written to.
+    """
+    results = load(directory)
+    drawn, problems = draw_all(results, own, progress)
+    images, vectors, unshown = _rendered(drawn, progress)
+    drawn = [each for each in drawn if each.name in images]
+    problems += unshown
+    progress("summary", 1.0)
+    summary = aggregate(replace(results, records=last_steps(results.records)))
+    progress("summary.csv", 1.0)
+    table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
+    progress("report.html", 1.0)
+    html = render(results, drawn, list(images.values()), [problem.line for problem in problems])
+    content = {"report.html": html.encode("utf-8", "backslashreplace"), "summary.csv": table.encode()}
+    for name, image in images.items():
+        content[f"figures/{name}.png"] = image
+        if name in vectors:
+            content[f"figures/{name}.pdf"] = vectors[name]
+    sums = {name: files.digest(written) for name, written in content.items()}
+    page, summary, *figures = (
+        _write(results.directory / name, x, results.directory) for name, x in content.items()
+    )
+    _write(
+        results.directory / DRAWN,
+        files.sealed(msgspec.to_builtins(Words(sums, words_of_own(results, drawn))), indent=2),
+        results.directory,
+    )
+    return Report(page, summary, tuple(figures), tuple(problems), results.made_by)
+
+
+def _rendered(
+    drawn: Sequence[Drawn | Picture], progress: Progress
+) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
+    """Render figures as PNG and as PDF, by name; and name those that cannot be, as their labels are invalid.
+
+    Labels that a folder stores, and those of the user's own figures, are parsed only when they are rendered.
+    """
+    images, vectors, problems = {}, {}, []
+    for number, each in enumerate(drawn):
+        progress(f"writing figure {number + 1} of {len(drawn)}", number / len(drawn))
+        try:
+            image = each.png()
+            if isinstance(each, Drawn):
+                vectors[each.name] = style.pdf(each.figure)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            place = f"figures[{each.number}] ({each.name})"
+            problems.append(Problem(f"{place} could not be drawn: {type(error).__name__}: {reason:.200}", ""))
+        else:
+            images[each.name] = image
+    return images, vectors, problems
+
+
+def render(results: Run, figures: list[Drawn | Picture], images: list[bytes], problems: Sequence[str]) -> str:
+    """Fill the page, which holds everything it shows.
+
+    Args:
+        results: a results folder.
+        figures: the figures.
+        images: the figures as PNG.
+        problems: what could not be drawn.
+
+    Returns:
+        HTML; every text of the run is escaped.
+    """
+    shown = [
+        {"title": each.title, "caption": each.caption, "width": _width(image), "data": image}
+        for each, image in zip(figures, images, strict=True)
+    ]
+    return layout.fill(
+        TEMPLATE,
+        name=results.manifest["name"],
+        description=results.manifest.get("description", ""),
+        command=results.command,
+        failures=results.manifest.get("failures", [])[:ROWS],
+        failed=len(results.manifest.get("failures", [])),
+        problems=problems,
+        facts=_facts(results.manifest) | ({"source": results.made_by} if results.made_by else {}),
+        rows=ROWS,
+        cells=results.cells.iloc[:ROWS].map(setting) if results.axes else None,
+        all_cells=len(results.cells),
+        sentences=headline.sentences(results),
+        summaries=_summaries(results),
+        summary_words=summary_words(results),
+        caveats=caveats(results),
+        figures=shown,
+        tops=_tops(results),
+        config=json.dumps(results.manifest["config"], indent=2, ensure_ascii=False),
+    )
+
+
+def _width(image: bytes) -> int:
+    """Width on the page of a PNG file, whose header tells how many pixels it has."""
+    return round(int.from_bytes(image[16:20]) * PIXELS_PER_INCH / style.RC["savefig.dpi"])
+
+
+def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
+    """What was run where, as far as the manifest says so."""
+    device, kind = manifest["device"], manifest["device"].get("kind") or manifest["device"].get("platform")
+    seconds, memory = manifest["wall_time_s"], manifest["peak_memory_mib"]
+    facts = {
+        "cells × seeds": f"{len(manifest['cells'])} × {len(manifest['seeds'])}",
+        "status": None if manifest.get("status") == "finished" else manifest.get("status"),
+        "device": f"{device.get('count', 1)} × {kind}" if kind else None,
+        "number type": manifest.get("dtype"),
+        "wall time": _duration(seconds),
+        "most memory": None if memory is None else f"{memory / 1024:.1f} GiB",
+        "started": manifest.get("started"),
+        "config hash": manifest.get("config_hash"),
+        "source commit": manifest.get("git_commit"),
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.get("versions", {}).items()),
+    }
+    return {name: str(fact) for name, fact in facts.items() if fact}
+
+
+def _tops(results: Run) -> list[dict[str, Any]]:
+    """The tokens with the largest E·p after each phase of a text corpus, for the first cell."""
+    tops = []
+    for phase in results.tokens["phase"].unique() if named(results) else []:
+        with suppress(InputError):
+            tokens = at_end(results, phase=phase, cell=int(results.manifest["cells"][0]["cell"]))
+            best = with_classes(top(tokens, count=TOP), tokens.names)
+            shown = pd.DataFrame({"token": best["token"].astype(str)})
+            if len(tokens.classes) > 1 or tokens.names:
+                shown["class"] = best["class"].astype(str)
+            for name, column in (("E·p", "Ep"), ("E·v", "Ev"), ("α", "alpha")):
+                shown[name] = best[column].map(format_number)
+            shown["count"] = best["count"].map("{:,}".format)
+            tops.append({"phase": phase, "how": tokens.over_seeds, "table": shown})
+    return tops
+
+
+def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
+    """Lay out the most important metrics, then all if there are more.
+
+    Returns:
+        For each of the two the first rows of its table, the number of its key columns, and of all its rows.
+    """
+    chosen, every = headline.metrics(results), headline.recorded(results)
+    tables = [
+        summary_table(results, metrics=names)
+        for names in ([chosen, every] if len(every) > len(chosen) else [chosen])
+    ]
+    return [
+        (table.iloc[:ROWS], 1 if table.columns[0] == "metric" else len(results.axes) + 1, len(table))
+        for table in tables
+    ]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _write(path: Path, content: bytes, folder: Path) -> Path:
+    """Write a file as a whole or not at all."""
+    try:
+        if path.parent.name == "figures":
+            path.parent.mkdir(exist_ok=True)
+        files.write(path, content, folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(
+            f"{path}: cannot be written ({reason}); free space there or make it writable"
+        ) from None
+    return path

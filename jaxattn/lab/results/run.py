@@ -1,0 +1,185 @@
+"""A run, read back: what was run, what was measured, where every token ended."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import class_name
+from jaxattn.lab.results.labels import OWN_SCORES, SCORES, VALUES, listed, metric_label, setting, shown
+from jaxattn.lab.storage import provenance
+from jaxattn.lab.storage.manifest import command
+
+# Characters of a label. Longer ones are cut, as matplotlib takes minutes to lay them out.
+LONGEST_LABEL = 200
+FAILURES = ("cell", "seed", "phase", "step", "reason")
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """One run, finished or not.
+
+    Attributes:
+        directory: the folder it was read from.
+        manifest: what was run: name, command, config, cells and their settings, seeds, versions, failures.
+        records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
+            the step on at which a seed failed.
+        tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; empty if none were
+            recorded.
+        models: the model of every cell, of a study that was run in this session; a folder names models only.
+        dataset_of: gives the data of (seed, cell), of a study that was run in this session; else None.
+    """
+
+    directory: Path
+    manifest: Mapping[str, Any]
+    records: pd.DataFrame
+    tokens: pd.DataFrame
+    models: Mapping[int, Any] = field(default_factory=dict)
+    dataset_of: Callable[[int, int], Any] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that was asked for has been run."""
+        return self.manifest.get("status") == "finished"
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases that were recorded, in the order they ran."""
+        return [str(phase) for phase in self.records["phase"].unique()]
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """One row per cell: its number and its value on every axis."""
+        rows = [{"cell": cell["cell"], **cell["settings"]} for cell in self.manifest["cells"]]
+        return pd.DataFrame(rows, columns=["cell", *self.axes])
+
+    @property
+    def axes(self) -> list[str]:
+        """The swept keys, in the order the cells name them."""
+        return list(self._axes)
+
+    @cached_property
+    def _axes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key for cell in self.manifest["cells"] for key in cell["settings"]))
+
+    @property
+    def derived(self) -> list[str]:
+        """How the values were made of those that cells recorded, in words; nothing if they are those."""
+        return list(self.manifest.get("derived", []))
+
+    @property
+    def failures(self) -> pd.DataFrame:
+        """One row per seed that failed: cell, seed, phase, step, reason."""
+        return pd.DataFrame(self.manifest.get("failures", []), columns=list(FAILURES))
+
+    def settings(self, cell: int) -> dict[str, Any]:
+        """The value of every axis in one cell."""
+        return dict(self._entry(cell)["settings"])
+
+    def lookup(self, cell: int, key: str) -> Any:
+        """Look up a key of a cell: swept, of its block, or the same in all; list entries by name or number.
+
+        Raises:
+            InputError: no such cell or key.
+        """
+        entry = self._entry(cell)
+        if key in entry["settings"]:
+            return entry["settings"][key]
+        config = self.config(cell)
+        block = config.get("blocks", {}).get(entry["settings"].get("block"))
+        value = next((x for x in (find(block, key), find(config, key)) if x is not None), None)
+        if value is None:
+            swept = ", ".join(self.axes) or "nothing"
+            raise InputError(f"{key}: no such key in the config of {self.directory}; swept is {swept}")
+        return value
+
+    def class_names(self, cell: int) -> tuple[str, ...]:
+        """Names of the classes of a cell's corpus, as far as its config tells; the negative class first."""
+        config = self.config(cell)
+        names = find(config, "data.class_names") or find(config, "data.labels")
+        return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
+
+    def label(self, metric: str) -> str:
+        """Name a metric as figures do: by the label that its probe gave it, else as in the paper."""
+        text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
+        return text if len(text) <= LONGEST_LABEL else shown(text, LONGEST_LABEL)
+
+    @cached_property
+    def _scores(self) -> str:
+        """The name of scores in figures, where it is the same in all cells."""
+        found = {self.score_names(entry["cell"])[1] for entry in self.manifest["cells"]}
+        return found.pop() if len(found) == 1 else OWN_SCORES[1]
+
+    def cell_words(self, cell: int) -> str:
+        """Name a cell in a caption; nothing if there is only one."""
+        if len(self.manifest["cells"]) == 1:
+            return ""
+        settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
+        return f", cell {cell} of {len(self.manifest['cells'])} ({settings})"
+
+    def score_names(self, cell: int) -> tuple[str, str]:
+        """Name what scores of tokens are in the model of a cell, in a caption and in a figure."""
+        try:
+            kind = str(self.lookup(cell, "model.kind"))
+        except InputError:
+            kind = ""
+        return OWN_SCORES if ":" in kind else SCORES.get(kind, ("E·p", VALUES["Ep"]))
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.manifest['cells'])} × {len(self.manifest['seeds'])} cells × seeds"
+        words = sizes, f"{len(self.records):,} records", self.manifest.get("status", "unknown")
+        return f"{type(self).__name__}({str(self.directory)!r}, {', '.join(words)})"
+
+    def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Put the axis values of every row right after its cell number."""
+        if not self.axes:
+            return frame
+        joined = frame[["cell"]].merge(self.cells, on="cell", how="left").set_index(frame.index)
+        rest = frame.columns.difference(joined.columns, sort=False)
+        return pd.concat([joined, frame[rest]], axis=1)
+
+    @property
+    def command(self) -> str:
+        """The command that made, or continues, the run."""
+        return command(self.manifest)
+
+    @property
+    def made_by(self) -> str:
+        """Who made the run if it was another source than the installed one, in one line; else nothing."""
+        return provenance.differs(provenance.makers(self.manifest))
+
+    def config(self, cell: int) -> Mapping[str, Any]:
+        """The config of one cell, without its values on the axes."""
+        config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
+        return config
+
+    def config_hash(self, cell: int) -> str | None:
+        """The hash of what determines the numbers of one cell; None if the folder does not record it."""
+        found: str | None = self._entry(cell).get("config_hash")
+        return found
+
+    def _entry(self, cell: int) -> Mapping[str, Any]:
+        if cell not in self._entries:
+            raise InputError(f"cell {cell}: {self.directory} holds cells {listed(list(self._entries))}")
+        return self._entries[cell]
+
+    @cached_property
+    def _entries(self) -> Mapping[int, Mapping[str, Any]]:
+        """The manifest's entry of every cell, by its number."""
+        return {entry["cell"]: entry for entry in self.manifest["cells"]}
+
+
+def find(tree: Any, key: str) -> Any:
+    """Return what lies at a dotted key, lists by number or by an entry's name; None for nothing."""
+    for part in key.split("."):
+        if isinstance(tree, list | tuple):
+            named = {str(number): entry for number, entry in enumerate(tree)}
+            tables = [entry for entry in tree if isinstance(entry, Mapping)]
+            tree = (named | {str(entry.get("name", "")): entry for entry in tables}).get(part)
+        else:
+            tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree

@@ -1,0 +1,347 @@
+"""Seeds to numbers: means, medians, interquartile means and their intervals."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from jaxattn.core.errors import InputError
+from jaxattn.core.scales import Scale
+from jaxattn.lab.results.intervals import (
+    BOOTSTRAP_SEEDS,
+    accelerated,
+    clopper_pearson,
+    geometric,
+    student_t,
+)
+from jaxattn.lab.results.labels import interval, seed_words, setting, unknown_metric
+from jaxattn.lab.results.run import Run
+
+# The kinds of a `Scale`.
+LINEAR: Final = "linear"
+LOG: Final = "log"
+YES_NO: Final = "yes/no"
+
+
+_DECLARED = tuple(
+    (re.compile(names), found)
+    for names, found in (
+        (r"((limit|relaxed)_)?feasible|came_to_end", Scale(YES_NO, 0.0, 1.0)),
+        (r"((un)?relaxed_|head_|limit_)?one_minus_cosine", Scale(LOG, 0.0, 2.0)),
+        (r"margin_shortfall|mismatch", Scale(LOG, 0.0)),
+        (r"((limit|relaxed)_)?(certified_distance|duality_gap|primal_residual)", Scale(LOG, 0.0)),
+        (r"(conservation_)?drift|one_step_error|embedding_error", Scale(LOG, 0.0)),
+        (r"((train|test|validation)_)?accuracy(_best_on_\w+)?|important_mass", Scale(LINEAR, 0.0, 1.0)),
+        (
+            r"(important|(all_|only_)?relevant)_selected|tied_sequences|relaxed_support",
+            Scale(LINEAR, 0.0, 1.0),
+        ),
+        (r"(spearman|correlation)_E[vp]_\w+|cos_\w+", Scale(LINEAR, -1.0, 1.0)),
+    )
+)
+
+
+def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Scale:
+    """Return the scale of a metric, linear without bounds if none is declared.
+
+    Args:
+        metric: its name; of one number of a vector, NAME_07, the scale is that of NAME.
+        declared: kind, low and high by metric, as the probes of a run declare them; None is no bound.
+    """
+    for names, found in _DECLARED:
+        if names.fullmatch(metric):
+            return found
+    if own := declared.get(metric) or declared.get(re.sub(r"_\d+$", "", metric)):
+        kind, low, high = own
+        return Scale(kind, -math.inf if low is None else low, math.inf if high is None else high)
+    return Scale()
+
+
+Floats = NDArray[np.float64]
+
+STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
+# One block of series times resamples stays below 16 MB.
+BLOCK = 2_000_000
+
+
+def aggregate(
+    results: Run | pd.DataFrame,
+    *,
+    seed: int = 0,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+) -> pd.DataFrame:
+    """Summarise every series over its seeds.
+
+    A series is one (cell, phase, step, metric). Its scale, as `scale` returns it for the metric, decides what
+    the mean is:
+
+        linear    the mean, with Student's interval
+        log       the geometric mean exp(mean of log x), with exp of Student's interval of log x
+        yes/no    the share of seeds, with the interval of Clopper and Pearson
+
+    A series with a number that has no logarithm, or is no yes/no, is linear, and so are differences. The
+    interquartile mean is the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du over the empirical
+    quantile function x(u): seeds at a quartile count by the fraction that lies inside. It has a bootstrap
+    interval (BCa) from `intervals.BOOTSTRAP_SEEDS` seeds on, and none before.
+
+    Args:
+        results: a results folder, or its records or some rows of them.
+        seed: seed of the resampling. Every series of n seeds sees the same resamples, so that a series'
+            interval does not depend on what else the table holds.
+        resamples: bootstrap resamples.
+        confidence: coverage of the intervals.
+
+    Returns:
+        One row per series: cell, axis values (if a folder was given), phase, step, metric, scale, n, missing,
+        mean, median, iqm, mean_low, mean_high, iqm_low, iqm_high. Seeds that are not finite are left out: n
+        counts the others, missing counts them. One seed, and seeds that are all equal, have no interval.
+
+    Source:
+        Interquartile means over seeds: Agarwal et al., arXiv 2108.13264; `rliable` drops whole seeds instead
+        (the same if 4 divides n).
+    """
+    records = results.records if isinstance(results, Run) else results
+    phase, phases = pd.factorize(records["phase"])
+    metric, metrics = pd.factorize(records["metric"])
+    given = records["value"].to_numpy(float)
+    value = np.where(np.isfinite(given), given, np.nan)
+    keys = np.stack([records["cell"].to_numpy(np.int64), phase, records["step"].to_numpy(np.int64), metric])
+    # Within a series values come in ascending order, NaN last: order statistics for free.
+    order = np.lexsort((value, *keys[::-1]))
+    keys, value = keys[:, order], value[order]
+    start = np.flatnonzero(np.r_[True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)][: len(value)])
+    n = np.add.reduceat(np.isfinite(value), start, dtype=np.int64) if len(start) else start
+    plain = isinstance(results, Run) and bool(results.manifest.get("differences"))
+    own = results.manifest.get("scales", {}) if isinstance(results, Run) else {}
+    declared = [Scale() if plain else scale(str(name), own) for name in metrics]
+    columns = zip(*declared, strict=True) if declared else ((), (), ())
+    kind, low, high = (np.array(x, object)[keys[3, start]] for x in columns)
+    low, high = (x.astype(float)[:, None] for x in (low, high))
+    summary = np.full((len(start), len(STATISTICS)), np.nan)
+    for seeds in np.unique(n[n > 0]):
+        rows = np.flatnonzero(n == seeds)
+        series = value[start[rows, None] + np.arange(seeds)]
+        kind[rows] = _possible(series, kind[rows])
+        means = _means(series, kind[rows], low[rows], high[rows], confidence)
+        middles = _middles(series, seed=seed, resamples=resamples, confidence=confidence)
+        summary[rows] = np.stack([means[0], *middles[:2], *means[1:], *middles[2:]], axis=1)
+    table = pd.DataFrame(
+        {
+            "cell": keys[0, start],
+            "phase": np.asarray(phases, object)[keys[1, start]],
+            "step": keys[2, start],
+            "metric": np.asarray(metrics, object)[keys[3, start]],
+            "scale": kind,
+            "n": n,
+            "missing": np.diff(np.r_[start, len(value)]) - n,
+        }
+    )
+    table = pd.concat([table, pd.DataFrame(summary, columns=list(STATISTICS))], axis=1)
+    return results.with_axes(table) if isinstance(results, Run) else table
+
+
+def last_steps(records: pd.DataFrame) -> pd.DataFrame:
+    """Keep, of every (cell, phase, metric), the rows of its last step: records or their aggregate."""
+    last = records.groupby(["cell", "phase", "metric"], observed=True)["step"].transform("max")
+    return records[records["step"] == last]
+
+
+def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tuple[pd.DataFrame, str]:
+    """Take the records of a metric at the end of a phase.
+
+    Args:
+        records: of a run.
+        metric: which metric.
+        phase: which phase; by default the last one that recorded the metric.
+
+    Returns:
+        Its rows at the last step, and the phase.
+
+    Raises:
+        InputError: a metric that was not recorded, or not in this phase.
+    """
+    rows = records[records["metric"] == metric]
+    if rows.empty:
+        raise unknown_metric(metric, records["metric"].unique())
+    recorded = [str(name) for name in rows["phase"].unique()]
+    phase = recorded[-1] if phase is None else phase
+    if phase not in recorded:
+        raise InputError(f"phase {phase!r}: {metric} was recorded in {', '.join(recorded)}")
+    return last_steps(rows[rows["phase"] == phase]), phase
+
+
+def summary_table(results: Run, **options: Any) -> pd.DataFrame:
+    """Lay out `summary_rows` for reading: turned round if there are more metrics than rows."""
+    rows, keys = summary_rows(results, **options), [*results.axes, "phase"]
+    return turned(rows, keys) if len(rows.columns) - len(keys) > len(rows) else rows
+
+
+def summary_rows(
+    results: Run,
+    *,
+    metrics: Sequence[str] | None = None,
+    statistic: str = "mean",
+    seed: int = 0,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+) -> pd.DataFrame:
+    """Lay out the last step of each phase, cell by cell.
+
+    Args:
+        results: a results folder.
+        metrics: which metrics; by default all but the single bins.
+        statistic: "mean", on the scale of the metric, or "iqm".
+        seed: as `aggregate`.
+        resamples: as `aggregate`.
+        confidence: as `aggregate`.
+
+    Returns:
+        Text such as "0.873 [0.871, 0.875]", "1.00 (all equal)" where seeds do not differ, and "(n=3)"
+        added where fewer seeds than planned have a value. One row per cell and phase: the values of the
+        axes, the phase, and a column per metric.
+    """
+    options: Any = {"statistic": statistic, "seed": seed, "resamples": resamples, "confidence": confidence}
+    table = estimates(results, metrics=metrics, **options)
+    _, chosen = _shown(results, metrics)
+    keys = [*(results.axes or []), "phase"]
+    wide = table.pivot(index=["cell", "phase"], columns="metric", values="text").fillna("")
+    order = table[["cell", *keys]].drop_duplicates(["cell", "phase"])
+    wide = wide.reindex(index=pd.MultiIndex.from_frame(order[["cell", "phase"]]), columns=chosen)
+    heads = order[keys].map(setting).reset_index(drop=True)
+    return pd.concat([heads, wide.reset_index(drop=True).rename_axis(columns=None)], axis=1)
+
+
+def estimates(
+    results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
+) -> pd.DataFrame:
+    """Estimate metrics at the last step of each phase: the numbers of `summary_rows`.
+
+    Args:
+        results: a results folder.
+        metrics: which metrics; by default all but the single bins.
+        statistic: "mean", on the scale of the metric, or "iqm".
+        options: as `aggregate`.
+
+    Returns:
+        The aggregate with the columns value, low and high, NaN where there are none, and the text of these.
+    """
+    records, _ = _shown(results, metrics)
+    table = aggregate(replace(results, records=records), **options)
+    planned = len(results.manifest["seeds"])
+    numbers = {"value": statistic, "low": f"{statistic}_low", "high": f"{statistic}_high"}
+    table = table.assign(**{name: table[column] for name, column in numbers.items()})
+    text = [
+        interval(value, low, high)
+        + (" (all equal)" if n > 1 and np.isnan(of_mean) else "")
+        + (f" (n={n})" if n < planned else "")
+        for value, low, high, of_mean, n in zip(
+            *(table[name] for name in ("value", "low", "high", "mean_low", "n")), strict=True
+        )
+    ]
+    return table.assign(text=text)
+
+
+def summary_title(results: Run) -> str:
+    """Say what a summary shows: what its values are, and `summary_words`."""
+    what = ", ".join([*results.derived, "last step of each phase"])
+    return f"{what[0].upper()}{what[1:]}: {summary_words(results)}"
+
+
+def summary_words(results: Run) -> str:
+    """Say what the entries of a summary are: the estimator, its interval, and over how many seeds."""
+    records, _ = _shown(results, None)
+    table = aggregate(replace(results, records=records), resamples=1)
+    counts = table.loc[table["n"] > 0, "n"]
+    if counts.empty or counts.max() == 1:
+        return "1 seed, without an interval" if len(counts) else "no seed has a value"
+    words = [f"mean over {seed_words(counts)} [95 % interval, Student's t]"]
+    for kind, what in (
+        (LOG, "geometric mean [t interval of the logarithm]"),
+        (YES_NO, "share of seeds [Clopper-Pearson]"),
+    ):
+        if names := list(dict.fromkeys(table.loc[(table["scale"] == kind) & (table["n"] > 0), "metric"])):
+            words.append(f"of {', '.join(names)}: {what}")
+    return "; ".join(words)
+
+
+def geometric_words(table: pd.DataFrame) -> str:
+    """Say of an aggregate that is drawn which of its means are geometric, or nothing."""
+    names = list(dict.fromkeys(table.loc[table["scale"] == LOG, "metric"]))
+    return f" (geometric for {', '.join(names)})" * bool(names)
+
+
+def _shown(results: Run, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:
+    """Take the last step of each phase, and of metrics those asked for, by default all but single bins."""
+    records = last_steps(results.records)
+    chosen = metrics or [name for name in records["metric"].unique() if not re.search(r"_bin_\d+$", name)]
+    return records[records["metric"].isin(list(chosen))], list(chosen)
+
+
+def turned(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Turn `summary_rows` round: one row per metric, a column per cell and phase, named after the `keys`."""
+    *axes, phase = keys
+    phases = [] if rows[phase].nunique() == 1 and axes else [phase]
+    values = zip(*(rows[key] for key in [*axes, *phases]), strict=True)
+    heads = [*(f"{axis} = " for axis in axes), *("" for _ in phases)]
+    # An axis that a cell does not have is left out.
+    names = [", ".join(head + x for head, x in zip(heads, row, strict=True) if x) for row in values]
+    wide = rows.drop(columns=list(keys)).set_axis(pd.Index(names), axis=0).T
+    return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
+
+
+def _possible(series: Floats, kind: NDArray[Any]) -> NDArray[Any]:
+    """Take the scale of (m, n) values to be linear where they have no logarithm, or are no yes/no."""
+    fits = (kind == LINEAR) | ((kind == LOG) & (series > 0).all(axis=1))
+    return np.where(fits | ((kind == YES_NO) & np.isin(series, (0, 1)).all(axis=1)), kind, LINEAR)
+
+
+def _means(series: Floats, kind: NDArray[Any], low: Floats, high: Floats, confidence: float) -> list[Floats]:
+    """Compute mean and bounds of (m, n) values, each on its scale; bounds are cut at low and high, (m, 1)."""
+    logs, shares = kind == LOG, kind == YES_NO
+    bounds = np.stack(student_t(series, confidence=confidence))
+    bounds[:, logs] = geometric(series[logs], confidence=confidence)
+    # What is outside of its range is another's metric of the same name.
+    inside = ((series >= low) & (series <= high)).all(axis=1)
+    bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
+    found = np.stack([series.mean(axis=1), *bounds])
+    found[0, logs] = np.exp(np.log(series[logs]).mean(axis=1))
+    hits = series[shares].sum(axis=1)
+    found[1:, shares] = clopper_pearson(hits, series.shape[1], confidence=confidence)
+    return list(found)
+
+
+def _middles(series: Floats, *, seed: int, resamples: int, confidence: float) -> list[Floats]:
+    """Compute median, interquartile mean and its bounds of (m, n) values, ascending along n."""
+    seeds = series.shape[1]
+    iqm = series @ _iqm_weights(seeds)
+    bounds = np.full((2, len(series)), np.nan)
+    if seeds >= BOOTSTRAP_SEEDS:
+        draws = np.random.default_rng(seed).integers(0, seeds, (resamples, seeds))
+        # In ascending series sorted draws are sorted resamples. The statistic of a resample is then linear in
+        # the series, with one matrix for all series: thousands of them cost one product.
+        resampled = np.zeros((resamples, seeds))
+        where = (np.arange(resamples)[:, None], np.sort(draws, axis=1))
+        np.add.at(resampled, where, _iqm_weights(seeds))
+        left_out = np.zeros((seeds, seeds))
+        left_out[~np.eye(seeds, dtype=bool)] = np.tile(_iqm_weights(seeds - 1), seeds)
+        step = max(1, BLOCK // resamples)
+        for first in range(0, len(series), step):
+            block = series[first : first + step].T
+            of_draws, of_others = resampled @ block, left_out @ block
+            bounds[:, first : first + step] = accelerated(
+                iqm[first : first + step], of_draws, of_others, confidence=confidence
+            )
+    return [np.median(series, axis=1), iqm, *bounds]
+
+
+def _iqm_weights(n: int) -> NDArray[np.float64]:
+    """The share of every order statistic in the middle half of n: 2 |[j/n, (j+1)/n] ∩ [1/4, 3/4]|."""
+    edges = np.clip(np.arange(n + 1) / n, 0.25, 0.75)
+    return 2 * np.diff(edges)

@@ -1,0 +1,348 @@
+"""Figures of tokens: E·v and E·p against importance, the one-step law, and the tokens attention prefers."""
+
+from typing import Annotated, Any
+
+import matplotlib.axes
+import msgspec
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.correlations import axis, bin_means, bin_numbers, spearman
+from jaxattn.lab.results.drawn import Drawn
+from jaxattn.lab.results.labels import VALUES, evenly, file_name, format_number, minus, shown
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.results.style import BLUE, GREY, INK, RED, SOFT, WIDTH, colours, legend_below, style
+from jaxattn.lab.results.tokens import Tokens, at_end, top
+
+MOST_POINTS = 100_000
+MOST_CLASSES = 6
+
+
+def importance(
+    results: Run,
+    *,
+    phase: str | None = None,
+    cell: int = 0,
+    label: int | str | None = None,
+) -> Drawn:
+    """Draw E·v and E·p of every token against its posterior difference, with means over the run's bins.
+
+    Args:
+        results: a results folder.
+        phase: the phase at whose end tokens are taken; the last one if None.
+        cell: which cell.
+        label: which class of K > 2, by its number or name; by default all, or six of them where there are
+            more, one row of panels each.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown phase, cell or class, or no tokens.
+
+    Source:
+        Figures 1-3 of arXiv 2505.17282.
+    """
+    tokens = at_end(results, phase=phase, cell=cell)
+    of_seeds = at_end(results, phase=phase, cell=cell, average=False).table if tokens.seeds > 1 else None
+    bins = axis(results, cell)
+    labels = _labels(tokens, label, MOST_CLASSES)
+    several = len(tokens.classes) > 1
+    scores, label_of_scores = results.score_names(cell)
+    names = VALUES | {"Ep": label_of_scores}
+    outside, facts = 0, []
+    with style():
+        figure = Figure(figsize=(WIDTH, 2.65 * len(labels)), layout="constrained")
+        grid = figure.subplots(len(labels), 2, squeeze=False, sharex=True)
+        for row, k in zip(grid, labels, strict=True):
+            table = tokens.table[tokens.table["class"] == k]
+            x = table["posterior_difference"].to_numpy(float)
+            for ax, quantity, colour in zip(row, ("Ev", "Ep"), (BLUE, RED), strict=True):
+                y = table[quantity].to_numpy(float)
+                means = bin_means(x, y, **bins)
+                _scatter(ax, x, y, colour)
+                if of_seeds is not None:
+                    _band(ax, of_seeds[of_seeds["class"] == k], quantity, bins, means)
+                _bins(ax, means, colour)
+                head = "k" if tokens.names else k
+                name = names[quantity].replace("v$", f"v_{{{head}}}$") if several else names[quantity]
+                of_class = f"   (class {shown(tokens.name(k))})" if several else ""
+                ax.set_title(name + (of_class if quantity == "Ep" else ""))
+                fact = _fact(means, quantity).replace("E·p", scores)
+                facts.append(fact + (f" for class {tokens.name(k)}" if several else ""))
+            outside = max(outside, int(len(x) - means["n"].sum()))
+        for ax in grid[-1]:
+            ax.set_xlabel("posterior difference of token $s$" + (" for the class" if several else ""))
+    count = tokens.table["id"].nunique()
+    inside = "" if not outside else f" {outside} points outside that range are drawn but are in no bin."
+    if label is None and len(labels) < len(tokens.classes):
+        inside += f" {len(labels)} of {len(tokens.classes)} classes are shown; option label draws another."
+    return Drawn(
+        file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
+        "Token importance" + (f", cell {cell} of {cells}" if (cells := len(results.cells)) > 1 else ""),
+        f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs} after phase "
+        f"{tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots: mean over {bins['bins']} "
+        f"equal bins of [{bins['low']:.3g}, {bins['high']:.3g}]; bars: one standard deviation within the "
+        f"bin{'' if of_seeds is None else '; band: from the lowest to the highest mean of a seed'}.{inside} "
+        f"Over the bins, {'; '.join(facts)}.",
+        figure,
+    )
+
+
+def one_step_law(
+    results: Run,
+    *,
+    phase: str | None = None,
+    cell: int = 0,
+    label: int | str | None = None,
+    step_size: float | None = None,
+) -> Drawn:
+    """Draw E·v after one step on E against α, with the line η0 α_s / 2 of the law (K classes: η0 α_{s,k}).
+
+    Args:
+        results: a results folder.
+        phase: the one-step phase; by default the first phase of kind "one_step".
+        cell: which cell.
+        label: which class of K > 2, by its number or name; by default all in one panel.
+        step_size: η0; by default that of the phase, or of the cell where it is swept.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown phase, cell or class, no one-step phase, no tokens.
+
+    Source:
+        Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
+    """
+    if phase is None:
+        steps = [
+            entry["name"] for entry in results.manifest["config"]["phases"] if entry.get("kind") == "one_step"
+        ]
+        if not steps:
+            raise InputError("one_step_law: the run has no phase of kind 'one_step'; name the phase to draw")
+        phase = steps[0]
+    # Averaging over seeds would shrink the very distance to the law that is to be seen.
+    tokens = at_end(results, phase=phase, cell=cell, average=False)
+    labels = _labels(tokens, label)
+    several = len(tokens.classes) > 1
+    eta = _step_size(results, phase, cell) if step_size is None else step_size
+    slope = eta if several else eta / 2
+    table = tokens.table[tokens.table["class"].isin(labels)]
+    alpha, value = table["alpha"].to_numpy(float), table["Ev"].to_numpy(float)
+    distance = np.abs(value - slope * alpha).max()
+    correlation = np.corrcoef(alpha, value)[0, 1] if np.ptp(alpha) > 0 and np.ptp(value) > 0 else np.nan
+    with style():
+        figure = Figure(figsize=(0.62 * WIDTH, 3.1), layout="constrained")
+        ax = figure.subplots()
+        _scatter(ax, alpha, value, BLUE, size=10.0)
+        ends = np.array([alpha.min(), alpha.max()])
+        law = r"$\eta_0\,\alpha_{s,k}$" if several else r"$\eta_0\,\alpha_s / 2$"
+        ax.plot(ends, slope * ends, color=INK, linewidth=1.0, label=f"one-step law {law}", zorder=3)
+        ax.legend(loc="upper left")
+        ax.set_title(f"correlation {minus(f'{correlation:.4f}')}")
+        ax.set_xlabel(
+            r"average signed frequency $\alpha_{s,k}$" if several else r"average signed frequency $\alpha_s$"
+        )
+        ax.set_ylabel(r"$E_s^\top v_k$" if several else VALUES["Ev"])
+        ax.xaxis.set_major_locator(MaxNLocator(6))
+    formula = "η₀α" if several else "η₀α/2"
+    return Drawn(
+        file_name("one_step_law", *_cell_part(results, cell), *_class_part(label)),
+        "One-step law",
+        f"E·v of {table['id'].nunique():,} tokens after phase {phase}{results.cell_words(cell)} against "
+        f"their average signed frequency α{tokens.signs}, {tokens.over_seeds}; the line is {formula} with "
+        f"η₀ = {format_number(eta)}. Correlation {correlation:.4f}; largest distance to the line "
+        f"{format_number(distance)}, or {format_number(distance / eta)} per unit of η₀, of which E·v before "
+        "the step is part.",
+        figure,
+    )
+
+
+def _labels(tokens: Tokens, label: int | str | None, most: int | None = None) -> list[int]:
+    """List the classes to draw; of more than `most`, some that are evenly spread."""
+    every = tokens.classes
+    if label is None:
+        return evenly(every, most or len(every))
+    found = [k for k in every if label in ((tokens.name(k),) if isinstance(label, str) else (k,))]
+    if not found:
+        known = [f"{k} ({tokens.name(k)})" if tokens.names else str(k) for k in every]
+        more = ", ..." if len(every) > 20 else ""
+        raise InputError(f"label {label!r}: tokens hold the classes {', '.join(known[:20])}{more}")
+    return found
+
+
+def _step_size(results: Run, phase: str, cell: int) -> float:
+    phases = results.manifest["config"]["phases"]
+    index = [entry["name"] for entry in phases].index(phase)
+    settings = results.settings(cell)
+    for key in (f"phases.{index}.step_size", f"phases.{phase}.step_size"):
+        if key in settings:
+            return float(settings[key])
+    if phases[index].get("step_size") is None:
+        raise InputError(f"one_step_law: phase {phase!r} has no step_size; give one with the figure")
+    return float(phases[index]["step_size"])
+
+
+def _scatter(
+    ax: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, colour: str, *, size: float = 7.0
+) -> None:
+    if len(x) > MOST_POINTS:
+        kept = np.random.default_rng(0).choice(len(x), MOST_POINTS, replace=False)
+        x, y = x[kept], y[kept]
+    # The denser the neighbourhood, the fainter a point: clouds show their density, lone tokens stay visible.
+    counts, x_edges, y_edges = np.histogram2d(x, y, bins=50)
+    column = np.searchsorted(x_edges[1:-1], x, side="right")
+    row = np.searchsorted(y_edges[1:-1], y, side="right")
+    alpha = np.clip(0.7 / np.sqrt(counts[column, row]), 0.04, 0.5)
+    ax.scatter(x, y, s=size, color=colour, alpha=alpha, linewidths=0, rasterized=True)
+
+
+def _band(
+    ax: matplotlib.axes.Axes, table: pd.DataFrame, quantity: str, bins: dict[str, Any], means: pd.DataFrame
+) -> None:
+    """Draw the range of bin means over seeds."""
+    edges = np.linspace(bins["low"], bins["high"], bins["bins"] + 1)
+    number = bin_numbers(table["posterior_difference"], edges)
+    inside = number >= 0
+    # One grouping for all seeds: thousands of small ones take longer than the study.
+    of_seeds = table[quantity][inside].groupby([table["seed"][inside], number[inside]]).mean()
+    ends = of_seeds.groupby(level=1).agg(["min", "max"]).reindex(means.index)
+    ax.fill_between(means["center"], ends["min"], ends["max"], color=INK, alpha=0.25, linewidth=0, zorder=2)
+
+
+def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
+    full = means[means["n"] > 0]
+    ax.errorbar(
+        full["center"],
+        full["mean"],
+        yerr=full["sd"],
+        fmt="o-",
+        color=INK,
+        markersize=3.6,
+        markerfacecolor=colour,
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+        linewidth=0.8,
+        elinewidth=0.8,
+        zorder=3,
+    )
+    ax.axhline(0, color=GREY, linewidth=0.6, zorder=0.9)
+    ax.axvline(0, color=GREY, linewidth=0.6, zorder=0.9)
+
+
+def _fact(means: pd.DataFrame, quantity: str) -> str:
+    """What the theory says of the curve: E·v rises, E·p has its minimum in the middle."""
+    full = means[means["n"] > 0]
+    if quantity == "Ep":
+        return (
+            f"E·p is smallest at {format_number(full['center'].iloc[full['mean'].argmin()])}"
+            if len(full)
+            else "E·p is empty"
+        )
+    if len(full) < 3 or full["mean"].nunique() < 2:
+        return "E·v has too few bins for a rank correlation"
+    rank = spearman(full[["mean"]].to_numpy().T, full["center"].to_numpy())[0]
+    return f"Spearman of E·v is {rank:.3f}"
+
+
+def _class_part(label: int | str | None) -> list[str]:
+    return [] if label is None else [f"class{label}"]
+
+
+def _cell_part(results: Run, cell: int) -> list[str]:
+    return [f"cell{cell}"] if len(results.manifest["cells"]) > 1 else []
+
+
+# A line each, on one figure.
+MOST = 500
+
+
+def top_tokens(
+    results: Run,
+    *,
+    phase: str | None = None,
+    cell: int = 0,
+    number: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = 20,
+    min_count: int = 1,
+) -> Drawn:
+    """Draw the tokens with the largest E·p as bars, coloured by the sign of alpha (K > 2: by their class).
+
+    Args:
+        results: a results folder.
+        phase: the phase at whose end tokens are taken; the last one if None.
+        cell: which cell.
+        number: how many tokens.
+        min_count: leave out tokens that occur less often.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: an unknown phase or cell, or no tokens.
+    """
+    tokens = at_end(results, phase=phase, cell=cell)
+    best = top(tokens, count=number, min_count=min_count)
+    shade, legend = _shades(tokens, best)
+    scores, label_of_scores = results.score_names(cell)
+    names = [shown(str(token)) for token in best["token"]]
+    columns = {
+        label_of_scores: [format_number(value) for value in best["Ep"]],
+        VALUES["Ev"]: [format_number(value) for value in best["Ev"]],
+        r"$\alpha_s$": [format_number(value) for value in best["alpha"]],
+        "count": [f"{value:,}" for value in best["count"]],
+    }
+    with style():
+        figure = Figure(figsize=(WIDTH, 0.9 + 0.19 * len(best)), layout="constrained")
+        ax, texts = figure.subplots(1, 2, width_ratios=(1.25, 1), sharey=True)
+        y = np.arange(len(best))
+        ax.barh(y, best["Ep"], height=0.72, color=shade)
+        ax.set_yticks(y, names)
+        ax.set_ylim(len(best) - 0.4, -0.6)
+        ax.tick_params(axis="y", length=0)
+        ax.grid(visible=False, axis="y")
+        ax.set_xlabel(label_of_scores)
+        ax.axvline(0, color=SOFT, linewidth=0.6)
+        texts.set_axis_off()
+        texts.set_xlim(0, len(columns))
+        for column, (head, cells) in enumerate(columns.items()):
+            look = {"ha": "right", "va": "center", "fontsize": 8.5}
+            texts.text(column + 0.9, -0.9, head, color=INK, **(look | {"va": "bottom"}))
+            for row, text in enumerate(cells):
+                texts.text(column + 0.9, row, minus(text), color=SOFT, **look)
+        handles = [Patch(color=colour, label=name) for name, colour in legend.items()]
+        legend_below(figure, handles)
+    whose = "class with the largest α" if len(tokens.classes) > 1 else "sign of α"
+    first = " of the first seed" if tokens.seeds > 1 and not tokens.averaged else ""
+    number_of_seeds = "one seed" if first else tokens.over_seeds
+    often = f" of those that occur at least {min_count} times" if min_count > 1 else ""
+    return Drawn(
+        file_name("top_tokens", tokens.phase, *_cell_part(results, cell)),
+        "Tokens that attention prefers",
+        f"The {len(best)} tokens{first} with the largest {scores}{often} after phase {tokens.phase}"
+        f"{results.cell_words(cell)}, {number_of_seeds}; colour: {whose}.",
+        figure,
+    )
+
+
+def _shades(tokens: Tokens, best: pd.DataFrame) -> tuple[list[Any], dict[str, Any]]:
+    """Colour tokens by the sign of alpha, of K > 2 classes by their class; and name the colours."""
+    if len(tokens.classes) > 1:
+        palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
+        there = [k for k in tokens.classes if (best["class"] == k).any()]
+        return [palette[k] for k in best["class"]], {
+            f"class {shown(tokens.name(k))}": palette[k] for k in there
+        }
+    positive, negative = (
+        [f"class {shown(tokens.name(k))}" for k in (1, 0)]
+        if tokens.names
+        else ["positive token", "negative token"]
+    )
+    signs = {1: (positive, BLUE), -1: (negative, RED), 0: ("irrelevant token", GREY)}
+    sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
+    legend = {name: colour for k, (name, colour) in signs.items() if (sign == k).any()}
+    return [signs[k][1] for k in sign], legend

@@ -1,0 +1,153 @@
+"""Tokens at the end of a phase: one row each over all seeds, and the tokens on top."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.run import Run
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one cell at the end of one phase.
+
+    Attributes:
+        table: id, token, count, class, alpha, posterior_difference, Ep, Ev.
+        phase: the phase.
+        seeds: how many seeds are in the table.
+        averaged: whether Ep and Ev are means over seeds that share a corpus; else every seed has rows.
+        names: names of all classes, the negative one first for two; empty if they have none.
+    """
+
+    table: pd.DataFrame
+    phase: str
+    seeds: int
+    averaged: bool
+    names: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> list[int]:
+        """The classes that have rows; two classes have the rows of class 1 alone."""
+        return sorted(int(label) for label in self.table["class"].unique())
+
+    def name(self, label: int) -> str:
+        """Name a class, by its number if it has no name."""
+        return self.names[label] if label < len(self.names) else str(label)
+
+    @property
+    def signs(self) -> str:
+        """Which of two classes is positive, in words; nothing for classes without names."""
+        if len(self.classes) > 1 or not self.names:
+            return ""
+        return f" (positive: class {self.name(1)}, negative: class {self.name(0)})"
+
+    @property
+    def over_seeds(self) -> str:
+        """How the seeds were put together, in words."""
+        if self.seeds == 1:
+            return "one seed"
+        return f"{self.seeds} seeds " + ("averaged per token" if self.averaged else "pooled")
+
+
+def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bool = True) -> Tokens:
+    """Gather the tokens of one cell at the end of one phase.
+
+    Args:
+        results: a results folder.
+        phase: which phase; the last one if None.
+        cell: which cell.
+        average: average Ep and Ev over seeds where all seeds share one corpus; where they do not, or if
+            False, keep the rows of every seed.
+
+    Returns:
+        The tokens that occur and whose Ep and Ev are finite, of the seeds that had not failed by then.
+
+    Raises:
+        InputError: no token table, an unknown cell or phase, or no finite token.
+    """
+    if results.tokens.empty:
+        raise InputError(
+            f"{results.directory}: no token table: no phase has ended, or the model does not tell scores and "
+            "values of tokens (scores_and_values)"
+        )
+    results.settings(cell)
+    recorded = [str(name) for name in results.tokens["phase"].unique()]
+    phase = recorded[-1] if phase is None else phase
+    if phase not in recorded or phase not in results.phases:
+        raise InputError(f"phase {phase!r}: tokens were recorded after {', '.join(recorded)}")
+    tokens = results.tokens[(results.tokens["phase"] == phase) & (results.tokens["cell"] == cell)]
+    finite = np.isfinite(tokens[["posterior_difference", "Ep", "Ev"]].to_numpy(float)).all(axis=1)
+    tokens = tokens[finite & ~tokens["seed"].isin(_failed(results, cell, phase)).to_numpy()]
+    if tokens.empty:
+        raise InputError(f"cell {cell}, phase {phase!r}: no token has finite values; every seed failed")
+    seeds = tokens["seed"].nunique()
+    averaged = average and seeds > 1 and _one_corpus(tokens)
+    if averaged:
+        groups = tokens.groupby(["id", "class"], sort=False, as_index=False)
+        tokens = groups.agg(
+            dict.fromkeys(("token", "count", "alpha", "posterior_difference"), "first")
+            | {"Ep": "mean", "Ev": "mean"}
+        )
+    return Tokens(tokens.reset_index(drop=True), phase, seeds, averaged, results.class_names(cell))
+
+
+def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
+    """List the tokens with the largest E·p, largest first.
+
+    Args:
+        tokens: the tokens of one cell and phase. Where seeds have corpora of their own, a token is
+            another one in every seed, and the first seed is listed.
+        count: how many.
+        min_count: leave out tokens that occur less often.
+
+    Returns:
+        Rows of the table, one per token: for K > 2 classes that of the class with the largest alpha.
+
+    Raises:
+        InputError: no token occurs so often.
+    """
+    table = tokens.table[tokens.table["count"] >= min_count]
+    if table.empty:
+        most = tokens.table["count"].max()
+        raise InputError(f"min_count: {min_count}, and no token occurs more than {most} times; lower it")
+    if tokens.seeds > 1 and not tokens.averaged:
+        table = table[table["seed"] == table["seed"].min()]
+    if len(tokens.classes) > 1:
+        table = table.sort_values("alpha", ascending=False, kind="stable").drop_duplicates("id")
+    return table.sort_values(["Ep", "id"], ascending=[False, True]).head(count).reset_index(drop=True)
+
+
+def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Name the class that every token speaks for.
+
+    Args:
+        best: one row per token, for K > 2 classes that of the class with the largest alpha.
+        names: names of all classes, the negative one first for two; empty if they have none.
+
+    Returns:
+        The table with names in the column "class"; of two classes by the sign of alpha, "–" for 0.
+    """
+    if len(names) == 2:
+        sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
+        return best.assign(**{"class": np.array([names[0], "–", names[1]], object)[sign + 1]})
+    return best.assign(**{"class": best["class"].map(dict(enumerate(names)))}) if names else best
+
+
+def named(results: Run) -> bool:
+    """Whether tokens have names, as in a text corpus, rather than numbers only."""
+    tokens = results.tokens.drop_duplicates("id")
+    return bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())
+
+
+def _failed(results: Run, cell: int, phase: str) -> list[int]:
+    before = results.phases[: results.phases.index(phase) + 1]
+    failures = results.manifest.get("failures", [])
+    return [entry["seed"] for entry in failures if entry["cell"] == cell and entry["phase"] in before]
+
+
+def _one_corpus(tokens: pd.DataFrame) -> bool:
+    groups = tokens.groupby(["id", "class"])[["count", "alpha", "posterior_difference"]]
+    return bool((groups.nunique(dropna=False) == 1).all(axis=None))

@@ -1,0 +1,217 @@
+"""The manifest of a results folder: what was run, and how to fix or to continue it."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share
+from jaxattn.lab.storage import batch_state, files
+from jaxattn.lab.storage.batch_state import Failure
+from jaxattn.lab.storage.files import Damaged
+
+NAME = "manifest.json"
+MOST_BINS = 10_000
+# Raised where what a folder holds changes.
+FORMAT = 5
+REBUILD = "run the same sweep again into this folder to rebuild it from what is there"
+
+
+class Cell(msgspec.Struct):
+    """One cell: its number, the value of every axis, the hash of what determines its numbers."""
+
+    cell: Count
+    settings: dict[str, int | float | str | bool]
+    config_hash: str | None = None
+
+
+BatchName = Annotated[str, msgspec.Meta(pattern=rf"^{batch_state.NAME.pattern}$")]
+
+
+class Batch(msgspec.Struct):
+    """Lanes that ran together."""
+
+    name: BatchName
+    cells: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+
+
+class Error(msgspec.Struct):
+    """A batch that could not be run."""
+
+    batch: BatchName
+    cells: tuple[int, ...]
+    reason: str
+
+
+class Phase(msgspec.Struct):
+    """A phase of the config; all phases have a name."""
+
+    name: str
+
+
+class Probes(msgspec.Struct):
+    """The probes, as far as figures and caveats follow them."""
+
+    bins: Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)] | None = None
+    low: float | None = None
+    high: float | None = None
+    min_count: Count | None = None
+    important: Share | None = None
+
+
+class Config(msgspec.Struct):
+    """The tables of the study that are read back by more than their names."""
+
+    phases: tuple[Phase, ...]
+    probes: Probes = msgspec.field(default_factory=Probes)
+    figures: tuple[dict[str, Any], ...] = ()
+
+
+class Device(msgspec.Struct):
+    """What it ran on."""
+
+    platform: str = ""
+    kind: str = ""
+    count: PositiveInt = 1
+
+
+class Manifest(msgspec.Struct):
+    """What every reader may count on; what else is in the file is not read."""
+
+    name: str
+    command: str | tuple[str, ...]
+    config: Config
+    cells: Annotated[tuple[Cell, ...], msgspec.Meta(min_length=1)]
+    seeds: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    format: int
+    status: str = "stopped"
+    description: str = ""
+    config_hash: str | None = None
+    shard: tuple[PositiveInt, PositiveInt] = (1, 1)
+    widths: tuple[PositiveInt, ...] = ()
+    batches: tuple[Batch, ...] = ()
+    elsewhere: tuple[BatchName, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    errors: tuple[Error, ...] = ()
+    sha256: dict[Literal["records", "tokens"], str] = {}
+    labels: dict[str, str] = {}
+    scales: dict[str, tuple[Literal["linear", "log", "yes/no"], float | None, float | None]] = {}
+    code: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
+    git_commit: str | None = None
+    made_by: tuple[dict[str, str | None], ...] = ()
+    device: Device = msgspec.field(default_factory=Device)
+    continued_on: tuple[Device, ...] = ()
+    pinned: dict[str, bool | int | str] = {}
+    xla_flags: str = ""
+    dtype: str | None = None
+    started: str | None = None
+    wall_time_s: NotNegative = 0.0
+    peak_memory_mib: NotNegative | None = None
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """Read the manifest of a results folder; raise as `find`, and InputError if there is none."""
+    if (found := find(directory)) is not None:
+        return found
+    missing = "no manifest.json, so not a results folder" if directory.is_dir() else "no such folder"
+    raise InputError(f"{directory}: {missing}; give one that `jaxattn run` wrote")
+
+
+def find(directory: Path) -> dict[str, Any] | None:
+    """Read and check a manifest.
+
+    Args:
+        directory: a folder.
+
+    Returns:
+        The manifest, with all keys of `Manifest`; None if neither it nor a batch is there.
+
+    Raises:
+        Damaged: it is not what was written, or it is missing and batches are there.
+        InputError: it cannot be read, or is no manifest.
+    """
+    path = directory / NAME
+    try:
+        text = files.read(path, directory, most=files.MOST_JSON)
+    except Damaged as error:
+        if not path.exists() and not batch_state.batches(directory):
+            return None
+        raise Damaged(f"{error}; {REBUILD}") from None
+    try:
+        content = files.unsealed(files.parse(text))
+    except ValueError as error:
+        raise Damaged(f"{path}: damaged ({error}); {REBUILD}") from None
+    return _checked(path, content)
+
+
+def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    try:
+        checked = msgspec.convert(content, Manifest)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        raise InputError(f"{path}: {error}; give the manifest of a run") from None
+    if checked.format != FORMAT:
+        raise InputError(
+            f"{path}: written by another version of jaxattn; read it with that one, or run it again elsewhere"
+        )
+    cells = {entry.cell for entry in checked.cells}
+    named = {entry.cell for entry in checked.failures}
+    named.update(cell for batch in checked.batches for cell in batch.cells)
+    named.update(cell for error in checked.errors for cell in error.cells)
+    if unknown := named - cells:
+        raise InputError(f"{path}: cell {min(unknown)} is not one of its cells; give the manifest of a run")
+    if fault := _inconsistent(checked):
+        raise InputError(f"{path}: {fault}; give the manifest of a run")
+    return {key: content.get(key, default) for key, default in msgspec.to_builtins(checked).items()}
+
+
+def _inconsistent(checked: Manifest) -> str:
+    """Return in words what contradicts itself in a manifest; nothing if nothing does."""
+    if len({entry.cell for entry in checked.cells}) < len(checked.cells):
+        return "a cell is listed twice"
+    if len(set(checked.seeds)) < len(checked.seeds):
+        return "a seed is listed twice"
+    for batch in checked.batches:
+        cells, seeds = batch_state.spans(batch.name)
+        ends = (cells.start, cells.stop - 1)
+        if batch.seeds != tuple(seeds) or (min(batch.cells), max(batch.cells)) != ends:
+            return f"{batch.name} is listed with cells or seeds of another batch"
+        if not set(batch.seeds).issubset(checked.seeds):
+            return f"{batch.name} has a seed that the run lacks"
+    for first, second in batch_state.overlaps({batch.name: batch.cells for batch in checked.batches}):
+        return f"{first} and {second} have the same seed of the same cell"
+    return ""
+
+
+def write(directory: Path, content: Mapping[str, Any]) -> None:
+    """Replace the manifest.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    files.write(directory / NAME, files.sealed(content, indent=2), directory)
+
+
+def command(manifest: Mapping[str, Any]) -> str:
+    """Return the command that a manifest records: anything that whoever wrote the folder has chosen."""
+    given = manifest["command"]
+    return given if isinstance(given, str) else shlex.join(given)
+
+
+def again(directory: Path) -> str:
+    """Return what to do to fix or to continue a run; nothing of it comes from the folder's files."""
+    return f"run the same sweep again into {directory}"
+
+
+@contextmanager
+def fixing(directory: Path) -> Iterator[None]:
+    """Add to errors of damaged files what fixes them."""
+    try:
+        yield
+    except Damaged as error:
+        raise InputError(f"{error}; {again(directory)}") from None

@@ -1,0 +1,65 @@
+"""Which source made some results, and whether it is the one that is installed."""
+
+import hashlib
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parents[2]
+
+
+@cache
+def installed() -> dict[str, str | None]:
+    """Name the installed source: version, commit if it is a checkout, hash of all modules."""
+    state = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        content = path.read_bytes()
+        state.update(f"{path.relative_to(PACKAGE)}\0{len(content)}\0".encode() + content)
+    return {"version": version("jaxattn"), "commit": _commit(), "source": state.hexdigest()[:16]}
+
+
+def version(name: str) -> str | None:
+    """Tell the version of an installed package."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def makers(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
+    """Tell who made a run, each as `installed`; old manifests have no hash of the modules."""
+    old = {"version": manifest.get("versions", {}).get("jaxattn"), "commit": manifest.get("git_commit")}
+    return list(manifest.get("made_by") or [old])
+
+
+def differs(made_by: Sequence[Mapping[str, str | None]]) -> str:
+    """Say who made some results if it was another source than the installed one, else nothing.
+
+    Args:
+        made_by: one or several, see `makers`.
+    """
+    now = installed()
+    telling = [("source",) if one.get("source") else ("version", "commit") for one in made_by]
+    if all(one.get(key) == now[key] for one, keys in zip(made_by, telling, strict=True) for key in keys):
+        return ""
+    makers = ", then ".join(dict.fromkeys(map(_words, made_by)))
+    changed = ", with changes since" if makers == _words(now) else ""
+    return f"made by {makers}; this is {_words(now)}{changed}"
+
+
+def _words(one: Mapping[str, str | None]) -> str:
+    commit = one.get("commit")
+    return f"jaxattn {one.get('version') or 'of no version'}" + (
+        f" at commit {commit[:12]}" if commit else ""
+    )
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(PACKAGE), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,71 @@
+"""The log of a run, metrics.jsonl: a line for every measurement, and for what takes long."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jaxattn.core.settings import NotNegative
+from jaxattn.lab.storage import batch_state, files
+from jaxattn.lab.storage.batch_state import Failure
+from jaxattn.lab.storage.files import Damaged
+
+NAME = "metrics.jsonl"
+MOST_BYTES = 2**31
+# Lines of a batch that are looked at, from its last one on, until one is what was written.
+TRIES = 3
+BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.NAME.pattern.encode())
+# What each line may lack, as it is written then. The newest line that has it is kept too.
+WITHOUT = (b'"losses": {}', b'"failures": []')
+
+
+class Line(msgspec.Struct):
+    """The part of a line of the log that readers use."""
+
+    time: float
+    start: float
+    batch: str
+    overall: float
+    share: float
+    phase: str
+    step: int
+    steps: int
+    failures: list[Failure]
+    losses: dict[str, list[float]] = {}
+    doing: str = ""
+    left: NotNegative | None = None
+    wall_time_s: NotNegative | None = None
+    peak_memory_mib: NotNegative | None = None
+
+
+def append(directory: Path, entry: Mapping[str, Any]) -> None:
+    """Append a line to the log of a results folder; raise as `files.append`."""
+    files.append(directory / NAME, files.sealed(entry))
+
+
+def latest(directory: Path) -> list[dict[str, Any]]:
+    """Read the newest lines of a log, in their order.
+
+    Of every batch these are its last line, the last one with losses, and the last one with failures. A line
+    that is not what was written is left out. The others are not parsed, as a log may have millions of lines.
+    """
+    newest: dict[tuple[bytes, bytes | None], list[tuple[int, bytes]]] = {}
+    with suppress(Damaged), files.opened(directory / NAME, directory, MOST_BYTES) as file:
+        for number, line in enumerate(file):
+            if found := BATCH.search(line):
+                for lacking in (None, *WITHOUT):
+                    if lacking is None or lacking not in line:
+                        kept = newest.setdefault((found[1], lacking), [])
+                        kept.append((number, line))
+                        del kept[:-TRIES]
+    chosen = dict(entry for kept in newest.values() if (entry := next(_whole(kept), None)))
+    return [chosen[number] for number in sorted(chosen)]
+
+
+def _whole(lines: list[tuple[int, bytes]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in reversed(lines):
+        with suppress(ValueError):
+            yield number, msgspec.to_builtins(msgspec.convert(files.unsealed(files.parse(line)), Line))

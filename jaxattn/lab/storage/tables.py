@@ -1,0 +1,117 @@
+"""Parquet tables of a results folder: checked, bounded in memory, and with every row once."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jaxattn.lab.storage import files
+from jaxattn.lab.storage.files import Damaged
+
+# A lane is one seed of one cell.
+LANE = ("cell", "seed")
+# Columns that no two rows of a table share.
+KEYS = {
+    "records": (*LANE, "phase", "step", "metric"),
+    "tokens": (*LANE, "phase", "id", "class"),
+}
+# A table may take FREE bytes of memory, or GROWTH times the size of its file if that is more. Tables of runs
+# grow by factors of 5 to 50 when they are read, as every row has a measured number.
+FREE = 2**28
+GROWTH = 500
+MOST_COLUMNS = 100
+# Bytes of memory that a text takes in addition to its characters, at least.
+OF_A_TEXT = 8
+
+
+def read(
+    place: Path, directory: Path, sha256: str | None, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Read a Parquet table of a results folder.
+
+    Args:
+        place: the file.
+        directory: the results folder, outside of which nothing is read.
+        sha256: checksum of the file; not checked if None.
+        columns: names of the columns to read, as far as the table has them; all if None.
+
+    Raises:
+        Damaged: it is missing, not what was written, or takes more memory than such a file may.
+        InputError: it cannot be read.
+    """
+    from pyarrow.parquet import ParquetFile  # slow to import
+
+    content = files.read(place, directory, sha256)
+    # Damage that no checksum shows can surface as almost any exception of pyarrow and pandas.
+    try:
+        _check_size(content)
+        names = ParquetFile(io.BytesIO(content)).schema_arrow.names if columns is not None else None
+        chosen = None if names is None else [name for name in columns or () if name in names]
+        return pd.read_parquet(io.BytesIO(content), columns=chosen)
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise Damaged(f"{place}: damaged ({reason:.200})") from None
+
+
+def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
+    """Return the (cell, seed) pairs of a table; none for a table without rows or without these columns."""
+    if not len(table) or not set(LANE) <= set(table.columns):
+        return set()
+    pairs = table[list(LANE)].drop_duplicates()
+    if not all(pd.api.types.is_integer_dtype(kind) for kind in pairs.dtypes):
+        return {(-1, -1)}
+    return set(zip(pairs["cell"].tolist(), pairs["seed"].tolist(), strict=True))
+
+
+def repeats(table: pd.DataFrame, name: str) -> bool:
+    """Return whether two rows of a table have the same keys."""
+    keys = [key for key in KEYS[name] if key in table]
+    return bool(keys and table.duplicated(keys).any())
+
+
+def _check_size(content: bytes) -> None:
+    """Raise ValueError if a table takes more memory than a file of its size may.
+
+    A few bytes can stand for any number of rows that are equal, and for long texts.
+    """
+    from pyarrow import types
+    from pyarrow.parquet import ParquetFile, read_metadata
+
+    known = read_metadata(io.BytesIO(content))
+    most = min(max(FREE, GROWTH * len(content)), files.memory() // 2)
+    groups = (known.row_group(number) for number in range(known.num_row_groups))
+    packed = sum(group.total_byte_size for group in groups)
+    if known.num_columns > MOST_COLUMNS:
+        raise ValueError(f"{known.num_columns:,} columns")
+    schema = known.schema.to_arrow_schema()
+    widths, texts = 0, []
+    for field in schema:
+        kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+        if types.is_string(kind) or types.is_large_string(kind):
+            texts.append(field.name)
+            widths += OF_A_TEXT
+        elif types.is_primitive(kind) or types.is_null(kind):
+            widths += 8
+        else:
+            raise ValueError(f"column {field.name!r:.60} holds {kind!s:.60}")
+    if packed > most or known.num_rows * widths > most:
+        raise ValueError(f"{known.num_rows:,} rows, more than a table of this size has")
+    if texts:
+        held = ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=texts)
+        if known.num_rows * widths + sum(map(_characters, held.columns)) > most:
+            raise ValueError("texts that are longer than those of a table of this size")
+
+
+def _characters(column: Any) -> int:
+    """Return how many bytes the texts of a dictionary-encoded column have once every row has its own."""
+    import pyarrow.compute as pc
+
+    total = 0
+    for chunk in column.chunks:
+        lengths = np.asarray(pc.binary_length(chunk.dictionary).fill_null(0), np.int64)
+        used = np.asarray(chunk.indices.drop_null())
+        total += int(lengths[used].sum()) if len(lengths) else 0
+    return total

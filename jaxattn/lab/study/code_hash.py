@@ -1,0 +1,318 @@
+"""Hash the code that a study names, with what it depends on in the user's own files and notebook.
+
+Code in a file is its source and that of the local modules that it imports. Code in a notebook, in a script or
+at the prompt is its functions, and the functions, classes and values that they read. Installed packages are
+recorded by their versions instead.
+"""
+
+import ast
+import dis
+import enum
+import functools
+import hashlib
+import importlib.util
+import pickle
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import jax
+import numpy as np
+
+PACKAGE = Path(__file__).parents[2]
+INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+PLAIN = (
+    types.NoneType,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    types.EllipsisType,
+    enum.Enum,
+    range,
+    np.dtype,
+)
+VALUES = (*PLAIN, np.ndarray, np.generic, jax.Array)
+DEFINITIONS = (types.ModuleType, type, types.FunctionType)
+# Parts of a class that hold none of its code.
+DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+NO_CODE = ("_abc_impl", "__annotate__", "__annotate_func__", "__annotations_cache__")
+FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+
+
+class Unhashable(Exception):
+    """Code depends on a value that has no hash; the message names it."""
+
+
+def code_hash(target: Any) -> str:
+    """Return the hash of a class or function, 16 hexadecimal digits.
+
+    Args:
+        target: a class or function, of a file, of an installed package or of a notebook.
+
+    Returns:
+        The hash. It changes with the code, with local modules that the code imports, and with values that
+        it reads.
+
+    Raises:
+        Unhashable: the code reads a value that has no hash.
+    """
+    code = _Code()
+    file = _file_of(target)
+    if file is not None and not _is_local(file):
+        code.add(Path(file).read_bytes())
+    code.visit(target, getattr(target, "__qualname__", type(target).__qualname__))
+    return code.state.hexdigest()[:16]
+
+
+class _Code:
+    """What a class or function depends on, hashed in the order in which it is found."""
+
+    def __init__(self) -> None:
+        self.state = hashlib.sha256()
+        # Numbers of the objects, which are kept so that no other one is given their id.
+        self.seen: dict[int, tuple[int, Any]] = {}
+        self.files: set[str] = set()
+
+    def add(self, *contents: str | bytes) -> None:
+        """Hash texts."""
+        for x in contents:
+            content = x.encode() if isinstance(x, str) else x
+            self.state.update(f"{len(content)}\0".encode() + content)
+
+    def visit(self, x: Any, place: str) -> None:
+        """Hash anything that code depends on; `place` names it in errors."""
+        if isinstance(x, PLAIN):
+            self.add(type(x).__qualname__, repr(x))
+            return
+        if id(x) in self.seen:
+            self.add(f"seen {self.seen[id(x)][0]}")
+            return
+        self.seen[id(x)] = len(self.seen), x
+        self.hash(x, place)
+        if not isinstance(x, DEFINITIONS):
+            # Whether two equal values are one object is up to Python, and differs between processes.
+            del self.seen[id(x)]
+
+    def hash(self, x: Any, place: str) -> None:
+        """Hash what is seen for the first time, or again if it is a value."""
+        if isinstance(x, types.ModuleType):
+            self.module(x)
+        elif name := _installed_name(x):
+            self.add(name)
+        elif isinstance(x, type):
+            self.class_(x, place)
+        elif isinstance(x, types.FunctionType):
+            self.function(x, place)
+        elif (parts := _parts(x)) is not None:
+            self.add(type(x).__qualname__)
+            for number, part in enumerate(parts):
+                self.visit(part, f"{place}[{number}]")
+        else:
+            self.value(x, place)
+
+    def value(self, x: Any, place: str) -> None:
+        """Hash an array, an object of the user's own class, a function of C, or what pickles."""
+        kind = type(x)
+        if callable(x) and hasattr(x, "__name__"):
+            self.add(f"{getattr(x, '__module__', '')}.{x.__name__}")
+            return
+        try:
+            if isinstance(x, jax.Array):
+                x = np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+            if isinstance(x, np.ndarray) and x.dtype != object:
+                self.add(str(x.dtype), str(x.shape), x.tobytes())
+                return
+            own = _is_loose(kind) or _is_local(_file_of(kind))
+            reduced = x.__reduce_ex__(4)[:3] if own else pickle.dumps(x, protocol=4)
+        except Exception:  # whatever an object raises that cannot be pickled
+            raise Unhashable(f"{place} ({kind.__qualname__})") from None
+        self.visit(reduced, place)
+
+    def module(self, module: types.ModuleType | None) -> None:
+        """Hash a local module; of any other only the name."""
+        if module is None:
+            return
+        file = getattr(module, "__file__", None)
+        if _is_local(file):
+            self.file(file, module.__package__ or "")
+        else:
+            self.add(module.__name__)
+
+    def file(self, file: str, package: str) -> None:
+        """Hash a source file and the local modules that it imports, each once."""
+        if file in self.files:
+            return
+        self.files.add(file)
+        content = Path(file).read_bytes()
+        self.add(content)
+        with suppress(SyntaxError, ValueError):  # compiled code
+            for name in sorted(set(_imports(ast.parse(content), package))):
+                if _is_local(found := _imported_file(name, Path(file).parent)):
+                    is_package = Path(found).name == "__init__.py"
+                    self.file(found, name if is_package else name.rpartition(".")[0])
+
+    def class_(self, kind: type, place: str) -> None:
+        """Hash a class: its file or its own methods and attributes, and its bases."""
+        loose, module = _is_loose(kind), _module_of(kind)
+        if not loose and not _is_local(_file_of(kind)):
+            self.add(f"{kind.__module__}.{kind.__qualname__}")
+            return
+        self.add(kind.__qualname__)
+        for name, x in sorted(vars(kind).items()):
+            is_code = isinstance(x, FUNCTIONS) or (loose and not name.startswith("__"))
+            if is_code and name not in NO_CODE and not isinstance(x, DESCRIPTORS):
+                self.add(name)
+                self.visit(x, f"{place}.{name}")
+        if not loose:
+            self.module(module)
+        for base in kind.__bases__:
+            self.visit(base, base.__qualname__)
+
+    def function(self, function: types.FunctionType, place: str) -> None:
+        """Hash a function: its file or its own code, and the values that it reads."""
+        loose, local = _is_loose(function), _is_local(_file_of(function))
+        self.add(function.__qualname__)
+        if loose:
+            self.code(function.__code__)
+        else:
+            self.module(_module_of(function))
+        if loose or local:
+            self.visit([function.__defaults__, function.__kwdefaults__], place)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # a cell that is still empty
+                self.visit(cell.cell_contents, name)
+        for name in sorted(_names(function.__code__)) if loose or local else ():
+            x = function.__globals__.get(name)
+            # The source of a file has its other objects, such as caches that are filled on the way.
+            if loose or isinstance(x, (*VALUES, *FUNCTIONS, type)) or hasattr(x, "__wrapped__"):
+                self.add(name)
+                self.visit(x, name)
+
+    def code(self, code: types.CodeType) -> None:
+        """Hash what a function does, wherever it is written."""
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        self.add(code.co_code, repr(names), repr(counts))
+        for x in code.co_consts:
+            if isinstance(x, types.CodeType):
+                self.code(x)
+            else:
+                self.visit(x, "a constant")
+
+
+def _parts(x: Any) -> list[Any] | None:
+    """List what a container or wrapper holds, None if it is neither."""
+    if isinstance(x, list | tuple):
+        return list(x)
+    if isinstance(x, Mapping):
+        return [part for pair in x.items() for part in pair]
+    if isinstance(x, set | frozenset):
+        return sorted(x, key=repr)
+    if isinstance(x, types.MethodType):
+        return [x.__func__, x.__self__]
+    if isinstance(x, functools.partial):
+        return [x.func, x.args, x.keywords]
+    if isinstance(x, property):
+        return [x.fget, x.fset]
+    if isinstance(x, functools.cached_property):
+        return [x.func]
+    if hasattr(x, "__wrapped__"):  # what jax.jit, functools.cache or staticmethod made of a function
+        own = sorted(vars(x).items()) if hasattr(x, "__dict__") else ()
+        return [x.__wrapped__, *(each for _, each in own if isinstance(each, types.FunctionType))]
+    return None
+
+
+def _module_of(x: Any) -> types.ModuleType | None:
+    """Find the module of a class or function: a decorated function is of the module of its code."""
+    name = x.__globals__.get("__name__") if isinstance(x, types.FunctionType) else x.__module__
+    return sys.modules.get(name or "")
+
+
+def _file_of(x: Any) -> str | None:
+    """Find the file of a class or function, None for one of a notebook, of the running script, or of C."""
+    module = _module_of(x)
+    return None if module is sys.modules["__main__"] else getattr(module, "__file__", None)
+
+
+def _installed_name(x: Any) -> str:
+    """Return the import path of what an installed package defines, however decorated; else nothing."""
+    place, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
+    if not (isinstance(place, str) and isinstance(name, str) and place in sys.modules):
+        return ""
+    file = getattr(sys.modules[place], "__file__", None)
+    if place == "__main__" or file is None or _is_local(file):
+        return ""
+    found: Any = sys.modules[place]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{place}.{name}" if found is x else ""
+
+
+def _is_loose(x: Any) -> bool:
+    """Tell whether code is in a notebook, at the prompt or in the running script."""
+    module = _module_of(x)
+    if module is None or module is sys.modules["__main__"]:
+        return True
+    root = sys.modules.get(module.__name__.partition(".")[0])
+    return not any(getattr(each, name, None) for each in (module, root) for name in ("__file__", "__spec__"))
+
+
+def _is_local(file: str | None) -> TypeGuard[str]:
+    """Tell whether a file is the user's own: not of Python, of an installed package or of this one."""
+    if file is None:
+        return False
+    path = Path(file)
+    installed = any(path.is_relative_to(folder) for folder in (PACKAGE, *INSTALLED))
+    return path.is_file() and not installed and not {"site-packages", "dist-packages"} & set(path.parts)
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Collect the names of globals that code reads, in functions within it too."""
+    own = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return own.union(*(_names(x) for x in code.co_consts if isinstance(x, types.CodeType)))
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """List the modules that source imports, their parents, and imported names that may be modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_parents(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            with suppress(ImportError):  # beyond the top of its package
+                whole = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                yield from _with_parents(whole)
+                yield from (f"{whole}.{alias.name}" for alias in node.names)
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[: k + 1]) for k in range(len(parts)))
+
+
+def _imported_file(name: str, folder: Path) -> str | None:
+    """Find the file of a module, whether it is imported already or will be; nothing is imported."""
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__file__", None)
+    if "." in name:
+        return None
+    before = list(sys.path)
+    sys.path.append(str(folder))
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    finally:
+        sys.path[:] = before
+    return None if spec is None else spec.origin

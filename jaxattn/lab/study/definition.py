@@ -1,0 +1,186 @@
+"""A study as it is written down: tables of data, model, phases and probes, a grid over their keys, seeds."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from jaxattn.core.errors import InputError, explain
+from jaxattn.core.settings import Count, PositiveInt
+from jaxattn.lab.study import grid
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.setting import Cell, Reader, Setting
+from jaxattn.lab.study.tree import check_keys, check_values
+
+MOST_SEEDS = 1_000_000
+
+
+class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sweep file holds.
+
+    Cells are the product of `axes`, `zip` (axes that go together), `halton` and `cells` (an explicit list),
+    without those that match an entry of `exclude`. Each of the `blocks` is a variant of the file: keys that
+    it changes, and a grid of its own. `seeds` is a number, a range "first:end" or a list.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    data: dict[str, Any] | str
+    model: dict[str, Any] | str
+    phases: Annotated[tuple[dict[str, Any] | str, ...], msgspec.Meta(min_length=1)]
+    loss: dict[str, Any] | str = "classification"
+    description: str = ""
+    seeds: (
+        Annotated[int, msgspec.Meta(ge=1, le=MOST_SEEDS)]
+        | Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}:\d{1,9}$")]
+        | tuple[Count, ...]
+    ) = 1
+    dtype: Literal["float32", "float64"] = "float32"
+    chunk: PositiveInt | None = None
+    probes: dict[str, Any] = {}
+    axes: grid.Axes = {}
+    zip: grid.Axes = {}
+    halton: grid.Halton | None = None
+    cells: tuple[dict[str, int | float | str | bool], ...] = ()
+    exclude: tuple[dict[str, Any], ...] = ()
+    blocks: dict[str, dict[str, Any]] = {}
+    figures: tuple[dict[str, Any] | str, ...] = ()
+
+
+class Definition:
+    """A checked study. Whatever may go wrong with its tables has been said when it is made.
+
+    Attributes:
+        tree: the tables as they were written.
+        names: where import paths in them point.
+    """
+
+    def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None) -> None:
+        """Check the tables; InputError names the key and a near right one."""
+        self.tree = dict(tree)
+        check_values(self.tree)
+        self.names = names or ImportPaths()
+        self._tables = _tables(self.tree)
+        self._reader = Reader(self.names)
+        self._base = self._reader.read(self.tree)
+        # Whatever is impossible is said now.
+        _ = self.seeds, self.cells
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self._tables.name
+
+    @property
+    def description(self) -> str:
+        """What it is about."""
+        return self._tables.description
+
+    @property
+    def dtype(self) -> str:
+        """The number type of parameters and measurements."""
+        return self._tables.dtype
+
+    @property
+    def chunk(self) -> int | None:
+        """How many lanes run together, if the study says so."""
+        return self._tables.chunk
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, in ascending order."""
+        given = self._tables.seeds
+        if isinstance(given, str):
+            first, end = map(int, given.split(":"))
+            if end - first > MOST_SEEDS:
+                raise InputError(f"seeds: {given} are more than a million; list fewer")
+            if first >= end:
+                raise InputError(
+                    f"seeds: {given} is an empty range; write the first seed and the one after the last, "
+                    f"such as '{min(first, end)}:{max(first, end) + 1}'"
+                )
+            given = tuple(range(first, end))
+        seeds = tuple(range(given)) if isinstance(given, int) else tuple(sorted(given))
+        if len(set(seeds)) < len(seeds) or not seeds:
+            raise InputError(f"seeds: {'a seed is listed twice' if seeds else 'no seed'}; list each once")
+        return seeds
+
+    @property
+    def figures(self) -> tuple[dict[str, Any], ...]:
+        """The figures that it asks for, each a table with its kind."""
+        return tuple({"kind": f} if isinstance(f, str) else f for f in self._tables.figures)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The cells of the grid, in order."""
+        return grid.cells(self.tree, _tables, self._reader.read, self.names)
+
+    @property
+    def base(self) -> Setting:
+        """The setting without axes."""
+        return self._base.setting
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All tables with all their settings, as JSON would hold them."""
+        tables = msgspec.structs.replace(self._tables, figures=self.figures)
+        written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(tables))
+        return written | self._base.tables
+
+    @property
+    def config_hash(self) -> str:
+        """Hash of what determines the numbers of the setting without axes."""
+        return self._base.config_hash
+
+    @property
+    def own_kinds(self) -> list[str]:
+        """Import paths of the code that the study names, in any cell."""
+        every = [self.config, *(cell.tables for cell in self.cells)]
+        # Cells share the tables in which they do not differ.
+        parts = {id(part): part for tree in every for x in tree.values() for part in _tables_in(x)}
+        return sorted({path for part in parts.values() for path in _paths(part)})
+
+
+def _tables(tree: Mapping[str, Any]) -> Tables:
+    try:
+        return msgspec.convert(dict(tree), Tables)
+    except msgspec.ValidationError as error:
+        grid.check_lists(tree)
+        keys = list(Tables.__struct_fields__)
+        check_keys(tree, keys)
+        required = [field.name for field in msgspec.structs.fields(Tables) if field.required]
+        raise InputError(explain(str(error), "", tree, keys, _CHOICES, _PATTERNS, required)) from None
+
+
+_CHOICES = {"dtype": ["float32", "float64"]}
+_PATTERNS = {
+    "name": "expected letters, digits, '.', '_' and '-', a letter or digit first",
+    "seeds": "expected a number, a range such as '0:20', or a list",
+}
+
+
+def _tables_in(x: Any) -> Sequence[Any]:
+    return [x] if isinstance(x, dict) else x if isinstance(x, list) else ()
+
+
+def _paths(tree: Any) -> Sequence[str]:
+    """Collect import paths: texts like `module:Name` where kinds and names of code stand."""
+    if isinstance(tree, dict):
+        own = [
+            x
+            for key, x in tree.items()
+            if key in ("kind", "optimizer", "loss") and isinstance(x, str) and ":" in x
+        ]
+        return [*own, *(path for x in tree.values() for path in _paths(x))]
+    if isinstance(tree, list | tuple):
+        return [path for x in tree for path in ([x] if isinstance(x, str) and _is_code(x) else _paths(x))]
+    return []
+
+
+def _is_code(text: str) -> bool:
+    place, colon, name = text.partition(":")
+    return (
+        bool(colon)
+        and name.isidentifier()
+        and (place.endswith(".py") or place.replace(".", "").isidentifier())
+    )

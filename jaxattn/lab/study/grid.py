@@ -1,0 +1,213 @@
+"""From a study to its cells: blocks, product axes, zipped axes, quasi-random points, explicit lists."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from jaxattn.core.errors import InputError, at
+from jaxattn.core.settings import Count, PositiveInt
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.setting import Cell, merged
+from jaxattn.lab.study.tree import assign
+
+# What makes cells out of a study. A block may have its own; a cell has none left.
+GRID = ("axes", "zip", "halton", "cells", "exclude")
+# Settings that do not change any number of a run: they may change between a run and its continuation.
+PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
+# As many are made and checked in seconds.
+MOST_CELLS = 100_000
+_OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
+
+Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of a quasi-random axis: evenly or, with `log`, by factors; `integer` rounds."""
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+
+class Halton(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Quasi-random points over several axes at once."""
+
+    points: PositiveInt
+    axes: Annotated[dict[str, Range], msgspec.Meta(min_length=1)]
+    seed: Count = 0
+
+
+def cells(
+    tree: Mapping[str, Any],
+    tables_of: Callable[[Mapping[str, Any]], Any],
+    read: Callable[[Mapping[str, Any], int, Mapping[str, Any]], Cell],
+    names: ImportPaths,
+) -> list[Cell]:
+    """List the cells of a study, block after block.
+
+    Within a block they are the product of its explicit `cells`, its zipped axes, its Halton points and its
+    product axes, the last axis fastest, without what it excludes.
+
+    Args:
+        tree: the tables of the study.
+        tables_of: checks the tables of a block or cell; what it returns has the grid's tables.
+        read: reads a cell from its tables, given its number and axis values.
+        names: where import paths point.
+
+    Raises:
+        InputError: a block or an axis over an unknown key, a value that makes a cell impossible, a grid
+            without cells; names the place.
+    """
+    result: list[Cell] = []
+    for name, block in tree.get("blocks", {}).items() or [("", {})]:
+        with at(f"blocks.{name}" if name else ""):
+            for key in block:
+                if key in PRESENTATION and key not in GRID:
+                    raise InputError(f"{key} cannot differ between blocks")
+            own = merged({key: x for key, x in tree.items() if key != "blocks"}, block, names)
+            for settings in points(tables_of(own)):
+                if len(result) == MOST_CELLS:
+                    raise InputError(f"more than {MOST_CELLS:,} cells over all blocks; sweep fewer")
+                result.append(_cell(len(result), own, name, settings, tables_of, read))
+    return result
+
+
+def points(grid: Any) -> list[dict[str, Any]]:
+    """List the settings of the cells of one block, from its tables."""
+    _check_size(grid)
+    factors: tuple[Any, ...] = (
+        grid.cells or ({},),
+        zipped(grid.zip),
+        halton(grid.halton),
+        product(grid.axes),
+    )
+    _check_different(grid.axes)
+    result = []
+    for parts in itertools.product(*factors):
+        settings: dict[str, Any] = {}
+        for part in parts:
+            for key in part:
+                if key in settings:
+                    raise InputError(f"{key}: swept twice; keep it in one of axes, zip, halton and cells")
+            settings |= part
+        result.append(settings)
+    return list(_kept(result, grid.exclude))
+
+
+def check_lists(tree: Mapping[str, Any]) -> None:
+    """Raise InputError for an axis, in tables that are not checked yet, that is no list, or an empty one."""
+    for table in ("axes", "zip"):
+        axes = tree.get(table)
+        for key, values in axes.items() if isinstance(axes, Mapping) else ():
+            if not isinstance(values, list | tuple):
+                raise InputError(
+                    f"{table}.{key}: {values!r:.60} is no list; give a list, such as [{values!r:.60}]"
+                )
+            if not values:
+                raise InputError(f"{table}.{key}: an empty list; give at least one value")
+
+
+def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise InputError for a product axis that has a value twice: its cells would be the same."""
+    for key, values in axes.items():
+        counts = Counter((isinstance(value, bool), value) for value in values)
+        (_, value), number = counts.most_common(1)[0]
+        if number > 1:
+            raise InputError(f"axes.{key}: {value!r:.60} is listed twice; list each value once")
+
+
+def _check_size(grid: Any) -> None:
+    """Raise InputError if there are too many cells, counted without making them."""
+    lengths = [len(grid.cells), *(len(values) for values in grid.axes.values())]
+    lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
+    if (size := math.prod(length or 1 for length in lengths)) > MOST_CELLS:
+        raise InputError(
+            f"axes: {size:,} cells are more than {MOST_CELLS:,}; give fewer values, or points of [halton] "
+            "instead of a product"
+        )
+
+
+def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Every combination of axis values, the last axis fastest."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """First values of all axes, second values of all axes, and so on; InputError if lengths differ."""
+    lengths = {key: len(values) for key, values in axes.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise InputError(f"zip: lengths differ ({listed}); give every axis the same number of values")
+    return [dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True)] or [{}]
+
+
+def halton(wanted: Halton | None) -> list[dict[str, Any]]:
+    """Quasi-random points between bounds, the same for the same seed; more points keep the first ones."""
+    if wanted is None:
+        return [{}]
+    for key, bounds in wanted.axes.items():
+        if not bounds.low < bounds.high:
+            raise InputError(f"halton.axes.{key}: low {bounds.low} is not below high {bounds.high}")
+        if bounds.log and bounds.low <= 0:
+            raise InputError(f"halton.axes.{key}: a logarithmic axis starts above 0, not at {bounds.low}")
+    from scipy.stats import qmc  # slow to import
+
+    unit = qmc.Halton(len(wanted.axes), scramble=True, rng=wanted.seed).random(wanted.points)
+    return [
+        {key: _between(bounds, x) for (key, bounds), x in zip(wanted.axes.items(), row, strict=True)}
+        for row in unit.tolist()
+    ]
+
+
+def _between(bounds: Range, x: float) -> float | int:
+    value: float
+    if bounds.log:
+        value = bounds.low * (bounds.high / bounds.low) ** x
+    else:
+        value = bounds.low + (bounds.high - bounds.low) * x
+    return round(value) if bounds.integer else value
+
+
+def _kept(settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]) -> Iterable[dict[str, Any]]:
+    known = {key for row in settings for key in row}
+    for number, condition in enumerate(exclude):
+        for key in condition:
+            if key not in known:
+                swept = ", ".join(sorted(known)) or "nothing"
+                raise InputError(f"exclude[{number}]: {key} is not swept; swept is {swept}")
+    kept = [row for row in settings if not any(_matches(row, condition) for condition in exclude)]
+    if not kept:
+        raise InputError("exclude: no cell is left")
+    return kept
+
+
+def _matches(settings: dict[str, Any], condition: dict[str, Any]) -> bool:
+    return bool(condition) and all(
+        key in settings and settings[key] in (values if isinstance(values, list | tuple) else [values])
+        for key, values in condition.items()
+    )
+
+
+def _cell(
+    number: int,
+    tree: Mapping[str, Any],
+    block: str,
+    settings: dict[str, Any],
+    tables_of: Callable[[Mapping[str, Any]], Any],
+    read: Callable[[Mapping[str, Any], int, Mapping[str, Any]], Cell],
+) -> Cell:
+    own: Any = {key: value for key, value in tree.items() if key not in _OF_ALL_CELLS}
+    named = {"block": block} if block else {}
+    place = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
+    with at(f"axes: cell {number} ({place})" if settings else ""):
+        for key, value in settings.items():
+            if key.partition(".")[0] in PRESENTATION:
+                raise InputError(f"{key} cannot be an axis")
+            own = assign(own, key, value)
+        tables_of(own)
+        return read(own, number, named | settings)

@@ -1,0 +1,429 @@
+"""What a sweep file is made of: its concepts, the built-in things of each, and the way from tables to things.
+
+A table names its `kind`, a short name or an import path; the rest are the settings of that class, checked
+against its annotations. A function is made a class first, see `user_functions`.
+`python -m jaxattn.lab.study.registry` writes the table of docs/howto/extending.md.
+"""
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import msgspec
+import numpy as np
+from jaxtyping import AbstractArray
+
+from jaxattn.base import (
+    Data,
+    DrawnData,
+    Figure,
+    Loss,
+    Measurement,
+    Model,
+    Phase,
+    PhaseProbe,
+    Probe,
+    SharedData,
+    Start,
+)
+from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
+from jaxattn.core.settings import Named, Spec, markdown_table
+from jaxattn.data import GENERATORS
+from jaxattn.dynamics import PHASES
+from jaxattn.lab.probes import PROBES
+from jaxattn.lab.study import user_functions
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.tree import check_values
+from jaxattn.lab.study.user_functions import as_default
+from jaxattn.lab.texts.readers import READERS
+from jaxattn.losses import LOSSES
+from jaxattn.models import MODELS, initial
+
+Table = dict[str, Any]
+C = TypeVar("C", bound=Spec)
+
+
+@dataclass(frozen=True, eq=False)
+class Concept(Generic[C]):
+    """A kind of thing, and what a class of it must have.
+
+    Attributes:
+        name: such as "a model".
+        place: where it stands in a sweep file.
+        known: built-in classes by short name.
+        bases: what a class may derive from, and of each the attributes that it has to write.
+        of_function: makes a class of a user's function and its import path; None if it must be a class.
+        functions: what such functions take and return.
+        further: what is usually written of a base, or of a class of the package that has more than a base.
+        default: the kind of a table that names none, from its keys.
+    """
+
+    name: str
+    place: str
+    known: Mapping[str, type[C]]
+    bases: Mapping[type[C], tuple[str, ...]]
+    of_function: Callable[[Callable[..., Any], str], type[C]] | None = None
+    functions: tuple[str, ...] = ()
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    default: Callable[[Table], str | None] = lambda table: None
+
+    @property
+    def classes(self) -> dict[str, list[str]]:
+        """What a class has to write, by the name of the class that it derives from."""
+        own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
+        return {name: list(calls) for name, calls in self.further.items()} | {
+            name: calls for name, calls in own.items() if name not in self.further
+        }
+
+    @property
+    def wants(self) -> str:
+        """What a user writes, in words, for messages."""
+        (name, calls), *_ = self.classes.items()
+        written = f"a class derived from jaxattn.{name} with {' and '.join(calls)}"
+        return f"a function {self.functions[0]}, or {written}" if self.functions else written
+
+
+class Field(NamedTuple):
+    """One setting: its name, its annotation and its default, `msgspec.NODEFAULT` if it has none."""
+
+    name: str
+    type: Any
+    default: Any
+
+
+def _call(base: type, name: str) -> str:
+    """Write how a method is called, without what may be left out; a property by its name."""
+    method = inspect.getattr_static(base, name)
+    if isinstance(method, property):
+        return name
+    _, *parameters = inspect.signature(method).parameters.values()
+    needed = [p.replace(annotation=p.empty) for p in parameters if p.default is p.empty]
+    return f"{name}{inspect.Signature(needed)}"
+
+
+def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tuple[C, Table]:
+    """Make the thing that a table names.
+
+    Args:
+        concept: what kind of thing it is.
+        table: its kind alone, or a table with its settings.
+        place: where it stands in the sweep file, for messages.
+        names: where import paths point.
+
+    Returns:
+        The thing, and its table with all settings, defaults filled in.
+
+    Raises:
+        InputError: an unknown kind or setting, a wrong type or value, a class that lacks a method.
+        UserCodeError: code of the user's raised.
+    """
+    if not isinstance(table, str | dict):
+        raise InputError(f"{place}: expected a table or a name, got {table!r:.60}")
+    rest = {"kind": table} if isinstance(table, str) else dict(table)
+    kind = rest.pop("kind", None) or concept.default(rest)
+    target = _class(concept, kind, place, names)
+    values = convert(target, rest, place)
+    full = {"kind": kind, **plain(values, names)}
+    made = _instance(target, values, place)
+    with at(place):
+        return made.located(names), full
+
+
+def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
+    """Write a thing down as the table that makes it; what Python gave has its import path as its kind.
+
+    Raises:
+        InputError: something that is neither a table nor a class nor a function with settings.
+    """
+    if isinstance(thing, str):
+        return thing
+    if isinstance(thing, dict):
+        kind, rest = thing.get("kind"), {key: x for key, x in thing.items() if key != "kind"}
+        named = {} if kind is None else {"kind": describe(kind, concept, names) if callable(kind) else kind}
+        return named | plain(rest, names)
+    values = msgspec.structs.asdict(thing) if isinstance(thing, Spec) else {}
+    target = thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)
+    short = next((name for name, known in concept.known.items() if known is target), None)
+    of_function = thing.kind if isinstance(thing, Spec) else ""
+    kind = short or of_function or _path(target, names)
+    return {"kind": kind, **plain(values, names)} if values else kind
+
+
+def convert(target: type[Spec], values: Table, place: str) -> Table:
+    """Check settings against the annotations of a class, and fill in defaults.
+
+    Raises:
+        InputError: names the setting, and a near right one.
+    """
+    fields = fields_of(target, place)
+    rest = dict(values)
+    if takes := target.takes_further:
+        own = {field.name for field in fields}
+        further = {key: rest.pop(key) for key in list(rest) if key not in own}
+        rest[takes] = dict(rest.get(takes, {})) | further
+    try:
+        return msgspec.structs.asdict(msgspec.convert(rest, _struct(target)))
+    except msgspec.ValidationError as error:
+        known = [field.name for field in fields if field.name != takes]
+        choices = {field.name: _literals(field.type) for field in fields}
+        required = [field.name for field in fields if field.default is msgspec.NODEFAULT]
+        raise InputError(explain(str(error), place, values, known, choices, required=required)) from None
+    except TypeError as error:
+        raise InputError(
+            f"{place}: an annotation of {target.__name__} is none of a setting ({error}); annotate settings "
+            "as numbers, texts, lists or tables"
+        ) from None
+
+
+def fields_of(target: type[Spec], place: str = "") -> list[Field]:
+    """List the settings of a class, in order.
+
+    Raises:
+        InputError: annotations that cannot be read.
+    """
+    try:
+        return _fields(target)
+    except NameError as error:
+        raise InputError(f"{place}: an annotation of {target.__name__} cannot be read: {error}") from None
+    except TypeError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
+    """Name the settings of a kind, none of one that is not known."""
+    if ":" not in kind and kind not in concept.known:
+        return set()
+    return {field.name for field in fields_of(_class(concept, kind, kind, names), kind)}
+
+
+@functools.cache
+def _fields(target: type[Spec]) -> list[Field]:
+    return [
+        Field(
+            f.name,
+            _without_arrays(f.type),
+            f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory(),
+        )
+        for f in msgspec.structs.fields(target)
+    ]
+
+
+def _without_arrays(annotation: Any) -> Any:
+    """Return what a table can hold of an annotation: the float of `float | jax.Array`, which is traced."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return typing.Annotated[_without_arrays(parts[0]), *parts[1:]]
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    kept = tuple(_without_arrays(part) for part in parts if not _is_array(part))
+    return typing.Union[kept or parts]  # noqa: UP007  of a tuple
+
+
+def _is_array(annotation: Any) -> bool:
+    arrays = jax.Array | np.ndarray | np.generic | AbstractArray
+    return isinstance(annotation, type) and issubclass(annotation, arrays)
+
+
+@functools.cache
+def _struct(target: type[Spec]) -> type[msgspec.Struct]:
+    """Make the type that checks a table of settings, without what the class does when it is made."""
+    fields: list[Any] = [
+        (f.name, f.type) if f.default is msgspec.NODEFAULT else (f.name, f.type, as_default(f.default))
+        for f in _fields(target)
+    ]
+    return msgspec.defstruct(target.__name__, fields, kw_only=True, frozen=True, forbid_unknown_fields=True)
+
+
+def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> type[C]:
+    """Find the class that a kind names, or make it of the function that it names."""
+    if kind is None:
+        raise InputError(f"{place}: missing key 'kind'{nearest('', concept.known)}")
+    if not isinstance(kind, str):
+        raise InputError(f"{place}.kind: expected a name, got {kind!r:.60}")
+    if ":" not in kind:
+        if kind not in concept.known:
+            module, dot, name = kind.rpartition(".")
+            hint = f"; an import path is written '{module}:{name}'" if dot else nearest(kind, concept.known)
+            raise InputError(f"{place}.kind: unknown {kind!r}{hint}")
+        return concept.known[kind]
+    with at(f"{place}.kind"):
+        target = names.load(kind)
+        if not callable(target):
+            raise InputError(
+                f"{kind} is neither a class nor a function; {concept.name} wants {concept.wants}"
+            )
+        if isinstance(target, type):
+            _check_class(concept, target, kind)
+        elif concept.of_function is None:
+            raise InputError(f"{kind} is a function; {concept.name} wants {concept.wants}")
+    if isinstance(target, type):
+        found: type[C] = target
+    else:
+        assert concept.of_function is not None
+        with at(place):
+            found = concept.of_function(target, kind)
+    _check_settings(found, place)
+    return found
+
+
+def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
+    """Raise InputError unless a class derives from a base of its concept, and writes what it has to."""
+    base = next((base for base in concept.bases if issubclass(target, base)), None)
+    if base is None:
+        raise InputError(
+            f"{kind} does not derive from {' or '.join(f'jaxattn.{x.__name__}' for x in concept.bases)}; "
+            f"{concept.name} wants {concept.wants}"
+        )
+    for name in concept.bases[base]:
+        if getattr(target, name) is getattr(base, name):
+            raise InputError(f"{kind} has no {name!r}; {concept.name} wants {concept.wants}")
+
+
+def _check_settings(target: type[Spec], place: str) -> None:
+    """Raise InputError for a setting named like something else of a base of the package's."""
+    for base in target.__mro__[1:]:
+        if not base.__module__.startswith("jaxattn.") or not issubclass(base, Spec):
+            continue
+        taken = set(vars(base)) - set(base.__struct_fields__) - target.may_be_settings
+        for name in target.__struct_fields__:
+            if name in taken:
+                rather = "" if target.kind else "annotate it as a ClassVar, or "
+                raise InputError(
+                    f"{place}: {name!r} of {target.kind or target.__name__} is an attribute of every "
+                    f"{base.__name__}; {rather}give the setting another name"
+                )
+
+
+def _instance(target: Any, values: Table, place: str) -> Any:
+    try:
+        return target(**values)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+    except Exception as error:
+        files = frozenset({inspect.getfile(target)})
+        raise UserCodeError(f"{place}: {target.__name__} raises when it is made", files) from error
+
+
+def _literals(annotation: Any) -> list[str]:
+    """List what a Literal allows, also inside a union or Annotated, and whether a number would do."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return [str(x) for x in typing.get_args(annotation)]
+    if annotation in (int, float):
+        return ["a number"]
+    parts = typing.get_args(annotation) if not isinstance(annotation, type) else ()
+    return [x for part in parts for x in _literals(part)]
+
+
+def plain(values: Table, names: ImportPaths) -> Table:
+    """Write settings as JSON would hold them; code that Python gave has its import path."""
+
+    def written(x: Any) -> Any:
+        if hasattr(x, "tolist") or isinstance(x, range):
+            return list(x) if isinstance(x, range) else x.tolist()
+        if not callable(x):
+            raise TypeError(f"{x!r:.60}")
+        return _path(x, names)
+
+    check_values(values)
+    try:
+        flat = {key: x.name if isinstance(x, Named) else x for key, x in values.items() if x is not None}
+        table: Table = msgspec.json.decode(msgspec.json.encode(flat, enc_hook=written))
+    except TypeError as error:
+        raise InputError(
+            f"a setting cannot be written down: {error}; use numbers, texts, lists, tables"
+        ) from None
+    return table
+
+
+def _path(target: Any, names: ImportPaths) -> str:
+    """Write the import path of code that Python gave, and note what it means."""
+    path = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', type(target).__name__)}"
+    if names.given.get(path, target) != target:
+        raise InputError(f"{path}: two things of this study have that name; give each a name of its own")
+    names.given[path] = target
+    return path
+
+
+DATA = Concept[Data](
+    "data",
+    "`[data]`",
+    {**GENERATORS, **READERS},
+    {DrawnData: ("draw",), SharedData: ("load",)},
+    user_functions.data,
+    ("(key, *, settings) -> Dataset", "(*, settings) -> Dataset"),
+    {"Generator": ("generate(key, sequences)",)},
+)
+MODEL = Concept[Model[Any]]("a model", "`[model]`", MODELS, {Model: ("init", "outputs")})
+LOSS = Concept[Loss](
+    "a loss",
+    "`loss`",
+    LOSSES,
+    {Loss: ("__call__",)},
+    functools.partial(user_functions.class_of, base=user_functions.LossOfFunction),
+    ("(outputs, targets, *, settings) -> (n,)",),
+    default=lambda table: "classification",
+)
+START = Concept[Start](
+    "a start",
+    "`model.init.NAME`",
+    initial.STARTS,
+    {Start: ("__call__",)},
+    functools.partial(user_functions.class_of, base=user_functions.StartOfFunction),
+    ("(key, drawn, *, settings) -> array",),
+    default=initial.kind_of,
+)
+PHASE = Concept[Phase](
+    "a phase",
+    "`[[phases]]`",
+    PHASES,
+    {Phase: ("train", "steps")},
+    further={"Phase": ("train", "steps", "step(task, state)")},
+)
+PROBE = Concept[Measurement](
+    "a probe",
+    "`probes.own`",
+    PROBES,
+    {Probe: ("measure",), PhaseProbe: ("metrics", "observe", "conclude")},
+    functools.partial(user_functions.class_of, base=user_functions.ProbeOfFunction),
+    ("(params, data, *, settings) -> number",),
+    {
+        "Probe": ("measure(context)",),
+        "PhaseProbe": (
+            "metrics",
+            "observe(phase, state) -> array",
+            "conclude(history, params, model, loaded) -> {name: (S, k)}, {name: (S,)}",
+        ),
+    },
+)
+FIGURE = Concept[Figure](
+    "a figure",
+    "`[[figures]]`",
+    {},
+    {Figure: ("__call__",)},
+    functools.partial(user_functions.class_of, base=user_functions.FigureOfFunction),
+    ("(results, *, settings) -> matplotlib figure",),
+)
+CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FIGURE)
+
+
+def table() -> str:
+    """Write what a user may write, a row for each concept, in Markdown for docs/howto/extending.md."""
+    rows = []
+    for concept in CONCEPTS:
+        functions = " or ".join(f"`{form}`" for form in concept.functions)
+        classes = (
+            f"`ja.{base}` with {', '.join(f'`{call}`' for call in calls)}"
+            for base, calls in concept.classes.items()
+        )
+        rows.append([concept.name, concept.place, functions, "; ".join(classes)])
+    optimizer = ["an optimiser", "`optimizer`", "`(step_size, *, settings) -> optax transformation`", ""]
+    return markdown_table(["concept", "in a sweep file", "plain function", "class"], [*rows, optimizer])
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,135 @@
+"""The JSON schema of sweep files, for editors that complete and check TOML."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from jaxattn.core.settings import Spec, first_line, meanings
+from jaxattn.lab.probes.standard import Probes
+from jaxattn.lab.study import registry
+from jaxattn.lab.study.definition import Tables
+from jaxattn.lab.study.grid import GRID, PRESENTATION
+from jaxattn.lab.study.registry import Concept, fields_of
+
+Schema = dict[str, Any]
+PARTS: dict[str, Concept[Any]] = {"data": registry.DATA, "model": registry.MODEL, "loss": registry.LOSS}
+# Keys with dots are tables in tables, down to what stands there.
+AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "boolean"]}}
+VALUE = {"type": ["number", "string", "boolean", "array"]}
+
+
+def schema() -> Schema:
+    """Make the schema: built-in kinds with their settings; a kind with a colon is the user's own.
+
+    A file that extends another one, and a block, may hold any part of the tables.
+    """
+    made = msgspec.json.schema(Tables)
+    definitions = made["$defs"]
+    definitions |= {
+        "axes": _nested("axes", AXIS),
+        "row": _nested("row", VALUE),
+        "ranges": _nested("ranges", {"$ref": "#/$defs/Range"}),
+    }
+    definitions["Halton"]["properties"]["axes"] = {"$ref": "#/$defs/ranges", "minProperties": 1}
+    whole = definitions["Tables"]
+    whole["properties"] |= {key: {"$ref": "#/$defs/axes"} for key in ("axes", "zip")}
+    whole["properties"] |= {key: _listed({"$ref": "#/$defs/row"}) for key in ("cells", "exclude")}
+    changes = whole | {"properties": dict(whole["properties"]), "required": ["extends"]}
+    for table, part in ((whole, _choice), (changes, _change)):
+        properties = table["properties"]
+        for name, concept in PARTS.items():
+            default = {key: x for key, x in properties[name].items() if key == "default"}
+            properties[name] = part(concept, definitions) | default
+        properties["phases"] = _listed(_choice(registry.PHASE, definitions)) | {"minItems": 1}
+        properties["probes"] = _table(Probes, {}, definitions)
+        own = _listed(_choice(registry.PROBE, definitions))
+        properties["probes"]["properties"] |= {"own": own}
+    listed: Sequence[tuple[Schema, str, Concept[Any]]] = (
+        (changes["properties"], "phases", registry.PHASE),
+        (changes["properties"]["probes"]["properties"], "own", registry.PROBE),
+    )
+    for properties, key, concept in listed:
+        by_name = {"type": "object", "additionalProperties": _change(concept, definitions)}
+        properties[key] = {"anyOf": [properties[key], by_name]}
+    inside = {key: x for key, x in changes["properties"].items() if key not in PRESENTATION or key in GRID}
+    block = {"type": "object", "properties": inside, "additionalProperties": False}
+    for table in (whole, changes):
+        table["properties"]["blocks"] = {"type": "object", "additionalProperties": {"$ref": "#/$defs/Block"}}
+    changes["properties"]["extends"] = {"type": "string"}
+    definitions |= {"Changes": changes | {"title": "Changes"}, "Block": block}
+    return {
+        "title": "jaxattn sweep file",
+        "anyOf": [{"$ref": "#/$defs/Tables"}, {"$ref": "#/$defs/Changes"}],
+        "$defs": definitions,
+    }
+
+
+def _nested(name: str, leaf: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": {"anyOf": [leaf, {"$ref": f"#/$defs/{name}"}]}}
+
+
+def _listed(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+# A part of the user's own, whose settings only its code knows.
+OWN = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
+
+
+def _choice(concept: Concept[Any], definitions: Schema) -> Schema:
+    return {"anyOf": [*_built_in(concept, definitions), OWN, _name(concept)]}
+
+
+def _change(concept: Concept[Any], definitions: Schema) -> Schema:
+    """Describe a part of a table, of whatever kind: the settings of all of them."""
+    settings: dict[str, list[Schema]] = {}
+    for table in _built_in(concept, definitions):
+        for key, x in table["properties"].items():
+            if x not in settings.setdefault(key, []):
+                settings[key].append(x)
+    properties: Schema = {key: {"anyOf": every} for key, every in settings.items()}
+    properties["kind"] = _name(concept)
+    if concept is registry.MODEL:
+        start = _change(registry.START, definitions)
+        properties["init"] = {"type": "object", "additionalProperties": start}
+    return {"anyOf": [{"type": "object", "properties": properties}, OWN, _name(concept)]}
+
+
+def _name(concept: Concept[Any]) -> Schema:
+    return {"type": "string", "anyOf": [{"enum": list(concept.known)}, {"pattern": ":"}]}
+
+
+def _built_in(concept: Concept[Any], definitions: Schema) -> list[Schema]:
+    tables = [
+        _table(target, {"kind": {"const": kind}}, definitions) for kind, target in concept.known.items()
+    ]
+    for kind, table in zip(concept.known, tables, strict=True):
+        settings = [key for key in table["required"] if key != "kind"]
+        if concept.default(dict.fromkeys(settings)) == kind:
+            table["required"] = settings
+    for table in tables if concept is registry.MODEL else ():
+        start = _choice(registry.START, definitions)
+        table["properties"]["init"] = {"type": "object", "additionalProperties": start}
+    return tables
+
+
+def _table(target: type[Spec], first: Schema, definitions: Schema) -> Schema:
+    fields = fields_of(target)
+    (*schemas,), components = msgspec.json.schema_components([field.type for field in fields])
+    definitions.update(components)
+    meaning = meanings(target)
+    properties = first | {
+        field.name: made
+        | ({"description": meaning[field.name]} if field.name in meaning else {})
+        | ({} if field.default is msgspec.NODEFAULT else {"default": msgspec.to_builtins(field.default)})
+        for field, made in zip(fields, schemas, strict=True)
+    }
+    required = [*first, *(field.name for field in fields if field.default is msgspec.NODEFAULT)]
+    return {
+        "type": "object",
+        "description": first_line(target),
+        "properties": properties,
+        "required": required,
+        "additionalProperties": bool(target.takes_further),
+    }

@@ -1,0 +1,227 @@
+"""What a study does to one seed, on one page: pure functions, which the engine lifts over seeds.
+
+A seed has two keys, one for its data and one for its parameters, that depend on nothing but its number.
+"""
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import msgspec
+from jax import Array
+
+from jaxattn.base import (
+    Data,
+    Dataset,
+    DrawnData,
+    Params,
+    PhaseProbe,
+    Probe,
+    Progress,
+    SharedData,
+    Task,
+    silent,
+)
+from jaxattn.base.probe import ProbeContext
+from jaxattn.core import backend
+from jaxattn.core.errors import InputError
+from jaxattn.core.pytrees import get, replaced
+from jaxattn.data.splits import Loaded, Splits
+from jaxattn.lab.probes.importance import token_columns
+from jaxattn.lab.probes.wants import wants_scores
+from jaxattn.lab.study.setting import Setting, numbers_of
+
+# Measurements by name, by the number of their probe.
+Measured = dict[int, Mapping[str, Array]]
+
+
+class Carried(NamedTuple):
+    """What a phase carries: the state of its dynamics, and what its probes remember of its start."""
+
+    state: Any
+    memory: dict[int, Any]
+
+
+def keys(seed: int | Array) -> tuple[Array, Array]:
+    """Make the keys of a seed's data and of its parameters."""
+    data_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
+    return data_key, model_key
+
+
+def drawn(setting: Setting) -> DrawnData:
+    """Look up the data of a setting whose seeds have data of their own."""
+    assert isinstance(setting.data, DrawnData)
+    return setting.data
+
+
+def draw(setting: Setting, key: Array) -> Splits:
+    """Draw the data of a seed; of a padded vocabulary only the first tokens are used."""
+    made = drawn(setting)
+    return made.draw(key) if setting.used is None else made.draw(key, setting.used)
+
+
+def start(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> Any:
+    """Draw the parameters; tokens that a padded vocabulary does not use have rows of zeros."""
+    train = data.train
+    dtype = jnp.dtype(setting.dtype)
+    params = setting.model.init(key, train, dtype=dtype)
+    for name, begin_at in setting.starts.items():
+        own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+        params = replaced(params, **{name: begin_at(own_key, get(params, name), tokens)})
+    if setting.used is None:
+        return params
+    for name in setting.model.token_rows:
+        rows = get(params, name)
+        is_used = jnp.arange(train.vocab_size).reshape(-1, *(1,) * (rows.ndim - 1)) < setting.used
+        params = replaced(params, **{name: jnp.where(is_used, rows, 0)})
+    return params
+
+
+def task_of(setting: Setting, data: Splits) -> Task:
+    """Put together what phases work on."""
+
+    def fresh(key: Array, examples: int) -> Dataset:
+        shared = {} if data.task_key is None else {"task_key": jax.random.wrap_key_data(data.task_key)}
+        return setting.data.batch(key, examples, setting.used, **shared)
+
+    return Task(setting.model, setting.loss, data, fresh if setting.data.draws_batches else None)
+
+
+def begin(setting: Setting, index: int, params: Params, data: Splits, key: Array) -> Carried:
+    """Begin a phase."""
+    task = task_of(setting, data)
+    memory = {
+        number: kept
+        for number, probe in probes(setting, index, data).items()
+        if (kept := probe.remember(params)) is not None
+    }
+    return Carried(setting.phases[index].init(task, params, jax.random.fold_in(key, index)), memory)
+
+
+def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps: int | Array) -> Carried:
+    """Take steps of a phase; one call with k + l steps equals two with k and l."""
+    task = task_of(setting, data)
+    return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
+
+
+def measure(setting: Setting, index: int, carried: Carried, data: Splits) -> Measured:
+    """Measure by every probe, given by its number: numbers, and vectors (m,)."""
+    context = probe_context(setting, index, carried.state.params, data)
+    found = {
+        number: probe.measure(context.with_memory(carried.memory.get(number)))
+        for number, probe in probes(setting, index, data).items()
+    }
+    names = [name for metrics in found.values() for name in metrics]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"probes: two probes measure {name!r}; give one of them another name")
+    return found
+
+
+def merged(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
+    """Put the measurements of all probes together, without those that do not speak of this step yet."""
+    every = setting.probes.at_steps
+    return {
+        name: x
+        for number, metrics in found.items()
+        if step >= every[number].from_step
+        for name, x in metrics.items()
+    }
+
+
+def probes(setting: Setting, index: int, data: Splits) -> dict[int, Probe]:
+    """List the probes of single steps that apply to a phase, by number."""
+    task, phase = task_of(setting, data), setting.phases[index]
+    return {k: probe for k, probe in enumerate(setting.probes.at_steps) if not probe.why_not(task, phase)}
+
+
+def phase_probes(setting: Setting, index: int, data: Splits) -> list[PhaseProbe]:
+    """List the probes of whole phases that apply to a phase; data of one seed or of many."""
+    task, phase = task_of(setting, data), setting.phases[index]
+    return [probe for probe in setting.probes.of_phases if not probe.why_not(task, phase)]
+
+
+def probe_context(setting: Setting, index: int, params: Params, data: Splits) -> ProbeContext:
+    """Show parameters to probes."""
+    phase, sample = setting.phases[index], setting.probes.sample
+    return ProbeContext(params, task_of(setting, data), phase, sample=sample)
+
+
+def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
+    """Collect the token table at the end of a phase; empty unless tokens of bags have scores and values."""
+    if wants_scores(task_of(setting, data)):
+        return {}
+    return token_columns(probe_context(setting, index, params, data))
+
+
+def run(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array]]]:
+    """Run one seed from its start to its end: yield phase, step and measurements at every probe step."""
+    data_key, key = keys(seed)
+    if isinstance(setting.data, SharedData):
+        data, _, tokens = setting.data.load()
+    else:
+        data, tokens = draw(setting, data_key), setting.data.tokens
+    params = start(setting, data, key, tokens)
+    for index, phase in enumerate(setting.phases):
+        carried, done = begin(setting, index, params, data, key), 0
+        for step in setting.probes.steps_of(phase):
+            carried = advance(setting, index, carried, data, step - done)
+            found = merged(setting, measure(setting, index, carried, data), step)
+            yield phase.name, step, found | phase.metrics(carried.state)
+            done = step
+        params = carried.state.params
+
+
+def dataset(
+    data: Data, seed: int, dtype: str, swept: Collection[str] = (), progress: Progress = silent
+) -> Loaded:
+    """Draw the data of one seed, or read those that all seeds share.
+
+    Args:
+        data: a generator or a source.
+        seed: whose data; of no matter where all seeds share them.
+        dtype: that of the study, "float32" or "float64".
+        swept: names of the generator's settings that a sweep varies: a run draws with them as traced numbers
+            of the study's dtype, which may round otherwise than constants.
+        progress: told how far the reading of texts is.
+
+    Returns:
+        The corpora, without a leading axis of seeds, and the names of the tokens.
+
+    Raises:
+        InputError: data that cannot be read.
+    """
+    with backend.precision(dtype):
+        if isinstance(data, SharedData):
+            return data.load(progress)
+
+        traced = {str(path[0]): x for path, x in numbers_of(data) if len(path) == 1 and path[0] in swept}
+        numbers = {name: jnp.asarray(x, dtype) for name, x in traced.items()}
+        try:
+            draw = _drawing(data)
+        except TypeError:  # settings that are no keys, such as dictionaries
+            draw = _drawing.__wrapped__(data)
+        splits = draw(jnp.uint32(seed), numbers)
+    return Loaded(splits, False, data.tokens)
+
+
+@lru_cache(maxsize=8)
+def _drawing(data: DrawnData) -> Callable[[Array, dict[str, Array]], Splits]:
+    """Compile the drawing of one seed's corpora, once for all seeds."""
+
+    def draw(seed: Array, numbers: dict[str, Array]) -> Splits:
+        return msgspec.structs.replace(data, **numbers).draw(keys(seed)[0])
+
+    return jax.jit(draw)
+
+
+def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Name the settings of the data that differ between cells, given the axis values of each."""
+    found: dict[str, set[Any]] = {}
+    for settings in cells:
+        for key, value in settings.items():
+            found.setdefault(key, set()).add(value)
+    return {key.removeprefix("data.") for key, x in found.items() if key.startswith("data.") and len(x) > 1}

@@ -1,0 +1,338 @@
+"""One setting of a study, ready to run: its things, made of tables and checked together, and its numbers.
+
+Every lane of one program may have some numbers for itself: the floats of data, model, loss, starts, phases
+and of the user's probes, unless they are marked `Static`; and the size of a synthetic vocabulary, by padding.
+"""
+
+import functools
+import hashlib
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from jax import Array
+
+from jaxattn.base import Data, Dataset, Loss, Measurement, Model, Phase, Start
+from jaxattn.core.errors import InputError, at
+from jaxattn.core.settings import STATIC, Spec
+from jaxattn.lab.probes.standard import Probes
+from jaxattn.lab.study import registry
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, make, plain
+from jaxattn.lab.study.tree import merge, place_of_thing
+
+Path = tuple[str | int, ...]
+# By path, for example ("phases", 0, "step_size"); one number, or one for every lane.
+Hyperparameters = Mapping[Path, Any]
+VOCAB_SIZE: Path = ("data", "vocab_size")
+# Where parts of a setting stand in its tables.
+IN_TABLES: dict[Any, Path] = {"starts": ("model", "init"), "probes": ("probes", "own")}
+
+
+class Setting(NamedTuple):
+    """What happens to every seed.
+
+    Attributes:
+        data: drawn for every seed (`draw`), or shared by all (`load`).
+        model: init, outputs, and perhaps scores.
+        loss: per example, (outputs, targets) -> (n,), or of a batch.
+        starts: starts of parameters that are not where the model draws them, by name.
+        phases: what moves, one after the other.
+        probes: what is measured on the way.
+        dtype: of parameters and measurements.
+        used: () int32, how many tokens of a padded vocabulary a lane uses; all if None.
+    """
+
+    data: Data
+    model: Model[Any]
+    loss: Loss
+    starts: Mapping[str, Start]
+    phases: tuple[Phase, ...]
+    probes: Probes
+    dtype: str
+    used: Array | None = None
+
+
+class Cell(NamedTuple):
+    """One point of the grid; a study without axes has one.
+
+    Attributes:
+        number: its place.
+        settings: the axis values.
+        setting: the things they make.
+        tables: the tables of those, with all their settings.
+        config_hash: hash of what determines its numbers.
+    """
+
+    number: int
+    settings: dict[str, Any]
+    setting: Setting
+    tables: dict[str, Any]
+    config_hash: str
+
+
+_CONCEPTS: dict[str, Concept[Any]] = {
+    "data": registry.DATA,
+    "model": registry.MODEL,
+    "loss": registry.LOSS,
+    "phases": registry.PHASE,
+    "probes.own": registry.PROBE,
+    "model.init": registry.START,
+}
+
+
+def merged(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
+    """Merge changes into tables; one that is given another kind keeps what the new kind has too."""
+
+    def keys(path: tuple[str, ...], kind: Any) -> set[str]:
+        place = place_of_thing(path)
+        if place is None or not isinstance(kind, str):
+            return set()
+        return keys_of(_CONCEPTS[place], kind, names) | ({"init"} if place == "model" else set())
+
+    return merge(tree, changes, keys)
+
+
+class Reader:
+    """Reads cells from tables; those of one reader share the things that are written alike."""
+
+    def __init__(self, names: ImportPaths) -> None:
+        """Read nothing yet; `names` says where import paths point."""
+        self._names = names
+        # Things and their full tables, by where they stand and what is written there.
+        self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
+
+    def read(self, tree: Mapping[str, Any], number: int = 0, settings: Mapping[str, Any] = {}) -> Cell:
+        """Make the things that tables name, and check that they fit together.
+
+        Args:
+            tree: the tables data, model, loss, phases and probes, and dtype.
+            number: the cell's place.
+            settings: its axis values, which the tables hold already.
+
+        Returns:
+            The cell.
+
+        Raises:
+            InputError: names the place in the tables and the remedy.
+            UserCodeError: code of the user's raised.
+        """
+        dtype = tree.get("dtype", "float32")
+        model_table, starts = _without(tree["model"], "init", dict)
+        data, data_table = self._thing(registry.DATA, tree["data"], "data")
+        model, model_table = self._thing(registry.MODEL, model_table, "model")
+        loss, loss_table = self._thing(registry.LOSS, tree.get("loss", "classification"), "loss")
+        begun = {
+            name: self._thing(registry.START, table, f"model.init.{name}")
+            for name, table in (starts or {}).items()
+        }
+        phases = [
+            self._thing(registry.PHASE, table, f"phases[{k}]") for k, table in enumerate(tree["phases"])
+        ]
+        probes, probes_table = self._probes(tree.get("probes", {}))
+        if begun:
+            model_table = model_table | {"init": {name: table for name, (_, table) in begun.items()}}
+        setting = Setting(
+            data=data,
+            model=model,
+            loss=loss,
+            starts={name: start for name, (start, _) in begun.items()},
+            phases=tuple(phase for phase, _ in phases),
+            probes=probes,
+            dtype=dtype,
+        )
+        _check(setting)
+        tables = {
+            "dtype": dtype,
+            "data": data_table,
+            "model": model_table,
+            "loss": loss_table,
+            "phases": [table for _, table in phases],
+            "probes": probes_table,
+        }
+        return Cell(number, dict(settings), in_span(setting), tables, _config_hash(setting, tables))
+
+    def _thing(self, concept: Concept[C], table: Any, place: str) -> tuple[C, Any]:
+        key = place, repr(table)
+        if key not in self._known:
+            thing, full = make(concept, table, place, self._names)
+            if isinstance(thing, Data | Model):
+                _ask(thing, place)
+            self._known[key] = thing, full
+        return self._known[key]
+
+    def _probes(self, table: Any) -> tuple[Probes, Any]:
+        key = "probes", repr(table)
+        if key not in self._known:
+            standard_table, own = _without(table, "own", list | tuple)
+            standard = convert(Probes, standard_table, "probes")
+            further = [self._thing(registry.PROBE, t, f"probes.own[{k}]") for k, t in enumerate(own or ())]
+            probes = Probes(**standard | {"own": tuple(probe for probe, _ in further)})
+            _ask(probes, "probes")
+            written = plain(standard, self._names) | {"own": [table for _, table in further]}
+            self._known[key] = probes, written
+        return self._known[key]
+
+
+def hyperparameters(setting: Setting) -> dict[Path, float | int]:
+    """List the numbers that every lane of a program may have for itself."""
+    parts: dict[Path, Spec] = {
+        ("data",): setting.data,
+        ("model",): setting.model,
+        ("loss",): setting.loss,
+        **{("starts", name): start for name, start in setting.starts.items()},
+        **{("phases", k): phase for k, phase in enumerate(setting.phases)},
+        **{("probes", k): probe for k, probe in enumerate(setting.probes.own)},
+    }
+    found: dict[Path, float | int] = {
+        (*path, *inner): number for path, thing in parts.items() for inner, number in numbers_of(thing)
+    }
+    if pads_vocabulary(setting) and setting.data.vocab_size is not None:
+        found[VOCAB_SIZE] = setting.data.vocab_size
+    return found
+
+
+def pads_vocabulary(setting: Setting) -> bool:
+    """Tell whether cells that differ in V alone may share a program."""
+    return setting.data.pads_vocabulary and bool(setting.model.token_rows)
+
+
+def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
+    """Return a setting with the numbers of one lane in it, which may be traced; V stays what shapes say."""
+    setting = setting._replace(used=numbers.get(VOCAB_SIZE))
+    for path, number in numbers.items():
+        if path != VOCAB_SIZE:
+            setting = _replaced(setting, path, number)
+    return setting
+
+
+def key_of(setting: Setting, path: Path) -> str:
+    """Write the path of a number as a sweep file does."""
+    head, *rest = path
+    if head == "phases":
+        phase = setting.phases[int(rest[0])]
+        rest = [phase.name, *(part for part in rest[1:] if part != phase.takes_further)]
+    return ".".join(map(str, (*IN_TABLES.get(head, (head,)), *rest)))
+
+
+def numbers_of(thing: Spec) -> Iterator[tuple[Path, float]]:
+    """List the numbers of one thing that every lane may have for itself, by path within it."""
+    static = _static(type(thing))
+    for name, value in msgspec.structs.asdict(thing).items():
+        if name in static:
+            continue
+        if isinstance(value, float):
+            yield (name,), value
+        elif isinstance(value, dict):
+            yield from (((name, key), x) for key, x in value.items() if isinstance(x, float))
+
+
+def _check(setting: Setting) -> None:
+    """Raise InputError if the things of a setting do not fit each other."""
+    names = [phase.name for phase in setting.phases]
+    # A model of the user's own need not say what it has; its parameters tell before it runs.
+    known = setting.model.parameters
+    for name in setting.starts:
+        if known and name not in known:
+            raise InputError(f"model.init: the model has no {name!r}, but {', '.join(known)}")
+    for index, phase in enumerate(setting.phases):
+        place = f"phases[{index}]"
+        if names.count(phase.name) > 1:
+            raise InputError(f"phases: two phases are named {phase.name!r}; give each its own name")
+        for parameter in phase.train:
+            if known and parameter not in known:
+                raise InputError(f"{place}.train: {parameter!r} is not one of {', '.join(known)}")
+        _ask(phase, place, setting)
+    setting.probes.check_phases(setting.phases)
+    if (gives := setting.data.gives) is not None:
+        check_kind(gives, setting.model)
+    if setting.probes.max_margin:
+        if (moves := setting.model.linear_in) is None:
+            raise InputError("probes.max_margin: the model has no scores that are linear in a parameter")
+        if all(tuple(phase.train) != (moves,) for phase in setting.phases):
+            raise InputError(f"probes.max_margin: no phase moves {moves} alone; add one, or leave it out")
+
+
+def check_kind(given: type[Dataset], model: Model[Any]) -> None:
+    """Raise InputError unless a model takes a kind of data."""
+    if not issubclass(given, model.takes):
+        raise InputError(
+            f"model: it takes {model.takes.__name__}, and the data are {given.__name__}; choose another "
+            "model, or other data"
+        )
+
+
+def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
+    """Hash what determines a cell's numbers: neither names and figures nor where files lie."""
+    kept = {key: x for key, x in tables["data"].items() if key not in setting.data.inert}
+    encoded = msgspec.json.encode({**tables, "data": kept}, order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()[:16]
+
+
+def in_span(setting: Setting) -> Setting:
+    """Put a model into coordinates of its span if nothing in the setting sees the axes of R^d.
+
+    Raises:
+        InputError: d is infinite, and something does; names it.
+    """
+    things: dict[str, Start | Phase | Measurement] = {
+        **{f"model.init.{name}": start for name, start in setting.starts.items()},
+        **{f"phases.{phase.name}": phase for phase in setting.phases},
+        **{f"probes.own[{k}]": probe for k, probe in enumerate(setting.probes.own)},
+    }
+    seeing = [place for place, thing in things.items() if not thing.rotation_invariant]
+    if not seeing:
+        return setting._replace(model=setting.model.in_span())
+    if setting.model.dim == "inf":
+        raise InputError(
+            f"model.dim: 'inf', but {seeing[0]} needs the axes of R^d (rotation_invariant is not true); give "
+            "a finite dim"
+        )
+    return setting
+
+
+def _ask(thing: Spec, place: str, *context: Any) -> None:
+    # Probes name their place themselves.
+    with at("" if place == "probes" else place):
+        thing.check(*context)
+
+
+def _without(table: Any, key: str, wanted: Any) -> tuple[Any, Any]:
+    """Take a key out of a table, for what is a list or table of its own."""
+    if not isinstance(table, dict):
+        return table, None
+    if key in table and not isinstance(table[key], wanted):
+        raise InputError(
+            f"{key}: expected {'a table' if wanted is dict else 'a list'}, got {table[key]!r:.60}"
+        )
+    return {name: x for name, x in table.items() if name != key}, table.get(key)
+
+
+@functools.cache
+def _static(target: type[Spec]) -> frozenset[str]:
+    """Name the settings that no lane may have for itself."""
+    return frozenset(field.name for field in fields_of(target) if _is_static(field.type))
+
+
+def _is_static(annotation: Any) -> bool:
+    """Whether an annotation is marked, also inside a union."""
+    if STATIC in getattr(annotation, "__metadata__", ()):
+        return True
+    return any(_is_static(part) for part in typing.get_args(annotation) if not isinstance(part, str))
+
+
+def _replaced(node: Any, path: Path, number: Any) -> Any:
+    if not path:
+        return number
+    head, rest = path[0], path[1:]
+    if isinstance(node, Setting):
+        if head == "probes":
+            own = _replaced(node.probes.own, rest, number)
+            return node._replace(probes=msgspec.structs.replace(node.probes, own=own))
+        return node._replace(**{str(head): _replaced(getattr(node, str(head)), rest, number)})
+    if isinstance(node, tuple):
+        return tuple(_replaced(x, rest, number) if k == head else x for k, x in enumerate(node))
+    if isinstance(node, Mapping):
+        return {**node, head: _replaced(node[head], rest, number)}
+    return msgspec.structs.replace(node, **{str(head): _replaced(getattr(node, str(head)), rest, number)})

@@ -1,0 +1,233 @@
+"""Sweep files: one way to write a study down."""
+
+import codecs
+import difflib
+import stat
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+
+from jaxattn.core.errors import InputError, RunError, UserCodeError, at
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.grid import GRID
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.setting import merged
+from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
+
+# Bytes of a sweep file, and files that extend each other.
+LARGEST = 16 * 2**20
+LONGEST = 20
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+D = TypeVar("D", bound=Definition)
+
+
+def read(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    axes: Sequence[str] = (),
+    made: Callable[[dict[str, Any], ImportPaths], D] = Definition,  # type: ignore[assignment]
+) -> D:
+    """Read a sweep file.
+
+    Args:
+        path: the TOML file; the file that it `extends` is read first, and this one merged into it.
+        overrides: `key=value` with dotted keys and TOML values, applied on top; `key=null` takes a key out.
+        axes: `key=[value, ...]`, product axes in addition to the file's.
+        made: makes a study of tables and the names in them.
+
+    Returns:
+        The checked study.
+
+    Raises:
+        InputError: a missing or malformed file, an unknown key, a wrong type or value, an override that no
+            cell sees; names the place.
+        UserCodeError: code that the file names raised.
+    """
+    path = Path(path)
+    tree = tables(path)
+    change(tree, overrides, axes)
+    try:
+        study = made(tree, ImportPaths(path.parent))
+    except InputError as error:
+        raise InputError(_placed(str(error), str(path), overrides, axes)) from None
+    except UserCodeError as error:
+        raise error.below(str(path)) from error.__cause__
+    check_seen(tree, overrides)
+    return study
+
+
+def _placed(message: str, path: str, overrides: Sequence[str], axes: Sequence[str]) -> str:
+    """Put the option that a value is of before a message that begins with its key, else the file."""
+    for option, given, prefix in (("--set", overrides, ""), ("--axis", axes, "axes.")):
+        for text in given:
+            key = text.partition("=")[0].strip()
+            if message.startswith(place := f"{prefix}{key}: "):
+                return f"{option} {key}: {message.removeprefix(place)}"
+    return f"{path}: {message}"
+
+
+def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> None:
+    """Apply `key=value` and `key=[value, ...]` to tables; `key=null` takes a key out."""
+    for option, given in (("--set", overrides), ("--axis", axes)):
+        for text in given:
+            key, separator, value = text.partition("=")
+            if not separator or not key.strip():
+                example = "--set model.dim=512" if option == "--set" else "--axis model.dim=[64,512]"
+                raise InputError(f"{option} {text}: expected key=value, for example {example}")
+            with at(f"{option} {text}"):
+                if option == "--axis":
+                    changed = assign(tree, f"axes.{key.strip()}", parse(value))
+                else:
+                    changed = assign(tree, key.strip(), None if value.strip() == "null" else parse(value))
+            tree.clear()
+            tree |= changed
+    flatten_grid(tree)
+
+
+def write(tree: dict[str, Any], path: str | Path) -> Path:
+    """Write tables as a sweep file.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    path = Path(path)
+    try:
+        path.write_text(tomli_w.dumps(_without_none(tree)), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
+    return path
+
+
+def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a file and those that it extends, unchecked; keys of the grid with dots, as they are looked up."""
+    text = _text(path)
+    try:
+        tree = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+    with at(str(path)):
+        check_values(tree)
+    flatten_grid(tree)
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    here = (*before, _resolved(path))
+    if not isinstance(base, str):
+        raise InputError(f"{path}: extends: expected a path, got {base!r}")
+    if len(here) > LONGEST:
+        raise InputError(f"{path}: extends: more than {LONGEST} files one after the other; merge some")
+    if _resolved(path.parent / base) in here:
+        raise InputError(f"{path}: extends: {base} extends this file in turn; break the circle")
+    with at(str(path)):
+        both: dict[str, Any] = merged(
+            tables(path.parent / base, here), tree, ImportPaths((before or here)[0].parent)
+        )
+        return both
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, ValueError):
+        return path  # reading it will say why
+
+
+def _text(path: Path) -> str:
+    """Read a file that is one: devices and pipes have no end."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: cannot be read (not a file); write the sweep to one")
+        if status.st_size > LARGEST:
+            size = f"{status.st_size / 2**20:,.0f} MiB, more than {LARGEST / 2**20:.0f} MiB"
+            raise InputError(f"{path}: too large for a sweep file ({size})")
+        # Editors of Windows begin a file with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such sweep file{_nearby(path)}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        encoding = "UTF-16 text" if path.read_bytes()[:2] in _UTF16 else f"not UTF-8 text ({error.reason})"
+        raise InputError(f"{path}: {encoding}; save it as UTF-8") from None
+    except ValueError as error:
+        raise InputError(f"{str(path)!r}: cannot be read ({error})") from None
+    if "\0" in text:
+        raise InputError(f"{path}: UTF-16 text without a byte order mark, or no text; save it as UTF-8")
+    return text
+
+
+def flatten_grid(table: dict[str, Any]) -> None:
+    """Write keys of the grid with dots, in blocks too."""
+    for key in ("axes", "zip"):
+        if isinstance(table.get(key), dict):
+            table[key] = flatten(table[key])
+    for key in ("cells", "exclude"):
+        if isinstance(table.get(key), list):
+            table[key] = [flatten(row) if isinstance(row, dict) else row for row in table[key]]
+    points = table.get("halton")
+    if isinstance(points, dict) and isinstance(points.get("axes"), dict):
+        points["axes"] = flatten(points["axes"], leaves=("low", "high"))
+    blocks = table.get("blocks")
+    for block in blocks.values() if isinstance(blocks, dict) else ():
+        if isinstance(block, dict):
+            flatten_grid(block)
+
+
+def _without_none(tree: Any) -> Any:
+    """TOML has no null: what is absent has its default."""
+    if isinstance(tree, dict):
+        return {key: _without_none(x) for key, x in tree.items() if x is not None}
+    return [_without_none(x) for x in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _nearby(path: Path) -> str:
+    folder = path.parent if path.parent.is_dir() else Path()
+    near = difflib.get_close_matches(path.name, [p.name for p in folder.glob("*.toml")], 1)
+    return f"; did you mean {folder / near[0]}?" if near else ""
+
+
+def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raise InputError for an override that no cell sees: all of them have their own value of its key.
+
+    Args:
+        tree: checked tables, the overrides applied.
+        overrides: `key=value` with dotted keys.
+    """
+    blocks = tree.get("blocks", {})
+    of_file = [*_swept(tree)]
+    variants = [[*_of_block(name, block), *of_file] for name, block in blocks.items()] or [of_file]
+    for text in overrides:
+        key = numbered(tree, text.partition("=")[0].strip())
+        deciding = [
+            next((option for own, option in variant if f"{key}.".startswith(f"{numbered(tree, own)}.")), "")
+            for variant in variants
+        ]
+        if all(deciding):
+            raise InputError(f"--set {text}: every cell has its own {key}, it is swept; give {deciding[0]}")
+
+
+def _of_block(name: str, block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """List keys that a block sweeps or sets, each with the option that changes it there."""
+    for key, option in _swept(block):
+        yield key, option.replace("--axis ", "--set axes.").replace("--set ", f"--set blocks.{name}.")
+    for key in flatten({key: x for key, x in block.items() if key not in GRID}):
+        yield key, f"--set blocks.{name}.{key}=..."
+
+
+def _swept(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """List keys that all cells of a grid have, each with the option that changes its values."""
+    for key in table.get("axes", {}):
+        yield key, f"--axis {key}=[...]"
+    for key in table.get("zip", {}):
+        yield key, f"--set zip.{key}=[...]"
+    for key in (table.get("halton") or {}).get("axes", {}):
+        yield key, f"--set halton.axes.{key}={{low=..., high=...}}"
+    rows = table.get("cells") or [{}]
+    for key in rows[0]:
+        if all(key in row for row in rows):
+            yield key, "--set cells=[...]"

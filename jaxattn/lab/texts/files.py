@@ -1,0 +1,116 @@
+"""Text files of users: their encodings, and what is wrong with one in one line."""
+
+import codecs
+import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jaxattn.core.errors import InputError, first_line
+
+_UNREADABLE = (OSError, ValueError, RuntimeError, csv.Error)
+
+
+@contextmanager
+def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
+    """Turn what libraries raise over unreadable data into one line, with a remedy for another encoding."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UnicodeDecodeError as error:
+        encoding = error.encoding.upper()
+        raise InputError(f"data: {where} is not {encoding} text ({error.reason}); {remedy}") from error
+    except _UNREADABLE as error:
+        raise InputError(
+            f"data: cannot read {where}: {first_line(error)}; is it whole, and what it should be?"
+        ) from error
+
+
+REMEDY = 'save it as UTF-8, or name its encoding, such as data.encoding = "cp1252" for files of Windows'
+# The first bytes of compressed files.
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\0": "xz",
+    b"BZh91AY&SY": "bzip2",
+    b"PK\x03\x04": "zip",
+}
+
+
+def refuse_compressed(path: str) -> None:
+    """Raise InputError if a file is compressed as a whole; in some encodings its bytes pass for text."""
+    with open(path, "rb") as file:
+        start = file.read(10)
+    for first, name in _COMPRESSED.items():
+        if start.startswith(first):
+            raise InputError(f"data: {path} is compressed with {name}; decompress it first")
+
+
+def codec(encoding: str | None) -> str:
+    """Return Python's name of an encoding: UTF-8 with or without a byte order mark if it is None.
+
+    Latin-1 is read as Windows-1252, as browsers do. They differ in the control characters of Latin-1, which
+    texts do not hold and which are curly quotes and dashes in Windows-1252.
+
+    Raises:
+        InputError: Python does not know it.
+    """
+    try:
+        " ".encode(encoding or "utf-8")
+        name = codecs.lookup(encoding or "utf-8").name
+    except (LookupError, ValueError):
+        raise InputError(f'encoding: {encoding!r:.40} is not known; name one such as "cp1252"') from None
+    return {"utf-8": "utf-8-sig", "iso8859-1": "cp1252"}.get(name, name)
+
+
+@contextmanager
+def decoding(path: str, encoding: str | None) -> Iterator[str]:
+    """Give the codec to read a file with, and turn what is raised over its bytes into one line.
+
+    Args:
+        path: the file.
+        encoding: the setting; see `codec`.
+
+    Yields:
+        Python's name of the encoding.
+
+    Raises:
+        InputError: the file cannot be read, or is in another encoding: names the first such line and how many
+            there are, and how to mend them.
+    """
+    name = codec(encoding)
+    with reading(path, REMEDY):
+        refuse_compressed(path)
+        try:
+            yield name
+        except UnicodeDecodeError:
+            # The error knows neither the line nor, of a file that is read in parts, the byte.
+            if said := _undecodable(path, name):
+                raise InputError(said) from None
+            raise
+
+
+def _undecodable(path: str, name: str) -> str:
+    """Say which lines of a file are not in an encoding; nothing where bytes do not tell lines apart."""
+    if "\n".encode(name) != b"\n" and name != "utf-8-sig":
+        return ""
+    with open(path, "rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return f'data: {path} is UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8'
+    wrong: list[tuple[int, str]] = []
+    number = beyond_ascii = 0
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            beyond_ascii += not line.isascii()
+            try:
+                line.decode(name)
+            except UnicodeDecodeError as error:
+                wrong.append((number, error.reason))
+    if not wrong:
+        return ""
+    (first, reason), encoding = wrong[0], name.removesuffix("-sig").upper()
+    said = f"data: line {first} of {path} is not {encoding} text ({reason}), as {len(wrong):,} of {number:,}"
+    if name == "utf-8-sig" and 2 * len(wrong) < beyond_ascii:
+        good = f"{beyond_ascii - len(wrong):,} with other letters than those of ASCII are"
+        return f"{said} are not; {good}: it mixes encodings, so save those that are not as UTF-8"
+    return f"{said} are not; {REMEDY}"

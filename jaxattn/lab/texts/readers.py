@@ -1,0 +1,178 @@
+"""Where labelled texts come from: one settings type per kind of source, which lists and reads its files."""
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxattn.core.errors import InputError, first_line, listed
+from jaxattn.lab.texts.files import REMEDY, decoding, reading
+from jaxattn.lab.texts.labelled import Label, members
+from jaxattn.lab.texts.source import Labels, Name, Row, Rows, Source
+from jaxattn.lab.texts.tables import Csv, Files, Jsonl, Parquet, Texts, fields_of, place_in, row_of
+
+_BATCH = 512
+
+
+class Tfds(Source, frozen=True, kw_only=True):
+    """A prepared data set of tensorflow-datasets in a format with random access. TensorFlow is not needed.
+
+    Attributes:
+        dataset: name of the data set; "name/config:1.0.0" picks a configuration and a version.
+        data_dir: the folder of prepared data sets; None for $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+        text: the feature with the text, or several, whose texts follow each other.
+        label: the feature with the label.
+        train: name of the training split; slices such as "train[:20%]" are understood.
+        test: name of the test split, or a slice; "" if there is none.
+    """
+
+    dataset: Name
+    data_dir: str | None = None
+    text: Texts = "text"
+    label: Name = "label"
+
+    @property
+    def _folder(self) -> str:
+        return os.path.expanduser(self.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
+
+    def files(self) -> dict[str, str]:
+        """List the data set's files in all configurations and versions, without importing tfds."""
+        root = Path(self._folder, re.split("[/:]", self.dataset)[0])
+        paths = sorted(path for path in root.rglob("*") if path.is_file())
+        if not paths:
+            raise InputError(
+                f"data.dataset: no {self.dataset} in {self._folder}; data.data_dir sets the folder. "
+                f"To prepare it: tensorflow_datasets.builder({self.dataset!r}, data_dir={self._folder!r})"
+                '.download_and_prepare(file_format="array_record")'
+            )
+        return {path.relative_to(root).as_posix(): str(path) for path in paths}
+
+    def read(self, split: str) -> Rows:
+        """Open a split with `tensorflow_datasets.data_source`."""
+        # Importing it takes about as long as a whole load from the cache.
+        import tensorflow_datasets as tfds
+
+        name = getattr(self, split)
+        where = f"split {name!r} of {self.dataset} in {self._folder}"
+        try:
+            data = tfds.data_source(self.dataset, split=name, data_dir=self._folder, download=False)
+        # It has a dozen exception types for data that are not as they should be.
+        except Exception as error:
+            raise InputError(
+                f"data.{split}: cannot open {where}: {first_line(error)}; "
+                'it must be a split of data prepared with file_format="array_record"'
+            ) from error
+        fields = fields_of(self, list(data.dataset_info.features), self.dataset)
+        return Rows(len(data), self._rows(data, fields, where))
+
+    def _rows(self, data: Any, fields: list[str], where: str) -> Iterator[Row]:
+        with reading(where):
+            for start in range(0, len(data), _BATCH):
+                batch = data.__getitems__(range(start, min(start + _BATCH, len(data))))
+                for row, example in enumerate(batch, start):
+                    *texts, label = (example[name] for name in fields)
+                    yield row_of(f"row {row}", texts, _plain(label), where)
+
+
+class Lines(Files, frozen=True, kw_only=True):
+    """Lines of a label and a text, such as "pos a fine film".
+
+    Attributes:
+        separator: what stands between label and text; white space if None.
+        encoding: that of the files, such as "cp1252"; UTF-8 if None.
+    """
+
+    separator: Name | None = None
+    encoding: str | None = None
+
+    def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[Row]:
+        for path in paths:
+            with decoding(path, self.encoding) as encoding, open(path, encoding=encoding) as file:
+                for number, line in enumerate(file, 1):
+                    if line.isspace():
+                        continue
+                    label, *rest = line.removesuffix("\n").split(self.separator, 1)
+                    if not rest:
+                        raise InputError(
+                            f"data: line {number} of {path} is {line.strip()!r:.40}, not a label and a text; "
+                            "data.separator says what stands between them"
+                        )
+                    yield place_in(paths, path, f"line {number}"), rest[0], label
+
+
+class Folder(Source, frozen=True, kw_only=True):
+    """Texts as files PATH/SPLIT/LABEL/*.txt, as in aclImdb.
+
+    Attributes:
+        path: the folder of the splits.
+        train: the folder of the training split in `path`.
+        test: the folder of the test split in `path`; "" if there is none.
+        labels: the folder of each class in those of the splits, in the order of the classes.
+        ignore_labels: other folders there, which are left out.
+        encoding: that of the files, such as "cp1252"; UTF-8 if None.
+    """
+
+    path: Name
+    labels: Labels = ("neg", "pos")
+    ignore_labels: tuple[Label, ...] = ("unsup",)
+    encoding: str | None = None
+
+    def files(self) -> dict[str, str]:
+        """List the files of the classes in both splits."""
+        return {name: path for split in self.splits for name, path, _ in self._texts(split)}
+
+    def read(self, split: str) -> Rows:
+        """Open a split."""
+        texts = self._texts(split)
+        return Rows(len(texts), ((name, self._content(path), label) for name, path, label in texts))
+
+    def _content(self, path: str) -> str:
+        with decoding(path, self.encoding) as encoding:
+            content = Path(path).read_bytes().decode(encoding)
+        # Other encodings of two bytes a character can pass for UTF-8 with zeros in it.
+        if "\0" in content:
+            raise InputError(f"data: {path} is not a text; remove it, or {REMEDY}")
+        return content
+
+    def _texts(self, split: str) -> list[tuple[str, str, Label]]:
+        """List (name, path, label) of the texts of a split, by class and file name."""
+        folder = os.path.join(os.path.expanduser(self.path), getattr(self, split))
+        labels = [label for every in self.labels for label in members(every)]
+        known = {str(label) for label in (*labels, *self.ignore_labels)}
+        if not os.path.isdir(folder):
+            raise InputError(f"data.path: there is no folder {folder}; data.{split} names its last part")
+        with reading(folder):
+            for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
+                if name not in known:
+                    raise InputError(
+                        f"data.labels: {folder} holds {name!r}; expected {listed(map(str, labels))}; "
+                        "add it to data.labels or data.ignore_labels"
+                    )
+            texts = []
+            for label in labels:
+                inside = os.path.join(folder, str(label))
+                if not (names := sorted(glob.glob("*.txt", root_dir=inside))):
+                    raise InputError(f"data.labels: there is no file {inside}/*.txt")
+                # The same names on every system, for they are part of the cache's key.
+                texts += [(f"{split}/{label}/{name}", os.path.join(inside, name), label) for name in names]
+        return texts
+
+
+READERS: dict[str, type[Source]] = {
+    "tfds": Tfds,
+    "parquet": Parquet,
+    "csv": Csv,
+    "jsonl": Jsonl,
+    "lines": Lines,
+    "folder": Folder,
+}
+
+
+def _plain(label: Any) -> Any:
+    """Turn NumPy's scalars and bytes into Python's numbers and strings."""
+    value = label.tolist() if isinstance(label, np.generic | np.ndarray) else label
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

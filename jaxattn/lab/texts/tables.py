@@ -1,0 +1,282 @@
+"""Files of labelled rows with named fields: Parquet, CSV and JSON lines."""
+
+import csv
+import glob
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from jaxattn.core.errors import InputError, first_line, listed
+from jaxattn.lab.texts.files import decoding, reading, refuse_compressed
+from jaxattn.lab.texts.labelled import class_numbers, plain
+from jaxattn.lab.texts.source import Name, Row, Rows, Source, as_text
+
+_BATCH = 512
+
+# One field, or several whose texts follow each other.
+Texts = Name | Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
+
+
+class Files(Source, frozen=True, kw_only=True):
+    """Rows in a file, or in one file per split; a split may have several files, such as shards.
+
+    Attributes:
+        path: the file with the training rows; a pattern such as "train-*.parquet" names several.
+        test_path: the file with the test rows, or such a pattern.
+    """
+
+    path: Name
+    test_path: str | None = None
+
+    def check(self, *context: object) -> None:
+        """Raise InputError if settings contradict each other."""
+        super().check()
+        if not self.split_column and (self.train != "train" or self.test not in ("test", "", None)):
+            raise InputError("train, test: they are values of split_column; set it, or leave them out")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits there are: "train", and "test" if something says where."""
+        there = self.test_path or self.split_column
+        return ("train", "test") if self.test and there else ("train",)
+
+    def files(self) -> dict[str, str]:
+        """List the files of all splits, those of one setting by name."""
+        found = {}
+        for setting in ("path", "test_path"):
+            for number, path in enumerate(self._found(setting)):
+                found[f"{setting} {number}" if number else setting] = path
+        return found
+
+    def _found(self, setting: str) -> list[str]:
+        """List the files that `path` or `test_path` names."""
+        if not (given := getattr(self, setting)):
+            return []
+        place = os.path.expanduser(given)
+        if os.path.isfile(place):
+            return [place]
+        if found := sorted(filter(os.path.isfile, glob.glob(place, recursive=True))):
+            return found
+        where = os.path.abspath(place)
+        folder = f'; it is a folder: name its files, such as "{where}/*"' if os.path.isdir(place) else ""
+        raise InputError(f"data.{setting}: there is no file {where}{folder}")
+
+    def read(self, split: str) -> Rows:
+        """Open a split."""
+        paths = self._found("test_path" if split == "test" and self.test_path else "path")
+        totals = [self._total(path) for path in paths]
+        total = None if None in totals else sum(filter(None, totals))
+        return Rows(total, self._rows(paths, getattr(self, split)))
+
+    def _total(self, path: str) -> int | None:
+        """Count the rows of a file if that can be done without reading it."""
+        return None
+
+    def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[Row]:
+        """Yield the rows of a split."""
+        raise NotImplementedError
+
+
+def place_in(paths: Sequence[str], path: str, place: str) -> str:
+    """Return the place of a row, with the name of its file if there are several."""
+    return place if len(paths) == 1 else f"{place} of {os.path.basename(path)}"
+
+
+class Table(Files, frozen=True, kw_only=True):
+    """Rows with named fields in a file, or in one file per split.
+
+    Attributes:
+        text: the field with the text, or several, whose texts follow each other.
+        label: the field with the label.
+        split_column: the field that tells the splits of one file apart; `train`, `test` are values of it, or
+            several joined by "+", such as "train+extra".
+    """
+
+    text: Texts = "text"
+    label: Name = "label"
+    split_column: str | None = None
+
+    def check(self, *context: object) -> None:
+        """Raise InputError if settings contradict each other."""
+        super().check()
+        if self.split_column and self.test_path:
+            raise InputError("test_path, split_column: both say where the test rows are; keep one of them")
+
+    def _records(self, path: str) -> Iterator[Any]:
+        """Yield the place of each row and its values of `fields_of`, for the rows of a file."""
+        raise NotImplementedError
+
+    def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[Row]:
+        seen: set[str] = set()
+        values = wanted.split("+")
+        number = len(names(self.text))
+        for path in paths:
+            for place, *fields in self._records(path):
+                texts, (label, *split) = fields[:number], fields[number:]
+                seen.update(map(str, split))
+                if not split or str(split[0]) in values:
+                    yield row_of(place_in(paths, path, place), texts, label, path)
+        for value in values if self.split_column else ():
+            if value not in seen:
+                raise InputError(
+                    f"data.split_column: no row of {', '.join(paths):.400} has {self.split_column} = "
+                    f"{value!r}; there are {listed(sorted(seen))}"
+                )
+
+
+class Parquet(Table, frozen=True, kw_only=True):
+    """Rows of Parquet files; `path` may be a pattern of shards, such as "train-*.parquet"."""
+
+    def _total(self, path: str) -> int | None:
+        import pyarrow.parquet as pq
+
+        if self.split_column:
+            return None
+        with reading(path):
+            refuse_compressed(path)
+            return pq.read_metadata(path).num_rows
+
+    def _records(self, path: str) -> Iterator[Any]:
+        import pyarrow.parquet as pq
+
+        row = itertools.count()
+        with reading(path), pq.ParquetFile(path) as file:
+            columns = fields_of(self, file.schema_arrow.names, path)
+            for batch in file.iter_batches(_BATCH, columns=columns):
+                for fields in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                    yield f"row {next(row)}", *fields
+
+
+class Csv(Table, frozen=True, kw_only=True):
+    """Rows of CSV files, with a header line unless `columns` is set.
+
+    Attributes:
+        columns: names of the fields of files without a header line, from left to right.
+        delimiter: the character between fields, such as "\\t".
+        quoting: "fields" if quotes enclose fields, "none" if they are letters, as in many files of tabs; None
+            for "none" where every line is a row with a known label if its quotes are letters, else "fields".
+        encoding: that of the files, such as "cp1252"; UTF-8 if None.
+    """
+
+    columns: Annotated[tuple[Name, ...], msgspec.Meta(min_length=2)] | None = None
+    delimiter: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] = ","
+    quoting: Literal["fields", "none"] | None = None
+    encoding: str | None = None
+
+    def _records(self, path: str) -> Iterator[Any]:
+        # The limit is one for the whole process and would refuse texts of more than 128 KiB.
+        csv.field_size_limit(max(csv.field_size_limit(), 2**30))
+        with decoding(path, self.encoding) as encoding:
+            letters = self.quoting == "none" or (self.quoting is None and self._is_unquoted(path, encoding))
+            with open(path, encoding=encoding, newline="") as file:
+                lines = csv.reader(file, **self._dialect(letters))
+                try:
+                    yield from self._parsed(lines, path)
+                except csv.Error as error:
+                    remedy = "" if letters else ', or set data.quoting = "none" if they are letters'
+                    where = f"line {lines.line_num} of {path}"
+                    raise InputError(f"data: {where}: {error}; fix its quotes{remedy}") from error
+
+    def _dialect(self, letters: bool) -> dict[str, Any]:
+        quoting = csv.QUOTE_NONE if letters else csv.QUOTE_MINIMAL
+        return {"delimiter": self.delimiter, "quoting": quoting, "strict": True}
+
+    def _is_unquoted(self, path: str, encoding: str) -> bool:
+        """Return whether every line is a row with a known label if its quotes are letters."""
+        with open(path, encoding=encoding, newline="") as file:
+            lines = csv.reader(file, **self._dialect(letters=True))
+            try:
+                header = self.columns or next(lines, [])
+                is_row = self._row_test(header)
+                return self.label in header and all(is_row(fields) for fields in lines if fields)
+            except csv.Error:
+                return False
+
+    def _row_test(self, header: Sequence[str]) -> Callable[[Sequence[str]], bool]:
+        """Make a test of fields: as many as names, and a label that is known or missing."""
+        known = {None, *class_numbers(self.labels, self.ignore_labels)}
+        place = header.index(self.label) if self.label in header else 0
+        return lambda fields: len(fields) == len(header) and plain(fields[place]) in known
+
+    def _parsed(self, lines: Any, path: str) -> Iterator[Any]:
+        header: Sequence[str] = self.columns or next(lines, [])
+        wanted = fields_of(self, header, path, self._hint(header))
+        columns, is_row = [header.index(name) for name in wanted], self._row_test(header)
+        last = lines.line_num
+        for fields in lines:
+            if len(fields) not in (0, len(header)):
+                what = f"{len(fields)} fields where there are names for {len(header)}"
+                remedy = "name all of them in data.columns, or " if self.columns else ""
+                raise InputError(f"data: line {lines.line_num} of {path}: {what}; {remedy}fix its quotes")
+            if self.quoting is None and lines.line_num > last + 1:
+                self._check_one_row(fields, is_row, f"lines {last + 1} to {lines.line_num} of {path}")
+            last = lines.line_num
+            if fields:
+                yield f"line {last}", *(fields[column] for column in columns)
+
+    def _check_one_row(self, fields: list[str], is_row: Callable[[Sequence[str]], bool], where: str) -> None:
+        """Raise InputError if a field that spans lines looks as if it had swallowed rows."""
+        every = self.delimiter.join(fields).splitlines()
+        if any(is_row(line.split(self.delimiter)) for line in every[:-1]):
+            raise InputError(
+                f"data: {where} are one row whose quotes enclose whole rows; set data.quoting = "
+                '"none" if quotes are letters there, "fields" if they are not'
+            )
+
+    def _hint(self, header: Sequence[str]) -> str:
+        if self.columns:
+            return ""
+        if len(header) < 2:
+            return '; for lines of a label and a text set data.kind = "lines", else data.delimiter'
+        return '; if that is a row, name the fields, such as data.columns = ["label", "text"]'
+
+
+class Jsonl(Table, frozen=True, kw_only=True):
+    """Rows of files with one JSON object per line.
+
+    Attributes:
+        encoding: that of the files, such as "cp1252"; UTF-8 if None.
+    """
+
+    encoding: str | None = None
+
+    def _records(self, path: str) -> Iterator[Any]:
+        decode = msgspec.json.Decoder(dict[str, Any]).decode
+        with decoding(path, self.encoding) as encoding, open(path, encoding=encoding) as file:
+            for number, line in enumerate(file, 1):
+                if line.isspace():
+                    continue
+                where = f"line {number} of {path}"
+                try:
+                    fields = decode(line)
+                    # Of a name that is there twice the first decoder keeps the last.
+                    names = [name for name, _ in json.loads(line, object_pairs_hook=tuple)]
+                except (msgspec.DecodeError, RecursionError) as error:
+                    raise InputError(f"data: {where} is not a JSON object: {first_line(error)}") from error
+                yield f"line {number}", *map(fields.get, fields_of(self, names, where))
+
+
+def names(text: Any) -> tuple[str, ...]:
+    """Return the names of the fields with the text."""
+    return (text,) if isinstance(text, str) else text
+
+
+def fields_of(source: Any, have: Sequence[str], where: str, hint: str = "") -> list[str]:
+    """Names of the fields for the texts, the label and, if set, the split; each must be there once."""
+    split = source.split_column
+    named = [*(("text", name) for name in names(source.text)), ("label", source.label)]
+    named += [("split_column", split)] if split else []
+    for setting, name in named:
+        if (number := have.count(name)) != 1:
+            what = "no field" if number == 0 else f"{number} fields"
+            raise InputError(f"data.{setting}: {where} has {what} {name!r}; it has {listed(have)}{hint}")
+    return [name for _, name in named]
+
+
+def row_of(place: str, texts: Sequence[Any], label: Any, where: str) -> Row:
+    """Return a row of fields: texts follow each other, a line each."""
+    return place, "\n".join(as_text(value, f"{place} of {where}") for value in texts), label

@@ -1,0 +1,418 @@
+"""From labelled texts to corpora: words, the vocabulary of the training split, token ids."""
+
+import functools
+import re
+import sys
+import unicodedata
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from jaxattn.base import Progress, silent
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import class_name
+from jaxattn.data import sequences
+from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
+from jaxattn.data.sequences import Sequences
+from jaxattn.lab.storage.files import cache_folder
+from jaxattn.lab.texts import cache
+from jaxattn.lab.texts.labelled import (
+    IGNORED,
+    Labelled,
+    Texts,
+    balanced,
+    class_numbers,
+    held_out,
+    plain,
+)
+
+# Part of the cache key: change it with anything that changes the words of a text or the stored arrays.
+FORMAT = b"words, bags 2"
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+_BREAK = re.compile(r"<br\s*/?>")
+# Invisible characters that do not end a word: soft hyphens, word joiners and marks of direction.
+_INVISIBLE = re.compile("[\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
+# Where marks and composed letters may be, as opposed to Western letters and punctuation.
+_FAR = re.compile(
+    "[\\u00ad\\u0300-\\u1fff\\u200c-\\u200f\\u202a-\\u202e\\u2060-\\u2069\\u20d0-\\u20ff\\u2c00-\\U0010ffff]"
+)
+# They join letters, or keep them apart, within a word.
+_JOINERS = "\u200c\u200d"
+_ESCAPE = re.compile(r"\\[A-Za-z]")
+_STRIDE = 512
+# What is stored of a split: of bags, and of texts whose order is kept.
+_BAGS = ("tokens", "counts", "distinct", "classes")
+_ORDERED = ("ids", "lengths", "classes")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The V known words; a word's place is its token id.
+
+    Attributes:
+        tokens: the words, by falling count, then alphabetically, unless given in an order of their own.
+        counts: occurrences of each in the training split.
+    """
+
+    tokens: tuple[str, ...]
+    counts: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """The vocabulary's size V."""
+        return len(self.tokens)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Token id by word."""
+        return {token: i for i, token in enumerate(self.tokens)}
+
+
+class TextCorpora(NamedTuple):
+    """A text data set in token ids.
+
+    Attributes:
+        train: the training split.
+        test: the test split, None if the source has none.
+        vocabulary: the words behind the token ids of all.
+        validation: what was held out of the training split, None if nothing was.
+    """
+
+    train: Corpus | Sequences
+    test: Corpus | Sequences | None
+    vocabulary: Vocabulary
+    validation: Corpus | Sequences | None = None
+
+
+def tokenise(text: str) -> list[str]:
+    """Split a text into lower-case words: letters and digits, with inner apostrophes ("don't").
+
+    A combining mark belongs to the letter before it. Words are in Unicode's form NFC, so canonically equal
+    texts have equal words.
+
+    Args:
+        text: any text; `<br />` tags are left out.
+
+    Returns:
+        The words in order.
+    """
+    plain = _BREAK.sub(" ", text.lower().replace("’", "'"))
+    if plain.isascii() or not _FAR.search(plain):
+        return _WORD.findall(plain)
+    visible = _INVISIBLE.sub("", unicodedata.normalize("NFC", plain))
+    return _word_with_marks().findall(visible.replace("_", " "))
+
+
+@functools.cache
+def _word_with_marks() -> re.Pattern[str]:
+    """Compile the pattern of words whose letters may have combining marks, in texts without underscores."""
+    characters = map(chr, range(sys.maxunicode + 1))
+    marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
+    # The range is looked at first because it is searched faster than the set.
+    part = rf"\w+(?:(?=[{marks[0]}-{marks[-1]}])[{marks}{_JOINERS}]+\w*)*"
+    return re.compile(rf"{part}(?:'{part})*")
+
+
+def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
+    """Collect the vocabulary of some texts.
+
+    Args:
+        texts: the training texts.
+        min_count: leave out words that occur less often.
+        max_vocab: keep this many of the most frequent words at most.
+
+    Returns:
+        The vocabulary.
+
+    Raises:
+        InputError: no word is left.
+    """
+    words = _numbering()
+    return _select(words, _number(texts, words), min_count, max_vocab)
+
+
+def encode(
+    texts: Iterable[str], vocabulary: Vocabulary, *, max_length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Turn texts into token ids; unknown words are left out.
+
+    Args:
+        texts: n texts.
+        vocabulary: the known words.
+        max_length: keep only this many known words of a text, the first ones.
+
+    Returns:
+        Token ids of all texts end to end, (Σ T,) int32, and how many a text has, (n,) int64, perhaps 0.
+    """
+    words = _numbering()
+    return _known(_number(texts, words), _token_ids(words, vocabulary), max_length)
+
+
+def load(
+    source: Any,
+    *,
+    tokens: Sequence[str] | None = None,
+    cache_dir: str | Path | None = None,
+    progress: Progress = silent,
+) -> TextCorpora:
+    """Read a text data set, or take it from the cache if neither its files nor its settings changed.
+
+    Args:
+        source: where the texts are and how they become a corpus; see `readers`.
+        tokens: a vocabulary to count with, token k being the k-th; by default that of the training split,
+            with `min_count` and `max_vocab`.
+        cache_dir: folder of the cache; see `storage.files.cache_folder`.
+        progress: told how far the reading is.
+
+    Returns:
+        The corpora on the default device, and the vocabulary.
+
+    Raises:
+        InputError: impossible settings, files that are missing or cannot be read, a label outside the set,
+            one of the set that no training text has, a text without a known word (unless `source.empty` is
+            "drop"), a token given twice.
+    """
+    source = _checked(source)
+    given = None if tokens is None else _distinct(tokens)
+    asked = b"" if given is None else msgspec.json.encode(given)
+    key = cache.digest(source.files(), _settings(source) + asked)
+    path = cache_folder(cache_dir) / f"text-{key}.npz"
+    splits = (*source.splits, "validation") if source.validation else source.splits
+    names = ["tokens", "counts", *(f"{split}_{part}" for split in splits for part in _parts(source))]
+
+    def note(text: str) -> None:
+        progress(text, 0, 0)
+
+    arrays = cache.read(path, names, note)
+    if arrays is None:
+        arrays = _arrays(source, given, progress)
+        cache.write(path, arrays, note)
+    words = msgspec.json.decode(arrays["tokens"].tobytes(), type=tuple[str, ...])
+    vocabulary = Vocabulary(words, tuple(arrays["counts"].tolist()))
+    corpora: dict[str, Corpus | Sequences] = {}
+    for split in splits:
+        progress("laying out", len(corpora), len(splits))
+        *held, classes = (arrays[f"{split}_{part}"].astype(np.int64) for part in _parts(source))
+        corpora[split] = _laid_out(source, held, classes, len(vocabulary))
+        _tell_missing(source, split, classes, note)
+    progress("laying out", len(corpora), len(splits))
+    return TextCorpora(corpora["train"], corpora.get("test"), vocabulary, corpora.get("validation"))
+
+
+def _parts(source: Any) -> tuple[str, ...]:
+    return _ORDERED if source.order == "kept" else _BAGS
+
+
+def _laid_out(
+    source: Any, held: Sequence[np.ndarray], classes: np.ndarray, vocab_size: int
+) -> Corpus | Sequences:
+    """Lay out what is stored of a split."""
+    number = len(source.labels)
+    labels = class_labels(classes, number)
+    if source.order == "kept":
+        ids, lengths = held
+        targets = labels.astype(np.int32)
+        return sequences.from_flat(ids, lengths, targets, vocab_size=vocab_size, classes=number)
+    names = source.class_names or tuple(map(class_name, source.labels))
+    distinct, counts, sizes = held
+    return from_counted(
+        distinct, counts, sizes, labels, vocab_size=vocab_size, num_classes=number, class_names=names
+    )
+
+
+def _checked(source: Any) -> Any:
+    # A constructor call in Python does not check types and bounds as reading a file of settings does.
+    try:
+        checked = msgspec.convert(msgspec.to_builtins(source), type(source))
+    except msgspec.ValidationError as error:
+        raise InputError(f"data: {error}") from error
+    checked.check()
+    return checked
+
+
+def _tell_missing(source: Any, split: str, classes: np.ndarray, note: cache.Note) -> None:
+    """Say which listed label no row has; to train on such a class is an error."""
+    for number in np.setdiff1d(np.arange(len(source.labels)), classes):
+        said = f"data.labels: no row of the {split} split has the label {source.labels[number]!r}"
+        if split == "train":
+            raise InputError(f"{said}; take it out")
+        note(said)
+
+
+def _settings(source: Any) -> bytes:
+    fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
+    # A setting that is left out is no part of the key, so that earlier files stay valid.
+    kept = {name: x for name, x in fields.items() if name not in source.inert and x is not None}
+    return FORMAT + msgspec.json.encode(kept, order="sorted")
+
+
+def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
+    seen: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        if seen.setdefault(token, number) != number:
+            raise InputError(
+                f"vocabulary: {token!r:.60} is token {seen[token]} and token {number}; name each token once"
+            )
+    return tuple(tokens)
+
+
+def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> dict[str, np.ndarray]:
+    """Read, number and encode all splits: what the cache stores."""
+    words = _numbering()
+    labelled = {split: _read(source, split, words, progress) for split in source.splits}
+    if source.balance:
+        labelled = {split: balanced(source, split, rows) for split, rows in labelled.items()}
+    if source.validation:
+        labelled["train"], labelled["validation"] = held_out(source, labelled["train"])
+    texts = labelled["train"].texts
+    if given is None:
+        vocabulary = _select(words, texts, source.min_count, source.max_vocab)
+    else:
+        vocabulary = _counted(words, texts, given)
+    arrays = {
+        "tokens": np.frombuffer(msgspec.json.encode(vocabulary.tokens), np.uint8),
+        "counts": np.array(vocabulary.counts),
+    }
+    mapping = _token_ids(words, vocabulary)
+    for split, (texts, classes, places) in labelled.items():
+        ids, lengths = _known(texts, mapping, source.max_length)
+        kept = lengths > 0
+        if source.empty == "error" and not kept.all():
+            raise InputError(
+                f"data: {split} split, {places[int(np.argmin(kept))]}: no word of it is in the vocabulary; "
+                'set data.empty = "drop" to leave such rows out, or lower data.min_count'
+            )
+        if not kept.any():
+            raise InputError(
+                f"data: no row of the {split} split holds a known word; "
+                f"{'lower data.min_count' if given is None else 'is the vocabulary in lower case?'}"
+            )
+        ordered = source.order == "kept"
+        own = (ids, lengths[kept]) if ordered else count_tokens(ids, lengths[kept], len(vocabulary))
+        for part, values in zip(_parts(source), (*own, classes[kept]), strict=True):
+            arrays[f"{split}_{part}"] = values.astype(np.min_scalar_type(int(values.max())))
+    return arrays
+
+
+def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progress) -> Labelled:
+    classes: list[int] = []
+    places: list[str] = []
+    numbers = class_numbers(source.labels, source.ignore_labels)
+    unescape = source.escapes != "kept"
+    unlabelled = unescaped = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal unlabelled, unescaped
+        total, rows = source.read(split)
+        done = 0
+        progress(f"reading {split}", done, total)
+        for done, (place, text, label) in enumerate(rows, 1):
+            if done % _STRIDE == 0:
+                progress(f"reading {split}", done, total)
+            number = _class_of(source, split, place, label, numbers)
+            if number is None:
+                unlabelled += 1
+            elif number != IGNORED:
+                classes.append(number)
+                places.append(place)
+                if unescape and has_escaped_breaks(text):
+                    unescaped += 1
+                    text = text.replace("\\n", "\n")
+                yield text
+        progress(f"reading {split}", done, done)
+
+    numbered = _number(texts(), words)
+    if not places:
+        raise InputError(
+            f"data.labels: no row of the {split} split has one of the labels {list(source.labels)}"
+        )
+    if unlabelled:
+        progress(f"data.empty: {unlabelled:,} rows of the {split} split without a label are left out", 0, 0)
+    if unescaped:
+        said = f"data.escapes: {unescaped:,} texts of the {split} split write line breaks as \\n"
+        progress(f'{said}; set it to "kept" if they do not', 0, 0)
+    return Labelled(numbered, np.array(classes), places)
+
+
+def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
+    """Return the number of a row's class, IGNORED, or None if the row has no label and may be dropped."""
+    said = plain(label)
+    # A label that is a list or a table is none.
+    number = numbers.get(said) if said.__hash__ else None
+    if number is None and (said is not None or source.empty == "error"):
+        remedy = (
+            'set data.empty = "drop" to leave such rows out'
+            if said is None
+            else "add it to data.labels or data.ignore_labels"
+        )
+        raise InputError(
+            f"data: {split} split, {place}: label {label!r:.60}; expected one of {list(source.labels)}; "
+            f"{remedy}"
+        )
+    return number
+
+
+def has_escaped_breaks(text: str) -> bool:
+    r"""Return whether a text writes line breaks as a backslash and n.
+
+    Most of its backslashes before letters must be before n: "the C:\Users\new folder" has no line break.
+    """
+    breaks = text.count("\\n")
+    return breaks > 0 and 2 * breaks > len(_ESCAPE.findall(text))
+
+
+def _numbering() -> defaultdict[str, int]:
+    """Make a table that gives each new word the next number."""
+    words: defaultdict[str, int] = defaultdict()
+    words.default_factory = words.__len__
+    return words
+
+
+def _number(texts: Iterable[str], words: defaultdict[str, int]) -> Texts:
+    """Tokenise each text once; `words` grows by the words it did not hold."""
+    numbers, ends = array("I"), array("Q")
+    for text in texts:
+        numbers.extend(map(words.__getitem__, tokenise(text)))
+        ends.append(len(numbers))
+    return Texts(np.array(numbers, np.uint32), np.diff(np.array(ends, np.int64), prepend=0))
+
+
+def _select(words: Mapping[str, int], texts: Texts, min_count: int, max_vocab: int | None) -> Vocabulary:
+    counts = np.bincount(texts.numbers, minlength=len(words)).tolist()
+    frequent = [(-count, word) for word, count in zip(words, counts, strict=True) if count >= min_count]
+    if not frequent:
+        raise InputError(
+            f"data.min_count: no word of the training split occurs {min_count} times; "
+            f"the most frequent one occurs {max(counts, default=0)} times"
+        )
+    chosen = sorted(frequent)[:max_vocab]
+    return Vocabulary(tuple(word for _, word in chosen), tuple(-count for count, _ in chosen))
+
+
+def _counted(words: Mapping[str, int], texts: Texts, tokens: tuple[str, ...]) -> Vocabulary:
+    """Count the occurrences of given tokens."""
+    ids, _ = _known(texts, _token_ids(words, Vocabulary(tokens, ())), None)
+    return Vocabulary(tokens, tuple(np.bincount(ids, minlength=len(tokens)).tolist()))
+
+
+def _token_ids(words: Iterable[str], vocabulary: Vocabulary) -> np.ndarray:
+    """Token id by word number, -1 for an unknown word: (words,) int32."""
+    return np.array([vocabulary.index.get(word, -1) for word in words], np.int32)
+
+
+def _known(texts: Texts, mapping: np.ndarray, max_length: int | None) -> tuple[np.ndarray, np.ndarray]:
+    ids = mapping[texts.numbers]
+    known = ids >= 0
+    before = np.concatenate([[0], np.cumsum(known)])
+    ends = np.cumsum(texts.lengths)
+    start, end = before[ends - texts.lengths], before[ends]
+    if max_length is None:
+        return ids[known], end - start
+    known &= before[:-1] - np.repeat(start, texts.lengths) < max_length
+    return ids[known], np.minimum(end - start, max_length)

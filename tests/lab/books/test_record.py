@@ -1,0 +1,167 @@
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.books import findings, page, read, record
+from jaxattn.lab.books.findings import Finding
+from jaxattn.lab.books.section import NOT_RUN, Picture, Section, texts
+from jaxattn.lab.results.judge import Estimate, around, at_least
+
+PAPER = read("paper")
+ITEM = PAPER.item("fig2_synthetic")
+SECTION = Section(
+    ITEM,
+    "agrees in 1, cannot tell in 1",
+    "jaxattn reproduce --only fig2_synthetic",
+    facts={"run time": "3 s"},
+    findings=(
+        Finding("ρ of E·v", Estimate(0.1 + 0.2, math.nan, 1.0, 5), "5 seeds", at_least(0.9), "increasing"),
+        Finding("the lowest", Estimate(0.0, -0.1, 0.1), "tokens", around(0.0, 0.3), old=True),
+        Finding("alone", Estimate(1.0, math.nan, math.nan), "nothing"),
+    ),
+    tables={"Bin means": pd.DataFrame({"x": ["-0.5", "–"], "tokens": ["3", "4"]})},
+    pictures=(Picture("figures/fig2_synthetic.png", "All seeds.", b"\x89PNG"),),
+    seconds=3.25,
+    machine="2 CPU cores",
+)
+COMMITTED = Path(__file__).parents[3] / "results" / "published" / "paper"
+NO_RUNS = {item.name: Path("nowhere") for item in PAPER.items}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with one record."""
+    return keep(SECTION, tmp_path)
+
+
+def keep(section, folder):
+    for name, content in record.files(section, "laptop").items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_what_is_read_is_what_was_written(folder):
+    mine = record.read(ITEM, "laptop", folder)
+    assert page.as_markdown(PAPER, (mine,), "laptop") == page.as_markdown(PAPER, (SECTION,), "laptop")
+    assert page.as_html(PAPER, (mine,), "laptop") == page.as_html(PAPER, (SECTION,), "laptop")
+    pd.testing.assert_frame_equal(page.agreement((mine,)), page.agreement((SECTION,)), check_exact=True)
+    assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
+
+
+def test_tables_have_names_of_columns_that_records_hold(tmp_path):
+    """A pivot table has numbers for names."""
+    table = texts(pd.DataFrame({"step": ["a"], 100: [0.5]}))
+    keep(replace(SECTION, tables={"Steps": table}), tmp_path)
+    pd.testing.assert_frame_equal(record.read(ITEM, "laptop", tmp_path).tables["Steps"], table)
+
+
+def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_others(folder):
+    written = page.write(PAPER, folder, NO_RUNS, scale="laptop")
+    verdicts = written.summary.set_index("item")["verdict"]
+    assert verdicts["fig2_synthetic"] == SECTION.verdict
+    assert verdicts["fig3_imdb"] == NOT_RUN
+    text = written.paths[0].read_text()
+    assert "![Figure 2: synthetic data: All seeds](figures/fig2_synthetic.png)" in text
+    assert "**Of 2 judged numbers in 1 of 31 items, 1 agrees, 1 cannot tell.**" in text
+    failed = page.write(PAPER, folder, NO_RUNS, scale="laptop", failed={"fig2_synthetic": "no memory"})
+    assert (
+        "the run failed"
+        in failed.sections[[item.name for item in PAPER.items].index("fig2_synthetic")].remedy
+    )
+
+
+def test_results_of_another_scale_are_not_overwritten(folder):
+    with pytest.raises(InputError, match=r"holds results at laptop scale; add `--scale laptop`, or name"):
+        record.read(ITEM, "full", folder)
+
+
+def test_a_record_of_other_settings_is_not_shown(folder):
+    path = folder / record.place(ITEM)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"settings": "of before"}))
+    shown = record.read(ITEM, "laptop", folder)
+    assert shown.verdict == NOT_RUN
+    assert shown.remedy.startswith("its settings have changed since it was run; run `jaxattn reproduce")
+
+
+def test_settings_are_equal_wherever_the_data_lies_and_differ_between_scales():
+    digests = {item.digest(scale) for item in PAPER.items if item.measure for scale in ("laptop", "full")}
+    runs = [item for item in PAPER.items if item.measure]
+    assert len(digests) == len(runs) + sum(bool(item.laptop) for item in runs)
+
+
+@pytest.mark.parametrize("damage", ["[]", "{", '{"scale": "laptop"}'])
+def test_a_damaged_record_is_named_with_its_remedy(folder, damage):
+    (folder / record.place(ITEM)).write_text(damage)
+    with pytest.raises(InputError, match=r"fig2_synthetic.json: damaged.*; remove it and run `jaxattn"):
+        record.read(ITEM, "laptop", folder)
+
+
+def test_a_page_of_older_intervals_says_so():
+    assert findings.OLD in page.as_markdown(PAPER, (SECTION,), "laptop")
+    new = (
+        Finding("the lowest", Estimate(0.0, -0.1, 0.1, 5), "5 seeds", around(0.0, 0.3)),
+        Finding("certified", Estimate(0.5, 0.499, 0.5), "its duality gap"),
+    )
+    assert findings.OLD not in page.as_markdown(PAPER, (replace(SECTION, findings=new),), "laptop")
+
+
+def test_a_lost_figure_is_named(folder):
+    (folder / "figures" / "fig2_synthetic.png").unlink()
+    with pytest.raises(InputError, match=r"figures/fig2_synthetic.png: missing, but .* names it; run `"):
+        record.read(ITEM, "laptop", folder)
+
+
+@pytest.mark.parametrize("item", [item for item in PAPER.items if item.measure], ids=lambda item: item.name)
+def test_a_committed_record_names_every_model_and_dimension_of_its_cells(item):
+    facts = record.read(item, "full", COMMITTED).facts
+    kinds, dims = facts["model"].split(", d = ")
+    models = [cell.tables["model"] for cell in item.study("full", Path("nowhere")).cells]
+    assert set(kinds.split(", ")) == {model["kind"] for model in models}
+    assert set(dims.split(", ")) == {str(model["dim"]) for model in models}
+
+
+def test_the_committed_page_is_what_its_records_say():
+    sections = tuple(record.read(item, "full", COMMITTED) for item in PAPER.items)
+    assert page.as_markdown(PAPER, sections, "full") == (COMMITTED / "index.md").read_text(encoding="utf-8")
+    assert page.as_html(PAPER, sections, "full") == (COMMITTED / "index.html").read_text(encoding="utf-8")
+    assert page.agreement(sections).to_csv(index=False) == (COMMITTED / "agreement.csv").read_text()
+    assert {each.item.name for each in sections if each.verdict == NOT_RUN} == set()
+    doubtful = [each for each in sections if "differs" in each.verdict or "cannot tell" in each.verdict]
+    assert doubtful
+    assert {each.item.name for each in doubtful if not each.reason} == set()
+
+
+@pytest.mark.parametrize("way", ["dots", "absolute", "link"])
+def test_a_record_shows_no_file_outside(folder, tmp_path, way):
+    out = tmp_path / "out"
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("out"))
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (out / "figures" / "link.png").symlink_to(tmp_path / "secret.png")
+    file = {"dots": "../secret.png", "absolute": str(tmp_path / "secret.png"), "link": "figures/link.png"}[
+        way
+    ]
+    path = out / record.place(ITEM)
+    content = json.loads(path.read_text())
+    content["pictures"][0]["file"] = file
+    path.write_text(json.dumps(content))
+    words = {
+        "link": r"link\.png: a link that leads out of .*, but \S+fig2_synthetic.json names it; run `jaxattn",
+        "dots": r"fig2_synthetic.json: damaged: it names a figure '\.\./secret\.png'; remove it and run",
+        "absolute": r"fig2_synthetic.json: damaged: it names a figure '/.*; remove it and run",
+    }
+    with pytest.raises(InputError, match=words[way]):
+        record.read(ITEM, "laptop", out)
+
+
+@pytest.mark.parametrize("item", [item for item in PAPER.items if item.measure], ids=lambda item: item.name)
+def test_a_committed_record_was_held_against_the_criteria_of_its_item(item):
+    kept = record.read(item, "full", COMMITTED).findings
+    assert findings.hold([replace(each, criterion=None, published="-") for each in kept], item) == list(kept)

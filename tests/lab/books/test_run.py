@@ -1,0 +1,283 @@
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.books import read, reproduce, run
+from jaxattn.lab.books.page import write
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.results import load, report
+from jaxattn.lab.storage import manifest
+
+TINY = (
+    "model.dim=16",
+    "seeds=2",
+    "phases.joint.steps=4",
+    "data.sequences=40",
+    "data.test_sequences=20",
+    "data.vocab_size=30",
+    "data.relevant=20",
+    "data.length=6",
+)
+PAPER = read("paper")
+TINY_BOOK = Path(__file__).with_name("tiny")
+RUN = [item for item in PAPER.items if item.measure]
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory):
+    """Run some items in tiny sizes."""
+
+    def run(**options):
+        options = {"out": out, "command": "jaxattn reproduce", "overrides": TINY} | options
+        with Reporter(quiet=True) as reporter:
+            return reproduce(PAPER, reporter=reporter, **options)
+
+    out = tmp_path_factory.mktemp("paper")
+    return run
+
+
+@pytest.fixture(scope="module")
+def page(again):
+    """The page after one item was run."""
+    return again(only=["fig2_synthetic"])
+
+
+@pytest.mark.parametrize("scale", ["laptop", "full"])
+@pytest.mark.parametrize("item", RUN, ids=lambda item: item.name)
+def test_every_item_is_a_study_whose_cells_fit(item, scale):
+    study = item.study(scale, Path("data"))
+    assert study.name == item.name
+    assert study.cells
+    if item.data:
+        place = study.config["data"].get("data_dir") or study.config["data"]["path"]
+        assert Path(place).parts[0] == "data"
+
+
+def test_every_item_has_a_row_and_one_was_run(page):
+    assert page.summary["item"].tolist() == [item.name for item in PAPER.items]
+    verdicts = page.summary.set_index("item")["verdict"]
+    assert verdicts["fig2_synthetic"] not in ("not run", "shown elsewhere")
+    assert verdicts["v_with_p"] == "shown elsewhere"
+    assert not page.failed
+
+
+def test_missing_data_is_said_with_its_remedy(page):
+    text = page.paths[0].read_text()
+    part = text[text.index("## fig3_imdb") : text.index("## fig3_yelp")]
+    assert "Not run: run `jaxattn reproduce --only fig3_imdb --data-dir DIR`, with DIR/tfds" in part
+    assert page.summary.set_index("item")["verdict"]["fig3_imdb"] == "not run"
+
+
+def test_an_item_that_is_asked_for_without_its_data_is_refused_with_the_remedy(call, tmp_path):
+    out = tmp_path / "paper"
+    status, _, said = call("reproduce", "--only", "fig2_synthetic", "fig1_imdb", "--out", out)
+    assert status == 2
+    (line,) = said.splitlines()
+    assert line.endswith(
+        "--only fig1_imdb: no data; run `jaxattn reproduce --only fig1_imdb --data-dir DIR`, with DIR/tfds: "
+        "imdb_reviews of tensorflow-datasets"
+    )
+    assert not out.exists()
+
+
+@pytest.fixture
+def tiny():
+    """A book of others, in a folder of its own."""
+    return read(TINY_BOOK)
+
+
+def of_tiny(tiny, out, **options):
+    with Reporter(quiet=options.pop("quiet", True)) as reporter:
+        return reproduce(tiny, out=out, command="jaxattn reproduce", reporter=reporter, **options)
+
+
+@pytest.mark.more
+def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
+    out = tmp_path / "out"
+    status, printed, _ = call("reproduce", "--book", TINY_BOOK, "--out", out, "--quiet")
+    assert status == 0
+    assert "A tiny book" in printed
+    text = (out / "index.md").read_text(encoding="utf-8")
+    verdict = "**Of 2 judged numbers in 2 of 4 items, 2 agree.**"
+    assert text.startswith(f"# A tiny book\n\n{verdict}\n\nNumbers that a note reports, run again.\n")
+    assert "falls like d^(-1/2) (a note of nobody's)." in text
+    assert "| power of d in the error per unit of η0 |" in text
+    assert "-0.5 ± 0.3 | agrees |" in text
+    assert "| least one_step_error |" in text
+    assert (
+        "Not run: run `jaxattn reproduce --book tiny --only texts --data-dir DIR`, with DIR/texts.csv" in text
+    )
+    assert "see [the rows](../claims/claims.md)" in text
+    assert "- sweep file: tiny/step/study.toml" in text
+    assert "- overrides: seeds=6" in text
+    summary = write(
+        read(TINY_BOOK), out, dict.fromkeys(("step", "own", "texts", "elsewhere"), out), scale="laptop"
+    )
+    assert summary.summary["verdict"].tolist() == ["agrees", "agrees", "not run", "shown elsewhere"]
+
+
+def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, capsys):
+    of_tiny(replace_items(tiny, "texts", "elsewhere"), tmp_path, quiet=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "items that need data are not run; add `--data-dir DIR`, with DIR/texts.csv: texts with labels"
+    )
+    with pytest.raises(
+        InputError, match="--only texts: no data; run `jaxattn reproduce --book tiny --only texts"
+    ):
+        of_tiny(tiny, tmp_path, only=["texts"])
+
+
+def test_where_nothing_could_be_run_nothing_is_written_and_the_reason_is_said_once(call, tmp_path):
+    out = tmp_path / "out"
+    words = ["--book", TINY_BOOK, "--only", "texts", "--data-dir", tmp_path / "no", "--out", out]
+    status, printed, error = call("reproduce", *words)
+    assert (status, printed) == (1, "")
+    assert error.count("texts.csv") == 1
+    assert error.splitlines()[-1].startswith("jaxattn: texts: data")
+    assert not out.exists()
+
+
+def replace_items(book, *names):
+    return replace(book, shared=msgspec.structs.replace(book.shared, items=names))
+
+
+def test_an_item_with_data_is_run_where_they_are_and_shown_from_its_record_without_them(tiny, tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
+    (tmp_path / "data" / "texts.csv").write_text(f"text,label\n{rows}")
+    made = of_tiny(tiny, tmp_path / "out", only=["texts"], data_dir=tmp_path / "data")
+    assert not made.failed
+    text = made.paths[0].read_text()
+    assert str(tmp_path) not in text
+    records = load(tmp_path / "out" / "runs" / "laptop" / "texts").records
+    records = records[(records["metric"] == "loss") & (records["phase"] == "query")]
+    assert f"- loss (first cell): {records.set_index('step')['value'][2]:.3f}\n" in text
+    shutil.rmtree(tmp_path / "out" / "runs")
+    again = of_tiny(tiny, tmp_path / "out", only=["elsewhere"])
+    assert again.summary.set_index("item")["verdict"]["texts"] == "measured"
+
+
+def test_the_page_holds_figure_table_and_numbers_and_no_place_of_this_machine(page):
+    markdown, html = page.paths[0].read_text(), page.paths[1].read_text()
+    assert "figures/fig2_synthetic.png" in markdown
+    # Pictures lie beside the page, which stays small and loads them from there alone.
+    (picture,) = re.findall(r'<img alt="([^"]*)" width="(\d+)" loading="lazy" src="([^"]*)"', html)
+    assert picture[0].startswith("Figure 2: synthetic data: E·v and E·p of")
+    assert 600 < int(picture[1]) < 1000
+    assert (page.paths[1].parent / picture[2]).read_bytes().startswith(b"\x89PNG")
+    assert (
+        html.index('class="verdict"')
+        < html.index('href="#fig2_synthetic"')
+        < html.index('id="fig2_synthetic"')
+    )
+    assert "Of 3 judged numbers in 1 of 31 items" in html
+    assert "<summary>Bin means</summary>" in html
+    assert "Spearman of E·v and the bin centres" in html
+    for text in (markdown, html):
+        assert str(page.paths[0].parent) not in text
+    numbers = pd.read_csv(page.paths[2])
+    assert set(numbers["item"]) == {"fig2_synthetic"}
+    assert len(numbers) == 4
+
+
+def test_a_finished_item_is_not_run_again_and_the_page_is_the_same(page, again):
+    before = [path.read_bytes() for path in page.paths]
+    records = page.paths[0].parent / "runs" / "laptop" / "fig2_synthetic" / "records.parquet"
+    changed = records.stat().st_mtime_ns
+    assert [path.read_bytes() for path in again(only=["fig2_synthetic"]).paths] == before
+    assert records.stat().st_mtime_ns == changed
+
+
+def test_data_that_is_not_where_it_should_be_is_a_failure_with_a_row(page, again, tmp_path):
+    out = shutil.copytree(page.paths[0].parent, tmp_path / "paper")
+    made = again(out=out, only=["fig3_yelp"], data_dir=tmp_path / "none", overrides=())
+    assert set(made.failed) == {"fig3_yelp"}
+    assert "none" in made.failed["fig3_yelp"]
+    assert "the run failed" in made.paths[0].read_text()
+
+
+def test_an_item_that_does_not_fit_is_a_failure_that_names_the_remedy(again, tmp_path):
+    with pytest.raises(RunError, match=r"^fig2_synthetic: .*--max-memory"):
+        again(out=tmp_path, only=["fig2_synthetic"], max_memory=1000)
+
+
+def test_an_unknown_item_is_named(again):
+    with pytest.raises(InputError, match="fig9: no such item"):
+        again(only=["fig9"])
+
+
+def test_nothing_runs_in_a_folder_of_another_scale(page, again):
+    before = {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")}
+    with pytest.raises(InputError, match="holds results at laptop scale; add `--scale laptop`"):
+        again(scale="full", only=["fig2_synthetic"])
+    assert {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")} == before
+
+
+def test_the_page_is_the_same_from_the_records_alone(page, again, tmp_path):
+    shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
+    copied = write(PAPER, tmp_path / "copy", {item.name: tmp_path for item in PAPER.items}, scale="laptop")
+    assert [path.read_bytes() for path in copied.paths[:3]] == [path.read_bytes() for path in page.paths[:3]]
+
+
+EVIL = "from pathlib import Path\nPath({place!r}).touch()\nclass M: ...\n"
+CODE = "evil.py:M"
+
+
+def _of_stranger(config, key):
+    phases = config["phases"]
+    forged = {
+        "model": {**config["model"], "kind": CODE},
+        "data": {**config["data"], "kind": CODE},
+        "loss": {"kind": CODE},
+        "phases": [{**phase, "kind": CODE} for phase in phases],
+        "optimizer": [{**phase, "optimizer": CODE} for phase in phases],
+        "start": [{**phase, "start": {"E": {"kind": CODE}}} for phase in phases],
+        "probes": config["probes"] | {"own": [CODE]},
+        "figures": [{"kind": CODE}],
+    }
+    return config | {"phases" if key in ("optimizer", "start") else key: forged[key]}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data",
+        "figures",
+        *(
+            pytest.param(key, marks=pytest.mark.more)
+            for key in ("model", "loss", "phases", "optimizer", "start", "probes")
+        ),
+    ],
+)
+def test_nothing_that_a_finished_run_names_is_imported(page, tmp_path, monkeypatch, key):
+    out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
+    ran = out / "runs" / "laptop" / "fig2_synthetic"
+    for place in (tmp_path, out, ran):
+        (place / "evil.py").write_text(EVIL.format(place=str(tmp_path / "executed")))
+    monkeypatch.chdir(tmp_path)
+    known = manifest.read(ran)
+    manifest.write(ran, known | {"config": _of_stranger(known["config"], key), "code": {CODE: None}})
+    runs = {item.name: run.folder(out, "laptop", item) for item in PAPER.items}
+    made = write(PAPER, out, runs, scale="laptop", overrides=TINY)
+    load(ran)._repr_html_()
+    report.write(ran)
+    assert not (tmp_path / "executed").exists()
+    if key != "figures":  # which are drawn as a study asks for, and change no number
+        shown = made.sections[[item.name for item in PAPER.items].index("fig2_synthetic")]
+        assert "holds a run of other settings; delete it" in shown.remedy
+
+
+def test_a_run_that_is_a_link_is_not_read(page, again, tmp_path):
+    out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
+    (out / "runs").rename(tmp_path / "runs")
+    (out / "runs").symlink_to(tmp_path / "runs")
+    made = again(out=out, only=["fig2_synthetic"])
+    assert "runs/laptop/fig2_synthetic: a link that leads out of" in made.failed["fig2_synthetic"]
+    assert made.summary.set_index("item")["verdict"]["fig2_synthetic"] == "not run"

@@ -1,0 +1,417 @@
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from jaxattn.lab import cli
+from jaxattn.lab.cli import console
+
+SWEEPS = Path(__file__).parents[3] / "sweeps"
+# The study of the tests of a run, one seed at a time as in some of them: its programs serve here too.
+STUDY = Path(__file__).parents[2] / "sweeps" / "small.toml"
+SMALL = [STUDY, "--set", "chunk=1", "--seeds", "2", "--quiet"]
+
+
+def test_run_then_aggregate_then_report(call, tmp_path):
+    folder = tmp_path / "quick"
+    kinds = ('"one_step_law", phase = "embed"', '"importance", phase = "query"', '"curves"')
+    figures = f"[{', '.join(f'{{kind = {kind}}}' for kind in kinds)}]"
+    words = ["run", *SMALL, "--set", f"figures={figures}", "--out", folder]
+    status, out, _ = call(*words)
+    assert status == 0
+    assert "loss" in out
+    assert str(folder / "report.html") in out
+    first, second = out.splitlines()[-2:]
+    assert first.startswith("After phase query, the test accuracy is 0.")
+    assert "importance" in second
+    assert "attention selects an important token in" in second
+    assert "log_gradient_norm" not in out
+    assert "more metrics: --all" in out
+    status, out, _ = call(*words, "--all")
+    assert status == 0
+    assert "log_gradient_norm" in out
+    for name in ("records.parquet", "tokens.parquet", "manifest.json", "report.html"):
+        assert (folder / name).stat().st_size > 0
+    status, out, _ = call("aggregate", folder, "--out", tmp_path / "all.csv", "--resamples", "50")
+    assert status == 0
+    assert "iqm" in (tmp_path / "all.csv").read_text().partition("\n")[0]
+    status, out, _ = call("aggregate", folder, "--metrics", "loss", "--json")
+    rows = json.loads(out)
+    assert {row["metric"] for row in rows} == {"loss"}
+    assert {row["n"] for row in rows} == {2}
+    status, out, _ = call("status", folder, "--json")
+    (told,) = json.loads(out)
+    assert [cell["state"] for cell in told["cells"]] == ["finished"]
+    assert "100 % done" in told["summary"]
+    status, out, _ = call("report", folder)
+    assert status == 0
+    assert all(Path(line).exists() for line in out.split())
+
+
+def test_a_finished_folder_with_more_seeds_says_which_it_shows(call, tmp_path):
+    words = ["run", STUDY, "--set", "chunk=1", "--set", "figures=[]", "--out", tmp_path / "quick"]
+    _, _, error = call(*words, "--seeds", "2")
+    assert "nothing to run" not in error
+    _, _, error = call(*words, "--seeds", "2")
+    assert "quick: already finished, nothing to run\n" in error
+    _, _, error = call(*words, "--seeds", "1")
+    assert "nothing to run; the folder holds 2 seeds, 0 to 1, and all are shown\n" in error
+    status, _, error = call("aggregate", tmp_path / "quick", "--pair", "model.gain")
+    assert status == 2
+    assert error == "jaxattn: --pair model.gain: expected KEY=A,B, for example --pair model.dim=64,512\n"
+
+
+@pytest.mark.more
+def test_shards_and_seeds_become_one_table(call, tmp_path):
+    folder = tmp_path / "quick"
+    small = [*SMALL, "--set", "figures=[]", "--out", folder]
+    for shard in ("1/2", "2/2"):
+        call("run", *small, "--shard", shard)
+    shards = [folder / "shard-1-of-2", folder / "shard-2-of-2"]
+    options = ["--metrics", "loss", "--phases", "query", "--by", "model.dim", "--out", tmp_path / "loss.tex"]
+    status, out, _ = call("aggregate", *shards, *options)
+    assert status == 0
+    assert "loss" in out
+    assert "Means over cells of the same model.dim, last step of each phase: mean over 2 seeds [95 %" in out
+    assert "accuracy" not in out
+    assert "tabular" in (tmp_path / "loss.tex").read_text()
+    status, out, _ = call("status", shards[0])
+    assert status == 0
+    assert "100 % done, finished" in out
+    status, out, _ = call("status", folder, shards[1])
+    assert [out.count(f"{shard}: small: 100 % done") for shard in shards] == [1, 2]
+    (shards[0] / "manifest.json").rename(shards[0] / "elsewhere.json")
+    _, out, error = call("aggregate", folder, "--metrics", "loss")
+    assert "(n=1)" in out
+    assert "Last step of each phase: 1 seed, without an interval" in out
+    assert "not finished: these are the numbers so far" in error
+    (shards[0] / "elsewhere.json").rename(shards[0] / "manifest.json")
+    status, _, error = call("aggregate", *shards, "--pair", "model.dim=8,16")
+    assert status == 2
+    assert "model.dim: not swept" in error
+
+
+def test_a_quiet_plan_prints_its_tables_alone(call, tmp_path):
+    words = ["plan", *SMALL, "--quick", "--out", tmp_path / "none"]
+    status, out, error = call(*words)
+    assert (status, error) == (0, "")
+    assert "small: 1 cell in 1 group, 2 batches, 0 of them done" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("embed records ")]
+    assert {"loss", "test_accuracy", "one_step_error"} <= set(line.removeprefix("embed records ").split(", "))
+    status, out, error = call(*words, "--json")
+    assert (status, error) == (0, "")
+    told = json.loads(out)
+    assert line in told["metrics"]
+    assert [len(told[key]) for key in ("cells", "groups")] == [1, 1]
+    assert told["summary"].startswith("small: 1 cell in 1 group, 2 batches")
+
+
+def test_the_version_is_that_of_the_package(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["jaxattn", "--version"])
+    cli.main()
+    assert capsys.readouterr().out == f"jaxattn {metadata.version('jaxattn')}\n"
+
+
+def test_a_system_without_file_locks_is_told_in_one_line():
+    words = "import sys; sys.modules['fcntl'] = None; sys.argv = ['jaxattn', 'plan', 'x.toml']"
+    code = f"{words}; from jaxattn.lab.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "no POSIX file locks" in line
+    assert line.endswith("on Windows, WSL")
+
+
+def test_schema_and_doctor_print_what_they_found(call):
+    status, out, _ = call("schema")
+    assert status == 0
+    assert json.loads(out)["title"] == "jaxattn sweep file"
+    status, out, _ = call("doctor")
+    assert status == 0
+    assert "float64" in out
+
+
+def test_bench_writes_what_it_prints_and_shows_files_side_by_side(call, monkeypatch, tmp_path):
+    monkeypatch.setattr("jaxattn.bench._COPIED", 2**20)
+    file = tmp_path / "bench.json"
+    words = ["--only", "corpora of their own", "--seeds", "1", "--repeats", "1", "--quiet"]
+    status, out, _ = call("bench", *words, "--out", file)
+    assert status == 0
+    assert "corpora of their own, p" in out
+    assert "GB/s" in out
+    status, out, _ = call("bench", file, file)
+    assert status == 0
+    assert "1: " in out
+    assert "2: " in out
+
+
+def test_data_needs_no_model_and_no_phases(call, tmp_path):
+    table = 'kind = "independent"\nvocab_size = 30\nrelevant = 10\nlength = 8\nsequences = 20'
+    (tmp_path / "x.toml").write_text(f'name = "x"\n[data]\n{table}\n')
+    status, out, _ = call("data", tmp_path / "x.toml", "--quiet", "--set", "data.sequences=24")
+    assert status == 0
+    assert "24" in out
+
+
+def test_data_shows_the_corpus(call):
+    status, out, _ = call("data", SWEEPS / "quickstart.toml", "--quiet")
+    assert status == 0
+    assert "2,000" in out
+    assert "average signed frequency" in out
+
+
+def test_options_of_a_run_are_in_groups(call):
+    _, out, _ = call("run", "--help")
+    places = [out.index(f" {group} options ") for group in ("study", "machine", "failure", "output")]
+    assert places == sorted(places)
+    options = [out.index(f" {name} ", places[0]) for name in ("--seeds", "--shard", "--accept-code", "--log")]
+    order = [place for pair in zip(places, options, strict=True) for place in pair]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("command", cli.commands())
+def test_help_shows_an_example(call, command):
+    status, out, _ = call(command, "--help")
+    assert status == 0
+    assert f"Example: jaxattn {command}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", SWEEPS / "nosuch.toml"], "no such sweep file"),
+        (["run", SWEEPS / "quickstart.toml", "--set", "model.dimension=3"], "did you mean 'dim'"),
+        (["run", SWEEPS / "quickstart.toml", "--seeds", "0"], "seeds: expected 'int' >= 1"),
+        (["run", SWEEPS / "quickstart.toml", "--set", "data.relevant=7"], "relevant: 7 is not a positive"),
+        (["run", SWEEPS / "quickstart.toml", "--set", "figures.0.phase=nosuch"], "nosuch"),
+        (["run", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
+        (["data", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
+        (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim"], "expected key=value"),
+        (["run", SWEEPS / "quickstart.toml", "--axis", "model.dims=[3]"], "did you mean 'dim'"),
+        (["run", SWEEPS / "quickstart.toml", "--shard", "half"], "--shard half: expected I/N"),
+        (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "give a number from 1 to 2"),
+        (
+            ["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"],
+            "jaxattn: --seeds: 9:3 is an empty range; write",
+        ),
+        (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is no list"),
+        (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
+        (["bench", "--only", "nosuch"], "--only nosuch: in no name; there are corpora of their own"),
+        (["bench", "--repeats", "0"], "--repeats 0: give at least 1"),
+        (["bench", "--seeds", "0"], "--seeds 0: give at least 1"),
+        (["bench", "nosuch.json"], "nosuch.json: missing; give a file that `jaxattn bench --out` wrote"),
+        (["bench", SWEEPS / "quickstart.toml"], "not a file of `jaxattn bench`"),
+        (["bench", "nosuch.json", "--seeds", "1"], "files are shown as they are"),
+        (["claims", "--only", "T4.4"], "no claim 'T4.4'; give some of L4.1"),
+        (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; give it once"),
+        (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
+        (["claims", "--seeds", "1"], "an interval over seeds needs at least 2"),
+        (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
+        (["status", "nosuch"], "nosuch"),
+        (["aggregate"], "give at least one results folder"),
+        (["status"], "give at least one results folder"),
+        (
+            ["run", SWEEPS / "quickstart.toml", "--set", "seeds=abc"],
+            "seeds: expected a number, a range such as",
+        ),
+        (
+            ["run", SWEEPS / "quickstart.toml", "--set", "phases.query.step_size=inf"],
+            "inf is not allowed here",
+        ),
+        (["run", SWEEPS / "quickstart.toml", "--distributed", "two"], "expected auto, or N,I"),
+        (["report", "nosuch"], "nosuch"),
+        (["aggregate", "nosuch"], "nosuch"),
+        (
+            ["launch", STUDY, "--shards", "3", "--executor", "local"],
+            "--shards: shard 3/3: there are 2 batches; use at most 2 shards, or make more batches with --set",
+        ),
+        (
+            ["launch", STUDY, "--shards", "2", "--executor", "local", "--option", "gpus"],
+            "--option gpus: expected KEY=VALUE, for example --option gpus_per_node=1",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(call, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    status, out, error = call(*arguments)
+    assert status == 2
+    assert message in error
+    assert error.count("\n") == 1
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench"],
+        ["claims"],
+        ["reproduce"],
+        ["diagnose", "--embedding", "E.npy", "--query", "p.npy", "--head", "v.npy", "--corpus", "c.toml"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_no_study_refuses_a_bucket(call, monkeypatch, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    status, _, error = call(*words, "--out", "s3://bucket/x")
+    assert status == 2
+    assert "s3://bucket/x: only studies run into a bucket; give a folder of this machine" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_commands_and_flags_are_status_2():
+    for arguments in (["nosuch"], ["run", "--nosuch"]):
+        command = [sys.executable, "-m", "jaxattn", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+INTERRUPTED = """
+import importlib.abc, os, signal, sys
+moment = sys.argv.pop(1)
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == moment:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from jaxattn.lab.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "moment", ["tyro", "jaxlib", pytest.param("jaxattn.lab.engine.run", marks=pytest.mark.more)]
+)
+def test_an_interrupt_before_anything_runs_is_one_line(tmp_path, moment):
+    words = ["run", SWEEPS / "quickstart.toml", "--out", tmp_path / "run"]
+    command = [sys.executable, "-c", INTERRUPTED, moment, *map(str, words)]
+    # What runs in the background ignores it, and so would what it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "stopped; nothing is lost, continue with the same command\n"
+    assert not (tmp_path / "run").exists()
+
+
+OF = {"E": "--embedding", "p": "--query", "v": "--head"}
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A sweep file's corpus, and a model of 30 tokens whose E·v is α."""
+    import numpy as np
+
+    import jaxattn as ja
+    from jaxattn.lab.diagnosis import read_corpus
+
+    data = 'kind = "independent"\nvocab_size = 30\nrelevant = 10\nlength = 8\nsequences = 200'
+    (tmp_path / "corpus.toml").write_text(f"[data]\n{data}\n")
+    alpha = np.asarray(ja.data.average_signed_frequency(read_corpus(tmp_path / "corpus.toml")[0]))
+    np.save(tmp_path / "E.npy", np.stack([np.abs(alpha), alpha], axis=1))
+    np.save(tmp_path / "p.npy", np.float32([1, 0]))
+    np.save(tmp_path / "v.npy", np.float32([0, 1]))
+    model = [word for letter in "Epv" for word in (OF[letter], tmp_path / f"{letter}.npy")]
+    return [*model, "--corpus", tmp_path / "corpus.toml", "--min-count", "5", "--quiet"]
+
+
+@pytest.mark.more
+def test_diagnose_prints_verdicts_and_writes_its_files(call, tmp_path, trained):
+    status, out, _ = call("diagnose", *trained, "--out", tmp_path / "found")
+    assert status == 0
+    assert "E·v against α: 1.000 is above the null band" in out
+    for name in ("diagnosis.html", "diagnosis.md", "tokens.csv", "importance.png"):
+        assert str(tmp_path / "found" / name) in out
+        assert (tmp_path / "found" / name).stat().st_size > 0
+
+
+@pytest.mark.more
+def test_diagnose_says_what_does_not_fit(call, tmp_path, trained):
+    (tmp_path / "words.txt").write_text("a\nb\na\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a b", "label": 1}\n{"text": "b", "label": 0}\n')
+    texts = f'[data]\nkind = "jsonl"\npath = "{tmp_path / "a.jsonl"}"\n'
+    (tmp_path / "texts.toml").write_text(texts)
+    (tmp_path / "none.toml").write_text("seeds = 3")
+    words, other = ["--vocabulary", tmp_path / "words.txt"], ["--corpus", tmp_path / "texts.toml"]
+    for extra, said in (
+        (["--set", "data.vocab_size=31"], "30 rows for a corpus over V = 31"),
+        (["--set", "data.vocab=31"], "unknown key 'vocab'; did you mean 'vocab_size'?"),
+        (["--set", "model.dim=3"], "expected data.KEY=VALUE"),
+        (["--query", tmp_path / "none.npy"], "there is no such file"),
+        (["--corpus", tmp_path / "none.toml"], "no [data] table"),
+        (words, "this corpus has no words"),
+        ([*other, *words], "'a' is token 0 and token 2"),
+        (other, "30 rows for a corpus over V = 2"),
+    ):
+        replaced = {k + j for k, word in enumerate(trained) if word in extra for j in (0, 1)}
+        kept = [word for k, word in enumerate(trained) if k not in replaced]
+        status, out, error = call("diagnose", *kept, *extra)
+        assert (status, out) == (2, "")
+        assert said in error
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["status", "aggregate", "report"])
+def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(call, tmp_path, command):
+    os.mkfifo(tmp_path / "manifest.json")
+    status, _, error = call(command, tmp_path)
+    assert status == 2
+    assert "manifest.json: no regular file; remove it" in error
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_without_standard_streams_a_command_ends_well(closed, tmp_path):
+    words = f"'{sys.executable}' -m jaxattn cite {closed}"
+    assert subprocess.run(["sh", "-c", words], cwd=tmp_path, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("letters", ["ascii", "cp1252"])
+def test_letters_that_the_console_lacks_are_replaced(monkeypatch, letters):
+    written = io.TextIOWrapper(io.BytesIO(), encoding=letters)
+    monkeypatch.setattr(sys, "stdout", written)
+    cli._open_streams()
+    print("1 − cos ≤ 0.1")
+    written.flush()
+    assert written.buffer.getvalue().split() == [b"1", b"?", b"cos", b"?", b"0.1"]
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_stream_that_is_missing_or_closed_takes_what_is_printed(monkeypatch, name):
+    closed = io.StringIO()
+    closed.close()
+    for missing in (None, closed):
+        monkeypatch.setattr(sys, name, missing)
+        cli._open_streams()
+        print("α", file=getattr(sys, name), flush=True)
+        getattr(sys, name).close()
+
+
+def test_json_for_a_console_without_all_letters_is_escaped(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", written)
+    console.print_json({"x": "α"})
+    written.flush()
+    assert json.loads(written.buffer.getvalue()) == {"x": "α"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["schema"], pytest.param(["status", "results/published/selection_vs_eta0"], marks=pytest.mark.more)],
+)
+def test_a_full_standard_output_is_one_line(command):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxattn", *command],
+            cwd=SWEEPS.parent, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "jaxattn: standard output: No space left on device; mend this and repeat"
+    )
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr

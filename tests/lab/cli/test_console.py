@@ -1,0 +1,204 @@
+"""Printed tables: nothing is cut, nothing is markup."""
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jaxattn.lab import cli
+from jaxattn.lab.cli import console
+from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.results.run import Run
+
+METRICS = ["loss", "spearman_Ep_tokens", "spearman_Ep_bins", "best_test_accuracy", "important_mass"]
+
+
+@pytest.fixture
+def lines(monkeypatch, capsys):
+    def printed(show, *arguments, width=80, **options):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show(*arguments, **options)
+        return capsys.readouterr().out.splitlines()
+
+    return printed
+
+
+@pytest.mark.parametrize("name", ["[/nope]", "[red]x[/red]", "a[b]c", ":smile:"])
+def test_names_are_no_markup(lines, name):
+    frame = pd.DataFrame({name: ["one"], "phase": [name]})
+    text = "\n".join(lines(console.print_table, f"title {name}", frame))
+    assert text.count(name) == 3
+
+
+def test_control_characters_are_written_out(lines):
+    (row,) = (
+        line for line in lines(console.print_table, "t", pd.DataFrame({"x": ["a\n\x1b[31mb"]})) if "a" in line
+    )
+    assert row.strip() == r"a\n\x1b[31mb"
+
+
+def test_nothing_is_said_that_a_terminal_obeys(lines, capsys):
+    told = "a\tb é\x1b[2J\x9b1m\u202ec\r"
+    assert lines(console.say, f"{told}\nsecond") == [r"a       b é\x1b[2J\x9b1m\u202ec\r", "second"]
+    console.say(told, err=True)
+    assert capsys.readouterr().err == "a       b é\\x1b[2J\\x9b1m\\u202ec\\r\n"
+    printed = "\n".join(lines(console.print_json, {"é": told}))
+    assert json.loads(printed) == {"é": told}
+    assert "é" in printed
+    assert all(x.isprintable() or x == "\n" for x in printed)
+    with Reporter() as reporter:
+        reporter.warn(told)
+        reporter.update(told, 0.5, told)
+    assert all(x.isprintable() or x == "\n" for x in capsys.readouterr().err)
+
+
+def test_all_that_commands_print_is_made_plain():
+    """One function prints, so that nothing that a folder holds reaches the terminal as it is."""
+    for path in sorted(Path(cli.__file__).parent.glob("*.py")):
+        calls = re.findall(r"(?<![\w.])print\(.*", path.read_text(encoding="utf-8"))
+        allowed = {"console.py": 1, "__init__.py": 1}.get(path.name, 0)
+        assert len(calls) == allowed, (path.name, calls)
+
+
+def test_columns_of_one_name_are_all_printed(lines):
+    frame = pd.DataFrame([[1, 2, 3]], columns=["x", "x", "x"])
+    assert [line.split() for line in lines(console.print_table, "t", frame)][-2] == ["1", "2", "3"]
+
+
+def test_rows_stand_below_each_other(lines):
+    words = [line.strip() for line in lines(console.print_table, "t", pd.DataFrame({"x": [4, 5, 6]}))]
+    first = words.index("4")
+    assert words[first : first + 3] == ["4", "5", "6"]
+
+
+def test_a_number_stays_with_its_unit(lines):
+    frame = pd.DataFrame({"bytes": ["3.18 kB", "16 B"], "words": ["a few words of text", "and some more"]})
+    printed = lines(console.print_table, "t", frame, width=20)
+    assert [line.split()[:2] for line in printed if "kB" in line] == [["3.18", "kB"]]
+
+
+def run_of(directory, cells, seeds=2, metrics=METRICS):
+    settings = [
+        {"phases.embed.step_size": 1.0, "phases.query.step_size": 0.1 * (1 + k)} for k in range(cells)
+    ]
+    rows = [
+        (cell, seed, phase, 3, metric, 0.1234 * (seed + 1) * (cell + 1))
+        for cell in range(cells)
+        for seed in range(seeds)
+        for phase in ("embed", "query")
+        for metric in metrics
+    ]
+    records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
+    named = [{"cell": k, "settings": s if cells > 1 else {}} for k, s in enumerate(settings)]
+    return Run(
+        directory,
+        {"name": "x", "config": {}, "cells": named, "seeds": list(range(seeds))},
+        records,
+        records.iloc[:0],
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("cells", [1, 6, 40])
+def test_a_summary_fits_the_terminal_and_nothing_is_cut(lines, tmp_path, cells, width):
+    found = lines(console.print_summary, run_of(tmp_path, cells), width=width, resamples=20)
+    assert max(map(len, found)) <= width
+    assert "…" not in "".join(found)
+    assert "mean over 2 seeds [95 % interval, Student's t]" in " ".join(" ".join(found).split())
+    values = [line for line in found if "[" in line and "Student" not in line]
+    # Every value has a line of its own in one of the tables.
+    assert sum(line.count("[") for line in values) == cells * 2 * len(METRICS)
+    heads = "".join("".join(line.split()) for line in found if "[" not in line)
+    for metric in METRICS:
+        assert metric in "".join(found) or all(part in heads for part in metric.split("_"))
+    if cells > 1:
+        assert all(line.split()[0] == "1" for line in values)
+    # A table for everything or one for each metric: never one that goes on below.
+    assert sum(line.startswith("──") for line in found) in (1, len(METRICS))
+
+
+MANY = [*METRICS, *(f"spectral_norm_of_layer_{k}" for k in range(14))]
+
+
+@pytest.mark.parametrize("cells", [1, 6])
+def test_at_most_six_metrics_are_printed_and_the_rest_with_all(lines, tmp_path, cells):
+    run = run_of(tmp_path, cells, metrics=MANY)
+    found = " ".join(" ".join(lines(console.print_summary, run, resamples=20)).split())
+    assert sum(f" {name} " in found for name in MANY) == 6
+    assert "13 more metrics: --all" in found
+    found = " ".join(" ".join(lines(console.print_summary, run, every=True, resamples=20)).split())
+    assert all(f" {name} " in found for name in MANY)
+    assert "more metrics" not in found
+
+
+def test_what_is_the_same_in_all_rows_of_a_wide_table_is_said_once(lines):
+    frame = pd.DataFrame(
+        {f"data.some_setting_{k}": [f"some long value {k}"] * 3 for k in range(6)} | {"cell": [0, 1, 2]}
+    )
+    found = lines(console.print_table, "t", frame)
+    assert found[1] == "data.some_setting_0: some long value 0 in all rows"
+    assert [line.strip() for line in found if line.strip().isdecimal()] == ["0", "1", "2"]
+    assert sum(line.startswith("──") for line in found) == 1
+
+
+def test_a_table_whose_words_do_not_fit_side_by_side_is_printed_row_by_row(lines):
+    frame = pd.DataFrame(
+        {f"axis_{k}": [f"a-word-of-some-length-{k}-{row}" for row in "xy"] for k in range(5)}
+    )
+    found = lines(console.print_table, "t", frame)
+    assert found[1:6] == [f"axis_{k}: a-word-of-some-length-{k}-x" for k in range(5)]
+    assert not any(line.startswith("──") for line in found)
+
+
+def test_cells_of_a_wide_table_are_broken_between_words_only(lines):
+    text = "a sentence of many words that goes on " * 3
+    found = lines(console.print_table, "t", pd.DataFrame({"name": ["x"], "said": [text], "and": [text]}))
+    assert max(map(len, found)) <= 80
+    assert {word for line in found[3:] for word in line.split()} <= {*text.split(), "x"}
+
+
+def failures(cells, seeds):
+    return [
+        {"reason": "loss is not finite", "cell": cell, "seed": seed, "phase": "query", "step": 3}
+        for cell in range(cells)
+        for seed in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize(("cells", "seeds", "shown"), [(2, 60, 6), (50, 2, 12), (2, 3, 6)])
+def test_of_lanes_that_failed_a_few_are_printed_with_a_remedy(capsys, cells, seeds, shown):
+    console.print_failures(failures(cells, seeds), "results/x")
+    *each, last = capsys.readouterr().err.splitlines()
+    assert len(each) == shown
+    assert each[0] == "jaxattn: failed: loss is not finite in cell 0, seed 0, phase query, step 3"
+    left = cells * seeds - shown
+    more = f"and {left} more: see results/x/manifest.json, or `jaxattn status results/x`; " if left else ""
+    assert last == f"jaxattn: {more}try a smaller step_size in that phase, or --set dtype=float64"
+
+
+def test_a_loss_that_is_not_finite_before_any_step_is_no_matter_of_the_step_size(capsys):
+    console.print_failures([failure | {"step": 0} for failure in failures(1, 2)], "results/x")
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("jaxattn: no step was taken yet: check what the model and the loss return")
+
+
+def test_without_failures_nothing_is_said(capsys):
+    console.print_failures([], "results/x")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_is_stopped_says_how_it_goes_on(capsys):
+    with pytest.raises(SystemExit) as stopped, console.stoppable("jaxattn run x.toml"):
+        raise Interrupted
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "stopped; nothing is lost, continue with: jaxattn run x.toml\n"
+
+
+def test_long_tables_end(lines, monkeypatch):
+    monkeypatch.setattr(console, "ROWS", 10)
+    found = lines(console.print_table, "t", pd.DataFrame({"x": range(25)}))
+    assert found[-1] == "... and 15 rows more"
+    assert [line.strip() for line in found if line.strip().isdecimal()] == [str(k) for k in range(10)]

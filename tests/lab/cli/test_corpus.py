@@ -1,0 +1,116 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn import Study
+from jaxattn.base import silent
+from jaxattn.core.errors import UserCodeError
+from jaxattn.lab.cli.corpus import describe
+from jaxattn.lab.engine.lift import seed_keys
+from jaxattn.lab.study.import_paths import ImportPaths
+
+
+@pytest.fixture
+def texts(tmp_path, tables):
+    """Make a study of forty short texts."""
+    rows = [{"text": f"{'good' if i % 2 else 'bad'} film {i % 5}", "label": i % 2} for i in range(40)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(**settings):
+        return Study.of_tables(
+            tables(data={"kind": "jsonl", "path": str(path)} | settings, figures=["importance"])
+        )
+
+    return make
+
+
+def test_a_validation_split_of_texts_is_loaded_and_described(texts, study):
+    wanted = texts(validation=0.25)
+    loaded = wanted.base.data.load(silent)
+    assert loaded.splits.validation.num_examples == 10
+    assert loaded.splits.train.num_examples == 30
+    assert loaded.splits.test is None
+    ((_, sizes), *_) = describe(wanted, 1, silent)
+    assert sizes["split"].tolist() == ["train", "validation"]
+    assert texts().base.data.load(silent).splits.validation is None
+    assert wanted.base.data.shared
+    assert not study().base.data.shared
+
+
+@pytest.mark.more
+def test_classes_have_names_everywhere_and_new_ones_when_a_folder_is_continued(texts, tmp_path):
+    fruit, animals = ["apple", "pear"], ["ape", "bear"]
+    ((_, sizes), *_) = describe(texts(class_names=fruit), 1, silent)
+    assert sizes["label apple"].tolist() == sizes["label pear"].tolist() == ["50.0 %"]
+    before = texts().run(tmp_path / "run", quiet=True)
+    assert before.class_names(0) == ("0", "1")
+    for names in (fruit, animals):
+        results = texts(class_names=names).run(tmp_path / "run", quiet=True)
+        assert results.manifest["batches"] == before.manifest["batches"]
+        assert results.records.equals(before.records)
+        assert set(results.top_tokens(phase="query")["class"]) >= {*names}
+        assert f"class {names[1]}" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_own_data_raise_is_said_with_its_line(tables, tmp_path):
+    (tmp_path / "own.py").write_text("def data():\n    raise KeyError('none')\n", encoding="utf-8")
+    wanted = Study.of_tables(tables(data={"kind": "own.py:data"}), ImportPaths(tmp_path))
+    with pytest.raises(UserCodeError, match=r"^data: KeyError in data, line 2 of "):
+        describe(wanted, 1, silent)
+
+
+@pytest.mark.more
+def test_a_corpus_of_own_code_is_described(study):
+    tables = describe(study("own"), 3, silent)
+    (_, sizes), *_ = tables
+    assert sizes["split"].tolist() == ["train", "test"]
+    assert sizes["sequences"].tolist() == ["12", "8"]
+    ((_, shared), *_) = describe(study("own", data="mine.py:fixed"), 3, silent)
+    assert shared["split"].tolist() == ["train"]
+
+
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_step_sizes_bring_the_values_they_say(tables, classes):
+    """From E = 0 the one-step law holds to the letter, whatever d is."""
+    data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
+    loss = "logistic" if classes == 2 else "cross_entropy"
+    wanted = Study.of_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
+    ((title, table),) = [x for x in describe(wanted, 1, silent) if x[0].startswith("One step on E, d = ")]
+    assert f"begin with step_size = {table['step_size'][1]:g}. It can make E·p U-shaped" in title
+    corpus = jax.jit(wanted.base.data.draw)(seed_keys([0])[0][0]).train
+    v = jnp.eye(4)[0] if classes == 2 else jnp.eye(4)[:, :classes]
+    params = ja.models.one_layer.Params(E=jnp.zeros((20, 4)), p=jnp.zeros(4), v=v)
+    difference = np.asarray(ja.data.posterior_difference(corpus)).reshape(20, -1)
+    probes = wanted.base.probes
+    important = (np.abs(difference) >= 0.5).any(1) & (
+        np.asarray(ja.data.token_counts(corpus)) >= probes.min_count
+    )
+    assert f"({important.sum()} with |posterior difference| ≥ 0.5, at least {probes.min_count} occ" in title
+    dim = wanted.base.model.dim
+
+    @jax.jit
+    def step(step_size):
+        moved = ja.dynamics.one_step(params, corpus, step_size=step_size)
+        return moved.E @ v, ja.models.one_layer.outputs(moved, corpus)
+
+    for step_size, size, spread, ratio, logits in table.to_numpy():
+        values, of_sequences = map(np.asarray, step(step_size))
+        values = values.reshape(20, -1)
+        assert size == pytest.approx(np.median(np.abs(values[important]).max(1)), rel=1e-4)
+        rest = np.hypot(dim**-0.5, np.sqrt(values[~important].var(axis=0).mean()))
+        assert (spread, ratio) == pytest.approx((rest, size / rest), rel=1e-4)
+        assert logits == pytest.approx(np.sqrt(np.mean(of_sequences**2)), rel=1e-4)
+
+
+@pytest.mark.more
+def test_without_important_tokens_there_is_no_advice(tables):
+    wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
+    titles = [title for title, _ in describe(wanted, 1, silent)]
+    assert (
+        "One step on E: no advice, since no token is important (|posterior difference| ≥ 0.5, " in titles[2]
+    )

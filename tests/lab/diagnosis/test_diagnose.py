@@ -1,0 +1,376 @@
+"""Planted models: E·v = α is found, random models stay in the null band, one gradient step is healthy."""
+
+import jax
+import numpy as np
+import optax
+import pandas as pd
+import pytest
+from scipy import stats
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError
+from jaxattn.lab.diagnosis import diagnose
+from jaxattn.lab.engine.lift import seed_keys
+from jaxattn.lab.results import layout
+
+V, DIM = 60, 32
+FAST = {"min_count": 5, "draws": 20, "resampled": 100}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return ja.data.independent(jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=400)
+
+
+@pytest.fixture(scope="module")
+def many():
+    """A corpus of three classes."""
+    return ja.data.independent(
+        jax.random.key(0), vocab_size=V, relevant=24, length=12, sequences=402, num_classes=3
+    )
+
+
+def alpha_of(corpus):
+    return np.asarray(ja.data.average_signed_frequency(corpus), np.float64)
+
+
+@pytest.fixture(scope="module")
+def alpha(corpus):
+    return alpha_of(corpus)
+
+
+def planted(scores, values, dim=4):
+    """E, p and v with these E·p and E·v exactly."""
+    E = np.zeros((len(scores), dim))
+    E[:, 0], E[:, 1] = scores, values
+    return E, np.eye(dim)[0], np.eye(dim)[1]
+
+
+def row(found, quantity, statistic="Spearman, tokens"):
+    table = found.quantities.set_index(["quantity", "statistic"])
+    return table.loc[(quantity, statistic)]
+
+
+def test_a_model_whose_values_are_alpha_and_whose_scores_are_its_size(corpus, alpha):
+    found = diagnose(*planted(np.abs(alpha), alpha), corpus, **FAST)
+    for quantity in ("E·v against α", "E·p against |α|"):
+        for statistic in ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins"):
+            here = row(found, quantity, statistic)
+            np.testing.assert_allclose(here["value"], 1, rtol=0, atol=1e-9)
+            # At a boundary, and over bins, there is no interval.
+            assert np.isnan([here["low"], here["high"]]).all()
+            assert here["verdict"] == "above the null band"
+    assert "the head reads a token as evidence" in found.verdicts[0]
+
+
+def test_a_model_that_has_it_the_wrong_way_round_is_below_the_band(corpus, alpha):
+    found = diagnose(*planted(-np.abs(alpha), -alpha), corpus, **FAST)
+    assert row(found, "E·v against α")["verdict"] == "below the null band"
+    assert "no sign that the head" in found.verdicts[0]
+
+
+@pytest.mark.more
+def test_random_models_are_inside_the_null_band_nineteen_times_in_twenty(corpus):
+    inside = []
+    for seed in range(12):
+        params = ja.models.one_layer.init(jax.random.key(100 + seed), vocab_size=V, dim=DIM)
+        found = diagnose(params.E, params.p, params.v, corpus, **(FAST | {"draws": 60, "resampled": 2}))
+        inside.append(found.quantities["verdict"] == "inside the null band")
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.05)
+
+
+@pytest.mark.more
+def test_the_null_band_of_a_correlation_is_that_of_independent_normal_numbers(corpus):
+    found = diagnose(*planted(np.arange(V), np.arange(V)), corpus, min_count=1, draws=400, resampled=2)
+    here = row(found, "E·v against α", "Pearson, tokens")
+    exact = stats.beta(V / 2 - 1, V / 2 - 1, loc=-1, scale=2).ppf([0.025, 0.975])
+    np.testing.assert_allclose([here["null_low"], here["null_high"]], exact, rtol=0, atol=0.06)
+
+
+def test_a_trained_model_is_healthy(corpus):
+    start = ja.models.one_layer.init(jax.random.key(1), vocab_size=V, dim=256)
+    embedded = ja.dynamics.one_step(start, corpus, step_size=200.0)
+    sgd = ja.dynamics.descent(optax.sgd(4.0), train=["p"])
+    params = ja.dynamics.run(sgd, sgd.init(embedded), corpus, 300).params
+    found = diagnose(params.E, params.p, params.v, corpus, **FAST)
+    spoken = found.quantities[found.quantities["statistic"].isin(["Spearman, tokens", "share"])]
+    assert (spoken["verdict"].iloc[:-1] == "above the null band").all()
+    # No token ties, and of that nothing is said.
+    assert (spoken["value"].iloc[-1], len(found.verdicts)) == (0, 5)
+
+
+@pytest.mark.more
+def test_what_one_gradient_step_writes_is_alpha_to_the_accuracy_of_the_dimension(corpus, alpha):
+    errors = []
+    for dim in (64, 4096):
+        found = diagnose(*planted(alpha, alpha, dim), corpus, **FAST)
+        errors.append(1 - row(found, "E·v against α", "Pearson, tokens")["healthy"])
+        assert np.isnan(row(found, "E·p against |α|")["healthy"])
+    assert errors[1] < 1e-3
+    assert 16 < errors[0] / errors[1] < 256  # squares of errors that fall like d^(-1/2): 64
+
+
+def test_selected_tokens_equal_a_loop_over_sequences(corpus, alpha, rng):
+    scores = rng.normal(size=V)
+    found = diagnose(*planted(scores, alpha), corpus, **(FAST | {"min_count": 1, "important": 0.4}))
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    best = [int(x[m][np.argmax(scores[x[m]])]) for x, m in zip(ids, mask, strict=True)]
+    by_id = found.tokens.set_index("id")
+    assert by_id["selected"].to_dict() == {s: best.count(s) for s in by_id.index}
+    difference = np.abs(np.asarray(ja.data.posterior_difference(corpus)))
+    share = row(found, "sequences that select an important token", "share")
+    assert share["value"] == pytest.approx(np.mean(difference[best] >= 0.4), abs=1e-12)
+    size = len(best)
+    expected = stats.binomtest(round(share["value"] * size), size).proportion_ci(method="exact")
+    np.testing.assert_allclose([share["low"], share["high"]], expected, rtol=1e-9)
+    tokens = found.quantities[found.quantities["statistic"].str.endswith("tokens")].dropna()
+    assert len(tokens)
+    assert (tokens["low"] <= tokens["value"]).all()
+    assert (tokens["value"] <= tokens["high"]).all()
+
+
+@pytest.mark.more
+def test_a_study_and_a_diagnosis_of_its_model_count_the_same_selections(tmp_path):
+    data = ja.data.Independent(vocab_size=V, relevant=24, length=12, sequences=400)
+    phases = [
+        ja.dynamics.OneStep(name="embed", step_size=200.0),
+        ja.dynamics.Descent(name="query", train=["p"], optimizer="sgd", step_size=4.0, steps=40),
+    ]
+    settings = {"important": 0.4, "min_count": 70}
+    study = ja.Study(
+        name="both",
+        seeds=1,
+        data=data,
+        model=ja.models.OneLayer(dim=DIM),
+        phases=phases,
+        probes=ja.Probes(**settings),
+    )
+    results = study.run(tmp_path / "run", quiet=True)
+    params, corpus = results.params(seed=0), study.base.data.draw(seed_keys([0])[0][0]).train
+    found = diagnose(params.E, params.p, params.v, corpus, draws=5, resampled=5, **settings)
+    last = results.records[(results.records["phase"] == "query") & (results.records["step"] == 40)]
+    last = last.set_index("metric")["value"]
+    assert 0 < last["important_selected"] < 1
+    assert row(found, "sequences that select an important token", "share")["value"] == pytest.approx(
+        last["important_selected"], abs=1e-7
+    )
+    assert "(important: |posterior difference| ≥ 0.4, at least 70 occurrences)" in found.verdicts[4]
+
+
+def test_uniform_attention_selects_nothing_and_says_that_all_tie(corpus, alpha):
+    found = diagnose(*planted(np.zeros(V), alpha), corpus, **FAST)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
+    important = np.abs(np.asarray(ja.data.posterior_difference(corpus))) >= 0.5
+    holds = np.mean([important[x[m]].any() for x, m in zip(ids, mask, strict=True)])
+    assert row(found, "sequences that select an important token", "share")["value"] == 0
+    tied = row(found, "sequences in which an important token ties on top", "share")
+    assert (tied["value"], tied["verdict"]) == (pytest.approx(holds), "above the null band")
+    assert found.verdicts[-1].endswith("important tokens tie more than by chance")
+    assert (found.tokens["selected"] == 0).all()
+
+
+@pytest.mark.more
+def test_several_classes(many):
+    alpha = alpha_of(many)
+    E = np.column_stack([np.abs(alpha).max(axis=1), alpha, np.zeros((V, 252))])
+    p, v = np.eye(256)[0], np.eye(256)[:, 1:4]
+    found = diagnose(E, p, v, many, **FAST)
+    assert row(found, "E·v against α")["value"] == pytest.approx(1, abs=1e-9)
+    assert row(found, "E·p against |α|")["value"] == pytest.approx(1, abs=1e-9)
+    assert row(found, "E·v against α")["healthy"] > 0.9
+    assert len(found.tokens) == 3 * found.facts["tokens that occur"]
+    preferred = dict(found.tables(7))["Tokens with the largest E·p"]
+    assert len(preferred) == len(set(preferred["token"])) == 7
+    for title in ("Tokens with the largest E·p", "Tokens that most sequences select"):
+        for shown in dict(found.tables(7))[title].itertuples():
+            label, s = shown[3], int(shown.token)
+            # The class whose share of the token's occurrences is the largest, and the numbers of that class.
+            assert label == np.argmax(alpha[s])
+            by_class = np.asarray(ja.data.class_counts(many))[s]
+            assert by_class[label] == by_class.max()
+            np.testing.assert_allclose(shown[4], alpha[s, label], rtol=1e-6)
+            np.testing.assert_allclose(shown[7], E[s] @ v[:, label], rtol=1e-6)
+    assert "E·v_{2}" in found.figure().caption or "class 2" in found.figure().caption
+    pd.testing.assert_frame_equal(diagnose(E, p, v.T, many, **FAST).quantities, found.quantities)
+
+
+def test_classes_are_called_by_their_names(corpus, alpha, tmp_path):
+    E, p, v = planted(np.abs(alpha), alpha)
+    named = diagnose(E, p, v, corpus.replace(class_names=("bad", "fine")), **FAST)
+    for title in ("Tokens with the largest E·p", "Tokens that most sequences select"):
+        shown = dict(named.tables(9))[title]
+        assert shown["class"].tolist() == ["fine" if x > 0 else "bad" for x in shown["alpha"]]
+        assert "class" not in dict(diagnose(E, p, v, corpus, **FAST).tables(9))[title]
+    assert "(positive: class fine, negative: class bad)" in named.figure().caption
+    paths = named.write(tmp_path, 3)
+    assert set(pd.read_csv(paths[2])["class"]) == {"fine"}
+
+
+def test_it_says_which_tokens_the_correlations_are_over(corpus, alpha):
+    found = diagnose(*planted(alpha, alpha), corpus, **(FAST | {"min_count": 90}))
+    count = np.asarray(ja.data.token_counts(corpus))
+    used, occur = (count >= 90).sum(), (count > 0).sum()
+    assert 3 <= used < occur
+    (title, _) = found.tables()[1]
+    assert title == (
+        f"Correlations with importance over {used} of {occur} tokens: those that occur at least 90 times "
+        "(min_count)"
+    )
+
+
+@pytest.mark.more
+def test_heads_and_queries_as_layers_store_them(corpus, alpha):
+    E, p, v = planted(np.abs(alpha), alpha)
+    expected = diagnose(E, p, v, corpus, **FAST)
+    two = np.stack([-v / 2, v / 2], axis=1)
+    for query, head in ((p[None], v[None]), (p[:, None], v[:, None]), (p, two), (p, two.T)):
+        pd.testing.assert_frame_equal(
+            diagnose(E, query, head, corpus, **FAST).quantities, expected.quantities
+        )
+
+
+@pytest.mark.more
+def test_a_square_head_is_taken_as_it_is(many):
+    alpha = alpha_of(many)
+    turn = np.roll(np.eye(3), 1, axis=0)
+    E, p = alpha @ turn.T, np.ones(3)
+    assert row(diagnose(E, p, turn, many, **FAST), "E·v against α")["value"] == pytest.approx(1, abs=1e-9)
+    assert row(diagnose(E, p, turn.T, many, **FAST), "E·v against α")["value"] < 0.99
+
+
+@pytest.mark.more
+def test_tokens_that_never_occur_are_left_out(alpha):
+    lone = ja.data.from_sequences([[0, 1, 2], [2, 3], [3, 4], [0, 4]] * 3, [1, -1, 1, -1] * 3, vocab_size=9)
+    rows = np.arange(9.0)
+    found = diagnose(*planted(rows, rows), lone, tokens=list("abcdefghi"), min_count=1, draws=5, resampled=5)
+    assert sorted(found.tokens["token"]) == list("abcde")
+    assert found.facts["tokens that occur"] == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda E, p, v: (E[:-1], p, v), r"59 rows for a corpus over V = 60"),
+        (lambda E, p, v: (E[0], p, v), r"expected \(V, d\)"),
+        (lambda E, p, v: (E, p[:-1], v), r"query \(3,\): expected \(4,\)"),
+        (lambda E, p, v: (E, p, np.zeros((4, 3))), r"head \(4, 3\): expected \(4,\)"),
+        (lambda E, p, v: (E, p, np.zeros((3, 4))), r"head \(3, 4\): expected \(4,\)"),
+        (
+            lambda E, p, v: (np.where(np.arange(V)[:, None] == 7, np.nan, E), p, v),
+            r"embedding: NaN.*\(7, 0\)",
+        ),
+        (lambda E, p, v: (E, p, v * np.inf), r"head: NaN or inf at \(0,\)"),
+        (lambda E, p, v: (E, p * 1e200, v), r"query: 1e\+200 at \(0,\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
+def test_what_does_not_fit_is_said_in_one_line(corpus, alpha, change, said):
+    with pytest.raises(InputError, match=said) as caught:
+        diagnose(*change(*planted(alpha, alpha)), corpus, **FAST)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_settings_that_cannot_be(corpus, alpha):
+    with pytest.raises(InputError, match="lower it"):
+        diagnose(*planted(alpha, alpha), corpus, min_count=10**6)
+    with pytest.raises(InputError, match="2 names for V = 60"):
+        diagnose(*planted(alpha, alpha), corpus, tokens=["a", "b"])
+    with pytest.raises(InputError, match="at least 1"):
+        diagnose(*planted(alpha, alpha), corpus, draws=0)
+
+
+def test_an_untrained_model_of_zeros_has_undefined_correlations(corpus):
+    found = diagnose(*planted(np.zeros(V), np.zeros(V)), corpus, **FAST)
+    assert (found.quantities["verdict"][:16] == "not defined").all()
+
+
+def test_files(corpus, alpha, tmp_path):
+    found = diagnose(*planted(np.abs(alpha), alpha), corpus, tokens=[f"w{s}|" for s in range(V)], **FAST)
+    paths = found.write(tmp_path / "new" / "folder", 3)
+    assert [path.name for path in paths] == ["diagnosis.html", "diagnosis.md", "tokens.csv", "importance.png"]
+    page = paths[1].read_text()
+    assert found.verdicts[4] in page
+    assert "w" in found.tables(3)[2][1]["token"][0]
+    pd.testing.assert_frame_equal(pd.read_csv(paths[2]), found.tokens, check_exact=False, check_dtype=False)
+    assert paths[3].read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_attention_head_is_measured_as_it_would_be_alone(corpus, alpha, tmp_path):
+    E = np.column_stack([np.abs(alpha), alpha, -np.abs(alpha), np.zeros(V)])
+    unit = np.eye(4)
+    found = diagnose(E, unit[[0, 2]], unit[1], corpus, **FAST)
+    for h, query in enumerate(unit[[0, 2]]):
+        alone, own = diagnose(E, query, unit[1], corpus, **FAST), found.quantities["head"] == h
+        pd.testing.assert_frame_equal(
+            found.quantities[own].reset_index(drop=True), alone.quantities.assign(head=h)
+        )
+        of_head = found.tokens[found.tokens["head"] == h].reset_index(drop=True)
+        pd.testing.assert_frame_equal(of_head, alone.tokens.assign(head=h))
+        assert found.figure(h).caption == alone.figure().caption.replace(
+            "posterior difference.", f"posterior difference, head {h}.", 1
+        )
+    assert found.facts["attention heads (H)"] == 2
+    # E·v, which heads share, is said once.
+    assert sum(line.startswith("E·v against α") for line in found.verdicts) == 1
+    assert "head 1, E·p against |α|: -1.000 is below the null band" in "\n".join(found.verdicts)
+    (_, laid) = found.tables()[1]
+    assert laid[laid["quantity"] == "E·v against α"]["head"].tolist() == ["all"] * 4
+    assert {"importance_0.png", "importance_1.png"} <= {path.name for path in found.write(tmp_path)}
+
+
+def test_heads_with_a_read_out_each_and_what_can_be_read_in_two_ways(corpus, alpha):
+    E = np.column_stack([np.abs(alpha), alpha, -alpha, np.zeros(V)])
+    unit, spoken = np.eye(4), []
+    for head in (
+        unit[[1, 2, 1]],
+        unit[[1, 2, 1]][..., None],
+        np.stack([-unit[[1, 2, 1]], unit[[1, 2, 1]]], 2),
+    ):
+        found = diagnose(E, unit[[0, 0, 3]], head, corpus, **FAST)
+        values = found.quantities.set_index(["head", "quantity", "statistic"])["value"]
+        spoken.append([values[h, "E·v against α", "Pearson, tokens"] for h in range(3)])
+    np.testing.assert_allclose(spoken, [[1, -1, 1]] * 3, rtol=0, atol=1e-9)
+    with pytest.raises(InputError, match=r"of 2 attention heads or of 2 classes; give \(2, 4, 1\)"):
+        diagnose(E, unit[:2], unit[1:3], corpus, **FAST)
+
+
+@pytest.mark.more
+def test_classes_alone_are_those_of_correlations_with_their_own_alpha(many):
+    many, alpha = many.replace(class_names=("sport", "war", "art")), alpha_of(many)
+    used = np.asarray(ja.data.token_counts(many)) >= FAST["min_count"]
+    rng = np.random.default_rng(3)
+    values = alpha + np.array([0, 0.02, 0.2]) * rng.normal(size=alpha.shape)
+    found = diagnose(np.column_stack([values, np.zeros(V)]), np.eye(4)[3], np.eye(4)[:, :3], many, **FAST)
+    for k in range(3):
+        own = found.by_class.query("`class` == @k and quantity == 'E·v against α'").set_index("statistic")
+        expected = stats.pearsonr(alpha[used, k], values[used, k]).statistic
+        assert own["value"]["Pearson, tokens"] == pytest.approx(expected, abs=1e-6)
+        expected = stats.spearmanr(alpha[used, k], values[used, k]).statistic
+        assert own["value"]["Spearman, tokens"] == pytest.approx(expected, abs=1e-6)
+        low, high = own.loc["Pearson, tokens", ["low", "high"]]
+        assert k == 0 or low < own["value"]["Pearson, tokens"] < high
+    own = found.by_class.query("quantity == 'E·v against α' and statistic == 'Pearson, tokens'")["value"]
+    assert row(found, "E·v against α", "Pearson, tokens")["value"] == pytest.approx(own.mean(), abs=1e-9)
+    (title, laid) = found.tables()[2]
+    assert title == "Correlations of E·v with importance for each class"
+    assert laid["class"].unique().tolist() == ["sport", "war", "art"]
+    speak = dict(found.tables())["Tokens with the largest E·v for each class"]
+    best = np.argsort(-values, axis=0)[:5].T.ravel()
+    assert [int(s) for s in speak["token"]] == best.tolist()
+    assert "sport" in found.html()
+
+
+def test_the_page_and_the_object_say_the_same(corpus, alpha, tmp_path):
+    found = diagnose(*planted(np.abs(alpha), -alpha), corpus, **FAST)
+    page = (found.write(tmp_path))[0].read_text(encoding="utf-8")
+    assert page == found.html()
+    assert '<span class="no">E·v against α: -1.000 is below' in page
+    assert '<span class="yes">E·p against |α|: 1.000 is above' in page
+    for title, table in found.tables():
+        assert title in page
+        for entry in layout.texts(table).iloc[-1]:
+            assert entry in page.replace("<wbr>", "").replace("\xa0", " ")
+    assert 'srcdoc="&lt;!DOCTYPE html&gt;' in found._repr_html_()
+    assert repr(found).splitlines()[1:] == list(found.verdicts)
+    with pytest.raises(InputError, match="head: 1; there are 1"):
+        found.figure(1)

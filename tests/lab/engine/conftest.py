@@ -1,0 +1,163 @@
+"""Runs of small studies, and what they leave."""
+
+import os
+import signal
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxattn.lab.engine.clock import Interrupted, Intervals
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.engine.run import run
+
+KEYS = ["cell", "seed", "phase", "step", "metric"]
+TOKEN_KEYS = ["cell", "seed", "phase", "id", "class"]
+
+
+class Lines(Reporter):
+    """Keeps its notes, and asks the run to stop after some calls into the device."""
+
+    def __init__(self, stop_after=None):
+        super().__init__(quiet=True)
+        self.lines, self.calls, self.stop_after = [], 0, stop_after
+
+    def note(self, line):
+        self.lines.append(line)
+
+    def warn(self, line):
+        self.lines.append(line)
+
+    def update(self, description, share=None, state="", left=None):
+        self.calls += share is not None
+        if self.calls == self.stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(scope="session")
+def go():
+    """Run a study in a folder: the outcome, and what the user is told."""
+
+    def start(directory, study, stop_after=None, **options):
+        with Lines(stop_after) as reporter:
+            outcome = run(study, directory, command="test", reporter=reporter, **options)
+        return outcome, reporter.lines
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def stop(go):
+    """Run a study and stop it after some calls into the device."""
+
+    def start(directory, study, after, **options):
+        with pytest.raises(Interrupted):
+            go(directory, study, stop_after=after, **options)
+        return directory
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def every_step():
+    """Intervals that save after every step."""
+    return Intervals(block_s=0.0, checkpoint_s=0.0, checkpoint_share=np.inf)
+
+
+@pytest.fixture(scope="session")
+def read():
+    """Read the tables of a folder, records and tokens, also sorted."""
+
+    def tables(directory, ordered=False):
+        found = [pd.read_parquet(directory / f"{name}.parquet") for name in ("records", "tokens")]
+        if not ordered:
+            return found
+        return [
+            table.sort_values([key for key in keys if key in table]).reset_index(drop=True)
+            for table, keys in zip(found, (KEYS, TOKEN_KEYS), strict=True)
+        ]
+
+    return tables
+
+
+@pytest.fixture(scope="session")
+def assert_same(read):
+    """Require that two folders hold the same tables, bit by bit."""
+
+    def compare(one, other):
+        for mine, theirs in zip(read(one), read(other), strict=True):
+            pd.testing.assert_frame_equal(mine, theirs, check_exact=True)
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def small_run(go, study, tmp_path_factory):
+    """A finished run of the small study, which tests must not write into."""
+    directory = tmp_path_factory.mktemp("finished") / "small"
+    assert not go(directory, study())[0].failures
+    return directory
+
+
+@pytest.fixture(scope="session")
+def flow_run(go, study, tmp_path_factory):
+    """A finished run of the study with a flow, which tests must not write into."""
+    directory = tmp_path_factory.mktemp("finished") / "flow"
+    assert not go(directory, study("flow"))[0].failures
+    return directory
+
+
+@pytest.fixture(scope="session")
+def two_batches(go, study, tmp_path_factory):
+    """A finished run of the small study with a batch for each of two seeds."""
+    directory = tmp_path_factory.mktemp("finished") / "small"
+    assert not go(directory, study(chunk=1))[0].failures
+    return directory
+
+
+INDEPENDENT = {
+    "kind": "independent",
+    "vocab_size": 12,
+    "relevant": 4,
+    "length": 5,
+    "sequences": 16,
+    "test_sequences": 8,
+}
+HEAVY = {"name": "heavy", "kind": "descent", "train": ["E", "p"], "optimizer": "sgd", "step_size": 0.1}
+QUERY = {"name": "query", "kind": "descent", "train": ["p"], "optimizer": "polyak", "step_size": 0.5}
+PHASES = [
+    {"name": "embed", "kind": "one_step", "step_size": 20.0},
+    HEAVY | {"steps": 3},
+    QUERY | {"steps": 4, "schedule": "cosine"},
+    {"name": "log", "kind": "log_descent", "method": "normalized", "step_size": 0.2, "steps": 3},
+]
+
+
+@pytest.fixture(scope="session")
+def lanes(tmp_path_factory, go, study):
+    """Every kind of descent over every kind of number, as lanes of one program."""
+    axes = {
+        "data.vocab_size": [7, 40, 12],
+        "phases.heavy.momentum": [0.0, 0.5],
+    }
+    zipped = {
+        "data.max_posterior_difference": [0.9, 0.5],
+        "phases.embed.step_size": [20.0, 5.0],
+        "phases.heavy.step_size": [0.1, 0.3],
+        "phases.query.step_size": [0.5, 0.2],
+        "phases.log.step_size": [0.2, 0.1],
+    }
+    wanted = study(dtype="float64", data=INDEPENDENT, phases=PHASES, axes=axes, zip=zipped, seeds=2)
+    folder = tmp_path_factory.mktemp("lanes") / "together"
+    assert not go(folder, wanted)[0].failures
+    return folder, wanted
+
+
+@pytest.fixture(scope="session")
+def flows(tmp_path_factory, go, study):
+    """The exact flow to its limit, with more tokens than dimensions and with fewer."""
+    axes = {"data.vocab_size": [12, 40], "phases.embed.step_size": [100.0, 50.0]}
+    wanted = study("flow", axes=axes, seeds=2)
+    folder = tmp_path_factory.mktemp("flows") / "together"
+    assert not go(folder, wanted)[0].failures
+    return folder, wanted

@@ -1,0 +1,458 @@
+"""Results folders in buckets, with a server of their protocol: runs, readers, locks, and what they refuse."""
+
+import importlib
+import itertools
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab import cli
+from jaxattn.lab.cli.options import read_folders
+from jaxattn.lab.cli.status import status
+from jaxattn.lab.engine import distributed
+from jaxattn.lab.engine.store import Store
+from jaxattn.lab.results.read import verify
+from jaxattn.lab.storage import bucket, lock, objects
+
+pytest.importorskip("obstore")
+pytest.importorskip("moto")
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server, that this process uses as long as the module's tests run."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "robustness"))
+    try:
+        started = importlib.import_module("s3_server").Server()
+    finally:
+        del sys.path[0]
+    with started.used():
+        yield started
+    started.close()
+
+
+@pytest.fixture
+def place(server):
+    """An address in an empty bucket."""
+    name = f"bucket-{next(NUMBERS)}"
+    server.make_bucket(name)
+    yield Path(f"s3://{name}/results/small")
+    server.fault = lambda method, path: ""
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """Go on as another machine, which has nothing of the first."""
+    hosts = itertools.count()
+
+    def move():
+        monkeypatch.setenv("JAXATTN_CACHE", str(tmp_path / f"host-{next(hosts)}"))
+
+    move()
+    return move
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Look more often, and take a lock over soon: only where nobody who is to keep one replaces it."""
+    monkeypatch.setattr(lock, "BEAT_S", 0.1)
+    monkeypatch.setattr(lock, "GONE_S", 1.0)
+    monkeypatch.setattr(lock, "LOOK_S", 0.05)
+    monkeypatch.setattr(distributed, "LOOK_IN_BUCKET_S", 0.1)
+
+
+@pytest.fixture
+def looked_at(monkeypatch):
+    """Let a holder replace its lock at every look of somebody else."""
+
+    def held_by(holder):
+        clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: holder.beat()})
+        monkeypatch.setattr(lock, "time", clock)
+
+    return held_by
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Give up soon what fails."""
+    monkeypatch.setattr(objects, "RETRY_S", 0.3)
+
+
+def sent(server, place):
+    """Names and contents of what is in the bucket of an address, from its folder on."""
+    name, _, folder = str(place).removeprefix("s3:/").partition("/")
+    return {key.removeprefix(f"{folder}/"): x for key, x in server.objects(name).items()}
+
+
+def test_a_stopped_run_goes_on_elsewhere_to_the_same_bits(
+    go, stop, study, place, elsewhere, soon, two_batches, every_step, assert_same, server
+):
+    wanted = study(chunk=1)
+    stop(place, wanted, 12, intervals=every_step)
+    there = sent(server, place)
+    assert {"manifest.json", "metrics.jsonl", lock.OBJECT} <= there.keys()
+    # The batch that is finished is read without its parameters, the other one with what it goes on from.
+    elsewhere()
+    server.sent.clear()
+    outcome, _ = go(place, wanted)
+    assert not outcome.already_finished
+    assert_same(outcome.directory, two_batches)
+    marks = [json.loads(x) for name, x in there.items() if bucket._is_mark(name)]
+    checkpoints = sum(
+        size for mark in marks for size, _ in mark["checkpoint"]["files"].values() if not mark["finished"]
+    )
+    small = sum(len(x) for name, x in there.items() if not name.startswith("checkpoints/"))
+    assert checkpoints > 0
+    # What is there is listed three times.
+    assert server.sent["GET"] < checkpoints + small + 3 * len(there) * 400
+    elsewhere()
+    assert_same(bucket.fetched(place), two_batches)
+    assert go(place, wanted)[0].already_finished
+
+
+@pytest.mark.more
+def test_what_a_mark_names_is_there_and_nothing_else(go, study, place, elsewhere, every_step, server):
+    named = []
+
+    def look(method, path):
+        there = sent(server, place) if method == "PUT" else {}
+        for name, content in there.items():
+            if bucket._is_mark(name):
+                mark, batch = json.loads(content), name[len("parts/") : -len(".json")]
+                wanted = [f"parts/{batch}.{table}.{x[:16]}.parquet" for table, x in mark["tables"].items()]
+                saved = mark["checkpoint"]
+                wanted += [f"checkpoints/{batch}/{saved['number']}/{file}" for file in saved["files"]]
+                named.append(set(wanted) - there.keys())
+        return ""
+
+    server.fault = look
+    go(place, study(chunk=1), intervals=every_step)
+    assert len(named) > 100
+    assert not set().union(*named)
+    found = Store(place)
+    kept = set(bucket.MERGED) | {"manifest.json", "metrics.jsonl", lock.OBJECT}
+    for batch in (name[6:-5] for name in sent(server, place) if bucket._is_mark(name)):
+        saved = bucket.batch_state.read(found.directory, batch)
+        kept |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
+    assert sent(server, place).keys() == kept
+
+
+def test_readers_read_from_elsewhere(study, go, place, elsewhere, soon, server, capsys):
+    here = ja.load(go(place, study())[0].directory)
+    elsewhere()
+    loaded = ja.load(str(place).replace("s3:/", "s3://"))
+    pd.testing.assert_frame_equal(loaded.records, here.records)
+    assert not list(loaded.directory.glob("checkpoints/*"))
+    np.testing.assert_array_equal(loaded.params(seed=1).p, here.params(seed=1).p)
+    assert status(place)[1] == "small: 100 % done, finished"
+    assert read_folders((place,)) == ([place], [])
+    elsewhere()
+    command("status", place, "--verify")
+    command("aggregate", place)
+    assert "whatever has a checksum is what was written" in capsys.readouterr().out
+
+
+def command(*words, status=0):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["jaxattn", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert (ended.value.code or 0) == status
+
+
+@pytest.mark.more
+def test_a_report_is_drawn_from_elsewhere_to_the_same_bytes(study, place, elsewhere, server):
+    study().run(place, quiet=True)
+    page = sent(server, place)["report.html"]
+    elsewhere()
+    command("report", place)
+    assert sent(server, place)["report.html"] == page
+    assert verify(bucket.fetched(place, all_of_it=True)) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_verify_names_what_is_damaged_in_the_bucket(go, study, place, elsewhere, server, capsys, damage):
+    go(place, study())
+    name = next(x for x in sent(server, place) if x.startswith("parts/") and ".records." in x)
+    store, size = objects.Objects(place), len(sent(server, place)[name])
+    store.delete([name])
+    if damage == "damaged":
+        store.commit(name, bytes(size))
+    command("status", place, "--verify", status=1)
+    lines = capsys.readouterr().err
+    assert f"s3://{str(place)[4:]}/{name}: {damage}" in lines
+    # The same run mends it, also where an earlier copy is whole.
+    go(place, study())
+    command("status", place, "--verify")
+
+
+def test_one_of_two_runs_is_told_who_the_other_is(study, place, elsewhere, looked_at, go):
+    holder = Store(place)
+    with holder.locked():
+        looked_at(holder.bucket.lock)
+        assert lock.is_locked(place)
+        elsewhere()
+        with pytest.raises(RunError, match=rf"process {os.getpid()} on .* \(since 20.*\) is running there"):
+            go(place, study())
+    assert not lock.is_locked(place)
+
+
+def test_a_lock_whose_holder_is_gone_is_taken_over_whatever_the_clocks_say(
+    study, place, elsewhere, soon, go, monkeypatch
+):
+    gone = lock.Lock(objects.Objects(place), Path(os.environ["JAXATTN_CACHE"]).parent / "gone")
+    monkeypatch.setattr(time, "gmtime", lambda *_: time.struct_time((2040, 1, 1, 0, 0, 0, 6, 1, 0)))
+    gone.take(print)
+    monkeypatch.undo()
+    monkeypatch.setenv("JAXATTN_CACHE", str(Path(os.environ.get("JAXATTN_CACHE", "/tmp")) / "other"))
+    monkeypatch.setattr(lock, "GONE_S", 0.5)
+    assert not go(place, study())[0].failures
+    gone._last = -np.inf
+    with pytest.raises(RunError, match="taken over by"):
+        gone.check()
+
+
+def test_the_same_machine_goes_on_at_once_after_a_kill(study, place, elsewhere, go, monkeypatch):
+    store = Store(place)
+    store.directory.mkdir(parents=True)
+    lock.Lock(store.bucket.objects, store.directory / bucket.OWN[0]).take(print)
+    monkeypatch.setattr(lock, "_replaced", lambda *_: pytest.fail("it waits for a holder that is gone"))
+    assert not go(place, study())[0].failures
+
+
+def test_a_run_that_slept_cannot_overwrite_its_successor(
+    study, place, elsewhere, soon, go, stop, every_step, server
+):
+    """A process is taken for gone, a successor goes on, and the first one wakes up."""
+    stop(place, study(), 8, intervals=every_step)
+    elsewhere()
+    first = Store(place)
+    first.directory.mkdir(parents=True)
+    with first.locked():
+        first.bucket.lock._one.acquire()  # it replaces its lock no more
+        elsewhere()
+        assert not go(place, study())[0].failures
+        before = sent(server, place)
+        first.bucket.lock._one.release()
+        with pytest.raises(RunError, match=r"taken over by|another run"):
+            first.write_manifest({"status": "running"})
+    assert sent(server, place) == before
+    assert verify(bucket.fetched(place, all_of_it=True)) == []
+
+
+def test_a_lock_that_is_lost_is_never_taken_back(place, elsewhere, soon, tmp_path):
+    """Telling who has it reads it, and whoever has read it last could replace it."""
+    first, second = (lock.Lock(objects.Objects(place), tmp_path / name) for name in ("first", "second"))
+    first.take(print)
+    second.take(print)
+    with pytest.raises(objects.Changed):
+        first.beat()
+    first._lose()
+    assert first.is_lost
+    with pytest.raises(objects.Changed, match="taken over by process"):
+        first.beat()
+    second.beat()
+
+
+def named(folder):
+    """Names of what commit records of a copy of a folder name, and of the records."""
+    found = set()
+    for batch in bucket.batch_state.batches(folder):
+        saved = bucket.batch_state.read(folder, batch)
+        found |= {f"parts/{batch}.json", *bucket._tables(batch, saved), *bucket._checkpoint(batch, saved)}
+    return found
+
+
+def test_what_a_replaced_or_killed_run_has_sent_does_not_stay(
+    study, place, elsewhere, soon, go, stop, every_step, server, monkeypatch
+):
+    stop(place, study(chunk=1), 8, intervals=every_step)
+    elsewhere()
+    first = Store(place)
+    first.directory.mkdir(parents=True)
+    batch = "cells-00000-00000-seeds-00001-00001"
+    with first.locked():
+        first.bucket.lock._one.acquire()  # it replaces its lock no more
+        elsewhere()
+        objects.Objects(place).commit(f"checkpoints/{batch}/7/killed", b"x")
+        objects.Objects(place).commit(f"parts/{batch}.records.killed.parquet", b"x")
+        # Of a batch that the successor has not, as it was halved where memory was short.
+        other = batch.replace("seeds-00001", "seeds-00000")
+        objects.Objects(place).commit(f"checkpoints/{other}/7/killed", b"x")
+        objects.Objects(place).commit("parts/strange", b"x")
+        go(place, study(chunk=1))
+        there = {name for name in sent(server, place) if name.startswith(("parts/", "checkpoints/"))}
+        expected = named(bucket.fetched(place, all_of_it=True)) | {"parts/strange"}
+        first.bucket.lock._one.release()
+        arrays, tables = {"E": np.zeros(3)}, lambda: {name: pd.DataFrame() for name in bucket.TABLES}
+        with pytest.raises(RunError, match=r"taken over by|another run"):
+            first.save(batch, arrays, tables, cells={"0": "x"}, phase=0, step=1, failures=[])
+    assert there == expected
+    left = {name for name in sent(server, place) if name.startswith("checkpoints/")}
+    assert left == {name for name in there if name.startswith("checkpoints/")}
+    elsewhere()
+    assert verify(bucket.fetched(place, all_of_it=True)) == []
+
+
+def test_a_damaged_checkpoint_is_named_by_its_address(go, study, place, elsewhere, server):
+    go(place, study())
+    name = next(x for x in sent(server, place) if x.startswith("checkpoints/") and x.endswith("_METADATA"))
+    server.put(str(place).split("/")[1], f"results/small/{name}", b"{}")
+    elsewhere()
+    with pytest.raises(InputError) as caught:
+        ja.load(place).params()
+    address = f"s3://{str(place)[4:]}"
+    assert f"{address}/{name}: damaged" in str(caught.value)
+    assert f"delete {address}/parts/" in str(caught.value)
+    assert os.environ["JAXATTN_CACHE"] not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["a/../b", "a//b", "parts/..", "figures/\x1b[2J"])
+def test_a_key_that_is_no_path_is_named(go, study, place, elsewhere, server, key):
+    go(place, study())
+    server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
+    elsewhere()
+    with pytest.raises(
+        InputError, match=r"the key 'results/small/.*' is no path, .*; delete that object"
+    ) as caught:
+        ja.load(place)
+    assert repr(key)[1:-1] in str(caught.value)
+
+
+def test_keys_that_no_disk_holds_are_left_in_the_bucket(go, study, place, elsewhere, server):
+    go(place, study())
+    for key in (f"figures/{'x' * 300}", f"parts/{'x' * 300}.json", "figures/", "x" * 500, "figures/a/b"):
+        server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
+    elsewhere()
+    folder = bucket.fetched(place, all_of_it=True)
+    assert verify(folder) == []
+    assert not (folder / "figures").exists()
+    assert go(place, study())[0].already_finished
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [*(pytest.param(x, marks=pytest.mark.more) for x in ("500", "lost before")), "slow down", "lost after"],
+)
+def test_requests_that_fail_now_and_then_change_nothing(
+    go, study, place, elsewhere, server, fault, two_batches, assert_same
+):
+    numbers = itertools.count(1)
+    server.fault = lambda method, path: fault if next(numbers) % 7 == 0 else ""
+    outcome, _ = go(place, study(chunk=1))
+    assert not outcome.failures
+    assert_same(outcome.directory, two_batches)
+    server.fault = lambda method, path: ""
+    assert verify(bucket.fetched(place, all_of_it=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("denied", "refused; give credentials"),
+        ("expired", "the credentials have ended; renew them"),
+        pytest.param("500", "the server does not answer as it should", marks=pytest.mark.more),
+        ("lost before", "the server does not answer as it should"),
+    ],
+)
+def test_a_bucket_that_ends_on_the_way_ends_the_run_with_one_line(
+    go, study, place, elsewhere, server, fault, words, impatient, soon, two_batches, assert_same
+):
+    marks = itertools.count()
+
+    def end(method, path):
+        if method == "PUT" and bucket._is_mark(path.partition("small/")[2]) and next(marks):
+            server.fault = lambda method, path: fault
+            return fault
+        return ""
+
+    server.fault = end
+    with pytest.raises(RunError, match=words) as raised:
+        go(place, study(chunk=1))
+    assert "run the same command again to continue" in str(raised.value)
+    server.fault = lambda method, path: ""
+    outcome, _ = go(place, study(chunk=1))
+    assert_same(outcome.directory, two_batches)
+
+
+@pytest.mark.parametrize(("fault", "words"), [("denied", "refused"), ("expired", "have ended")])
+def test_a_bucket_that_refuses_from_the_start(study, place, elsewhere, server, fault, words):
+    server.fault = lambda method, path: fault
+    with pytest.raises(InputError, match=words):
+        study().run(place, quiet=True)
+    with pytest.raises(InputError, match=words):
+        ja.load(place)
+
+
+def test_bad_addresses(study, place, elsewhere, server, monkeypatch, impatient):
+    run = study().run
+    with pytest.raises(InputError, match=r"s3://nosuch/x: cannot be read: no such bucket; create it"):
+        run("s3://nosuch/x", quiet=True)
+    with pytest.raises(InputError, match="no address of a folder; give s3://BUCKET/NAME"):
+        run("s3://bucket", quiet=True)
+    with pytest.raises(InputError, match="no address of a folder"):
+        run("s3://bucket/a/../b", quiet=True)
+    with pytest.raises(InputError, match=r"s3://.*: no manifest.json, so not a results folder"):
+        ja.load(place)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(InputError, match=r"obstore is missing; install it with pip .* 'jaxattn\[cloud\]'"):
+        run(place, quiet=True)
+
+
+def test_without_credentials(study, place, elsewhere, monkeypatch, tmp_path, impatient):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    with pytest.raises(InputError, match=r"s3://.*: no credentials; set AWS_ACCESS_KEY_ID"):
+        study().run(place, quiet=True)
+
+
+def test_a_prefix_that_holds_other_things_is_left_alone(study, place, elsewhere, server):
+    other = objects.Objects(place)
+    other.commit("thesis.tex", b"x")
+    with pytest.raises(InputError, match="not empty and no results folder; choose another with --out"):
+        study().run(place, quiet=True)
+    assert sent(server, place).keys() == {"thesis.tex"}
+
+
+def test_a_folder_of_another_config_is_left_alone(go, study, place, elsewhere, server):
+    go(place, study())
+    before = sent(server, place)
+    elsewhere()
+    with pytest.raises(InputError, match=r"s3://bucket.*: holds results of another config \(model.dim"):
+        study(model={"kind": "one_layer", "dim": 8}).run(place, quiet=True)
+    after = sent(server, place)
+    assert {**before, lock.OBJECT: b""} == {**after, lock.OBJECT: b""}
+
+
+def test_a_study_that_cannot_begin_leaves_nothing(study, place, elsewhere, server):
+    with pytest.raises((InputError, RunError)):
+        study(data={"kind": "texts", "path": "nosuch"}).run(place, quiet=True)
+    assert sent(server, place).keys() <= {lock.OBJECT}
+
+
+def test_shards_meet_in_the_bucket(study, place, elsewhere, soon, go, server, two_batches):
+    wanted, lines = study(chunk=1), []
+    with pytest.raises(RunError, match=r"s3://.*/shard-1-of-2: not finished, and no process has"):
+        distributed.wait(wanted, place, 2, 0.3, lines.append)
+    for number in (1, 2):
+        go(distributed.shard_folder(place, (number, 2)), wanted, shard=(number, 2))
+        elsewhere()
+    folders = distributed.wait(wanted, place, 2, 5.0, lines.append)
+    assert read_folders((place,))[0] == folders
+    records = pd.concat([ja.load(folder).records for folder in folders], ignore_index=True)
+    pd.testing.assert_frame_equal(records, ja.load(two_batches).records)
+    shutil.rmtree(bucket.here(folders[0]))

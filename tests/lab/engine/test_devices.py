@@ -1,0 +1,57 @@
+"""A run that goes on on other devices says that last digits may differ."""
+
+import shutil
+
+import pytest
+
+from jaxattn.lab.engine import devices
+from jaxattn.lab.storage import manifest
+
+
+@pytest.mark.parametrize(
+    ("begun", "words"),
+    [
+        ({"platform": "gpu", "kind": "H100", "count": 1}, "1 × H100"),
+        pytest.param({"platform": "cpu", "kind": "cpu", "count": 64}, "64 × cpu", marks=pytest.mark.more),
+    ],
+)
+def test_a_run_that_goes_on_on_other_devices_says_so_once(two_batches, study, go, tmp_path, begun, words):
+    folder = shutil.copytree(two_batches, tmp_path / "small")
+    manifest.write(folder, manifest.read(folder) | {"device": begun})
+    lines = [go(folder, study(chunk=1, seeds=n))[1] for n in (3, 4)]
+    here = devices.here()
+    told = f"begun on {words}, going on on {here['count']} × cpu: numbers may differ in their last digits"
+    assert lines == [[told], []]
+    assert manifest.read(folder)["continued_on"] == [here]
+
+
+def test_a_run_that_goes_on_where_it_was_begun_says_nothing(two_batches, study, go, tmp_path):
+    folder = shutil.copytree(two_batches, tmp_path / "small")
+    assert go(folder, study(chunk=1, seeds=3))[1] == []
+    assert manifest.read(folder)["continued_on"] == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "jaxlib", "words"),
+    [
+        ("gpu", "0.10.2", ["jaxlib 0.10.2 on a GPU: scans under vmap", "scatter-adds", "use Python 3.12"]),
+        ("gpu", "0.11.0", ["scans under vmap", "scatter-adds"]),
+        ("gpu", "0.10.1", ["scans under vmap"]),
+        ("gpu", "0.11.1", []),
+        ("gpu", "0.12.0.1", []),
+        ("cpu", "0.10.2", []),
+        ("tpu", "0.10.2", []),
+    ],
+)
+def test_known_troubles_are_one_line(platform, jaxlib, words):
+    found = devices.trouble(platform, jaxlib)
+    assert all(word in found for word in words)
+    assert bool(found) == bool(words)
+    assert "\n" not in found
+    assert ("scatter" in found) == ("scatter-adds" in words)
+
+
+def test_a_run_and_a_plan_tell_of_a_known_trouble(monkeypatch, go, study, tmp_path):
+    monkeypatch.setattr(devices, "trouble", lambda platform: f"trouble on a {platform}")
+    assert "trouble on a cpu" in go(tmp_path / "run", study(seeds=1))[1]
+    assert study(seeds=1).plan(tmp_path / "other", quick=True).sentence.endswith("; trouble on a cpu")

@@ -1,0 +1,292 @@
+"""Processes of their own: hosts that share a sweep, jobs of a queue, dashboards."""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import jax
+import pandas as pd
+import pytest
+
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.cli import studies
+from jaxattn.lab.engine import distributed, loggers
+from jaxattn.lab.engine.store import Store
+from jaxattn.lab.results.combine import combine
+from jaxattn.lab.results.load import load
+from jaxattn.lab.storage import manifest
+
+SMALL = Path(__file__).parents[2] / "sweeps" / "small.toml"
+KEYS = ["cell", "seed", "phase", "step", "metric"]
+
+
+def start(*words):
+    cache = jax.config.jax_compilation_cache_dir
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxattn", *map(str, words)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return out
+
+
+STUDY = ["run", SMALL, "--seeds", "4", "--set", "phases.query.steps=3"]
+
+
+def test_a_job_returns_the_status_of_its_command_and_tells_what_is_wrong_once(tmp_path, capfd):
+    assert studies.Shard(["run", str(tmp_path / "missing.toml")])() == 2
+    error = capfd.readouterr().err
+    assert "missing.toml" in error
+    assert error.count("\n") == 1
+
+
+def start_all(folder, *options, count=2):
+    every = range(count)
+    return [start(*STUDY, *options, "--out", folder, "--distributed", f"{count},{one}") for one in every]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A run of two processes: its folder, and what both printed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return folder, [finish(process) for process in start_all(folder, "--quiet")]
+
+
+def records(folder, count=2):
+    shards = combine([load(folder / f"shard-{number + 1}-of-{count}") for number in range(count)])
+    return shards.records.sort_values(KEYS).reset_index(drop=True)
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_sweep_and_print_one_table(undisturbed, tmp_path):
+    folder, (first, second) = undisturbed
+    finish(start(*STUDY, "--quiet", "--out", tmp_path, "--set", "chunk=2"))
+    one = load(tmp_path).records.sort_values(KEYS).reset_index(drop=True)
+    pd.testing.assert_frame_equal(records(folder), one, check_exact=True)
+    assert "(n=2)" not in first
+    assert "(n=2)" in second
+
+
+@pytest.mark.slow
+def test_four_processes_give_the_bits_of_one_in_float64(tmp_path):
+    """With one core each, and as many lanes together as the one has on its own."""
+    options = ["--quiet", "--set", "dtype=float64", "--set", "chunk=1"]
+    printed = [finish(process) for process in start_all(tmp_path / "four", *options, count=4)]
+    finish(start(*STUDY, *options, "--out", tmp_path / "one"))
+    one = load(tmp_path / "one").records.sort_values(KEYS).reset_index(drop=True)
+    pd.testing.assert_frame_equal(records(tmp_path / "four", 4), one, check_exact=True)
+    assert ["(n=1)" in text for text in printed] == [False, True, True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_that_is_killed_takes_no_other_with_it_and_continues(undisturbed, tmp_path, killed):
+    both = start_all(tmp_path, "--distributed-timeout", "2")
+    shard = tmp_path / f"shard-{killed + 1}-of-2"
+    while not (shard / "metrics.jsonl").exists() and both[killed].poll() is None:
+        time.sleep(0.01)
+    both[killed].kill()
+    both[killed].communicate()
+    _, error = both[1 - killed].communicate(timeout=600)
+    if not (shard / "records.parquet").exists():
+        assert both[1 - killed].returncode == 1
+        last = error.splitlines()[-1]
+        assert last.startswith(
+            f"jaxattn: {shard}: not finished, and no process has worked there for 2 s; run the"
+        )
+        assert "Traceback" not in error
+    for process in start_all(tmp_path, "--quiet"):
+        finish(process)
+    pd.testing.assert_frame_equal(records(tmp_path), records(undisturbed[0]), check_exact=True)
+
+
+@pytest.fixture(scope="module")
+def shards(go, study, tmp_path_factory):
+    """Two finished shards of a study."""
+    folder = tmp_path_factory.mktemp("shards")
+    for number in (1, 2):
+        go(folder / f"shard-{number}-of-2", study(), shard=(number, 2))
+    return folder
+
+
+class Clock:
+    """A clock that runs while somebody sleeps, and what happens meanwhile."""
+
+    def __init__(self):
+        self.now, self.looks, self.meanwhile = 1000.0, 0, lambda look: None
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now, self.looks = self.now + seconds, self.looks + 1
+        self.meanwhile(self.looks)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(distributed, "time", made)
+    return made
+
+
+@pytest.fixture
+def wait(clock, study):
+    notes = []
+
+    def until(folder, limit=10.0, **changes):
+        return distributed.wait(study(**changes), folder, 2, limit, notes.append), notes
+
+    return until
+
+
+def test_nobody_waits_for_what_is_finished(shards, wait):
+    assert wait(shards) == ([shards / "shard-1-of-2", shards / "shard-2-of-2"], [])
+
+
+def test_a_shard_is_waited_for_as_long_as_it_is_worked_on(shards, wait, clock, tmp_path):
+    folder = shutil.copytree(shards, tmp_path / "copy")
+    shard = folder / "shard-2-of-2"
+    store = Store(shard)
+    finished = manifest.read(shard)
+    store.write_manifest(finished | {"status": "running"})
+    with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked there for 10"):
+        wait(folder)
+    assert clock.now == 1000.0 + 10.0 + distributed.LOOK_S
+
+    with ExitStack() as work:
+        work.enter_context(store.locked())
+
+        def finish(look):
+            if look == 100:  # long after the limit
+                store.write_manifest(finished)
+                work.close()
+
+        clock.looks, clock.meanwhile = 0, finish
+        found, notes = wait(folder)
+    assert clock.looks == 100
+    assert found[1] == shard
+    assert notes[-1] == f"{shard}: waiting for it to be finished"
+
+
+def test_shards_of_fewer_seeds_and_of_another_config_do_not_count(shards, wait):
+    with pytest.raises(RunError, match=r"shard-[12]-of-2: not finished"):
+        wait(shards, seeds=3)
+    with pytest.raises(InputError, match=r"another config \(model.dim: 16 -> 8\)"):
+        wait(shards, model={"kind": "one_layer", "dim": 8})
+
+
+def test_shards_that_are_cut_differently_are_refused(shards, wait, monkeypatch):
+    begun = Store.begun
+
+    def other_width(self, *arguments):
+        return begun(self, *arguments) | {"widths": [int(self.directory.name[6])]}
+
+    monkeypatch.setattr(Store, "begun", other_width)
+    with pytest.raises(RunError, match="its shards are cut differently, for hosts with other memory"):
+        wait(shards)
+
+
+@pytest.mark.parametrize(("text", "shard"), [("2,0", (1, 2)), ("host:9876,3,2", (3, 3)), ("1,0", (1, 1))])
+def test_processes_are_shards(text, shard):
+    assert distributed.read_process(text) == shard
+
+
+def test_the_cluster_tells_which_process_this_is(monkeypatch):
+    for name, value in {"JOB_ID": 7, "STEP_NODELIST": "n1", "NTASKS": 4, "PROCID": 2, "LOCALID": 0}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    updated = {}
+    monkeypatch.setattr(distributed.jax.config, "update", updated.__setitem__)
+    assert distributed.read_process("auto") == (3, 4)
+    assert updated == {"jax_cuda_visible_devices": "0", "jax_rocm_visible_devices": "0"}
+    monkeypatch.delenv("SLURM_PROCID")
+    with pytest.raises(InputError, match="--distributed auto: no cluster that tells"):
+        distributed.read_process("auto")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("localhost", "expected auto, or N,I"),
+        ("localhost:1,2", "expected auto, or N,I"),
+        ("a,b,2,0", "expected auto, or N,I"),
+        ("localhost:1,2,2", "processes are numbered 0 to 1"),
+    ],
+)
+def test_mistakes_in_distributed_are_named(text, message):
+    with pytest.raises(InputError, match=message):
+        distributed.read_process(text)
+
+
+@pytest.mark.slow
+def test_a_queue_runs_the_shards(tmp_path):
+    words = ["--executor", "local", "--wait", "--seeds", "2", "--set", "chunk=1", "--out", tmp_path / "jobs"]
+    out = finish(start("launch", SMALL, "--shards", "2", *words))
+    assert out.count("job ") == 2
+    assert "test_accuracy" in out
+    shards = combine([load(tmp_path / "jobs" / f"shard-{number}-of-2") for number in (1, 2)])
+    assert sorted(shards.records["seed"].unique()) == [0, 1]
+
+
+def test_a_job_that_is_preempted_is_sent_again():
+    shard = studies.Shard(["run", "x.toml"])
+    assert shard.checkpoint().function is shard
+
+
+def test_a_queue_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"slurm does not take the jobs: .*; --executor local runs them"):
+        studies.submit([["doctor"]], tmp_path, "slurm", 5, {})
+
+
+def test_the_time_limit_is_given_in_one_place(tmp_path):
+    with pytest.raises(InputError, match="--option timeout_min=5: give the time limit as --minutes"):
+        studies.submit([["doctor"]], tmp_path, "local", 5, {"timeout_min": 5})
+
+
+def events(path):
+    """Read a TensorBoard file: records of length, checksum, event, checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, position = path.read_bytes(), 0
+    while position < len(data):
+        (length,) = struct.unpack("<Q", data[position : position + 8])
+        event = Event()
+        event.ParseFromString(data[position + 12 : position + 12 + length])
+        yield event
+        position += length + 16
+
+
+@pytest.mark.slow
+def test_dashboards_get_what_the_log_has(tmp_path):
+    finish(start("run", SMALL, "--quiet", "--out", tmp_path, "--profile", "--log", "tensorboard", "wandb"))
+    (board,) = (tmp_path / "tensorboard").iterdir()
+    written = {
+        (value.tag, event.step): value.simple_value
+        for event in events(board)
+        for value in event.summary.value
+    }
+    records = load(tmp_path).records
+    last = records[(records.phase == "query") & (records.metric == "loss") & (records.step == 20)]
+    tag = "cells-00000-00000-seeds-00000-00001/query/loss"
+    assert written[tag, 20] == pytest.approx(last["value"].median(), rel=1e-6)
+    (offline,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert offline.stat().st_size > 1000
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_dashboard_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(InputError, match=r"pip install 'jaxattn\[tensorboard\]'"):
+        loggers.writer("tensorboard", tmp_path, "small")

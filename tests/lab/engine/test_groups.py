@@ -1,0 +1,243 @@
+"""Cells that share a program: which ones, and that they do not notice, on one device or several."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxattn.lab.engine.groups import compile_groups
+
+
+@pytest.fixture(scope="module")
+def found(study):
+    def make(**changes):
+        return compile_groups(study(**{"dtype": "float64"} | changes).cells)
+
+    return make
+
+
+def test_cells_that_differ_in_numbers_only_are_one_group(found):
+    axes = {
+        "model.dim": [8, 16],
+        "phases.embed.step_size": [1.0, 2.0],
+        "data.vocab_size": [20, 30],
+        "probes.important": [0.5, 0.6],
+    }
+    groups = found(axes=axes)
+    assert [[cell.number % 2 for cell in group.cells] for group in groups] == [[0] * 4, [1] * 4] * 2
+    assert {group.setting.data.vocab_size for group in groups} == {30}
+    assert set(groups[0].varying) == {("data", "vocab_size"), ("phases", 0, "step_size")}
+    with jax.enable_x64(True):
+        numbers = groups[0].hyperparameters(groups[0].cells)
+    np.testing.assert_array_equal(numbers["phases", 0, "step_size"], [1, 1, 2, 2])
+    np.testing.assert_array_equal(numbers["data", "vocab_size"], [20, 30, 20, 30])
+
+
+def test_what_shapes_a_program_makes_another_group(found):
+    for axes in (
+        {"phases.query.steps": [3, 4]},
+        {"data.length": [4, 5]},
+        {"phases.query.optimizer": ["sgd", "adam"]},
+        {"probes.low": [-1.0, -0.5]},
+        {"loss.kind": ["logistic", "hinge"]},
+    ):
+        assert len(found(axes=axes)) == 2
+
+
+def test_numbers_of_starts_and_losses_are_lanes(found):
+    init = {"p": {"kind": "scaled", "scale": 1.0}}
+    model = {"kind": "one_layer", "dim": 4, "init": init}
+    (group,) = found(model=model, axes={"model.init.p.scale": [0.5, 2.0], "loss.smoothing": [0.0, 0.1]})
+    assert {group.key(path) for path in group.varying} == {"model.init.p.scale", "loss.smoothing"}
+
+
+def test_numbers_of_own_code_are_lanes_unless_marked_static(study):
+    axes = {
+        "model.sharpness": [1.0, 2.0],
+        "model.init.v.value": [0.1, 0.2],
+        "data.swapped": [0.1, 0.2],
+        "loss.softness": [0.5, 1.0],
+        "phases.clip.limit": [0.1, 0.2],
+        "phases.wander.noise": [0.0, 0.1],
+    }
+    (group,) = compile_groups(study("own", axes=axes).cells)
+    assert {group.key(path) for path in group.varying} == set(axes)
+    tables = [{"kind": "mine.py:spread", "scale": 1.0}, {"kind": "mine.py:Travelled"}]
+    probes = {"bins": 0, "min_count": 1, "own": tables}
+    (group,) = compile_groups(study("own", probes=probes, axes={"probes.own.0.scale": [1.0, 3.0]}).cells)
+    assert group.varying == (("probes", 0, "scale"),)
+    static = compile_groups(study("own", probes=probes, axes={"probes.own.1.order": [1.0, 2.0]}).cells)
+    assert [len(group.cells) for group in static] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("case", "lane"),
+    [
+        pytest.param("lanes", (-2, 1), marks=pytest.mark.more),
+        pytest.param("lanes", (0, 0), marks=pytest.mark.more),
+        pytest.param("flows", (0, 0), marks=pytest.mark.slow),
+        pytest.param("flows", (-2, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_lanes_equal_cells_that_run_alone(case, lane, request, tmp_path, go, read, study):
+    """Seed by seed and cell by cell, without padding: every metric of every phase."""
+    folder, wanted = request.getfixturevalue(case)
+    together, tokens = read(folder, ordered=True)
+    cells = wanted.cells
+    assert json.loads((folder / "manifest.json").read_text())["widths"] == [2 * len(cells)]
+    number, seed = lane[0] % len(cells), lane[1]
+    own = cells[number]
+    path = tmp_path / f"{number}-{seed}"
+    go(path, type(wanted).of_tables(own.tables | {"name": "alone", "seeds": [seed]}))
+    alone, alone_tokens = read(path, ordered=True)
+    mine = together[(together.cell == number) & (together.seed == seed)]
+    assert mine["metric"].tolist() == alone["metric"].tolist()
+    np.testing.assert_allclose(mine["value"], alone["value"], rtol=1e-10, atol=1e-10)
+    of_mine = tokens[(tokens.cell == number) & (tokens.seed == seed)]
+    setting = own.setting
+    assert len(of_mine) == len(alone_tokens) == setting.data.vocab_size * len(setting.phases)
+    for column in ("count", "alpha", "posterior_difference", "Ep", "Ev"):
+        np.testing.assert_allclose(of_mine[column], alone_tokens[column], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_lanes_of_own_code_equal_cells_that_run_alone(tmp_path, go, read, study):
+    """Every float of a user's model, data, loss, start, optimiser, phase and probe as a lane of its own."""
+    zipped = {
+        "model.sharpness": [1.0, 2.0],
+        "model.init.v.value": [0.25, 0.5],
+        "data.swapped": [0.25, 0.0],
+        "loss.softness": [0.5, 2.0],
+        "phases.clip.limit": [0.01, 5.0],
+        "phases.clip.momentum": [0.0, 0.5],
+        "phases.wander.noise": [0.01, 0.1],
+        "probes.own.0.scale": [3.0, 1.0],
+    }
+    wanted = study("own", zip=zipped, seeds=2)
+    assert len(compile_groups(wanted.cells)) == 1
+    assert not go(tmp_path / "together", wanted)[0].failures
+    together, _ = read(tmp_path / "together", ordered=True)
+    alone_tables = wanted.cells[1].tables | {"name": "alone", "seeds": [1]}
+    go(tmp_path / "alone", type(wanted).of_tables(alone_tables, wanted.names))
+    alone, _ = read(tmp_path / "alone", ordered=True)
+    mine = together[(together.cell == 1) & (together.seed == 1)]
+    assert mine["metric"].tolist() == alone["metric"].tolist()
+    np.testing.assert_allclose(mine["value"], alone["value"], rtol=1e-10, atol=1e-10)
+
+
+def compiled(function):
+    """Count the programs that XLA compiles, or takes from the cache, while a function runs."""
+    count = 0
+
+    def listen(event, duration, **_):
+        nonlocal count
+        count += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        function()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return count
+
+
+@pytest.mark.more
+def test_a_group_compiles_once_however_many_cells_and_batches_it_has(tmp_path, go, study):
+    jax.clear_caches()
+    one = compiled(lambda: go(tmp_path / "one", study(dtype="float64", seeds=2, chunk=2)))
+    jax.clear_caches()
+    axes = {"phases.embed.step_size": [1.0, 2.0, 3.0], "phases.query.step_size": [0.1, 0.2]}
+    wanted = study(dtype="float64", seeds=2, chunk=2, axes=axes)
+    many = compiled(lambda: go(tmp_path / "many", wanted))
+    assert one > 5
+    # The numbers of the lanes are arrays that a single cell does not have.
+    assert many <= one + 10
+
+
+# In a process of its own, where the CPU counts as four devices.
+CHILD = """
+import sys
+from pathlib import Path
+import jax
+from jaxattn import Study
+from jaxattn.lab.engine import groups, lift
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.engine.run import run
+assert len(jax.local_devices()) == 4
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+for number in range(1, len(sys.argv), 2):
+    study = Study.read(sys.argv[number])
+    with Reporter(quiet=True) as reporter:
+        run(study, Path(sys.argv[number + 1]), command="test", reporter=reporter)
+    (group,) = groups.compile_groups(study.cells)
+    with jax.enable_x64(True):
+        for made in lift.programs(group.setting).shaped(group, 8):
+            text = made.lifted.lower(*made.arguments).compile().as_text()
+            assert "num_partitions=4" in text
+            for word in COLLECTIVES:
+                assert word not in text, (made.place, word)
+"""
+
+
+@pytest.mark.slow
+def test_lanes_on_four_devices_equal_lanes_on_one_without_collectives(lanes, flows, tmp_path, read):
+    words = []
+    for number, (_, wanted) in enumerate((lanes, flows)):
+        words += [str(wanted.write(tmp_path / f"{number}.toml")), str(tmp_path / f"four-{number}")]
+    flags = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+    }
+    command = [sys.executable, "-c", CHILD, *words]
+    done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    keys = ["cell", "seed", "phase", "step", "metric"]
+    for number, (folder, _) in enumerate((lanes, flows)):
+        four, four_tokens = read(tmp_path / f"four-{number}", ordered=True)
+        one, one_tokens = read(folder, ordered=True)
+        pd.testing.assert_frame_equal(four[keys], one[keys])
+        np.testing.assert_allclose(four["value"], one["value"], rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(four_tokens["Ep"], one_tokens["Ep"], rtol=1e-10, atol=1e-10)
+
+
+GENERATED = {"vocab_size": 16, "length": 5, "sequences": 24, "test_sequences": 24, "validation_sequences": 24}
+KINDS = {
+    "topics": GENERATED | {"relevant": 6, "topic_words": 3},
+    "xor": GENERATED | {"pairs": 2},
+    "negation": GENERATED | {"relevant": 6},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "number"), [("topics", "min_purity"), ("xor", "label_noise"), ("negation", "negated")]
+)
+def test_numbers_of_a_generator_run_as_lanes_equal_to_cells_alone(
+    kind, number, tmp_path, go, read, study, tables
+):
+    axes = {f"data.{number}": [0.0, 0.5], "data.vocab_size": [16, 20]}
+    data = {"kind": kind} | KINDS[kind]
+    wanted = study(data=data, phases=tables()["phases"][:1], dtype="float64", axes=axes)
+    assert len(compile_groups(wanted.cells)) == 1
+    assert not go(tmp_path / "together", wanted)[0].failures
+    records, _ = read(tmp_path / "together")
+    assert json.loads((tmp_path / "together" / "manifest.json").read_text())["widths"] == [8]
+    which = 2 if kind == "negation" else 0
+    alone_tables = wanted.cells[which].tables | {"name": "alone", "seeds": [1]}
+    go(tmp_path / "alone", type(wanted).of_tables(alone_tables))
+    alone, _ = read(tmp_path / "alone")
+    mine = records[(records.cell == which) & (records.seed == 1)]
+    assert mine["metric"].tolist() == alone["metric"].tolist()
+    np.testing.assert_allclose(mine["value"], alone["value"], rtol=1e-10, atol=1e-10)
+    last = alone[alone.step == 1].set_index("metric")["value"]
+    assert np.isfinite(last[["loss", "test_loss", "p_norm", "log_gradient_norm"]]).all()
+    # The cell of an xor without noise, or with half its sequences negated: no token has a signal.
+    correlations = last[["correlation_Ev_alpha", "spearman_Ev_tokens", "spearman_Ep_signed_tokens"]]
+    assert correlations.isna().all() == (kind != "topics")
+    assert np.isnan(last["important_mass"]) == (kind != "topics")

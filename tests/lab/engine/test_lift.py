@@ -1,0 +1,157 @@
+"""The functions of one seed, lifted over lanes, and compiled before they are called."""
+
+import gc
+import threading
+import weakref
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn.core import backend
+from jaxattn.lab.engine import lift
+from jaxattn.lab.engine.groups import compile_groups
+from jaxattn.lab.engine.lift import Programs, seed_keys
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+def test_seed_keys_do_not_depend_on_the_other_seeds():
+    together, _ = seed_keys(range(5))
+    alone, _ = seed_keys([3])
+    np.testing.assert_array_equal(jax.random.key_data(together)[3], jax.random.key_data(alone)[0])
+
+
+@pytest.mark.slow
+def test_seeds_of_a_large_shared_corpus_agree_with_those_of_a_small_one(monkeypatch, study):
+    setting = study().base
+    data_keys, model_keys = seed_keys([0, 1, 2])
+    own = Programs(setting).draw(data_keys[:1], {})
+    shared = own._replace(shared=True, splits=jax.tree.map(lambda x: x[0], own.splits))
+    results = []
+    for large in (1 << 60, 0):
+        monkeypatch.setattr("jaxattn.data.ragged.LARGE", large)
+        jax.clear_caches()
+        programs = Programs(setting, shared)
+        params = programs.start(shared, model_keys, {})
+        made = programs.phase(1, shared)
+        carried = made.begin(params, shared.splits, {}, model_keys)
+        carried = made.advance(carried, shared.splits, {}, jnp.int32(7))
+        found = made.measure(carried, shared.splits, {})
+        metrics = {name: x for every in found.values() for name, x in every.items()}
+        results.append((carried.state.params.p, metrics["loss"], metrics["selected_tokens"]))
+    jax.clear_caches()
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_runs_of_one_process_share_the_programs_of_a_setting_but_not_of_a_users_code(study):
+    def made(name="small", **changes):
+        return lift.programs(study(name, **changes).base)
+
+    first = made()
+    assert made() is first
+    assert made(name="small", seeds=7) is first
+    others = [made(dtype="float64"), made(probes={"min_count": 2}), made("flow")]
+    assert all(other is not first for other in others)
+    model = {"kind": "one_layer", "dim": 16}
+    scaled = [made(model=model | {"init": {"p": {"kind": "scaled", "scale": x}}}) for x in (0.5, 2.0, 0.5)]
+    assert scaled[0] is scaled[2] is not scaled[1]
+    assert made("own") is not made("own")
+
+
+@contextmanager
+def compiling():
+    """Collect the thread of every program that is compiled, or found among those kept."""
+    threads = []
+
+    def note(event, *_, **__):
+        if event == COMPILED:
+            threads.append(threading.current_thread().name)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield threads
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+
+
+@pytest.mark.more
+def test_what_a_run_calls_was_compiled_before_it_is_called(tmp_path, go, study, monkeypatch, assert_same):
+    wanted = study(model={"kind": "one_layer", "dim": 13}, seeds=3)
+    jax.clear_caches()
+    lift._KNOWN.clear()
+    with compiling() as before:
+        assert not go(tmp_path / "before", wanted)[0].failures
+    lift._KNOWN.clear()
+    jax.clear_caches()
+    monkeypatch.setattr(Programs, "compile", lambda *_, **__: None)
+    with compiling() as as_called:
+        assert not go(tmp_path / "called", wanted)[0].failures
+    assert_same(tmp_path / "before", tmp_path / "called")
+    main = threading.main_thread().name
+    assert set(as_called) == {main}
+    # Draw and start, and of two phases begin, measure, state_metrics, advance and tokens.
+    assert len([name for name in before if name != main]) == 12
+    assert len(before) == len(as_called)
+
+
+@pytest.mark.more
+def test_a_batch_that_goes_on_compiles_what_it_calls(tmp_path, go, stop, study, small_run, assert_same):
+    stop(tmp_path / "small", study(), 4)
+    lift._KNOWN.clear()
+    jax.clear_caches()
+    with compiling() as threads:
+        go(tmp_path / "small", study())
+    assert_same(tmp_path / "small", small_run)
+    # Draw, start, and of the second phase all but its beginning.
+    assert len([name for name in threads if name != threading.main_thread().name]) == 6
+
+
+def test_what_cannot_be_compiled_raises_there(study, monkeypatch):
+    (group,) = compile_groups(study(model={"kind": "one_layer", "dim": 14}).cells)
+    programs = Programs(group.setting)
+
+    def fail(*_):
+        raise ZeroDivisionError("in a thread")
+
+    monkeypatch.setattr(lift, "_compile", fail)
+    with backend.precision("float32"), pytest.raises(ZeroDivisionError, match="in a thread"):
+        programs.compile(group, 2)
+
+
+def test_programs_that_are_forgotten_are_gone_though_garbage_is_collected_rarely(monkeypatch, study):
+    """Every one maps memory, of which a process may have so many pieces."""
+    monkeypatch.setattr(lift, "_KNOWN", {})
+    monkeypatch.setattr(lift, "MOST_KNOWN", 2)
+    gc.disable()
+    try:
+        settings = [study(model={"kind": "one_layer", "dim": dim}).base for dim in (2, 3, 4)]
+        first = lift.programs(settings[0])
+        assert first.drawing is not None  # which knows them
+        forgotten = weakref.ref(first)
+        del first
+        lift.programs(settings[1])
+        assert forgotten() is lift.programs(settings[0])
+        lift.programs(settings[2])
+        assert forgotten() is None
+    finally:
+        gc.enable()
+
+
+def test_programs_of_a_group_are_gone_when_the_next_one_has_its_own(monkeypatch, study):
+    """Those of the user's code are in no list of known ones."""
+    monkeypatch.setattr(lift, "programs", Programs)
+    gc.disable()
+    try:
+        cache, groups = lift.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3]}).cells)
+        first = cache.of(groups[0])
+        assert first.drawing is not None
+        forgotten = weakref.ref(first)
+        del first
+        cache.of(groups[1])
+        assert forgotten() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,146 @@
+"""How many lanes fit: predictions against XLA's own count."""
+
+import itertools
+import math
+
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.engine import memory
+from jaxattn.lab.engine.groups import compile_groups
+from jaxattn.lab.engine.lift import programs
+
+
+def first(study):
+    (group,) = compile_groups(study.cells)
+    return group, programs(group.setting)
+
+
+def test_the_line_through_two_programs_says_how_many_more_fit():
+    asked = []
+
+    def peak(lanes):
+        asked.append(lanes)
+        return 100 + 10 * lanes
+
+    assert memory.fit(peak, 50, 1000)[0] == 50
+    assert asked == [50]
+    for budget in (590, 450, 233, 111, 110):
+        asked.clear()
+        assert memory.fit(peak, 50, budget)[0] == (budget - 100) // 10
+        assert asked == [50, 25, 12, 6, 3, 1][: len(asked)]
+    assert memory.fit(peak, 50, 109) == (0, 110)
+    # What does not compile at all says nothing of the lanes between.
+    assert memory.fit(lambda n: math.inf if n > 20 else 10 * n, 50, 1000)[0] == 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_size"),
+    [
+        ("one_layer", 20),
+        *(
+            pytest.param(*case, marks=pytest.mark.more)
+            for case in itertools.product(("two_layer", "two_layer_weights", "mlp", "one_layer"), (None, 20))
+            if case != ("one_layer", 20)
+        ),
+    ],
+)
+def test_models_hold_no_more_than_what_is_taken_to_fit(study, tables, kind, batch_size):
+    phase = {"name": "all", "kind": "descent", "train": ["E", "p", "v"], "optimizer": "adam"}
+    phase |= {"step_size": 0.1, "steps": 2} | ({} if batch_size is None else {"batch_size": batch_size})
+    data = tables()["data"] | {"length": 40, "sequences": 300, "vocab_size": 60}
+    group = first(study(model={"kind": kind, "dim": 64}, phases=[phase], data=data))
+    _, own = memory.sizes(*group, 1)
+    assert memory.peak(*group, 4) <= 4 * memory.AMPLE * own
+
+
+def test_arrays_of_every_sequence_are_within_what_is_taken_to_fit(study, tables):
+    """The averages of an MLP, n d numbers, are many times its parameters if sequences are many."""
+    phase = {"name": "all", "kind": "descent", "train": ["E", "p", "v"], "optimizer": "adam"}
+    phase |= {"step_size": 0.1, "steps": 2}
+    data = tables()["data"] | {"length": 2, "sequences": 8000, "vocab_size": 20}
+    group = first(study(model={"kind": "mlp", "dim": 256}, phases=[phase], data=data))
+    _, own = memory.sizes(*group, 1)
+    assert 12 * own < memory.peak(*group, 4) / 4 <= memory.AMPLE * own
+
+
+@pytest.mark.more
+def test_memory_holds_at_least_the_parameters_and_grows_with_them(study):
+    grown = [
+        memory.peak(*first(study(model={"kind": "one_layer", "dim": dim})), 8)
+        - memory.peak(*first(study(model={"kind": "one_layer", "dim": dim})), 4)
+        for dim in (4, 16)
+    ]
+    # E, p and v of a float32 model with V = 20, at least.
+    assert grown[0] >= 4 * 4 * (20 * 4 + 2 * 4)
+    assert grown[1] - grown[0] >= 4 * 4 * 20 * 12
+
+
+@pytest.mark.more
+def test_lanes_are_cut_to_what_fits_and_one_that_does_not_fit_is_an_error(study):
+    wanted, noted = first(study()), []
+    assert memory.width(*wanted, 50, memory.default_budget(), noted.append) == 50
+    assert noted == []
+    budget = memory.peak(*wanted, 8)
+    found = memory.width(*wanted, 50, budget, noted.append)
+    assert noted == [wanted[0]]  # it takes seconds
+    assert 7 <= found <= 9
+    assert memory.peak(*wanted, found) <= 1.02 * budget
+    with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but \d MiB may be used"):
+        memory.width(*wanted, 50, memory.peak(*wanted, 1) // 4)
+
+
+@pytest.mark.parametrize("sizes", [{"vocab_size": 5 * 10**7}, {"sequences": 10**8}])
+def test_what_cannot_fit_is_said_before_anything_is_compiled(study, tables, monkeypatch, sizes):
+    monkeypatch.setattr(memory, "peak", None)
+    wanted = first(study(data=tables()["data"] | sizes))
+    with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but [\d,]+ MiB may be used"):
+        memory.width(*wanted, 5, 2**32)
+
+
+def test_sizes_that_no_array_has_are_named(study, tables):
+    sizes = {"vocab_size": 2**31 - 1, "length": 40, "sequences": 200}
+    wanted = first(study(data=tables()["data"] | sizes))
+    with pytest.raises(InputError, match="cell 0: its sizes are too large for programs"):
+        memory.width(*wanted, 5, 2**32)
+
+
+def test_sizes_of_a_users_code_are_those_of_its_arrays(study):
+    wanted = first(study("own"))
+    # E, W, p and v in float64.
+    assert memory.sizes(*wanted, 1)[1] >= 8 * (10 * 4 + 16 + 4 + 4)
+    assert memory.width(*wanted, 50, memory.default_budget()) == 50
+
+
+def test_address_space_is_judged_before_a_program_needs_it(monkeypatch):
+    notes = []
+    for gib, said in ((None, 0), (4, 0), (3, 1)):
+        limit = memory.resource.RLIM_INFINITY if gib is None else gib * 2**30
+        monkeypatch.setattr(memory.resource, "getrlimit", lambda kind, limit=limit: (limit, limit))
+        notes.clear()
+        memory.check_address_space(notes.append)
+        assert len(notes) == said
+    assert notes[0].startswith("address space is limited to 3.0 GiB (ulimit -v)")
+    assert memory.default_budget() <= 3 * 2**30 // 4
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (2**30, 2**30))
+    with pytest.raises(
+        InputError, match=r"limited to 1.0 GiB \(ulimit -v\), too little .*; allow 4 GiB or more"
+    ):
+        memory.check_address_space(notes.append)
+
+
+def test_limits_of_all_control_groups_count(tmp_path):
+    job = tmp_path / "cgroup" / "batch" / "job"
+    job.mkdir(parents=True)
+    for folder, limit in (
+        (job, "1000\n"),
+        (job.parent, "max\n"),
+        (job.parent.parent, "3000\n"),
+        (tmp_path, "7\n"),
+    ):
+        (folder / "memory.max").write_text(limit)
+    (tmp_path / "process").write_text("1:name=systemd:/elsewhere\n0::/batch/job\n")
+    assert memory._of_control_groups(tmp_path / "cgroup", tmp_path / "process") == [1000, 3000]
+    (tmp_path / "process").write_text("0::/\n")
+    assert memory._of_control_groups(tmp_path / "cgroup", tmp_path / "process") == [3000]
+    assert memory._of_control_groups(tmp_path / "cgroup", tmp_path / "nosuch") == [3000]

@@ -1,0 +1,45 @@
+"""Measurements as tables."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.engine.batches import Batch
+from jaxattn.lab.engine.records import rows, with_best
+
+
+def test_a_complex_number_is_no_record(study):
+    batch = Batch(None, tuple(study().cells), range(3, 4))
+    assert rows({"turn": np.array([2.0])}, batch, "query", 1)["value"].tolist() == [2.0]
+    with pytest.raises(
+        InputError, match=r"^probes: 'turn' is complex; records are real; return its real and"
+    ):
+        rows({"turn": np.array([1j])}, batch, "query", 1)
+
+
+def test_a_probe_with_nothing_to_say_has_no_rows(study):
+    batch = Batch(None, tuple(study().cells), range(3, 4))
+    assert rows({}, batch, "query", 1).empty
+
+
+def test_the_best_test_accuracy_is_chosen_on_test_or_on_validation_data(rng):
+    lanes = [(cell, seed, phase) for cell in (0, 1) for seed in (0, 3) for phase in ("b", "a")]
+    rows, expected = [], {}
+    for lane in lanes:
+        # Coarse numbers tie; the first of equal steps counts.
+        names = ("test_accuracy", "validation_accuracy", "loss")
+        curves = {name: rng.integers(0, 4, 9) / 4 for name in names}
+        rows += [(*lane, step, name, x) for name, curve in curves.items() for step, x in enumerate(curve)]
+        for on in ("test", "validation"):
+            for step in range(9):
+                best = np.argmax(curves[f"{on}_accuracy"][: step + 1])
+                expected[(*lane, step, f"test_accuracy_best_on_{on}")] = curves["test_accuracy"][best]
+    keys = ["cell", "seed", "phase", "step", "metric"]
+    records = pd.DataFrame(rows, columns=[*keys, "value"]).sort_values("step", kind="stable")
+    found = with_best(records)
+    pd.testing.assert_frame_equal(found[: len(records)], records.reset_index(drop=True))
+    assert found[len(records) :].set_index(keys)["value"].to_dict() == expected
+    only = with_best(records[records["metric"] != "validation_accuracy"])
+    assert set(only["metric"]) == {"test_accuracy", "loss", "test_accuracy_best_on_test"}
+    assert len(with_best(records[records["metric"] == "loss"])) == len(lanes) * 9

@@ -1,0 +1,403 @@
+"""What a results folder survives: damage of any file, a full disk, its deletion, a second launcher."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.cli.status import status
+from jaxattn.lab.engine import lift, run, store
+from jaxattn.lab.engine.clock import Interrupted
+from jaxattn.lab.engine.plan import plan
+from jaxattn.lab.results import load
+from jaxattn.lab.storage import batch_state, files, lock, manifest, run_log
+
+
+@pytest.fixture
+def copy(two_batches, tmp_path):
+    return shutil.copytree(two_batches, tmp_path / "small", copy_function=shutil.copy2)
+
+
+def flip(path):
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+FIRST, SECOND = (f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("table", "damage"),
+    [
+        ("records", "truncated"),
+        ("tokens", "flipped"),
+        *(
+            pytest.param(*case, marks=pytest.mark.more)
+            for case in (
+                ("tokens", "truncated"),
+                ("records", "flipped"),
+                ("tokens", "missing"),
+                ("records", "missing"),
+            )
+        ),
+    ],
+)
+def test_a_damaged_part_is_named_set_aside_and_computed_again(
+    copy, two_batches, go, study, assert_same, table, damage
+):
+    (path,) = (copy / "parts").glob(f"{SECOND}.{table}.*.parquet")
+    if damage == "flipped":
+        flip(path)
+    elif damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        path.unlink()
+    (other,) = (copy / "parts").glob(f"{FIRST}.{table}.*.parquet")
+    before = other.stat().st_mtime_ns
+    outcome, lines = go(copy, study(chunk=1))
+    assert not outcome.already_finished
+    (line,) = [line for line in lines if SECOND in line]
+    assert line.startswith(f"{path}: ")
+    aside = copy / "damaged" / SECOND
+    assert f"set aside in {aside}, computing {SECOND} anew" in line
+    assert (aside / path.name).exists() == (damage != "missing")
+    assert other.stat().st_mtime_ns == before
+    assert_same(copy, two_batches)
+
+
+def test_a_damaged_mark_or_merged_table_is_mended(copy, two_batches, go, study, assert_same):
+    (copy / "parts" / f"{FIRST}.json").write_text("{")
+    assert not go(copy, study(chunk=1))[0].already_finished
+    assert_same(copy, two_batches)
+    flip(copy / "records.parquet")
+    outcome, lines = go(copy, study(chunk=1))
+    assert not outcome.already_finished
+    assert any("records.parquet: damaged" in line for line in lines)
+    assert_same(copy, two_batches)
+    assert go(copy, study(chunk=1))[0].already_finished
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, stop, study):
+    """A run that was stopped in its second phase, which tests must not write into."""
+    return stop(tmp_path_factory.mktemp("stopped") / "small", study(), 5)
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["checkpoint", *(pytest.param(x, marks=pytest.mark.more) for x in ("records", "mark", "tokens"))],
+)
+def test_a_damaged_checkpoint_is_set_aside_and_its_batch_starts_anew(
+    stopped, small_run, tmp_path, go, study, assert_same, victim
+):
+    folder = shutil.copytree(stopped, tmp_path / "small")
+    (batch,) = store.Store(folder).batches()
+    if victim == "checkpoint":
+        files = [path for path in (folder / "checkpoints" / batch).rglob("*") if path.is_file()]
+        damaged = max(files, key=lambda path: path.stat().st_size)
+    elif victim == "mark":
+        damaged = batch_state.path(folder, batch)
+    else:
+        (damaged,) = (folder / "parts").glob(f"{batch}.{victim}.*.parquet")
+    flip(damaged)
+    _, lines = go(folder, study())
+    assert any(line.startswith(f"{damaged}: damaged") and "set aside" in line for line in lines)
+    assert list((folder / "damaged").iterdir())
+    assert_same(folder, small_run)
+
+
+def test_a_batch_killed_before_its_mark_goes_on_from_its_last_checkpoint(
+    tmp_path, monkeypatch, go, study, every_step, small_run, assert_same
+):
+    write = batch_state.write
+
+    def killed(directory, batch, mark):
+        if mark.finished:
+            raise KeyboardInterrupt
+        write(directory, batch, mark)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_state, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path / "small", study(), intervals=every_step)
+    restored = []
+    restore = store.Store.restore
+    monkeypatch.setattr(store.Store, "restore", lambda *given: restored.append(given[1]) or restore(*given))
+    _, lines = go(tmp_path / "small", study())
+    assert len(restored) == 1
+    assert not any("anew" in line for line in lines)
+    assert_same(tmp_path / "small", small_run)
+    (batch,) = (tmp_path / "small" / "checkpoints").iterdir()
+    assert len(list(batch.iterdir())) == 1
+    assert len(list((tmp_path / "small" / "parts").iterdir())) == 3
+
+
+def test_a_folder_in_which_nothing_was_computed_takes_another_config(
+    tmp_path, monkeypatch, go, study, tables
+):
+    data = tables()["data"]
+
+    def stopped(*_):
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "run_batch", stopped)
+        with pytest.raises(Interrupted):
+            go(tmp_path / "small", study(data=data | {"relevant": 4}))
+    assert (tmp_path / "small" / "manifest.json").exists()
+    assert not go(tmp_path / "small", study())[0].already_finished
+    with pytest.raises(InputError, match="holds results of another config"):
+        go(tmp_path / "small", study(data=data | {"relevant": 6}))
+
+
+def test_a_manifest_that_is_lost_is_made_anew_from_the_batches(copy, two_batches, go, study, assert_same):
+    path = copy / "manifest.json"
+    before = manifest.read(two_batches)
+    parts = {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
+    for damage in (flip, Path.unlink):
+        damage(path)
+        outcome, (line,) = go(copy, study())
+        assert line.startswith(f"{path}: ")
+        assert line.endswith("; making it anew from what is there")
+        assert outcome.batches == 2
+        again = manifest.read(copy)
+        kept = ("cells", "seeds", "batches", "widths", "config_hash", "failures", "sha256", "status")
+        assert {key: again[key] for key in kept} == {key: before[key] for key in kept}
+        assert_same(copy, two_batches)
+    assert parts == {part: part.stat().st_mtime_ns for part in (copy / "parts").iterdir()}
+
+
+def test_a_lost_manifest_does_not_make_another_config_welcome(copy, go, study, tables):
+    data = tables()["data"]
+    (copy / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
+        go(copy, study(data=data | {"relevant": 4}))
+    with pytest.raises(InputError, match="holds results of another config"):
+        plan(study(data=data | {"relevant": 4}), copy, quick=True)
+    with pytest.raises(InputError, match=r"manifest\.json: missing; run the same sweep again into this"):
+        load(copy)
+
+
+def test_batches_of_another_folder_are_refused(copy, go, study):
+    for path in (copy / "parts").glob("*.json"):
+        mark = json.loads(path.read_bytes())
+        mark["origin"]["cells"] = {"0": "0123456789abcdef"}
+        path.write_bytes(files.sealed({key: x for key, x in mark.items() if key != files.SEAL}))
+    with pytest.raises(InputError, match=r"holds results of another config \(cell 0\)"):
+        go(copy, study(chunk=1))
+
+
+def test_a_folder_of_an_earlier_version_is_not_continued(copy, go, study):
+    manifest.write(copy, manifest.read(copy) | {"format": 4})
+    with pytest.raises(InputError, match="written by another version of jaxattn"):
+        go(copy, study(chunk=1))
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path, go, study, tables, monkeypatch):
+    wanted = study(data=tables()["data"])
+    folder = tmp_path / "a" / "b" / "c"
+    for stage in ("rehearse_groups", "run_batch"):
+        with monkeypatch.context() as patch:
+
+            def fail(*_, **__):
+                raise InputError("data: nothing there")
+
+            patch.setattr(run, stage, fail)
+            with pytest.raises(InputError, match="nothing there"):
+                go(folder, wanted)
+        assert list(tmp_path.iterdir()) == []
+        # Somebody's own empty folder stays, and stays empty.
+        folder.parent.mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(run, stage, fail)
+            with pytest.raises(InputError, match="nothing there"):
+                go(folder.parent, wanted)
+        assert list(folder.parent.iterdir()) == []
+        shutil.rmtree(tmp_path / "a")
+
+
+def test_a_folder_that_is_deleted_under_a_run_is_one_line(tmp_path, go, study, monkeypatch):
+    folder = tmp_path / "parent" / "run"
+    load_corpora = lift.Programs.draw
+
+    def delete(*given):
+        shutil.rmtree(tmp_path / "parent")
+        return load_corpora(*given)
+
+    monkeypatch.setattr(lift.Programs, "draw", delete)
+    with pytest.raises(RunError, match=f"{folder}: is gone; run the same command again"):
+        go(folder, study())
+    assert not folder.exists()
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path, study, go):
+    (tmp_path / "x.py").write_text("")
+    for place in (tmp_path / "x.py", tmp_path / "x.py" / "run"):
+        with pytest.raises(InputError, match=r"x.py: a file, and no folder; give another one for results"):
+            go(place, study())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks for /proc")
+def test_a_folder_that_cannot_be_made_is_not_said_to_be_gone(study, go):
+    with pytest.raises(RunError, match=f"/proc/run: cannot be written: {os.strerror(errno.ENOENT)}"):
+        go(Path("/proc/run"), study())
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(0, "holds as many files as it can"), (7, r"the disk is full \(3 MiB left\)")]
+)
+def test_a_disk_without_inodes_is_not_called_full(tmp_path, monkeypatch, free, said):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    state = os.statvfs(tmp_path)
+    sizes = {"f_bavail": 3, "f_frsize": 2**20, "f_files": 9, "f_favail": free}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**sizes))
+    monkeypatch.setattr(os, "fsync", full)
+    assert state.f_frsize
+    with pytest.raises(RunError, match=f"manifest.json: cannot be written: .*{said}"):
+        store.Store(tmp_path).write_manifest({})
+
+
+@pytest.mark.parametrize("victim", ["manifest.json", "records.parquet", "parts/mark", "parts/table"])
+def test_what_cannot_be_read_is_not_taken_for_damaged(copy, go, study, monkeypatch, victim):
+    """No permission, or too few file handles: one line, and nothing is set aside or computed again."""
+    name = victim.replace("parts/mark", f"{FIRST}.json").replace("parts/table", f"{FIRST}.records")
+    original = open
+
+    def refuse(path, *options, **named):
+        if name in str(path):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return original(path, *options, **named)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(InputError, match=f"{name}.*: cannot be read: Too many open files; mend this"):
+        go(copy, study(chunk=1))
+    assert not (copy / "damaged").exists()
+
+
+@pytest.mark.parametrize("victim", ["records.parquet", f"parts/{FIRST}.json", "metrics.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_one_line(copy, go, study, victim):
+    (copy / victim).unlink()
+    (copy / victim).mkdir()
+    named = rf"{copy / victim}: (cannot be written: Is a directory|a folder is in its place)"
+    asked = {"records.parquet": load, "metrics.jsonl": lambda path: go(path, study(chunk=1, seeds=3))}
+    with pytest.raises((InputError, RunError), match=named):
+        asked.get(victim, status)(copy)
+
+
+def test_a_second_launcher_stops_with_a_clear_line(tmp_path, go, study):
+    folder = store.Store(tmp_path / "small")
+    code = (
+        "import sys; from pathlib import Path; from jaxattn.lab.engine.store import Store\n"
+        "with Store(Path(sys.argv[1])).locked():\n    print('in', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "small")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "in\n"
+        with pytest.raises(RunError, match=rf"small: process {process.pid} on .* is running there; wait"):
+            go(tmp_path / "small", study())
+        process.kill()
+    # A lock dies with its holder.
+    with folder.locked():
+        pass
+    assert not go(tmp_path / "small", study())[0].failures
+    assert json.loads((tmp_path / "small" / "manifest.json").read_text())["status"] == "finished"
+
+
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    notes = []
+    folder = store.Store(tmp_path / "small", notes.append)
+    with folder.locked():
+        folder.log({"x": 1})
+    assert notes == [
+        f"{tmp_path / 'small'}: this file system has no locks (No locks available); start no second run there"
+    ]
+    assert not lock.is_locked(folder.directory)
+
+
+def test_nothing_outside_is_emptied_deleted_or_written_to(copy, go, study, tmp_path):
+    """Links that a folder came with: to a file by the lock's name, to a folder where old checkpoints lie."""
+    home = tmp_path / "home"
+    shutil.copytree(copy / "checkpoints" / FIRST, home)
+    (home / "letters").mkdir()
+    (home / "letters" / "a").write_text("kept")
+    places = (copy / ".lock", copy / "metrics.jsonl", copy / "checkpoints" / FIRST, copy / "damaged")
+    for place in places:
+        kept = place.rename(tmp_path / "kept") if place.exists() else None
+        place.symlink_to(home if place.name in (FIRST, "damaged") else home / "letters" / "a")
+        with pytest.raises(InputError, match=rf"{place.name}: a link that leads out of"):
+            go(copy, study(chunk=1))
+        place.unlink()
+        if kept:
+            kept.rename(place)
+    assert (home / "letters" / "a").read_text() == "kept"
+    assert go(copy, study(chunk=1))[0].already_finished
+
+
+def test_a_lock_is_never_a_link(tmp_path):
+    (tmp_path / "victim").write_text("kept")
+    (tmp_path / ".lock").symlink_to("victim")
+    with pytest.raises(OSError, match="symbolic links"), lock.locked(tmp_path):
+        pass
+    assert not lock.is_locked(tmp_path)
+    assert (tmp_path / "victim").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl"])
+def test_a_hard_link_is_never_written_through(copy, go, study, tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (copy / name).unlink(missing_ok=True)
+    os.link(victim, copy / name)
+    with pytest.raises(
+        InputError, match=rf"{name}: a hard link, and its file may lie elsewhere too; remove it"
+    ):
+        go(copy, study(chunk=1, seeds=3))
+    assert victim.read_text() == "kept"
+    assert not lock.is_locked(copy)
+    (copy / name).unlink()
+    assert not go(copy, study(chunk=1, seeds=3))[0].failures
+    assert victim.read_text() == "kept"
+
+
+def test_the_next_run_removes_temporary_files_of_killed_ones(copy, go, study):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (copy / "figures").mkdir(exist_ok=True)
+    left = [copy / name / f".manifest.json.{ended.pid}" for name in ("", "parts", "figures")]
+    for path in left:
+        path.write_text("{")
+    assert go(copy, study(chunk=1))[0].already_finished
+    assert not any(path.exists() for path in left)
+
+
+def test_lines_of_a_log_that_say_something_else_are_left_out(copy):
+    lines = map(json.loads, (copy / "metrics.jsonl").read_text().splitlines())
+    *_, line = (line for line in lines if "doing" not in line)
+    line.pop(files.SEAL)
+    wrong = [
+        {},
+        line | {"batch": 3},
+        line | {"failures": [3]},
+        line | {"share": "x"},
+        line | {"wall_time_s": -1},
+    ]
+    (copy / "metrics.jsonl").write_bytes(b"".join(map(files.sealed, [*wrong, line])))
+    (read,) = run_log.latest(copy)
+    assert read == {key: line[key] for key in read if key != "doing"} | {"doing": ""}
+    assert read["losses"]
+    assert "finished" in status(copy)[1]

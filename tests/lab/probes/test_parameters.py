@@ -1,0 +1,249 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import jaxattn as ja
+from jaxattn import losses, models
+from jaxattn.core import pytrees
+from jaxattn.core.errors import InputError
+from jaxattn.data import ragged as layout
+from jaxattn.dynamics import descent, run
+from jaxattn.lab.probes import Alignments, Conservation, Norms, Sharpness
+from jaxattn.lab.probes.parameters import cosine, largest_eigenvalue
+from jaxattn.models import reference
+
+
+def test_norms_of_all_parameters_trained_or_not(x64, corpus, show, draw, measure):
+    corpus, model = corpus(3), models.Mlp(dim=5)
+    params = draw(model, corpus)
+    found = measure(Norms(), show(model, params, corpus, train=("p",)))
+    assert set(found) == {"norm_E", "norm_p", "norm_v", "norm_W", "norm_b"}
+    for name, value in vars(params).items():
+        np.testing.assert_allclose(found[f"norm_{name}"], np.sqrt(np.sum(np.asarray(value) ** 2)), rtol=1e-13)
+
+
+def angle(x, y):
+    x, y = np.ravel(x), np.ravel(y)
+    return x @ y / (np.linalg.norm(x) * np.linalg.norm(y))
+
+
+def test_cosines_between_parameters_and_with_the_descent_direction(x64, corpus, show, draw, measure):
+    corpus, model = corpus(), models.OneLayer(dim=12)  # E is as large as a matrix (d, d) would be
+    params = draw(model, corpus)
+    found = measure(Alignments(), show(model, params, corpus, train=("E", "p")))
+    assert set(found) == {"cos_p_v", "cos_E_descent", "cos_p_descent"}
+    np.testing.assert_allclose(found["cos_p_v"], angle(params.p, params.v), rtol=1e-12)
+    gradient = jax.jit(jax.grad(ja.dynamics.loss))(params, corpus)
+    np.testing.assert_allclose(found["cos_E_descent"], -angle(params.E, gradient.E), rtol=1e-10)
+    np.testing.assert_allclose(found["cos_p_descent"], -angle(params.p, gradient.p), rtol=1e-10)
+
+
+def test_matrices_of_one_shape_are_compared_entry_by_entry(x64, corpus, show, draw, measure):
+    corpus, model = corpus(3), models.TwoLayerWeights(dim=5)
+    params = draw(model, corpus)
+    params = params.replace(W2=2 * params.W1 + params.W2)
+    found = measure(Alignments(), show(model, params, corpus, train=("v",)))
+    assert set(found) == {"cos_W1_W2", "cos_v_descent"}
+    np.testing.assert_allclose(found["cos_W1_W2"], angle(params.W1, params.W2), rtol=1e-12)
+
+
+def test_cosines_of_tiny_vectors_are_exact_and_of_zero_undefined():
+    x, y = jnp.array([3e-30, 4e-30]), jnp.array([1e25, 0.0])
+    np.testing.assert_allclose(cosine(x, y), 0.6, rtol=1e-6)
+    assert jnp.isnan(cosine(x, jnp.zeros(2)))
+
+
+TRAIN = ("E", "p", "v")
+
+
+def quantity(params):
+    E, p, v = (np.asarray(x) for x in (params.E, params.p, params.v))
+    Q = np.zeros((E.shape[1], E.shape[1]))
+    for row in E:
+        Q += np.outer(row, row)
+    for query in p if p.ndim == 2 else [p]:
+        Q -= np.outer(query, query)
+    per_head = v if p.ndim == 2 else v[None]
+    for head in per_head:
+        for column in head.T if head.ndim == 2 else [head]:
+            Q -= np.outer(column, column)
+    return Q
+
+
+def drift(model, params, moved, corpus, show):
+    @jax.jit
+    def measure(params, moved):
+        memory = Conservation().remember(params)
+        return Conservation().measure(show(model, moved, corpus, memory=memory))["conservation_drift"]
+
+    return measure(params, moved)
+
+
+ONCE = [(3, 2, None), (20, 3, 2), (60, 2, 2), (60, 3, None)]
+
+
+@pytest.mark.parametrize(
+    ("dim", "classes", "heads"),
+    [
+        pytest.param(*case, marks=[] if case in ONCE else pytest.mark.more)
+        # Against m rows: d < m, m < d < 2m, 2m < d.
+        for case in itertools.product((3, 20, 60), (2, 3), (None, 2))
+    ],
+)
+def test_drift_equals_that_of_the_matrix_written_out(x64, rng, corpus, show, draw, dim, classes, heads):
+    corpus = corpus(classes)
+    model = models.MultiHead(dim=dim, heads=heads) if heads else models.OneLayer(dim=dim)
+    params = draw(model, corpus)
+    for size in (1e-6, 1.0):
+        moved = jax.tree.map(lambda x, size=size: x + size * jnp.asarray(rng.normal(size=x.shape)), params)
+        before, after = quantity(params), quantity(moved)
+        expected = np.linalg.norm(after - before) / np.linalg.norm(before)
+        np.testing.assert_allclose(drift(model, params, moved, corpus, show), expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("model", [models.OneLayer(dim=40), models.MultiHead(dim=6, heads=2)])
+def test_small_steps_conserve_it_and_drift_in_proportion_to_their_size(x64, corpus, show, draw, model):
+    corpus = corpus()
+    params = draw(model, corpus)
+    found = []
+    for size, steps in ((0.1, 200), (0.05, 400)):
+        algorithm = descent(optax.sgd(size), train=TRAIN, outputs=model.outputs)
+        moved = jax.jit(lambda x, k, a=algorithm: run(a, a.init(x), corpus, k).params)(params, steps)
+        assert jnp.abs(moved.p - params.p).max() > 0.1
+        found.append(float(drift(model, params, moved, corpus, show)))
+    assert 1.7 < found[0] / found[1] < 2.3
+    assert found[0] < 0.02
+
+
+def test_float32_keeps_the_digits_of_a_small_drift(corpus, show, draw):
+    corpus, model = corpus(), models.OneLayer(dim=64)
+    params = model.init(jax.random.key(0), corpus, dtype=jnp.float32)
+    moved = params.replace(p=params.p * 1.001, v=params.v * 0.999, E=params.E * 1.0005)
+    before, after = (quantity(jax.tree.map(lambda x: np.asarray(x, np.float64), x)) for x in (params, moved))
+    expected = np.linalg.norm(after - before) / np.linalg.norm(before)
+    np.testing.assert_allclose(drift(model, params, moved, corpus, show), expected, rtol=1e-3)
+
+
+def test_it_is_measured_where_all_three_are_trained(x64, corpus, show, draw, applies):
+    corpus, model = corpus(), models.OneLayer(dim=4)
+    params = draw(model, corpus)
+    memory = Conservation().remember(params)
+    assert not applies(Conservation(), model, None, ("p",))
+    assert applies(Conservation(), model, None, ("v", "E", "p"))
+    assert Conservation().measure(show(model, params, corpus, memory=memory)) == {"conservation_drift": 0}
+    with pytest.raises(InputError, match="E: not a parameter of the model; it has W"):
+        Conservation().remember({"W": params.E})
+
+
+def test_seeds_are_measured_together(x64, corpus, show, draw):
+    corpus, model = corpus(), models.OneLayer(dim=40)
+    start = [draw(model, corpus, seed) for seed in (0, 1)]
+    step = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=1.0, train=TRAIN))
+    moved = [step(x) for x in start]
+    both, after = (jax.tree.map(lambda *x: jnp.stack(x), *x) for x in (start, moved))
+    found = jax.vmap(lambda x, y: drift(model, x, y, corpus, show))(both, after)
+    for lane in (0, 1):
+        np.testing.assert_allclose(found[lane], drift(model, start[lane], moved[lane], corpus, show))
+
+
+TEXTBOOK = {models.OneLayer: reference.outputs, models.MultiHead: reference.multi_head_outputs}
+
+
+def dense(model, seeds, corpus, train, per_sequence=losses.DEFAULT):
+    """The largest eigenvalues of the Hessians of several seeds written out, from the textbook form."""
+    ids, mask = reference.padded_sequences(corpus)
+
+    def hessian(params):
+        flat, unravel = ravel_pytree({name: pytrees.get(params, name) for name in train})
+
+        def loss(flat):
+            f = TEXTBOOK[type(model)](params.replace(**unravel(flat)), ids, mask)
+            return per_sequence(f, corpus.targets).mean()
+
+        return jax.hessian(loss)(flat)
+
+    return np.linalg.eigvalsh(np.asarray(jax.jit(jax.vmap(hessian))(seeds)))[:, -1]
+
+
+def stacked(*params):
+    return jax.tree.map(lambda *x: jnp.stack(x), *params)
+
+
+ALL = ("E", "p", "v")
+TWO_CLASSES = (models.OneLayer(dim=5), 2, losses.DEFAULT)
+THREE_CLASSES = (models.OneLayer(dim=5), 3, losses.CrossEntropy(smoothing=0.2))
+EXPONENTIAL = (models.OneLayer(dim=5), 2, losses.Exponential())
+HEADS = (models.MultiHead(dim=4, heads=2), 2, losses.Squared())
+
+
+@pytest.mark.parametrize(
+    ("model", "classes", "per_sequence", "train"),
+    [
+        (*TWO_CLASSES, ("p",)),
+        (*HEADS, ALL),
+        *(
+            pytest.param(*case, train, marks=pytest.mark.more)
+            for case, train in (
+                (TWO_CLASSES, ALL),
+                (THREE_CLASSES, ("p",)),
+                (THREE_CLASSES, ALL),
+                (EXPONENTIAL, ("p",)),
+                (EXPONENTIAL, ALL),
+                (HEADS, ("p",)),
+            )
+        ),
+    ],
+)
+def test_it_is_the_largest_eigenvalue_of_the_dense_hessian(
+    x64, corpus, show, draw, measure, model, classes, per_sequence, train
+):
+    corpus = corpus(classes)
+    params = draw(model, corpus)
+    seen = show(model, params, corpus, train, per_sequence)
+    (expected,) = dense(model, stacked(params), corpus, train, per_sequence)
+    assert abs(expected) > 1e-3
+    found = measure(Sharpness(iterations=90), seen)["sharpness"]
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("large", [pytest.param(False, marks=pytest.mark.more), True])
+def test_sharpness_of_seeds_is_measured_together(x64, corpus, show, draw, monkeypatch, large):
+    if large:
+        monkeypatch.setattr(layout, "LARGE", 1)
+    corpus, model = corpus(), models.OneLayer(dim=5)
+    assert corpus.bags.is_large == large
+    seeds = stacked(*(draw(model, corpus, seed) for seed in (0, 1, 2)))
+    measure = jax.jit(jax.vmap(lambda x: Sharpness().measure(show(model, x, corpus))["sharpness"]))
+    expected = dense(model, seeds, corpus, ("E", "p", "v"))
+    np.testing.assert_allclose(measure(seeds), expected, rtol=1e-3)
+    jax.clear_caches()
+
+
+@jax.jit
+def largest(matrix, start):
+    return largest_eigenvalue(lambda x: matrix @ x, start, 30)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 30])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_matrices_of_any_rank_sign_and_size(rng, rank, sign):
+    factor = rng.normal(size=(30, rank))
+    start = np.float32(rng.normal(size=30))
+    for size in (1e-30, 1.0, 1e20):
+        matrix = np.float32(size) * sign * np.float32(factor @ factor.T)
+        found = np.asarray(largest(matrix, start)) / np.float32(size)
+        expected = np.linalg.eigvalsh(sign * factor @ factor.T)[-1]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_exact_eigenvector_and_one_number_end_early():
+    scaled = jax.jit(lambda factor, start: largest_eigenvalue(lambda x: factor * x, start, 5))
+    np.testing.assert_allclose(scaled(-2.0, np.ones(5, np.float32)), -2, rtol=1e-6)
+    np.testing.assert_allclose(scaled(3.0, np.ones(1, np.float32)), 3, rtol=1e-6)
+    assert np.isnan(scaled(np.nan, np.ones(5, np.float32)))

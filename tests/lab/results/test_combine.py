@@ -1,0 +1,282 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.results import aggregate, load
+from jaxattn.lab.results.combine import _equal, choose, combine, group, paired
+from jaxattn.lab.results.intervals import student_t
+from jaxattn.lab.results.layout import latex, markdown, write
+from jaxattn.lab.results.run import Run
+
+
+@pytest.fixture
+def folder(load_planted):
+    """Loss = 100 d + 10 rate + seed/100 at step 1; accuracy = seed."""
+
+    def make(seeds, *, name="swept", dims=(8, 16), rates=(0.1, 0.2)):
+        settings = [{"model.dim": d, "phases.query.step_size": r} for d in dims for r in rates]
+        rows = [
+            (cell, seed, "query", step, metric, value)
+            for cell, s in enumerate(settings)
+            for seed in seeds
+            for step in (0, 1)
+            for metric, value in (
+                ("loss", step * (100 * s["model.dim"] + 10 * s["phases.query.step_size"] + seed / 100)),
+                ("accuracy", float(seed)),
+            )
+        ]
+        return load_planted(
+            rows,
+            name=name,
+            config={"model": {"dim": 4}, "phases": [{"name": "query", "step_size": 0.1, "steps": 7}]},
+            cells=[{"cell": k, "settings": s, "config_hash": f"{name}{s}"} for k, s in enumerate(settings)],
+            seeds=list(seeds),
+            failures=[{"cell": 0, "seed": seeds[0], "phase": "late", "step": 1, "reason": "NaN"}],
+        )
+
+    return make
+
+
+def test_shards_are_one_run_with_the_seeds_of_all(folder):
+    whole = folder(range(6))
+    parts = [folder(range(4)), folder(range(4, 6))]
+    both = combine(parts)
+    assert both.manifest["seeds"] == [0, 1, 2, 3, 4, 5]
+    assert both.axes == whole.axes
+    assert {f["seed"] for f in both.manifest["failures"]} == {0, 4}
+    pd.testing.assert_frame_equal(aggregate(both), aggregate(whole))
+    assert combine([whole]) is whole
+
+
+def test_other_sweeps_keep_their_names_apart(folder):
+    both = combine([folder(range(2)), folder(range(2), name="other")])
+    assert both.axes == ["sweep", "model.dim", "phases.query.step_size"]
+    assert len(both.cells) == 8
+    assert both.cells["sweep"].tolist() == ["swept"] * 4 + ["other"] * 4
+
+
+def test_a_seed_that_two_folders_hold_is_refused(folder):
+    with pytest.raises(InputError, match=r"planted\d+: seed 1 is in .*planted\d+ too"):
+        combine([folder(range(2)), folder(range(1, 3))])
+
+
+def test_keys_are_looked_up_swept_or_not(folder):
+    results = folder(range(2))
+    assert results.lookup(3, "model.dim") == 16
+    assert results.lookup(3, "phases.query.steps") == results.lookup(3, "phases.0.steps") == 7
+    with pytest.raises(InputError, match=r"phases.embed.steps: no such key in the config of "):
+        results.lookup(0, "phases.embed.steps")
+
+
+def test_a_key_that_a_block_changes_is_looked_up_in_it():
+    blocks = {"two": {}, "three": {"data": {"relevant_per_sequence": 3}}}
+    config = {"data": {"relevant_per_sequence": 2, "sequences": 40}, "blocks": blocks}
+    cells = [{"cell": cell, "settings": {"block": name}} for cell, name in enumerate(blocks)]
+    results = Run(Path(), {"config": config, "cells": cells}, pd.DataFrame(), pd.DataFrame())
+    assert [results.lookup(cell, "data.relevant_per_sequence") for cell in (0, 1)] == [2, 3]
+    assert results.lookup(1, "data.sequences") == 40
+
+
+def test_choosing_keeps_cells_metrics_and_phases(folder):
+    results = folder(range(2))
+    chosen = choose(results, where={"model.dim": "16"}, metrics=["loss"], phases=["query"])
+    assert chosen.cells["model.dim"].tolist() == [16, 16]
+    assert set(chosen.records["metric"]) == {"loss"}
+    with pytest.raises(InputError, match=r"metric 'los': the run did not record it; did you mean 'loss'\?$"):
+        choose(results, metrics=["los"])
+    with pytest.raises(InputError, match="metric 'entropy': the run recorded accuracy, loss"):
+        choose(results, metrics=["entropy"])
+    with pytest.raises(InputError, match=r"phase 'embed': the run recorded 'query'$"):
+        choose(results, phases=["embed"])
+    with pytest.raises(InputError, match="nothing is left"):
+        choose(results, where={"model.dim": 17})
+
+
+def test_values_are_meant_as_they_are_printed(folder):
+    third = 1 / 3
+    results = folder(range(2), dims=(8, 16), rates=(150.0, third))
+    for text, value in (("150", 150.0), ("1.5e2", 150.0), ("0.333333", third), (repr(third), third)):
+        chosen = choose(results, where={"phases.query.step_size": text})
+        assert set(chosen.cells["phases.query.step_size"]) == {value}
+    table = aggregate(paired(results, "phases.query.step_size", "0.333333", "150"))
+    rows = table[(table["metric"] == "loss") & (table["step"] == 1)]
+    np.testing.assert_allclose(rows["mean"], 10 * (150 - third))
+    with pytest.raises(InputError, match=r"no cells with both '7' and '150'; its values are 150, 0.333333"):
+        paired(results, "phases.query.step_size", "7", "150")
+    close = folder(range(2), dims=(8,), rates=(third, third + 1e-9))
+    with pytest.raises(
+        InputError, match=r"step_size: 0.333333 is printed for 0.3333333333333333, 0.33333333"
+    ):
+        choose(close, where={"phases.query.step_size": "0.333333"})
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "same"),
+    [
+        (True, "true", True),
+        (False, "false", True),
+        (1.0, True, True),
+        ("150.0", "150", False),
+        (150, "150.0", True),
+        (150, "150.1", False),
+        ("adam", "adam", True),
+        (None, "0", False),
+    ],
+)
+def test_numbers_are_compared_as_numbers(value, wanted, same):
+    assert _equal(value, wanted) == same
+
+
+def test_a_pool_has_one_value_per_seed_the_mean_over_its_cells(folder):
+    results = folder(range(3))
+    pooled = group(results, ["model.dim"])
+    assert pooled.derived == ["means over cells of the same model.dim"]
+    table = aggregate(pooled)
+    row = table[(table["metric"] == "loss") & (table["step"] == 1)].set_index("model.dim")
+    assert row["n"].tolist() == [3, 3]
+    for d in (8, 16):
+        of_seeds = [np.mean([100 * d + 10 * r + s / 100 for r in (0.1, 0.2)]) for s in range(3)]
+        low, high = student_t(of_seeds)
+        np.testing.assert_allclose(
+            row.loc[d, ["mean", "mean_low", "mean_high"]].astype(float), [np.mean(of_seeds), low, high]
+        )
+    assert len(group(results, ["phases.query.steps"]).cells) == 1
+
+
+def test_cells_that_say_the_same_make_no_interval_narrower(folder):
+    """The accuracy of a seed is the same in all cells: four of them tell no more than one."""
+    results = folder(range(6))
+    columns = ["n", "mean", "mean_low", "mean_high", "iqm", "iqm_low", "iqm_high"]
+    found = {
+        len(run.cells): aggregate(run).query("metric == 'accuracy' and step == 1").iloc[0][columns]
+        for run in (results, group(results, ["phases.query.steps"]))
+    }
+    np.testing.assert_equal(found[1].tolist(), found[4].tolist())
+
+
+def test_seeds_count_where_all_cells_of_a_pool_have_them(folder):
+    whole = folder(range(4), dims=(8,))
+    records = whole.records
+    lost = (records["cell"] == 0) & (records["seed"] == 1)  # has no records
+    failed = (records["cell"] == 1) & (records["seed"] == 2) & (records["step"] == 1)
+    records = records.assign(value=records["value"].mask(failed))[~lost]
+    later = records[(records["cell"] == 1) & (records["step"] == 1)].assign(step=2)
+    other = records[records["cell"] == 0].assign(phase="later")
+    part = replace(whole, records=pd.concat([records, later, other]))
+    table = aggregate(group(part, ["model.dim"])).set_index(["phase", "step", "metric"])
+    loss = [np.mean([800 + 10 * r + s / 100 for r in (0.1, 0.2)]) for s in (0, 3)]
+    assert table.loc[("query", 1, "loss"), ["n", "mean"]].tolist() == pytest.approx([2, np.mean(loss)])
+    assert table.loc[("query", 0, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
+    # What one of the cells recorded alone is that cell's.
+    assert table.loc[("query", 2, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 4 / 3])
+    assert table.loc[("later", 1, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
+
+
+def test_a_seed_of_several_folders_is_one_seed(folder):
+    both = combine([folder(range(2)), folder(range(1, 3), name="other")])
+    table = aggregate(group(both, ["model.dim"])).query("metric == 'accuracy' and step == 1")
+    assert table[["n", "mean"]].to_numpy().tolist() == [[1, 1], [1, 1]]
+
+
+def test_paired_differences_cancel_what_seeds_share(folder):
+    results = folder(range(3))
+    table = aggregate(paired(results, "model.dim", 8, "16"))
+    row = table[(table["metric"] == "loss") & (table["step"] == 1)]
+    assert row["phases.query.step_size"].tolist() == [0.1, 0.2]
+    np.testing.assert_allclose(row["mean"], 800)
+    np.testing.assert_array_equal(table.loc[table["metric"] == "accuracy", "mean"], 0)
+    with pytest.raises(InputError, match=r"model.dim: no cells with both 8 and 9"):
+        paired(results, "model.dim", 8, 9)
+    with pytest.raises(InputError, match=r"data.length: not swept; swept is model.dim"):
+        paired(results, "data.length", 8, 9)
+
+
+@pytest.mark.parametrize("in_block", [False, True])
+def test_keys_that_are_zipped_are_paired_together(load_planted, in_block):
+    grid = {"zip": {"model.dim": [8, 16], "phases.query.steps": [10, 40]}}
+    config = {"phases": [{"name": "query"}]} | ({"blocks": {"b": grid}} if in_block else grid)
+    settings = [
+        {"data.length": length, "model.dim": d, "phases.query.steps": n}
+        for length in (2, 3)
+        for d, n in ((8, 10), (16, 40))
+    ]
+    rows = [
+        (cell, seed, "query", 1, "loss", s["model.dim"] * s["data.length"] + seed)
+        for cell, s in enumerate(settings)
+        for seed in (0, 1)
+    ]
+    cells = [{"cell": k, "settings": s} for k, s in enumerate(settings)]
+    run = load_planted(rows, name="x", config=config, cells=cells, seeds=[0, 1])
+    found = paired(run, "model.dim", 8, 16)
+    assert aggregate(found)["mean"].tolist() == [16.0, 24.0]
+    assert list(found.axes) == ["data.length"]
+    assert "model.dim = 16 minus 8, with phases.query.steps" in found.derived[-1]
+    apart = load_planted(rows, name="x", config={"phases": [{"name": "query"}]}, cells=cells, seeds=[0, 1])
+    with pytest.raises(InputError, match="have no seed, phase, step and metric in common"):
+        paired(apart, "model.dim", 8, 16)
+
+
+def test_a_seed_that_failed_on_one_side_has_no_difference(folder):
+    results = folder(range(3))
+    records = results.records
+    failed = (records["cell"] == 0) & (records["seed"] == 1)
+    run = replace(results, records=records.assign(value=records["value"].mask(failed)))
+    differences = paired(run, "model.dim", 8, 16)
+    assert differences.derived == ["differences (model.dim = 16 minus 8)"]
+    rows = aggregate(differences).query("metric == 'loss' and step == 1")
+    assert rows["n"].tolist() == [2, 3]
+    np.testing.assert_allclose(rows["mean"], 800)
+    averages = group(differences, ["phases.query.steps"])
+    assert averages.derived == [*differences.derived, "means over cells of the same phases.query.steps"]
+    assert aggregate(averages).query("metric == 'loss' and step == 1")["n"].tolist() == [2]
+
+
+def test_tables_are_written_in_the_format_of_the_suffix(tmp_path):
+    table = pd.DataFrame({"name": ["a|b", "c_d"], "value": [0.123456, 1e-7]})
+    for suffix in ("csv", "parquet", "tex", "md"):
+        write(table, tmp_path / f"t.{suffix}")
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "t.csv"), table)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), table)
+    assert markdown(table).splitlines()[2] == "| a\\|b | 0.123 |"
+    assert "c\\_d & 1.00e-7" in latex(table)
+    with pytest.raises(InputError, match=r"t.xlsx: tables are written as .csv"):
+        write(table, tmp_path / "t.xlsx")
+    with pytest.raises(RunError, match="cannot be written"):
+        write(table, tmp_path / "missing" / "t.csv")
+
+
+def test_a_thousand_cells_of_a_thousand_rows_load_and_aggregate_quickly(folder, rewrite):
+    """A table of a million rows: seconds, not minutes; the bound is loose for slow machines."""
+    import sys
+
+    path = folder(range(10), dims=range(1, 1001), rates=(0.1,)).directory
+    step = np.tile(np.repeat(np.arange(100), 10), 1000)
+    records = pd.DataFrame(
+        {
+            "cell": np.repeat(np.arange(1000, dtype=np.int32), 1000),
+            "seed": np.tile(np.arange(10, dtype=np.int32), 100_000),
+            "phase": "query",
+            "step": step,
+            "metric": "loss",
+            "value": np.random.default_rng(0).normal(size=1_000_000),
+        }
+    )
+    rewrite(path, "records", records)
+    calls = 0
+
+    def count(*_):
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        loaded = load(path)
+    finally:
+        sys.setprofile(None)
+    # Nothing is called once a row.
+    assert calls < 300_000
+    assert len(loaded.records) == 1_000_000

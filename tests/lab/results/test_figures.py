@@ -1,0 +1,472 @@
+import dataclasses
+import inspect
+import itertools
+
+import matplotlib
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results import aggregate, load, style
+from jaxattn.lab.results.correlations import bin_means
+from jaxattn.lab.results.curves import _scale_steps, curves
+from jaxattn.lab.results.figures import KINDS, check, draw, draw_all, function
+from jaxattn.lab.results.fits import PowerLaw
+from jaxattn.lab.results.scaling import collect, scaling, sentence
+from jaxattn.lab.results.token_figures import importance, one_step_law, top_tokens
+from jaxattn.lab.results.tokens import at_end
+
+SCALING = {"kind": "scaling", "axis": "model.dim", "expected": -0.5, "tolerance": 0.05}
+
+
+PAIRS = list(
+    itertools.product(
+        ["curves", "importance", "one_step_law", "top_tokens"],
+        ["text", "one_seed", "dims", "classes", "failed"],
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    # Each kind with a folder or two, each folder with a kind or two.
+    [
+        pytest.param(*pair, marks=[] if number % 3 == 0 else pytest.mark.more)
+        for number, pair in enumerate(PAIRS)
+    ],
+)
+def test_every_kind_draws_every_folder(results, name, kind):
+    drawn = draw(results[name], {"kind": kind})
+    assert style.png(drawn.figure, dpi=50).startswith(b"\x89PNG")
+    assert len(drawn.caption) > 40
+
+
+def test_names_with_signs_of_formulas_are_drawn_by_every_kind(write, tmp_path):
+    odd = "x^$2^$ or $5"
+    axes = {"block": [odd, "plain"], f"data.{odd}": [1.0, 2.0], "model.dim": [8, 16]}
+    folder = write(tmp_path / "run", axes=axes, seeds=2, vocab_size=60)
+    run = load(folder)
+    renamed = {"metric": {"p_norm": odd}, "phase": {"joint": odd}}
+    run = dataclasses.replace(run, records=run.records.replace(renamed))
+    for spec in (
+        {"kind": "curves", "metrics": ["loss", odd]},
+        {"kind": "curves", "metrics": ["loss"], "x": odd},
+        {"kind": "scaling", "axis": "model.dim", "metric": odd},
+        {"kind": "scaling", "axis": f"data.{odd}", "metric": odd},
+        {"kind": "convergence", "x": odd, "y": "loss"},
+        {"kind": "diagram", "x_axis": "block", "y_axis": f"data.{odd}", "metric": odd},
+    ):
+        assert style.png(draw(run, spec).figure, dpi=50).startswith(b"\x89PNG")
+
+
+def test_drawing_leaves_global_settings_alone(results):
+    before = dict(matplotlib.rcParams)
+    style.png(draw(results["one_seed"], {"kind": "importance"}).figure)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_curves_show_the_mean(results):
+    drawn = curves(results["dims"], metrics=("p_norm",), cells=(1, 3))
+    lines = drawn.figure.axes[0].get_lines()
+    table = aggregate(results["dims"])
+    table = table[(table["metric"] == "p_norm") & (table["phase"] == "joint")]
+    assert len(lines) == 2
+    for line, cell in zip(lines, (1, 3), strict=True):
+        rows = table[table["cell"] == cell]
+        np.testing.assert_array_equal(line.get_xdata(), rows["step"])
+        np.testing.assert_allclose(line.get_ydata(), rows["mean"], rtol=1e-12)
+    assert "6 seeds" in drawn.caption
+    assert "2 of 4 cells" in drawn.caption
+
+
+@pytest.mark.parametrize(("decades", "ticks"), [(3, [0, 1, 10, 100, 1000]), (9, [0, 1, 1e3, 1e6, 1e9])])
+def test_steps_over_decades_have_a_few_ticks_to_the_end(decades, ticks):
+    ax = Figure().subplots()
+    rows = pd.DataFrame({"x": [0, *10.0 ** np.arange(decades + 1)], "mean": 1.0})
+    _scale_steps(ax, rows)
+    assert ax.get_xticks().tolist() == ticks
+
+
+def test_values_have_logarithms_where_none_is_negative(load_planted):
+    falls = [10.0**-k for k in range(6)]
+    rows = [
+        (0, seed, "p", step, metric, value)
+        for step, mean in enumerate(falls)
+        for seed in (0, 1)
+        for metric, value in (("falls", mean), ("crosses", mean * (3.5 - 5 * seed)))
+    ]
+    config = {"phases": [{"name": "p"}]}
+    run = load_planted(rows, name="x", config=config, cells=[{"cell": 0, "settings": {}}], seeds=[0, 1])
+
+    def scales(**options):
+        return [ax.get_yscale() for ax in curves(run, metrics=("falls", "crosses"), **options).figure.axes]
+
+    assert (aggregate(run)["mean"] > 0).all()
+    assert scales() == ["log", "linear"]
+    assert scales(scale="linear") == ["linear", "linear"]
+    with pytest.raises(InputError, match='scale = "log", but crosses has negative values; use "linear"'):
+        scales(scale="log")
+    assert curves(run, metrics=("falls",), scale="log").figure.axes[0].get_yscale() == "log"
+    assert draw(run, {"kind": "curves", "metrics": ["falls"], "scale": "linear"}).figure.axes[0]
+    with pytest.raises(InputError, match="scale"):
+        draw(run, {"kind": "curves", "scale": "cubic"})
+
+
+def test_curves_against_another_metric(results):
+    """Each point lies at the mean of that metric, seed by seed from the records."""
+    run = results["dims"]
+    drawn = curves(run, metrics=("loss",), cells=(2,), x="p_norm")
+    (line,) = drawn.figure.axes[0].get_lines()
+    rows = run.records[(run.records["phase"] == "joint") & (run.records["cell"] == 2)]
+    for metric, data in (("p_norm", line.get_xdata()), ("loss", line.get_ydata())):
+        values = rows[rows["metric"] == metric].pivot(index="step", columns="seed", values="value")
+        np.testing.assert_allclose(data, values.mean(axis=1), rtol=1e-12)
+    assert drawn.figure.axes[0].get_xlabel() == run.label("p_norm")
+    assert "against p_norm at the same step" in drawn.caption
+    assert drawn.name == "curves_loss_p_norm"
+    with pytest.raises(InputError, match="did you mean 'p_norm'"):
+        curves(run, x="p_nrm")
+    with pytest.raises(InputError, match="'embed': train_accuracy was recorded in joint"):
+        curves(run, x="train_accuracy", phase="embed")
+
+
+def test_curves_leave_out_phases_of_one_step_and_share_panels(results):
+    drawn = curves(results["one_seed"])
+    assert "Phases joint, late" in drawn.caption
+    assert "band" not in drawn.caption
+    titles = [ax.get_title(loc="left") for ax in drawn.figure.axes]
+    assert titles.count("accuracy") == 2
+    assert "Phase embed" in curves(results["one_seed"], phase="embed").caption
+
+
+def test_curves_of_many_cells_show_some(results):
+    run = results["text"]
+    cells = [{"cell": cell, "settings": {"model.dim": cell + 1}} for cell in range(40)]
+    loss = run.records[run.records["metric"] == "loss"]
+    records = pd.concat([loss.assign(cell=np.int32(cell)) for cell in range(40)])
+    many = dataclasses.replace(run, manifest=run.manifest | {"cells": cells}, records=records)
+    assert "12 of 40 cells are shown" in curves(many, metrics=("loss",)).caption
+
+
+def test_importance_shows_bin_means_and_counts_what_is_outside(results):
+    drawn = importance(results["text"], phase="joint")
+    table = at_end(results["text"], phase="joint").table
+    for ax, column in zip(drawn.figure.axes, ("Ev", "Ep"), strict=True):
+        means = bin_means(table["posterior_difference"], table[column]).dropna()
+        (line,) = (line for line in ax.get_lines() if line.get_marker() == "o")
+        np.testing.assert_allclose(line.get_ydata(orig=False), means["mean"])
+        np.testing.assert_allclose(line.get_xdata(orig=False), means["center"])
+    outside = (table["posterior_difference"].abs() > 1).sum()
+    assert (f" {outside} points outside" in drawn.caption) == (outside > 0)
+    assert "400 tokens" in drawn.caption
+
+
+def test_the_band_of_importance_is_the_range_of_the_means_of_seeds(results):
+    drawn = importance(results["text"], phase="joint")
+    table = at_end(results["text"], phase="joint", average=False).table
+    assert table["seed"].nunique() > 1
+    for ax, column in zip(drawn.figure.axes, ("Ev", "Ep"), strict=True):
+        means = [
+            bin_means(own["posterior_difference"], own[column])["mean"] for _, own in table.groupby("seed")
+        ]
+        (band,) = (each for each in ax.collections if isinstance(each, PolyCollection))
+        drawn_at = band.get_paths()[0].vertices[:, 1]
+        assert np.isclose(drawn_at.max(), np.nanmax(means))
+        assert np.isclose(drawn_at.min(), np.nanmin(means))
+    assert "band" in drawn.caption
+    assert "band" not in importance(results["one_seed"]).caption
+
+
+def test_importance_follows_the_bins_of_the_run(results, configured):
+    probes = {"bins": 4, "low": -0.5, "high": 0.5, "min_count": 50}
+    drawn = importance(configured(results["text"], probes=probes))
+    assert "4 equal bins of [-0.5, 0.5]" in drawn.caption
+
+
+def test_scores_of_two_layers_with_weights_are_named_so(results, configured):
+    drawn = importance(configured(results["text"], model={"kind": "two_layer_weights"}))
+    assert "W_2" in drawn.figure.axes[1].get_title("left")
+    assert "E·W2 p of" in drawn.caption
+    assert "W2" not in importance(results["text"]).caption
+
+
+def test_importance_of_classes_has_a_row_each(results):
+    assert len(importance(results["classes"]).figure.axes) == 6
+    one = importance(results["classes"], label=0)
+    assert len(one.figure.axes) == 2
+    assert one.name.endswith("class0")
+    with pytest.raises(InputError, match="label 3: tokens hold the classes 0, 1, 2"):
+        importance(results["classes"], label=3)
+
+
+def test_importance_of_many_classes_shows_some_of_them_and_says_so(results, monkeypatch):
+    monkeypatch.setattr("jaxattn.lab.results.token_figures.MOST_CLASSES", 2)
+    drawn = importance(results["classes"])
+    assert len(drawn.figure.axes) == 4
+    assert "2 of 3 classes are shown; option label draws another" in drawn.caption
+    assert "for class 0" in drawn.caption
+    assert "for class 2" in drawn.caption
+    assert "shown" not in importance(results["classes"], label=1).caption
+
+
+def test_figures_name_classes_by_their_labels(results, configured):
+    run = configured(results["classes"], data={"labels": ["1", "co$t$", "5"]})
+    titles = [ax.get_title("left") for ax in importance(run).figure.axes]
+    assert titles[3].endswith(r"(class co\$t\$)")
+    assert importance(run, label="5").caption == importance(run, label=2).caption
+    assert "for class 5" in importance(run, label="5").caption
+    with pytest.raises(InputError, match=r"label '0': .* classes 0 \(1\), 1 \(co\$t\$\), 2 \(5\)"):
+        importance(run, label="0")
+    (legend,) = top_tokens(run).figure.legends
+    assert "class 5" in [text.get_text() for text in legend.get_texts()]
+    two = configured(results["text"], data={"labels": ["bad", "fine"]})
+    assert "posterior difference (positive: class fine, negative: class bad)" in importance(two).caption
+    (legend,) = top_tokens(two).figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == {"class fine", "class bad"}
+    assert style.png(top_tokens(two).figure)
+
+
+def test_top_tokens_that_occur_often(results):
+    drawn = top_tokens(results["text"], min_count=500)
+    assert "the largest E·p of those that occur at least 500 times" in drawn.caption
+
+
+@pytest.mark.parametrize(("name", "slope"), [("text", 200 / 2), ("classes", 200)])
+def test_one_step_law_line(results, name, slope):
+    drawn = one_step_law(results[name])
+    (line,) = drawn.figure.axes[0].get_lines()
+    np.testing.assert_allclose(np.asarray(line.get_ydata()), slope * np.asarray(line.get_xdata()))
+    table = at_end(results[name], phase="embed", average=False).table
+    correlation = np.corrcoef(table["alpha"], table["Ev"])[0, 1]
+    assert f"Correlation {correlation:.4f}" in drawn.caption
+
+
+def test_one_step_law_takes_a_swept_step_size(results):
+    assert "η₀ = 1.00" in one_step_law(results["failed"], cell=0).caption
+    assert "η₀ = 100" in one_step_law(results["failed"], cell=1).caption
+
+
+def test_one_step_law_needs_its_phase(results, configured):
+    phases = [{"kind": "descent", "name": "joint", "step_size": None}]
+    other = configured(results["text"], phases=phases)
+    with pytest.raises(InputError, match="no phase of kind 'one_step'"):
+        one_step_law(other)
+    with pytest.raises(InputError, match="has no step_size"):
+        one_step_law(other, phase="joint")
+
+
+def test_scaling_finds_the_planted_slope(results):
+    (line,) = collect(results["dims"], axis="model.dim", metric="one_step_error")
+    logs = np.log(line.y)
+    assert line.law.slope == pytest.approx(np.polyfit(np.repeat(np.log(line.x), 6), logs.ravel(), 1)[0])
+    drawn = scaling(results["dims"], axis="model.dim", expected=-0.5, tolerance=0.05)
+    assert "expected -0.5 ± 0.05: holds" in drawn.caption
+    assert (
+        "does not hold" in scaling(results["dims"], axis="model.dim", expected=-1.0, tolerance=0.05).caption
+    )
+    assert drawn.figure.axes[0].get_xscale() == drawn.figure.axes[0].get_yscale() == "log"
+
+
+def test_scaling_draws_a_line_for_every_other_setting(results):
+    series = collect(results["failed"], axis="model.dim", metric="one_step_error")
+    assert [line.settings["data.kind"] for line in series] == ["a", "a", "b", "b"]
+    assert all(len(line.x) == 2 for line in series)
+    drawn = scaling(results["failed"], axis="model.dim", metric="p_norm", phase="joint")
+    assert style.png(drawn.figure)
+
+
+def test_scaling_of_one_seed_or_one_value(results, folders):
+    run = results["dims"]
+    single = dataclasses.replace(run, records=run.records[run.records["seed"] == 0])
+    assert "[" not in scaling(single, axis="model.dim").caption
+    alone = dataclasses.replace(run, records=run.records[run.records["cell"] == 1])
+    drawn = scaling(alone, axis="model.dim")
+    assert "No fit" in drawn.caption
+    assert "not shown: 3" in drawn.caption
+    assert style.png(drawn.figure)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "seeds", "expected"),
+    [
+        (-0.52, -0.48, 5, "holds"),
+        (-0.6, -0.5, 5, "undecided"),
+        (-0.7, -0.3, 5, "undecided"),
+        (-0.4, -0.3, 5, "does not hold"),
+        (np.nan, np.nan, 1, "undecided"),
+        (np.nan, np.nan, 6, "holds"),
+    ],
+)
+def test_a_slope_is_held_against_what_is_expected(low, high, seeds, expected):
+    slope = -0.53 if np.isnan(low) else (low + high) / 2
+    law = PowerLaw(slope, 0.0, low, high, seeds)
+    assert sentence({}, law, -0.5, 0.05).endswith(f", expected -0.5 ± 0.05: {expected}.")
+    assert "holds" not in sentence({}, law, -0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"axis": "model.dimm"}, "axis 'model.dimm': the run sweeps data.kind, model.dim"),
+        ({"axis": "model.dim", "metric": "los"}, r"metric 'los': .* did you mean 'loss'\?"),
+        ({"axis": "model.dim", "phase": "joint"}, "phase 'joint': one_step_error was recorded in embed"),
+        ({"axis": "data.kind"}, "cell 0 has 'a' there; logarithmic axes need positive numbers"),
+        ({"axis": "model.dim", "metric": "log_gradient_norm"}, "no positive finite value"),
+    ],
+)
+def test_scaling_says_what_is_wrong(results, options, message):
+    with pytest.raises(InputError, match=message):
+        scaling(results["failed"], **options)
+
+
+def test_top_tokens_shows_tokens_with_dollar_signs(results):
+    run = results["one_seed"]
+    names = run.tokens["token"].astype(object).where(run.tokens["id"] % 2 == 0, "$x^$")
+    drawn = top_tokens(dataclasses.replace(run, tokens=run.tokens.assign(token=names)), number=30)
+    assert style.png(drawn.figure)
+    assert drawn.caption.startswith("The 30 tokens")
+
+
+def test_top_tokens_in_letters_no_font_has(results):
+    run = results["one_seed"]
+    drawn = top_tokens(dataclasses.replace(run, tokens=run.tokens.assign(token="\U00013000映画")))
+    assert style.png(drawn.figure)
+
+
+@pytest.mark.parametrize("kind", ["curves", "importance", "one_step_law", "top_tokens"])
+def test_unknown_phase_is_named(results, kind):
+    with pytest.raises(InputError, match="phase 'none'"):
+        draw(results["text"], {"kind": kind, "phase": "none"})
+
+
+def test_curves_of_an_unknown_metric(results):
+    with pytest.raises(InputError, match=r"metric 'los': .* did you mean 'loss'\?"):
+        curves(results["text"], metrics=("los",))
+    with pytest.raises(InputError, match=r"metric 'zzz': the run recorded .*Ev_bin_K, .*loss") as raised:
+        curves(results["text"], metrics=("zzz",))
+    assert "bin_1" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"kind": "scalling"}, r"figures\[0\].kind: unknown 'scalling'; did you mean 'scaling'"),
+        ({}, r"figures\[0\].kind: unknown None"),
+        ({"kind": "scaling"}, "scaling needs 'axis'"),
+        ({"kind": "diagram"}, "diagram needs 'x_axis' and 'y_axis'"),
+        ({"kind": "importance", "cel": 0}, "importance has no option 'cel'; did you mean 'cell'"),
+        (
+            {"kind": "importance", "phase": "embd"},
+            r"figures\[0\].phase: unknown 'embd'; did you mean 'embed'",
+        ),
+        (
+            {"kind": "scaling", "axis": "data.length"},
+            r"figures\[0\].axis: unknown 'data.length'; expected one of",
+        ),
+    ],
+)
+def test_wrong_figures_are_found_before_a_run(spec, message):
+    with pytest.raises(InputError, match=message):
+        check({0: spec}, phases=["embed", "joint"], axes=["model.dim"])
+
+
+def test_right_figures_pass():
+    check({0: SCALING, 1: {"kind": "importance", "phase": None}}, phases=["embed"], axes=["model.dim"])
+
+
+def test_default_figures(results):
+    figures, problems = draw_all(results["text"])
+    assert [drawn.name for drawn in figures] == ["curves", "importance_joint"]
+    assert not problems
+    run = results["text"]
+    assert [drawn.name for drawn in draw_all(dataclasses.replace(run, tokens=run.tokens.head(0)))[0]] == [
+        "curves"
+    ]
+
+
+def test_names_are_distinct_and_problems_do_not_stop_the_rest(results, configured):
+    figures = [
+        SCALING,
+        SCALING | {"expected": None},
+        SCALING | {"metric": "los"},
+        {"kind": "importance", "cell": 1},
+    ]
+    drawn, problems = draw_all(configured(results["dims"], figures=figures))
+    names = [d.name for d in drawn]
+    assert names == [
+        "scaling_one_step_error_model-dim_embed",
+        "scaling_one_step_error_model-dim_embed-2",
+        "importance_joint_cell1",
+    ]
+    assert len(problems) == 1
+    assert problems[0].line.startswith("figures[2] (scaling) could not be drawn: metric 'los'")
+
+
+def test_every_kind_has_words_for_its_options():
+    for drawing in map(function, KINDS):
+        options = list(inspect.signature(drawing).parameters)[1:]
+        assert all(f"    {name}: " in inspect.getdoc(drawing) for name in options)
+
+
+def test_every_option_has_a_type_that_a_sweep_file_can_give():
+    for drawing in map(function, KINDS):
+        for parameter in list(inspect.signature(drawing).parameters.values())[1:]:
+            assert parameter.kind is parameter.KEYWORD_ONLY
+            if parameter.default is not parameter.empty:
+                assert msgspec.convert(parameter.default, parameter.annotation) == parameter.default
+    convert = inspect.signature(function("curves")).parameters["cells"].annotation
+    assert msgspec.convert([1, 2], convert) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "label"),
+    [
+        ("one_layer", "E·p", r"$E_s^\top p$"),
+        ("key_query", "E·W p", r"$E_s^\top W p$"),
+        ("two_layer_weights", "E·W2 p", r"$E_s^\top W_2\, p$"),
+        ("mine.py:Turned", "the score", "score of token $s$"),
+    ],
+)
+def test_scores_are_called_what_they_are_in_the_model(results, configured, kind, words, label):
+    run = configured(results["dims"], model={"kind": kind})
+    drawn = top_tokens(run)
+    assert drawn.figure.axes[0].get_xlabel() == label
+    assert f"the largest {words} " in drawn.caption
+    drawn = importance(run)
+    assert drawn.figure.axes[1].get_title(loc="left") == label
+    assert run.label("spearman_Ep_signed_bins") == f"Spearman of {label} and posterior difference, bins"
+    assert f"E·v and {words} of " in drawn.caption
+
+
+def test_importance_says_which_of_several_cells_it_draws(results):
+    drawn = importance(results["dims"], cell=2)
+    assert drawn.title == "Token importance, cell 2 of 4"
+    assert ", cell 2 of 4 (" in drawn.caption
+    assert importance(results["one_seed"]).title == "Token importance"
+
+
+def test_figures_of_tokens_are_refused_for_a_cell_without_them():
+    for kind in ("importance", "one_step_law", "top_tokens"):
+        specs = {0: {"kind": kind}, 1: {"kind": "curves"}}
+        check(specs, phases=["embed"], axes=[], without_tokens={1})
+        with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} shows scores and values of tokens"):
+            check(specs, phases=["embed"], axes=[], without_tokens={0})
+
+
+def test_a_diagram_of_many_tiles_has_no_numbers_in_them(write, tmp_path):
+    axes = {"model.dim": list(range(1, 51)), "data.length": list(range(1, 10))}
+    run = load(write(tmp_path / "run", axes=axes, seeds=1, vocab_size=2))
+    drawn = run.figure("diagram", metric="loss", x_axis="model.dim", y_axis="data.length")
+    ax = drawn.figure.axes[0]
+    assert len(ax.texts) == 0
+    assert len(ax.get_xticks()) == 40
+    cells = run.manifest["cells"][:180]
+    fewer = dataclasses.replace(
+        run, manifest=dict(run.manifest) | {"cells": cells}, records=run.records[run.records["cell"] < 180]
+    )
+    ax = fewer.figure("diagram", metric="loss", x_axis="model.dim", y_axis="data.length").figure.axes[0]
+    assert len(ax.texts) == 180

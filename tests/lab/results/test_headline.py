@@ -1,0 +1,229 @@
+"""What a run says at first sight: at most six metrics, and two sentences, whatever was recorded."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
+from jaxattn.lab.results import headline, statistics, summary_table
+from jaxattn.lab.results.headline import caveats
+from jaxattn.lab.results.run import Run
+
+
+def run_of(values, *, cells=({},), phases=("embed", "query")):
+    """Make a run: values by metric, of every cell and seed or of every seed of the only cell."""
+    rows = [
+        (cell, seed, phase, 3, metric, value)
+        for metric, of_cells in values.items()
+        for cell, of_seeds in enumerate(of_cells if isinstance(of_cells[0], list) else [of_cells])
+        for phase in phases
+        for seed, value in enumerate(of_seeds)
+    ]
+    records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
+    named = [{"cell": k, "settings": settings} for k, settings in enumerate(cells)]
+    seeds = sorted(records["seed"].unique())
+    manifest = {"name": "x", "config": {}, "cells": named, "seeds": seeds}
+    return Run(Path("nowhere"), manifest, records, records.iloc[:0])
+
+
+LEARNED = {
+    "loss": [0.3, 0.31, 0.32, 0.33],
+    "p_norm": [1.0, 2.0, 3.0, 4.0],
+    "test_accuracy": [0.84, 0.85, 0.86, 0.87],
+    "train_accuracy": [0.9, 0.9, 0.9, 0.9],
+    "spearman_Ev_bins": [1.0, 1.0, 1.0, 1.0],
+    "spearman_Ev_tokens": [0.96, 0.97, 0.98, 0.99],
+    "important_selected": [0.7, 0.72, 0.73, 0.74],
+    "loss_bin_3": [0.1, 0.1, 0.1, 0.1],
+}
+
+
+def test_accuracy_and_loss_come_first_and_then_what_was_asked_for():
+    mine = {f"mine_{k}": [1.0, 2.0, 3.0, 4.0] for k in range(4)}
+    assert headline.metrics(run_of(LEARNED | mine)) == [
+        "test_accuracy",
+        "loss",
+        "mine_0",
+        "mine_1",
+        "important_selected",
+        "spearman_Ev_tokens",
+    ]
+    assert headline.metrics(run_of({"mine": [1.0, 2.0]})) == ["mine"]
+    assert headline.metrics(run_of({"train_accuracy": [1.0], "mine": [1.0]})) == ["train_accuracy", "mine"]
+
+
+@pytest.mark.parametrize(("low", "weakly"), [(0.4996, True), (0.5004, False)])
+def test_words_depend_on_numbers_and_not_on_what_is_printed(low, weakly):
+    """Both intervals begin at a printed 0.500."""
+    half = low * 0.1
+    values = [low + half * (1 + x) for x in (-1, 1, -1, 1)]
+    run = run_of({"spearman_Ev_tokens": values})
+    found = statistics.estimates(run).set_index("phase").loc["query"]
+    shift = low - found["low"]
+    run = run_of({"spearman_Ev_tokens": [x + shift for x in values]})
+    assert statistics.estimates(run)["low"].to_numpy() == pytest.approx(low)
+    _, second = headline.sentences(run)
+    assert "[0.500, " in second
+    assert ("follows importance weakly" in second) == weakly
+
+
+def test_the_sentences_say_what_the_table_says():
+    run = run_of(LEARNED)
+    table = summary_table(run).set_index("metric")["query"]
+    first, second = headline.sentences(run)
+    assert first == (
+        f"After phase query, the test accuracy is {table['test_accuracy']} and the loss is {table['loss']}."
+    )
+    assert second == (
+        f"E·v follows importance, Spearman over tokens {table['spearman_Ev_tokens']}; attention selects an "
+        f"important token in {table['important_selected']} of the sequences."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.2, 0.21, 0.22, 0.23], "E·v follows importance weakly, "),
+        ([-0.2, -0.21, -0.22, -0.23], "E·v runs against importance, "),
+        ([-0.5, 0.4, 0.3, -0.2], "No sign that E·v follows importance, "),
+        ([0.9], "Of E·v and importance the Spearman over tokens is 0.900"),
+    ],
+)
+def test_what_is_said_of_values_is_what_their_interval_bears(values, words):
+    assert headline.sentences(run_of({"loss": values, "spearman_Ev_tokens": values}))[1].startswith(words)
+
+
+def test_of_several_cells_the_lowest_and_the_highest_are_named():
+    run = run_of(
+        {"loss": [[0.3], [0.1], [0.2]], "mine": [[1.0], [2.0], [3.0]]},
+        cells=[{"model.dim": d} for d in (16, 64, 256)],
+        phases=("walk",),
+    )
+    assert headline.sentences(run) == (
+        "After phase walk, the loss is 0.100 at dim = 64 to 0.300 at dim = 16.",
+        "mine is 1.00 at dim = 16 to 3.00 at dim = 256.",
+    )
+
+
+def test_cells_in_which_values_follow_importance_are_counted():
+    run = run_of(
+        {"spearman_Ev_tokens": [[0.9, 0.91, 0.92], [-0.3, 0.2, 0.1]]}, cells=[{"data.n": 9}, {"data.n": 1}]
+    )
+    assert "E·v follows importance in 1 of 2 cells" in headline.sentences(run)[1]
+
+
+def test_directions_and_own_metrics_have_a_clause():
+    second = headline.sentences(run_of({"one_minus_cosine": [0.25], "margin_ratio": [0.5], "mine": [2.0]}))[1]
+    assert second == "p is 1 - cos = 0.250 from its max-margin direction; margin_ratio is 0.500."
+
+
+def test_there_are_two_sentences_whatever_was_recorded():
+    nan = float("nan")
+    assert headline.sentences(run_of({"loss": [nan, nan], "spearman_Ev_tokens": [nan, nan]})) == (
+        "No accuracy and no loss has a finite value.",
+        "No other metric has a finite value.",
+    )
+    # Tokens that are too rare for a correlation leave the one over bins.
+    found = headline.sentences(run_of(LEARNED | {"spearman_Ev_tokens": [nan] * 4}))[1]
+    assert "Spearman over bins is 1.00 (all equal)" in found
+
+
+def test_every_metric_that_is_recorded_unasked_has_its_place():
+    unasked = {name for probe in (Fit, Accuracy, Importance, Selected, OneStepError) for name in probe.labels}
+    assert unasked <= set(headline.STANDARD)
+    known = {name for probe in PROBES.values() for name in probe.labels}
+    assert set(headline.DIRECTIONS) <= known
+    assert not known & set(headline.STANDARD)
+
+
+@pytest.fixture
+def planted(results, configured):
+    """Add metrics to a run: values by name, the same for every seed; and settings of its probes."""
+    run = results["text"]
+
+    def make(least, high=1.0, **metrics):
+        rows = [(0, seed, "joint", 5, name, x) for name, x in metrics.items() for seed in range(4)]
+        records = pd.concat([run.records, pd.DataFrame(rows, columns=list(run.records.columns))])
+        probes = {"min_count": least, "low": -1.0, "high": high}
+        return dataclasses.replace(configured(run, probes=probes), records=records)
+
+    return make
+
+
+def test_it_names_the_least_count_that_leaves_no_token(planted):
+    empty = {"spearman_Ev_tokens": np.nan, "spearman_Ep_signed_tokens": np.nan, "loss_of_mine": np.nan}
+    (line,) = caveats(planted(10**7, **empty))
+    assert line == (
+        "spearman_Ep_signed_tokens, spearman_Ev_tokens: fewer than two tokens occur "
+        "probes.min_count = 10000000 times; lower it"
+    )
+    # Enough tokens: the reason is another one.
+    assert caveats(planted(45, **empty)) == []
+    assert caveats(planted(45, spearman_Ev_tokens=0.3)) == []
+
+
+@pytest.mark.parametrize("key", ["min_count", "important", "low", "high"])
+@pytest.mark.parametrize("strange", ["many", float("inf"), [3]])
+def test_settings_of_probes_that_are_no_numbers_are_passed_over(planted, key, strange):
+    """A folder may hold anything as the value of a cell on an axis."""
+    run = planted(30, important_selected=0.5, spearman_Ev_bins=0.3, spearman_Ev_tokens=0.3)
+    run.manifest["config"]["probes"]["important"] = 0.5
+    whole = caveats(run)
+    cells = [{"cell": 0, "settings": {f"probes.{key}": strange}}]
+    left = caveats(dataclasses.replace(run, manifest=run.manifest | {"cells": cells}))
+    assert set(left) <= set(whole)
+    assert any("probes.important" in line for line in left) == (key in ("low", "high"))
+
+
+def test_it_names_logarithms_of_zero(planted):
+    (line,) = caveats(planted(45, log_gradient_norm_of_mine=-np.inf))
+    assert line == "log_gradient_norm_of_mine: minus infinity, the logarithm of exactly zero"
+
+
+def test_it_counts_tokens_where_they_are_few(planted):
+    run = planted(1)
+    ranked = np.sort(run.tokens[run.tokens["cell"] == 0].drop_duplicates("id")["count"])[::-1]
+    least = int(ranked[4])
+    (line,) = caveats(planted(least, spearman_Ev_tokens=0.9))
+    number = int((ranked >= least).sum())
+    assert line == (
+        f"spearman_Ev_tokens: over {number} tokens of a seed, those that occur probes.min_count = {least} "
+        "times; lower it"
+    )
+
+
+def test_it_counts_tokens_that_are_in_no_bin(planted):
+    run = planted(1)
+    tokens = run.tokens[(run.tokens["cell"] == 0) & (run.tokens["count"] > 0)].drop_duplicates("id")
+    high = float(np.sort(tokens["posterior_difference"])[-4] + 1e-4)
+    number = int((tokens["posterior_difference"] > high + 1e-6).sum())
+    (line,) = caveats(planted(1, high=high, spearman_Ev_bins=0.9))
+    assert line.startswith(f"spearman_Ev_bins: without {number} tokens of a seed whose posterior difference")
+    assert caveats(planted(1, high=1.0, spearman_Ev_bins=0.9)) == []
+
+
+def test_it_says_which_tokens_are_important_and_by_which_definition(planted):
+    for least in (1, 30):
+        run = planted(least, important_selected=0.5, important_tied=0.0)
+        run.manifest["config"]["probes"]["important"] = 0.5
+        (line,) = caveats(run)
+        tokens = run.tokens[run.tokens["cell"] == 0].drop_duplicates(["seed", "id"])
+        large = tokens["posterior_difference"].abs() >= 0.5
+        assert (tokens["seed"].nunique(), large.any()) == (4, True)
+        counts = [
+            (large & ((tokens["count"] >= least) == often)).groupby(tokens["seed"]).sum()
+            for often in (True, False)
+        ]
+        words = [str(x.min()) if x.min() == x.max() else f"{x.min()} to {x.max()}" for x in counts]
+        assert line.startswith("important_mass, important_selected, important_tied: important is |posterior ")
+        assert (
+            f"≥ 0.5 (probes.important) in {least} or more occurrences (probes.min_count): {words[0]} " in line
+        )
+        assert line.endswith(f"without {words[1]} rarer ones" if counts[1].any() else "tokens of a seed")
+    run = planted(1, important_selected=0.5)
+    run.manifest["config"]["probes"]["important"] = 0.5
+    # Tables may show some metrics alone.
+    assert caveats(run)[0].startswith("important_mass, important_selected: important is |posterior differ")

@@ -1,0 +1,139 @@
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxattn.lab.results import judge
+from jaxattn.lab.results.judge import VERDICTS, Criterion, Estimate, around, at_least, verdict, within_factor
+
+PUBLISHED = Path(__file__).parents[3] / "results" / "published"
+UNIT = Criterion(0.0, 1.0, "")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "where"),
+    [
+        (0.2, 0.8, "within"),
+        (0.0, 1.0, "within"),
+        (0.0, np.nextafter(1, 2), "unknown"),
+        (-1.0, 2.0, "unknown"),
+        (1.0, 2.0, "unknown"),
+        (np.nextafter(1, 2), 2.0, "outside"),
+        (-2.0, -1.0, "outside"),
+        (math.nan, math.nan, "unknown"),
+        (0.5, math.nan, "unknown"),
+        (0.5, math.inf, "unknown"),
+    ],
+)
+@pytest.mark.parametrize("basis", VERDICTS)
+def test_verdicts_at_their_borders(low, high, where, basis):
+    assert verdict(Estimate((low + high) / 2, low, high, 8), UNIT, basis) == getattr(VERDICTS[basis], where)
+
+
+@pytest.mark.parametrize(
+    ("value", "seeds", "where"),
+    [(0.5, 5, "unknown"), (0.5, 6, "within"), (1.5, 6, "outside"), (math.nan, 6, "unknown")],
+)
+def test_a_number_without_interval_stands_for_it_where_enough_seeds_agree(value, seeds, where):
+    assert verdict(Estimate(value, math.nan, math.nan, seeds), UNIT, "published") == getattr(
+        VERDICTS["published"], where
+    )
+
+
+def test_without_a_criterion_a_promise_never_holds_and_all_else_is_measured():
+    known, unknown = Estimate(0.5, 0.2, 0.8, 8), Estimate(math.nan, math.nan, math.nan, 0)
+    assert {verdict(x, None, "promised") for x in (known, unknown)} == {"undecided"}
+    assert [verdict(x, None, "beyond") for x in (known, unknown)] == ["measured", "undecided"]
+    assert {verdict(x, None, "published") for x in (known, unknown)} == {"measured"}
+
+
+@pytest.mark.parametrize(
+    ("hits", "seeds", "promised", "beyond"),
+    [
+        (36, 36, "holds", "holds there too"),
+        (35, 35, "undecided", "undecided"),
+        (63, 64, "holds", "holds there too"),
+        (62, 64, "undecided", "undecided"),
+        (40, 64, "fails", "holds for some"),
+        (0, 64, "fails", "does not hold"),
+        (0, 2, "fails", "does not hold"),
+    ],
+)
+def test_shares_of_seeds(hits, seeds, promised, beyond):
+    found = judge.share(np.arange(seeds) < hits)
+    interval = stats.binomtest(hits, seeds).proportion_ci(method="exact")
+    np.testing.assert_allclose(found[:3], [hits / seeds, interval.low, interval.high], rtol=1e-9)
+    assert (found.seeds, found.missing, found.hits) == (seeds, 0, hits)
+    assert verdict(found, at_least(0.9), "promised") == promised
+    assert verdict(found, at_least(0.9), "beyond") == beyond
+
+
+def test_a_mean_has_the_interval_of_the_textbook_and_is_over_the_seeds_that_have_a_value():
+    samples = np.array([1.0, 2.0, 4.0, 5.0])
+    half = stats.t.ppf(0.975, 3) * samples.std(ddof=1) / 2
+    for given, missing in ((samples, 0), ([1, math.nan, 2, 4, math.inf, 5], 2)):
+        found = judge.mean(given)
+        np.testing.assert_allclose(found[:3], (3, 3 - half, 3 + half))
+        assert found[3:] == (4, missing, None)
+    assert judge.mean(samples, between=(2.9, 3.1))[:3] == (3, 2.9, 3.1)
+    assert np.isnan(judge.mean([math.nan] * 3)[:3]).all()
+    assert judge.mean([math.nan] * 3)[3:] == (0, 3, None)
+    assert judge.share([True, False, True], known=[True, True, False])[3:] == (2, 1, 1)
+    assert judge.share([True], known=[False])[3:] == (0, 1, 0)
+
+
+def test_a_number_that_all_seeds_make_together_has_the_interval_of_a_mean_if_it_is_one(rng):
+    samples = rng.normal(size=20)
+    rows = [samples.mean(), *((samples.sum() - x) / 19 for x in samples)]
+    np.testing.assert_allclose(judge.jackknifed(rows)[:4], judge.mean(samples)[:4], rtol=1e-9)
+    narrow = judge.jackknifed([0.5, 0.5, 0.5 + 1e-6], width=0.2)
+    np.testing.assert_allclose([narrow.low, narrow.high], [0.4, 0.6])
+
+
+def test_a_number_at_the_end_of_its_range_has_no_interval():
+    same = judge.jackknifed(np.ones(7), (-1.0, 1.0))
+    assert np.isnan([same.low, same.high]).all()
+    assert verdict(same, at_least(0.9), "published") == "agrees"
+    assert verdict(judge.jackknifed(np.ones(6), (-1.0, 1.0)), at_least(0.9), "published") == "cannot tell"
+    near = judge.jackknifed([0.99, *[1.0] * 5, 0.94], (-1.0, 1.0))
+    assert near.low < near.value < near.high == 1
+    assert judge.jackknifed([0.95]).seeds == 1
+    assert verdict(judge.jackknifed([0.95]), at_least(0.9), "published") == "cannot tell"
+
+
+def test_how_criteria_and_numbers_are_written():
+    assert around(-0.5, 0.05) == (-0.55, -0.45, "-0.5 ± 0.05")
+    assert at_least(0.9) == (0.9, math.inf, "≥ 0.9")
+    assert within_factor(8.0, 2.0) == (4.0, 16.0, "8 within a factor of 2")
+    assert judge.mean(np.zeros(7)).text("in all 7") == "0 in all 7"
+    assert judge.mean([1.0]).text("in all 1") == "1.00"
+
+
+def criterion_of(text):
+    """Read back how a criterion is written."""
+    if text == "-":
+        return None
+    if text.startswith("≥ "):
+        return at_least(float(text[2:]))
+    apart = " ± " if " ± " in text else " within a factor of "
+    value, distance = map(float, text.split(apart))
+    return around(value, distance) if apart == " ± " else within_factor(value, distance)
+
+
+def numbers(row):
+    return [float(row[key]) if row[key] else math.nan for key in ("value", "low", "high")]
+
+
+def test_every_published_row_of_the_scoreboard_has_the_verdict_that_its_numbers_get():
+    with (PUBLISHED / "claims" / "claims.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 50
+    for row in rows:
+        value, low, high = numbers(row)
+        hits = round(value * int(row["seeds"])) if row["tolerance"] == "≥ 0.9" else None
+        found = Estimate(value, low, high, int(row["seeds"]), int(row["missing"]), hits)
+        basis = "promised" if row["promised"] == "True" else "beyond"
+        assert verdict(found, criterion_of(row["tolerance"]), basis) == row["verdict"], row

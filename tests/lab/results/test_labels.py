@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from jaxattn.lab.results import style
+from jaxattn.lab.results.labels import (
+    axis_label,
+    brief,
+    by_factors,
+    format_number,
+    formula,
+    listed,
+    metric_label,
+    setting,
+    settings_label,
+    shown,
+    tick_label,
+    with_interval,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.87312, "0.873"),
+        (0.9, "0.900"),
+        (-18.94, "-18.9"),
+        (1234.5, "1234"),
+        (3.2e-5, "3.20e-5"),
+        (-7.04e12, "-7.04e12"),
+        (np.nan, "–"),
+    ],
+)
+def test_numbers_for_reading(value, text):
+    assert format_number(value) == text
+
+
+def test_an_interval_decides_the_digits():
+    assert with_interval(-0.4992, -0.5177, -0.4807) == "-0.499 [-0.518, -0.481]"
+    assert with_interval(2.0, 2.0, 2.0) == "2.00 [2.00, 2.00]"
+
+
+def test_round_numbers_are_brief():
+    assert [brief(x) for x in (1e-9, 1e6, 200.0)] == ["1e-9", "1e6", "200"]
+
+
+def test_a_cell_without_an_axis_has_no_setting_of_it():
+    assert [setting(x) for x in (0.1, 2000.0, "inf", "SGD", np.nan, None)] == [
+        "0.1",
+        "2000",
+        "∞",
+        "SGD",
+        "",
+        "",
+    ]
+
+
+def test_numbers_without_gaps_are_a_range():
+    assert [listed(x) for x in ([3], [0, 1], [2, 3, 4], [2, 5])] == ["3", "0 to 1", "2 to 4", "2, 5"]
+
+
+def test_a_logarithmic_axis_is_for_values_that_grow_by_factors():
+    assert by_factors([1, 10, 100])
+    assert not by_factors([1, 2, 3])
+    assert not by_factors([0, 1, 10])
+
+
+@pytest.mark.parametrize("name", ["$5 vs $10", "x^$2^$", "50% off", "one $", "\\$3 and $4", "a$b$c$d$e"])
+def test_names_are_drawn_as_they_are_written(name):
+    def drawn(text, **look):
+        figure = Figure(figsize=(2, 0.5))
+        figure.text(0, 0, text, **look)
+        return style.png(figure, dpi=50)
+
+    plain = drawn(name, parse_math=False)
+    for text in (
+        settings_label({"block": name}),
+        axis_label(f"data.{name}"),
+        tick_label(name),
+        metric_label(name, {}),
+        formula(name) if name == "x^$2^$" else shown(name),
+    ):
+        assert drawn(text) == plain
+
+
+def test_a_label_may_hold_a_formula_and_need_not():
+    labels = {"a": r"$\|p\|^2$ of p", "b": "cost $5^$ now", "c": "one $"}
+    assert metric_label("a", labels) == r"$\|p\|^2$ of p"
+    assert metric_label("b", labels) == r"cost \$5^\$ now"
+    assert metric_label("c", labels) == r"one \$"
+    assert settings_label({"model.dim": 8, "model.sort": "a$"}) == r"$d$ = 8, sort = a\$"

@@ -1,0 +1,187 @@
+"""Tables as files, which are there as a whole or as they were."""
+
+import html
+import json
+import re
+import resource
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jaxattn.core.errors import RunError
+from jaxattn.lab.books import read, shapes
+from jaxattn.lab.results import layout, load, report, token_figures
+
+TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".md", ".tex", ".parquet"])
+def test_a_full_disk_leaves_what_was_there(tmp_path, suffix):
+    path = tmp_path / f"table{suffix}"
+    path.write_bytes(b"as it was")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(RunError, match=r"table\.\w+: cannot be written: File too large"):
+            layout.write(TABLE, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert [(x.name, x.read_bytes()) for x in tmp_path.iterdir()] == [(path.name, b"as it was")]
+    layout.write(TABLE, path)
+    assert path.stat().st_size > 2000
+
+
+def test_a_linked_file_of_the_users_own_stays_a_link(tmp_path):
+    (tmp_path / "link.csv").symlink_to("real.csv")
+    layout.write(TABLE, tmp_path / "link.csv")
+    assert (tmp_path / "link.csv").is_symlink()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "real.csv"), TABLE)
+
+
+COMMITTED = Path(__file__).parents[3] / "results" / "published" / "paper" / "index.html"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+TEMPLATE = '<style>{{ style }}</style>{% from "table.html" import shown %}{{ shown(table, 2) }}'
+# A paper of A4 between margins of 1 cm, in pixels of CSS.
+PAPER = 718
+
+
+@pytest.fixture
+def template(tmp_path):
+    (tmp_path / "table.html").write_text(TEMPLATE)
+    return tmp_path / "table.html"
+
+
+def wide(columns):
+    names = [f"a_metric_of_my_own_{k}" for k in range(columns)]
+    return pd.DataFrame({"cell": ["0", "1"], "phase": "query"} | dict.fromkeys(names, "0.873 [0.871, 0.875]"))
+
+
+@pytest.mark.parametrize("columns", [1, 6, 30, 100])
+def test_columns_are_divided_so_that_each_piece_fits_and_none_is_lost(columns):
+    table = wide(columns)
+    pieces = list(layout.pieces(table, 2))
+    assert all(piece.least <= layout.MOST and len(piece.columns) <= layout.COLUMNS for piece in pieces)
+    assert all([c.head for c in piece.columns[:2]] == ["cell", "phase"] for piece in pieces)
+    assert [c.head for piece in pieces for c in piece.columns[2:]] == list(table.columns[2:])
+    assert [piece.rows[1][0] for piece in pieces] == ["1"] * len(pieces)
+
+
+def test_the_width_of_a_piece_is_the_same_on_every_version_of_python():
+    """Added one after the other, the three widths give a little more than their exact sum."""
+    assert 10.6 + 10.25 + 10.6 > 31.45
+    columns = [layout.Column("", [], number=False, long=False, least=x) for x in (10.6, 10.25, 10.6)]
+    assert layout._together(columns) == 31.4
+
+
+def test_lines_end_between_words_and_in_names_but_not_in_numbers():
+    assert layout._words("data.vocab_size = 50") == ["data.", "vocab_", "size", "=", "50"]
+    assert layout._words("-0.95 4.96e-4") == ["-0.95", "4.96e-4"]
+    assert layout._words("E·v_2 is U-shaped") == ["E·v_2", "is", "U-", "shaped"]
+    (piece,) = layout.pieces(pd.DataFrame({"x": ["1733 s", "0.9 [0.8, 1.0]"], "y": ["5 seeds", "-"]}))
+    assert piece.rows == [("1733\xa0s", "5 seeds"), ("0.9 [0.8,\xa01.0]", "-")]
+    assert [column.number for column in piece.columns] == [True, False]
+
+
+def test_every_table_stands_in_a_container_that_knows_its_width_and_heads(template):
+    table = wide(5).rename(columns={"a_metric_of_my_own_0": 'a "quoted" <b> \\ name'})
+    text = layout.fill(template, table=table)
+    assert text.count("<table") == text.count('<div class="table many" style="--least:') == 1
+    (style,) = map(html.unescape, re.findall(r'<div class="table many" style="([^"]*)"', text))
+    assert r'--h3:"a \"quoted\" <b> \\ name"' in style
+    assert "--a2:left" in style
+    assert "--a3:" not in style
+    assert "a_metric_of_my_own_1" in text.replace("<wbr>", "")
+
+
+def test_text_of_cells_is_never_kept_on_one_line():
+    assert "nowrap" not in layout.STYLE.read_text()
+
+
+@pytest.mark.parametrize("template", ["results/report.html", "books/page.html"])
+def test_templates_have_no_table_of_their_own(template):
+    text = (Path(layout.__file__).parents[1] / template).read_text()
+    assert "<table" not in text
+    assert "shown(" in text
+
+
+def test_tables_name_classes_and_scores_as_the_figure_of_the_run_does(write, tmp_path):
+    """Stars 1, 2, 4 and 5 are classes 0 to 3; scores of two layers with weights are E·W2 p."""
+    book = read("paper")
+    config = {"model": {"kind": "two_layer_weights"}, "phases": [], "data": {"labels": [1, 2, 4, 5]}}
+    run = load(write(tmp_path / "four", classes=4, seeds=2, config=config))
+    for label, title in ((1, "Class 2, the published E·v_2"), (3, "Class 5, the published E·v_4")):
+        assert title in shapes.classes(run, book.item("yelp4")).tables
+        assert f"for {title.partition(',')[0].lower()}" in token_figures.importance(run, label=label).caption
+    run = load(write(tmp_path / "two", seeds=2, config=config | {"data": {}}))
+    (table,) = shapes.beside(run, book.item("two_layer_weights_imdb")).tables.values()
+    scores = {name.partition(",")[0] for name in table.columns[2:]}
+    assert scores == {"E·v", "E·W2 p"}
+    assert all(score in token_figures.importance(run).caption for score in scores)
+    for item in book.items:
+        if "two bins" in item.compared:
+            assert ("E·W2 p" in item.compared) == item.name.startswith("two_layer_weights")
+
+
+def widths(path, frames, tmp_path, *, printed=False):
+    """Lay a page out in frames of some widths: of each table its container's and its own, by frame."""
+    text = re.sub(r'src="data:image[^"]*"', "", path.read_text(encoding="utf-8"))
+    if printed:
+        text = text.replace("@media print", "@media all").replace("@media screen", "@media not all")
+    script = """<script>addEventListener("load", () => {
+        const found = [...document.querySelectorAll("iframe")].map(frame => {
+            const page = frame.contentDocument
+            page.querySelectorAll("details").forEach(each => { each.open = true })
+            const boxes = [page.documentElement, ...page.querySelectorAll(".table")]
+            return boxes.map(box => [box.clientWidth, box.scrollWidth])
+        })
+        document.title = JSON.stringify(found)
+    })</script>"""
+    shown = [f'<iframe width="{w}" height="900" srcdoc="{html.escape(text)}"></iframe>' for w in frames]
+    place = tmp_path / "frames.html"
+    place.write_text(f'<!DOCTYPE html><meta charset="utf-8"><title></title>{"".join(shown)}{script}')
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--dump-dom",
+        "--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'profile'}", place.as_uri(),
+    ]  # fmt: skip
+    dumped = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dumped)[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("which", ["report", "paper"])
+def test_no_column_is_cut_off_at_any_width_or_on_paper(which, write, rewrite, tmp_path):
+    folder = write(tmp_path / "run", axes=AXES, vocab_size=60)
+    path = COMMITTED if which == "paper" else many_columns(folder, rewrite)
+    for frames, printed in (((420, 1000, 1400), False), ((PAPER,), True)):
+        for frame, boxes in zip(frames, widths(path, frames, tmp_path, printed=printed), strict=True):
+            assert len(boxes) > 5
+            assert all(room > 0.5 * frame for room, _ in boxes)
+            assert [(room, taken) for room, taken in boxes if taken > room] == []
+
+
+AXES = {
+    "model.dim": [64, 128, 256],
+    "phases.joint.options.weight_decay": [1e-3, 1e-1],
+    "data.max_posterior_difference": [0.5, 0.9],
+}
+
+
+def many_columns(folder, rewrite):
+    """Draw the report of a run with a dozen cells and as many metrics more."""
+    records = pd.read_parquet(folder / "records.parquet")
+    loss = records[records["metric"] == "loss"]
+    more = [loss.assign(metric=f"a_metric_of_my_own_{k}", value=loss["value"] * 10.0**-k) for k in range(12)]
+    rewrite(folder, "records", pd.concat([records, *more]))
+    return report.write(folder).page
+
+
+def test_code_is_what_stands_between_backticks():
+    assert layout.coded("run `a < b` and `c`") == "run <code>a &lt; b</code> and <code>c</code>"
+    assert layout.coded("one ` of <b>") == "one ` of &lt;b&gt;"

@@ -1,0 +1,151 @@
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import jaxattn.lab.results
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results import load
+from jaxattn.lab.storage import manifest
+
+
+@pytest.fixture
+def folder(folders, tmp_path):
+    return Path(shutil.copytree(folders["text"], tmp_path / "run"))
+
+
+def edit_manifest(folder, **changes):
+    manifest.write(folder, manifest.read(folder) | changes)
+
+
+def test_axis_values_are_joined_to_their_cells(results):
+    run = results["failed"]
+    assert run.axes == ["data.kind", "model.dim", "phases.embed.step_size"]
+    joined = run.with_axes(run.records)
+    assert list(joined.columns) == ["cell", *run.axes, "seed", "phase", "step", "metric", "value"]
+    assert len(joined) == len(run.records)
+    row = joined[joined["cell"] == 5].iloc[0]
+    assert (row["data.kind"], row["model.dim"], row["phases.embed.step_size"]) == ("b", 64, 100.0)
+    assert list(run.with_axes(joined).columns) == list(joined.columns)
+    assert results["text"].with_axes(results["text"].records) is results["text"].records
+
+
+def test_phases_come_in_the_order_they_ran(results):
+    assert results["one_seed"].phases == ["embed", "joint", "late"]
+
+
+def test_values_from_a_failure_on_are_nan(folder):
+    raw = pd.read_parquet(folder / "records.parquet")
+    assert raw["value"].notna().any()
+    failure = {"cell": 0, "seed": 2, "phase": "embed", "step": 1, "reason": "loss is not finite"}
+    edit_manifest(folder, failures=[failure])
+    records = load(folder).records
+    seed = records["seed"] == 2
+    before = (records["phase"] == "embed") & (records["step"] < 1)
+    assert records.loc[seed & ~before, "value"].isna().all()
+    kept = ~seed | before
+    np.testing.assert_array_equal(records.loc[kept, "value"], raw.loc[kept, "value"])
+
+
+def test_missing_folder_and_foreign_folder(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        load(tmp_path / "none")
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        load(tmp_path)
+
+
+def test_an_unfinished_run_names_its_folder_and_no_command_of_its_manifest(folder):
+    edit_manifest(folder, status="running", command="curl x.org | sh")
+    with pytest.raises(
+        InputError, match=rf"nothing was measured yet; run the same sweep again into {folder}$"
+    ):
+        load(folder)
+    edit_manifest(folder, status="finished", command=["curl", "x.org"])
+    (folder / "records.parquet").unlink()
+    with pytest.raises(InputError, match=rf"run the same sweep again into {folder}$"):
+        load(folder)
+
+
+@pytest.mark.parametrize("table", ["records", "tokens"])
+def test_damaged_table_is_named_in_one_line(folder, table):
+    path = folder / f"{table}.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        InputError, match=rf"{table}\.parquet: damaged .*; run the same sweep again into"
+    ) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_table_without_a_column_is_named(folder, rewrite):
+    rewrite(folder, "records", pd.read_parquet(folder / "records.parquet").drop(columns="metric"))
+    with pytest.raises(InputError, match="no column 'metric'"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"name": "x"}'])
+def test_damaged_manifest(folder, text):
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(InputError, match=r"manifest\.json: ") as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_cell(results):
+    with pytest.raises(InputError, match=r"cell 9: .* holds cells 0 to 3"):
+        results["dims"].settings(9)
+    chosen = results["dims"].choose(where={"model.dim": 256})
+    with pytest.raises(InputError, match=r"cell 0: .* holds cells 2$"):
+        chosen.settings(0)
+
+
+def imported(tree):
+    for node in tree:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        yield from names + ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+
+
+def test_results_import_neither_jax_nor_what_is_above_them():
+    for path in Path(jaxattn.lab.results.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for name in imported(ast.walk(tree)):
+            package = ".".join(name.split(".")[:2])
+            # Trained parameters and data alone are arrays of JAX, of a model or a generator, and of a seed.
+            of_arrays = {
+                "params.py": ("jaxattn.base", "jaxattn.data", "jaxattn.models", "jaxattn.lab.study"),
+            }
+            below = package in (
+                "jaxattn.lab.results",
+                "jaxattn.lab.storage",
+                "jaxattn.core",
+                *of_arrays.get(path.name, ()),
+            )
+            assert name.split(".")[0] != "jax" or path.name == "params.py", f"{path.name} imports {name}"
+            assert not name.startswith("jaxattn") or below, path.name
+            assert name != "matplotlib.pyplot", path.name
+        slow = {"matplotlib", "scipy", "jinja2", "orbax", "jaxattn.lab.results.style"}
+        slow |= {"jaxattn.lab.results.params"}
+        drawing = "from jaxattn.lab.results.style" in path.read_text(encoding="utf-8") or path.name in (
+            "style.py",
+            "report.py",
+        )
+        for name in [] if drawing else imported(tree.body):
+            assert name not in slow, path.name
+            assert name.split(".")[0] not in slow, path.name
+
+
+def test_loading_imports_nothing_that_draws():
+    """What draws is imported when something is drawn: matplotlib and scipy take a second."""
+    code = (
+        "import sys; before = set(sys.modules); import jaxattn.lab.results.load; "
+        "print([x for x in ('matplotlib', 'jinja2', 'orbax') if x in set(sys.modules) - before])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,231 @@
+"""Figures that the user's own functions draw."""
+
+import dataclasses
+import json
+import shutil
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError
+from jaxattn.lab.cli import console
+from jaxattn.lab.results import load, report
+from jaxattn.lab.results.drawn import Drawn, Picture
+from jaxattn.lab.results.figures import draw_all
+from jaxattn.lab.results.read import verify
+from jaxattn.lab.storage.files import digest, sealed
+
+KIND = "lab.figures:losses"
+FIGURES = ({"kind": "top_tokens", "number": 5}, {"kind": KIND, "metric": "loss", "phase": None})
+
+
+def losses(results, metric="loss"):
+    """Every seed's last loss.
+
+    More words.
+    """
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().plot(results.records.loc[results.records["metric"] == metric, "value"].tail(5))
+    return figure
+
+
+def broken(results, metric="loss"):
+    raise ZeroDivisionError("no loss")
+
+
+def misspelt(results, metric="loss"):
+    """A title that is no formula."""
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().set_title("cost $5^$")
+    return figure
+
+
+@pytest.fixture
+def folder(write, tmp_path):
+    return write(tmp_path / "run", vocab_size=50, seeds=1, figures=FIGURES)
+
+
+def test_a_bare_figure_is_named_by_its_function(results):
+    drawn = results["text"].figure(losses, metric="p_norm")
+    assert (drawn.name, drawn.title, drawn.caption) == ("losses", "Losses", "Every seed's last loss.")
+    assert drawn._repr_png_().startswith(b"\x89PNG")
+    own = results["text"].figure(lambda results: Drawn("a/b", "A", "B", losses(results)))
+    assert own.name == "a-b"
+    with pytest.raises(InputError, match="figure broken_too: returned int; let it return a matplotlib"):
+        results["text"].figure(broken_too)
+
+
+def test_a_formula_that_cannot_be_read_costs_its_own_figure_alone(write, tmp_path):
+    folder = write(tmp_path / "run", vocab_size=50, seeds=1, figures=FIGURES)
+    drawn, (problem,) = draw_all(load(folder), {KIND: misspelt})
+    assert [each.name for each in drawn] == ["top_tokens_joint"]
+    assert problem.line.startswith(f"figures[1] ({KIND}) could not be drawn: ValueError: ")
+    assert "\n" not in problem.line
+
+
+def test_the_users_matplotlibrc_changes_no_figure_of_their_own(results):
+    expected = results["text"].figure(losses)._repr_png_()
+    with matplotlib.rc_context({"lines.linewidth": 9, "text.usetex": True}):
+        assert results["text"].figure(losses)._repr_png_() == expected
+
+
+class Losses(ja.Figure):
+    """Every seed's last number."""
+
+    metric: str = "loss"
+
+    def __call__(self, results):
+        return losses(results, self.metric)
+
+
+def test_a_class_of_figures_draws_with_its_settings(results):
+    drawn = results["text"].figure(Losses, metric="p_norm")
+    assert (drawn.name, drawn.caption) == ("Losses", "Every seed's last number.")
+    by_function = results["text"].figure(losses, metric="p_norm")
+    assert drawn._repr_png_() == by_function._repr_png_()
+
+
+def broken_too(results):
+    return 3
+
+
+def test_short_names_draw_with_lists_too(results):
+    drawn = results["dims"].figure("curves", metrics=["loss"], cells=[0, 1])
+    assert "2 of 4 cells" in drawn.caption
+    with pytest.raises(InputError, match=r"figure.kind: unknown 'lab:losses'; expected one of convergence"):
+        results["dims"].figure("lab:losses")
+
+
+def test_the_run_draws_them_and_a_later_report_shows_them_again(folder, tmp_path):
+    first = report.write(folder, {KIND: losses})
+    assert not first.problems
+    words = json.loads((folder / "figures" / "drawn.json").read_text())["own"]
+    assert words == [{"index": 1, "name": "losses", "title": "Losses", "caption": "Every seed's last loss."}]
+    image = (folder / "figures" / "losses.png").read_bytes()
+    page = (folder / "report.html").read_text()
+    again = report.write(shutil.copytree(folder, tmp_path / "again"))
+    assert not again.problems
+    assert again.page.read_text().count("As the run drew it: reading results executes no code") == 1
+    once = again.page.read_bytes()
+    assert report.write(again.page.parent).page.read_bytes() == once
+    text = again.page.read_text()
+    assert text.count("<img ") == page.count("<img ") == 2
+    assert page[page.index("<figure>") : page.index("</figure>")] in text
+    assert (again.page.parent / "figures" / "losses.png").read_bytes() == image
+    image = bytearray(image)
+    image[-20] ^= 1
+    (folder / "figures" / "losses.png").write_bytes(image)
+    assert "could not be drawn: the run did not" in report.write(folder).problems[0].line
+
+
+def test_without_the_file_it_is_left_out(folder):
+    drawn, problems = draw_all(load(folder))
+    assert [each.name for each in drawn] == ["top_tokens_joint"]
+    assert "could not be drawn: the run did not" in problems[0].line
+
+
+def forge(folder, name, sha256):
+    """Leave words of a figure of the user's own, and a checksum of its file."""
+    (folder / "figures").mkdir(exist_ok=True)
+    entry = {"index": 1, "name": name, "title": "", "caption": ""}
+    words = {"own": [entry], "sha256": {f"figures/{name}.png": sha256}}
+    (folder / "figures" / "drawn.json").write_bytes(sealed(words))
+
+
+def test_names_lead_nowhere_else(folder):
+    (folder / "secret.png").write_bytes(b"\x89PNG secret")
+    forge(folder, "../secret", digest(b"\x89PNG secret"))
+    assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
+
+
+def test_an_error_of_an_own_function_costs_its_figure_alone(folder):
+    drawn, problems = draw_all(load(folder), {KIND: broken})
+    assert len(drawn) == 1
+    (problem,) = problems
+    assert problem.line == f"figures[1] ({KIND}) could not be drawn: ZeroDivisionError: no loss"
+    assert [line.strip() for line in problem.trace.splitlines()] == [
+        "Traceback (in your code):",
+        f'File "{__file__}", line {broken.__code__.co_firstlineno + 1}, in broken',
+        'raise ZeroDivisionError("no loss")',
+        "ZeroDivisionError: no loss",
+    ]
+    # A call that does not fit is of nobody's code.
+    _, (problem,) = draw_all(load(folder), {KIND: lambda results: losses(results)})
+    assert "TypeError" in problem.line
+    assert problem.trace == ""
+
+
+def test_the_traceback_of_a_figure_is_printed_after_its_line(folder, capsys):
+    console.print_written(report.write(folder, {KIND: broken}))
+    out, error = capsys.readouterr()
+    first, *trace = error.splitlines()
+    assert first == f"jaxattn: figures[1] ({KIND}) could not be drawn: ZeroDivisionError: no loss"
+    assert trace[0] == "Traceback (in your code):"
+    assert "report.html" in out
+    assert "Traceback" not in (folder / "report.html").read_text()
+
+
+def test_labels_of_probes_come_first(results):
+    run = results["text"]
+    named = dataclasses.replace(run, manifest=dict(run.manifest) | {"labels": {"p_norm": "size of p"}})
+    assert named.label("p_norm") == "size of p"
+    assert named.label("loss") == run.label("loss") == "loss"
+    assert run.label("p_norm") == r"$\Vert p\Vert$"
+    drawn = named.figure("curves", metrics=("p_norm",))
+    assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == ["size of p"]
+
+
+def test_a_figure_without_a_checksum_or_by_a_link_is_not_shown(folder, tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"\x89PNG secret")
+    (folder / "figures").mkdir()
+    (folder / "figures" / "secret.png").symlink_to(tmp_path / "secret.png")
+    for sha256 in (None, digest(b"\x89PNG secret")):
+        forge(folder, "secret", sha256)
+        assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
+
+
+def test_a_report_is_not_written_outside_its_folder(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "figures").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"figures: a link that leads out of"):
+        report.write(folder)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+STRANGE = [
+    *(sealed(content) for content in ({}, {"sha256": []}, {"sha256": {"a": None}, "own": [3]})),
+    *(b"{", b"[]", b"[3]", b'[{"index": "x"}]', b'{"index": 1}'),
+]
+
+
+@pytest.mark.parametrize("content", STRANGE)
+def test_strange_words_are_damage_and_no_traceback(folder, content):
+    (folder / "figures").mkdir()
+    (folder / "figures" / "drawn.json").write_bytes(content)
+    assert "drawn.json: damaged (" in verify(folder)[0]
+    assert len(draw_all(load(folder))[0]) == 1
+
+
+WRONG = [
+    {"kind": "curves", "metrics": 3},
+    {"kind": "curves", "cells": ["x"]},
+    {"kind": "top_tokens", "number": "many"},
+    {"kind": "top_tokens", "number": 10**9},
+    {"kind": "importance", "cell": "first"},
+    {"kind": "convergence", "expected": [1]},
+]
+
+
+@pytest.mark.parametrize("spec", WRONG, ids=str)
+def test_options_of_wrong_types_are_one_line(results, spec):
+    option = next(key for key in spec if key != "kind")
+    with pytest.raises(InputError, match=rf"figure\.{option}: Expected .*; give one that fits"):
+        results["text"].figure(**spec)
+
+
+def test_numbers_of_numpy_are_options_too(results):
+    assert "2 of 4 cells" in results["dims"].figure("curves", cells=np.arange(2)).caption
+    assert results["text"].figure("top_tokens", number=np.int64(3))

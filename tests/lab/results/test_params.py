@@ -1,0 +1,230 @@
+"""Trained parameters, from checkpoints as a batch leaves them."""
+
+import copy
+import dataclasses
+import os
+import resource
+import shutil
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.results import load
+from jaxattn.lab.results.params import Parameters
+from jaxattn.lab.storage import batch_state, checkpoints
+from jaxattn.lab.storage import manifest as manifests
+
+DIM, PADDED = 4, 6
+SIZES = [3, 6]
+SEEDS = [2, 3]
+TABLES = dict.fromkeys(batch_state.TABLES, "0" * 64)
+BATCH = "cells-00000-00001-seeds-00002-00003"
+BEGUN = "cells-00000-00001-seeds-00007-00007"
+GONE = "cells-00000-00001-seeds-00008-00008"
+HASHES = ["a" * 16, "b" * 16]
+
+
+def lanes(name, shape, phase):
+    """Five lanes, one of them padding; every number tells lane, name and phase."""
+    size = int(np.prod(shape))
+    start = 1000 * "Epv".index(name) + 10_000 * phase
+    return start + 100 * np.arange(5.0, dtype=np.float64)[:, None] + np.arange(size)
+
+
+@pytest.fixture(scope="module")
+def folder(write, rewrite, tmp_path_factory):
+    folder = write(
+        tmp_path_factory.mktemp("run"), axes={"data.vocab_size": SIZES}, seeds=9, vocab_size=20, text=False
+    )
+    for name in batch_state.TABLES:
+        table = pd.read_parquet(folder / f"{name}.parquet")
+        rewrite(folder, name, table[table["seed"].isin([*SEEDS, 7, 8])])
+    manifest = manifests.read(folder)
+    cells = [0, 1]
+    manifest["cells"] = [
+        cell | {"config_hash": made} for cell, made in zip(manifest["cells"], HASHES, strict=True)
+    ]
+    manifest["batches"] = [
+        {"name": BATCH, "cells": cells, "seeds": SEEDS},
+        {"name": BEGUN, "cells": cells, "seeds": [7]},
+        {"name": GONE, "cells": cells, "seeds": [8]},
+    ]
+    manifest["config"]["model"] = {"kind": "mine.py:OneLayer", "dim": DIM}
+    manifests.write(folder, manifest)
+    shapes = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
+    state = {
+        # Saved trees come back in the order of their names: "embed", "joint" are not in another one.
+        "embed": {name: lanes(name, s, 0).reshape(5, *s) for name, s in shapes.items()},
+        "joint": {name: lanes(name, shapes[name], 1).reshape(5, *shapes[name]) for name in "p"},
+    }
+    (folder / "parts").mkdir()
+    for batch in (BATCH, BEGUN):
+        (folder / "checkpoints" / batch).mkdir(parents=True)
+        checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, batch, 3), state)
+        by = batch_state.Provenance(dict(zip("01", HASHES, strict=True)), {}, {})
+        mark = batch_state.BatchState(batch == BATCH, 0, 3, [], TABLES, checkpoint, by)
+        batch_state.write(folder, batch, mark)
+    return folder
+
+
+@pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
+def test_every_lane_is_found_and_cut_to_its_own_vocabulary(folder, cell, seed, lane):
+    found = load(folder).params(cell=cell, seed=seed)
+    E, p, v = lanes("E", (PADDED, DIM), 0), lanes("p", (DIM,), 1), lanes("v", (DIM,), 0)
+    np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
+    np.testing.assert_array_equal(found.p, p[lane])
+    np.testing.assert_array_equal(found.v, v[lane])
+    assert found.E.dtype == np.float64
+
+
+def test_after_an_earlier_phase_later_ones_are_left_out(folder):
+    results = load(folder)
+    np.testing.assert_array_equal(results.params(phase="embed").p, lanes("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(results.params(phase="joint").p, lanes("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, lanes("p", (DIM,), 1)[0])
+
+
+def test_phases_run_in_the_order_of_the_run_not_of_their_names(folder, configured):
+    results = load(folder)
+    turned = configured(results, phases=results.manifest["config"]["phases"][::-1])
+    renamed = dataclasses.replace(turned, records=results.records.iloc[::-1])
+    np.testing.assert_array_equal(renamed.params().p, lanes("p", (DIM,), 0)[0])
+
+
+def test_parameters_take_the_type_of_a_model(folder):
+    class Model:
+        def init(self, key, like, *, dtype):
+            return ja.models.OneLayer(dim=DIM).init(key, like, dtype=dtype)
+
+    found = load(folder).params(cell=0, seed=3, model=Model())
+    assert isinstance(found, ja.models.one_layer.Params)
+    assert found.E.shape == (3, DIM)
+    np.testing.assert_array_equal(found.p, lanes("p", (DIM,), 1)[1])
+
+    class Wider(Model):
+        def init(self, key, like, *, dtype):
+            return super().init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
+
+    with pytest.raises(InputError, match=r"model: its parameters are .*'v': \(9,\).*give the run's own"):
+        load(folder).params(model=Wider())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cell": 9}, "cell 9: .* holds cells 0 to 1"),
+        ({"seed": 5}, "seed 5: .* has seeds 2, 3, 7, 8 of cell 0"),
+        ({"phase": "late"}, "phase 'late': the checkpoint holds embed, joint"),
+        ({"seed": 7}, f"{BEGUN} is not finished; run the same sweep again into"),
+        ({"seed": 8}, f"{GONE} is not finished; run the same sweep again into"),
+    ],
+)
+def test_what_is_not_there_is_named_in_one_line(folder, options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load(folder).params(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_of_another_config_is_refused(folder, tmp_path):
+    copied = shutil.copytree(folder, tmp_path / "run")
+    results = load(copied)
+    by = batch_state.Provenance({"0": "c" * 16, "1": HASHES[1]}, {}, {})
+    mark = msgspec.structs.replace(batch_state.read(copied, BATCH), origin=by)
+    batch_state.write(copied, BATCH, mark)
+    path = batch_state.path(copied, BATCH)
+    with pytest.raises(InputError, match=rf"{path}: cell 0 is of another config .*; delete it; run the same"):
+        results.params(cell=0)
+    # A choice of cells lists fewer than the batch has.
+    assert results.choose(where={"data.vocab_size": SIZES[1]}).params(cell=1).E.shape == (SIZES[1], DIM)
+
+
+def test_folders_put_together_have_no_checkpoints(folder):
+    results = load(folder)
+    manifest = {key: value for key, value in results.manifest.items() if key != "batches"}
+    with pytest.raises(InputError, match="no checkpoint of cell 0 is listed"):
+        dataclasses.replace(results, manifest=manifest).params()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "emptied", "missing"])
+def test_damage_of_any_file_is_found(folder, capfd, damage):
+    """Whatever orbax makes of it, or prints, is one line that names a file of the checkpoint."""
+    saved = batch_state.checkpoint_path(folder, BATCH, 3)
+    results = load(folder)
+    for path in (path for path in saved.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        changed = bytearray(content)
+        changed[len(content) // 2] ^= 1
+        path.write_bytes(changed if damage == "flipped" else b"")
+        if damage == "missing":
+            path.unlink()
+        with pytest.raises(
+            InputError, match=rf"{path.name}: .*; delete .*{BATCH}.json and run the same sweep again"
+        ) as caught:
+            results.params()
+        assert "\n" not in str(caught.value)
+        path.write_bytes(content)
+    assert capfd.readouterr() == ("", "")
+    assert results.params().E.shape == (3, DIM)
+
+
+def test_too_few_file_handles_are_one_line(folder, monkeypatch, capfd):
+    used = len(os.listdir("/dev/fd"))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (used + 20, used + 20))
+    with pytest.raises(RunError, match=rf"only {used + 20} files may be open .* ulimit -n 1024"):
+        load(folder).params()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_arrays_in_large_files_are_summed(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "SMALL", 0)
+    known = checkpoints.save(tmp_path / "1", {"a": np.arange(1000.0), "b": {"c": jnp.ones(3)}})
+    assert {sha256 for _, sha256 in known.files.values()} == {None}
+    assert set(known.arrays) == {"a", "b/c"}
+    found = checkpoints.restore(tmp_path / "1", known, tmp_path)
+    np.testing.assert_array_equal(found["b"]["c"], 1)
+    other = batch_state.Checkpoint(1, known.arrays | {"a": known.arrays["a"] ^ 1}, known.files)
+    like = {"a": np.zeros(1000), "b": {"c": np.zeros(3, np.float32)}}
+    with pytest.raises(InputError, match="the checksums of its arrays differ"):
+        checkpoints.restore(tmp_path / "1", other, tmp_path, like)
+
+
+def test_parameters_are_a_frozen_pytree():
+    params = Parameters({"E": jnp.ones((3, 2)), "p": jnp.arange(2.0)})
+    doubled = jax.tree.map(lambda x: 2 * x, params)
+    np.testing.assert_array_equal(doubled.p, [0, 2])
+    assert isinstance(doubled, Parameters)
+    gradient = jax.grad(lambda x: ((x.E @ x.p) ** 2).sum())(params)
+    np.testing.assert_allclose(gradient.p, [6, 6])
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    assert paths == [".E", ".p"]
+    assert list(params) == ["E", "p"]
+    np.testing.assert_array_equal(params.replace(p=jnp.zeros(2)).p, 0)
+    np.testing.assert_array_equal(copy.deepcopy(params).E, params.E)
+    with pytest.raises(AttributeError, match="no parameter 'q'; there are E, p"):
+        params.q  # noqa: B018
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        params.p = 0
+    with pytest.raises(AttributeError, match="no parameter 'q'"):
+        params.replace(q=0)
+
+
+def test_a_built_in_model_gives_its_own_type(folder, configured):
+    results = configured(load(folder), model={"kind": "one_layer", "dim": DIM})
+    assert isinstance(results.params(cell=1, seed=3), ja.models.one_layer.Params)
+    ours = dataclasses.replace(load(folder), models={1: ja.models.OneLayer(dim=DIM)})
+    assert isinstance(ours.params(cell=1, seed=3), ja.models.one_layer.Params)
+    assert isinstance(ours.params(cell=0, seed=3), Parameters)
+
+
+@pytest.mark.parametrize("dim", [10**12, 2**31 - 1, "many", [3]])
+def test_a_model_that_cannot_be_is_one_line(folder, configured, dim):
+    """An allocation of that size would end the interpreter."""
+    forged = configured(load(folder), model={"kind": "one_layer", "dim": dim})
+    with pytest.raises(InputError, match=r"no model of this library: |do not fit in memory"):
+        forged.params()

@@ -1,0 +1,273 @@
+import errno
+import os
+import re
+import shutil
+from html import unescape
+from html.parser import HTMLParser
+from io import BytesIO
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.results import aggregate, headline, load, report
+from jaxattn.lab.results.statistics import last_steps
+from jaxattn.lab.storage import manifest, provenance
+
+FIGURES = (
+    {"kind": "importance", "phase": "joint", "cell": 0},
+    {"kind": "top_tokens", "number": 5},
+    {"kind": "scaling", "axis": "model.dim"},
+)
+
+
+@pytest.fixture(scope="module")
+def written(write, tmp_path_factory):
+    folder = write(
+        tmp_path_factory.mktemp("run"), vocab_size=200, seeds=3, figures=FIGURES, failures=((0, 1, 40),)
+    )
+    return report.write(folder)
+
+
+@pytest.fixture
+def folder(write, tmp_path):
+    """A small folder with one figure, importance_joint."""
+    return write(tmp_path / "run", vocab_size=50, seeds=1, text=False, figures=FIGURES[:1])
+
+
+class Page(HTMLParser):
+    """Collects links, tags that were opened and not closed, and text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.links, self.open, self.text = [], [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href") and value[0] != "#"]
+        if tag not in ("meta", "img", "wbr"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_files(written):
+    folder = written.page.parent
+    assert [path.relative_to(folder).as_posix() for path in written.paths] == [
+        "report.html",
+        "summary.csv",
+        "figures/importance_joint.png",
+        "figures/importance_joint.pdf",
+        "figures/top_tokens_joint.png",
+        "figures/top_tokens_joint.pdf",
+    ]
+    assert all(path.stat().st_size > 1000 for path in written.paths)
+    assert not list(folder.rglob(".*"))
+    assert len(written.problems) == 1
+    assert "axis 'model.dim': the run sweeps nothing" in written.problems[0].line
+
+
+def test_page_holds_everything_it_shows(written):
+    html = written.page.read_text(encoding="utf-8")
+    page = Page(html)
+    assert page.open == []
+    assert len(page.links) == 2
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert not re.search(r"https?://|@import|url\(|<script|<link", html)
+
+
+def test_page_says_what_was_run(written):
+    html = written.page.read_text(encoding="utf-8")
+    text = Page(html).text
+    for expected in (
+        "jaxattn run sweeps/planted.toml --set 'model.dim=64'",
+        "0123456789abcdef",
+        "jax 0.10.2",
+        "1 × cpu",
+        "83.2 s",
+        "1 seed failed",
+        "cell 0, seed 1, phase joint, step 40: loss is not finite",
+        "Not drawn:",
+        "Full config",
+        '"step_size": 200.0',
+        "(n=2)",
+        "After phase joint",
+    ):
+        assert expected in text, expected
+
+
+def test_a_page_shows_six_metrics_in_its_table_and_all_of_them_below(written):
+    run, text = load(written.page.parent), Page(written.page.read_text(encoding="utf-8")).text
+    first, below = text.split("All metrics\n")
+    table = first[first.index("Last step of each phase") :]
+    assert all(metric in table for metric in headline.metrics(run))
+    assert "p_norm" not in table
+    assert all(metric in below for metric in headline.recorded(run))
+    assert all(sentence in first for sentence in headline.sentences(run))
+
+
+def test_page_escapes_what_the_run_says(written):
+    html = written.page.read_text(encoding="utf-8")
+    assert "Planted laws &lt;b&gt;and&lt;/b&gt; a little noise." in html
+    assert "<br>" not in html
+
+
+def test_summary_holds_the_aggregate_of_the_last_steps(written):
+    run = load(written.page.parent)
+    expected = run.with_axes(aggregate(last_steps(run.records)))
+    pd.testing.assert_frame_equal(pd.read_csv(written.summary), expected, check_dtype=False, rtol=1e-8)
+
+
+def test_top_tokens_of_synthetic_data_are_not_listed(folder):
+    page = Page(report.write(folder).page.read_text(encoding="utf-8")).text
+    assert "Tokens that attention prefers" not in page
+
+
+def test_same_folder_gives_the_same_bytes(written, tmp_path):
+    again = report.write(shutil.copytree(written.page.parent, tmp_path / "again"))
+    for old, new in zip(written.paths, again.paths, strict=True):
+        assert old.read_bytes() == new.read_bytes(), old.name
+
+
+def test_pictures_are_ready_for_print(written):
+    png, pdf = written.figures[0].read_bytes(), written.figures[1].read_bytes()
+    image = Image.open(BytesIO(png))
+    assert image.info["dpi"] == pytest.approx((200, 200), abs=0.1)
+    assert np.asarray(image.convert("L")).std() > 5
+    assert b"/CIDFontType2" in pdf
+    assert b"/Type3" not in pdf
+    assert b"CreationDate" not in pdf
+    assert len(pdf) < 500_000
+
+
+def test_folder_that_cannot_be_written_is_one_line(folder):
+    (folder / "figures").write_text("in the way")
+    with pytest.raises(
+        RunError, match=r"figures/importance_joint\.png: cannot be written \(.*\); free space"
+    ) as caught:
+        report.write(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_full_disk_keeps_the_old_report(folder, monkeypatch):
+    (folder / "figures").mkdir()
+    (folder / "figures" / "importance_joint.png").write_bytes(b"old")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        report.write(folder)
+    assert [path.read_bytes() for path in (folder / "figures").iterdir()] == [b"old"]
+
+
+def test_a_folder_that_is_deleted_while_its_report_is_drawn_stays_away(folder, monkeypatch):
+    render = report.render
+    monkeypatch.setattr(report, "render", lambda *given: shutil.rmtree(folder) or render(*given))
+    with pytest.raises(RunError, match=r"report.html: cannot be written \(No such file"):
+        report.write(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.more
+def test_a_page_says_which_other_source_made_the_run(folder):
+    made = "made by jaxattn 0.1.0 at commit 000000000000; this is jaxattn"
+    written = report.write(folder)
+    assert written.made_by.startswith(made)
+    assert made in unescape(written.page.read_text(encoding="utf-8"))
+    manifest.write(folder, manifest.read(folder) | {"made_by": [provenance.installed()]})
+    written = report.write(folder)
+    assert written.made_by == ""
+    assert made not in unescape(written.page.read_text(encoding="utf-8"))
+
+
+def test_unreadable_folder(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        report.write(tmp_path / "none")
+
+
+def test_duration():
+    assert [report._duration(s) for s in (3.25, 119.0, 150.0, 9000.0)] == [
+        "3.2 s",
+        "119.0 s",
+        "2 min 30 s",
+        "2 h 30 min",
+    ]
+
+
+def test_text_of_tokens_is_escaped(folder, rewrite):
+    tokens = pd.read_parquet(folder / "tokens.parquet")
+    rewrite(folder, "tokens", tokens.assign(token="<script>alert(1)</script>"))
+    html = report.write(folder).page.read_text(encoding="utf-8")
+    assert "<script" not in html
+    assert "<script>alert(1)</script>" in unescape(html)
+
+
+@pytest.mark.parametrize("label", [r"$\frac{1}$", r"$\nonsense$", "$x^$", "${$"])
+def test_a_label_that_is_no_mathematics_costs_its_figure_alone(write, tmp_path, label):
+    folder = write(
+        tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
+    )
+    known = manifest.read(folder)
+    manifest.write(folder, known | {"labels": known["labels"] | {"loss": label}})
+    made = report.write(folder)
+    assert made.page.exists()
+    for problem in made.problems:
+        assert problem.line.startswith("figures[0] (curves_")
+        assert "could not be drawn: ValueError" in problem.line
+        assert "\n" not in problem.line
+    assert len(made.problems) + len(made.figures) // 2 == 1
+
+
+def test_a_label_without_end_is_cut(write, tmp_path):
+    folder = write(
+        tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
+    )
+    known = manifest.read(folder)
+    manifest.write(folder, known | {"labels": known["labels"] | {"loss": "$x$ " * 10_000}})
+    run = load(folder)
+    assert len(run.label("loss")) < 500
+    assert run.label("p_norm") == load(folder).label("p_norm")
+    assert report.write(folder).problems == ()
+
+
+def test_a_figure_that_cannot_be_rendered_is_named(write, tmp_path, monkeypatch):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves"},))
+
+    def png(figure, dpi=None):
+        raise ValueError("no\nmathematics")
+
+    monkeypatch.setattr("jaxattn.lab.results.style.png", png)
+    made = report.write(folder)
+    assert made.figures == ()
+    (problem,) = made.problems
+    assert problem.line.endswith("could not be drawn: ValueError: no mathematics")
+    assert "Not drawn" in made.page.read_text(encoding="utf-8")
+
+
+def test_a_page_of_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "ROWS", 3)
+    failures = tuple((cell, 0, 40) for cell in range(5))
+    folder = write(
+        tmp_path / "run", axes={"model.dim": list(range(1, 9))}, seeds=1, vocab_size=20, failures=failures
+    )
+    seen = []
+    made = report.write(folder, progress=lambda what, share: seen.append((what, share)))
+    text = Page(made.page.read_text(encoding="utf-8")).text
+    assert "The first 3 of 16 rows." in text
+    assert "The first 3 of 8 cells." in text
+    assert "5 seeds failed;" in text
+    assert "and 2 more: see manifest.json" in text
+    assert len(set(pd.read_csv(made.summary)["cell"])) == 8
+    shares = [share for _, share in seen]
+    assert min(shares) == 0
+    assert max(shares) == 1
+    assert {"summary", "summary.csv", "report.html"} <= {what for what, _ in seen}
+    assert [what for what, _ in seen if what.startswith(("drawing figures[", "writing figure"))]

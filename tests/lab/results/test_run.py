@@ -1,0 +1,48 @@
+"""What a config holds at a key."""
+
+import dataclasses
+
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.run import find
+
+
+def test_what_lies_at_a_dotted_key():
+    tree = {"model": {"dim": 8}, "phases": [{"name": "joint", "steps": 3}, {"steps": 4}]}
+    assert find(tree, "model.dim") == 8
+    assert find(tree, "phases.joint.steps") == 3
+    assert find(tree, "phases.1.steps") == 4
+    for nowhere in ("model.rank", "phases.other.steps", "phases.2", "model.dim.deeper"):
+        assert find(tree, nowhere) is None
+
+
+class Counted(list):
+    """Counts how often all of it is gone through."""
+
+    times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+def test_lookups_in_many_cells_do_not_go_through_all_of_them_each_time(results):
+    run = results["dims"]
+    cells = [
+        entry | {"cell": k, "settings": {"model.dim": k}}
+        for k in range(500)
+        for entry in run.manifest["cells"][:1]
+    ]
+    counted = Counted(cells)
+    many = dataclasses.replace(run, manifest=dict(run.manifest) | {"cells": counted})
+    assert [many.lookup(k, "model.dim") for k in range(500)] == list(range(500))
+    for k in range(500):
+        many.settings(k)
+        many.label("loss")
+        assert many.axes == ["model.dim"]
+    many.figure("curves")
+    assert counted.times < 20
+    other = dataclasses.replace(many, manifest=dict(many.manifest) | {"cells": cells[:3]})
+    with pytest.raises(InputError, match="holds cells 0 to 2"):
+        other.lookup(3, "model.dim")

@@ -1,0 +1,150 @@
+"""Convergence figures and diagrams, on records with planted powers."""
+
+import numpy as np
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.diagram import diagram
+from jaxattn.lab.results.scaling import _scientific, collect_courses, convergence
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def planted(load_planted):
+    """y = 3 x^(-2) · noise of the seed (cell 0), x^(-1) (cell 1), after a start that is no power at all."""
+
+    def make(cells=({"block": "slow"}, {"block": "fast"}), seeds=4):
+        rows = []
+        for cell in range(len(cells)):
+            for seed in range(seeds):
+                rng = np.random.default_rng([cell, seed])
+                x = np.append(np.geomspace(1, 1e6, STEPS - 1) * rng.uniform(0.8, 1.2), np.nan)
+                x[-1] = x[-2]
+                y = rng.uniform(1, 3) * x ** (-2.0 if cell % 2 == 0 else -1.0)
+                y[:3] = 1.0
+                for step in range(STEPS):
+                    for metric, value in (("p_norm", x), ("one_minus_cosine", y), ("margin_ratio", 1 - y)):
+                        rows.append((cell, seed, "query", step, metric, value[step]))
+                    rows.append((cell, seed, "embed", step, "loss", 1.0))
+        return load_planted(
+            sorted(rows, key=lambda row: row[2]),
+            name="planted",
+            config={"phases": [{"name": "embed"}, {"name": "query"}]},
+            cells=[{"cell": k, "settings": settings} for k, settings in enumerate(cells)],
+            seeds=list(range(seeds)),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def results(planted):
+    return planted()
+
+
+def test_the_planted_powers_are_found_per_block(results):
+    phase, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=(1e2, 1e6))
+    assert phase == "query"
+    np.testing.assert_allclose([course.law.slope for course in courses], [-2, -1], atol=1e-9)
+    drawn = convergence(results, fit_from=1e2, expected=-2.0, tolerance=0.1)
+    assert "block = slow: slope -2.000 [-2.000, -2.000], expected -2 ± 0.1: holds." in drawn.caption
+    assert "block = fast: slope -1.000 [-1.000, -1.000], expected -2 ± 0.1: does not hold." in drawn.caption
+    labels = [text.get_text() for text in drawn.figure.legends[0].get_texts()]
+    assert labels[0].startswith("slow: slope")
+    assert labels[-1] == "expected power −2"
+
+
+def test_a_window_without_the_start_matters(results):
+    _, (slow, _) = collect_courses(
+        results, x="p_norm", y="one_minus_cosine", phase=None, window=(0.0, np.inf)
+    )
+    assert abs(slow.law.slope + 2) > 0.01
+
+
+def test_points_that_a_path_repeats_are_left_out(results):
+    _, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
+    assert all(np.isnan(course.y[-1]).all() and np.isfinite(course.y[:-1]).all() for course in courses)
+    assert all(np.isnan(course.law.slope) for course in courses)
+    assert "slope" not in convergence(results).caption
+
+
+def test_the_shortfall_of_the_margin_is_one_minus_its_ratio(results):
+    _, (slow, _) = collect_courses(results, x="p_norm", y="margin_shortfall", phase=None, window=(1e1, 1e3))
+    np.testing.assert_allclose(slow.law.slope, -2, atol=1e-6)
+
+
+def test_lines_are_the_seeds_and_their_median(results):
+    drawn = convergence(results)
+    lines = drawn.figure.axes[0].get_lines()
+    _, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
+    assert len(lines) == 2 * (4 + 1)
+    np.testing.assert_allclose(lines[4].get_ydata(), np.median(courses[0].y[:-1], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"x": "norm"}, r"metric 'norm': the run did not record it; did you mean 'p_norm'\?"),
+        ({"x": "time"}, "metric 'time': the run recorded loss, margin_ratio, one_minus_cosine, p_norm"),
+        ({"phase": "embed"}, "phase 'embed': p_norm and one_minus_cosine were recorded in query"),
+        ({"x": "loss"}, "were recorded in none"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(results, options, message):
+    with pytest.raises(InputError, match=message):
+        convergence(results, **options)
+
+
+def test_a_diagram_writes_the_mean_over_seeds_into_every_field(planted):
+    cells = tuple({"model.dim": d, "phases.embed.step_size": s} for d in (16, 8) for s in (1.0, 30.0, 5.0))
+    results = planted(cells)
+    drawn = diagram(results, x_axis="model.dim", y_axis="phases.embed.step_size", metric="margin_ratio")
+    ax = drawn.figure.axes[0]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["8", "16"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["1", "5", "30"]
+    last = results.records[(results.records.metric == "margin_ratio") & (results.records.step == STEPS - 1)]
+    mean = last.groupby("cell")["value"].mean()
+    fields = ax.collections[0].get_array().reshape(3, 2)
+    # From bottom to top: step sizes 1, 5, 30; from left to right: d = 8, 16.
+    np.testing.assert_allclose(fields, [[mean[3], mean[0]], [mean[5], mean[2]], [mean[4], mean[1]]])
+    assert len(ax.texts) == 6
+    assert " and over " not in drawn.caption
+
+
+def test_a_diagram_says_over_which_axes_it_averages(planted):
+    cells = tuple({"model.dim": d, "a.b": s, "c": x} for d in (16, 8) for s in (1.0, 30.0) for x in (1, 2))
+    drawn = diagram(planted(cells), x_axis="model.dim", y_axis="a.b", metric="margin_ratio")
+    assert " and over c, for every a.b and model.dim." in drawn.caption
+
+
+def test_a_diagram_of_values_over_decades_is_coloured_by_their_logarithm(planted):
+    cells = tuple({"model.dim": d, "phases.embed.step_size": s} for d in (16, 8) for s in (1.0, 30.0))
+    results = planted(cells)
+    axes = {"x_axis": "model.dim", "y_axis": "phases.embed.step_size"}
+    decades = diagram(results, metric="one_minus_cosine", **axes).figure.axes[0].collections[0]
+    low, high = decades.get_array().min(), decades.get_array().max()
+    np.testing.assert_allclose(decades.norm(np.sqrt(low * high)), 0.5)
+    shares = diagram(results, metric="margin_ratio", **axes).figure.axes[0].collections[0]
+    assert (shares.norm.vmin, shares.norm.vmax) == (0, 1)
+
+
+def test_a_diagram_of_an_unknown_axis_or_metric(results):
+    with pytest.raises(InputError, match=r"axis 'model.dim': the run sweeps block"):
+        diagram(results, x_axis="model.dim", y_axis="block")
+    with pytest.raises(InputError, match=r"metric 'important_selected': the run recorded "):
+        diagram(results, x_axis="block", y_axis="block")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0.01, "0.01"),
+        (0.002, r"$2\times10^{-3}$"),
+        (0.001, "$10^{-3}$"),
+        (5000.0, "5000"),
+        (1e4, "$10^{4}$"),
+    ],
+)
+def test_ticks_are_plain_numbers_as_far_as_these_are_short(value, written):
+    assert _scientific(value) == written

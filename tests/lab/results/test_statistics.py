@@ -1,0 +1,321 @@
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from jaxattn.lab.results import aggregate, summary_table
+from jaxattn.lab.results.combine import group, paired
+from jaxattn.lab.results.labels import interval
+from jaxattn.lab.results.statistics import STATISTICS, last_steps, summary_title, summary_words, turned
+
+
+def table(values, *, metric="loss", cell=0, step=0, phase="p"):
+    """Rows of one series, a seed for each value."""
+    return pd.DataFrame(
+        {
+            "cell": np.int32(cell),
+            "seed": np.arange(len(values), dtype=np.int32),
+            "phase": phase,
+            "step": step,
+            "metric": metric,
+            "value": np.asarray(values, float),
+        }
+    )
+
+
+def iqm(values):
+    """The interquartile mean the long way: four copies of every value, then drop a quarter on either side."""
+    copies = np.repeat(np.sort(values), 4)
+    return copies[len(values) : 3 * len(values)].mean()
+
+
+def one(values, **options):
+    return aggregate(table(values), **options).iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([7.0], 7.0),
+        ([1.0, 3.0], 2.0),
+        ([0.0, 1.0, 100.0], (0.25 * 0 + 1 * 1 + 0.25 * 100) / 1.5),
+        ([5.0, 1.0, 2.0, 100.0], 3.5),
+        ([10.0, 0.0, 1.0, 2.0, 100.0], 0.3 * 1 + 0.4 * 2 + 0.3 * 10),
+    ],
+)
+def test_interquartile_mean_by_hand(values, expected):
+    assert one(values)["iqm"] == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("n", [4, 8, 20])
+def test_interquartile_mean_is_the_trimmed_mean_where_quarters_are_whole(n):
+    values = np.random.default_rng(n).standard_normal(n)
+    assert one(values)["iqm"] == pytest.approx(scipy.stats.trim_mean(values, 0.25), rel=1e-13)
+
+
+def test_the_scale_of_an_own_metric_is_the_one_that_its_probe_declares(load_planted):
+    values = {
+        "mass": [0.99, 1.0, 0.7],
+        "tail_03": [1e-6, 1e-4, 1e-2],
+        "hit": [1.0, 1.0, 0.0],
+        "Ev": [1.0, 2, 9],
+    }
+    rows = [(0, seed, "p", 1, name, x) for name, every in values.items() for seed, x in enumerate(every)]
+    known = {"name": "x", "config": {"phases": [{"name": "p"}]}, "seeds": [0, 1, 2]}
+    scales = {"mass": ["linear", 0, 1], "tail": ["log", 0, None], "hit": ["yes/no", 0, 1]}
+    cells = [{"cell": 0, "settings": {}}]
+    found = aggregate(load_planted(rows, **known, cells=cells, scales=scales)).set_index("metric")
+    assert found["scale"].to_dict() == {"mass": "linear", "tail_03": "log", "hit": "yes/no", "Ev": "linear"}
+    assert found.loc["mass", "mean_high"] == 1.0
+    assert found.loc["tail_03", "mean"] == pytest.approx(1e-4)
+    assert found.loc["tail_03", "mean_low"] > 0
+    plain = aggregate(load_planted(rows, **known, cells=cells)).set_index("metric")
+    assert plain.loc["mass", "mean_high"] > 1.0
+    assert set(plain["scale"]) == {"linear"}
+
+
+def test_mean_and_median():
+    values = np.random.default_rng(0).standard_normal(7)
+    row = one(values)
+    assert row["mean"] == pytest.approx(values.mean())
+    assert row["median"] == pytest.approx(np.median(values))
+
+
+def test_means_have_students_interval():
+    values = np.random.default_rng(3).standard_normal(5)
+    row = one(values, confidence=0.9)
+    expected = scipy.stats.t.interval(0.9, 4, values.mean(), scipy.stats.sem(values))
+    np.testing.assert_allclose(row[["mean_low", "mean_high"]].astype(float), expected, rtol=1e-12)
+    assert row["scale"] == "linear"
+
+
+def test_where_the_scale_is_a_logarithm_the_mean_is_geometric():
+    values = 10.0 ** np.random.default_rng(3).uniform(-12, -6, 7)
+    row = aggregate(table(values, metric="one_minus_cosine")).iloc[0]
+    logs = np.log(values)
+    low, high = np.exp(scipy.stats.t.interval(0.95, 6, logs.mean(), scipy.stats.sem(logs)))
+    expected = [scipy.stats.gmean(values), low, high]
+    np.testing.assert_allclose(row[["mean", "mean_low", "mean_high"]].astype(float), expected, rtol=1e-10)
+    assert row["scale"] == "log"
+    zero = aggregate(table([0.0, 1.0, 2.0], metric="duality_gap")).iloc[0]
+    assert (zero["scale"], zero["mean"]) == ("linear", 1.0)
+
+
+@pytest.mark.parametrize("hits", [0, 3, 5])
+def test_a_yes_or_no_of_every_seed_has_the_interval_of_a_share(hits):
+    row = aggregate(table(np.arange(5) < hits, metric="came_to_end")).iloc[0]
+    low, high = scipy.stats.binomtest(hits, 5).proportion_ci(method="exact")
+    np.testing.assert_allclose(row[["mean", "mean_low", "mean_high"]].astype(float), [hits / 5, low, high])
+    assert row["scale"] == "yes/no"
+
+
+def test_intervals_end_where_a_metric_does():
+    high = aggregate(table([0.9, 1.0, 1.0], metric="test_accuracy")).iloc[0]
+    assert high["mean_low"] < high["mean"] < high["mean_high"] == 1
+    away = aggregate(table([1e-3, 0.4], metric="one_minus_cosine")).iloc[0]
+    assert 0 < away["mean_low"] < away["mean"] < away["mean_high"] == 2
+    # Someone else's metric of that name.
+    other = aggregate(table([90.0, 91.0, 95.0], metric="test_accuracy")).iloc[0]
+    assert other["mean_low"] < 92 < other["mean_high"]
+
+
+def test_seeds_that_are_all_equal_have_no_interval(results):
+    row = aggregate(table([1.0] * 30, metric="spearman_Ev_bins")).iloc[0]
+    assert row["mean"] == 1
+    assert row[["mean_low", "mean_high", "iqm_low", "iqm_high"]].isna().all()
+    run = results["dims"]
+    same = dataclasses.replace(run, records=run.records.assign(value=1.0))
+    assert (summary_table(same, metrics=["loss"]) == "1.00 (all equal)").any(axis=None)
+
+
+def test_differences_are_linear(results):
+    differences = paired(results["dims"], "model.dim", 64, 128)
+    assert set(aggregate(differences)["scale"]) == {"linear"}
+
+
+def test_the_interval_of_an_interquartile_mean_equals_scipys():
+    values = np.random.default_rng(1).exponential(size=24)
+    row = one(values, seed=5, resamples=999)
+    found = scipy.stats.bootstrap(
+        (np.sort(values),),
+        lambda x, axis: np.apply_along_axis(iqm, axis, x),
+        n_resamples=999,
+        method="BCa",
+        vectorized=True,
+        rng=np.random.default_rng(5),
+    )
+    expected = found.confidence_interval
+    np.testing.assert_allclose([row["iqm_low"], row["iqm_high"]], [expected.low, expected.high], rtol=1e-10)
+    fewer = one(values[:19])
+    assert np.isnan(fewer[["iqm_low", "iqm_high"]].astype(float)).all()
+
+
+@pytest.mark.parametrize("draw", [np.random.Generator.normal, np.random.Generator.exponential])
+def test_the_interval_of_an_interquartile_mean_covers(draw):
+    law = {"normal": scipy.stats.norm, "exponential": scipy.stats.expon}[draw.__name__]
+    truth = law.ppf(np.linspace(0.25, 0.75, 20_001)).mean()
+    values = draw(np.random.default_rng(2), size=(3000, 20))
+    rows = pd.concat([table([], step=0), _steps(values)])
+    found = aggregate(rows, resamples=1000)
+    covered = (found["iqm_low"] <= truth) & (truth <= found["iqm_high"])
+    # 0.942 and 0.933, of 3,000 repetitions with a standard deviation of 0.0045.
+    assert covered.mean() >= 0.92
+
+
+def _steps(values):
+    """One series for each row of values."""
+    steps, seeds = np.indices(values.shape)
+    rows = {"cell": 0, "seed": seeds.ravel(), "phase": "p", "step": steps.ravel(), "metric": "loss"}
+    return pd.DataFrame(rows | {"value": values.ravel()})
+
+
+def test_interval_narrows_like_the_standard_error():
+    rng = np.random.default_rng(2)
+    small, large = (one(rng.standard_normal(n)) for n in (10, 1000))
+    width = large["mean_high"] - large["mean_low"]
+    assert width == pytest.approx(2 * 1.96 / np.sqrt(1000), rel=0.1)
+    assert small["mean_high"] - small["mean_low"] > 5 * width
+
+
+def test_seeds_that_are_not_finite_are_left_out():
+    values = [1.0, np.nan, 3.0, np.inf, -np.inf, 8.0]
+    with_gaps, without = one(values), one([1.0, 3.0, 8.0])
+    assert (with_gaps["n"], with_gaps["missing"]) == (3, 3)
+    pd.testing.assert_series_equal(with_gaps.drop("missing"), without.drop("missing"))
+
+
+def test_one_seed_has_no_interval_and_no_seed_has_nothing():
+    single, none = one([2.5]), one([np.nan, np.nan])
+    assert (single["n"], single["mean"], single["median"], single["iqm"]) == (1, 2.5, 2.5, 2.5)
+    assert single[["mean_low", "mean_high", "iqm_low", "iqm_high"]].isna().all()
+    assert none["n"] == 0
+    assert none[list(STATISTICS)].isna().all()
+
+
+def test_a_series_depends_neither_on_other_rows_nor_on_their_order():
+    rng = np.random.default_rng(4)
+    frames = [
+        table(rng.standard_normal(n), metric=metric, cell=cell, step=step)
+        for cell, n in ((0, 5), (1, 5), (2, 6))
+        for metric in ("b", "a")
+        for step in (10, 0)
+    ]
+    whole = aggregate(pd.concat(frames, ignore_index=True))
+    shuffled = pd.concat(frames).sample(frac=1, random_state=0)
+    keys = ["cell", "phase", "step", "metric"]
+    other = aggregate(shuffled).set_index(keys).loc[pd.MultiIndex.from_frame(whole[keys])].reset_index()
+    pd.testing.assert_frame_equal(whole, other, rtol=1e-12)
+    alone = aggregate(frames[5])
+    same = whole.merge(alone[keys])
+    pd.testing.assert_frame_equal(same, alone, rtol=1e-12)
+
+
+def test_blocks_do_not_show(monkeypatch):
+    frames = pd.concat([table(np.random.default_rng(k).standard_normal(6), step=k) for k in range(7)])
+    whole = aggregate(frames)
+    monkeypatch.setattr("jaxattn.lab.results.statistics.BLOCK", 2 * 2000)
+    pd.testing.assert_frame_equal(whole, aggregate(frames), rtol=1e-12)
+
+
+def test_seed_of_the_bootstrap_decides():
+    values = np.random.default_rng(6).standard_normal(20)
+    assert one(values, seed=1).equals(one(values, seed=1))
+    assert one(values, seed=1)["iqm_low"] != one(values, seed=2)["iqm_low"]
+
+
+def test_rows_are_in_the_order_of_cells_phases_steps_and_metrics():
+    frames = [
+        table([1.0], phase=phase, step=step, cell=cell)
+        for cell in (1, 0)
+        for phase in "zy"
+        for step in (9, 1)
+    ]
+    found = aggregate(pd.concat(frames))[["cell", "phase", "step"]].to_records(index=False).tolist()
+    assert found == [(cell, phase, step) for cell in (0, 1) for phase in "zy" for step in (1, 9)]
+
+
+def test_no_rows():
+    empty = aggregate(table([]))
+    assert empty.empty
+    assert list(empty.columns) == ["cell", "phase", "step", "metric", "scale", "n", "missing", *STATISTICS]
+
+
+def test_axis_columns_follow_the_cell(results):
+    found = aggregate(results["dims"])
+    assert list(found.columns[:3]) == ["cell", "model.dim", "phase"]
+    assert dict(found[["cell", "model.dim"]].drop_duplicates().to_numpy()) == {0: 64, 1: 128, 2: 256, 3: 512}
+
+
+def test_last_steps_are_found_per_phase_and_metric():
+    frames = [
+        table([1.0], step=3),
+        table([1.0], step=7),
+        table([1.0], metric="other", step=3),
+        table([2.0], phase="q"),
+    ]
+    last = last_steps(pd.concat(frames))
+    assert last[["phase", "metric", "step"]].to_numpy().tolist() == [
+        ["p", "loss", 7],
+        ["p", "other", 3],
+        ["q", "loss", 0],
+    ]
+
+
+def test_summary_of_one_cell_has_a_row_per_metric(results):
+    summary = summary_table(results["text"])
+    assert list(summary.columns) == ["metric", "embed", "joint"]
+    assert not summary["metric"].str.contains("_bin_").any()
+    cells = summary.set_index("metric")
+    values = last_steps(results["text"].records)
+    row = aggregate(values[(values["metric"] == "test_accuracy") & (values["phase"] == "joint")]).iloc[0]
+    assert cells.loc["test_accuracy", "joint"] == interval(row["mean"], row["mean_low"], row["mean_high"])
+    assert cells.loc["test_accuracy", "embed"] == ""
+
+
+def test_summary_of_some_cells_names_them_at_the_top(results):
+    run = results["dims"]
+    embed = dataclasses.replace(run, records=run.records[run.records["phase"] == "joint"])
+    heads = ["model.dim = 64", "model.dim = 128", "model.dim = 256", "model.dim = 512"]
+    assert list(summary_table(embed).columns) == ["metric", *heads]
+
+
+def test_summary_of_many_cells_has_a_row_per_cell_and_phase(results):
+    summary = summary_table(results["failed"], metrics=["loss", "p_norm"], statistic="mean")
+    assert list(summary.columns) == [*results["failed"].axes, "phase", "loss", "p_norm"]
+    assert len(summary) == 8 * 2
+    assert summary.loc[5, "loss"].endswith(" (n=2)")
+    assert "of" not in summary.loc[4, "loss"]
+
+
+def test_a_title_says_what_a_summary_shows(results):
+    interval = " [95 % interval, Student's t]"
+    geometric = "; of one_step_error: geometric mean [t interval of the logarithm]"
+    dims, failed = results["dims"], results["failed"]
+    assert summary_title(dims) == f"Last step of each phase: mean over 6 seeds{interval}{geometric}"
+    assert summary_words(failed).startswith(f"mean over 2 to 4 seeds{interval}")
+    assert summary_words(results["one_seed"]) == "1 seed, without an interval"
+    gone = dataclasses.replace(dims, records=dims.records.assign(value=np.nan))
+    assert summary_words(gone) == "no seed has a value"
+    pairs = group(paired(dims, "model.dim", 64, 256), ["model.kind"])
+    start = "Differences (model.dim = 256 minus 64), means over cells of the same model.kind, last step of"
+    assert summary_title(pairs) == f"{start} each phase: mean over 6 seeds{interval}"
+
+
+def test_summary_of_one_seed_has_no_brackets(results):
+    assert (
+        not summary_table(results["one_seed"])
+        .astype(str)
+        .apply(lambda c: c.str.contains(r"\["))
+        .any(axis=None)
+    )
+
+
+def test_turned_tables_name_only_the_axes_that_a_cell_has():
+    rows = pd.DataFrame(
+        {"block": ["Adam", "SGD"], "decay": ["0.1", ""], "phase": ["joint"] * 2, "loss": ["1", "2"]}
+    )
+    assert list(turned(rows, ["block", "decay", "phase"]).columns) == [
+        "metric", "block = Adam, decay = 0.1", "block = SGD",
+    ]  # fmt: skip

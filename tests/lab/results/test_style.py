@@ -1,0 +1,39 @@
+"""What figures share: their style, whatever the user's is, and a legend that stays within the figure."""
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+
+from jaxattn.lab.results.style import WIDTH, legend_below, png, style
+
+
+@pytest.mark.parametrize(("length", "number"), [(2, 12), (12, 8), (30, 7)])
+def test_a_legend_below_is_no_wider_than_its_figure(length, number):
+    with style():
+        figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
+        ax = figure.subplots()
+        before = figure.get_figheight()
+        lines = [ax.plot([0, 1], label=f"{k}{'n' * (length - 1)}"[:length])[0] for k in range(number)]
+        legend_below(figure, lines)
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0
+    assert box.x1 <= whole.x1
+    # Half a line, 0.095 inches: the axes neither lose one to the legend nor gain one.
+    added = figure.get_figheight() - before
+    assert abs(box.height / figure.dpi - added) < 0.095
+
+
+def test_the_users_matplotlibrc_changes_no_figure():
+    def drawn():
+        with style():
+            figure = Figure(figsize=(2, 1))
+            figure.subplots().plot([0, 1], label="a")
+        return png(figure)
+
+    expected = drawn()
+    users = {"text.usetex": True, "lines.linestyle": ":", "savefig.bbox": "tight", "figure.dpi": 30}
+    with matplotlib.rc_context(users):
+        assert drawn() == expected
+        assert matplotlib.rcParams["text.usetex"]

@@ -1,0 +1,94 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.tokens import at_end, named, top, with_classes
+
+
+def test_seeds_of_one_corpus_are_averaged(results):
+    run = results["text"]
+    tokens = at_end(run, phase="joint")
+    assert tokens.averaged
+    assert tokens.over_seeds == "4 seeds averaged per token"
+    assert len(tokens.table) == run.tokens["id"].nunique()
+    rows = run.tokens[(run.tokens["phase"] == "joint") & (run.tokens["id"] == 17)]
+    found = tokens.table.set_index("id").loc[17]
+    assert found["Ep"] == pytest.approx(rows["Ep"].mean())
+    assert found["alpha"] == rows["alpha"].iloc[0]
+    assert not at_end(run, phase="joint", average=False).averaged
+
+
+def test_seeds_with_corpora_of_their_own_are_pooled(results):
+    tokens = at_end(results["dims"], cell=2)
+    assert tokens.over_seeds == "6 seeds pooled"
+    assert len(tokens.table) == 6 * 60
+
+
+def test_failed_seeds_and_tokens_without_a_value_are_left_out(results):
+    assert at_end(results["failed"], cell=2, phase="joint").seeds == 2
+    assert at_end(results["failed"], cell=2, phase="embed").seeds == 4
+    run = results["one_seed"]
+    gaps = run.tokens.assign(
+        posterior_difference=run.tokens["posterior_difference"].where(run.tokens["id"] != 3)
+    )
+    assert 3 not in set(at_end(dataclasses.replace(run, tokens=gaps)).table["id"])
+
+
+def test_nothing_to_show_is_said(results):
+    run = results["one_seed"]
+    with pytest.raises(InputError, match="no token table: no phase has ended, or the model does not tell"):
+        at_end(dataclasses.replace(run, tokens=run.tokens.head(0)))
+    with pytest.raises(InputError, match="phase 'none': tokens were recorded after embed, joint"):
+        at_end(run, phase="none")
+    with pytest.raises(InputError, match="every seed failed"):
+        at_end(dataclasses.replace(run, tokens=run.tokens.assign(Ep=np.nan)))
+
+
+def test_top_tokens_are_those_with_the_largest_score(results):
+    tokens = at_end(results["text"], phase="joint")
+    best = top(tokens, count=5)
+    assert best["Ep"].tolist() == sorted(tokens.table["Ep"], reverse=True)[:5]
+
+
+def test_top_tokens_of_several_classes_are_listed_once(results):
+    best = top(at_end(results["classes"], phase="joint"), count=10)
+    assert best["id"].is_unique
+    tokens = at_end(results["classes"], phase="joint").table
+    for row in best.itertuples():
+        assert row.alpha == tokens.loc[tokens["id"] == row.id, "alpha"].max()
+
+
+def test_top_tokens_of_own_corpora_are_those_of_the_first_seed(results):
+    best = top(at_end(results["dims"]), count=10)
+    assert set(best["seed"]) == {0}
+
+
+def test_top_tokens_may_have_to_occur_often(results):
+    tokens = at_end(results["text"], phase="joint")
+    best = top(tokens, count=5, min_count=500)
+    often = tokens.table[tokens.table["count"] >= 500]
+    assert best["Ep"].tolist() == sorted(often["Ep"], reverse=True)[:5]
+    assert best["count"].min() >= 500 > top(tokens, count=5)["count"].min()
+    most = int(tokens.table["count"].max())
+    with pytest.raises(InputError, match=f"min_count: {most + 1}, and no token occurs more than {most} "):
+        top(tokens, min_count=most + 1)
+    assert results["text"].top_tokens(number=5, min_count=500)["count"].min() >= 500
+
+
+def test_a_token_speaks_for_a_class_by_its_name(results, configured):
+    two = configured(results["text"], data={"labels": ["bad", "fine"]}).top_tokens(number=30)
+    plain = results["text"].top_tokens(number=30)
+    assert two["class"].tolist() == ["fine" if x > 0 else "bad" for x in plain["alpha"]]
+    assert set(plain["class"]) == {1}
+    balanced = with_classes(plain.assign(alpha=0.0), ("bad", "fine"))
+    assert set(balanced["class"]) == {"–"}
+    three = configured(results["classes"], data={"labels": [1, 2, 5]}).top_tokens(number=30)
+    rows = results["classes"].top_tokens(number=30)
+    assert three["class"].tolist() == [("1", "2", "5")[k] for k in rows["class"]]
+
+
+def test_only_text_has_names(results):
+    assert named(results["text"])
+    assert not named(results["dims"])

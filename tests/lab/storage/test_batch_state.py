@@ -1,0 +1,118 @@
+"""Commit records name their batch, and what is another batch's is told apart, also without that name."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from jaxattn.lab.storage import batch_state, files
+from jaxattn.lab.storage.batch_state import BatchState, Checkpoint, Misplaced, Provenance
+from jaxattn.lab.storage.files import Damaged
+
+ONE, OTHER = "cells-00000-00002-seeds-00004-00005", "cells-00000-00002-seeds-00006-00007"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "parts").mkdir()
+    save(tmp_path, ONE, seeds=[4, 5])
+    return tmp_path
+
+
+def save(folder, batch, seeds, *, cells=(0, 2), finished=True, known=None):
+    """Write a batch of these lanes: its tables, and a commit record that may have any name."""
+    lanes = [(cell, seed) for cell in cells for seed in seeds]
+    table = pd.DataFrame(lanes, columns=["cell", "seed"]).assign(
+        phase="query", step=1, metric="loss", value=0.5
+    )
+    sums = {}
+    for name in batch_state.TABLES:
+        content = table.to_parquet(None, index=False)
+        sums[name] = files.digest(content)
+        batch_state.table_path(folder, batch, name, sums[name]).write_bytes(content)
+    origin = Provenance(dict.fromkeys(known or map(str, cells), ""), {}, {})
+    state = BatchState(finished, 0, 1, [], sums, Checkpoint(1, {}, {}), origin)
+    batch_state.write(folder, batch, state)
+    return state
+
+
+def without_name(folder, batch):
+    """Make a commit record as version 0.2 wrote it."""
+    path = batch_state.path(folder, batch)
+    content = files.unsealed(json.loads(path.read_bytes()))
+    assert content.pop("batch") == batch
+    path.write_bytes(files.sealed(content))
+
+
+def renamed(folder, batch, other):
+    for path in (folder / "parts").glob(f"{batch}.*"):
+        path.rename(path.with_name(path.name.replace(batch, other)))
+
+
+def test_a_commit_record_under_another_name_is_misplaced(folder):
+    assert batch_state.read(folder, ONE).batch == ONE
+    renamed(folder, ONE, OTHER)
+    with pytest.raises(Misplaced, match=rf"{OTHER}\.json: the commit record of another batch$"):
+        batch_state.read(folder, OTHER)
+
+
+@pytest.mark.parametrize(
+    "other", ["cells-00001-00002-seeds-00004-00005", "cells-00000-00003-seeds-00004-00005"]
+)
+def test_without_a_name_cells_tell_batches_apart(folder, other):
+    without_name(folder, ONE)
+    assert batch_state.read(folder, ONE).batch is None
+    renamed(folder, ONE, other)
+    with pytest.raises(Misplaced, match="commit record of another batch"):
+        batch_state.read(folder, other)
+
+
+def test_without_a_name_tables_tell_seeds_apart(folder):
+    without_name(folder, ONE)
+    state, tables = batch_state.read_with_tables(folder, ONE)
+    assert set(tables["records"]["seed"]) == {4, 5}
+    batch_state.check_lanes(folder, ONE, state)
+    renamed(folder, ONE, OTHER)
+    state = batch_state.read(folder, OTHER)
+    for ask in (batch_state.read_with_tables, lambda *of: batch_state.check_lanes(*of, state)):
+        with pytest.raises(Misplaced, match=rf"{OTHER}\.records\..*: the table of another batch"):
+            ask(folder, OTHER)
+
+
+@pytest.mark.parametrize(("seeds", "finished"), [([4], True), ([4, 5, 6], False), ([6], False)])
+def test_lanes_of_a_table_are_those_of_its_batch(folder, seeds, finished):
+    save(folder, ONE, seeds, finished=finished)
+    with pytest.raises(Misplaced, match="the table of another batch"):
+        batch_state.read_with_tables(folder, ONE)
+
+
+def test_a_batch_on_its_way_may_have_some_of_its_lanes(folder):
+    save(folder, ONE, [5], finished=False)
+    assert batch_state.read_with_tables(folder, ONE)
+
+
+@pytest.mark.parametrize("cells", [["x"], ["-1", "2"], ["0", "1"]])
+def test_cells_that_no_run_writes_are_misplaced(folder, cells):
+    save(folder, ONE, [4, 5], known=cells)
+    with pytest.raises(Misplaced):
+        batch_state.read(folder, ONE)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "", "a/../b", "a//b", ".", "a\0"])
+def test_a_file_outside_of_a_checkpoint_is_named_by_no_advice(folder, name):
+    path = batch_state.path(folder, ONE)
+    content = files.unsealed(json.loads(path.read_bytes()))
+    content["checkpoint"]["files"] = {name: [1, None]}
+    path.write_bytes(files.sealed(content))
+    with pytest.raises(Damaged, match=rf"^{path}: damaged \(its checkpoint has a file '") as caught:
+        batch_state.read(folder, ONE)
+    assert "remove" not in str(caught.value)
+
+
+def test_overlapping_batches_are_found():
+    def name(first, last):
+        return f"cells-00000-00009-seeds-{first:05d}-{last:05d}"
+
+    cells = {name(0, 9): [0], name(3, 4): [0], name(5, 5): [0], name(10, 12): [0], name(2, 2): [1]}
+    assert batch_state.overlaps(cells) == [(name(0, 9), name(3, 4)), (name(0, 9), name(5, 5))]
+    assert batch_state.overlaps({batch: own for batch, own in cells.items() if batch != name(0, 9)}) == []

@@ -1,0 +1,103 @@
+"""What every reader may count on in a manifest, whatever is in the file."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab import cli
+from jaxattn.lab.storage import files, manifest
+from jaxattn.lab.storage.files import Damaged
+
+COMMITTED = Path(__file__).parents[3] / "results" / "published"
+WHOLE = {
+    "format": manifest.FORMAT,
+    "name": "run",
+    "command": ["jaxattn", "run", "a b.toml"],
+    "config": {"phases": [{"name": "query", "kind": "descent"}]},
+    "cells": [{"cell": 0, "settings": {"model.dim": 3}, "config_hash": "0"}],
+    "seeds": [0, 1],
+    "widths": [2],
+    "failures": [{"cell": 0, "seed": 1, "phase": "query", "step": 3, "reason": "NaN"}],
+    "wall_time_s": 2,
+    "code": {"__main__:loss": None},
+}
+STRANGE = [
+    *((key, wrong) for key in ("cells", "failures", "batches") for wrong in (None, 3, [3], [{}], {})),
+    *((key, wrong) for key in ("seeds", "widths") for wrong in (None, "1", ["a"], [0.5], {"a": 1})),
+    ("errors", [{"batch": "a"}]),
+    ("seeds", []),
+    ("cells", []),
+    ("cells", [{"cell": 0, "settings": {"model.dim": [3]}}]),
+    ("failures", [{"cell": 7, "seed": 1, "phase": "query", "step": 3, "reason": "NaN"}]),
+    ("batches", [{"name": "a", "cells": [], "seeds": [0]}]),
+    ("wall_time_s", "long"),
+    ("wall_time_s", "\udcff"),
+    ("seeds", ["\udcff"]),
+    ("config", None),
+    ("config", {}),
+    ("config", {"phases": 3}),
+    ("config", {"phases": [{"kind": "descent"}]}),
+    ("config", {"figures": ["curves"]}),
+    ("command", 3),
+    ("name", None),
+    ("status", 3),
+    ("sha256", []),
+    ("format", "5"),
+]
+
+
+def test_a_manifest_is_read_as_written_with_what_it_leaves_out(tmp_path):
+    manifest.write(tmp_path, WHOLE)
+    found = manifest.read(tmp_path)
+    assert {key: found[key] for key in WHOLE} == WHOLE
+    assert (found["status"], list(found["errors"]), found["sha256"]) == ("stopped", [], {})
+    assert manifest.command(found) == "jaxattn run 'a b.toml'"
+
+
+@pytest.mark.parametrize("path", sorted(COMMITTED.glob("*/manifest.json")), ids=lambda path: path.parent.name)
+def test_committed_manifests_are_read(path):
+    found = manifest.read(path.parent)
+    assert found["status"] == "finished"
+
+
+@pytest.mark.parametrize(("key", "wrong"), STRANGE)
+def test_a_strange_manifest_is_one_line_for_every_command(tmp_path, monkeypatch, capsys, key, wrong):
+    manifest.write(tmp_path, WHOLE | {key: wrong})
+    for command in ("status", "report", "aggregate"):
+        monkeypatch.setattr("sys.argv", ["jaxattn", command, str(tmp_path)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        said = capsys.readouterr().err
+        assert stopped.value.code == 2
+        assert said.startswith(f"jaxattn: {tmp_path}/manifest.json: ")
+        assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", ["name", "command", "config", "cells", "seeds"])
+def test_what_is_needed_is_named(tmp_path, key):
+    manifest.write(tmp_path, {name: x for name, x in WHOLE.items() if name != key})
+    with pytest.raises(InputError, match=f"manifest.json: .*`{key}`.*; give the manifest of a run"):
+        manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("other", [manifest.FORMAT - 1, manifest.FORMAT + 1])
+def test_a_manifest_of_another_version_is_left_to_it(tmp_path, other):
+    manifest.write(tmp_path, WHOLE | {"format": other})
+    with pytest.raises(InputError, match="written by another version"):
+        manifest.read(tmp_path)
+
+
+def test_a_changed_digit_or_a_missing_seal_is_damage(tmp_path):
+    path = tmp_path / "manifest.json"
+    for old, new in (('"model.dim": 3', '"model.dim": 4'), (f'"{files.SEAL}"', '"seam"'), ("{", "[")):
+        manifest.write(tmp_path, WHOLE)
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(Damaged, match=r"manifest\.json: damaged .*; run the same sweep again"):
+            manifest.find(tmp_path)
+    path.unlink()
+    assert manifest.find(tmp_path) is None
+    with pytest.raises(InputError, match=r"no manifest\.json, so not a results folder"):
+        manifest.read(tmp_path)

@@ -1,0 +1,32 @@
+"""Which source made a run."""
+
+from jaxattn.lab.storage import provenance
+
+
+def test_a_run_of_the_installed_source_is_not_spoken_of():
+    now = provenance.installed()
+    assert provenance.differs([now]) == provenance.differs([now, now]) == ""
+    # A commit that leaves the code as it is changes nothing.
+    assert provenance.differs([now | {"commit": "0" * 40}]) == ""
+
+
+def test_another_source_is_named():
+    now = provenance.installed() | {"commit": "a" * 40}
+    other = {"version": "0.0.9", "commit": "b" * 40, "source": "0"}
+    assert provenance.differs([other]).startswith(
+        "made by jaxattn 0.0.9 at commit bbbbbbbbbbbb; this is jaxattn "
+    )
+    both = provenance.differs([provenance.installed(), other])
+    assert ", then jaxattn 0.0.9 at commit bbbbbbbbbbbb; this is" in both
+    assert provenance.differs([provenance.installed() | {"source": "0"}]).endswith(", with changes since")
+    assert provenance.differs([{"version": None, "commit": None}]).startswith(
+        "made by jaxattn of no version;"
+    )
+    assert now["source"] == provenance.installed()["source"]
+
+
+def test_old_manifests_tell_version_and_commit():
+    old = {"versions": {"jaxattn": "0.0.1"}, "git_commit": "c" * 40}
+    assert provenance.makers(old) == [{"version": "0.0.1", "commit": "c" * 40}]
+    assert "made by jaxattn 0.0.1 at commit cccccccccccc" in provenance.differs(provenance.makers(old))
+    assert provenance.makers(old | {"made_by": [provenance.installed()]}) == [provenance.installed()]

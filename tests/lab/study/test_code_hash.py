@@ -1,0 +1,253 @@
+"""Hashes of code change with whatever its numbers depend on, and with nothing else."""
+
+import functools
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from jaxattn.lab.study.code_hash import Unhashable, code_hash
+from jaxattn.lab.study.import_paths import ImportPaths
+
+CELL = """
+import functools
+import jax
+import jax.numpy as jnp
+import jaxattn as ja
+import optax
+
+SCALE = 2.0
+TABLE = jnp.arange(3)
+SIZES = {"a": [1, 2]}
+OPTIMISER = optax.adam(0.1)
+unread = 1
+
+def helper(x):
+    return [x + SIZES["a"][k] for k in range(2)]
+
+@functools.lru_cache
+def cached(x):
+    return helper(x)
+
+@jax.jit
+def compiled(x):
+    return x * TABLE
+
+class Base:
+    offset = 1
+
+class Softened(ja.Loss, Base):
+    softness: float = 0.5
+
+    def __call__(self, outputs, targets):
+        return self.scale(outputs) - jnp.asarray(cached(1)) + compiled(1)
+
+    @staticmethod
+    def scale(x):
+        return SCALE * x
+
+    @property
+    def size(self):
+        return OPTIMISER
+"""
+
+
+def notebook(code, name="__main__", **changes):
+    """Run a cell, as a notebook does; later cells may change what it reads."""
+    module = types.ModuleType(name)
+    exec(compile(textwrap.dedent(code), "<cell>", "exec"), vars(module))
+    vars(module).update(changes)
+    return module
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    def hashed(old="", new="", target="Softened", **changes):
+        assert old in CELL
+        module = notebook(CELL.replace(old, new) if old else CELL, "a_notebook_without_file", **changes)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return code_hash(getattr(module, target))
+
+    return hashed
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("self.scale(outputs) -", "self.scale(outputs) +"),
+        ("SCALE * x", "SCALE + x"),
+        ("SCALE = 2.0", "SCALE = 3.0"),
+        ("jnp.arange(3)", "jnp.arange(3) + 1"),
+        ('{"a": [1, 2]}', '{"a": [1, 3]}'),
+        ("x + SIZES", "x - SIZES"),
+        ("x * TABLE", "x / TABLE"),
+        ("offset = 1", "offset = 2"),
+        ("adam(0.1)", "adam(0.2)"),
+        ("adam(0.1)", "sgd(0.1)"),
+        ("range(2)", "range(1)"),
+        ("return OPTIMISER", "return SIZES"),
+    ],
+)
+def test_an_edit_of_what_a_class_of_a_notebook_does_or_reads_changes_its_hash(cell, old, new):
+    assert cell(old, new) != cell()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("", ""), ("unread = 1", "unread = 2"), ("class Base", "# a comment\nclass Base")]
+)
+def test_what_a_class_does_not_read_leaves_its_hash_as_it_is(cell, old, new):
+    assert cell(old, new) == cell()
+
+
+def test_a_global_with_the_name_of_an_attribute_is_not_read():
+    first, second = (notebook("def f(x):\n    return x.shape\n", shape=k) for k in (1, 2))
+    assert code_hash(first.f) == code_hash(second.f)
+
+
+def test_values_of_closures_and_defaults_belong_to_the_code():
+    def made(power, shift=0.0):
+        def f(x, y=shift):
+            return x**power + y
+
+        return f
+
+    kinds = [notebook("def make(p):\n    return lambda x: x**p").make(p) for p in (2, 2, 3)]
+    assert code_hash(kinds[0]) == code_hash(kinds[1]) != code_hash(kinds[2])
+    assert code_hash(made(2)) == code_hash(made(2)) != code_hash(made(2, 1.0))
+
+
+def test_wrapped_functions_are_hashed_by_what_they_wrap():
+    def wrapped(wrap, text):
+        return code_hash(wrap(notebook(f"def f(x):\n    return x {text} 2.0").f))
+
+    def doubled(f):
+        @functools.wraps(f)
+        def g(x):
+            return 2 * f(x)
+
+        return g
+
+    for wrap in (jax.jit, jax.checkpoint, jax.custom_jvp, functools.cache, doubled):
+        assert wrapped(wrap, "*") == wrapped(wrap, "*") != wrapped(wrap, "+")
+
+
+def test_functions_of_installed_packages_are_names_however_they_are_decorated(monkeypatch):
+    lock = threading.Lock()
+
+    @functools.wraps(np.mean)
+    def decorated(*arguments):
+        return np.median(*arguments, lock)
+
+    monkeypatch.setattr(sys.modules[np.mean.__module__], "mean", decorated)
+    assert code_hash(notebook("def f(x):\n    return mean(x)\n", mean=decorated).f)
+    monkeypatch.undo()
+    with pytest.raises(Unhashable, match="lock"):
+        code_hash(notebook("def f(x):\n    return mean(x)\n", mean=decorated).f)
+
+
+def test_objects_of_the_users_own_classes_are_hashed_by_class_and_state():
+    code = """
+        class A:
+            def __init__(self, x):
+                self.x = x
+
+            def f(self):
+                return self.x {}
+
+        a = A({})
+
+        def g():
+            return a.f()
+    """
+    one, same, other, edited = (
+        code_hash(notebook(code.format(*x)).g) for x in (("+ 1", 1), ("+ 1", 1), ("+ 1", 2), ("- 1", 1))
+    )
+    assert one == same
+    assert len({one, other, edited}) == 3
+
+
+@pytest.mark.parametrize("value", [threading.Lock(), [threading.Lock()], np.array([threading.Lock()])])
+def test_what_has_no_hash_is_named(value):
+    module = notebook("def f(x):\n    return x, VALUE\n", VALUE=value)
+    with pytest.raises(Unhashable, match=r"^VALUE"):
+        code_hash(module.f)
+
+
+def test_keys_and_values_that_hold_themselves_have_hashes():
+    loop = [1]
+    loop.append(loop)
+    hashes = [
+        code_hash(notebook("def f(x):\n    return x, VALUE\n", VALUE=value).f)
+        for value in (loop, jax.random.key(0), jax.random.key(1), {"b", "a"})
+    ]
+    assert len(set(hashes)) == 4
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """Files of a user: one that the study names, and what it imports."""
+    files = {
+        "named.py": "import os\nimport lab_first\nfrom lab_pack.sub import two\n"
+        "GIVEN = float(os.environ.get('GIVEN', 1))\n_CACHE = {}\n\n\n"
+        "def late():\n    import lab_late\n\n\n"
+        "def f(x):\n    _CACHE[x] = 1\n    return lab_first.one() + two + GIVEN\n",
+        "lab_first.py": "import lab_second\n\n\ndef one():\n    return lab_second.ONE\n",
+        "lab_second.py": "ONE = 1\n",
+        "lab_late.py": "LATE = 1\n",
+        "lab_pack/__init__.py": "",
+        "lab_pack/sub.py": "from .deep import two\n",
+        "lab_pack/deep.py": "two = 2\n",
+        "lab_unused.py": "",
+    }
+    (tmp_path / "lab_pack").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("lab_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("file", "is_part"),
+    [
+        ("named.py", True),
+        ("lab_first.py", True),
+        ("lab_second.py", True),
+        ("lab_late.py", True),
+        ("lab_pack/__init__.py", True),
+        ("lab_pack/deep.py", True),
+        ("lab_unused.py", False),
+    ],
+)
+def test_local_modules_that_a_file_imports_belong_to_its_code(lab, file, is_part):
+    names = ImportPaths(lab)
+    before = names.code_hash("named.py:f")
+    (lab / file).write_text((lab / file).read_text() + "\n# changed\n")
+    assert (names.code_hash("named.py:f") != before) == is_part
+
+
+def test_a_value_that_a_file_took_from_the_environment_belongs_to_its_code(lab):
+    names = ImportPaths(lab)
+    f = names.load("named.py:f")
+    before = names.code_hash("named.py:f")
+    f(2)  # fills a cache
+    assert names.code_hash("named.py:f") == before
+    f.__globals__["GIVEN"] = 2.0
+    assert names.code_hash("named.py:f") != before
+
+
+def test_a_hash_is_the_same_in_every_process():
+    read = f"from jaxattn.lab.study.code_hash import code_hash\nexec({CELL!r})\nprint(code_hash(Softened))"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", read],
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for _ in range(2)
+    }  # fmt: skip
+    assert len(found) == 1

@@ -1,0 +1,818 @@
+# ruff: noqa: E501  messages and snippets stay as they are printed
+"""Mistakes in code of the user's: each is said in one line that names the place, before anything is compiled."""
+
+import copy
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError, UserCodeError
+from jaxattn.lab import cli
+from jaxattn.lab.api import Study
+from jaxattn.lab.study import dry_run, toml
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.losses import LOSSES
+
+CODE = """
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jaxtyping import Float
+
+import jaxattn as ja
+
+
+def needle(key, *, vocab_size: int, length: int, sequences: int, shown: float = 1.0):
+    label = jax.random.bernoulli(key, 0.5, (sequences,)).astype(jnp.int32)
+    tokens = jax.random.randint(key, (sequences, length), 2, vocab_size).at[:, 0].set(label)
+    return ja.data.from_draws(tokens, 2 * label - 1, vocab_size=vocab_size, num_classes=2)
+
+def no_corpus(key, *, sequences: int = 5):
+    return jnp.zeros((sequences, 3), int), jnp.ones(sequences)
+
+def wrong_labels(key, *, sequences: int = 5):
+    tokens = jax.random.randint(key, (sequences, 4), 0, 9)
+    return ja.data.from_draws(tokens, jnp.arange(sequences) % 2, vocab_size=9, num_classes=2)
+
+def unread(*, name: str = "none.npy"):
+    return np.load(name)
+
+class NoData:
+    pass
+
+class Plain:
+    def __init__(self, dim: int): self.dim = dim
+    def init(self, key, like, *, dtype): ...
+    def outputs(self, params, corpus): ...
+
+class Pair(NamedTuple):
+    dim: int
+    init = outputs = None
+
+class NoOutputs(ja.Model):
+    dim: int = 4
+    def init(self, key, like, *, dtype): ...
+
+class Model(ja.Model):
+    dim: int = 4
+    width: float = 1.0
+
+    def init(self, key, like, *, dtype):
+        return ja.models.one_layer.init(key, vocab_size=like.vocab_size, dim=self.dim, dtype=dtype)
+
+    def outputs(self, params, corpus):
+        return ja.attention.attend(corpus, params.E @ params.p, params.E @ params.v)
+
+class Unnamed(Model):
+    def init(self, key, like, *, dtype):
+        return [jnp.zeros(3)]
+
+class Keyless(Model):
+    def init(self, key, like):
+        return {"E": jnp.zeros((like.vocab_size, 2))}
+
+class TwoColumns(Model):
+    def outputs(self, params, corpus):
+        return jnp.zeros((corpus.num_examples, 2))
+
+class Raises(Model):
+    def outputs(self, params, corpus):
+        raise KeyError("no such thing")
+
+class RaisesWhenMade(Model):
+    def __post_init__(self):
+        raise ValueError("never")
+
+class Decides(Model):
+    def outputs(self, params, corpus):
+        scale = 2.0 if self.width > 1 else 1.0
+        return scale * super().outputs(params, corpus)
+
+class Converts(Model):
+    def outputs(self, params, corpus):
+        return np.sqrt(self.width) * super().outputs(params, corpus)
+
+class DecidesByArrays(Model):
+    def outputs(self, params, corpus):
+        if params.p[0] > 0:
+            return super().outputs(params, corpus)
+
+class Static(Model):
+    width: ja.Static[float] = 1.0
+    def outputs(self, params, corpus):
+        return (2.0 if self.width > 1 else 1.0) * super().outputs(params, corpus)
+
+class ValuesOnly(Model):
+    def scores_and_values(self, params):
+        return params.E @ params.v
+
+class LongScores(Model):
+    def scores_and_values(self, params):
+        return params.E, params.E @ params.v
+
+def mean_loss(logits, labels):
+    return ((logits - labels) ** 2).mean()
+
+def count_loss(logits, labels):
+    return labels
+
+def positional(logits, labels, power=2.0):
+    return jnp.exp(-labels * logits)
+
+class NoCall(ja.Loss):
+    pass
+
+def short(key, drawn):
+    return drawn[:1]
+
+def whole(key, drawn):
+    return jnp.ones_like(drawn, int)
+
+class NoPhase:
+    pass
+
+class NoStep(ja.Phase):
+    train: tuple[str, ...] = ("p",)
+    steps: int = 3
+
+class Stays(NoStep):
+    def step(self, task, state):
+        return state.replace(step=state.step + 1)
+
+class NoState(Stays):
+    def init(self, task, params, key):
+        return params
+
+class Forgets(Stays):
+    def step(self, task, state):
+        return state.params
+
+class Widens(Stays):
+    def step(self, task, state):
+        return state.replace(params=state.params.replace(p=state.params.p[None]))
+
+class Timed(Stays):
+    time: float = 3.0
+    @property
+    def timed(self): return int(self.time)
+    def probe_steps(self, per_decade): return [0, self.timed]
+
+class Loses(Stays):
+    def metrics(self, state):
+        return state.step
+
+def entropy(params, corpus, *, base: float = 2.0):
+    return params.p.sum()
+
+def loss(params, corpus):
+    return params.p.sum()
+
+def evaluations(params, corpus):
+    return params.p.sum()
+
+def turn(params, corpus):
+    return jnp.exp(1j * params.p.sum())
+
+class Claims(Model):
+    attends_to_tokens = True
+
+class Cuts(Model):
+    cuts_batches = True
+
+def contrast(logits, labels):
+    return jax.nn.logsumexp(logits) - labels * logits
+
+def together(logits, labels):
+    return contrast(logits, labels).mean()
+
+class Together(ja.Loss):
+    coupled = True
+
+    def __call__(self, logits, labels):
+        return together(logits, labels)
+
+class Apart(Together):
+    def __call__(self, logits, labels):
+        return contrast(logits, labels)
+
+def Ev_bin_00(params, corpus):
+    return params.p.sum()
+
+def matrix(params, corpus):
+    return params.E
+
+def text(params, corpus):
+    return "many"
+
+def nothing(params, corpus):
+    params.p.sum()
+
+def array_setting(params, corpus, *, weights: jax.Array = None):
+    return params.p.sum()
+
+def unreadable(params, corpus, *, weights: "Missing" = None):
+    return params.p.sum()
+
+class NoMeasure(ja.Probe):
+    pass
+
+class SeesTwo(ja.PhaseProbe):
+    metrics = ("turned",)
+    def observe(self, phase, state): return {"p": state.params.p}
+    def conclude(self, history, params, model, loaded): return {}, {}
+
+class FewTokens(Model):
+    def outputs(self, params, corpus):
+        return ja.attention.attend(corpus, (params.E @ params.p)[:4], params.E @ params.v)
+
+def no_transformation(step_size):
+    return 3
+
+made_already = optax.sgd(0.1)
+
+class Nested(Model):
+    def init(self, key, like, *, dtype):
+        params = super().init(key, like, dtype=dtype)
+        return {"E": params.E, "p": params.p, "head": {"v": params.v}}
+
+    def outputs(self, params, corpus):
+        return ja.attention.attend(corpus, params["E"] @ params["p"], params["E"] @ params["head"]["v"])
+
+class Misspelt(Model):
+    def init(self, key, like, *, dtype):
+        return ja.models.OneLayer(dimm=self.dim).init(key, like, dtype=dtype)
+
+class WithNumpy(Model):
+    def outputs(self, params, corpus):
+        return np.tanh(super().outputs(params, corpus))
+
+def length(params, corpus):
+    return np.linalg.norm(params.p)
+
+def traced_settings(key, *, sequences: int | jax.Array, shown: float | jax.Array = 1.0, wide: Float[Array, ""] | float | None = None):
+    tokens = jax.random.randint(key, (sequences, 4), 2, 12)
+    labels = jnp.where(jax.random.uniform(key, (sequences,)) < shown, 1, -1)
+    return ja.data.from_draws(tokens, labels, vocab_size=12, num_classes=2)
+
+def no_setting(params, corpus, *, of: np.dtype | int = 1):
+    return params.p.sum()
+
+number = 3
+"""
+
+STUDY = {
+    "name": "mistakes",
+    "data": {"kind": "mine.py:needle", "vocab_size": 12, "length": 4, "sequences": 10},
+    "model": {"kind": "mine.py:Model"},
+    "phases": [{"name": "move", "kind": "mine.py:Stays"}],
+}
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "mine.py").write_text(CODE, encoding="utf-8")
+    (folder / "raises.py").write_text("import json\n\njson.loads('no')\n", encoding="utf-8")
+    (folder / "syntax.py").write_text("def f(:\n", encoding="utf-8")
+    return ImportPaths(folder)
+
+
+def study(names, **changes):
+    return Study.of_tables(copy.deepcopy(STUDY) | changes, names)
+
+
+def said(names, tmp_path, **changes):
+    """Plan a study that cannot work, and return what is said; nothing is compiled."""
+    with pytest.raises((InputError, UserCodeError)) as raised:
+        study(names, **changes).plan(tmp_path / "out", quick=True)
+    assert "\n" not in str(raised.value)
+    return raised.value
+
+
+def phase(kind, **settings):
+    return [{"name": "move", "kind": f"mine.py:{kind}", **settings}]
+
+
+def model(kind, **settings):
+    return {"kind": f"mine.py:{kind}", **settings}
+
+
+BATCHED = [
+    {
+        "name": "move",
+        "kind": "descent",
+        "train": ["p"],
+        "optimizer": "sgd",
+        "step_size": 0.1,
+        "steps": 2,
+        "batch_size": 4,
+    }
+]
+WRONG = {
+    # what cannot be found
+    "no file": (
+        {"model": "thine.py:Model"},
+        "model.kind: thine.py: there is no such file; did you mean mine.py?",
+    ),
+    "no module": ({"model": "no_lab.models:Model"}, "model.kind: no_lab.models: there is no such module"),
+    "no name": (
+        {"model": "mine.py:Modl"},
+        "model.kind: mine.py:Modl: mine.py has no 'Modl'; did you mean mine.py:Model?",
+    ),
+    "no code": ({"model": "mine.py:number"}, "mine.py:number is neither a class nor a function"),
+    "a function": (
+        {"model": "mine.py:loss"},
+        "model.kind: mine.py:loss is a function; a model wants a class derived from jaxattn.Model with",
+    ),
+    # what lacks something
+    "no data": (
+        {"data": "mine.py:NoData"},
+        "data.kind: mine.py:NoData does not derive from jaxattn.DrawnData or jaxattn.SharedData; data wants a",
+    ),
+    "no outputs": (
+        {"model": model("NoOutputs")},
+        "model.kind: mine.py:NoOutputs has no 'outputs'; a model wants",
+    ),
+    "no call": ({"loss": "mine.py:NoCall"}, "loss.kind: mine.py:NoCall has no '__call__'; a loss wants"),
+    "no phase": (
+        {"phases": phase("NoPhase")},
+        "phases[0].kind: mine.py:NoPhase does not derive from jaxattn.Phase; a phase wants",
+    ),
+    "no step": ({"phases": phase("NoStep")}, "phases[0]: NotImplementedError: NoStep.step; a phase wants"),
+    "an observation of several arrays": (
+        {"probes": {"own": ["mine.py:SeesTwo"]}},
+        "probes.own[0]: SeesTwo.observe returns dict; return one array of any shape",
+    ),
+    "scores of too few tokens": (
+        {"model": model("FewTokens")},
+        "model: scores: shape (4,) for 12 tokens; give one row for every token",
+    ),
+    "no transformation": (
+        {"phases": [BATCHED[0] | {"optimizer": "mine.py:no_transformation", "batch_size": None}]},
+        "phases[0]: optimizer: no_transformation returns 3; return an optax transformation",
+    ),
+    "no measure": (
+        {"probes": {"own": ["mine.py:NoMeasure"]}},
+        "probes.own[0].kind: mine.py:NoMeasure has no 'measure'; a probe wants",
+    ),
+    # settings
+    "unknown setting": ({"model": model("Model", dimm=3)}, "model: unknown key 'dimm'; did you mean 'dim'?"),
+    "wrong type": ({"model": model("Model", dim="wide")}, "model.dim: expected 'int', got 'str'"),
+    "missing setting": (
+        {"data": {"kind": "mine.py:needle", "length": 3, "sequences": 5}},
+        "data: missing key 'vocab_size'",
+    ),
+    "missing settings": (
+        {"data": {"kind": "mine.py:needle", "length": 3}},
+        "data: missing keys 'vocab_size', 'sequences'",
+    ),
+    "positional": (
+        {"loss": {"kind": "mine.py:positional", "power": 3.0}},
+        "loss: positional: 'power' is positional; put * before the settings",
+    ),
+    "plain class": (
+        {"model": model("Plain", dim=3)},
+        "model.kind: mine.py:Plain does not derive from jaxattn.Model; a model wants a class",
+    ),
+    "named tuple": (
+        {"model": model("Pair", dim=3)},
+        "model.kind: mine.py:Pair does not derive from jaxattn.Model; a model wants a class",
+    ),
+    "array setting": (
+        {"probes": {"own": [{"kind": "mine.py:array_setting", "weights": [1.0]}]}},
+        "probes.own[0].weights: expected 'jax",
+    ),
+    "unreadable": (
+        {"probes": {"own": ["mine.py:unreadable"]}},
+        "probes.own[0]: an annotation of unreadable cannot be read: name 'Missing' is not defined",
+    ),
+    # what returns something else
+    "no corpus": (
+        {"data": "mine.py:no_corpus"},
+        "data: it returns tuple; return a jaxattn.Dataset, such as a Corpus",
+    ),
+    "unnamed": (
+        {"model": model("Unnamed")},
+        "model.init: parameters: a list has no names; make it a dataclass",
+    ),
+    "keyless": (
+        {"model": model("Keyless")},
+        "model.init: TypeError: Keyless.init() got an unexpected keyword argument 'dtype'; a model wants",
+    ),
+    "two logits": (
+        {"model": model("TwoColumns")},
+        "loss: Classification cannot take these: it wants outputs (10,) for 10 examples of 2 classes, not float32[10, 2]",
+    ),
+    "values only": (
+        {"model": model("ValuesOnly")},
+        "model: ValuesOnly.scores_and_values returns float32[12]; return scores",
+    ),
+    "long scores": (
+        {"model": model("LongScores")},
+        "model: LongScores.scores_and_values returns float32[12, 4]; return (12,) floats, the score",
+    ),
+    "mean loss": (
+        {"loss": "mine.py:mean_loss"},
+        "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one for every example",
+    ),
+    "whole loss": (
+        {"loss": "mine.py:count_loss"},
+        "loss: mine.py:count_loss returns int32[10]; return (10,) floats",
+    ),
+    "short start": (
+        {"model": model("Model", init={"p": "mine.py:short"})},
+        "model.init.p: mine.py:short returns float32[1]; return float32[4], as it was given",
+    ),
+    "whole start": (
+        {"model": model("Model", init={"p": "mine.py:whole"})},
+        "model.init.p: mine.py:whole returns int32[4]; return float32[4], as it was given",
+    ),
+    "start of nothing": (
+        {"model": model("Model", init={"q": "zero"})},
+        "model.init: the model has no 'q', but E, p, v",
+    ),
+    "training nothing": (
+        {"phases": phase("Stays", train=["q"])},
+        "phases[0].train: 'q' is not one of E, p, v",
+    ),
+    "no state": (
+        {"phases": phase("NoState")},
+        "phases[0]: NoState.init returns Params without 'params'; a state has",
+    ),
+    "forgets": (
+        {"phases": phase("Forgets")},
+        "phases[0]: Forgets.step returns a Params, which is not built like the State",
+    ),
+    "widens": (
+        {"phases": phase("Widens")},
+        "phases[0]: Widens.step returns float32[1, 4] for params.p; return float32[4]",
+    ),
+    "loses": (
+        {"phases": phase("Loses")},
+        "phases[0]: Loses.metrics returns int32[]; return a dictionary of numbers",
+    ),
+    "matrix": (
+        {"probes": {"own": ["mine.py:matrix"]}},
+        "probes.own[0]: mine.py:matrix returns float32[12, 4] for 'matrix'; return a number, or numbers (m,)",
+    ),
+    "text": (
+        {"probes": {"own": ["mine.py:text"]}},
+        "probes.own[0]: mine.py:text returns str for 'text'; return a number",
+    ),
+    "complex": (
+        {"probes": {"own": ["mine.py:turn"]}},
+        "probes.own[0]: mine.py:turn returns complex64[] for 'turn'; records are real; return its real and",
+    ),
+    "scores that are not told": (
+        {"model": model("Claims")},
+        "model: Claims says attends_to_tokens, but not by which scores; write scores_and_values(params)",
+    ),
+    "coupled sequences": (
+        {"loss": "mine.py:contrast", "phases": BATCHED},
+        "phases[0].batch_size: mine.py:contrast couples sequences, and would see all of them, not those of "
+        "the batch alone; derive a class from jaxattn.Loss that says coupled = True",
+    ),
+    "a batch's loss that does not say so": (
+        {"loss": "mine.py:together"},
+        "loss: mine.py:together returns float32[]; return (",
+    ),
+    "a batch's loss that is not one": (
+        {"loss": "mine.py:Apart"},
+        "loss: Apart returns float32[",
+    ),
+    "nothing": (
+        {"probes": {"own": ["mine.py:nothing"]}},
+        "probes.own[0]: mine.py:nothing returns NoneType for 'nothing'",
+    ),
+    # names that are taken
+    "loss is taken": (
+        {"probes": {"own": ["mine.py:entropy", "mine.py:loss"]}},
+        "probes.own[1]: 'loss' is measured already, by a standard probe; give it another name",
+    ),
+    "evaluations is taken": (
+        {"probes": {"own": ["mine.py:evaluations"]}},
+        "probes.own[0]: 'evaluations' is measured already, by phase move",
+    ),
+    "a bin is taken": (
+        {"model": "one_layer", "probes": {"own": ["mine.py:Ev_bin_00"]}},
+        "probes.own[0]: 'Ev_bin_00' is measured already, by a standard probe",
+    ),
+    "twice": (
+        {"probes": {"own": ["mine.py:entropy", {"kind": "mine.py:entropy", "base": 3.0}]}},
+        "probes.own[1]: 'entropy' is measured already, by probes.own[0]; give it another name",
+    ),
+    "a transformation": (
+        {"phases": [BATCHED[0] | {"optimizer": "mine.py:made_already"}]},
+        "phases[0]: optimizer: expected a name, got an optax transformation, whose step size is fixed; or give a fun",
+    ),
+    "a letter left out": (
+        {"phases": [{("stepsize" if key == "step_size" else key): x for key, x in BATCHED[0].items()}]},
+        "phases[0]: unknown key 'stepsize'; did you mean 'step_size'?",
+    ),
+    "a dot for a colon": (
+        {"data": {"kind": "jaxattn.data.assumption1"}},
+        "data.kind: unknown 'jaxattn.data.assumption1'; an import path is written 'jaxattn.data:assumption1'",
+    ),
+    "nested parameters": (
+        {"model": model("Nested"), "phases": [{**BATCHED[0], "train": ["head"]}]},
+        "phases[0].train: 'head' is a dict, not an array; let init return its arrays as parameters of",
+    ),
+    "an annotation": (
+        {"probes": {"own": ["mine.py:no_setting"]}},
+        "probes.own[0]: an annotation of no_setting is none of a setting (",
+    ),
+    # numbers that cells have for themselves
+    "decides": (
+        {"model": model("Decides"), "axes": {"model.width": [1.0, 2.0]}},
+        "model.width: cells that differ in it share a program, but model: TracerBoolConversionError in outputs",
+    ),
+    "converts": (
+        {"model": model("Converts"), "axes": {"model.width": [1.0, 2.0], "data.shown": [0.5, 1.0]}},
+        "model.width: cells that differ in it share a program, but model: TracerArrayConversionError in outputs",
+    ),
+    "counts steps": (
+        {"phases": phase("Timed"), "axes": {"phases.move.time": [1.0, 2.0]}},
+        "phases.move.time: cells that differ in it share a program, but phases[0]: ConcretizationTypeError in timed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_line_with_its_place(names, tmp_path, case):
+    changes, expected = WRONG[case]
+    if "one_layer" in str(changes.get("model")):
+        changes = changes | {"model": {"kind": "one_layer", "dim": 4}}
+    error = said(names, tmp_path, **changes)
+    assert isinstance(error, InputError)
+    assert str(error).startswith(expected) or expected in str(error), str(error)
+
+
+def test_a_loss_that_couples_sequences_may_have_the_whole_corpus_or_a_corpus_of_the_batch(names, tmp_path):
+    whole = [{key: x for key, x in BATCHED[0].items() if key != "batch_size"}]
+    for changes in ({"phases": whole}, {"phases": BATCHED, "model": model("Cuts")}):
+        study(names, loss="mine.py:contrast", **changes).plan(tmp_path / "out", quick=True)
+    study(names, loss="mine.py:Together", phases=BATCHED).plan(tmp_path / "out", quick=True)
+
+
+def ranking(logits, labels):
+    return jax.nn.relu(1 - labels * (logits - logits.mean()))
+
+
+def by_rank(logits, labels):
+    return jnp.argsort(jnp.argsort(logits)) * logits
+
+
+def balanced(logits, labels):
+    return jax.nn.softplus(-labels * logits) / (labels == labels[:, None]).mean(axis=1)
+
+
+def shifted(logits, labels):
+    """Of single sequences, though computed with the largest logit of all."""
+    top = jax.lax.stop_gradient(logits.max())
+    return jnp.log(jnp.exp(-top) + jnp.exp(-labels * logits - top)) + top
+
+
+def weighed(logits, labels):
+    return jnp.linspace(1, 2, 10) * jax.nn.softplus(-labels * logits)
+
+
+@pytest.mark.parametrize(
+    ("loss", "couples"),
+    [(ranking, True), (by_rank, True), (balanced, True), (shifted, False), (weighed, False)],
+)
+def test_coupled_sequences_are_found_also_without_derivatives(loss, couples):
+    assert dry_run._couples(loss, 10, 2) == couples
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"squared_error"}))
+def test_no_built_in_loss_couples_sequences(name, classes):
+    if (name, classes) not in (("logistic", 3), ("cross_entropy", 2)):
+        assert not dry_run._couples(LOSSES[name](smoothing=0.1), 10, classes)
+
+
+def test_the_remedy_for_a_number_that_python_decides_by_works(names, tmp_path):
+    error = said(names, tmp_path, model=model("Decides"), axes={"model.width": [1.0, 2.0]})
+    assert str(error).endswith("annotate it as jaxattn.Static[float], or use jax.numpy.where")
+    plan = study(names, model=model("Static"), axes={"model.width": [1.0, 2.0]}).plan(tmp_path, quick=True)
+    assert len(plan.groups) == 2
+    # Not swept, it is an ordinary number.
+    assert len(study(names, model=model("Decides")).plan(tmp_path / "one", quick=True).groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "frame"),
+    [
+        ({"model": model("Raises")}, "model: KeyError in outputs, line ", 'raise KeyError("no such thing")'),
+        ({"data": {"kind": "mine.py:unread"}}, "data: FileNotFoundError in unread", "return np.load(name)"),
+        ({"model": model("RaisesWhenMade")}, "model: RaisesWhenMade raises when it is made", "__post_init__"),
+        (
+            {"model": model("DecidesByArrays")},
+            "model: TracerBoolConversionError in outputs",
+            "if params.p[0] > 0:",
+        ),
+        ({"model": "raises.py:Model"}, "raises.py raises while it is imported", "json.loads('no')"),
+        ({"model": "syntax.py:Model"}, "syntax.py raises while it is imported", "def f(:"),
+    ],
+)
+def test_what_their_code_raises_comes_with_their_own_traceback(names, tmp_path, changes, line, frame):
+    error = said(names, tmp_path, **changes)
+    assert isinstance(error, UserCodeError)
+    assert str(error).startswith(line) or line in str(error), str(error)
+    assert frame in error.trace
+    frames = re.findall(r'File "(.*)"', error.trace)
+    assert not [path for path in frames if "jaxattn/" in path]
+
+
+def test_numpy_in_traced_code_is_told_with_its_remedy(names, tmp_path):
+    for changes, place in (
+        ({"model": "mine.py:WithNumpy"}, "model: TracerArrayConversionError in outputs, line"),
+        (
+            {"probes": {"own": ["mine.py:length"]}},
+            "probes.own[0]: TracerArrayConversionError in length, line",
+        ),
+    ):
+        error = said(names, tmp_path, **changes)
+        assert str(error).startswith(place)
+        assert str(error).endswith("; use jax.numpy in place of numpy")
+        assert "The error occurred" not in error.trace
+        assert len(error.trace.splitlines()) < 9
+    error = said(names, tmp_path, model="mine.py:Misspelt")
+    assert str(error).endswith("; there is no setting 'dimm', check its spelling")
+
+
+def test_a_setting_that_may_be_an_array_is_a_number_that_may_be_traced(names, tmp_path):
+    data = {"kind": "mine.py:traced_settings", "sequences": 10, "wide": 2.0}
+    made = study(names, data=data, axes={"data.shown": [0.25, 0.75]})
+    groups = made.plan(tmp_path / "out", quick=True).groups
+    assert groups["vmapped"].tolist() == ["seed, data.shown"]
+    with pytest.raises(InputError, match=r"data.shown: expected `?'?float"):
+        study(names, data=data | {"shown": "much"})
+
+
+@pytest.mark.parametrize("kind", ["jaxattn.data:assumption1", "jaxattn.data.synthetic:independent"])
+def test_the_packages_own_generators_have_import_paths(names, tmp_path, kind):
+    data = {"kind": kind, "vocab_size": 12, "relevant": 4, "length": 4, "sequences": 10}
+    made = study(names, data=data)
+    assert "1 cell in 1 group" in made.plan(tmp_path / "out", quick=True).sentence
+
+
+RUNS = """
+import jax
+import jax.numpy as jnp
+
+import jaxattn as ja
+
+
+class Stays(ja.Phase, frozen=True, kw_only=True):
+    train: tuple[str, ...] = ("p",)
+    steps: int = 3
+    def step(self, task, state):
+        return state.replace(step=state.step + 1)
+
+def needle(key, *, vocab_size: int, length: int, sequences: int, zero: int = -1, add: int = 0):
+    label = jax.random.bernoulli(key, 0.5, (sequences,)).astype(jnp.int32)
+    tokens = jax.random.randint(key, (sequences, length), 2, vocab_size).at[:, 0].set(label)
+    return ja.data.from_draws(tokens + add, jnp.where(label, 1, zero), vocab_size=vocab_size, num_classes=2)
+
+def fragile(params, corpus, *, limit: int = 0):
+    return jax.pure_callback(lambda p: 1 / limit * p.sum(), jnp.zeros(()), params.p, vmap_method="sequential")
+
+def strict(params, corpus, *, even: int = 0):
+    if even % 2:
+        raise ValueError(f"{even} is odd")
+    return params.p.sum()
+
+def holed(*, at: int = 0):
+    X = jnp.ones((6, 3, 2)).at[4, at, 1].set(jnp.nan)
+    return ja.data.Vectors(X=X, targets=jnp.ones(6))
+
+class Mean(ja.Model):
+    takes = ja.data.Vectors
+    def init(self, key, like, *, dtype):
+        return {"p": jnp.ones(like.dim, dtype)}
+    def outputs(self, params, data):
+        return (data.X @ params["p"]).mean(axis=1)
+
+def undefined(params, corpus):
+    return jnp.log(-jnp.abs(params.p.sum()) - 1)
+"""
+RUN = STUDY | {
+    "name": "runs",
+    "data": {"kind": "runs.py:needle", "vocab_size": 12, "length": 4, "sequences": 10},
+    "model": {"kind": "one_layer", "dim": 4},
+    "phases": [{"name": "move", "kind": "runs.py:Stays"}],
+    "seeds": 2,
+}
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    def write(**changes):
+        (tmp_path / "runs.py").write_text(RUNS, encoding="utf-8")
+        return toml.write(copy.deepcopy(RUN) | changes, tmp_path / "runs.toml")
+
+    return write
+
+
+def command(monkeypatch, *words):
+    """Run the command line; return its status."""
+    monkeypatch.setattr(sys, "argv", ["jaxattn", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code
+
+
+def test_a_number_that_is_none_is_found_in_the_data(sweep, tmp_path, monkeypatch, capsys):
+    changes = {"data": {"kind": "runs.py:holed", "at": 2}, "model": "runs.py:Mean", "loss": "squared_error"}
+    assert command(monkeypatch, "run", sweep(**changes), "--out", tmp_path / "out", "--quiet") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("data: train: X holds nan at (4, 2, 1); remove that example, or replace it")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("probe", "axis", "values", "line"),
+    [
+        ("strict", "even", [1, 2], 'raise ValueError(f"{even} is odd")'),
+        (
+            "fragile",
+            "limit",
+            [0, 1],
+            "ZeroDivisionError: division by zero in code that your functions call back",
+        ),
+    ],
+)
+def test_code_that_raises_in_a_run_stops_its_own_cells_alone(
+    sweep, tmp_path, monkeypatch, capfd, probe, axis, values, line
+):
+    own = {"own": [{"kind": f"runs.py:{probe}", axis: 2}]}
+    path = sweep(probes=own, axes={f"probes.own.0.{axis}": values})
+    out = tmp_path / "out"
+    assert command(monkeypatch, "run", path, "--out", out, "--quiet") == 1
+    said = capfd.readouterr().err
+    assert line in said
+    assert "runs.py" in said or probe == "fragile"  # the log of JAX has it
+    found = ja.load(out)
+    assert set(found.records["cell"]) == {1}
+    (error,) = found.manifest["errors"]
+    assert error["cells"] == [0]
+    assert found.manifest["status"] == "failed"
+    assert said.count("cells-00000-00000-seeds-00000-00001") <= 2
+
+
+@pytest.mark.more
+def test_a_probe_that_measures_nan_stops_nothing_and_shows_as_a_dash(sweep, tmp_path, monkeypatch, capsys):
+    path = sweep(probes={"own": ["runs.py:undefined"]})
+    assert command(monkeypatch, "run", path, "--out", tmp_path / "out", "--quiet") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("undefined ")]
+    assert " ".join(line.split()) == "undefined – (n=0)"
+    found = ja.load(tmp_path / "out")
+    assert found.failures.empty
+    assert found.aggregate(metrics=["undefined"])["n"].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"zero": 0}, "data: train: a label is 0; labels of 2 classes are [-1, 1]"),
+        *(
+            pytest.param(
+                {"add": number},
+                "data: train: a sequence holds a token that is not one of 0 to 11",
+                marks=pytest.mark.more,
+            )
+            for number in (5, -1)
+        ),
+    ],
+)
+def test_labels_and_tokens_that_there_are_not_are_found_before_anything_is_learned(
+    sweep, tmp_path, changes, line
+):
+    with pytest.raises(InputError) as raised:
+        Study.read(sweep(data=RUN["data"] | changes)).run(tmp_path / "out", quiet=True)
+    assert str(raised.value) == line
+
+
+@pytest.mark.more
+def test_results_are_read_without_the_code_that_made_them(sweep, tmp_path, monkeypatch, capsys):
+    path = sweep(probes={"own": ["runs.py:strict"]})
+    out = tmp_path / "out"
+    before = Study.read(path).run(out, quiet=True)
+    (tmp_path / "runs.py").unlink()
+    path.unlink()
+    monkeypatch.setattr(ImportPaths, "load", None)
+    for words in (("status", out), ("aggregate", out), ("report", out)):
+        assert command(monkeypatch, *words) == 0
+    capsys.readouterr()
+    after = ja.load(out)
+    assert after.records.equals(before.records)
+    assert after.params(cell=0, seed=1).p.shape == (4,)

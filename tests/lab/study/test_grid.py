@@ -1,0 +1,208 @@
+"""Cells: products, zips, quasi-random points, lists, exclusions, blocks."""
+
+import numpy as np
+import pytest
+from scipy.stats import qmc
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.study import registry, setting
+from jaxattn.lab.study.definition import Definition
+
+
+@pytest.fixture
+def settings(tables):
+    def make(**grid):
+        return [cell.settings for cell in Definition(tables(**grid)).cells]
+
+    return make
+
+
+def test_the_grid_is_the_product_of_lists_zips_points_and_axes(settings):
+    got = settings(
+        cells=[{"model.dim": 8}, {"model.dim": 16}],
+        zip={"phases.embed.step_size": [1.0, 2.0], "phases.query.steps": [10, 20]},
+        axes={"data.vocab_size": [30, 40]},
+    )
+    expected = [
+        {"model.dim": d, "phases.embed.step_size": s, "phases.query.steps": k, "data.vocab_size": v}
+        for d in (8, 16)
+        for s, k in ((1.0, 10), (2.0, 20))
+        for v in (30, 40)
+    ]
+    assert got == expected
+
+
+def test_quasi_random_points_are_scipys_between_bounds(settings):
+    bounds = {
+        "phases.embed.step_size": {"low": 1.0, "high": 1000.0, "log": True},
+        "model.dim": {"low": 8, "high": 64, "integer": True},
+        "phases.query.step_size": {"low": 0.1, "high": 0.3},
+    }
+    got = settings(halton={"points": 12, "seed": 5, "axes": bounds})
+    unit = qmc.Halton(3, scramble=True, rng=5).random(12)
+    np.testing.assert_allclose([row["phases.embed.step_size"] for row in got], 10 ** (3 * unit[:, 0]))
+    np.testing.assert_allclose([row["phases.query.step_size"] for row in got], 0.1 + 0.2 * unit[:, 2])
+    assert [row["model.dim"] for row in got] == np.rint(8 + 56 * unit[:, 1]).astype(int).tolist()
+    assert settings(halton={"points": 5, "seed": 5, "axes": bounds}) == got[:5]
+    assert settings(halton={"points": 5, "seed": 6, "axes": bounds}) != got[:5]
+
+
+def test_exclusions_drop_the_cells_that_match_all_of_their_keys(settings, tables):
+    axes = {"model.dim": [8, 16, 32], "phases.query.steps": [5, 6]}
+    exclude = [{"model.dim": [8, 16], "phases.query.steps": 6}, {"model.dim": 32}]
+    assert settings(axes=axes, exclude=exclude) == [
+        {"model.dim": 8, "phases.query.steps": 5},
+        {"model.dim": 16, "phases.query.steps": 5},
+    ]
+    assert [cell.number for cell in Definition(tables(axes=axes, exclude=exclude)).cells] == [0, 1]
+
+
+def test_cells_share_what_is_written_alike(tables, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        setting, "make", lambda *arguments: made.append(arguments[1]) or registry.make(*arguments)
+    )
+    axes = {"phases.embed.step_size": [1.0, 2.0, 3.0], "phases.query.step_size": [0.1, 0.2, 0.3]}
+    cells = Definition(tables(axes=axes)).cells
+    # Data, model, loss and two phases of the study itself; then three and two phases that it does not have.
+    assert len(made) == 5 + 3 + 2
+    assert len({id(cell.setting.data) for cell in cells}) == 1
+    assert cells[7].setting.phases[0] is cells[8].setting.phases[0]
+    for cell in cells:
+        assert [phase.step_size for phase in cell.setting.phases] == list(cell.settings.values())
+
+
+@pytest.mark.parametrize(
+    ("grid", "cells"),
+    [
+        ({"axes": {f"phases.query.{k}": list(range(1000)) for k in "abcd"}}, "1,000,000,000,000"),
+        ({"halton": {"points": 10**6, "axes": {"model.dim": {"low": 1, "high": 9}}}}, "1,000,000"),
+        (
+            {
+                "cells": [{"model.dim": k} for k in range(400)],
+                "zip": {"phases.query.steps": list(range(300))},
+            },
+            "120,000",
+        ),
+    ],
+)
+def test_grids_are_counted_before_they_are_made(settings, monkeypatch, grid, cells):
+    monkeypatch.setattr("jaxattn.lab.study.grid.itertools", None)
+    with pytest.raises(InputError, match=f"axes: {cells} cells are more than 100,000"):
+        settings(**grid)
+
+
+def test_cells_of_all_blocks_are_counted(tables, monkeypatch):
+    monkeypatch.setattr("jaxattn.lab.study.grid.MOST_CELLS", 5)
+    blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
+    with pytest.raises(InputError, match=r"blocks.c: more than 5 cells over all blocks"):
+        Definition(tables(blocks=blocks))
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (
+            {"zip": {"model.dim": [1, 2], "seeds": [1]}},
+            r"zip: lengths differ \(model.dim has 2, seeds has 1\)",
+        ),
+        ({"axes": {"model.dim": [1]}, "zip": {"model.dim": [1]}}, "model.dim: swept twice"),
+        ({"axes": {"model.dim": [1]}, "exclude": [{"model.d": 1}]}, r"exclude\[0\]: model.d is not swept"),
+        ({"axes": {"model.dim": [1]}, "exclude": [{"model.dim": 1}]}, "exclude: no cell is left"),
+        (
+            {"halton": {"points": 3, "axes": {"model.dims": {"low": 1, "high": 2}}}},
+            "cell 0 .*unknown key",
+        ),
+        ({"halton": {"points": 3, "axes": {}}}, r"halton.axes: "),
+        (
+            {"halton": {"points": 3, "axes": {"model.dim": {"low": 3, "high": 2}}}},
+            "low 3.0 is not below",
+        ),
+        (
+            {"halton": {"points": 3, "axes": {"model.dim": {"low": 0, "high": 2, "log": True}}}},
+            "a logarithmic axis starts above 0",
+        ),
+        ({"axes": {"cells": [1]}}, "cells cannot be an axis"),
+    ],
+)
+def test_mistakes_name_the_place(settings, grid, message):
+    with pytest.raises(InputError, match=message):
+        settings(**grid)
+
+
+def test_the_hash_of_a_cell_is_that_of_the_study_that_says_the_same(tables):
+    axes = {"model.dim": [16, 8], "phases.query.optimizer": ["sgd", "adam"]}
+    cells = Definition(tables(axes=axes)).cells
+    assert cells[0].config_hash == Definition(tables()).config_hash
+    written = tables(model={"kind": "one_layer", "dim": 8})
+    written["phases"][1]["optimizer"] = "adam"
+    assert cells[3].config_hash == Definition(written).config_hash
+    assert len({cell.config_hash for cell in cells}) == 4
+
+
+def test_an_axis_may_be_over_kinds_and_over_settings_of_own_code(study):
+    cells = study("own", axes={"loss.softness": [0.5, 1.0], "model.rotation": ["drawn", "identity"]}).cells
+    assert [cell.setting.model.rotation for cell in cells] == ["drawn", "identity"] * 2
+    assert [cell.setting.loss.softness for cell in cells] == [0.5, 0.5, 1.0, 1.0]
+    cells = study(axes={"loss.kind": ["logistic", "mine.py:softened"]}).cells
+    assert cells[1].tables["loss"] == {"kind": "mine.py:softened", "softness": 1.0}
+    with pytest.raises(
+        InputError, match=r"cell 0 \(loss.softnes = 1.0\): loss: unknown key 'softnes'; did you"
+    ):
+        study("own", axes={"loss.softnes": [1.0]})
+
+
+def test_blocks_are_variants_of_the_file(tables):
+    blocks = {
+        "exact": {"axes": {"phases.query.until_norm": [1e2, 1e3]}},
+        "Polyak": {
+            "phases": {"query": {"kind": "log_descent", "method": "polyak", "step_size": 5.0, "steps": 9}}
+        },
+    }
+    cells = Definition(tables("flow", blocks=blocks, axes={"model.dim": [16, 32]})).cells
+    assert [cell.number for cell in cells] == [0, 1, 2, 3, 4, 5]
+    assert cells[0].settings == {"block": "exact", "model.dim": 16, "phases.query.until_norm": 1e2}
+    assert cells[5].settings == {"block": "Polyak", "model.dim": 32}
+    assert cells[5].setting.phases[1].method == "polyak"
+    assert cells[5].setting.phases[1].name == "query"
+    assert cells[3].setting.phases[1].until_norm == 1e3
+    assert Definition(tables("flow")).cells[0].settings == {}
+
+
+def test_a_block_of_another_kind_keeps_what_that_kind_has_too(study):
+    blocks = {
+        "mlp": {"model": {"kind": "mlp"}},
+        "polyak": {"phases": {"query": {"kind": "log_descent", "method": "polyak"}}},
+        "own": {"data": {"kind": "mine.py:pairs"}},
+    }
+    kept = {"dim": 4, "init": {"E": {"kind": "zero"}}}
+    mlp, polyak, own = study(model={"kind": "one_layer"} | kept, blocks=blocks).cells
+    assert mlp.tables["model"] == {"kind": "mlp", "weights": "normal"} | kept
+    assert polyak.tables["phases"][1] == {
+        "kind": "log_descent",
+        "name": "query",
+        "method": "polyak",
+        "step_size": 0.1,
+        "steps": 20,
+    }
+    assert own.tables["data"]["vocab_size"] == 20
+    assert own.tables["data"]["test_sequences"] == 20
+    assert "relevant" not in own.tables["data"]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"model": {"dimension": 3}}, r"blocks.b: model: unknown key 'dimension'; did you mean 'dim'"),
+        ({"phases": {"head": {"steps": 3}}}, r"blocks.b: head: no entry 'head' in the list; there are embed"),
+        (
+            {"axes": {"model.dims": [3]}},
+            r"blocks.b: axes: cell 0 \(block = 'b', model.dims = 3\): model: unk",
+        ),
+        ({"blocks": {}}, r"blocks.b: blocks cannot differ between blocks"),
+        ({"seeds": 3}, r"blocks.b: seeds cannot differ between blocks"),
+    ],
+)
+def test_mistakes_in_blocks_name_the_block(tables, block, message):
+    with pytest.raises(InputError, match=message):
+        Definition(tables("flow", blocks={"b": block}))

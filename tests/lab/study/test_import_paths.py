@@ -1,0 +1,108 @@
+"""Where import paths point, and what is said of those that point nowhere."""
+
+import sys
+
+import pytest
+
+from jaxattn.core.errors import InputError, UserCodeError
+from jaxattn.lab.study.import_paths import ImportPaths
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import math\n\n\ndef double(x):\n    return 2 * x\n\n\nclass Outer:\n    inner = 3\n"
+    )
+    return tmp_path
+
+
+def test_a_file_is_found_beside_the_sweep_file_and_is_one_module(folder):
+    names = ImportPaths(folder)
+    double = names.load("mine.py:double")
+    assert double(4) == 8
+    assert names.load("mine.py:Outer.inner") == 3
+    assert sys.modules[double.__module__].Outer is names.load("mine.py:Outer")
+    assert ImportPaths(folder).load("mine.py:double") is double
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(folder, tmp_path):
+    other = tmp_path / "deep"
+    other.mkdir()
+    (other / "mine.py").write_text("def double(x):\n    return x + x + 1\n")
+    assert ImportPaths(folder).load("mine.py:double")(4) == 8
+    assert ImportPaths(other).load("mine.py:double")(4) == 9
+    assert ImportPaths(folder).load("deep/mine.py:double")(4) == 9
+
+
+def test_modules_are_those_installed_and_those_beside_the_file_and_the_path_stays(folder):
+    (folder / "of_a_namespace_test.py").write_text("three = 3\n")
+    before = list(sys.path)
+    names = ImportPaths(folder)
+    assert names.load("math:cos")(0) == 1
+    assert names.load("of_a_namespace_test:three") == 3
+    assert sys.path == before
+
+
+def test_what_python_gave_comes_first():
+    given = object()
+    assert ImportPaths(given={"__main__:thing": given}).load("__main__:thing") is given
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine.py:dobule", r"mine.py:dobule: mine.py has no 'dobule'; did you mean mine.py:double\?"),
+        ("mine.py:", r"'mine.py:': expected package.module:Name, or a file"),
+        ("mien.py:double", r"mien.py: there is no such file; did you mean mine.py\?"),
+        ("other/lab.py:double", r"other/lab.py: there is no such file; paths start from /"),
+        (
+            "nowhere.to_be.found:X",
+            "there is no such module; install it, or name a file, for example mine.py:Name",
+        ),
+        ("math:sinn", r"math has no 'sinn'; did you mean math:sin"),
+    ],
+)
+def test_a_path_that_points_nowhere_is_one_line(folder, name, message):
+    with pytest.raises(InputError, match=message) as caught:
+        ImportPaths(folder).load(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_that_raises_while_it_is_imported_shows_its_own_lines_alone(tmp_path):
+    (tmp_path / "bad.py").write_text("def divide():\n    return 1 / 0\n\n\ndivide()\n")
+    with pytest.raises(UserCodeError, match=r"bad.py raises while it is imported") as caught:
+        ImportPaths(tmp_path).load("bad.py:divide")
+    trace = caught.value.trace
+    assert "return 1 / 0" in trace
+    assert trace.endswith("ZeroDivisionError: division by zero\n")
+    assert "import_paths.py" not in trace
+    # Once it is mended it can be imported.
+    (tmp_path / "bad.py").write_text("def divide():\n    return 1\n")
+    assert ImportPaths(tmp_path).load("bad.py:divide")() == 1
+    (tmp_path / "as_module_bad.py").write_text("def divide():\n    return 1 / 0\n\n\ndivide()\n")
+    with pytest.raises(UserCodeError, match="as_module_bad raises while it is imported") as caught:
+        ImportPaths(tmp_path).load("as_module_bad:x")
+    assert caught.value.trace.count("as_module_bad.py") == 2
+    assert "import_paths.py" not in caught.value.trace
+
+
+def test_the_source_of_a_name_is_that_of_its_whole_file(folder):
+    names = ImportPaths(folder)
+    before = [names.code_hash(f"mine.py:{name}") for name in ("double", "Outer")]
+    (folder / "mine.py").write_text((folder / "mine.py").read_text() + "\n\nchanged = True\n")
+    after = [names.code_hash(f"mine.py:{name}") for name in ("double", "Outer")]
+    assert not set(before) & set(after)
+    assert names.code_hash("builtins:print") == names.code_hash("builtins:print")
+
+
+def test_frames_of_the_named_files_are_the_users(folder):
+    files = ImportPaths(folder).files(["mine.py:double", "math:cos"])
+    assert str(folder / "mine.py") in files
+    assert all("jaxattn" not in file or "test" in file for file in files)
+
+
+def test_paths_start_from_the_folder(folder):
+    names = ImportPaths(folder)
+    assert names.path("data/x.npy") == folder / "data" / "x.npy"
+    assert str(names.path("/data/x.npy")) == "/data/x.npy"
+    assert "~" not in str(names.path("~/x.npy"))

@@ -1,0 +1,314 @@
+"""One rule from tables to things and back, for built-in classes and the user's own."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError, UserCodeError, nearest
+from jaxattn.lab.study import registry
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.registry import convert, describe, fields_of, make
+
+SWEEPS = Path(__file__).parents[2] / "sweeps"
+CONCEPTS = {
+    "data": registry.DATA,
+    "model": registry.MODEL,
+    "loss": registry.LOSS,
+    "start": registry.START,
+    "phase": registry.PHASE,
+    "probe": registry.PROBE,
+    "figure": registry.FIGURE,
+}
+
+
+@pytest.fixture
+def names():
+    return ImportPaths(SWEEPS)
+
+
+def made(concept, table, names):
+    return make(CONCEPTS[concept], table, concept, names)[0]
+
+
+OWN = {
+    "data": [{"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}, "mine.py:fixed"],
+    "model": [{"kind": "mine.py:Turned", "dim": 3, "sharpness": 2.0}],
+    "loss": [{"kind": "mine.py:softened", "softness": 0.25}, "mine.py:softened"],
+    "start": [{"kind": "mine.py:constant", "value": 3.0}],
+    "phase": [{"kind": "mine.py:Wander", "name": "a", "step_size": 0.5}],
+    "probe": ["mine.py:spread", {"kind": "mine.py:Travelled", "order": 1.0}],
+    "figure": [{"kind": "mine.py:last_losses", "metric": "p_norm"}],
+}
+OWN["data"] += [{"kind": "mine.py:Pairs", "vocab_size": 4, "sequences": 6, "swapped": 0.5}]
+BUILT_IN = {
+    "data": [{"kind": "assumption1", "vocab_size": 8, "relevant": 2, "length": 3, "sequences": 4}],
+    "model": [{"kind": "multi_head", "dim": 4, "heads": 2}],
+    "loss": [{"kind": "squared", "smoothing": 0.1}, "logistic", {"smoothing": 0.1}],
+    "start": ["zero", {"scale": 2.0}],
+    "phase": [
+        {"kind": "descent", "name": "a", "train": ["p"], "optimizer": "adamw", "step_size": 0.1, "steps": 3}
+        | {"weight_decay": 0.2, "b1": 0.8}
+    ],
+    "probe": [{"kind": "attention_entropy"}],
+}
+CASES = [(concept, table) for kinds in (OWN, BUILT_IN) for concept, every in kinds.items() for table in every]
+
+
+@pytest.mark.parametrize(("concept", "table"), CASES, ids=[f"{c}-{k}" for k, (c, _) in enumerate(CASES)])
+def test_a_thing_is_written_down_as_the_table_that_makes_it(concept, table, names):
+    """Table -> thing -> table -> thing: the same thing, with all settings."""
+    thing, written = make(CONCEPTS[concept], table, concept, names)
+    again, rewritten = make(CONCEPTS[concept], written, concept, names)
+    assert rewritten == written
+    assert again == thing
+    described = describe(thing, CONCEPTS[concept], names)
+    assert made(concept, described, names) == thing
+    given = {"kind": table} if isinstance(table, str) else table
+    flat = written | written.get("options", {})
+    assert {key: flat[key] for key in given if key in flat} == {
+        key: x for key, x in given.items() if key in flat
+    }
+
+
+def test_defaults_are_written_down(names):
+    _, written = make(registry.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
+    assert written == {"kind": "mine.py:Turned", "dim": 3, "sharpness": 1.0, "rotation": "drawn"}
+    table = {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}
+    _, written = make(registry.DATA, table, "data", names)
+    assert written["swapped"] == 0.0
+    assert (written["test_sequences"], written["label_noise"]) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("concept", "table", "message"),
+    [
+        # Settings of user code are checked as those of built-in classes are.
+        ("model", {"kind": "mine.py:Turned", "dim": "x"}, "model.dim: expected 'int', got 'str'"),
+        ("model", {"kind": "mine.py:Turned"}, "model: missing key 'dim'"),
+        (
+            "model",
+            {"kind": "mine.py:Turned", "dim": 3, "sharp": 1},
+            r"unknown key 'sharp'; did you mean 'sharpness'",
+        ),
+        (
+            "model",
+            {"kind": "mine.py:Turned", "dim": 3, "rotation": "draw"},
+            r"model.rotation: invalid enum value 'draw'; did you mean 'drawn'",
+        ),
+        (
+            "data",
+            {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6, "swapped": 2.0},
+            "data.swapped: expected 'float' <= 1.0, got 2.0$",
+        ),
+        (
+            "data",
+            {"kind": "mine.py:Pairs", "vocab_size": 0, "sequences": 6},
+            "data.vocab_size: expected 'int' >= 1",
+        ),
+        (
+            "data",
+            {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6, "label_noise": 0.7},
+            "data.label_noise: expected 'float' <= 0.5",
+        ),
+        ("data", {"kind": "mine.py:pairs", "vocab_siz": 4}, r"data: unknown key 'vocab_siz'; did you mean"),
+        (
+            "loss",
+            {"kind": "mine.py:softened", "softnes": 1},
+            "unknown key 'softnes'; did you mean 'softness'",
+        ),
+        ("start", {"kind": "mine.py:constant", "value": "x"}, "start.value: expected 'float', got 'str'"),
+        ("phase", {"kind": "mine.py:Wander", "name": "a"}, "phase: missing key 'step_size'"),
+        (
+            "phase",
+            {"kind": "mine.py:Wander", "name": "a", "step_size": 1, "steps": 0},
+            "phase.steps: expected",
+        ),
+        ("probe", {"kind": "mine.py:spread", "scal": 1.0}, "unknown key 'scal'; did you mean 'scale'"),
+        ("figure", {"kind": "mine.py:last_losses", "metric": 3}, "figure.metric: expected 'str', got 'int'"),
+        # What it is, is checked too.
+        (
+            "model",
+            "mine.py:pairs",
+            "model.kind: mine.py:pairs is a function; a model wants a class derived from",
+        ),
+        (
+            "phase",
+            "mine.py:pairs",
+            "phase.kind: mine.py:pairs is a function; a phase wants a class derived from",
+        ),
+        (
+            "model",
+            {"kind": "mine.py:WithoutOutputs"},
+            "mine.py:WithoutOutputs has no 'outputs'; a model wants",
+        ),
+        (
+            "model",
+            {"kind": "mine.py:Underived", "dim": 3},
+            "mine.py:Underived does not derive from jaxattn.Model; a model wants a class derived",
+        ),
+        (
+            "model",
+            {"kind": "mine.py:NOT_CALLABLE"},
+            "mine.py:NOT_CALLABLE is neither a class nor a function; a model",
+        ),
+        (
+            "loss",
+            {"kind": "mine.py:softend"},
+            r"loss.kind: .* has no 'softend'; did you mean mine.py:softened",
+        ),
+        (
+            "loss",
+            {"kind": "main.py:softened"},
+            r"loss.kind: main.py: there is no such file; did you mean mine.py",
+        ),
+        ("loss", {"kind": 3}, "loss.kind: expected a name, got 3"),
+        ("loss", 3, "loss: expected a table or a name, got 3"),
+        ("model", {"dim": 3}, "model: missing key 'kind'; known: one_layer, "),
+        ("figure", "nosuch", "figure.kind: unknown 'nosuch'"),
+    ],
+)
+def test_mistakes_are_one_line_with_place_and_remedy(concept, table, message, names):
+    with pytest.raises(InputError, match=message) as caught:
+        made(concept, table, names)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_that_raises_when_it_is_made_shows_its_own_lines(names):
+    with pytest.raises(UserCodeError, match="model: RaisesWhenMade raises when it is made") as caught:
+        made("model", {"kind": "mine.py:RaisesWhenMade", "dim": 3}, names)
+    assert 'raise KeyError("not like this")' in caught.value.trace
+    assert "kinds.py" not in caught.value.trace
+
+
+def test_what_python_gives_is_named_by_its_import_path():
+    names = ImportPaths()
+    path = f"{__name__}:Own"
+    assert describe(Own(dim=3), registry.MODEL, names) == {"kind": path, "dim": 3, "share": 0.5}
+    assert names.load(path) is Own
+    assert describe(own_loss, registry.LOSS, names) == f"{__name__}:own_loss"
+    assert describe(ja.models.OneLayer(dim=4), registry.MODEL, names) == {"kind": "one_layer", "dim": 4}
+    assert describe("hinge", registry.LOSS, names) == "hinge"
+
+
+class Own(ja.Model):
+    dim: int
+    share: Annotated[float, msgspec.Meta(le=1)] = 0.5
+
+    def init(self, key, like, *, dtype):
+        raise NotImplementedError
+
+    def outputs(self, params, corpus):
+        raise NotImplementedError
+
+
+def own_loss(logits, labels):
+    return logits * labels
+
+
+def test_settings_that_cannot_be_written_down_are_named():
+    class Holding(ja.Model):
+        thing: object = None
+
+    with pytest.raises(
+        InputError, match=r"a setting cannot be written down: .*use numbers, texts, lists, tables"
+    ):
+        describe(Holding(object()), registry.MODEL, ImportPaths())
+
+
+def test_other_settings_may_be_traced_and_are_not_checked(names):
+    for concept, table, change in (
+        ("model", {"kind": "mine.py:Turned", "dim": 3}, {"sharpness": -5.0}),
+        ("model", {"kind": "one_layer", "dim": 3}, {"dim": -1}),
+        ("loss", {"kind": "mine.py:softened"}, {"softness": "anything"}),
+        (
+            "data",
+            {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6},
+            {"label_noise": 9.0, "swapped": 7.0},
+        ),
+    ):
+        thing = made(concept, table, names)
+        changed = msgspec.structs.replace(thing, **change)
+        assert {key: getattr(changed, key) for key in change} == change
+        assert changed != thing
+        assert type(changed) is type(thing)
+
+
+def test_settings_are_fields_of_a_class_and_keyword_only_arguments_of_a_function(names):
+    def listed(target):
+        return [field.name for field in fields_of(target)]
+
+    assert listed(ja.models.MultiHead) == ["dim", "heads"]
+    assert listed(names.load("mine.py:Turned")) == ["dim", "sharpness", "rotation"]
+    own = ["vocab_size", "sequences", "swapped"]
+    of_every = ["test_sequences", "validation_sequences", "label_noise"]
+    assert sorted(listed(type(made("data", OWN["data"][0], names)))) == sorted([*own, *of_every])
+    assert listed(type(made("loss", "mine.py:softened", names))) == ["softness"]
+
+
+@pytest.mark.parametrize(
+    ("concept", "code", "message"),
+    [
+        (
+            "model",
+            "class Taken(ja.Model):\n    dim: int = 3\n    outputs: int = 3",
+            "'outputs' of Taken is an",
+        ),
+        (
+            "model",
+            "class Taken(ja.Model):\n    attends_to_tokens: bool = True",
+            "annotate it as a ClassVar, or",
+        ),
+        (
+            "loss",
+            "def Taken(logits, labels, *, check: int = 3): ...",
+            "'check' of taken.py:Taken",
+        ),
+        (
+            "probe",
+            "def Taken(params, corpus, *, labels: int = 3): ...",
+            "'labels' of taken.py:Taken",
+        ),
+        ("probe", "def Taken(params, corpus, *, name: str = ''): ...", "has a setting 'name' already; give"),
+        ("data", "def Taken(key, *, label_noise: float = 0.1): ...", "has a setting 'label_noise' already"),
+    ],
+)
+def test_a_setting_named_like_an_attribute_of_its_base_is_refused(concept, code, message, tmp_path):
+    (tmp_path / "taken.py").write_text(
+        f"import jaxattn as ja\n\n{code}\n\n\nclass More:\n    pass\n", encoding="utf-8"
+    )
+    text = (tmp_path / "taken.py").read_text(encoding="utf-8")
+    if concept == "model":
+        methods = "\n    def init(self, key, like, *, dtype): ...\n"
+        methods += "" if "outputs:" in code else "    def outputs(self, params, corpus): ...\n"
+        (tmp_path / "taken.py").write_text(text.replace(code, code + methods), encoding="utf-8")
+    with pytest.raises(InputError, match=message) as caught:
+        made(concept, "taken.py:Taken", ImportPaths(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_annotations_that_name_nothing_are_one_line():
+    def loss(logits, labels, *, power: "Nowhere" = 1):  # noqa: F821
+        return logits
+
+    names = ImportPaths(given={"mine:loss": loss})
+    with pytest.raises(InputError, match=r"loss: an annotation of loss cannot be read: name 'Nowhere'"):
+        made("loss", "mine:loss", names)
+
+
+def test_mutable_defaults_are_not_shared():
+    class Listed(ja.Model):
+        sizes: list[int] = msgspec.field(default_factory=lambda: [1, 2])
+        kind_of: Literal["a", "b"] = "a"
+
+    one, other = convert(Listed, {}, ""), convert(Listed, {}, "")
+    one["sizes"].append(3)
+    assert other["sizes"] == [1, 2]
+
+
+def test_the_nearest_name_or_all_of_them():
+    assert nearest("dims", ["dim", "kind"]) == "; did you mean 'dim'?"
+    assert nearest("zzz", ["dim", "kind"]) == "; known: dim, kind"
+    assert nearest("zzz", []) == ""

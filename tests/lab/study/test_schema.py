@@ -1,0 +1,136 @@
+"""The JSON schema of sweep files, against the files and against what reading says."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from jaxattn.dynamics import PHASES
+from jaxattn.lab.study.schema import schema
+from jaxattn.lab.study.tree import merge
+from jaxattn.models import MODELS
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = [
+    path
+    for folder in ("sweeps", "jaxattn/lab/books")
+    for path in sorted((ROOT / folder).glob("**/*.toml"))
+    if path.name not in ("book.toml", "item.toml")
+]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return json.loads(json.dumps(schema()))
+
+
+@pytest.fixture(scope="module")
+def validator(made):
+    kind = jsonschema.validators.validator_for(made, default=jsonschema.Draft202012Validator)
+    kind.check_schema(made)
+    return kind(made)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_files_are_valid(validator, path):
+    validator.validate(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_valid"),
+    [
+        ("", True),
+        ("axes.model.dim = [8, 16]", True),
+        ('axes."model.dim" = [8]', True),
+        ("axes.model.dim = []", False),
+        ("axes.model.dim = 8", False),
+        ("zip.phases.query.step_size = [0.1]", True),
+        ("halton.points = 3\nhalton.axes.model.dim = {low = 1, high = 8, integer = true}", True),
+        ("halton.points = 3\nhalton.axes.model.dim = {low = 1, hihg = 8}", False),
+        ("exclude = [{model.dim = [8, 16]}]", True),
+        ("model.init.E.scale = 0.5", True),
+        ("model.dims = 8", False),
+        ("data.vocab_size = -3", False),
+        ("seed = 3", False),
+        ("blocks.wide.model.dim = 64", True),
+        ('blocks.other.phases.query = {kind = "log_descent", method = "polyak"}', True),
+        ('blocks.other.phases.query = {kind = "mine.py:Steps", method = 3}', True),
+        ("blocks.other.model.init.E.scale = 0.5", True),
+        ("blocks.other.model.init.E.scale = 'wide'", False),
+        ("blocks.other.seeds = 3", False),
+        ("blocks.other.model.dim = 'wide'", False),
+    ],
+)
+def test_a_file_with_a_line_more_is_valid_or_not(validator, tables, line, is_valid):
+    assert validator.is_valid(merge(tables(), tomllib.loads(line))) == is_valid
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        ("", False),
+        ('extends = "a.toml"', True),
+        ('extends = "a.toml"\nphases.query.steps = 3\nmodel = "mlp"', True),
+        ('extends = "a.toml"\nmodel.rotation = "of a model of the user"', True),
+        ('extends = "a.toml"\nmodel.kind = "mpl"', False),
+        ('extends = "a.toml"\nmodel.dim = "wide"', False),
+        ('extends = "a.toml"\nseed = 3', False),
+        ("extends = 3", False),
+    ],
+)
+def test_a_file_that_extends_another_holds_any_part(validator, text, is_valid):
+    assert validator.is_valid(tomllib.loads(text)) == is_valid
+
+
+def choices(made, part):
+    properties = made["$defs"]["Tables"]["properties"][part]
+    return {
+        table["properties"]["kind"]["const"]: table
+        for table in (properties.get("items") or properties)["anyOf"]
+        if "const" in table.get("properties", {}).get("kind", {})
+    }
+
+
+def test_every_kind_has_its_settings_with_defaults(made):
+    models, phases = choices(made, "model"), choices(made, "phases")
+    assert set(models) == set(MODELS)
+    assert set(phases) == set(PHASES)
+    flow = phases["exact_flow"]
+    points = flow["properties"]["points"]
+    assert {key: x for key, x in points.items() if key != "description"} == {
+        "type": "integer",
+        "minimum": 3,
+        "default": 64,
+    }
+    assert flow["required"] == ["kind", "name"]
+    assert not flow["additionalProperties"]
+    # Options of an optimiser are whatever optax takes.
+    assert phases["descent"]["additionalProperties"]
+    dim = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+    mlp, one_layer = (models[kind]["properties"]["dim"] for kind in ("mlp", "one_layer"))
+    assert {key: x for key, x in mlp.items() if key != "description"} == dim
+    assert one_layer["anyOf"] == [dim, {"enum": ["inf"]}]
+    assert "scaled" in json.dumps(models["one_layer"]["properties"]["init"])
+
+
+def test_settings_are_described_in_the_words_of_their_classes(made):
+    texts = choices(made, "data")["csv"]["properties"]
+    assert texts["columns"]["description"].startswith("names of the fields of files without a header line")
+    assert texts["min_count"]["description"].startswith("words that occur less often")  # of its base
+    probes = made["$defs"]["Tables"]["properties"]["probes"]["properties"]
+    assert probes["min_count"]["description"].startswith("tokens that occur less often")
+
+
+def test_own_code_is_allowed_everywhere(made):
+    for part in ("data", "model", "loss", "phases"):
+        properties = made["$defs"]["Tables"]["properties"][part]
+        every = (properties.get("items") or properties)["anyOf"]
+        assert {"type": "string", "pattern": ":"} in [x.get("properties", {}).get("kind") for x in every]
+
+
+def test_every_reference_has_its_definition(made):
+    text = json.dumps(made)
+    for name in {part.partition('"')[0] for part in text.split('"#/$defs/')[1:]}:
+        assert name in made["$defs"], name

@@ -1,0 +1,209 @@
+"""What a study does to one seed; that the engine records the same is tested with the engine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.core.errors import InputError
+from jaxattn.lab.study import seed
+
+
+def test_keys_depend_on_the_seed_alone_and_differ():
+    drawn = [np.asarray(jax.random.key_data(key)).tolist() for s in range(20) for key in seed.keys(s)]
+    assert len({tuple(key) for key in drawn}) == 40
+    again = jax.random.key_data(seed.keys(7)[1])
+    np.testing.assert_array_equal(jax.jit(lambda s: jax.random.key_data(seed.keys(s)[1]))(7), again)
+
+
+def test_a_padded_vocabulary_has_rows_of_zeros_and_the_others_as_drawn(study, tables):
+    small, large = (study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26))
+    data_key, key = seed.keys(3)
+    like = jax.eval_shape(large.data.draw, data_key), jax.eval_shape(small.data.draw, data_key)
+    padded = jax.jit(lambda used: seed.start(large._replace(used=used), like[0], key, []))(20)
+    own = jax.jit(lambda: seed.start(small, like[1], key, []))()
+    np.testing.assert_array_equal(padded.E[:20], own.E)
+    np.testing.assert_array_equal(padded.E[20:], 0)
+    np.testing.assert_array_equal(padded.p, own.p)
+
+
+def test_one_seed_step_by_step(study, x64):
+    setting = study(dtype="float64").base
+    data_key, key = seed.keys(0)
+    corpora = jax.jit(lambda: seed.draw(setting, data_key))()
+    params = jax.jit(lambda: seed.start(setting, corpora, key, setting.data.tokens))()
+    assert params.E.dtype == jnp.float64
+    carried = seed.begin(setting, 0, params, corpora, key)
+    measure = jax.jit(lambda carried: seed.measure(setting, 0, carried, corpora))
+    before = seed.merged(setting, measure(carried), 0)
+    assert "one_step_error" not in before
+    after = jax.jit(lambda carried: seed.advance(setting, 0, carried, corpora, 1))(carried)
+    found = seed.merged(setting, measure(after), 1)
+    moved = jax.jit(lambda: ja.dynamics.one_step(params, corpora.train, step_size=50.0))()
+    np.testing.assert_allclose(after.state.params.E, moved.E, rtol=1e-12)
+    change = (moved.E - params.E) @ params.v
+    np.testing.assert_allclose(
+        found["one_step_error"], ja.theory.one_step_error(change, corpora.train, 50.0), rtol=1e-9
+    )
+    columns = seed.columns(setting, 0, moved, corpora)
+    np.testing.assert_allclose(columns["Ep"], moved.E @ moved.p, rtol=1e-12)
+
+
+@pytest.mark.more
+def test_the_phases_of_a_run_follow_each_other(study):
+    found = list(seed.run(study(probes={"per_decade": 1, "bins": 0}).base, 2))
+    assert [(phase, step) for phase, step, _ in found][:2] == [("embed", 0), ("embed", 1)]
+    assert [step for phase, step, _ in found if phase == "query"][-1] == 20
+    # A phase begins where the one before ended.
+    ends = {(phase, step): metrics for phase, step, metrics in found}
+    np.testing.assert_allclose(ends["query", 0]["loss"], ends["embed", 1]["loss"], rtol=1e-6)
+
+
+@pytest.mark.more
+def test_a_shared_corpus_is_that_of_every_seed(study, x64):
+    wanted = study("own", data="mine.py:fixed", phases=study("own").tree["phases"][1:])
+    first, second = (next(seed.run(wanted.base, s))[2] for s in (0, 1))
+    assert first["loss"] != second["loss"]
+    assert "test_loss" not in first
+
+
+def test_two_probes_of_one_name_are_refused(study, x64):
+    own = ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]
+    with pytest.raises(InputError, match="probes: two probes measure 'loss'; give one of them another name"):
+        jax.eval_shape(lambda: next(seed.run(study("own", probes={"bins": 0, "own": own}).base, 0))[2])
+
+
+def test_a_model_without_scores_and_values_has_no_token_table(study, x64):
+    setting = study("own").base
+    data_key, key = seed.keys(0)
+    corpora, params = jax.jit(
+        lambda: (own := seed.draw(setting, data_key), seed.start(setting, own, key, []))
+    )()
+    assert seed.columns(setting, 0, params, corpora)["Ev"].shape == (10, 1)
+    bare = setting._replace(model=type("Bare", (ja.Model,), {})())
+    assert seed.columns(bare, 0, params, corpora) == {}
+
+
+@pytest.mark.more
+def test_losses_on_a_sample_are_those_of_its_sequences_and_the_law_that_of_all(study, x64):
+    """The law of one step is that of the corpus that the step was taken on."""
+    all_, some = (study(dtype="float64", probes={"sample": sample}).base for sample in (None, 7))
+    data_key, key = seed.keys(0)
+    corpora = jax.jit(lambda: seed.draw(all_, data_key))()
+    params = jax.jit(lambda: seed.start(all_, corpora, key, all_.data.tokens))()
+
+    def measured(setting):
+        carried = seed.begin(setting, 0, params, corpora, key)
+        return seed.measure(setting, 0, seed.advance(setting, 0, carried, corpora, 1), corpora)
+
+    whole, found = (seed.merged(x, jax.jit(lambda x=x: measured(x))(), 1) for x in (all_, some))
+    moved = ja.dynamics.one_step(params, corpora.train, step_size=50.0)
+    part = corpora.train.take(jnp.arange(7) * corpora.train.num_examples // 7)
+    np.testing.assert_allclose(found["loss"], ja.dynamics.loss(moved, part), rtol=1e-12)
+    assert found["loss"] != whole["loss"]
+    np.testing.assert_allclose(found["one_step_error"], whole["one_step_error"], rtol=1e-12)
+
+
+DATA = {"relevant": 8, "length": 6, "sequences": 30, "test_sequences": 20, "validation_sequences": 10}
+PHASES = [ja.dynamics.OneStep(name="embed", step_size=1.0)]
+
+
+def sum_train(params, corpus):
+    """A number that changes if any count, label or place of the training corpus does."""
+    return fingerprint(corpus)
+
+
+def fingerprint(corpus):
+    """Σ_X (1 + y_X) √(2 + X) Σ_s √(3 + s) count[X, s]: bags, in order, with their labels."""
+    bags = corpus.bags
+    each = (bags.count * jnp.sqrt(3.0 + bags.index)).sum(axis=1)
+    weight = (2.0 + corpus.targets) * jnp.sqrt(2.0 + jnp.arange(corpus.num_examples))
+    return (each * weight[jnp.minimum(bags.owner, corpus.num_examples - 1)]).sum()
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    study = ja.Study(
+        name="sums",
+        seeds=3,
+        dtype="float64",
+        data=ja.data.Independent(vocab_size=24, label_noise=0.1, **DATA),
+        model=ja.models.OneLayer(dim=4),
+        phases=PHASES,
+        probes=ja.Probes(bins=0, min_count=1, own=[sum_train]),
+        axes={"data.label_noise": [0.1, 0.4], "data.vocab_size": [16, 24]},
+    )
+    return study, study.run(tmp_path_factory.mktemp("sums") / "run", quiet=True)
+
+
+def recorded(results, number, cell):
+    rows = results.records
+    rows = rows[(rows["seed"] == number) & (rows["cell"] == cell) & (rows["step"] == 1)]
+    return rows.set_index("metric")["value"]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("cell", range(4))
+def test_a_probe_of_the_run_sums_what_dataset_gives(ran, cell):
+    study, results = ran
+    folder = ja.load(results.directory)
+    for number in range(3):
+        wanted = recorded(results, number, cell)
+        for splits in (of.dataset(number, cell) for of in (study, results, folder)):
+            assert splits.train.vocab_size == results.settings(cell)["data.vocab_size"]
+            with jax.enable_x64(True):
+                assert float(fingerprint(splits.train)) == pytest.approx(wanted["sum_train"], rel=1e-13)
+    assert len({recorded(results, number, cell)["sum_train"] for number in range(3)}) == 3
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["test", "validation"])
+def test_held_out_losses_of_the_run_are_those_of_its_parameters_on_dataset(ran, name):
+    study, results = ran
+    with jax.enable_x64(True):
+        for number in range(3):
+            corpus = getattr(study.dataset(number, 1), name)
+            logits = ja.models.one_layer.outputs(results.params(seed=number, cell=1), corpus)
+            found = float(ja.losses.logistic(logits, corpus.targets).mean())
+            assert found == pytest.approx(recorded(results, number, 1)[f"{name}_loss"], rel=1e-12)
+
+
+def test_token_statistics_come_along_and_splits_may_be_missing():
+    data = ja.data.Independent(vocab_size=24, relevant=8, length=6, sequences=30)
+    splits = ja.Study(name="plain", data=data, model=ja.models.OneLayer(dim=4), phases=PHASES).dataset()
+    assert splits.test is None
+    assert splits.validation is None
+    np.testing.assert_array_equal(splits.tokens.count, ja.data.token_counts(splits.train))
+
+
+def shared(tmp_path):
+    rows = ["pos,a fine film", "neg,a bad film", "pos,fine indeed", "neg,bad indeed"] * 3
+    path = tmp_path / "reviews.csv"
+    path.write_text("\n".join(["label,text", *rows]), encoding="utf-8")
+    data = ja.data.Csv(path=str(path), text="text", label="label", min_count=1, labels=["neg", "pos"])
+    return ja.Study(name="texts", data=data, model=ja.models.OneLayer(dim=4), phases=PHASES)
+
+
+@pytest.mark.more
+def test_shared_data_are_those_of_every_seed(tmp_path):
+    study = shared(tmp_path)
+    results = study.run(tmp_path / "run", quiet=True)
+    one, other = study.dataset(0), results.dataset(0)
+    assert one.train.num_examples == other.train.num_examples > 0
+    assert float(fingerprint(one.train)) == float(fingerprint(study.dataset(5).train))
+    with pytest.raises(InputError, match=r"data.kind = 'csv': .*Study.read\(SWEEP\).dataset"):
+        ja.load(results.directory).dataset()
+
+
+@pytest.mark.more
+def test_what_is_not_there_is_said_in_one_line(ran):
+    study, results = ran
+    for ask, said in (
+        (lambda: study.dataset(0, 4), "cell 4: the study has cells 0 to 3"),
+        (lambda: study.dataset(-1), "seed -1: seeds are numbers from 0"),
+        (lambda: results.dataset(7), "seed 7: the run has 0, 1, 2"),
+        (lambda: results.dataset(0, 9), "cell 9: .* holds cells 0 to 3"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ask()

@@ -1,0 +1,156 @@
+"""Things of a setting that do not fit together are named; its numbers are found, and may be replaced."""
+
+import jax.numpy as jnp
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.study.setting import (
+    VOCAB_SIZE,
+    hyperparameters,
+    pads_vocabulary,
+    with_hyperparameters,
+)
+from jaxattn.models.one_layer import OneLayerInSpan
+
+
+def descent(train, **changes):
+    phase = {"name": "all", "kind": "descent", "train": train, "optimizer": "adam", "step_size": 0.01}
+    return phase | {"steps": 6} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phases": [descent(["W1"])]}, "'W1' is not one of E, p, v"),
+        ({"model": {"kind": "mlp", "dim": 8}, "phases": [descent(["W1"])]}, "is not one of E, p, v, W, b"),
+        ({"phases": [descent(["p"], patience=3)]}, "no validation corpus; give data.validation_sequences"),
+        (
+            {"model": {"kind": "two_layer", "dim": 8}, "phases": [{"name": "flow", "kind": "exact_flow"}]},
+            "follows 'p' of models with scores linear in it .* this model has none",
+        ),
+        (
+            {"model": {"kind": "mlp", "dim": 8}, "probes": {"max_margin": True}},
+            "probes.max_margin: the model has no scores that are linear in a parameter",
+        ),
+        ({"model": {"kind": "two_layers", "dim": 8}}, "did you mean 'two_layer'"),
+        ({"phases": []}, "phases: expected 'array' of length >= 1"),
+        ({"probes": {"own": "spread"}}, "own: expected a list, got 'spread'"),
+        ({"model": {"kind": "one_layer", "dim": 4, "init": "zero"}}, "init: expected a table, got 'zero'"),
+    ],
+)
+def test_what_does_not_go_together_is_named(study, changes, message):
+    with pytest.raises(InputError, match=message) as caught:
+        study(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_max_margin_without_a_phase_that_moves_p_alone_is_refused(study, tables):
+    with pytest.raises(InputError, match=r"probes.max_margin: no phase moves p alone"):
+        study("flow", phases=tables("flow")["phases"][:1])
+
+
+@pytest.mark.more
+def test_a_parameter_that_the_users_model_lacks_is_named_when_it_is_known(study, go_one, x64):
+    """A user's model need not list its parameters: then it is said when they are drawn."""
+    with pytest.raises(InputError, match=r"q: not a parameter of the model; it has E, W, p, v"):
+        go_one(study("own", phases=[descent(["q"])]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"phases": [descent(["p"])]}, "phases.all"),
+        ({"phases": [descent(["p"], optimizer="sgd")], "probes": {"own": ["sharpness"]}}, r"probes.own\[0\]"),
+        ({"phases": [descent(["p"], optimizer="sgd")], "probes": {"own": ["norms"]}}, None),
+        ({"phases": [descent(["E", "p"], optimizer="sgd", batch_size=5)]}, None),
+    ],
+)
+def test_a_setting_that_sees_the_axes_of_its_space_keeps_them(study, changes, place):
+    def model(dim, **more):
+        return {"kind": "one_layer", "dim": dim} | more
+
+    made = study(model=model(64), **changes).base.model
+    assert isinstance(made, OneLayerInSpan) == (place is None)
+    if place is None:
+        assert study(model=model("inf", init={"p": "zero"}), **changes).base.model.dim == "inf"
+        return
+    with pytest.raises(InputError, match=f"model.dim: 'inf', but {place} needs the axes"):
+        study(model=model("inf"), **changes)
+
+
+def test_rows_from_a_file_have_axes(study):
+    model = {"kind": "one_layer", "dim": "inf", "init": {"E": {"file": "glove.npy"}}}
+    with pytest.raises(InputError, match=r"'inf', but model.init.E needs the axes"):
+        study(model=model, phases=[descent(["p"], optimizer="sgd")])
+
+
+def test_a_model_without_a_span_has_finitely_many_dimensions(study):
+    with pytest.raises(InputError, match="dim"):
+        study(model={"kind": "mlp", "dim": "inf"}, phases=[descent(["p"], optimizer="sgd")])
+
+
+@pytest.fixture
+def go_one():
+    from jaxattn.lab.study import seed
+
+    return lambda study: next(seed.run(study.base, 0))
+
+
+def test_tables_have_every_default_and_make_the_same_setting(study):
+    from jaxattn.lab.study.setting import Reader
+
+    for name in ("small", "flow", "own"):
+        wanted = study(name)
+        again = Reader(wanted.names).read(wanted.cells[0].tables)
+        assert again.tables == wanted.cells[0].tables
+        assert again.setting.phases == wanted.base.phases
+        assert again.setting.model == wanted.base.model
+
+
+def test_numbers_of_a_setting_are_listed_by_path(study):
+    found = hyperparameters(study().base)
+    assert found == {
+        ("data", "label_noise"): 0.0,
+        ("data", "max_posterior_difference"): 0.9,
+        ("loss", "smoothing"): 0.0,
+        ("phases", 0, "step_size"): 50.0,
+        ("phases", 1, "step_size"): 0.1,
+        VOCAB_SIZE: 20,
+    }
+
+
+def test_numbers_that_python_decides_by_are_none(study):
+    found = hyperparameters(study("flow").base)
+    assert not [path for path in found if path[0] == "phases" and path[1] == 1]
+
+
+def test_numbers_of_own_code_are_listed_like_any_other(study):
+    assert hyperparameters(study("own").base) == {
+        ("data", "label_noise"): 0.0,
+        ("data", "swapped"): 0.25,
+        ("model", "sharpness"): 2.0,
+        ("loss", "softness"): 0.5,
+        ("starts", "v", "value"): 0.25,
+        ("phases", 0, "step_size"): 0.5,
+        ("phases", 0, "options", "limit"): 0.01,
+        ("phases", 1, "step_size"): 0.1,
+        ("phases", 1, "noise"): 0.01,
+        ("probes", 0, "scale"): 3.0,
+    }
+
+
+def test_every_number_may_be_replaced_and_is_found_again(study):
+    for name in ("small", "flow", "own"):
+        setting = study(name).base
+        wanted = {path: x + 1.5 for path, x in hyperparameters(setting).items() if path != VOCAB_SIZE}
+        changed = hyperparameters(with_hyperparameters(setting, wanted))
+        assert {path: changed[path] for path in wanted} == wanted
+        assert hyperparameters(setting) != changed
+
+
+def test_a_vocabulary_is_padded_where_generator_and_model_know_of_it(study):
+    assert pads_vocabulary(study().base)
+    assert not pads_vocabulary(study("own").base)
+    assert not pads_vocabulary(study(data={"kind": "csv", "path": "x.csv"}).base)
+    assert study().base.used is None
+    assert with_hyperparameters(study().base, {VOCAB_SIZE: jnp.int32(3)}).used == 3

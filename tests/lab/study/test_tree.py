@@ -1,0 +1,118 @@
+import functools
+
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.study.tree import assign, check_values, flatten, merge, numbered, parse, place_of_thing
+
+
+def test_dotted_keys_reach_into_tables_and_lists_by_name_or_number():
+    tree = {"phases": [{"name": "embed"}, {"name": "query", "steps": 3}], "model": {"dim": 4}}
+    made = assign(tree, "phases.query.steps", 5)
+    made = assign(made, "phases.0.step_size", 1.0)
+    made = assign(made, "model.init.p.scale", 2.0)
+    made = assign(made, "axes.model.dim", [1, 2])
+    assert tree == {"phases": [{"name": "embed"}, {"name": "query", "steps": 3}], "model": {"dim": 4}}
+    assert made == {
+        "phases": [{"name": "embed", "step_size": 1.0}, {"name": "query", "steps": 5}],
+        "model": {"dim": 4, "init": {"p": {"scale": 2.0}}},
+        "axes": {"model.dim": [1, 2]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("phases.other.steps", "phases.other.steps: no entry 'other' in the list; there are embed, 0 to 0"),
+        ("phases.7", "no entry '7' in the list"),
+        ("name.deep", "'name' holds a plain value"),
+        ("name.deep.er", "there is no table 'deep' to set a key in"),
+    ],
+)
+def test_keys_that_lead_nowhere_are_named(key, message):
+    with pytest.raises(InputError, match=message):
+        assign({"name": "x", "phases": [{"name": "embed"}]}, key, 1)
+
+
+def test_tables_merge_and_another_kind_replaces():
+    base = {"data": {"kind": "a", "length": 3}, "phases": [{"name": "one", "kind": "x", "steps": 1}]}
+    merged = merge(base, {"data": {"length": 4}, "phases": {"one": {"kind": "y", "points": 2}}, "seeds": 3})
+    assert merged == {
+        "data": {"kind": "a", "length": 4},
+        "phases": [{"name": "one", "kind": "y", "points": 2}],
+        "seeds": 3,
+    }
+    assert base["data"]["length"] == 3
+    assert base["phases"][0]["kind"] == "x"
+    assert merge(base, {"data": {"kind": "b"}})["data"] == {"kind": "b"}
+
+
+def test_what_another_kind_has_too_is_kept():
+    asked = []
+
+    def keys(path, kind):
+        asked.append((place_of_thing(path), kind))
+        return {"length", "dim"}
+
+    base = {"data": {"kind": "a", "length": 3, "width": 2}, "model": {"kind": "m", "dim": 4}}
+    changes = {"data": {"kind": "b", "depth": 1}, "model": {"dim": 5}}
+    merged = merge(base, changes, keys)
+    assert merged == {"data": {"kind": "b", "length": 3, "depth": 1}, "model": {"kind": "m", "dim": 5}}
+    assert asked == [("data", "b")]
+    blocks = {"blocks": {"x": {"probes": {"own": [{"kind": "a", "length": 3, "width": 1}]}}}}
+    changed = merge(blocks, {"blocks": {"x": {"probes": {"own": {"0": {"kind": "b"}}}}}}, keys)
+    assert changed["blocks"]["x"]["probes"]["own"] == [{"kind": "b", "length": 3}]
+    assert asked[1:] == [("probes.own", "b")]
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"a": {"b": [1.0, float("inf")]}}, r"a.b\[1\]: inf is not allowed here; give a finite number"),
+        ({"a": float("nan")}, "a: nan is not allowed here"),
+        (functools.reduce(lambda tree, k: {"x": tree}, range(60), 1), r"x.x.x.*: nested more than 50 times"),
+    ],
+)
+def test_numbers_are_finite_and_tables_not_too_deep(tree, message):
+    with pytest.raises(InputError, match=message):
+        check_values(tree)
+    check_values({"a": [1e308, -5, "inf", True]})
+    with pytest.raises(InputError, match="nested more than 50 times"):
+        assign({}, ".".join("x" * 60), 1)
+
+
+def test_flattening_keeps_tables_that_are_values():
+    nested = {"model": {"dim": {"low": 1, "high": 2}}, "a": {"b": {"c": 3}}}
+    assert flatten(nested, leaves=("low", "high")) == {"model.dim": {"low": 1, "high": 2}, "a.b.c": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("3", 3), ("1e3", 1000.0), ("[1, 2]", [1, 2]), ("sgd", "sgd"), ("'x'", "x"), ("", "")]
+)
+def test_values_are_tomls_and_else_texts(text, value):
+    assert parse(text) == value
+
+
+def test_none_takes_a_key_or_an_entry_out():
+    tree = {"data": {"path": "x", "columns": ["a", "b"]}, "phases": [{"name": "one"}, {"name": "two"}]}
+    assert assign(tree, "data.columns", None) == tree | {"data": {"path": "x"}}
+    assert assign(tree, "phases.one", None) == tree | {"phases": [{"name": "two"}]}
+    grid = {"axes": {"model.dim": [1]}, "blocks": {"b": {"halton": {"points": 3, "axes": {"a.b": {}}}}}}
+    assert assign(grid, "axes.model.dim", None) == grid | {"axes": {}}
+    assert assign(grid, "blocks.b.halton.axes.a.b", None)["blocks"]["b"]["halton"]["axes"] == {}
+    assert tree["data"]["columns"] == ["a", "b"]
+    for key in ("data.colums", "probes.bins"):
+        with pytest.raises(InputError, match=f"{key}: is not set, so that it has its default"):
+            assign(tree, key, None)
+
+
+def test_entries_of_lists_have_numbers_and_perhaps_names():
+    tree = {"phases": [{"name": "one"}, {"name": "two"}], "probes": {"own": ["moment"]}}
+    for key, number in (
+        ("phases.two.steps", "phases.1.steps"),
+        ("phases.1.steps", "phases.1.steps"),
+        ("probes.own.0.power", "probes.own.0.power"),
+        ("phases.three", "phases.three"),
+        ("model.dim.deep", "model.dim.deep"),
+    ):
+        assert numbered(tree, key) == number

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.core.settings import class_name
+from jaxattn.lab.texts.labelled import IGNORED, class_numbers, plain
+
+
+@pytest.mark.parametrize(
+    ("written", "label"),
+    [
+        *((x, 1) for x in (1, 1.0, True, "1", "1.0", "+1", "1.", "True", "true", "TRUE")),
+        *((x, -1) for x in (-1, "-1", -1.0, "-1.00")),
+        *((x, None) for x in (None, float("nan"), "", "NaN")),
+        (0.5, "0.5"),
+        ("02", "02"),
+        ("pos", "pos"),
+        ("1e3", "1e3"),
+        (10**30, 10**30),
+        (float("inf"), "inf"),
+        ([1], [1]),
+    ],
+)
+def test_labels_are_compared_by_what_they_mean(written, label):
+    assert plain(written) == label
+    assert type(plain(written)) is type(label)
+
+
+def test_one_class_may_have_several_raw_labels():
+    numbers = class_numbers(((1, 2), "4", (5,)), ("3.0",))
+    assert numbers == {1: 0, 2: 0, 4: 1, 5: 2, 3: IGNORED}
+    assert [class_name(x) for x in ((1, 2), "4", (5,), [7, "a"])] == ["1+2", "4", "5", "7+a"]
+
+
+@pytest.mark.parametrize("labels", [((1, 2), (2, 3)), ((1, "1.0"), 2), ("True", 1), (0, (1, 1))])
+def test_a_label_that_is_named_twice(labels):
+    with pytest.raises(InputError, match="is named twice; name each label once"):
+        class_numbers(labels, ())
+
+
+def test_numbers_of_numpy_are_labels_too():
+    assert class_numbers((0, 1), ())[plain(np.int64(1).tolist())] == 1

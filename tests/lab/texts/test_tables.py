@@ -1,0 +1,134 @@
+import gzip
+import json
+import lzma
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jaxattn.core.errors import InputError
+from jaxattn.lab.texts import text
+from jaxattn.lab.texts.readers import Lines
+from jaxattn.lab.texts.tables import Csv, Jsonl, Parquet
+
+
+def rows(source, split="train"):
+    return [(text, label) for _, text, label in source.read(split).rows]
+
+
+def message(action):
+    with pytest.raises(InputError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def put(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+class TestQuotes:
+    # The quotes of the second and the fourth row are letters.
+    LETTERS = 'label;text\n1;fine\n0;"Dull, he said\n1;lovely\n0;said he"\n'
+
+    def test_quotes_are_letters_where_every_line_is_a_row(self, tmp_path):
+        path = put(tmp_path / "x", self.LETTERS)
+        read = rows(Csv(path=path, delimiter=";"))
+        assert read == [("fine", "1"), ('"Dull, he said', "0"), ("lovely", "1"), ('said he"', "0")]
+        assert rows(Csv(path=path, delimiter=";", quoting="none")) == read
+        fields = rows(Csv(path=path, delimiter=";", quoting="fields"))
+        assert fields == [("fine", "1"), ("Dull, he said\n1;lovely\n0;said he", "0")]
+
+    @pytest.mark.parametrize("spoilt", ["2;of a class that is not listed\n", "1;one;more\n"])
+    def test_rows_within_quotes_are_refused_where_a_line_is_no_row(self, tmp_path, spoilt):
+        path = put(tmp_path / "x", self.LETTERS.replace("1;lovely\n", f"1;lovely\n{spoilt}"))
+        said = message(lambda: rows(Csv(path=path, delimiter=";")))
+        assert said.startswith(f"data: lines 3 to 6 of {path} are one row whose quotes enclose whole rows")
+        assert 'data.quoting = "none"' in said
+        assert len(rows(Csv(path=path, delimiter=";", quoting="fields"))) == 2
+
+    def test_texts_of_several_lines_stay_whole(self, tmp_path):
+        path = put(tmp_path / "x", 'text,label\n"good, 1\nbad, 0\n,",1\nplain,0\n')
+        assert rows(Csv(path=path)) == [("good, 1\nbad, 0\n,", "1"), ("plain", "0")]
+
+    def test_an_unbalanced_quote(self, tmp_path):
+        path = put(tmp_path / "x", 'text,label\n"a,1\nb,7\n')
+        assert 'fix its quotes, or set data.quoting = "none"' in message(lambda: rows(Csv(path=path)))
+        path = put(tmp_path / "y", 'text,label\n"a,1\nb,0\n')
+        assert rows(Csv(path=path)) == [('"a', "1"), ("b", "0")]
+
+
+class TestShards:
+    def write(self, folder, kind):
+        for number, (first, second) in enumerate((("a", "b"), ("c", "d"), ("e", "f"))):
+            columns = {"text": [first, second], "label": [0, 1]}
+            path = folder / f"train-{number:05d}-of-00003"
+            if kind is Parquet:
+                pq.write_table(pa.table(columns), path)
+            elif kind is Lines:
+                put(path, f"0 {first}\n1 {second}\n")
+            else:
+                lines = [json.dumps({"text": t, "label": y}) for t, y in zip(*columns.values(), strict=True)]
+                put(path, "\n".join(lines))
+
+    @pytest.mark.parametrize("kind", [Parquet, Jsonl, Lines])
+    def test_a_pattern_names_several_files(self, tmp_path, kind):
+        self.write(tmp_path, kind)
+        source = kind(path=str(tmp_path / "train-*"), test_path=str(tmp_path / "train-00001*"))
+        read = source.read("train")
+        assert read.total == (6 if kind is Parquet else None)
+        found = list(read.rows)
+        assert "".join(text for _, text, _ in found) == "abcdef"
+        first = {Parquet: "row 0", Jsonl: "line 1", Lines: "line 1"}[kind]
+        assert found[2][0] == f"{first} of train-00001-of-00003"
+        assert [text for text, _ in rows(source, "test")] == ["c", "d"]
+        assert list(source.files()) == ["path", "path 1", "path 2", "test_path"]
+        assert text.load(source, cache_dir=tmp_path / "cache").train.num_examples == 6
+
+    def test_splits_of_shards_by_column(self, tmp_path):
+        for name in ("one", "two"):
+            pq.write_table(
+                pa.table({"text": ["a", "b"], "label": [0, 1], "part": [name] * 2}), tmp_path / f"{name}.pq"
+            )
+        settings = {"path": str(tmp_path / "*.pq"), "split_column": "part"}
+        assert len(rows(Parquet(**settings, train="one+two"))) == 4
+        assert "part = 'three'" in message(lambda: rows(Parquet(**settings, train="one+three")))
+
+    def test_a_name_with_a_bracket_is_a_name(self, tmp_path):
+        self.write(tmp_path, Lines)
+        path = put(tmp_path / "set[1]", "1 good\n")
+        assert rows(Lines(path=path)) == [("good", "1")]
+
+    def test_no_such_file(self, tmp_path):
+        assert message(Parquet(path=str(tmp_path / "*.pq")).files).endswith(
+            f"there is no file {tmp_path}/*.pq"
+        )
+        said = message(Parquet(path=str(tmp_path)).files)
+        assert said.endswith(f'it is a folder: name its files, such as "{tmp_path}/*"')
+
+
+class TestBytes:
+    @pytest.mark.parametrize(
+        ("compress", "name"),
+        [(gzip.compress, "gzip"), (lzma.compress, "xz"), (lambda x: b"\x28\xb5\x2f\xfd" + x, "zstd")],
+    )
+    @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines, Parquet])
+    def test_a_compressed_file_is_named(self, tmp_path, kind, compress, name):
+        path = put(tmp_path / "x", compress(b"text,label\ngood,1\nbad,0\n"))
+        for encoding in (None, "latin-1"):
+            settings = {} if kind is Parquet else {"encoding": encoding}
+            said = message(lambda settings=settings: rows(kind(path=path, **settings)))
+            assert said == f"data: {path} is compressed with {name}; decompress it first"
+
+    def test_utf_16_is_named(self, tmp_path):
+        path = put(tmp_path / "x", "1 good\n".encode("utf-16"))
+        said = message(lambda: rows(Lines(path=path)))
+        assert said == f'data: {path} is UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8'
+        assert rows(Lines(path=path, encoding="utf-16")) == [("good", "1")]
+
+    @pytest.mark.parametrize("encoding", ["latin-1", "ISO-8859-1", "cp1252"])
+    def test_curly_quotes_of_windows(self, tmp_path, encoding):
+        path = put(tmp_path / "x", "1 “isn’t” – été\n".encode("cp1252"))
+        assert rows(Lines(path=path, encoding=encoding)) == [("“isn’t” – été", "1")]
+        assert 'such as data.encoding = "cp1252"' in message(lambda: rows(Lines(path=path)))
