@@ -1,7 +1,26 @@
-"""What papers and their review threads report, run again and held beside our results by one judge."""
+"""Books: what papers report and theories claim, run again and judged by one rule."""
 
 from jaxattn.lab.books.book import Book, Item, read
-from jaxattn.lab.books.findings import Finding, Measured
+from jaxattn.lab.books.cells import Cell, cells, round_up, worst
+from jaxattn.lab.books.findings import Finding, Measured, mean, share
 from jaxattn.lab.books.run import look, reproduce
+from jaxattn.lab.results.judge import around, at_least, within_factor
 
-__all__ = ["Book", "Finding", "Item", "Measured", "look", "read", "reproduce"]
+__all__ = [
+    "Book",
+    "Cell",
+    "Finding",
+    "Item",
+    "Measured",
+    "around",
+    "at_least",
+    "cells",
+    "look",
+    "mean",
+    "read",
+    "reproduce",
+    "round_up",
+    "share",
+    "within_factor",
+    "worst",
+]

@@ -1,14 +1,16 @@
-"""Books: what others report, item by item, each a folder that says how it is run again and compared.
+"""Books: what papers report or a theory claims, item by item, each a folder that can be run again.
 
-    BOOK/book.toml         title and introduction of the page; `items` in their order, by default all folders
-                           with an item.toml; `phrases`, `data` sets and `curves` that items share
-    BOOK/NAME/item.toml    what is reported, what was chosen, how it is compared; `measure` and `criteria`
-    BOOK/NAME/study.toml   a sweep file, as `jaxattn run` takes it; none where the item is shown `elsewhere`
-    BOOK/NAME/mine.py      code that the two name by "mine.py:NAME"; optional
-    BOOK/NAME/README.md    for whoever opens the folder; optional, not read
+    BOOK/book.toml         title and introduction of the page; items in their order; phrases, data sets and
+                           curves that items share
+    BOOK/STUDY.toml        a study that several items name; it is run once
+    BOOK/mine.py           code that several items share; optional
+    BOOK/NAME/item.toml    what is reported, what was chosen, how it is compared; measures and their criteria
+    BOOK/NAME/study.toml   a sweep file, as `jaxattn run` takes it; there may be several of any name
+    BOOK/NAME/mine.py      code that the files name as "mine.py:NAME"; optional
+    BOOK/NAME/README.md    for readers of the folder; optional, not read
 
-`About` lists what item.toml holds, `Shared` what book.toml does. Criteria are held against the findings of a
-measure by their names, `*` standing for anything.
+`tables` defines the keys of both files. Criteria are matched with the findings of a measure by name, where
+`*` stands for anything.
 """
 
 import hashlib
@@ -23,177 +25,55 @@ import msgspec
 
 from jaxattn.core.errors import InputError, at, nearest
 from jaxattn.lab.api import Study
-from jaxattn.lab.results.judge import Criterion, around, at_least, within_factor
+from jaxattn.lab.books.tables import About, Curve, DataSet, Measure, Shared, Table
 from jaxattn.lab.study import toml
 
 Scale = Literal["laptop", "full"]
-DEFAULT = "paper"
 PACKAGED = Path(__file__).parent
+# Of the checkout that holds this package, if there is one.
+CHECKOUT = Path(__file__).parents[3]
 PROSE = ("reports", "chosen", "compared", "reason", "flat")
-T = TypeVar("T", bound="Table")
+T = TypeVar("T", bound=Table)
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of book.toml or item.toml."""
-
-
-class Elsewhere(Table, frozen=True):
-    """Where an item is shown that is not run here: in words, the page relative to ours, the command."""
-
-    words: str
-    link: str
-    command: str
-
-
-class DataSet(Table, frozen=True):
-    """A data set: the key of study.toml that says where it lies, its place below DIR, and what it is."""
-
-    key: str
-    below: str
-    what: str
-
-
-class Curve(Table, frozen=True):
-    """A published curve: values at equal distances.
+@dataclass(frozen=True)
+class Source:
+    """A study of an item, before it is read.
 
     Attributes:
-        name: model and quantity, separated by a comma.
-        low, high: the first and the last x.
-        values: y of every point.
-        source: where it is published.
+        path: its sweep file.
+        run: the folder of its run, below those of all runs of the book.
+        own: whether it is the item's own, so that the item's laptop overrides apply.
     """
 
-    name: str
-    low: float
-    high: float
-    values: tuple[float, ...]
-    source: str
-
-    @property
-    def letters(self) -> str:
-        """The quantity as its model writes it: E·p, or E·W2 p."""
-        return self.name.rpartition(", ")[2]
-
-    @property
-    def centres(self) -> tuple[float, ...]:
-        """x of every point."""
-        steps = len(self.values) - 1
-        return tuple(self.low + (self.high - self.low) * k / steps for k in range(steps + 1))
-
-
-class Expected(Table, frozen=True):
-    """What a finding is held against: `at_least`, or `around` a number `within` a distance or a `factor`.
-
-    Attributes:
-        published: what is published, in words or digits.
-    """
-
-    at_least: float | None = None
-    around: float | None = None
-    within: float | None = None
-    factor: float | None = None
-    published: str = "-"
-
-    def __post_init__(self) -> None:
-        """Check that one form is given, whole."""
-        given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
-        if given not in {(True, False, False, False), (False, True, True, False), (False, True, False, True)}:
-            raise ValueError("give at_least alone, or around with within or with factor")
-
-    @property
-    def criterion(self) -> Criterion:
-        """Where the finding has to lie."""
-        if self.at_least is not None:
-            return at_least(self.at_least)
-        assert self.around is not None
-        if self.factor is not None:
-            return within_factor(self.around, self.factor)
-        assert self.within is not None
-        return around(self.around, self.within)
-
-
-class Shared(Table, frozen=True):
-    """What book.toml holds.
-
-    Attributes:
-        title: of the page.
-        introduction: a sentence under it.
-        items: names of the items in their order; by default all, by the alphabet.
-        phrases: texts by name; `{name}` stands for one in items and sources of curves.
-        data: data sets by name.
-        curves: published curves by name.
-    """
-
-    title: str
-    introduction: str
-    items: tuple[str, ...] = ()
-    phrases: dict[str, str] = {}
-    data: dict[str, DataSet] = {}
-    curves: dict[str, Curve] = {}
-
-
-class About(Table, frozen=True):
-    """What item.toml holds.
-
-    Attributes:
-        title: a heading for readers; by default the name of its folder.
-        reports: what is reported, with its source.
-        chosen: what is not published and was chosen.
-        compared: how it is compared.
-        reason: why what differs does, as far as varying one thing at a time has shown.
-        flat: why a figure is flat, where one is, said beside it.
-        takes: how long its own code takes, in the words of its source.
-        needs: the data set it needs; "" for none.
-        laptop: overrides of the study at laptop scale.
-        figures: figures of the run to show, as in a sweep file.
-        curves: names of published curves, by the quantity of ours that is held against them.
-        measure: `kind`, one of `findings.KINDS` or "mine.py:NAME", and its settings; nothing if the item is
-            shown elsewhere.
-        criteria: what findings are held against, by their names; the others are only measured.
-        elsewhere: where it is shown, if it is not run here.
-    """
-
-    reports: str
-    chosen: str
-    compared: str
-    reason: str = ""
-    title: str = ""
-    flat: str = ""
-    takes: str = ""
-    needs: str = ""
-    laptop: tuple[str, ...] = ()
-    figures: tuple[dict[str, Any], ...] = ()
-    curves: dict[str, str] = {}
-    measure: dict[str, Any] = {}
-    criteria: dict[str, Expected] = {}
-    elsewhere: Elsewhere | None = None
+    path: Path
+    run: str
+    own: bool
 
 
 class Item(About, frozen=True, kw_only=True):
-    """One figure, table or number that is reported: what its files say.
+    """One figure, table, number or claim: the contents of its files.
 
     Attributes:
-        name: of its folder and its study.
+        folder: where its files are.
         book: the book that it is in.
+        measured: its `measures`.
     """
 
-    name: str
+    folder: Path
     book: "Book"
+    measured: tuple[Measure, ...]
 
     @property
     def heading(self) -> str:
-        """What readers call it."""
+        """The title for readers."""
         return self.title or self.name.replace("_", " ").capitalize()
 
     @property
-    def folder(self) -> Path:
-        """Where its files lie."""
-        return self.book.folder / self.name
-
-    @property
     def data(self) -> DataSet | None:
-        """The data set it needs."""
-        return self.book.shared.data[self.needs] if self.needs else None
+        """The data set without which nothing of the item can be run."""
+        needed = [measure.needs for measure in self.measured]
+        return self.book.shared.data[needed[0]] if needed and all(needed) else None
 
     def published(self, quantity: str) -> Curve:
         """Look up the published curve of a quantity; InputError if item.toml names none."""
@@ -203,17 +83,66 @@ class Item(About, frozen=True, kw_only=True):
             )
         return self.book.shared.curves[self.curves[quantity]]
 
-    def study(self, scale: Scale, data_dir: Path | None = None, overrides: Sequence[str] = ()) -> Study:
-        """Make its study at a scale, with its data below `data_dir`; see `run.reproduce`."""
-        changes = list(self.laptop) if scale == "laptop" else []
-        if self.data and data_dir is not None:
-            changes.append(f"{self.data.key}={data_dir / self.data.below}")
-        return Study.read(self.folder / "study.toml", [*changes, *overrides])
+    def source(self, name: str) -> Source:
+        """Find a study that a measure names.
+
+        Raises:
+            InputError: neither the item nor the book has it.
+        """
+        other, separator, place = name.rpartition(":")
+        if separator:
+            return Source(folder_of(other) / f"{place}.toml", f"{other}.{place.replace('/', '.')}", False)
+        here, shared = self.folder / f"{name}.toml", self.book.folder / f"{name}.toml"
+        if here.is_file():
+            return Source(here, self.folder.name + ("" if name == "study" else f".{name}"), True)
+        if shared.is_file():
+            if (self.book.folder / name / "item.toml").is_file():
+                raise InputError(f"{shared}: the book has an item {name}; give the study another name")
+            return Source(shared, name, False)
+        have = sorted(path.stem for path in [*self.folder.glob("*.toml"), *self.book.folder.glob("*.toml")])
+        known = [stem for stem in have if stem not in ("item", "book")]
+        raise InputError(
+            f"{self.folder / 'item.toml'}: studies: neither the item nor the book has {name}.toml"
+            f"{nearest(name, known)}"
+        )
+
+    def study(
+        self,
+        scale: Scale,
+        name: str = "study",
+        *,
+        data_dir: Path | None = None,
+        overrides: Sequence[str] = (),
+        seeds: int | None = None,
+    ) -> Study:
+        """Read one of its studies.
+
+        Args:
+            scale: "full" for the study as it is, "laptop" with the item's overrides.
+            name: one that a measure names.
+            data_dir: folder of the data sets.
+            overrides: further overrides `key=value`.
+            seeds: number of seeds, if it is not that of the sweep file; `most_seeds` is a limit.
+        """
+        source = self.source(name)
+        changes: list[str] = []
+        measures = [measure for measure in self.measured if name in measure.studies]
+        if source.own and scale == "laptop":
+            changes += self.laptop
+        for measure in measures:
+            if measure.needs and data_dir is not None:
+                data = self.book.shared.data[measure.needs]
+                changes.append(f"{data.key}={data_dir / data.below}")
+        if seeds is not None:
+            limits = [measure.most_seeds for measure in measures if measure.most_seeds is not None]
+            changes.append(f"seeds={min([seeds, *limits])}")
+        return Study.read(source.path, [*changes, *overrides])
 
     def digest(self, scale: Scale) -> str:
-        """Name what is run at a scale: equal for equal settings, wherever the data lies."""
+        """Hash what is run at a scale: equal for equal settings, wherever the data are."""
         changes = self.laptop if scale == "laptop" else ()
-        settings = [toml.tables(self.folder / "study.toml"), changes]
+        names = dict.fromkeys(name for measure in self.measured for name in measure.studies)
+        settings = [*(toml.tables(self.source(name).path) for name in names), changes]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
@@ -223,8 +152,8 @@ class Book:
 
     Attributes:
         folder: the folder.
-        place: the same for readers of the page, wherever this machine has it.
-        shared: what book.toml holds.
+        place: the folder as readers of the page find it, on any machine.
+        shared: the contents of book.toml.
     """
 
     folder: Path
@@ -237,15 +166,20 @@ class Book:
         return self.folder.name
 
     @property
-    def option(self) -> list[str]:
-        """The words of a command line that choose it; none for the default."""
-        return [] if self.name == DEFAULT else ["--book", self.name]
+    def promises(self) -> bool:
+        """Whether anything in it is promised by a theory."""
+        return any(measure.basis == "promised" for item in self.items for measure in item.measured)
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """All items, in their order."""
-        names = self.shared.items or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
-        return tuple(self._item(name) for name in names)
+        folders = self.shared.items or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
+        items = tuple(self._item(folder) for folder in folders)
+        names = [item.name for item in items]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"{self.folder}: two items are called {name!r}; rename one of them")
+        return items
 
     def item(self, name: str) -> Item:
         """Look up an item; InputError if there is none of that name."""
@@ -257,22 +191,25 @@ class Book:
     def _item(self, name: str) -> Item:
         path = self.folder / name / "item.toml"
         about = _read(path, About, self.shared.phrases)
+        if bool(about.measures) == bool(about.elsewhere):
+            raise InputError(f"{path}: give [[measures]], or [elsewhere] if the item is shown elsewhere")
+        measured = tuple(_measure(path, number, table) for number, table in enumerate(about.measures, 1))
         for key, given, known in (
-            ("needs", [about.needs] if about.needs else [], self.shared.data),
+            ("needs", [measure.needs for measure in measured if measure.needs], self.shared.data),
             ("curves", about.curves.values(), self.shared.curves),
         ):
             for missing in [x for x in given if x not in known]:
                 raise InputError(f"{path}: {key}: book.toml has no {missing!r}; it has {', '.join(known)}")
-        if bool(about.measure) == bool(about.elsewhere) or not (about.elsewhere or "kind" in about.measure):
-            raise InputError(f"{path}: give a [measure] with its kind, or [elsewhere] where it is shown")
-        return Item(name=name, book=self, **msgspec.structs.asdict(about))
+        fields = msgspec.structs.asdict(about) | {"name": about.name or name}
+        return Item(**fields, folder=path.parent, book=self, measured=measured)
 
 
 def read(book: str | Path) -> Book:
     """Read a book and its items.
 
     Args:
-        book: a folder that holds a book.toml; or the name of one in sweeps/, or of one of this package.
+        book: a folder that holds a book.toml; or the name of a book of this package, or of one in sweeps/ of
+            the working directory or of the checkout that holds this package.
 
     Returns:
         The book.
@@ -280,28 +217,61 @@ def read(book: str | Path) -> Book:
     Raises:
         InputError: no such book; a file that is malformed, or names what book.toml does not have.
     """
-    places = {Path(book).name: Path(book)}
-    if str(book) == Path(book).name:
-        places = {
-            f"jaxattn/lab/books/{book}": PACKAGED / book,
-            f"sweeps/{book}": Path("sweeps", book),
-        } | places
-    for place, folder in places.items():
+    folder = folder_of(book)
+    shared = _read(folder / "book.toml", Shared, {})
+    with at(str(folder / "book.toml")):
+        curves = {
+            name: msgspec.structs.replace(curve, source=_written(curve.source, shared.phrases))
+            for name, curve in shared.curves.items()
+        }
+    found = Book(folder, _place(folder), msgspec.structs.replace(shared, curves=curves))
+    _ = found.items
+    return found
+
+
+def folder_of(book: str | Path) -> Path:
+    """Find the folder of a book; see `read`."""
+    name = Path(book).name
+    roots = [PACKAGED, Path("sweeps")]
+    # Of this checkout: a folder `sweeps` next to an installed package would be somebody else's.
+    roots += [CHECKOUT / "sweeps"] if (CHECKOUT / "pyproject.toml").is_file() else []
+    places = [*(root / name for root in roots if str(book) == name), Path(book)]
+    for folder in places:
         if (folder / "book.toml").is_file():
-            shared = _read(folder / "book.toml", Shared, {})
-            with at(str(folder / "book.toml")):
-                curves = {
-                    name: msgspec.structs.replace(curve, source=_written(curve.source, shared.phrases))
-                    for name, curve in shared.curves.items()
-                }
-            found = Book(folder, place, msgspec.structs.replace(shared, curves=curves))
-            _ = found.items
-            return found
-    known = [path.parent.name for root in (PACKAGED, Path("sweeps")) for path in root.glob("*/book.toml")]
-    raise InputError(
-        f"--book {book}: no book.toml in {' or in '.join(map(str, places.values()))}"
-        f"{nearest(str(book), sorted(known))}"
-    )
+            return folder
+    known = sorted({path.parent.name for root in roots for path in root.glob("*/book.toml")})
+    if name in IN_CHECKOUTS and str(book) == name:
+        raise InputError(f"{name}: this book is in sweeps/ of a checkout of jaxattn; run the command there")
+    raise InputError(f"{book}: no book, it has no book.toml{nearest(str(book), known)}")
+
+
+# Books that are no part of the package.
+IN_CHECKOUTS = ("neighbours", "findings")
+
+
+def _place(folder: Path) -> str:
+    """Write the folder as it is found in a checkout."""
+    if folder.parent == PACKAGED:
+        return f"jaxattn/lab/books/{folder.name}"
+    return f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.name
+
+
+def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
+    """Read an entry of `measures`; keys that are not those of `Measure` are settings of its kind."""
+    known = {name for name in Measure.__struct_fields__ if name != "settings"}
+    settings = {key: x for key, x in table.items() if key not in known}
+    with at(f"{path}: measures[{number}]"):
+        for key, remedy in (
+            ("kind", "give the name of a measure, or mine.py:NAME"),
+            ("criteria", "give what its findings are compared with, or {} if they are only measured"),
+        ):
+            if key not in table:
+                raise InputError(f"{key} is missing; {remedy}")
+        given = {key: x for key, x in table.items() if key in known}
+        try:
+            return msgspec.convert(given | {"settings": settings}, Measure)
+        except msgspec.ValidationError as error:
+            raise InputError(str(error)) from None
 
 
 def _read(path: Path, kind: type[T], phrases: Mapping[str, str]) -> T:

@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.lab.books.book import Item
-from jaxattn.lab.books.findings import Finding, Measured, hold, last
+from jaxattn.lab.books.findings import Finding, Measured, hold
+from jaxattn.lab.books.metrics import last
 from jaxattn.lab.books.shapes import LOWEST, RISE, U, shapes
 from jaxattn.lab.results.correlations import spearman
 from jaxattn.lab.results.judge import share
@@ -60,7 +61,7 @@ def _draws(results: Run, figure: Item) -> pd.DataFrame:
     for entry in results.manifest["cells"]:
         cell, settings = int(entry["cell"]), dict(entry["settings"])
         row = {"optimizer": settings.pop("block", "")} | settings
-        found = [] if cell in lost else hold(shapes(results, figure, cell=cell).findings, figure)
+        found = [] if cell in lost else hold(shapes(results, figure, cell=cell).findings, figure.measured[0])
         by_name = {finding.measured: finding for finding in found}
         for measured, (score, shape) in SHAPES.items():
             row[score], row[shape] = _appears(by_name.get(measured))

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from jaxattn.core.errors import InputError
 from jaxattn.lab.api import Study
 from jaxattn.lab.books.book import Item
-from jaxattn.lab.books.findings import ALONG, POWER, cell_name, named_metric
+from jaxattn.lab.books.metrics import ALONG, POWER, cell_name, named_metric
 from jaxattn.lab.books.shapes import LETTERS, LONGEST, LOWEST, RISE, WAYS, U, spread_name
+from jaxattn.lab.books.tables import Measure
 
 Names = Callable[..., list[str]]
 
@@ -68,19 +69,19 @@ NAMES: Mapping[str, Names] = MappingProxyType(
 )
 
 
-def names(item: Item, study: Study) -> list[str] | None:
-    """Return the names of the findings that a run of an item will have; `*` stands for what it will measure.
+def names(measure: Measure, item: Item, study: Study) -> list[str] | None:
+    """List the names of the findings that a measure will have; `*` stands for what is known after the run.
 
     Args:
-        item: the item.
+        measure: the measure.
+        item: the item that it belongs to.
         study: its study at some scale.
 
     Returns:
-        The names; None if only a run tells.
+        The names; None if they are known only after the run.
     """
-    settings = dict(item.measure)
-    found = NAMES.get(settings.pop("kind", ""))
-    return found and found(study, item, **settings)
+    found = NAMES.get(measure.kind)
+    return found and found(study, item, **measure.settings)
 
 
 def fits_name(name: str, pattern: str) -> bool:
@@ -88,17 +89,18 @@ def fits_name(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(pattern, name)
 
 
-def check(item: Item, known: Sequence[str] | None) -> None:
-    """Check that every criterion of an item is of a finding that it will have.
+def check(measure: Measure, item: Item, known: Sequence[str] | None) -> None:
+    """Check that every criterion of a measure has the name of one of its findings.
 
     Args:
-        item: the item.
+        measure: the measure.
+        item: the item that it belongs to.
         known: names as `names` returns them, or those of a record; None checks nothing.
 
     Raises:
         InputError: a criterion that fits none; lists the names.
     """
-    for pattern in item.criteria if known is not None else ():
+    for pattern in measure.criteria if known is not None else ():
         if not any(fits_name(name, pattern) for name in known or ()):
             place = item.folder / "item.toml"
             raise InputError(f"{place}: criteria: no finding {pattern!r}; there are {', '.join(known or ())}")

@@ -1,26 +1,26 @@
-"""The page of a book: every item with its figure, our numbers beside the published ones, and its verdict."""
+"""The page of a book: every item with its figure, our numbers next to the published ones, and its verdict."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 
-from jaxattn.core.errors import counted, writing
-from jaxattn.lab.books import findings, record
-from jaxattn.lab.books.book import Book, Scale
-from jaxattn.lab.books.section import Section, measured, missing
+from jaxattn.core.errors import InputError, counted, nearest, writing
+from jaxattn.lab.books import reading, record
+from jaxattn.lab.books.book import Book, Item
+from jaxattn.lab.books.findings import Finding
+from jaxattn.lab.books.section import Place, Section, measured, missing
 from jaxattn.lab.results import layout
+from jaxattn.lab.results.judge import VERDICTS, Basis, Estimate
 from jaxattn.lab.results.layout import fill, markdown
 from jaxattn.lab.storage.files import inside
 from jaxattn.lab.storage.files import write as write_file
 
 TEMPLATE = Path(__file__).with_name("page.html")
-AGREEMENT = (
-    "item", "measured", "value", "low", "high", "interval_over", "published", "criterion", "verdict",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,55 +42,100 @@ class Page:
         """One row per item."""
         return summary(self.sections)
 
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, item by item."""
+        return [finding for section in self.sections for finding in section.findings]
 
-def write(
-    book: Book,
-    out: Path,
-    runs: Mapping[str, Path],
-    *,
-    scale: Scale,
-    failed: Mapping[str, str] = MappingProxyType({}),
-    overrides: Sequence[str] = (),
-) -> Page:
-    """Write index.md, index.html and agreement.csv, and of every item its record and its figures.
+    @property
+    def status(self) -> int:
+        """Exit status: 1 if a run failed or something promised fails, else 0."""
+        fails = VERDICTS["promised"].outside
+        return int(bool(self.failed) or any(finding.verdict == fails for finding in self.findings))
 
-    An item whose run is not there is shown from its record, if the folder has one: the page grows item by
-    item, also where the runs lie on several machines or are gone.
+
+def _agreement(item: Item, finding: Finding) -> dict[str, Any]:
+    return {
+        "item": item.name,
+        "measured": finding.name,
+        **_numbers(finding),
+        "interval_over": finding.over,
+        "published": finding.published,
+        "criterion": _criterion(finding),
+        "verdict": finding.verdict,
+    }
+
+
+def _claims(item: Item, finding: Finding) -> dict[str, Any]:
+    return {
+        "claim": item.name,
+        "statement": finding.statement,
+        "setting": finding.setting,
+        "promised": finding.basis == "promised",
+        "seeds": finding.estimate.seeds,
+        "missing": finding.estimate.missing,
+        "why": finding.why,
+        "measured": finding.measured,
+        **_numbers(finding),
+        "tolerance": _criterion(finding),
+        "verdict": finding.verdict,
+        "certificate": finding.certificate,
+    }
+
+
+def _numbers(finding: Finding) -> dict[str, float]:
+    return dict(zip(("value", "low", "high"), finding.estimate[:3], strict=True))
+
+
+def _criterion(finding: Finding) -> str:
+    return finding.criterion.text if finding.criterion else "-"
+
+
+# The row of a finding in the table of all numbers, by the name of its file.
+TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
+
+
+def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
+    """Write index.md, index.html, the table of all numbers, and the record and figures of every item.
+
+    An item whose runs are not there is shown from its record, if the folder has one: the page grows item by
+    item, also if the runs are on several machines or have been deleted.
 
     Args:
         book: whose items.
-        out: where; its records are read too.
-        runs: the run folder of every item by name.
-        scale: the scale of the runs.
+        place: where the runs are, and where the page is written; its records are read too.
         failed: items whose run failed, and why.
-        overrides: further overrides that the runs were made with.
 
     Returns:
         What was written.
 
     Raises:
-        InputError: a record that is damaged.
+        InputError: a record that is damaged, or a book whose `table` is unknown.
         RunError: a file cannot be written.
     """
-    fresh = {item.name: measured(item, runs[item.name], scale, out, overrides) for item in book.items}
+    fresh = {item.name: measured(item, place) for item in book.items}
     sections = tuple(
         fresh[item.name]
-        or (missing(item, scale, "the run failed") if item.name in failed else record.read(item, scale, out))
+        or (
+            missing(item, place.scale, "the run failed")
+            if item.name in failed
+            else record.read(item, place.scale, place.out)
+        )
         for item in book.items
     )
     contents = {
-        "index.md": as_markdown(book, sections, scale).encode(),
-        "index.html": as_html(book, sections, scale).encode(),
-        "agreement.csv": agreement(sections).to_csv(index=False, lineterminator="\n").encode(),
+        "index.md": as_markdown(book, sections, place).encode(),
+        "index.html": as_html(book, sections, place).encode(),
+        book.shared.table: table(book, sections).to_csv(index=False, lineterminator="\n").encode(),
     }
     for each in fresh.values():
         if each and each.ran:
-            contents |= record.files(each, scale)
-    with writing(out, "give another folder with --out"):
+            contents |= record.files(each, place.scale)
+    with writing(place.out, "give another folder with --out"):
         for name, content in contents.items():
-            inside((out / name).parent, out).mkdir(parents=True, exist_ok=True)
-            write_file(out / name, content, out)
-    return Page(sections, tuple(out / name for name in contents), failed)
+            inside((place.out / name).parent, place.out).mkdir(parents=True, exist_ok=True)
+            write_file(place.out / name, content, place.out)
+    return Page(sections, tuple(place.out / name for name in contents), failed)
 
 
 def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
@@ -109,45 +154,39 @@ def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
     )
 
 
-def agreement(sections: tuple[Section, ...]) -> pd.DataFrame:
-    """Every finding of every item with its numbers, for computing."""
-    rows = [
-        {
-            "item": each.item.name,
-            "measured": finding.measured,
-            "value": finding.estimate.value,
-            "low": finding.estimate.low,
-            "high": finding.estimate.high,
-            "interval_over": finding.over,
-            "published": finding.published,
-            "criterion": finding.criterion.text if finding.criterion else "-",
-            "verdict": finding.verdict,
-        }
-        for each in sections
-        for finding in each.findings
-    ]
-    return pd.DataFrame(rows, columns=list(AGREEMENT))
+def table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
+    """All numbers of all findings, in the columns of the book's table."""
+    if book.shared.table not in TABLES:
+        raise InputError(
+            f"{book.folder / 'book.toml'}: table: {book.shared.table!r}; give one of {', '.join(TABLES)}"
+            f"{nearest(book.shared.table, list(TABLES))}"
+        )
+    row = TABLES[book.shared.table]
+    rows = [row(each.item, finding) for each in sections for finding in each.findings]
+    # Columns are there without rows too.
+    columns = row(book.items[0], Finding("", Estimate(0.0, 0.0, 0.0)))
+    return pd.DataFrame(rows, columns=list(columns))
 
 
-def as_markdown(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
+def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
     """Write the page in Markdown."""
-    introduction = [line for text in _introduction(book, sections, scale) for line in (text, "")]
-    table = summary(sections).drop(columns="title")
+    introduction = [line for text in _introduction(book, sections, place) for line in (text, "")]
+    items = summary(sections).drop(columns="title")
     lines = [
         f"# {book.shared.title}",
         "",
         f"**{in_numbers(sections)}**",
         "",
         *introduction,
-        markdown(table),
+        markdown(items),
         "",
     ]
     for each in sections:
         item = each.item
         lines += [f"## {item.name}", "", f"**{item.heading}.** {each.verdict.capitalize()}.", ""]
         lines += [f"**Reported:** {item.reports}", ""]
-        lines += [f"**Not published and chosen here:** {item.chosen}.", ""]
-        lines += [f"**Compared:** {item.compared}.", ""]
+        lines += [f"**Not published and chosen here:** {item.chosen}.", ""] if item.chosen else []
+        lines += [f"**Compared:** {item.compared}.", ""] if item.compared else []
         lines += [f"**Why:** {each.reason}.", ""] if each.reason else []
         if item.elsewhere:
             lines += [f"Not run here: see [{item.elsewhere.words}]({item.elsewhere.link}).", ""]
@@ -167,67 +206,92 @@ def as_markdown(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
     return text
 
 
-def as_html(book: Book, sections: tuple[Section, ...], scale: Scale) -> str:
+def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
     """Write the page as HTML that holds everything it shows."""
     return fill(
         TEMPLATE,
         title=book.shared.title,
         sections=sections,
-        introduction=_introduction(book, sections, scale),
+        introduction=_introduction(book, sections, place),
         verdict=in_numbers(sections),
         contents=contents(sections),
         texts=layout.texts,
         place=record.place,
+        table=book.shared.table,
     )
+
+
+# The subject of a sentence about findings of a basis, and the plurals of its verdicts.
+_SUBJECTS: dict[Basis, tuple[str, dict[str, str]]] = {
+    "published": ("judged number", {"agrees": "agree", "differs": "differ", "cannot tell": "cannot tell"}),
+    "promised": ("promised number", {"holds": "hold", "fails": "fail", "undecided": "are undecided"}),
+    "beyond": (
+        "unpromised number",
+        {
+            "holds there too": "hold there too",
+            "holds for some": "hold for some",
+            "does not hold": "do not hold",
+            "undecided": "are undecided",
+        },
+    ),
+}
 
 
 def in_numbers(sections: tuple[Section, ...]) -> str:
-    """Say in a line what the verdicts of all findings say."""
-    said = [finding.verdict for each in sections for finding in each.findings if finding.criterion]
-    if not said:
-        return "Nothing is judged yet."
-    parts = []
-    for verdict, plural in ((findings.AGREES, "agree"), (findings.DIFFERS, "differ")):
-        number = said.count(verdict)
-        parts += [f"{number} {verdict if number == 1 else plural}"] * (number > 0)
-    parts += [f"{said.count(findings.CANNOT_TELL)} cannot tell"] * (findings.CANNOT_TELL in said)
-    judged = sum(any(finding.criterion for finding in each.findings) for each in sections)
-    items = f"{judged} of {counted(len(sections), 'item')}"
-    return f"Of {counted(len(said), 'judged number')} in {items}, {', '.join(parts)}."
+    """Summarise the verdicts of all findings in a sentence for each basis."""
+    sentences = []
+    for basis, (subject, plurals) in _SUBJECTS.items():
+        own = {each.item.name: _verdicts(each.findings, basis) for each in sections}
+        said = [verdict for verdicts in own.values() for verdict in verdicts]
+        if not said:
+            continue
+        parts = []
+        for verdict, plural in plurals.items():
+            number = said.count(verdict)
+            parts += [f"{number} {verdict if number == 1 else plural}"] if number else []
+        items = f"{sum(map(bool, own.values()))} of {counted(len(sections), 'item')}"
+        sentences.append(f"Of {counted(len(said), subject)} in {items}, {', '.join(parts)}.")
+    return " ".join(sentences) or "Nothing is judged yet."
+
+
+def _verdicts(findings: Sequence[Finding], basis: Basis) -> list[str]:
+    """List the verdicts of judged findings of a basis."""
+    return [x.verdict for x in findings if x.judged and (x.basis or "published") == basis]
 
 
 def contents(sections: tuple[Section, ...]) -> dict[str, list[Section]]:
-    """Group the items by the worst that their findings say, for a table of contents."""
+    """Group the items by the worst verdict of their findings, for a table of contents."""
+    promised = any(finding.basis == "promised" for each in sections for finding in each.findings)
     names = {
-        "no": "Differs, at least in part",
-        "open": "Cannot tell",
-        "yes": "Agrees",
+        "no": "Fails, at least in part" if promised else "Differs, at least in part",
+        "open": "Undecided" if promised else "Cannot tell",
+        "yes": "Holds" if promised else "Agrees",
         "": "Only measured, or not run here",
     }
-    groups = {tone: [each for each in sections if layout.tone(each.verdict) == tone] for tone in names}
+    groups = {tone: [each for each in sections if each.tone == tone] for tone in names}
     return {names[tone]: group for tone, group in groups.items() if group}
 
 
-def _introduction(book: Book, sections: tuple[Section, ...], scale: Scale) -> list[str]:
-    sizes = (
-        "This page is at laptop scale: sizes are reduced by the overrides that every item names; "
-        f"`--scale full` runs the sweep files of {book.place} as they are."
-        if scale == "laptop"
-        else f"This page is at full scale: the sweep files of {book.place} as they are."
-    )
+def _introduction(book: Book, sections: tuple[Section, ...], place: Place) -> list[str]:
+    files = f"the sweep files of {book.place} as they are"
+    reduced = any(item.laptop for item in book.items)
+    sizes = {
+        "laptop": "This page is at laptop scale: sizes are reduced by the overrides that every item names; "
+        f"`--scale full` runs {files}.",
+        "full": f"This page is at full scale: {files}.",
+    }
     return [
         book.shared.introduction.strip(),
-        sizes,
-        *([_cost(book, ran, scale)] if (ran := [each for each in sections if each.ran]) else []),
-        findings.RULE,
-        *([findings.OLD] if any(finding.old for each in sections for finding in each.findings) else []),
+        sizes[place.scale] if reduced else f"Its studies are {files}.",
+        *([_cost(book, ran, place)] if (ran := [each for each in sections if each.seconds]) else []),
+        *reading.rules([finding for each in sections for finding in each.findings]),
     ]
 
 
-def _cost(book: Book, ran: list[Section], scale: Scale) -> str:
+def _cost(book: Book, ran: list[Section], place: Place) -> str:
     minutes = sum(each.seconds for each in ran) / 60
     machines = " and ".join(sorted({each.machine for each in ran}))
-    words = ["jaxattn", "reproduce", *book.option, *(["--scale", scale] if scale != "laptop" else [])]
+    words = ["jaxattn", "reproduce", book.name, *(["--scale", "full"] if place.scale == "full" else [])]
     words += ["--data-dir", "DIR"] if book.shared.data else []
-    took = f"The {len(ran)} runs shown took" if len(ran) > 1 else "The run shown took"
+    took = f"The runs of the {len(ran)} items shown took" if len(ran) > 1 else "The run shown took"
     return f"{took} {minutes:,.0f} minutes in all on {machines}: `{shlex.join(words)}`."

@@ -13,7 +13,7 @@ from jaxattn.lab.books import findings
 from jaxattn.lab.books.book import Item, Scale
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.books.section import Picture, Section, command, missing
-from jaxattn.lab.results.judge import Criterion, Estimate
+from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
 # JSON has no NaN and no infinity: both are null there.
@@ -26,7 +26,11 @@ class _Criterion(msgspec.Struct):
     text: str
 
 
-class _Finding(msgspec.Struct):
+# Fields of a finding that are written as they are.
+_WORDS = ("basis", "cell", "statement", "setting", "certificate", "why")
+
+
+class _Finding(msgspec.Struct, omit_defaults=True):
     measured: str
     estimate: tuple[Number, Number, Number]
     over: str
@@ -34,14 +38,46 @@ class _Finding(msgspec.Struct):
     criterion: _Criterion | None
     # None where the record is older than this, and so than today's intervals.
     seeds: Count | None = None
+    missing: Count = 0
+    hits: Count | None = None
+    basis: Basis = "published"
+    cell: str = ""
+    statement: str = ""
+    setting: str = ""
+    certificate: str = "-"
+    why: str = ""
 
     def read(self) -> Finding:
-        """Make it what it was."""
+        """Return the finding that was written."""
         value, low, high = (math.nan if x is None else x for x in self.estimate)
-        estimate, within = Estimate(value, low, high, self.seeds or 0), None
+        within = None
         if known := self.criterion:
             within = Criterion(known.low, math.inf if known.high is None else known.high, known.text)
-        return Finding(self.measured, estimate, self.over, within, self.published, self.seeds is None)
+        return Finding(
+            self.measured,
+            Estimate(value, low, high, self.seeds or 0, self.missing, self.hits),
+            self.over,
+            within,
+            self.published,
+            old=self.seeds is None,
+            **{name: getattr(self, name) for name in _WORDS},
+        )
+
+    @classmethod
+    def of(cls, finding: Finding) -> "_Finding":
+        """Return what is written of a finding."""
+        estimate = finding.estimate
+        return cls(
+            finding.measured,
+            estimate[:3],
+            finding.over,
+            finding.published,
+            finding.criterion and _Criterion(*finding.criterion),
+            None if finding.old else estimate.seeds,
+            estimate.missing,
+            estimate.hits,
+            **{name: getattr(finding, name) for name in _WORDS if getattr(finding, name) is not None},
+        )
 
 
 class _Picture(msgspec.Struct):
@@ -69,7 +105,7 @@ class Record(msgspec.Struct):
 
 def place(item: Item) -> str:
     """Say where the record of an item lies in a folder of results."""
-    return f"items/{item.name}.json"
+    return f"items/{item.folder.name}.json"
 
 
 def files(section: Section, scale: Scale) -> dict[str, bytes]:
@@ -88,17 +124,7 @@ def files(section: Section, scale: Scale) -> dict[str, bytes]:
         section.seconds,
         section.machine,
         dict(section.facts),
-        [
-            _Finding(
-                each.measured,
-                each.estimate[:3],
-                each.over,
-                each.published,
-                each.criterion and _Criterion(*each.criterion),
-                None if each.old else each.estimate.seeds,
-            )
-            for each in section.findings
-        ],
+        [_Finding.of(finding) for finding in section.findings],
         [_Picture(each.file, each.caption) for each in section.pictures],
         {
             title: _Table(list(table.columns), table.to_numpy().tolist())

@@ -1,92 +1,146 @@
 """Running the items of a book: their studies, resumable, and then the page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
-from jaxattn.core.errors import InputError, RunError, at
+from jaxattn.core.errors import InputError, RunError, at, counted
 from jaxattn.lab.api import Study
 from jaxattn.lab.books import page, record
 from jaxattn.lab.books.book import Book, Item, Scale
 from jaxattn.lab.books.findings import load
 from jaxattn.lab.books.names import check, fits_name, names
 from jaxattn.lab.books.page import Page
-from jaxattn.lab.books.section import Section
+from jaxattn.lab.books.section import Place, Section
+from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage.files import inside
 
+# Items to run, with their measures whose data are there.
+Wanted = list[tuple[Item, tuple[Measure, ...]]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a book.
+
+    Attributes:
+        only: names of the items to run, in this order; by default all whose data are there. The page shows
+            the others as far as their runs, or the records of these, are there.
+        scale: "full" runs the studies as they are, "laptop" with the items' overrides.
+        seeds: number of seeds, 2 or more, if it is not that of the sweep files; measures may set a limit.
+        data_dir: the folder with the data sets of the book; None leaves out what needs them.
+        overrides: further overrides `key=value` of studies, by the names that items have for them.
+    """
+
+    only: Sequence[str] = ()
+    scale: Scale = "laptop"
+    seeds: int | None = None
+    data_dir: Path | None = None
+    overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def study(self, item: Item, name: str) -> Study:
+        """Read a study of an item as it is to be run."""
+        overrides = self.overrides.get(name, ())
+        return item.study(self.scale, name, data_dir=self.data_dir, overrides=overrides, seeds=self.seeds)
+
 
 def reproduce(
     book: Book,
+    asked: Asked | None = None,
     *,
     out: Path,
     command: str,
     reporter: Reporter,
-    only: Sequence[str] = (),
-    scale: Scale = "laptop",
-    data_dir: Path | None = None,
     max_memory: int | None = None,
-    overrides: Sequence[str] = (),
 ) -> Page:
-    """Run items and write the page of all items; what is finished is not run again.
+    """Run items and write the page of all items; finished runs are not repeated.
+
+    A study that several items share is run once, to out/runs/SCALE/STUDY; one of an item's own goes to
+    out/runs/SCALE/ITEM.
 
     Args:
         book: the items.
-        out: the results folder; runs go to out/runs/SCALE/NAME.
+        asked: which of them, and how.
+        out: the results folder.
         command: the command line, for the manifests.
         reporter: where progress goes.
-        only: names of the items to run, in this order; by default all whose data are there. The page shows
-            the others as far as their runs, or the records those have left, are there.
-        scale: "full" runs the studies as they are, "laptop" with the items' overrides.
-        data_dir: the folder with the data sets of the book; None leaves their items out.
         max_memory: bytes that may be used on a device; chosen for the device by default.
-        overrides: further overrides `key=value`, for every item.
 
     Returns:
         What was written.
 
     Raises:
-        InputError: an unknown item, one whose data are missing, a measure or an override that does not fit, a
-            folder whose records are damaged or of another scale.
+        InputError: an unknown item, one whose data are missing, a measure or an override that does not fit,
+            fewer than two seeds, a folder whose records are damaged or of another scale.
         RunError: the page cannot be written; or nothing could be run, and there is nothing else to show.
-        UserCodeError: code of the book raised while it was imported.
-        Interrupted: SIGINT or SIGTERM came; the same command continues.
+        UserCodeError: code of the book raised an exception while it was imported.
+        Interrupted: SIGINT or SIGTERM came; the same command resumes.
     """
-    wanted, kept = _wanted(book, out, only, scale)
-    if data_dir is None:
-        wanted = _without_data(book, wanted, kept if only else {}, reporter)
-    for item in wanted:
-        load(item)
-        check(item, _expected(item, item.study(scale, data_dir, overrides), kept[item.name]))
-    failed = {}
-    for number, item in enumerate(wanted, 1):
-        reporter.note(f"{number} of {len(wanted)}: {item.name}")
-        study = item.study(scale, data_dir, overrides)
+    asked = asked or Asked()
+    if asked.seeds is not None and asked.seeds < 2:
+        raise InputError(f"seeds: {asked.seeds}; an interval over seeds needs at least 2")
+    wanted, kept = _wanted(book, out, asked)
+    if asked.data_dir is None:
+        wanted = _without_data(book, wanted, kept if asked.only else {}, reporter)
+    place = Place(out, asked.scale, asked.overrides)
+    for item, measures in wanted:
+        for measure in measures:
+            load(measure, item)
+            check(measure, item, _expected(item, measure, asked, kept[item.name]))
+    failed = _run(wanted, asked, place, command=command, reporter=reporter, max_memory=max_memory)
+    if len(failed) == len(wanted) and failed and not any(section.ran for section in kept.values()):
+        raise RunError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
+    return page.write(book, place, failed=failed)
+
+
+def _run(
+    wanted: Wanted,
+    asked: Asked,
+    place: Place,
+    *,
+    command: str,
+    reporter: Reporter,
+    max_memory: int | None,
+) -> dict[str, str]:
+    """Run the studies of items, each once; return why items failed, by name."""
+    jobs: dict[Path, list[tuple[Item, str]]] = {}
+    for item, measures in wanted:
+        for name in dict.fromkeys(name for measure in measures for name in measure.studies):
+            jobs.setdefault(place.run(item, name), []).append((item, name))
+    failed: dict[str, str] = {}
+    for number, (folder, users) in enumerate(jobs.items(), 1):
+        reporter.note(f"{number} of {len(jobs)}: {folder.name}")
         try:
-            place = inside(folder(out, scale, item), out)
-            outcome = engine.run(study, place, command=command, reporter=reporter, max_memory=max_memory)
+            study = _study(users, asked)
+            outcome = engine.run(
+                study, inside(folder, place.out), command=command, reporter=reporter, max_memory=max_memory
+            )
             reason = outcome.errors[0]["reason"] if outcome.errors else ""
         except (InputError, RunError) as error:
             reason = str(error)
         if reason:
-            failed[item.name] = reason
-            reporter.note(f"{item.name}: failed")
-    if failed and len(failed) == len(wanted) and not any(section.ran for section in kept.values()):
-        raise RunError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
-    runs = {item.name: folder(out, scale, item) for item in book.items}
-    return page.write(book, out, runs, scale=scale, failed=failed, overrides=overrides)
+            failed |= {item.name: reason for item, _ in users if item.name not in failed}
+            reporter.note(f"{folder.name}: failed")
+    return failed
 
 
-def look(book: Book, *, out: Path, only: Sequence[str] = (), scale: Scale = "laptop") -> pd.DataFrame:
-    """List the findings that items will have, and check their criteria; nothing is run.
+def _study(users: Sequence[tuple[Item, str]], asked: Asked) -> Study:
+    """Read a study, with as many seeds as any of its items wants."""
+    studies = [asked.study(item, name) for item, name in users]
+    return max(studies, key=lambda study: len(study.seeds))
+
+
+def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
+    """List the findings that items will have, and check their criteria, without running anything.
 
     Args:
         book: as in `reproduce`.
+        asked: as in `reproduce`.
         out: as in `reproduce`.
-        only: as in `reproduce`.
-        scale: as in `reproduce`.
 
     Returns:
         Item, finding and criterion; `*` in a name stands for what will be measured.
@@ -94,52 +148,49 @@ def look(book: Book, *, out: Path, only: Sequence[str] = (), scale: Scale = "lap
     Raises:
         InputError: as `reproduce`.
     """
-    wanted, kept = _wanted(book, out, only, scale)
+    asked = asked or Asked()
+    wanted, kept = _wanted(book, out, asked)
     rows = []
-    for item in wanted:
-        load(item)
-        known = _expected(item, item.study(scale), kept[item.name])
-        check(item, known)
-        for name in known if known is not None else ["named by its code when it has run"]:
-            fits = [x.criterion.text for pattern, x in item.criteria.items() if fits_name(name, pattern)]
-            rows.append({"item": item.name, "finding": name, "criterion": fits[0] if fits else "-"})
+    for item, measures in wanted:
+        for measure in measures:
+            load(measure, item)
+            known = _expected(item, measure, asked, kept[item.name])
+            check(measure, item, known)
+            for name in known if known is not None else ["known after the first run"]:
+                fits = [x.criterion for pattern, x in measure.criteria.items() if fits_name(name, pattern)]
+                text = fits[0].text if fits and fits[0] else "-"
+                rows.append({"item": item.name, "finding": name, "criterion": text})
     return pd.DataFrame(rows, columns=["item", "finding", "criterion"])
 
 
-def _wanted(
-    book: Book, out: Path, only: Sequence[str], scale: Scale
-) -> tuple[list[Item], dict[str, Section]]:
-    """Return the items to run, and what earlier runs of all left; a page of another scale is refused."""
+def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Section]]:
+    """Return the items to run with their measures, and the records of earlier runs of all items."""
     with at("--only"):
-        wanted = [item for name in only if (item := book.item(name)).measure]
-    kept = {item.name: record.read(item, scale, out) for item in book.items}
-    return (wanted if only else [item for item in book.items if item.measure]), kept
+        items = [book.item(name) for name in asked.only] or list(book.items)
+    kept = {item.name: record.read(item, asked.scale, out) for item in book.items}
+    return [(item, item.measured) for item in items if item.measured], kept
 
 
-def _expected(item: Item, study: Study, kept: Section) -> list[str] | None:
-    """Return the names of the findings that a run will have: see `names`, else those of an earlier run.
+def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list[str] | None:
+    """Return the names of the findings that a measure will have; None if only a run tells.
 
-    Args:
-        item: the item.
-        study: its study.
-        kept: what an earlier run with the same settings left, if any.
+    An item of one measure has the names of an earlier run with the same settings.
     """
-    known = names(item, study)
-    return known if known is not None or not kept.ran else [finding.measured for finding in kept.findings]
+    known = names(measure, item, asked.study(item, measure.studies[0]))
+    if known is not None or not kept.ran or len(item.measured) > 1:
+        return known
+    return [finding.name for finding in kept.findings]
 
 
-def _without_data(book: Book, wanted: list[Item], kept: dict[str, Section], reporter: Reporter) -> list[Item]:
-    """Leave out items that need data; InputError for one that was asked for and has no record."""
-    lacking = [item for item in wanted if item.data]
-    for item in lacking:
-        if item.name in kept and not kept[item.name].ran:
+def _without_data(book: Book, wanted: Wanted, kept: dict[str, Section], reporter: Reporter) -> Wanted:
+    """Leave out measures that need data; InputError for an item that was asked for and has nothing else."""
+    left = [(item, tuple(x for x in measures if not x.needs)) for item, measures in wanted]
+    for item, measures in left:
+        if not measures and item.name in kept and not kept[item.name].ran:
             raise InputError(f"--only {item.name}: no data; {kept[item.name].remedy}")
-    if lacking:
-        places = "; ".join(f"DIR/{each.below}: {each.what}" for each in book.shared.data.values())
-        reporter.note(f"{len(lacking)} items that need data are not run; add `--data-dir DIR`, with {places}")
-    return [item for item in wanted if not item.data]
-
-
-def folder(out: Path, scale: Scale, item: Item) -> Path:
-    """Say where the run of an item lies."""
-    return out / "runs" / scale / item.name
+    if lacking := sum(len(measures) < len(item.measured) for item, measures in left):
+        places = "; ".join(f"{Path('DIR', each.below)}: {each.what}" for each in book.shared.data.values())
+        reporter.note(
+            f"{counted(lacking, 'item')}: what needs data is not run; add `--data-dir DIR`, with {places}"
+        )
+    return [(item, measures) for item, measures in left if measures]

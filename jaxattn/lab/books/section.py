@@ -11,10 +11,12 @@ import pandas as pd
 from jaxattn.core.errors import InputError
 from jaxattn.lab.api import Study
 from jaxattn.lab.books.book import Item, Scale
-from jaxattn.lab.books.findings import CANNOT_TELL, DIFFERS, Finding, measure, verdict
+from jaxattn.lab.books.findings import Finding, measure, verdict
+from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.engine.manifest import differences
 from jaxattn.lab.results import figures, style
-from jaxattn.lab.results.layout import texts
+from jaxattn.lab.results.judge import VERDICTS
+from jaxattn.lab.results.layout import texts, tone
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage.files import inside
@@ -24,6 +26,8 @@ PIXELS_PER_INCH = 220
 SHOWN_PER_INCH = 125
 METRES_PER_INCH = 0.0254
 NOT_RUN = "not run"
+DOUBTFUL = frozenset(word for words in VERDICTS.values() for word in (words.outside, words.unknown))
+CANNOT_BE_READ = VERDICTS["published"].unknown
 
 
 @dataclass(frozen=True)
@@ -83,76 +87,132 @@ class Section:
         return bool(self.machine)
 
     @property
+    def tone(self) -> str:
+        """The colour of its verdict, see `layout.tone`; what is not promised does not count if anything is."""
+        promised = [each for each in self.findings if each.basis == "promised"]
+        return tone(verdict(promised) if promised else self.verdict)
+
+    @property
     def reason(self) -> str:
-        """Why what does not agree does not; "" if all does, or nothing was found out."""
-        doubtful = any(each.verdict in (DIFFERS, CANNOT_TELL) for each in self.findings)
+        """The reason why numbers differ; "" if none does, or the reason is not known."""
+        doubtful = any(each.verdict in DOUBTFUL for each in self.findings if each.judged)
         return self.item.reason if doubtful else ""
 
     @property
     def agreement(self) -> pd.DataFrame:
-        """The findings for reading."""
-        return pd.DataFrame(
+        """The findings for readers; columns that say nothing are left out."""
+        table = pd.DataFrame(
             {
-                "measured": finding.measured,
+                "statement": finding.statement,
+                "setting": finding.setting,
+                "measured": finding.name,
                 "ours": finding.text,
-                "interval over": finding.over,
+                "interval over": finding.counted,
                 "published": finding.published,
                 "criterion": finding.criterion.text if finding.criterion else "-",
                 "verdict": finding.verdict,
+                "certificate": finding.certificate,
             }
             for finding in self.findings
         )
+        return table.loc[:, [name for name in table if not table[name].isin(["", "-"]).all()]]
 
 
 def command(item: Item, scale: Scale) -> str:
     """Write the command line that runs an item."""
-    words = ["jaxattn", "reproduce", *item.book.option, "--only", item.name]
+    words = ["jaxattn", "reproduce", item.book.name, "--only", item.name]
     words += ["--scale", scale] if scale != "laptop" else []
-    words += ["--data-dir", "DIR"] if item.data else []
+    words += ["--data-dir", "DIR"] if any(measure.needs for measure in item.measured) else []
     return shlex.join(words)
 
 
-def measured(item: Item, run: Path, scale: Scale, out: Path, overrides: Sequence[str] = ()) -> Section | None:
-    """Measure a run; None if there is none that is finished.
+@dataclass(frozen=True)
+class Place:
+    """Where the runs of a book are.
+
+    Attributes:
+        out: the folder of results, outside of which nothing is read.
+        scale: the scale of the runs.
+        overrides: further overrides that studies were run with, by name.
+    """
+
+    out: Path
+    scale: Scale
+    overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def run(self, item: Item, study: str) -> Path:
+        """Return the folder of the run of a study that an item names."""
+        return self.out / "runs" / self.scale / item.source(study).run
+
+    def study(self, item: Item, name: str) -> Study:
+        """Read a study as it was run, wherever its data were."""
+        return item.study(self.scale, name, overrides=self.overrides.get(name, ()))
+
+
+def measured(item: Item, place: Place) -> Section | None:
+    """Measure the runs of an item; None if none of its measures has all of its runs.
 
     What is run, and the code that measures it, is the item's: of a results folder, which may be anybody's,
     nothing is imported.
 
     Args:
         item: the item.
-        run: its run.
-        scale: its scale.
-        out: the folder of results, outside of which nothing is read.
-        overrides: further overrides that it was run with.
+        place: where its runs are.
     """
-    loaded = _finished(run, out)
-    if not item.measure or loaded is None:
+    runs: dict[str, Run] = {}
+    for name in dict.fromkeys(name for asked in item.measured for name in asked.studies):
+        if (run := _finished(place.run(item, name), place.out)) is None:
+            continue
+        if not _is_of(run, place.study(item, name)):
+            return missing(
+                item, place.scale, f"{place.run(item, name)} holds a run of other settings; delete it"
+            )
+        runs[name] = run
+    there = [asked for asked in item.measured if all(name in runs for name in asked.studies)]
+    if not there:
         return None
-    study = item.study(scale, overrides=overrides)
-    changed = differences(dict(loaded.manifest["config"]), study.config)
-    ran = [(cell["settings"], cell.get("config_hash")) for cell in loaded.manifest["cells"]]
-    if changed or ran != [(cell.settings, cell.config_hash) for cell in study.cells]:
-        return missing(item, scale, f"{run} holds a run of other settings; delete it")
     try:
-        found = measure(loaded, item)
-        pictures = _pictures(loaded, item)
-        facts = _facts(loaded, study, item, scale)
+        return _section(item, there, runs, place)
     # Tables that anybody has written can surface as almost any exception.
     except Exception as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        return Section(item, CANNOT_TELL, command(item, scale), f"the run cannot be read: {reason}")
-    findings = tuple(found.findings)
+        return Section(item, CANNOT_BE_READ, command(item, place.scale), f"the run cannot be read: {reason}")
+
+
+def _is_of(run: Run, study: Study) -> bool:
+    """Whether a run is one of a study."""
+    ran = [(cell["settings"], cell.get("config_hash")) for cell in run.manifest["cells"]]
+    same = ran == [(cell.settings, cell.config_hash) for cell in study.cells]
+    return same and not differences(dict(run.manifest["config"]), study.config)
+
+
+def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], place: Place) -> Section:
+    findings: list[Finding] = []
+    tables: dict[str, pd.DataFrame] = {}
+    for asked in there:
+        found = measure([runs[name] for name in asked.studies], asked, item)
+        findings += found.findings
+        tables |= found.tables
+    used = [runs[name] for name in dict.fromkeys(name for asked in there for name in asked.studies)]
+    left_out = [asked for asked in item.measured if asked not in there]
     return Section(
         item,
         verdict(findings),
-        command(item, scale),
-        facts=facts,
-        findings=findings,
-        tables={title: texts(table) for title, table in found.tables.items()},
-        pictures=pictures,
-        seconds=loaded.manifest["wall_time_s"],
-        machine=_machine(loaded),
+        command(item, place.scale),
+        facts=_facts(used, item, place) | _left_out(left_out, item),
+        findings=tuple(findings),
+        tables={title: texts(table) for title, table in tables.items()},
+        pictures=_pictures(used[0], item),
+        seconds=sum(run.manifest["wall_time_s"] for run in used),
+        machine=_machine(used[0]),
     )
+
+
+def _left_out(measures: Sequence[Measure], item: Item) -> dict[str, str]:
+    """Name the studies whose measures have no runs, and what they need."""
+    names = dict.fromkeys(name for asked in measures for name in asked.studies)
+    needs = dict.fromkeys(item.book.shared.data[asked.needs].what for asked in measures if asked.needs)
+    return {"not run": "; ".join([", ".join(names), *needs])} if names else {}
 
 
 def missing(item: Item, scale: Scale, why: str = "") -> Section:
@@ -179,19 +239,36 @@ def _machine(loaded: Run) -> str:
     return f"{device.get('count', 1)} {kind}"
 
 
-def _facts(loaded: Run, study: Study, item: Item, scale: Scale) -> dict[str, str]:
-    seeds = loaded.manifest["seeds"]
-    memory = loaded.manifest.get("peak_memory_mib")
+def _facts(runs: Sequence[Run], item: Item, place: Place) -> dict[str, str]:
+    names = dict.fromkeys(name for asked in item.measured for name in asked.studies)
+    files = [_sweep_file(item, name) for name in names]
+    manifests = [run.manifest for run in runs]
+    memory = [known for each in manifests if (known := each.get("peak_memory_mib")) is not None]
+    sizes = [f"{len(each['cells'])} × {len(each['seeds'])}" for each in manifests]
+    study = place.study(item, next(iter(names)))
     facts = {
-        "sweep file": f"{item.book.place}/{item.name}/study.toml",
-        "overrides": ", ".join(item.laptop) if scale == "laptop" and item.laptop else "none",
+        f"sweep file{'s' if len(files) > 1 else ''}": ", ".join(files),
+        "overrides": ", ".join(item.laptop) if place.scale == "laptop" and item.laptop else "none",
         "model": models(study),
-        "cells × seeds": f"{len(loaded.manifest['cells'])} × {len(seeds)}",
-        "run time": f"{loaded.manifest['wall_time_s']:.0f} s",
+        "cells × seeds": ", ".join(sizes),
+        "run time": f"{sum(each['wall_time_s'] for each in manifests):.0f} s",
         **({"published run time": item.takes} if item.takes else {}),
-        "most memory": "-" if memory is None else f"{memory / 1024:.1f} GiB",
+        "most memory": f"{max(memory) / 1024:.1f} GiB" if memory else "-",
     }
-    records = loaded.records[loaded.records["cell"] == loaded.manifest["cells"][0]["cell"]]
+    return facts | _last_values(runs[0]) if len(runs) == 1 else facts
+
+
+def _sweep_file(item: Item, name: str) -> str:
+    """Write where the sweep file of a study is found in a checkout."""
+    source = item.source(name)
+    folder = f"{item.folder.name}/" if source.own else ""
+    return name if ":" in name else f"{item.book.place}/{folder}{name}.toml"
+
+
+def _last_values(run: Run) -> dict[str, str]:
+    """Loss and accuracy at the end of the first cell."""
+    facts = {}
+    records = run.records[run.records["cell"] == run.manifest["cells"][0]["cell"]]
     with suppress(IndexError):
         last = records[records["phase"] == records["phase"].iloc[-1]]
         last = last[last["step"] == last["step"].max()].groupby("metric")["value"].mean()
@@ -212,6 +289,6 @@ def _pictures(loaded: Run, item: Item) -> tuple[Picture, ...]:
     pictures = []
     for number, spec in enumerate(item.figures):
         drawn = figures.draw(loaded, spec)
-        name = f"figures/{item.name}{f'-{number + 1}' if number else ''}.png"
+        name = f"figures/{item.folder.name}{f'-{number + 1}' if number else ''}.png"
         pictures.append(Picture(name, drawn.caption, style.png(drawn.figure, PIXELS_PER_INCH)))
     return tuple(pictures)

@@ -12,8 +12,10 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books.book import Curve, Item
-from jaxattn.lab.books.findings import Finding, Measured, last, last_phase, named, values
+from jaxattn.lab.books.book import Item
+from jaxattn.lab.books.findings import Finding, Measured
+from jaxattn.lab.books.metrics import last, last_phase, named, values
+from jaxattn.lab.books.tables import Curve
 from jaxattn.lab.results.correlations import axis, bin_numbers, spearman
 from jaxattn.lab.results.judge import Estimate, jackknifed, share
 from jaxattn.lab.results.run import Run

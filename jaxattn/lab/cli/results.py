@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.lab.cli.console import (
     print_json,
@@ -163,92 +163,79 @@ def claims(
     seeds: int = 64,
     only: Annotated[tuple[str, ...], arg(metavar="CLAIM ...")] = (),
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
-    out: Annotated[Path, arg(metavar="DIR")] = Path("results/claims"),
+    out: Annotated[Path | None, arg(metavar="DIR")] = None,
+    max_memory: MaxMemory = None,
     quiet: Quiet = False,
 ) -> int:
-    """Measure the claims of the theory, where it promises nothing, and findings; write a page and claims.csv.
+    """Measure the claims of the theory, and what holds beyond it: `jaxattn reproduce claims --seeds 64`.
 
     Exits with 1 if a claim that should hold does not.
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
 
     Args:
-        seeds: Number of seeds; with fewer than 36, yes/no rows can fail but not hold.
+        seeds: Number of seeds; with fewer than 36, yes/no statements can fail but not hold.
         only: Measure these claims only, for example T4.3 MC.
         data_dir: Folder of tensorflow-datasets that holds imdb_reviews, to measure on real reviews too.
-        out: Results folder.
+        out: Results folder; results/claims by default.
     """
-    from jaxattn.lab.books import board, scoreboard
-    from jaxattn.lab.engine.progress import Reporter
-
-    of_this_machine(out)
-    if seeds > 1 and (few := board.too_few(seeds)):
-        say(f"jaxattn: {few}", err=True)
-    keep_compiled()
-    command = shlex.join(["jaxattn", *sys.argv[1:]])
-    with Reporter(quiet) as reporter, stoppable(command):
-        found = scoreboard.run(
-            seeds=seeds, only=only, data_dir=data_dir, folder=out / "runs", reporter=reporter
-        )
-    for title, part in found.parts.items():
-        print_table(title, part)
-    say(board.chances(found.rows))
-    for path in found.write(out, command=command):
-        say(path)
-    return found.status
+    return reproduce(
+        "claims", only=only, seeds=seeds, data_dir=data_dir, out=out, max_memory=max_memory, quiet=quiet
+    )
 
 
 def reproduce(
-    only: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = (),
+    book: Annotated[Positional[str], arg(metavar="BOOK")] = "paper",
+    only: Annotated[tuple[str, ...], arg(metavar="ITEM ...")] = (),
     scale: Literal["laptop", "full"] = "laptop",
-    book: Annotated[str, arg(metavar="BOOK")] = "paper",
+    seeds: Annotated[int | None, arg(metavar="N")] = None,
     data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
     out: Annotated[Path | None, arg(metavar="DIR")] = None,
     max_memory: MaxMemory = None,
     check: bool = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run every figure, table and number of the paper again, and write a page with ours beside the published.
+    """Run the figures, numbers or claims of a book again, and write a page that compares them.
 
-    Other papers are books too: folders of items, see docs/howto/books.md.
-    Example: jaxattn reproduce --only fig2_synthetic fig3_imdb --data-dir ../data
+    Books are folders of items, see docs/howto/books.md: paper and claims are part of the package, neighbours
+    and findings are in sweeps/ of a checkout. Exits with 1 if something promised does not hold.
+    Example: jaxattn reproduce paper --only fig2_synthetic fig3_imdb --data-dir ../data
 
     Args:
+        book: Name of a book, or its folder; its code is imported.
         only: Run these items only; the page shows the others as far as their runs or records are there.
-        scale: Published sizes (full), or smaller ones that two cores run in a quarter of an hour.
-        book: Name of a folder of items in sweeps/, or the folder itself; its code is imported.
+        scale: Sizes of the sweep files (full), or smaller ones that two cores run in a quarter of an hour.
+        seeds: Number of seeds, instead of those of the sweep files; items may set a limit.
         data_dir: Folder of the book's data sets, for the paper tfds/imdb_reviews and yelp_stars.parquet;
-            without it their items are not run.
+            without it, what needs them is not run.
         out: Results folder, of one scale; runs that are finished there are not run again. By default
             results/BOOK.
         check: Print the names of the findings and their criteria, and run nothing.
     """
     from jaxattn.lab import books
+    from jaxattn.lab.books import reading
+    from jaxattn.lab.books.run import Asked
     from jaxattn.lab.engine import devices
     from jaxattn.lab.engine.progress import Reporter
 
-    memory = read_size(max_memory)
-    of_this_machine(out or "")
+    memory, items = read_size(max_memory), books.read(book)
+    folder = out or Path("results") / items.name
+    of_this_machine(folder)
     keep_compiled()
     devices.use_all_cores()
-    command, items = shlex.join(["jaxattn", *sys.argv[1:]]), books.read(book)
+    asked = Asked(tuple(only), scale, seeds, data_dir)
     if check:
-        folder = out or Path("results") / items.name
-        print_table(items.shared.title, books.look(items, out=folder, only=only, scale=scale))
+        print_table(items.shared.title, books.look(items, asked, out=folder))
         return 0
+    if seeds and seeds > 1 and items.promises and (few := reading.too_few(seeds)):
+        say(f"jaxattn: {few}", err=True)
+    command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter, stoppable(command):
         written = books.reproduce(
-            items,
-            out=out or Path("results") / items.name,
-            command=command,
-            reporter=reporter,
-            only=only,
-            scale=scale,
-            data_dir=data_dir,
-            max_memory=memory,
+            items, asked, out=folder, command=command, reporter=reporter, max_memory=memory
         )
     print_table(items.shared.title, written.summary[["item", "verdict", "run time"]])
     for path in written.paths:
         say(path)
     for name, reason in sorted(written.failed.items()):
         say(f"jaxattn: failed: {name}: {reason}", err=True)
-    return int(bool(written.failed))
+    return written.status

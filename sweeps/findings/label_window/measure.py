@@ -1,19 +1,47 @@
-"""The measure of the item: the rows of the scoreboard, one for each step size."""
+"""The measure of the item: in how many seeds a label is lost, for every step size."""
 
 from typing import Any
 
-from jaxattn.lab.books import Finding, Measured, found
-from jaxattn.lab.books.rows import Cell
+import numpy as np
+
+from jaxattn.lab.books import Cell, Finding, Item, Measured, at_least, cells, share
+from jaxattn.theory import label_window
+
+# The edges of the window of η0 are those of the median seed, up to a fifth: there half of the seeds have to.
+NEAR, HALF, MOST = 1.2, 0.5, 0.9
 
 
-def predicted(results: Any, item: Any) -> Measured:
-    """Measure in how many runs a label is lost, or kept, as `label_window` says."""
-    seeds = results.records["seed"].nunique()
-    cells = [
-        Cell(results, int(number), results.records["seed"].max() + 1) for number in results.cells["cell"]
-    ]
-    findings = [
-        Finding(f"η0 = {cell['phases.step.step_size']:g}: {row.measured}", row.estimate, f"{seeds} seeds")
-        for cell, row in zip(cells, found.label(cells), strict=True)
-    ]
-    return Measured(findings, {})
+def predicted(results: Any, item: Item) -> Measured:
+    """Measure in how many seeds a label is lost where `label_window` predicts it, or kept elsewhere.
+
+    Lost: fewer than half of the sequences of a label have their relevant token on top.
+
+    Args:
+        results: a run with several η0, all else equal; counts of relevant tokens are equal.
+        item: the item.
+
+    Source:
+        docs/findings/which_label.md.
+    """
+    every = cells(results)
+    names = ("relevant", "length", "vocab_size", "sequences")
+    window = label_window(**{x: every[0][f"data.{x}"] for x in names}, dim=every[0]["model.dim"])
+    return Measured([_kept(cell, window.lower, window.upper) for cell in every], {})
+
+
+def _kept(cell: Cell, lower: float, upper: float) -> Finding:
+    step_size, kept = cell["phases.step.step_size"], cell.last("kept")
+    inside = lower < step_size < upper
+    near = any(edge / NEAR < step_size < edge * NEAR for edge in (lower, upper))
+    there = f"from {lower:.0f} to {upper:.0f}" if lower < upper else "nowhere"
+    return share(
+        f"{'a' if inside else 'no'} label is lost{', as for the median seed' if near else ''}",
+        (kept < HALF) == inside,
+        known=np.isfinite(kept),
+        cell=f"η0 = {step_size:g}",
+        criterion=at_least(HALF if near else MOST),
+        statement="a label is lost where label_window says so, and only there",
+        setting=cell.setting,
+        certificate=f"predicted: lost {there}",
+        why=cell.why,
+    )

@@ -1,0 +1,147 @@
+"""One cell of a finished run as a measure reads it: its settings, metrics of all seeds, certificates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jaxattn.base import SharedData
+from jaxattn.core.errors import InputError
+from jaxattn.lab.results.labels import brief, setting
+from jaxattn.lab.results.run import Run
+from jaxattn.lab.study import registry
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.texts.readers import READERS
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a run, as measures read it; its phase `limit`, if there is one, is an exact flow on p.
+
+    Attributes:
+        run: the run.
+        cell: the cell's number.
+    """
+
+    run: Run
+    cell: int
+
+    def __getitem__(self, key: str) -> Any:
+        """Look up a key of the config of the cell."""
+        return self.run.lookup(self.cell, key)
+
+    def path(self, metric: str, phase: str = "limit") -> np.ndarray:
+        """Look up a metric at every step it was measured at, (S, k) float64."""
+        return self._paths[phase, metric]
+
+    def last(self, metric: str, phase: str = "limit") -> np.ndarray:
+        """Look up a metric at the end of a phase, (S,) float64."""
+        return self.path(metric, phase)[:, -1]
+
+    @cached_property
+    def _paths(self) -> dict[tuple[str, str], np.ndarray]:
+        records = self.run.records
+        own = records[records["cell"] == self.cell]
+        grouped = own.sort_values(["seed", "step"], kind="stable").groupby(["phase", "metric"], sort=False)
+        return {name: x.to_numpy().reshape(own["seed"].nunique(), -1) for name, x in grouped["value"]}
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether its data are texts."""
+        return self["data.kind"] in READERS
+
+    @cached_property
+    def data(self) -> str:
+        """The data and their sizes; texts are read for it."""
+        kind = self["data.kind"]
+        if self.of_texts:
+            return _texts(self.run.config(self.cell)["data"])
+        # Of a function the config has only what was given.
+        classes = 2 if ":" in kind else self["data.num_classes"]
+        kind = kind.rpartition(":")[2]
+        if kind == "multi_relevant":
+            kind = f"{self['data.relevant_per_sequence']} relevant tokens per sequence"
+        letters = {"V": "vocab_size", "n": "sequences", "T": "length"}
+        sizes = [f"{letter} = {self[f'data.{key}']}" for letter, key in letters.items()]
+        return ", ".join([kind, *sizes, *([f"K = {classes}"] if classes > 2 else [])])
+
+    @property
+    def setting(self) -> str:
+        """The data, d and η0."""
+        return f"{self.data}, d = {setting(self['model.dim'])}, η0 = {self['phases.step.step_size']:g}"
+
+    @property
+    def until_norm(self) -> float:
+        """‖p‖ that the flow is followed to."""
+        return self["phases.limit.until_norm"]
+
+    @property
+    def reached(self) -> np.ndarray:
+        """Whether the flow came to that ‖p‖, (S,) bool."""
+        return self.last("p_norm") >= self.until_norm
+
+    @property
+    def ends(self) -> str:
+        """Where the flows end, in words."""
+        there, norm = self.reached, self.last("p_norm")
+        before, total = norm[~there & np.isfinite(norm)], len(norm)
+        texts = []
+        if there.any():
+            texts.append(f"‖p‖ = {brief(float(f'{norm[there].min():.2e}'))} in {there.sum()} of {total}")
+        if before.size:
+            low, high = (f"{end(before):.0f}" for end in (np.min, np.max))
+            span = low if low == high else f"{low} to {high}"
+            texts.append(f"{before.size} of {total} end at ‖p‖ = {span}")
+        if lost := int(np.isnan(norm).sum()):
+            texts.append(f"{lost} of {total} have no end: {self.why}")
+        return ", ".join(texts)
+
+    @property
+    def why(self) -> str:
+        """The reasons why seeds failed, if any did."""
+        failed = self.run.failures
+        return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
+
+    def certificate(self, prefix: str = "", phase: str = "limit") -> str:
+        """Format the worst certificate of all seeds: duality gap, primal residual, how many are certified."""
+        names = ("feasible", "duality_gap", "primal_residual")
+        feasible, *bounds = (self.last(prefix + name, phase) for name in names)
+        certified = feasible == 1
+        total = f"{certified.sum()} of {len(certified)} certified"
+        if not certified.any():
+            return total
+        gap, primal = (round_up(np.nanmax(x[certified])) for x in bounds)
+        return f"gap ≤ {gap}, primal ≤ {primal}, {total}"
+
+
+def cells(run: Run) -> list[Cell]:
+    """List the cells of a run."""
+    return [Cell(run, int(entry["cell"])) for entry in run.manifest["cells"]]
+
+
+def _texts(table: Mapping[str, Any]) -> str:
+    """Name texts, and their sizes."""
+    source, _ = registry.make(registry.DATA, dict(table), "data", ImportPaths())
+    assert isinstance(source, SharedData)
+    corpus = source.load().splits.train
+    if corpus.num_classes != 2:
+        raise InputError(f"data: {corpus.num_classes} classes; give texts with two labels")
+    return f"{table.get('dataset', 'texts')}, V = {corpus.vocab_size}, n = {corpus.num_examples}"
+
+
+def worst(away: np.ndarray) -> str:
+    """Format the largest 1 - cos of the seeds that have one, as a prefix of a certificate; "" for none."""
+    found = away[np.isfinite(away)]
+    return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
+
+
+def round_up(x: float) -> str:
+    """Format a bound with one digit, rounded up."""
+    if x == 0 or not np.isfinite(x):
+        return f"{x:g}"
+    digit, _, exponent = f"{x:.0e}".partition("e")
+    if float(f"{digit}e{exponent}") < x:
+        digit, _, exponent = f"{(int(digit) + 1) * 10.0 ** int(exponent):.0e}".partition("e")
+    return f"{digit}e{int(exponent)}"

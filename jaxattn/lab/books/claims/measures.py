@@ -1,0 +1,306 @@
+"""Measures of the claims: what exact flows and single steps show of the statements of the theory.
+
+Every measure takes the runs of its studies and returns findings; their criteria are in the items.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxattn.lab.books.book import Item
+from jaxattn.lab.books.cells import Cell, cells, round_up, worst
+from jaxattn.lab.books.findings import Finding, Measured, mean, share
+from jaxattn.lab.results.fits import powers
+from jaxattn.lab.results.labels import brief
+from jaxattn.lab.results.run import Run
+
+# A path that ends at the distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is about
+# 1/margin: at ‖p‖ = 1e6 that is 1e-11 for the margin of 0.28 of the base setting and 1e-8 for one of 0.01.
+# That of p and v together is followed to 1e4, where the same distances make 1e-7 and more.
+CLOSE, CLOSE_ELSEWHERE, CLOSE_TOGETHER = 1e-9, 1e-8, 1e-6
+# ‖p‖ between which the power is fitted: the selection has settled, and the path does not end yet.
+FITTED = (1e3, 5e5)
+# Growth of margin · ‖p‖ per e-fold of time: 0 at a finite stationary point, 1 on the way to infinity.
+GROWS = (0.5, 2.0)
+
+_GROWS = "‖p‖ grows without bound, like log t"
+_DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
+
+
+def one_step_law(results: Run, item: Item) -> Measured:
+    """Measure the power of d in the error of the one-step law.
+
+    The error of values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0 (for K classes also the largest over
+    classes), that of embeddings max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are linear in η0. Of many
+    thousand tokens of a text the most frequent one determines the largest error, so the error of a seed is
+    about the size of a single normal variable and the interval is wide.
+
+    Args:
+        results: a run with two or more values of d. At the largest one the constant error · √d is measured
+            as well, but for texts.
+        item: the item.
+
+    Source:
+        Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
+    """
+    every = cells(results)
+    dims = [cell["model.dim"] for cell in every]
+    where = f"{every[0].data}, d = {', '.join(map(str, dims))}"
+    found = []
+    for of, metric in {"values E·v": "one_step_error", "embeddings E": "embedding_error"}.items():
+        statement = f"the error of the one-step law in the {of} falls like d^(-1/2)"
+        errors = np.stack([cell.last(metric, "step") for cell in every], axis=1)
+        power = powers(dims, errors)
+        found.append(mean(f"power of d in the error of {of}", power, statement=statement, setting=where))
+    if not every[0].of_texts:
+        largest = every[-1].last("one_step_error", "step") * np.sqrt(dims[-1])
+        measured = f"error of values · √d at d = {dims[-1]}"
+        found.append(mean(measured, largest, statement="the constant of the one-step law", setting=where))
+    return Measured(found, {})
+
+
+def unbounded(results: Run, item: Item) -> Measured:
+    """Measure whether ‖p‖ grows without bound, like log t.
+
+    ‖∂L/∂p‖ falls like exp(-margin ‖p‖) if p grows for ever, so margin · t ‖∂L/∂p‖ tends to 1; if p converges
+    to a finite point, it tends to 0. This holds wherever the flow ends. If tokens tie in the limit and it is
+    not known which, their balanced forces hide the others in float64 from margin · ‖p‖ of about 20 on, and
+    the flow is not followed to ‖p‖ = 1e6; the certificate counts these seeds.
+
+    Source:
+        Lemma 4.2 of arXiv 2505.17282.
+    """
+    (cell,) = cells(results)
+    of: dict[str, Any] = {"statement": _GROWS, "setting": cell.setting}
+    low, high = GROWS
+    log_time, margin, text = cell.last("log_time"), cell.last("max_margin"), cell.certificate()
+    with np.errstate(over="ignore"):
+        rate = margin * np.exp(log_time + cell.last("log_gradient_norm"))
+    satisfied = (rate >= low) & (rate <= high)
+    measured, there = "margin · t ‖∂L/∂p‖ at the end", cell.reached
+    between = f"{measured} between {low:g} and {high:g}"
+    found = [
+        share(between, satisfied, known=np.isfinite(rate), certificate=cell.ends, why=cell.why, **of),
+    ]
+    if there.sum() > 1:
+        # Elsewhere ‖∂L/∂p‖ may be what rounding left of forces that balance.
+        which = "" if there.all() else f", seeds that come to ‖p‖ = {brief(cell.until_norm)}"
+        found.append(mean(measured + which, rate[there], certificate=text, **of))
+    if cell.reached.all():
+        ratio = margin * cell.last("p_norm") / log_time
+        found.append(mean("margin · ‖p‖ / log t at the end", ratio, certificate=text, **of))
+    return Measured(found, {})
+
+
+def grows_on_texts(results: Run, item: Item) -> Measured:
+    """Measure how far ‖p‖ grows on texts, by small steps of gradient descent in place of the flow.
+
+    A run of this length shows neither growth without bound nor convergence to a finite point.
+
+    Source:
+        Lemma 4.2 of arXiv 2505.17282.
+    """
+    (cell,) = cells(results)
+    steps, rate = cell["phases.descent.steps"], cell["phases.descent.step_size"]
+    time, norm = steps * rate, cell.last("p_norm", "descent")
+    # p · dp/dt / ‖p‖, and dp/dt = -∂L/∂p.
+    speed = cell.last("cos_p_descent", "descent") * np.exp(cell.last("log_gradient_norm", "descent"))
+    of: dict[str, Any] = {"statement": _GROWS, "setting": f"{cell.setting}; {steps} steps of {rate:g}"}
+    found = [
+        mean(f"‖p‖ at t = {time:g}, from 1 at the start", norm, between=(0.0, math.inf), **of),
+        mean(f"d‖p‖/d log t at t = {time:g}", time * speed, **of),
+    ]
+    return Measured(found, {})
+
+
+def converges(results: Run, item: Item) -> Measured:
+    """Measure whether p/‖p‖ tends to the max-margin direction of its own selection, and how fast.
+
+    Source:
+        Theorem 4.3 of arXiv 2505.17282; 1 - cos ~ ‖p‖^(-2) is derived from it in this project.
+    """
+    (cell,) = cells(results)
+    norm, along = cell.path("p_norm"), cell.path("one_minus_cosine")
+    low, high = FITTED
+    power = powers(norm, np.where((norm >= low) & (norm <= high), along, np.nan))
+    measured = f"power of ‖p‖ in 1 - cos, ‖p‖ from {brief(low)} to {brief(high)}"
+    of: dict[str, Any] = {"statement": _DIRECTION, "setting": cell.setting, "why": cell.why}
+    return Measured(
+        [_is_close(cell, _DIRECTION, CLOSE), mean(measured, power, certificate=cell.certificate(), **of)], {}
+    )
+
+
+def direction_elsewhere(results: Run, item: Item) -> Measured:
+    """Measure the direction where no theory promises it, on the seeds that could be followed to the end.
+
+    The certificate counts the seeds whose flow ends before; if all do, all are judged.
+    """
+    found = []
+    for cell in cells(results):
+        of: dict[str, Any] = {"statement": _DIRECTION, "setting": cell.setting}
+        away, there = cell.last("certified_distance"), cell.reached
+        if not there.any():
+            text = f"{cell.ends}; {cell.certificate()}"
+            found.append(mean("1 - cos where the flow ends", away, certificate=text, why=cell.why, **of))
+            continue
+        text = f"{worst(away[there])}{cell.certificate()}"
+        if not there.all():
+            text += f"; {cell.ends}, {worst(away[~there])}there".removesuffix(", there")
+        measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)}, seeds that come to ‖p‖ = {brief(cell.until_norm)}"
+        near = away[there] <= CLOSE_ELSEWHERE
+        found.append(share(measured, near, known=np.isfinite(away[there]), certificate=text, **of))
+    return Measured(found, {})
+
+
+def with_ties(results: Run, item: Item) -> Measured:
+    """Measure whether p/‖p‖ tends to the limit that is certified with tied tokens; no theory promises it.
+
+    A seed whose limit is a finite point, which is certified by the same numbers, counts as well.
+
+    Source:
+        docs/explanation/exact_flow_ties.md.
+    """
+    found = []
+    statement = "p/‖p‖ tends to the certified limit of the flow, in which tokens may tie"
+    for cell in cells(results):
+        away, certified = cell.last("limit_certified_distance"), cell.last("limit_feasible") == 1
+        satisfied = certified & (np.isnan(away) | (cell.reached & (away <= CLOSE_ELSEWHERE)))
+        proof, tied = cell.certificate("limit_"), cell.last("tied_sequences")
+        text = f"{worst(away[cell.reached])}{proof}; {cell.ends}"
+        measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)} at ‖p‖ = {brief(cell.until_norm)}, or a finite limit"
+        known = np.isfinite(cell.last("limit_feasible"))
+        of: dict[str, Any] = {"statement": statement, "setting": cell.setting, "why": cell.why}
+        ties = "share of sequences with tied tokens"
+        found += [
+            share(measured, satisfied, known=known, certificate=text, **of),
+            mean(ties, tied, between=(0.0, 1.0), certificate=proof, **of),
+        ]
+    return Measured(found, {})
+
+
+def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
+    """Measure whether the important token of every sequence is selected.
+
+    Args:
+        results: the run.
+        item: the item.
+        shares: whether to measure the share of sequences as well.
+
+    Source:
+        Lemmas 4.4 and 4.5 of arXiv 2505.17282.
+    """
+    found = []
+    for cell in cells(results):
+        held = cell.last("relevant_selected")
+        # Without Assumption 1 a sequence may hold several relevant tokens, or none.
+        only_one = cell["data.kind"] == "assumption1"
+        which = "the important token" if only_one else "a relevant token, where there is one,"
+        statement = "every important token is selected once t is large"
+        of: dict[str, Any] = {"statement": statement, "setting": cell.setting, "why": cell.why}
+        found.append(share(f"{which} selected in every sequence", held == 1, known=np.isfinite(held), **of))
+        if shares:
+            found.append(mean(f"share of sequences with {which} selected", held, between=(0.0, 1.0), **of))
+    return Measured(found, {})
+
+
+def several(results: Run, item: Item) -> Measured:
+    """Measure what happens to several relevant tokens per sequence.
+
+    The claim speaks of the direction only if all relevant tokens are selected; with E drawn at random they
+    never are, and what p does then is not promised.
+
+    Source:
+        Public review thread of arXiv 2505.17282.
+    """
+    found = []
+    for cell in cells(results):
+        held, all_held = (cell.last(f"{x}relevant_selected") for x in ("", "only_"))
+        of: dict[str, Any] = {"setting": cell.setting, "why": cell.why, "known": np.isfinite(held)}
+        one = "at least one relevant token is selected in every sequence"
+        every = "all relevant tokens are selected"
+        found += [
+            share("a relevant token selected in every sequence", held == 1, statement=one, **of),
+            share("all relevant tokens selected in some sequence", all_held > 0, statement=every, **of),
+            _is_close(cell, "p is max-margin for its own selection", CLOSE_ELSEWHERE),
+        ]
+    return Measured(found, {})
+
+
+def jointly(alone: Run, together: Run, item: Item) -> Measured:
+    """Measure whether training v as well changes where p goes.
+
+    The regularisation path of p and v tends to the relaxed max-margin direction: sequences on which the
+    max-margin head of the selected tokens is not tight lose their weight in the loss, and their tokens need
+    not be separated by a margin, only ordered. That the flow does so too is this project's conjecture. That
+    p's direction is the one of p trained alone was said in review, and is not a promise of the paper.
+
+    Args:
+        alone: the flow of p alone.
+        together: the flow of p and v.
+        item: the item.
+
+    Source:
+        Public review thread of arXiv 2505.17282; Tarzanagh et al. (arXiv 2306.13596) for the regularisation
+        path.
+    """
+    (before,), (cell,) = cells(alone), cells(together)
+    until = cell["phases.together.until_norm"]
+    # Where v_mm is not tight, other tokens may stay within a few nats for ever: only the order is asked for.
+    margins = before.last("relevant_margin"), cell.last("relevant_margin", "together")
+    same, norm = (margins[0] > 0) & (margins[1] > 0), cell.last("p_norm", "together")
+    there, why = norm >= until * (1 - 1e-9), cell.why or before.why
+    relaxed, apart, head = (
+        cell.last(name, "together")
+        for name in ("relaxed_certified_distance", "unrelaxed_one_minus_cosine", "head_one_minus_cosine")
+    )
+    of: dict[str, Any] = {"setting": f"{cell.setting}; flow of p and v to ‖p‖ = {brief(until)}", "why": why}
+    proof = f"{worst(relaxed)}{cell.certificate('relaxed_', 'together')}"
+    ends = f"‖p‖ = {brief(until)} in {there.sum()} of {len(there)}"
+    apart_by = round_up(np.nanmax(cell.last("mismatch", "together")))
+    mismatch = f"directly and with v slaved dp/dt differs by {apart_by}"
+    support = cell.last("relaxed_support", "together")
+    stays = "training v as well does not change the limit direction of p"
+
+    def near(what: str, away: Any, statement: str, certificate: str = "-") -> Finding:
+        measured, close = f"1 - cos ≤ {brief(CLOSE_TOGETHER)} to {what}", there & (away <= CLOSE_TOGETHER)
+        known = np.isfinite(away) & np.isfinite(norm)
+        return share(measured, close, known=known, statement=statement, certificate=certificate, **of)
+
+    tight = "share of sequences on which v_mm is tight"
+    found = [
+        share(
+            "the important token on top in every sequence, as for p alone",
+            same,
+            known=np.isfinite(margins).all(axis=0),
+            statement="training v as well does not change what is selected",
+            certificate=ends,
+            **of,
+        ),
+        near("p_relax", relaxed, _RELAXED, proof),
+        near("p_mm", apart, stays),
+        mean("1 - cos to p_mm", apart, between=(0.0, 2.0), statement=stays, **of),
+        mean(tight, support, between=(0.0, 1.0), statement=stays, **of),
+        near("v_mm", head, "v/‖v‖ tends to the max-margin head of the selected tokens", mismatch),
+    ]
+    return Measured(found, {})
+
+
+_RELAXED = "p/‖p‖ tends to p_relax, as on the regularisation path of arXiv 2306.13596"
+
+
+def _is_close(cell: Cell, statement: str, close: float) -> Finding:
+    """Make the finding that p comes this close to its max-margin direction."""
+    away = cell.last("certified_distance")
+    text = f"{worst(away)}{cell.certificate()}"
+    measured = f"1 - cos ≤ {brief(close)} at ‖p‖ = {brief(cell.until_norm)}"
+    known, near = np.isfinite(away) & np.isfinite(cell.last("p_norm")), cell.reached & (away <= close)
+    return share(
+        measured,
+        near,
+        known=known,
+        statement=statement,
+        setting=cell.setting,
+        certificate=text,
+        why=cell.why,
+    )

@@ -1,0 +1,186 @@
+"""The tables of book.toml and item.toml."""
+
+from typing import Any
+
+import msgspec
+
+from jaxattn.core.settings import PositiveInt
+from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of book.toml or item.toml."""
+
+
+class Elsewhere(Table, frozen=True):
+    """Where an item is shown that is not run here.
+
+    Attributes:
+        words: what is shown there.
+        link: the page, relative to the page of the book.
+        command: the command that makes it.
+    """
+
+    words: str
+    link: str
+    command: str
+
+
+class DataSet(Table, frozen=True):
+    """A data set of the user.
+
+    Attributes:
+        key: the key of the study that takes its place.
+        below: its place below the folder of data sets; "" for that folder itself.
+        what: what it is.
+    """
+
+    key: str
+    what: str
+    below: str = ""
+
+
+class Curve(Table, frozen=True):
+    """A published curve: values at equal distances.
+
+    Attributes:
+        name: model and quantity, separated by a comma.
+        low, high: the first and the last x.
+        values: y of every point.
+        source: where it is published.
+    """
+
+    name: str
+    low: float
+    high: float
+    values: tuple[float, ...]
+    source: str
+
+    @property
+    def letters(self) -> str:
+        """The quantity as its model writes it: E·p, or E·W2 p."""
+        return self.name.rpartition(", ")[2]
+
+    @property
+    def centres(self) -> tuple[float, ...]:
+        """x of every point."""
+        steps = len(self.values) - 1
+        return tuple(self.low + (self.high - self.low) * k / steps for k in range(steps + 1))
+
+
+class Expected(Table, frozen=True):
+    """What a finding is compared with: `at_least`, or `around` a number `within` a distance or a `factor`.
+
+    Attributes:
+        at_least, around, within, factor: the range; none for a finding that is promised or measured without
+            a number.
+        published: what is published, in words or digits.
+        basis: who says so, if it is not the basis of the measure.
+    """
+
+    at_least: float | None = None
+    around: float | None = None
+    within: float | None = None
+    factor: float | None = None
+    published: str = "-"
+    basis: Basis | None = None
+
+    def __post_init__(self) -> None:
+        """Check that one form is given, whole."""
+        given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
+        forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}
+        if given not in forms and (any(given) or self.basis is None):
+            raise ValueError("give at_least alone, or around with within or with factor")
+
+    @property
+    def criterion(self) -> Criterion | None:
+        """The range of the number, if there is one."""
+        if self.at_least is not None:
+            return at_least(self.at_least)
+        if self.around is None:
+            return None
+        if self.factor is not None:
+            return within_factor(self.around, self.factor)
+        assert self.within is not None
+        return around(self.around, self.within)
+
+
+class Measure(Table, frozen=True):
+    """An entry of `measures` in item.toml.
+
+    Attributes:
+        kind: a name in `measures.KINDS`, or "mine.py:NAME".
+        studies: the studies whose runs it is given: sweep files NAME.toml of the item's folder or of the
+            book's, or "BOOK:PLACE" for one of another book.
+        criteria: what its findings are compared with, by name; {} if they are only measured, or if the
+            measure sets them itself.
+        basis: who promises the numbers.
+        needs: the data set that its studies need; "" for none.
+        most_seeds: the most seeds that its studies are run with.
+        settings: the other keys, which are passed to the measure.
+    """
+
+    kind: str
+    criteria: dict[str, Expected]
+    studies: tuple[str, ...] = ("study",)
+    basis: Basis = "published"
+    needs: str = ""
+    most_seeds: PositiveInt | None = None
+    settings: dict[str, Any] = {}
+
+
+class Shared(Table, frozen=True):
+    """The contents of book.toml.
+
+    Attributes:
+        title: title of the page.
+        introduction: a paragraph below it.
+        table: file of all numbers, "agreement.csv" or "claims.csv"; see `page.COLUMNS`.
+        items: names of the items in their order; by default all folders that hold an item.toml, by the
+            alphabet.
+        phrases: texts by name; `{name}` stands for one in items and in sources of curves.
+        data: data sets by name.
+        curves: published curves by name.
+    """
+
+    title: str
+    introduction: str
+    table: str = "agreement.csv"
+    items: tuple[str, ...] = ()
+    phrases: dict[str, str] = {}
+    data: dict[str, DataSet] = {}
+    curves: dict[str, Curve] = {}
+
+
+class About(Table, frozen=True):
+    """The contents of item.toml.
+
+    Attributes:
+        name: what commands and tables call the item; by default the name of its folder.
+        title: a heading for readers; by default made of the name.
+        reports: what is reported, with its source.
+        chosen: what is not published and was chosen.
+        compared: how it is compared.
+        reason: why a number differs, as far as varying one thing at a time has shown.
+        flat: why a figure is flat, where one is; shown next to it.
+        takes: how long the authors' code takes, in the words of its source.
+        laptop: overrides of the item's own studies at laptop scale.
+        figures: figures of the first study to show, as in a sweep file.
+        curves: names of published curves, by the quantity that is compared with them.
+        measures: what is measured, see `Measure`; none if the item is shown elsewhere.
+        elsewhere: where it is shown, if it is not run here.
+    """
+
+    reports: str
+    name: str = ""
+    title: str = ""
+    chosen: str = ""
+    compared: str = ""
+    reason: str = ""
+    flat: str = ""
+    takes: str = ""
+    laptop: tuple[str, ...] = ()
+    figures: tuple[dict[str, Any], ...] = ()
+    curves: dict[str, str] = {}
+    measures: tuple[dict[str, Any], ...] = ()
+    elsewhere: Elsewhere | None = None
