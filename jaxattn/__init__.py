@@ -1,7 +1,8 @@
 """Gradient training of softmax attention with trained embeddings, as pure functions and studies of them."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jaxattn.core.lazy import lazy
 
 if TYPE_CHECKING:
     from jaxattn import attention, base, data, dynamics, losses, models, theory
@@ -63,9 +64,8 @@ __all__ = [
     "theory",
 ]
 
-# What is no module of its own, and where it is. JAX alone takes most of a second to import: nothing is
-# imported before it is asked for.
-_PLACES = {
+# Nothing is imported before it is asked for: JAX alone takes most of a second.
+_NAMES = {
     "Dataset": "jaxattn.base",
     "Generator": "jaxattn.data",
     "DrawnData": "jaxattn.base",
@@ -91,15 +91,11 @@ _PLACES = {
     "load": "jaxattn.lab.api",
     "phase_diagram": "jaxattn.lab.bisection",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
-    if name not in __all__:
-        raise AttributeError(f"module 'jaxattn' has no attribute {name!r}")
-    if place := _PLACES.get(name):
-        return getattr(importlib.import_module(place), name)
-    return importlib.import_module("jaxattn.lab.probes" if name == "probes" else f"jaxattn.{name}")
+_MODULES = {
+    **{name: f"jaxattn.{name}" for name in __all__ if name not in _NAMES},
+    "probes": "jaxattn.lab.probes",
+}
+__getattr__, _ = lazy(__name__, _NAMES, _MODULES)
 
 
 def __dir__() -> list[str]:

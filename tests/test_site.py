@@ -52,7 +52,7 @@ def test_an_example_of_code_stays_code():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[a](../../results/published/claims/claims.md)", "[a](../reference/scoreboard.md)"),
+        ("[a](../../results/published/claims/index.md)", "[a](../reference/scoreboard.md)"),
         ("[a](../../results/published/paper/index.html#xor)", '<a href="../paper/index.html#xor">a</a>'),
         ("[a](../../sweeps/own/lab.py)", "[a](../../sweeps/own/lab.py)"),
         ("[a](../../sweeps/own)", "a"),

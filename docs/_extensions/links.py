@@ -14,7 +14,7 @@ import jaxattn
 DOCS = Path(__file__).parents[1]
 PUBLISHED = DOCS.parent / "results" / "published"
 SHOWN = {
-    "results/published/claims/claims.md": "reference/scoreboard.md",
+    "results/published/claims/index.md": "reference/scoreboard.md",
     "results/published/paper/index.md": "reference/paper.md",
 }
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(((?!https?:|#)[^)#\s]+)(#[^)\s]*)?\)")

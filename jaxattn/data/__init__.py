@@ -1,8 +1,8 @@
 """Corpora: bags of token counts, vocabularies, generators, readers, importance."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from jaxattn.core.lazy import lazy
 from jaxattn.data.corpus import Corpus, from_draws, from_flat, from_sequences
 from jaxattn.data.generators import (
     GENERATORS,
@@ -77,26 +77,19 @@ __all__ = [
     "xor",
 ]
 
-# Readers of texts belong to the lab, and are imported when they are asked for.
-_LAB = {
-    "READERS": "readers",
-    "Csv": "tables",
-    "Folder": "readers",
-    "Jsonl": "tables",
-    "Lines": "readers",
-    "Parquet": "tables",
-    "Source": "source",
-    "Tfds": "readers",
+# Readers of texts belong to the lab.
+_NAMES = {
+    "READERS": "jaxattn.lab.texts.readers",
+    "Csv": "jaxattn.lab.texts.tables",
+    "Folder": "jaxattn.lab.texts.readers",
+    "Jsonl": "jaxattn.lab.texts.tables",
+    "Lines": "jaxattn.lab.texts.readers",
+    "Parquet": "jaxattn.lab.texts.tables",
+    "Source": "jaxattn.lab.texts.source",
+    "Tfds": "jaxattn.lab.texts.readers",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Import a reader of texts."""
-    if name in ("readers", "text"):
-        return importlib.import_module(f"jaxattn.lab.texts.{name}")
-    if name not in _LAB:
-        raise AttributeError(f"module 'jaxattn.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"jaxattn.lab.texts.{_LAB[name]}"), name)
+_MODULES = {name: f"jaxattn.lab.texts.{name}" for name in ("readers", "text")}
+__getattr__, _ = lazy(__name__, _NAMES, _MODULES)
 
 
 def __dir__() -> list[str]:

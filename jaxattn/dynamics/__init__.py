@@ -1,23 +1,20 @@
 """Dynamics: how parameters move. One step, descent, exact gradient flows; the phases made of them."""
 
-from jaxattn.base import Phase, State, Task
-from jaxattn.dynamics.descents.descent import Algorithm, Info, descent, early_stop, one_step, run
-from jaxattn.dynamics.descents.descent_phase import Descent, OneStep, optimizer, schedule
-from jaxattn.dynamics.descents.log_descent import LogDescent, log_descent, log_excess_loss
-from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
-from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow
-from jaxattn.dynamics.flows.full_flow import FullPath, full_flow
-from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
-from jaxattn.models.gradients import loss, loss_and_gradients
+from typing import TYPE_CHECKING
 
-PHASES: dict[str, type[Phase]] = {
-    "one_step": OneStep,
-    "descent": Descent,
-    "exact_flow": ExactFlow,
-    "joint_flow": JointFlow,
-    "full_flow": FullFlow,
-    "log_descent": LogDescent,
-}
+from jaxattn.core.lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxattn.base import Phase, State, Task
+    from jaxattn.dynamics.descents.descent import Algorithm, Info, descent, early_stop, one_step, run
+    from jaxattn.dynamics.descents.descent_phase import Descent, OneStep, optimizer, schedule
+    from jaxattn.dynamics.descents.log_descent import LogDescent, log_descent, log_excess_loss
+    from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
+    from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow
+    from jaxattn.dynamics.flows.full_flow import FullPath, full_flow
+    from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
+    from jaxattn.dynamics.kinds import PHASES
+    from jaxattn.models.gradients import loss, loss_and_gradients
 
 __all__ = [
     "PHASES",
@@ -49,3 +46,35 @@ __all__ = [
     "run",
     "schedule",
 ]
+
+_NAMES = {
+    "Algorithm": "jaxattn.dynamics.descents.descent",
+    "Descent": "jaxattn.dynamics.descents.descent_phase",
+    "ExactFlow": "jaxattn.dynamics.flows.flow_phase",
+    "FullFlow": "jaxattn.dynamics.flows.flow_phase",
+    "FullPath": "jaxattn.dynamics.flows.full_flow",
+    "Info": "jaxattn.dynamics.descents.descent",
+    "JointFlow": "jaxattn.dynamics.flows.flow_phase",
+    "JointPath": "jaxattn.dynamics.flows.joint_flow",
+    "LogDescent": "jaxattn.dynamics.descents.log_descent",
+    "OneStep": "jaxattn.dynamics.descents.descent_phase",
+    "PHASES": "jaxattn.dynamics.kinds",
+    "Path": "jaxattn.dynamics.flows.exact_flow",
+    "Phase": "jaxattn.base",
+    "State": "jaxattn.base",
+    "Task": "jaxattn.base",
+    "descent": "jaxattn.dynamics.descents.descent",
+    "early_stop": "jaxattn.dynamics.descents.descent",
+    "exact_flow": "jaxattn.dynamics.flows.exact_flow",
+    "full_flow": "jaxattn.dynamics.flows.full_flow",
+    "joint_flow": "jaxattn.dynamics.flows.joint_flow",
+    "log_descent": "jaxattn.dynamics.descents.log_descent",
+    "log_excess_loss": "jaxattn.dynamics.descents.log_descent",
+    "loss": "jaxattn.models.gradients",
+    "loss_and_gradients": "jaxattn.models.gradients",
+    "one_step": "jaxattn.dynamics.descents.descent",
+    "optimizer": "jaxattn.dynamics.descents.descent_phase",
+    "run": "jaxattn.dynamics.descents.descent",
+    "schedule": "jaxattn.dynamics.descents.descent_phase",
+}
+__getattr__, __dir__ = lazy(__name__, _NAMES, {})

@@ -1,33 +1,27 @@
 """Models: settings with pure functions of parameters and a corpus."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from jaxattn.base import Model
-from jaxattn.models import (
-    key_query,
-    mlp,
-    multi_head,
-    one_layer,
-    reference,
-    span,
-    two_layer,
-    two_layer_weights,
-)
-from jaxattn.models.key_query import KeyQuery
-from jaxattn.models.mlp import Mlp
-from jaxattn.models.multi_head import MultiHead
-from jaxattn.models.one_layer import OneLayer
-from jaxattn.models.two_layer import TwoLayer
-from jaxattn.models.two_layer_weights import TwoLayerWeights
+from jaxattn.core.lazy import lazy
 
-MODELS: dict[str, type[Model[Any]]] = {
-    "one_layer": OneLayer,
-    "mlp": Mlp,
-    "two_layer": TwoLayer,
-    "two_layer_weights": TwoLayerWeights,
-    "key_query": KeyQuery,
-    "multi_head": MultiHead,
-}
+if TYPE_CHECKING:
+    from jaxattn.models import (
+        key_query,
+        mlp,
+        multi_head,
+        one_layer,
+        reference,
+        span,
+        two_layer,
+        two_layer_weights,
+    )
+    from jaxattn.models.key_query import KeyQuery
+    from jaxattn.models.kinds import MODELS
+    from jaxattn.models.mlp import Mlp
+    from jaxattn.models.multi_head import MultiHead
+    from jaxattn.models.one_layer import OneLayer
+    from jaxattn.models.two_layer import TwoLayer
+    from jaxattn.models.two_layer_weights import TwoLayerWeights
 
 __all__ = [
     "MODELS",
@@ -46,3 +40,15 @@ __all__ = [
     "two_layer",
     "two_layer_weights",
 ]
+
+_NAMES = {
+    "KeyQuery": "jaxattn.models.key_query",
+    "MODELS": "jaxattn.models.kinds",
+    "Mlp": "jaxattn.models.mlp",
+    "MultiHead": "jaxattn.models.multi_head",
+    "OneLayer": "jaxattn.models.one_layer",
+    "TwoLayer": "jaxattn.models.two_layer",
+    "TwoLayerWeights": "jaxattn.models.two_layer_weights",
+}
+_MODULES = {name: f"jaxattn.models.{name}" for name in __all__ if name not in _NAMES}
+__getattr__, __dir__ = lazy(__name__, _NAMES, _MODULES)

@@ -22,7 +22,7 @@ def test_each_is_short_and_is_checked_as_shipped(read, name):
 
 
 def test_all_are_items_of_a_book():
-    """`jaxattn reproduce --book neighbours` runs them; models without a width are named all the same."""
+    """`jaxattn reproduce neighbours` runs them; models without a width are named all the same."""
     book = books.read(SHIPPED)
     assert [item.name for item in book.items] == NAMES
     for item in book.items:

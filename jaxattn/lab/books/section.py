@@ -88,7 +88,7 @@ class Section:
 
     @property
     def tone(self) -> str:
-        """The colour of its verdict, see `layout.tone`; what is not promised does not count if anything is."""
+        """The colour of its verdict, see `layout.tone`, by what is promised if anything is."""
         promised = [each for each in self.findings if each.basis == "promised"]
         return tone(verdict(promised) if promised else self.verdict)
 

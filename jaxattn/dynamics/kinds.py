@@ -1,0 +1,15 @@
+"""The built-in phases by their `kind` in a sweep file."""
+
+from jaxattn.base import Phase
+from jaxattn.dynamics.descents.descent_phase import Descent, OneStep
+from jaxattn.dynamics.descents.log_descent import LogDescent
+from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow
+
+PHASES: dict[str, type[Phase]] = {
+    "one_step": OneStep,
+    "descent": Descent,
+    "exact_flow": ExactFlow,
+    "joint_flow": JointFlow,
+    "full_flow": FullFlow,
+    "log_descent": LogDescent,
+}

@@ -1,0 +1,76 @@
+"""The library stands alone: it works where the lab and all that only the lab needs cannot be imported."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Most modules of the package that README's Python may load.
+MOST = 62
+# Flax imports rich for its own use: it is imported before.
+BLOCKED = """
+import sys
+import flax, optax
+
+names = ("pandas", "pyarrow", "orbax", "matplotlib", "jinja2", "tyro", "rich", "tensorflow_datasets")
+names += ("jaxattn.lab",)
+
+def below(module):
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if below(name):
+            raise ModuleNotFoundError(f"blocked: {name}", name=name)
+
+for name in [name for name in sys.modules if below(name)]:
+    del sys.modules[name]
+sys.meta_path.insert(0, Blocked())
+"""
+AFTER = """
+print(mm.feasible, ja.theory.certify_limit(scores, path.p[-1], path.selection).holds)
+loaded = [name for name in sys.modules if name.split(".")[0] == "jaxattn"]
+print(len(loaded), *[name for name in ("diffrax", "matfree") if name in sys.modules])
+"""
+
+
+def run(code):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+
+def readme():
+    return re.search(r"```python\n(import jax, jaxattn as ja.*?)```", (ROOT / "README.md").read_text(), re.S)[
+        1
+    ]
+
+
+def test_a_flow_and_its_certificate_need_nothing_of_the_lab():
+    done = run(BLOCKED + readme() + AFTER)
+    assert done.returncode == 0, done.stderr
+    angle, certified, loaded = done.stdout.splitlines()
+    assert abs(float(angle)) < 1e-6
+    assert certified == "True True"
+    number, *others = loaded.split()
+    assert (int(number) <= MOST, others) == (True, [])
+
+
+@pytest.mark.parametrize("name", ["pandas", "jaxattn.lab.study"])
+def test_what_is_blocked_cannot_be_imported(name):
+    assert f"blocked: {name.rpartition('.study')[0] or name}" in run(f"{BLOCKED}import {name}").stderr
+
+
+def test_names_of_the_lab_are_there_without_importing_it():
+    code = "import sys, jaxattn as ja\nprint(*(name in dir(ja) for name in ('Study', 'load', 'probes', 'explore')))"
+    code += "\nprint('Csv' in dir(ja.data), any(name.startswith('jaxattn.lab') for name in sys.modules))"
+    code += "\nprint(ja.data.Csv.__name__, ja.Study.__name__, ja.probes.__name__)"
+    done = run(code)
+    assert done.stdout.splitlines() == [
+        "True True True True",
+        "True False",
+        "Csv Study jaxattn.lab.probes",
+    ], done.stderr
