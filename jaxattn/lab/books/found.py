@@ -1,6 +1,8 @@
 """Judges of what this project found beyond the paper, as rows of the scoreboard."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -8,7 +10,10 @@ from jaxattn.lab.books.rows import REQUIRED, Cell, Claim, Row, round_up, share, 
 from jaxattn.lab.results import judge
 from jaxattn.lab.results.judge import at_least
 from jaxattn.lab.results.labels import brief, setting
-from jaxattn.theory import label_window
+from jaxattn.lab.study.import_paths import ImportPaths
+
+# Of this checkout, as are the studies whose runs are judged.
+LABEL_WINDOW = Path(__file__).parents[3] / "sweeps" / "findings" / "label_window"
 
 # The edges of the window of η0 are those of the median seed, up to a fifth: there half of the seeds have to.
 NEAR, HALF = 1.2, 0.5
@@ -18,6 +23,11 @@ _COVER = (
     *("came_to_end", "cover_share", "cover_error", "cover_size", "shortest_cover"),
     *("follows_alpha", "winner", "variance_sign"),
 )
+
+
+def label_window(**sizes: Any) -> Any:
+    """Compute the window with the code of the finding, which belongs to the checkout."""
+    return ImportPaths(LABEL_WINDOW).load("label_window.py:label_window")(**sizes)
 
 
 def label(cells: Sequence[Cell]) -> list[Row]:
