@@ -113,7 +113,8 @@ class _Problem:
         _, sequence, token = distinct_tokens(corpus)
         holds = np.zeros((corpus.num_examples, corpus.vocab_size), bool)
         holds[sequence, token] = True
-        rows = np.column_stack([holds, np.asarray(corpus.class_index)])
+        labels = np.asarray(corpus.targets)
+        rows = np.column_stack([holds, labels > 0 if corpus.num_classes == 2 else labels])
         distinct, times = np.unique(rows, axis=0, return_counts=True)
         return _Problem(distinct[:, :-1].astype(bool), distinct[:, -1], times, corpus.num_classes)
 

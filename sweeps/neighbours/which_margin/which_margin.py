@@ -12,7 +12,6 @@ from lq_margin import lq_max_margin
 import jaxattn as ja
 from jaxattn.attention.scores import of_vectors
 from jaxattn.data import Vectors
-from jaxattn.theory import Scores
 
 NORMS = {"l2": 2.0, "linf": math.inf}
 
@@ -57,7 +56,7 @@ class Attention(ja.Model[Vectors]):
         best = jnp.take_along_axis(values, top, axis=1)
         return best[:, 0] + (jax.nn.softmax(scores, axis=1) * (values - best)).sum(axis=1)
 
-    def scores(self, params: Params, data: Vectors) -> Scores:
+    def scores(self, params: Params, data: Vectors) -> ja.theory.Scores:
         """Write scores as Φ p: Φ = x, values x·v."""
         return of_vectors(data.X, data.targets, values=data.dot(params.v))
 
