@@ -1,4 +1,8 @@
-"""Theory: what the dynamics should do, and how to tell that it did."""
+"""Theory: what the dynamics should do, and how to tell that it did.
+
+Your own theory of a selection can pose a max-margin problem with `Constraints` and solve it with
+`max_margin_from_constraints`, or certify what another solver returns with `certify_max_margin`.
+"""
 
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores

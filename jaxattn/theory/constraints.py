@@ -89,10 +89,9 @@ def distinct_tokens(
         corpus: n sequences over V tokens, in R rows of bags of W entries.
 
     Returns:
-        present: (R, W) bool; the N entries of the bags that hold a token. Indexing an array of the bags with
-            it gives the order of the other two: `corpus.bags.count[present]` are the counts.
-        sequence: (N,) int; the sequence of each entry.
-        token: (N,) int; its token.
+        (R, W) bool, the N entries of the bags that hold a token; (N,) int, the sequence of each of them; and
+        (N,) int, its token. Indexed with the first, arrays of the bags are in the order of the other two:
+        `corpus.bags.count[present]` are the counts.
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0

@@ -86,13 +86,13 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
 
 
 def greedy_cover(corpus: Corpus) -> TokenCover | None:
-    """Take the token that decides most of the sequences left, again and again.
+    """Build a cover that takes the token that decides most of the remaining sequences, one after the other.
 
     Args:
         corpus: n sequences over V tokens, K classes.
 
     Returns:
-        The cover; None if there is none. Of several tokens that decide as many the first one is taken.
+        The cover; None if there is none. Of tokens that decide equally many, the first one is taken.
     """
     problem = _Problem.of(corpus)
     found, left = problem.decide(problem.all)

@@ -53,7 +53,7 @@ class JointLimit:
 
     @property
     def holds(self) -> bool:
-        """Whether everything is as it has to be."""
+        """True if every condition of the certificate holds."""
         return self.reason == ""
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ def certify_joint_limit(
     In the limit v = r v_mm, log r → ∞, with v_mm the max-margin head of the points that attention makes,
     and p = 2 log r (p_* + o(1)). A sequence is heavy if its weight e^(-y f) is of the order of the largest
     one, and light if it is less by a power of r. Which is which, and what attention of heavy ones stays
-    finite, is read off the given point; all else is computed anew:
+    finite, is read off the given point; everything else is recomputed:
 
         p_* = argmin ‖p‖²  s.t.  a_top - a_s = 0     tokens of finite attention in a heavy sequence,
                                  a_top - a_s ≥ 1     s of a heavy sequence with y γ_s < 1,
