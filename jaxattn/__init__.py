@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         SharedData,
         Start,
     )
+    from jaxattn.core.errors import InputError
     from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Share, Spec, Static
     from jaxattn.data import Generator
     from jaxattn.lab import probes
@@ -35,6 +36,7 @@ __all__ = [
     "Explorer",
     "Figure",
     "Generator",
+    "InputError",
     "Loss",
     "Model",
     "NotNegative",
@@ -78,6 +80,7 @@ _NAMES = {
     "SharedData": "jaxattn.base",
     "Start": "jaxattn.base",
     "Probes": "jaxattn.lab.probes",
+    "InputError": "jaxattn.core.errors",
     "NotNegative": "jaxattn.core.settings",
     "Positive": "jaxattn.core.settings",
     "PositiveInt": "jaxattn.core.settings",

@@ -18,9 +18,14 @@ def code_cells(notebook):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_a_fresh_kernel(path, monkeypatch, tmp_path):
     monkeypatch.setenv("JAXATTN_FAST", "1")
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "sweeps").symlink_to(path.parents[1] / "sweeps")
     notebook = nbformat.read(path, 4)
     NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path / "notebooks")}},
     ).execute()
     assert all(cell.execution_count for cell in code_cells(notebook))
 

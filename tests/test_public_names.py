@@ -1,5 +1,6 @@
-"""Every public name is documented, and has its place in the reference."""
+"""Every public name is documented, and has its place in the reference; code under sweeps/ uses no others."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -9,18 +10,28 @@ import pytest
 
 import jaxattn
 
-API = Path(__file__).parents[1] / "docs" / "reference" / "api"
+ROOT = Path(__file__).parents[1]
+API = ROOT / "docs" / "reference" / "api"
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in sorted(API.glob("*.md")))
 MODULES = re.findall(r"automodule:: (\S+)", TEXT)
 DATA = set(re.findall(r"py:data:: (\S+)", TEXT))
 PACKAGES = [
     "jaxattn",
-    *(f"jaxattn.{name}" for name in jaxattn.__all__ if inspect.ismodule(getattr(jaxattn, name))),
+    *(x.__name__ for x in (getattr(jaxattn, name) for name in jaxattn.__all__) if inspect.ismodule(x)),
     "jaxattn.bench",
     "jaxattn.lab.diagnosis",
     "jaxattn.lab.books",
     "jaxattn.lab.results",
 ]
+# Modules that are not public, and what code under sweeps/ takes from them all the same.
+NOT_PUBLIC = {
+    "jaxattn.lab.books.metrics": "names of cells, for a measure that is one of the package's and a row more",
+    "jaxattn.lab.results.fits": "exponents of power laws, seed by seed",
+    "jaxattn.lab.results.intervals": "the interval of a share",
+    "jaxattn.lab.results.judge": "estimates with intervals, which a `Finding` holds",
+    "jaxattn.lab.results.statistics": "the last step of every run",
+    "jaxattn.lab.results.style": "the style and colours of the package's figures",
+}
 
 
 def public(module):
@@ -34,13 +45,15 @@ def public(module):
 
 
 def test_every_public_module_has_its_page():
-    below = [
-        f"{package}.{name}"
+    """Under its own name, wherever it is public."""
+    below = {
+        f"{package}.{name}": x.__name__
         for package in PACKAGES
         for name, x in public(importlib.import_module(package)).items()
         if inspect.ismodule(x) and not name.startswith("_")
-    ]
-    assert {name for name in [*PACKAGES, *below] if name not in MODULES and name not in DATA} == set()
+    }
+    modules = {name: name for name in PACKAGES} | below
+    assert {name for name, own in modules.items() if not {name, own} & {*MODULES, *DATA}} == set()
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -62,3 +75,48 @@ def test_every_public_name_says_what_it_is(name):
                 if not method.startswith("_") and method in vars(x) and not inspect.getdoc(m)
             ]
     assert missing == []
+
+
+def used(path):
+    """Yield what a Python file takes of jaxattn: a module, and the names that lead from it to an object."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    roots = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "jaxattn":
+            yield from ((node.module, [alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            own = [alias for alias in node.names if alias.name.partition(".")[0] == "jaxattn"]
+            roots |= {alias.asname or "jaxattn" for alias in own}
+            yield from (("jaxattn", alias.name.split(".")[1:]) for alias in own)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            root, *names = ast.unparse(node).split(".")
+            if root in roots:
+                yield "jaxattn", names
+
+
+def private(module, names):
+    """Return the first of the modules on the way to an object that is not public, None if all are."""
+    for name in names:
+        if module not in (*MODULES, *PACKAGES) or name not in public(importlib.import_module(module)):
+            whole = f"{module}.{name}"
+            return whole if whole in NOT_PUBLIC else module
+        found = getattr(importlib.import_module(module), name)
+        if not inspect.ismodule(found):
+            return None
+        module = found.__name__
+    return None
+
+
+def test_code_of_sweeps_uses_public_names_alone():
+    found = {
+        (private(module, names), f"{path.relative_to(ROOT)}: {'.'.join([module, *names])}")
+        for path in (ROOT / "sweeps").rglob("*.py")
+        for module, names in used(path)
+    }
+    assert {what for where, what in found if where not in (None, *NOT_PUBLIC)} == set()
+    assert {where for where, _ in found} - {None} == set(NOT_PUBLIC)
+    # Names are found at all, those that attributes lead to too.
+    assert {what.partition(": ")[2] for where, what in found if where is None} >= {
+        "jaxattn.theory.max_margin_from_constraints", "jaxattn.theory.selection"
+    }  # fmt: skip

@@ -1,14 +1,20 @@
-"""Theory: what the dynamics should do, and how to tell that it did."""
+"""Theory: what the dynamics should do, and how to tell that it did.
+
+Your own theory of a selection can pose a max-margin problem with `Constraints` and solve it with
+`max_margin_from_constraints`, or certify what another solver returns with `certify_max_margin`.
+"""
 
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
-from jaxattn.theory.certificate import MaxMargin
-from jaxattn.theory.cover import TokenCover, greedy_cover, minimum_cover
-from jaxattn.theory.joint_limit import JointLimit, certify_joint_limit
-from jaxattn.theory.label_window import LabelWindow, label_window
+from jaxattn.theory.certificate import MaxMargin, Status, certify_max_margin
+from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens, tie_classes
 from jaxattn.theory.limit import Limit, certify_limit
-from jaxattn.theory.lq_margin import lq_max_margin
-from jaxattn.theory.max_margin import differentiable_direction, max_margin, max_margin_batch
+from jaxattn.theory.max_margin import (
+    differentiable_direction,
+    max_margin,
+    max_margin_batch,
+    max_margin_from_constraints,
+)
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
 from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
 from jaxattn.theory.selection import (
@@ -22,25 +28,23 @@ from jaxattn.theory.selection import (
 )
 
 __all__ = [
-    "JointLimit",
-    "LabelWindow",
+    "Constraints",
     "Limit",
     "MaxMargin",
     "RelaxedMaxMargin",
     "Scores",
     "Selection",
-    "TokenCover",
-    "certify_joint_limit",
+    "Status",
     "certify_limit",
+    "certify_max_margin",
+    "constraints",
     "cosine",
     "differentiable_direction",
-    "greedy_cover",
-    "label_window",
-    "lq_max_margin",
+    "distinct_tokens",
     "margin",
     "max_margin",
     "max_margin_batch",
-    "minimum_cover",
+    "max_margin_from_constraints",
     "one_minus_cosine",
     "one_step_error",
     "predicted_values",
@@ -49,4 +53,5 @@ __all__ = [
     "selection",
     "selection_from_scores",
     "selection_of",
+    "tie_classes",
 ]

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flax import struct
+from jaxtyping import Float
 
+from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
@@ -28,7 +30,16 @@ _UNTIED = 1e-8
 
 
 class Status(IntEnum):
-    """How a max-margin problem ended."""
+    """How a max-margin problem ended; `MaxMargin.reason` describes it.
+
+    SOLVED: to the tolerance.
+    NOTHING: there is no pair of tokens to separate, and p = 0.
+    LOOSE: p meets all constraints, but its duality gap is above the tolerance.
+    INFEASIBLE: the multipliers prove that no p meets all constraints.
+    CIRCLE: tokens outrank each other in a circle, whatever the keys are.
+    UNDECIDED: neither a p nor a proof that there is none was found.
+    INVALID: not tried, because the input is not valid.
+    """
 
     SOLVED = 0
     NOTHING = 1
@@ -60,8 +71,8 @@ class MaxMargin(Brief):
 
         ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap).
 
-    Of `lq_max_margin` the lengths of p are in ℓ_q and those of the sums in its dual norm; the margins are
-    bounded by them as here, the distance to p_mm is not.
+    If `certify_max_margin` is given a norm q other than 2, lengths of p are in ℓ_q and those of the sums in
+    its dual norm. The margins are then bounded as here, but the distance to p_mm is not.
 
     If it is infeasible, Σ λ (E_s - E_s') + Σ μ (E_s - E_s'') = 0 for multipliers near the given ones, with
     Σ λ = 1: no direction has a positive product with every difference. `dual_residual`, at most 1e-14, is the
@@ -151,35 +162,53 @@ class _Tight(NamedTuple):
     ties: np.ndarray
 
 
-def certify(
-    E: np.ndarray,
+def certify_max_margin(
+    keys: Float[np.ndarray, "V d"],
     constraints: Constraints,
-    multipliers: np.ndarray,
-    tie_multipliers: np.ndarray,
+    multipliers: Float[np.ndarray, " m"],
+    tie_multipliers: Float[np.ndarray, " t"],
     *,
-    tolerance: float,
-    p: np.ndarray | None = None,
+    tolerance: float = 1e-10,
+    p: Float[np.ndarray, " d"] | None = None,
     q: float = 2.0,
     iterations: int = 0,
     solver: str = "",
 ) -> MaxMargin:
-    """Scale a direction to feasibility, and bound the margin from both sides, or prove that there is none.
+    """Certify the solution of any solver of a max-margin problem, or its proof that there is none.
+
+    p is scaled until it meets all constraints. The multipliers bound the margin of every unit direction, by
+    Hölder's inequality with 1/q + 1/q* = 1:
+
+        1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b,   b = required.
+
+    If no scale of p meets the constraints, it is checked whether the multipliers prove that no vector does.
+    Nothing else of the solver enters: its errors can only widen the gap.
 
     Args:
-        E: (V, d) float64.
+        keys: (V, d) float64; Φ.
         constraints: m pairs and t ties.
-        multipliers: (m,); λ of any scale; negative ones count as 0.
-        tie_multipliers: (t,); μ at the same scale.
-        tolerance: largest duality gap of a solved problem.
-        p: (d,); the direction, of any length; by default the sum of the multipliers.
-        q: the norm of p, 1 to ∞.
-        iterations: for the statistics.
-        solver: for the statistics.
+        multipliers: (m,) float64; λ of any scale; negative ones count as 0.
+        tie_multipliers: (t,) float64; μ at the same scale, of any sign.
+        tolerance: largest relative duality gap of a solved problem.
+        p: (d,) float64; the direction, of any length; by default the sum of the multipliers.
+        q: the norm of p, 1 to ∞ (`math.inf`).
+        iterations: iterations of the solver, for the answer.
+        solver: name of the solver, for the answer.
 
     Returns:
-        The answer.
+        The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, and NOTHING if nothing is
+        required.
+
+    Raises:
+        InputError: there is not one multiplier for each pair and each tie.
     """
+    E = keys
     better, worse, ties, _, required = constraints
+    if len(multipliers) != len(better) or len(tie_multipliers) != len(ties):
+        raise InputError(
+            f"multipliers {np.shape(multipliers)}, tie_multipliers {np.shape(tie_multipliers)} for "
+            f"{len(better)} pairs and {len(ties)} ties; give one for each"
+        )
     if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties, solver=solver)
     support = np.flatnonzero(multipliers > 0)

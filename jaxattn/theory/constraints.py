@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
@@ -10,11 +11,12 @@ from jaxattn.theory.selection import Selection
 
 
 class Constraints(NamedTuple):
-    """Constraints on scores a = E p: a[better] ≥ a[worse] + required and a[ties[:, 0]] = a[ties[:, 1]].
+    """Constraints on scores a = Φ p: a[better] ≥ a[worse] + required and a[ties[:, 0]] = a[ties[:, 1]].
 
-    Tied tokens form classes with one score; `ties` compares each token with the smallest of its class.
-    Two pairs that differ by tied tokens only are one constraint and appear once, so there are never
-    more pairs than (sequence, token) entries in the corpus.
+    `constraints` builds those of a selection; others can be built by hand, the `leader` of each token with
+    `tie_classes`. Tied tokens form classes with one score, and `ties` compares each token with the smallest
+    token of its class. Pairs that differ only by tied tokens are one constraint and appear once, so there are
+    at most as many pairs as (sequence, token) entries in the corpus.
 
     Attributes:
         better: (m,) int32; the selected token of each pair.
@@ -32,16 +34,19 @@ class Constraints(NamedTuple):
 
 
 def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | None = None) -> Constraints:
-    """List the distinct constraints of a selection, on the host.
+    """Return the distinct constraints that a selection puts on the scores. NumPy, on the host.
+
+        a_s ≥ a_s' + required,   a_s = a_s''   for all X, s, s'' ∈ S_X, s' ∈ X \\ S_X.
 
     Args:
         corpus: n sequences over V tokens.
-        selection: selected tokens of each sequence, at least one.
-        required: (R, W) ≥ 0; by how much each unselected entry of the bags has to be outscored, 1 by default.
+        selection: the selected tokens S_X of each sequence, at least one.
+        required: (R, W) float ≥ 0, R rows of bags of W entries; the margin of each unselected entry, 1 by
+            default.
 
     Returns:
-        The constraints, the strongest where several are one, sorted by class of the better token, then by
-        class of the worse.
+        The constraints, sorted by the class of the better token, then by that of the worse one. Of several
+        that are the same up to ties, the strongest is kept.
 
     Raises:
         InputError: the selection is for another corpus, or a sequence has no selected token.
@@ -51,7 +56,7 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
         raise InputError(
             f"selection: made for bags {mask.shape}, not {corpus.bags.index.shape}; make it anew"
         )
-    present, sequence, token = entries_of(corpus)
+    present, sequence, token = distinct_tokens(corpus)
     token, chosen = token.astype(np.int32), mask[present]
 
     first = np.full(corpus.num_examples, vocab, np.int32)
@@ -75,14 +80,18 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
     )
 
 
-def entries_of(corpus: Corpus) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """List the distinct tokens of all sequences, one after the other, on the host.
+def distinct_tokens(
+    corpus: Corpus,
+) -> tuple[Bool[np.ndarray, "R W"], Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
+    """Return the distinct tokens of every sequence as flat arrays. NumPy, on the host.
 
     Args:
-        corpus: n sequences over V tokens.
+        corpus: n sequences over V tokens, in R rows of bags of W entries.
 
     Returns:
-        (R, W) bool, where they stand in the bags; the sequence and the token of each, (N,) int.
+        (R, W) bool, the N entries of the bags that hold a token; (N,) int, the sequence of each of them; and
+        (N,) int, its token. Indexed with the first, arrays of the bags are in the order of the other two:
+        `corpus.bags.count[present]` are the counts.
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -140,13 +149,24 @@ def coinciding(E: np.ndarray, constraints: Constraints) -> int | None:
     return None
 
 
-def tie_classes(one: np.ndarray, other: np.ndarray, vocab: int) -> np.ndarray:
-    """Find the smallest token of each token's class, (V,), where tokens `one` tie with tokens `other`."""
+def tie_classes(
+    one: Int[np.ndarray, " t"], other: Int[np.ndarray, " t"], vocab_size: int
+) -> Int[np.ndarray, " V"]:
+    """Return the smallest token of the class of each token, where tied tokens share a class.
+
+    Args:
+        one: (t,) int; tokens.
+        other: (t,) int; the token that each of them ties with.
+        vocab_size: V.
+
+    Returns:
+        (V,) int32; `leader` of `Constraints`. A token without a tie is its own class.
+    """
     from scipy.sparse import coo_array  # slow to import
     from scipy.sparse.csgraph import connected_components
 
-    graph = coo_array((np.ones(len(one), bool), (one, other)), shape=(vocab, vocab))
+    graph = coo_array((np.ones(len(one), bool), (one, other)), shape=(vocab_size, vocab_size))
     group = connected_components(graph, directed=False)[1]
-    smallest = np.full(vocab, vocab, np.int32)
-    np.minimum.at(smallest, group, np.arange(vocab, dtype=np.int32))
+    smallest = np.full(vocab_size, vocab_size, np.int32)
+    np.minimum.at(smallest, group, np.arange(vocab_size, dtype=np.int32))
     return smallest[group]

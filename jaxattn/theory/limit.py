@@ -11,8 +11,8 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status
-from jaxattn.theory.constraints import constraints, entries_of
-from jaxattn.theory.max_margin import shortest
+from jaxattn.theory.constraints import constraints, distinct_tokens
+from jaxattn.theory.max_margin import max_margin_from_constraints
 from jaxattn.theory.orders import Entries, Orders, Residual, TiedPart, orders
 from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
 
@@ -188,7 +188,7 @@ def certify_limit(
     rate[~entries.chosen & (found.leader[entries.token] == found.leader[entries.top])] = 1
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
-    direction = shortest(E, constraints(corpus, selection, required), tolerance=tolerance)
+    direction = max_margin_from_constraints(E, constraints(corpus, selection, required), tolerance=tolerance)
     drawn, level = _drawn(E, entries, order, direction, tied.normals)
     apart = E @ direction.p
     apart = apart[entries.top] - apart[entries.token]
@@ -208,7 +208,7 @@ def certify_limit(
 
 
 def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: np.ndarray) -> Entries:
-    present, sequence, token = entries_of(corpus)
+    present, sequence, token = distinct_tokens(corpus)
     chosen, n = np.asarray(selection.mask)[present], corpus.num_examples
     first = np.full(n, len(scores))
     np.minimum.at(first, sequence[chosen], token[chosen])

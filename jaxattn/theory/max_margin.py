@@ -20,7 +20,7 @@ from jaxattn.theory.certificate import (
     MaxMargin,
     Solution,
     Status,
-    certify,
+    certify_max_margin,
     lengths,
     unsolved,
 )
@@ -110,9 +110,31 @@ def max_margin(
     return problem if isinstance(problem, MaxMargin) else problem.solve(solver, tolerance)
 
 
-def shortest(E: np.ndarray, found: Constraints, *, tolerance: float) -> MaxMargin:
-    """Find the shortest p that meets constraints: `max_margin`, given its constraints."""
-    problem = _pose(E, found)
+def max_margin_from_constraints(
+    keys: Float[Array | np.ndarray, "V d"], constraints: Constraints, *, tolerance: float = 1e-10
+) -> MaxMargin:
+    """Find the shortest p whose scores Φ p meet given constraints, with a certificate.
+
+        p = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ required for all pairs,  p·(Φ_s - Φ_s'') = 0 for all ties.
+
+    `max_margin` is this problem with the constraints of a selection.
+
+    Args:
+        keys: (V, d) float; Φ.
+        constraints: m pairs and t ties of V tokens.
+        tolerance: largest relative duality gap of a solved problem.
+
+    Returns:
+        The direction and its certificate, as `max_margin` returns them.
+
+    Raises:
+        InputError: Φ holds NaN or inf, or has not one row for each token of the constraints.
+    """
+    keys, tokens = np.asarray(keys, np.float64), len(constraints.leader)
+    if keys.ndim != 2 or len(keys) != tokens:
+        raise InputError(f"keys: shape {keys.shape} for {tokens} tokens; give (V, d)")
+    require_finite(keys=keys)
+    problem = _pose(keys, constraints)
     return problem if isinstance(problem, MaxMargin) else problem.solve("auto", tolerance)
 
 
@@ -184,14 +206,14 @@ def _pose(E: np.ndarray, found: Constraints, rows: np.ndarray | None = None) -> 
     same = coinciding(E, found)
     if same is not None:
         alone = 1.0 * (np.arange(len(better)) == same)
-        return certify(E, found, alone, np.zeros(len(ties)), tolerance=0.0)
+        return certify_max_margin(E, found, alone, np.zeros(len(ties)), tolerance=0.0)
     around = circle(found)
     if len(around):
         multipliers = np.zeros(len(better))
         multipliers[around] = 1
         # Moving the weight of each tied token to its leader makes the sum vanish exactly.
         weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
-        answer = certify(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
+        answer = certify_max_margin(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
         return replace(answer, status=np.int8(Status.CIRCLE))
     if rows is None or not np.isfinite(rows).all():
         rows = np.linalg.qr(E.T).R.T if len(E) < E.shape[1] else E
@@ -231,7 +253,7 @@ def _conclude(
     if len(ties):
         w = multipliers[support] @ (E[better[support]] - E[worse[support]])
         tie_multipliers = -np.linalg.lstsq((apart / size[:, None]).T, w, rcond=1e-12)[0] / size
-    return certify(
+    return certify_max_margin(
         E,
         problem.constraints,
         multipliers,

@@ -9,8 +9,8 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status, unsolved
-from jaxattn.theory.constraints import Constraints, constraints, entries_of
-from jaxattn.theory.max_margin import shortest
+from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens
+from jaxattn.theory.max_margin import max_margin_from_constraints
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
 # A selected token is on the margin of v if y x_s·v ≤ 1 + this: wider than rounding, closer than chance.
@@ -144,7 +144,7 @@ def relaxed_max_margin(
     other = labels[owner] * values[np.asarray(bags.index)]
     required = np.where(np.abs(other - 1) <= _ON_MARGIN, tied, 1.0) * support[owner]
     found = constraints(corpus, chosen, required)
-    query = shortest(keys, found, tolerance=tolerance)
+    query = max_margin_from_constraints(keys, found, tolerance=tolerance)
     clearance = np.min(margins[~support] - 1, initial=np.inf)
     return RelaxedMaxMargin(query, head, support, clearance)
 
@@ -173,12 +173,14 @@ def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tol
         leader=np.arange(origin + 1, dtype=np.int32),
         required=np.ones(len(distinct)),
     )
-    return shortest(np.concatenate([E, np.zeros((1, E.shape[1]))]), found, tolerance=tolerance)
+    return max_margin_from_constraints(
+        np.concatenate([E, np.zeros((1, E.shape[1]))]), found, tolerance=tolerance
+    )
 
 
 def _tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
     """Look up the selected token of every sequence, (n,)."""
-    (present, sequence, held), mask = entries_of(corpus), np.asarray(chosen.mask)
+    (present, sequence, held), mask = distinct_tokens(corpus), np.asarray(chosen.mask)
     if mask.shape != present.shape:
         raise InputError(f"chosen: made for bags {mask.shape}, not {present.shape}; make it anew")
     picked = mask[present]

@@ -10,9 +10,10 @@ import jaxattn as ja
 from jaxattn.base.data import Loaded, Splits
 from jaxattn.lab import books
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.theory import Scores, certify_joint_limit
+from jaxattn.theory import Scores
 
 FOLDER = Path(__file__).parents[2] / "sweeps" / "findings" / "which_mixture"
+certify_joint_limit = ImportPaths(FOLDER).load("joint_limit.py:certify_joint_limit")
 
 
 @pytest.fixture

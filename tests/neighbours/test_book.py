@@ -9,7 +9,7 @@ from jaxattn.lab import books
 from jaxattn.lab.books import findings, section
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
-NAMES = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
+NAMES = sorted(path.name for path in SHIPPED.iterdir() if (path / "item.toml").is_file())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.theory.certificate import MaxMargin, Status, bounds, certify, unsolved
+from jaxattn.theory.certificate import MaxMargin, Status, bounds, certify_max_margin, unsolved
 from jaxattn.theory.constraints import Constraints, constraints
 
 
@@ -54,7 +54,7 @@ def test_any_multipliers_enclose_the_largest_margin_and_bound_the_distance_to_th
         # Multipliers from a pseudo-inverse are exact to its condition number times rounding.
         for size, least, most in [(0.0, 0.0, 1e-12), (1e-6, 1e-9, 0.01), (1e-4, 1e-7, 0.9)]:
             off = multipliers + size * noise
-            answer = certify(E, found, off, keep_ties(E, found, off), tolerance=1e-10)
+            answer = certify_max_margin(E, found, off, keep_ties(E, found, off), tolerance=1e-10)
             assert answer.status == (Status.LOOSE if size else Status.SOLVED)
             assert least <= answer.duality_gap <= most
             assert answer.margin <= exact.margin * (1 + 1e-12)
@@ -64,7 +64,7 @@ def test_any_multipliers_enclose_the_largest_margin_and_bound_the_distance_to_th
             distance = np.linalg.norm(answer.p - exact.p) / np.linalg.norm(answer.p)
             assert distance**2 <= answer.duality_gap + 1e-14
             assert answer.primal_residual < 1e-12
-            generous = certify(E, found, off, keep_ties(E, found, off), tolerance=most)
+            generous = certify_max_margin(E, found, off, keep_ties(E, found, off), tolerance=most)
             assert generous.status == Status.SOLVED
 
 
@@ -73,7 +73,7 @@ def test_ties_that_do_not_hold_leave_no_solution(feasible):
     for E, found, multipliers, exact in feasible:
         if len(found.ties):
             off = exact.tie_multipliers * (1 + 1e-4)
-            answer = certify(E, found, multipliers, off, tolerance=1e-10)
+            answer = certify_max_margin(E, found, multipliers, off, tolerance=1e-10)
             assert answer.status == Status.UNDECIDED
             assert np.isnan(answer.p).all()
             count += 1
@@ -85,7 +85,7 @@ def test_what_is_no_proof_of_infeasibility_does_not_pass_for_one(infeasible, fea
         assert exact.status == Status.INFEASIBLE
         off = multipliers.copy()
         off[multipliers.argmax()] *= 1 + 1e-6
-        answer = certify(E, found, off, exact.tie_multipliers, tolerance=1e-10)
+        answer = certify_max_margin(E, found, off, exact.tie_multipliers, tolerance=1e-10)
         assert answer.status == Status.UNDECIDED
         assert not answer.feasible
         assert not answer.infeasible
@@ -93,14 +93,14 @@ def test_what_is_no_proof_of_infeasibility_does_not_pass_for_one(infeasible, fea
     for E, found, _, _ in feasible:
         for _ in range(5):
             random = rng.exponential(size=len(found.better))
-            answer = certify(E, found, random, keep_ties(E, found, random), tolerance=1e-10)
+            answer = certify_max_margin(E, found, random, keep_ties(E, found, random), tolerance=1e-10)
             assert answer.status != Status.INFEASIBLE
 
 
 def test_the_scale_of_the_multipliers_and_negative_ones_do_not_count(feasible):
     E, found, multipliers, exact = feasible[0]
     scaled = np.where(multipliers > 0, 1e6 * multipliers, -1.0)
-    other = certify(E, found, scaled, 1e6 * exact.tie_multipliers, tolerance=1e-10)
+    other = certify_max_margin(E, found, scaled, 1e6 * exact.tie_multipliers, tolerance=1e-10)
     assert other.status == Status.SOLVED
     np.testing.assert_allclose(other.p, exact.p, rtol=1e-12)
     np.testing.assert_allclose(other.multipliers, exact.multipliers, rtol=1e-12)
@@ -148,6 +148,32 @@ def test_multipliers_a_little_off_still_prove_the_margin_of_two_nearly_opposite_
         required=np.ones(2),
     )
     E = np.array([[1.0, 0.01], [-1.0, 0.01], [0.0, 0.0]])
-    answer = certify(E, found, np.array([1.0, 1 + 1e-10]), np.zeros(0), tolerance=1e-10)
+    answer = certify_max_margin(E, found, np.array([1.0, 1 + 1e-10]), np.zeros(0), tolerance=1e-10)
     assert answer.status == Status.SOLVED
     np.testing.assert_allclose(answer.margin, 0.01, rtol=1e-13)
+
+
+def test_multipliers_are_one_for_each_pair_and_each_tie(feasible):
+    E, found, multipliers, _ = feasible[0]
+    for pairs, ties in ((multipliers[:-1], len(found.ties)), (multipliers, len(found.ties) + 1)):
+        with pytest.raises(ja.InputError, match=r"give one for each"):
+            certify_max_margin(E, found, pairs, np.zeros(ties))
+
+
+def test_constraints_written_by_hand_have_a_certified_answer(shortest, rng):
+    """Required 1 and 2, and a tie of which one token is in both pairs."""
+    E = rng.normal(size=(5, 4))
+    leader = ja.theory.tie_classes(np.array([3]), np.array([1]), 5)
+    assert leader.tolist() == [0, 1, 2, 1, 4]
+    own = ja.theory.Constraints(
+        better=np.array([0, 1]), worse=np.array([1, 4]), ties=np.array([[1, 3]]), leader=leader,
+        required=np.array([1.0, 2.0]),
+    )  # fmt: skip
+    found = ja.theory.max_margin_from_constraints(E, own)
+    expected = shortest([E[0] - E[1], E[1] - E[4]], [1, 2], [E[1] - E[3]])
+    np.testing.assert_allclose(found.p, expected, atol=1e-6)
+    assert found.status == ja.theory.Status.SOLVED
+    with pytest.raises(ja.InputError, match=r"keys: shape \(4, 4\) for 5 tokens"):
+        ja.theory.max_margin_from_constraints(E[:4], own)
+    with pytest.raises(ja.InputError, match="NaN or inf"):
+        ja.theory.max_margin_from_constraints(E * np.nan, own)

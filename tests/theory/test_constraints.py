@@ -129,3 +129,14 @@ def test_bad_input():
         constraints(corpus, selection_of(np.array([True, False, False, False]), corpus))
     with pytest.raises(InputError, match="make it anew"):
         constraints(corpus, Selection(np.ones((3, 2), bool)))
+
+
+def test_distinct_tokens_are_those_of_every_sequence_in_the_order_of_the_bags(ragged, loops):
+    bags, _ = loops
+    corpus = ragged(2)
+    present, sequence, token = ja.theory.distinct_tokens(corpus)
+    expected = [(x, s) for x, tokens in enumerate(bags(corpus)) for s in tokens]
+    assert sorted(zip(sequence.tolist(), token.tolist(), strict=True)) == expected
+    counts = np.asarray(corpus.bags.count)[present]
+    totals = np.bincount(sequence, counts, corpus.num_examples)
+    np.testing.assert_array_equal(totals, np.asarray(corpus.lengths))

@@ -15,11 +15,11 @@ from jaxattn.theory import (
     differentiable_direction,
     max_margin,
     max_margin_batch,
+    max_margin_from_constraints,
     selection_of,
 )
 from jaxattn.theory.certificate import Status
 from jaxattn.theory.constraints import constraints
-from jaxattn.theory.max_margin import shortest
 
 SOLVERS = ("exact", "interior", "cutting", "batch", "required")
 
@@ -49,7 +49,9 @@ def solve(scores, chosen, solver, rng):
         some = rng.choice([0.0, 0.5, 1.0], len(found.worse))
         some[rng.integers(len(some))] = 1.0
         required = dict(zip(found.worse.tolist(), some.tolist(), strict=True))
-        return shortest(np.asarray(E, float), found._replace(required=some), tolerance=1e-10), required
+        return max_margin_from_constraints(
+            np.asarray(E, float), found._replace(required=some), tolerance=1e-10
+        ), required
     if solver == "batch":
         answers = max_margin_batch(Scores(np.stack([E, E]), corpus), Selection(np.stack([chosen.mask] * 2)))
         return jax.tree.map(lambda x: x[0], answers), required

@@ -65,7 +65,7 @@ def code_hash(target: Any) -> str:
     """
     code = _Code()
     file = _file_of(target)
-    if file is not None and not _is_local(file):
+    if file is not None and not is_local(file):
         code.add(Path(file).read_bytes())
     code.visit(target, getattr(target, "__qualname__", type(target).__qualname__))
     return code.state.hexdigest()[:16]
@@ -129,7 +129,7 @@ class _Code:
             if isinstance(x, np.ndarray) and x.dtype != object:
                 self.add(str(x.dtype), str(x.shape), x.tobytes())
                 return
-            own = _is_loose(kind) or _is_local(_file_of(kind))
+            own = _is_loose(kind) or is_local(_file_of(kind))
             reduced = x.__reduce_ex__(4)[:3] if own else pickle.dumps(x, protocol=4)
         except Exception:  # whatever an object raises that cannot be pickled
             raise Unhashable(f"{place} ({kind.__qualname__})") from None
@@ -140,7 +140,7 @@ class _Code:
         if module is None:
             return
         file = getattr(module, "__file__", None)
-        if _is_local(file):
+        if is_local(file):
             self.file(file, module.__package__ or "")
         else:
             self.add(module.__name__)
@@ -154,14 +154,14 @@ class _Code:
         self.add(content)
         with suppress(SyntaxError, ValueError):  # compiled code
             for name in sorted(set(_imports(ast.parse(content), package))):
-                if _is_local(found := _imported_file(name, Path(file).parent)):
+                if is_local(found := _imported_file(name, search_folders(Path(file)))):
                     is_package = Path(found).name == "__init__.py"
                     self.file(found, name if is_package else name.rpartition(".")[0])
 
     def class_(self, kind: type, place: str) -> None:
         """Hash a class: its file or its own methods and attributes, and its bases."""
         loose, module = _is_loose(kind), _module_of(kind)
-        if not loose and not _is_local(_file_of(kind)):
+        if not loose and not is_local(_file_of(kind)):
             self.add(f"{kind.__module__}.{kind.__qualname__}")
             return
         self.add(kind.__qualname__)
@@ -177,7 +177,7 @@ class _Code:
 
     def function(self, function: types.FunctionType, place: str) -> None:
         """Hash a function: its file or its own code, and the values that it reads."""
-        loose, local = _is_loose(function), _is_local(_file_of(function))
+        loose, local = _is_loose(function), is_local(_file_of(function))
         self.add(function.__qualname__)
         if loose:
             self.code(function.__code__)
@@ -247,7 +247,7 @@ def _installed_name(x: Any) -> str:
     if not (isinstance(place, str) and isinstance(name, str) and place in sys.modules):
         return ""
     file = getattr(sys.modules[place], "__file__", None)
-    if place == "__main__" or file is None or _is_local(file):
+    if place == "__main__" or file is None or is_local(file):
         return ""
     found: Any = sys.modules[place]
     for part in name.split("."):
@@ -264,7 +264,7 @@ def _is_loose(x: Any) -> bool:
     return not any(getattr(each, name, None) for each in (module, root) for name in ("__file__", "__spec__"))
 
 
-def _is_local(file: str | None) -> TypeGuard[str]:
+def is_local(file: str | None) -> TypeGuard[str]:
     """Tell whether a file is the user's own: not of Python, of an installed package or of this one."""
     if file is None:
         return False
@@ -301,14 +301,23 @@ def _with_parents(name: str) -> Iterator[str]:
     return (".".join(parts[: k + 1]) for k in range(len(parts)))
 
 
-def _imported_file(name: str, folder: Path) -> str | None:
+def search_folders(file: Path) -> list[Path]:
+    """List the folders from which a file imports others by name: its own, and that of its book if it has one.
+
+    A book is a folder with a book.toml; the files of its items are in folders below it.
+    """
+    book = file.parent.parent
+    return [file.parent, *([book] if (book / "book.toml").is_file() else [])]
+
+
+def _imported_file(name: str, folders: list[Path]) -> str | None:
     """Find the file of a module, whether it is imported already or will be; nothing is imported."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None)
     if "." in name:
         return None
     before = list(sys.path)
-    sys.path.append(str(folder))
+    sys.path += map(str, folders)
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

@@ -1,4 +1,7 @@
-"""Where the names in a sweep file point: `package.module:Name`, or `file.py:Name` beside the sweep file."""
+"""Where the names in a sweep file point: `package.module:Name`, or `file.py:Name` beside the sweep file.
+
+A file imports the files next to it by their names, and those in the folder of the book that it belongs to.
+"""
 
 import difflib
 import hashlib
@@ -6,13 +9,14 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from jaxattn.core.errors import InputError, UserCodeError
-from jaxattn.lab.study.code_hash import Unhashable, code_hash
+from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_folders
 
 
 class ImportPaths:
@@ -38,7 +42,7 @@ class ImportPaths:
             What the name means.
 
         Raises:
-            InputError: no such file, module or name.
+            InputError: no such file, module or name, or a file that imports another one whose name is taken.
             UserCodeError: it was found, and raised while it was imported.
         """
         if name in self.given:
@@ -108,16 +112,13 @@ class ImportPaths:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise InputError(f"{place}: cannot be imported; give a Python file")
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        before = list(sys.path)
-        sys.path.append(str(path.parent))
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise UserCodeError(f"{place} raises while it is imported", frozenset({str(path)})) from error
-        finally:
-            sys.path[:] = before
+        with _own_files_first(path, place):
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except Exception as error:
+                del sys.modules[name]
+                raise UserCodeError(f"{place} raises while it is imported", frozenset({str(path)})) from error
         return module
 
     def _module(self, place: str) -> ModuleType:
@@ -136,3 +137,42 @@ class ImportPaths:
             raise UserCodeError(f"{place} raises while it is imported", files) from error
         finally:
             sys.path[:] = before
+
+
+@contextmanager
+def _own_files_first(path: Path, place: str) -> Iterator[None]:
+    """Let a file import the files of its search folders by their names, and no other folder's files.
+
+    A process has one module of each name. If a file imports a name that another folder's file has taken, it
+    is not imported, and neither is anything that it imported from its search folders.
+    """
+    folders, before = search_folders(path), list(sys.path)
+    own = {file.stem: file for folder in reversed(folders) for file in folder.glob("*.py")}
+    taken = {name: sys.modules.pop(name) for name, file in own.items() if _is_taken(name, file)}
+    known = set(sys.modules)
+    sys.path += map(str, folders)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+        clashes = sorted(taken.keys() & sys.modules.keys())
+        for name in sys.modules.keys() - known if clashes else ():
+            if _source(sys.modules[name]) in own.values():
+                del sys.modules[name]
+        sys.modules.update(taken)
+    for name in clashes:
+        raise InputError(
+            f"{place}: imports {name}, but {_source(taken[name])} is already imported under this name; "
+            "rename one of the two files"
+        )
+
+
+def _is_taken(name: str, file: Path) -> bool:
+    """Return whether a module of this name comes from a user's other file."""
+    module = sys.modules.get(name)
+    return module is not None and is_local(getattr(module, "__file__", None)) and _source(module) != file
+
+
+def _source(module: ModuleType) -> Path | None:
+    """Return the file of a module, None if it has none."""
+    return None if getattr(module, "__file__", None) is None else Path(module.__file__ or "").resolve()

@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
+from label_window import label_window
 
 from jaxattn.lab.books import Cell, Finding, Item, Measured, at_least, cells, share
-from jaxattn.theory import label_window
 
 # The edges of the window of η0 are those of the median seed, up to a fifth: there half of the seeds have to.
 NEAR, HALF, MOST = 1.2, 0.5, 0.9

@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 from escapes import SEEDS, STEP_SIZE, escapes, least_beta, walked
 from figure import draw, tables
+from label_window import follow, label_window, reduced_flow
 from mine import SIZES, study
 
 import jaxattn as ja
 from jaxattn.lab.results.intervals import clopper_pearson
-from jaxattn.theory.label_window import follow, reduced_flow
 
 DIMS = [256, 2048, 16384]
 # Key of the horizontal axis, its values, what else differs from SIZES and d = 2,048.
@@ -50,7 +50,7 @@ def edges(given):
         windows = {}
         for x in values:
             sizes, dim = at(axis, x, changes)
-            windows[x] = ja.theory.label_window(**sizes, dim=dim)
+            windows[x] = label_window(**sizes, dim=dim)
             print(axis, x, changes, windows[x], flush=True)
         tag = "_".join([axis.split(".")[1], *map(str, values[:1]), *(f"{k}{v}" for k, v in changes.items())])
         low, high = ([getattr(w, edge) for w in windows.values()] for edge in ("lower", "upper"))

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results import judge
-from jaxattn.lab.results.load import load
 from jaxattn.lab.results.statistics import last_steps
 from jaxattn.lab.results.style import BLUE, DISTINCT, GREY, INK, RED, style
 
@@ -167,7 +166,7 @@ def law(results) -> Figure:
 
 def main(run: str, out: str) -> None:
     """Write every run as a row, and of starts of several sizes a row each, and the figures."""
-    results, folder = load(run), Path(out)
+    results, folder = ja.load(run), Path(out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     found = runs(results).drop(columns=list(UNUSED))
     found.to_csv(folder / "runs.csv", index=False, float_format="%.6g")
@@ -182,5 +181,5 @@ def main(run: str, out: str) -> None:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    except InputError as error:
+    except ja.InputError as error:
         raise SystemExit(str(error)) from None

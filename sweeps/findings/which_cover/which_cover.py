@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cover import greedy_cover, minimum_cover
 from jax import Array
 
 import jaxattn as ja
 from jaxattn.models.reference import padded_sequences
-from jaxattn.theory import greedy_cover, minimum_cover
 
 # α of irrelevant tokens is 0, that of others at least 1/(n T).
 TIE = 1e-9

@@ -19,11 +19,12 @@ from scipy.interpolate import CubicSpline
 
 import jaxattn as ja
 from jaxattn.models.reference import padded_sequences
-from jaxattn.theory import Scores, certify_joint_limit
+from jaxattn.theory import Scores
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[2] / "benchmarks")]
 from far import follow  # noqa: E402
+from joint_limit import certify_joint_limit  # noqa: E402
 from joint_ode import follow as follow_ode  # noqa: E402
 from which_mixture import begin  # noqa: E402
 

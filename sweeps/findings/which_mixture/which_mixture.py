@@ -12,16 +12,15 @@ import numpy as np
 import pandas as pd
 from far import Far, follow
 from jax import Array
+from joint_limit import JointLimit, certify_joint_limit
 from matplotlib.figure import Figure
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results import judge
-from jaxattn.lab.results.load import load
 from jaxattn.lab.results.style import DISTINCT, style
 from jaxattn.models.reference import padded_sequences
-from jaxattn.theory import JointLimit, Scores, certify_joint_limit, relaxed_max_margin, selection_from_scores
+from jaxattn.theory import Scores, relaxed_max_margin, selection_from_scores
 
 # log ‖v‖ of the row that is certified, at most; log r to which the far flow goes.
 LONGEST, FAR = 18.5, 1e4
@@ -216,8 +215,8 @@ def mixtures(results: Any, item: Any) -> Measured:
 if __name__ == "__main__":
     *folders, out = map(Path, sys.argv[1:])
     try:
-        everything = pd.concat([runs(load(folder)) for folder in folders], ignore_index=True)
-    except InputError as error:
+        everything = pd.concat([runs(ja.load(folder)) for folder in folders], ignore_index=True)
+    except ja.InputError as error:
         raise SystemExit(str(error)) from None
     out.mkdir(parents=True, exist_ok=True)
     # Of a run in two folders that of the later one.

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.data import Vectors
-from jaxattn.data.splits import Splits
+from jaxattn.data import Splits, Vectors
 
 
 class Tokens(Vectors):

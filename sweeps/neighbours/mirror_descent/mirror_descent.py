@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from lq_margin import lq_max_margin
 
 import jaxattn as ja
 from jaxattn.attention.scores import of_query
@@ -65,6 +66,6 @@ def compare(path: np.ndarray, X: np.ndarray, z: np.ndarray, y: np.ndarray) -> tu
     path, norm = path[:, :-1], float(path[0, -1])
     scores = of_query(np.asarray(X, float), np.asarray(z, float), y)
     chosen = ja.theory.selection(path[-1], scores)
-    best = {q: ja.theory.lq_max_margin(scores, chosen, q=q) for q in NORMS}
+    best = {q: lq_max_margin(scores, chosen, q=q) for q in NORMS}
     on_the_way = {f"divergence_to_{q:g}": divergence(best[q].p, path, norm) for q in NORMS}
     return on_the_way, {f"gap_{q:g}": np.asarray(best[q].duality_gap, float) for q in NORMS}

@@ -11,8 +11,7 @@ from jax import Array
 import jaxattn as ja
 from jaxattn.data import Vectors
 from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.results import judge
-from jaxattn.lab.results.fits import power_law
+from jaxattn.lab.results import judge, power_law
 
 
 def signal_and_noise(key: Array, *, dim: int, sequences: int, ratio: float) -> Vectors:

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from lq_margin import lq_max_margin
 
 import jaxattn as ja
 from jaxattn.attention.scores import of_vectors
 from jaxattn.data import Vectors
-from jaxattn.theory import Scores
 
 NORMS = {"l2": 2.0, "linf": math.inf}
 
@@ -56,7 +56,7 @@ class Attention(ja.Model[Vectors]):
         best = jnp.take_along_axis(values, top, axis=1)
         return best[:, 0] + (jax.nn.softmax(scores, axis=1) * (values - best)).sum(axis=1)
 
-    def scores(self, params: Params, data: Vectors) -> Scores:
+    def scores(self, params: Params, data: Vectors) -> ja.theory.Scores:
         """Write scores as Φ p: Φ = x, values x·v."""
         return of_vectors(data.X, data.targets, values=data.dot(params.v))
 
@@ -85,7 +85,7 @@ def compare(path: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[dict[str, A
     """Compare the path (k, d) of one seed with both programs: on the way, and at the end."""
     X, scores = np.asarray(X, float), of_vectors(X, y)
     chosen, top = ja.theory.selection(path[-1], scores), (X @ path[-1]).argmax(axis=1)
-    best = {norm: ja.theory.lq_max_margin(scores, chosen, q=q) for norm, q in NORMS.items()}
+    best = {norm: lq_max_margin(scores, chosen, q=q) for norm, q in NORMS.items()}
     others = np.arange(X.shape[1]) != top[:, None]
     ahead = (np.take_along_axis(X, top[:, None, None], axis=1) - X)[others]
 

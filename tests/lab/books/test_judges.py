@@ -1,12 +1,12 @@
 """Judges read records: here records are made by hand, so that every verdict is known beforehand."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-import jaxattn as ja
 from jaxattn.lab.books import found, judges
 from jaxattn.lab.books.rows import Cell, round_up
 from jaxattn.lab.results.run import Run
@@ -235,9 +235,8 @@ EQUAL = {"data.kind": "mine.py:equal_counts", "data.relevant": 20}
 @pytest.fixture
 def window(monkeypatch):
     """The window of these sizes, without integrating it again; docs/findings/which_label.md has its edges."""
-    monkeypatch.setattr(
-        found, "label_window", lambda **_: ja.theory.LabelWindow(306.05, 1334.43, 1463.9, claimed=True)
-    )
+    edges = SimpleNamespace(lower=306.05, upper=1334.43)
+    monkeypatch.setattr(found, "label_window", lambda **_: edges)
 
 
 def at(cell, step_size, kept):
@@ -268,7 +267,7 @@ def test_beside_an_edge_the_median_seed_decides(cell, window, keep, verdict):
 
 
 def test_a_window_that_is_not_there_loses_nothing(cell, monkeypatch):
-    nothing = ja.theory.LabelWindow(np.nan, np.nan, 1.0, claimed=False)
+    nothing = SimpleNamespace(lower=np.nan, upper=np.nan)
     monkeypatch.setattr(found, "label_window", lambda **_: nothing)
     (row,) = found.label([at(cell, 800.0, 1.0)])
     assert (row.verdict, row.certificate) == (HOLDS, "predicted: lost nowhere")

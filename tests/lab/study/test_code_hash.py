@@ -231,6 +231,23 @@ def test_local_modules_that_a_file_imports_belong_to_its_code(lab, file, is_part
     assert (names.code_hash("named.py:f") != before) == is_part
 
 
+@pytest.mark.parametrize("load_first", [True, False])
+def test_files_of_the_book_that_an_item_imports_belong_to_its_code(lab, load_first):
+    """Also what these import in turn, whether it is imported by then or only where a function runs."""
+    (lab / "book.toml").touch()
+    (lab / "item").mkdir()
+    late = "def f():\n    import lab_first\n    return lab_first.one()\n"
+    early = "import lab_first\n\n\ndef f():\n    return lab_first.one()\n"
+    (lab / "item" / "named.py").write_text(early if load_first else late)
+    names = ImportPaths(lab / "item")
+    hashes = [names.code_hash("named.py:f")]
+    for file in ("lab_first.py", "lab_second.py", "lab_unused.py"):
+        (lab / file).write_text((lab / file).read_text() + "\n# changed\n")
+        hashes.append(names.code_hash("named.py:f"))
+    assert len(set(hashes[:3])) == 3
+    assert hashes[3] == hashes[2]
+
+
 def test_a_value_that_a_file_took_from_the_environment_belongs_to_its_code(lab):
     names = ImportPaths(lab)
     f = names.load("named.py:f")

@@ -34,6 +34,67 @@ def test_files_of_one_name_in_two_folders_are_two_modules(folder, tmp_path):
     assert ImportPaths(folder).load("deep/mine.py:double")(4) == 9
 
 
+@pytest.fixture
+def modules():
+    """Forget what a test imports."""
+    before = set(sys.modules)
+    yield
+    for name in sys.modules.keys() - before:
+        del sys.modules[name]
+
+
+def item(folder, name, code, **files):
+    """Write an item of a book: its code, and files next to it."""
+    (folder / name).mkdir(exist_ok=True)
+    for stem, content in {"code": code, **files}.items():
+        (folder / name / f"{stem}.py").write_text(content)
+    return ImportPaths(folder / name)
+
+
+def test_a_file_imports_those_beside_it_and_those_of_its_book(tmp_path, modules):
+    (tmp_path / "shared_by_items.py").write_text("import math\n\ntwo = 2\n")
+    code = "from shared_by_items import two\nfrom of_this_item import three\n\nfive = two + three\n"
+    names = item(tmp_path, "item", code, of_this_item="three = 3")
+    with pytest.raises(UserCodeError, match=r"code.py raises while it is imported") as caught:
+        names.load("code.py:five")
+    assert "No module named 'shared_by_items'" in caught.value.trace
+    (tmp_path / "book.toml").touch()
+    before = list(sys.path)
+    assert names.load("code.py:five") == 5
+    assert sys.path == before
+
+
+def test_a_name_that_another_items_file_has_taken_is_an_error(tmp_path, modules):
+    """Also where it is imported by way of a third file, and a second time."""
+    (tmp_path / "book.toml").touch()
+    code, between = "from between_{} import x\n", "from of_each_item import x\n"
+    first, second = (
+        item(tmp_path, f"item_{k}", code.format(k), of_each_item=f"x = {k}", **{f"between_{k}": between})
+        for k in (1, 2)
+    )
+    assert first.load("code.py:x") == 1
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"code.py: imports of_each_item, but .*item_1/of_each_item.py"):
+            second.load("code.py:x")
+    assert sys.modules["of_each_item"].x == 1
+    # A file that does not import it is not concerned, and the first item goes on as before.
+    (tmp_path / "item_2" / "other.py").write_text("y = 3\n")
+    assert second.load("other.py:y") == 3
+    assert first.load("code.py:x") == 1
+    (tmp_path / "item_2" / "of_each_item.py").rename(tmp_path / "item_2" / "of_item_2.py")
+    (tmp_path / "item_2" / "between_2.py").write_text("from of_item_2 import x\n")
+    assert second.load("code.py:x") == 2
+
+
+def test_an_items_own_file_comes_before_that_of_its_book(tmp_path, modules):
+    (tmp_path / "book.toml").touch()
+    (tmp_path / "in_both.py").write_text("x = 0\n")
+    assert item(tmp_path, "without", "from in_both import x\n").load("code.py:x") == 0
+    own = item(tmp_path, "with_own", "from in_both import x\n", in_both="x = 1")
+    with pytest.raises(InputError, match=r"imports in_both, but .*in_both.py is already imported"):
+        own.load("code.py:x")
+
+
 def test_modules_are_those_installed_and_those_beside_the_file_and_the_path_stays(folder):
     (folder / "of_a_namespace_test.py").write_text("three = 3\n")
     before = list(sys.path)

@@ -2,6 +2,7 @@
 
 import itertools
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
+from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.models.reference import padded_sequences
-from jaxattn.theory import Scores, certify_joint_limit, one_minus_cosine
-from jaxattn.theory.least_distance import two_sided
+from jaxattn.theory import Scores, one_minus_cosine
+
+PATHS = ImportPaths(Path(__file__).parents[2] / "sweeps" / "findings" / "which_mixture")
+certify_joint_limit = PATHS.load("joint_limit.py:certify_joint_limit")
+two_sided = PATHS.load("two_sided.py:two_sided")
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -162,10 +166,14 @@ def test_what_does_not_hold_is_said():
 def test_bad_input():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=4, num_classes=3)
-    with pytest.raises(InputError, match="3 classes"):
+    with pytest.raises(ja.InputError, match="3 classes"):
         certify_joint_limit(Scores(np.eye(4), three), np.ones(4), np.ones(4))
-    with pytest.raises(InputError, match="do not fit"):
+    with pytest.raises(ja.InputError, match="do not fit"):
         certify_joint_limit(Scores(np.eye(4), corpus), np.ones(3), np.ones(3))
+    with pytest.raises(ja.InputError, match="do not fit"):
+        certify_joint_limit(Scores(np.eye(4)[:3], corpus), np.ones(4), np.ones(4))
+    with pytest.raises(ja.InputError, match="NaN or inf"):
+        certify_joint_limit(Scores(np.eye(4), corpus), np.ones(4), np.full(4, np.nan))
 
 
 def requirements(scores, sequences, holders):

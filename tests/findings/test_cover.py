@@ -1,15 +1,19 @@
 """Shortest covers against all orders of all tokens, and lists written out by hand."""
 
 from itertools import permutations
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
-from jaxattn.theory import greedy_cover, minimum_cover
+from jaxattn.lab.study.import_paths import ImportPaths
 
+FOLDER = Path(__file__).parents[2] / "sweeps" / "findings" / "which_cover"
+greedy_cover, minimum_cover = (
+    ImportPaths(FOLDER).load(f"cover.py:{name}") for name in ("greedy_cover", "minimum_cover")
+)
 TOKENS = 6
 
 
@@ -100,5 +104,5 @@ def test_equal_sequences_of_two_labels_have_none():
 
 
 def test_a_limit_that_is_none_is_refused():
-    with pytest.raises(InputError, match=r"time_limit: 0\.0; give seconds, more than 0"):
+    with pytest.raises(ja.InputError, match=r"time_limit: 0\.0; give seconds, more than 0"):
         minimum_cover(made([[0]], [1]), time_limit=0.0)

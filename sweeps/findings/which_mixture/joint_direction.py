@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-
-from jaxattn.theory.joint_head import Entries, Head, Refused
-from jaxattn.theory.least_distance import TwoSided, two_sided
+from joint_head import Entries, Head, Refused
+from two_sided import TwoSided, two_sided
 
 # A token is on the margin of v if y γ is 1 up to this: wider than rounding, closer than chance.
 ON_MARGIN = 1e-8

@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-
-from jaxattn.theory.least_distance import two_sided
+from two_sided import two_sided
 
 # Multipliers below this share of their sum are rounding.
 _NO_MULTIPLIER = 1e-9

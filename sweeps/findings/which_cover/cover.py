@@ -10,30 +10,28 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from flax import struct
 
-from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
-from jaxattn.data.corpus import Corpus, class_index, class_labels
-from jaxattn.theory.constraints import entries_of
+import jaxattn as ja
+from jaxattn.data import Corpus
+from jaxattn.theory import distinct_tokens
 
 # Far more than corpora of some hundred sequences take.
 _MOST_PROGRAMS = 1_000
 
 
-@struct.dataclass(repr=False)
-class TokenCover(Brief):
+@dataclass(frozen=True)
+class TokenCover:
     """Tokens with a label each, so that the first one of them that a sequence holds has its label.
 
     Attributes:
         tokens: (r,) int32; the highest score first.
         labels: (r,) int32; for which label each of them speaks.
-        bound: no cover has fewer tokens; 1 where nothing is proven (static).
+        bound: no cover has fewer tokens; 1 where nothing is proven.
     """
 
-    tokens: Leaf
-    labels: Leaf
-    bound: int = struct.field(pytree_node=False)
+    tokens: np.ndarray
+    labels: np.ndarray
+    bound: int
 
     @property
     def size(self) -> int:
@@ -65,7 +63,7 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
         Decision lists: Rivest 1987, Machine Learning 2. The program is solved by HiGHS.
     """
     if not time_limit > 0:
-        raise InputError(f"time_limit: {time_limit}; give seconds, more than 0")
+        raise ja.InputError(f"time_limit: {time_limit}; give seconds, more than 0")
     problem = _Problem.of(corpus)
     best, left = problem.decide(problem.all)
     if left.any():
@@ -88,13 +86,13 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
 
 
 def greedy_cover(corpus: Corpus) -> TokenCover | None:
-    """Take the token that decides most of the sequences left, again and again.
+    """Build a cover that takes the token that decides most of the remaining sequences, one after the other.
 
     Args:
         corpus: n sequences over V tokens, K classes.
 
     Returns:
-        The cover; None if there is none. Of several tokens that decide as many the first one is taken.
+        The cover; None if there is none. Of tokens that decide equally many, the first one is taken.
     """
     problem = _Problem.of(corpus)
     found, left = problem.decide(problem.all)
@@ -112,10 +110,11 @@ class _Problem:
 
     @staticmethod
     def of(corpus: Corpus) -> "_Problem":
-        _, sequence, token = entries_of(corpus)
+        _, sequence, token = distinct_tokens(corpus)
         holds = np.zeros((corpus.num_examples, corpus.vocab_size), bool)
         holds[sequence, token] = True
-        rows = np.column_stack([holds, class_index(np.asarray(corpus.targets), corpus.num_classes)])
+        labels = np.asarray(corpus.targets)
+        rows = np.column_stack([holds, labels > 0 if corpus.num_classes == 2 else labels])
         distinct, times = np.unique(rows, axis=0, return_counts=True)
         return _Problem(distinct[:, :-1].astype(bool), distinct[:, -1], times, corpus.num_classes)
 
@@ -171,7 +170,8 @@ class _Problem:
 
     def cover(self, found: list[tuple[int, int]], bound: int) -> TokenCover:
         classes, tokens = np.array(found, np.int32).reshape(-1, 2).T
-        return TokenCover(tokens, class_labels(classes, self.num_classes), bound)
+        labels = 2 * classes - 1 if self.num_classes == 2 else classes
+        return TokenCover(tokens, labels, bound)
 
 
 def _hitting_set(rows: np.ndarray, time_limit: float) -> tuple[np.ndarray | None, int]:

@@ -9,12 +9,17 @@ from functools import partial
 
 import numpy as np
 
-from jaxattn.attention.scores import Scores
-from jaxattn.core.errors import InputError
-from jaxattn.theory.certificate import MaxMargin, Status, certify, norm
-from jaxattn.theory.constraints import Constraints, constraints
-from jaxattn.theory.max_margin import shortest
-from jaxattn.theory.selection import Selection, require_finite, require_keys
+import jaxattn as ja
+from jaxattn.theory import (
+    Constraints,
+    MaxMargin,
+    Scores,
+    Selection,
+    Status,
+    certify_max_margin,
+    constraints,
+    max_margin_from_constraints,
+)
 
 # Largest ratio of two weights of a reweighted problem: its solver works to 1e-16 of the largest.
 _SPREAD = 1e12
@@ -51,11 +56,9 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
         with a line search.
     """
     if not q >= 1:
-        raise InputError(f"q: {q}; give a norm from 1 to inf")
-    require_keys(scores.keys, scores.corpus)
-    require_finite(keys=scores.keys)
+        raise ja.InputError(f"q: {q}; give a norm from 1 to inf")
     E, found = np.asarray(scores.keys, np.float64), constraints(scores.corpus, selection)
-    euclidean = shortest(E, found, tolerance=tolerance)
+    euclidean = max_margin_from_constraints(E, found, tolerance=tolerance)
     if q == 2 or not euclidean.feasible or euclidean.status == Status.NOTHING:
         return euclidean
     if q in (1, math.inf):
@@ -75,17 +78,17 @@ def _reweighted(
     from scipy.optimize import minimize_scalar  # slow to import
 
     answers, p = [], euclidean.p
-    end = partial(certify, E, found, tolerance=tolerance, q=q, solver="reweighted")
+    end = partial(certify_max_margin, E, found, tolerance=tolerance, q=q, solver="reweighted")
     for number in range(1, _MOST_PROBLEMS + 1):
         size = np.maximum(np.abs(p) / np.abs(p).max(), _SPREAD ** (-1 / abs(q - 2)))
         root = size ** ((2 - q) / 2)
-        weighted = shortest(E * root, found, tolerance=tolerance)
+        weighted = max_margin_from_constraints(E * root, found, tolerance=tolerance)
         if not weighted.feasible:
             break
         move = weighted.p * root - p
 
         def length(t: float, p: np.ndarray = p, move: np.ndarray = move) -> float:
-            return norm(p + t * move, q)
+            return _norm(p + t * move, q)
 
         step = minimize_scalar(length, bounds=(0, 1), method="bounded", options={"xatol": 1e-12}).x
         p = p + min(step, 1.0, key=length) * move
@@ -96,6 +99,12 @@ def _reweighted(
     if not answers:
         return end(_of_pairs(euclidean, found, len(E)), euclidean.tie_multipliers, p=p)
     return min(answers, key=lambda answer: answer.duality_gap)
+
+
+def _norm(x: np.ndarray, q: float) -> float:
+    """Compute ‖x‖_q of (D,), with the largest entry taken out, so that no power overflows."""
+    largest = np.abs(x).max(initial=np.finfo(float).tiny)
+    return float(largest * np.linalg.norm(x / largest, q))
 
 
 def _of_pairs(answer: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
@@ -133,7 +142,7 @@ def _linear_program(E: np.ndarray, found: Constraints, q: float, *, tolerance: f
         method="highs-ds",
     )
     p = signs @ solved.x[:-1].reshape(len(signs), -1)
-    return certify(
+    return certify_max_margin(
         E,
         found,
         -solved.ineqlin.marginals[: len(rows)],

@@ -1,19 +1,16 @@
 """The limit of gradient flow on p and v together, with a certificate: who weighs, and where p goes."""
 
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
-from flax import struct
-from jaxtyping import Array, Float
+from joint_direction import ON_MARGIN, Program, merged_classes
+from joint_head import Entries, Refused, solve_head, weights_of_sequences
+from two_sided import TwoSided
 
-from jaxattn.attention.scores import Scores
-from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
-from jaxattn.theory.constraints import entries_of, tie_classes
-from jaxattn.theory.joint_direction import ON_MARGIN, Program, merged_classes
-from jaxattn.theory.joint_head import Entries, Refused, solve_head, weights_of_sequences
-from jaxattn.theory.least_distance import TwoSided
-from jaxattn.theory.selection import require_finite, require_keys
+import jaxattn as ja
+from jaxattn.theory import Scores, distinct_tokens, tie_classes
 
 # Of a force that is zero, and of a curvature that is not.
 _ZERO = 1e-8
@@ -23,8 +20,8 @@ _LONG = 12.0
 _ROUNDING = 1e-13
 
 
-@struct.dataclass(repr=False)
-class JointLimit(Brief):
+@dataclass(frozen=True, repr=False)
+class JointLimit:
     """Where p and v go together, and what proves it locally. NumPy arrays, float64.
 
     Attributes:
@@ -37,39 +34,40 @@ class JointLimit(Brief):
         curvature: (); the least curvature of max min_X y x_X·v across what the margins fix, relative to the
             largest; inf if nothing is finite.
         head_gap: (); relative duality gap of v at these points.
-        direction: the program of p_*.
+        direction: the program of p_*, None without a limit.
         spare: (); the least of what the strict conditions of the description have to spare, inf without any.
-        reason: why there is no certificate, "" if there is one (static).
+        reason: why there is no certificate, "" if there is one.
     """
 
-    p: Leaf
-    v: Leaf
-    heavy: Leaf
-    weight: Leaf
-    finite: Leaf
-    gradient: Leaf
-    curvature: Leaf
-    head_gap: Leaf
+    p: np.ndarray
+    v: np.ndarray
+    heavy: np.ndarray
+    weight: np.ndarray
+    finite: int
+    gradient: float
+    curvature: float
+    head_gap: float
     direction: TwoSided | None
-    spare: Leaf
-    reason: str = struct.field(pytree_node=False, default="")
+    spare: float
+    reason: str = ""
 
     @property
     def holds(self) -> bool:
-        """Whether everything is as it has to be."""
+        """True if every condition of the certificate holds."""
         return self.reason == ""
 
-    def brief(self) -> str:
-        """Say whether it holds, and what it consists of."""
+    def __repr__(self) -> str:
+        """Return whether it holds, and how many sequences and scores are of which kind."""
         kinds = f"{int(np.sum(self.heavy))} of {np.size(self.heavy)} sequences heavy"
         said = "certified" if self.holds else self.reason
-        return f"{said}; {kinds}, {int(self.finite)} scores finite, spare {float(self.spare):.3g}"
+        text = f"{said}; {kinds}, {int(self.finite)} scores finite, spare {float(self.spare):.3g}"
+        return f"JointLimit({text})"
 
 
 def certify_joint_limit(
     scores: Scores,
-    p: Float[Array | np.ndarray, " D"],
-    v: Float[Array | np.ndarray, " D"],
+    p: jax.Array | np.ndarray,
+    v: jax.Array | np.ndarray,
     *,
     tolerance: float = 1e-10,
 ) -> JointLimit:
@@ -78,7 +76,7 @@ def certify_joint_limit(
     In the limit v = r v_mm, log r → ∞, with v_mm the max-margin head of the points that attention makes,
     and p = 2 log r (p_* + o(1)). A sequence is heavy if its weight e^(-y f) is of the order of the largest
     one, and light if it is less by a power of r. Which is which, and what attention of heavy ones stays
-    finite, is read off the given point; all else is computed anew:
+    finite, is read off the given point; everything else is recomputed:
 
         p_* = argmin ‖p‖²  s.t.  a_top - a_s = 0     tokens of finite attention in a heavy sequence,
                                  a_top - a_s ≥ 1     s of a heavy sequence with y γ_s < 1,
@@ -116,15 +114,15 @@ def certify_joint_limit(
     """
     corpus = scores.corpus
     if corpus.num_classes != 2:
-        raise InputError(f"corpus: {corpus.num_classes} classes; a max-margin head is defined for two")
-    require_keys(scores.keys, corpus)
-    require_finite(keys=scores.keys, p=p, v=v)
+        raise ja.InputError(f"corpus: {corpus.num_classes} classes; a max-margin head is defined for two")
     E, p, v = (np.asarray(x, np.float64) for x in (scores.keys, p, v))
-    if p.shape != E.shape[1:] or v.shape != p.shape:
-        raise InputError(
+    if E.shape != (corpus.vocab_size, p.size) or p.ndim != 1 or v.shape != p.shape:
+        raise ja.InputError(
             f"shapes do not fit: keys {E.shape}, p {p.shape}, v {v.shape}; give (V, D), (D,), (D,)"
         )
-    present, sequence, token = entries_of(corpus)
+    if not all(np.isfinite(x).all() for x in (E, p, v)):
+        raise ja.InputError("keys, p, v: they hold NaN or inf; give an earlier point of the path")
+    present, sequence, token = distinct_tokens(corpus)
     entries = Entries(
         sequence=sequence.astype(int),
         token=token,

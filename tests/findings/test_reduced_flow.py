@@ -1,12 +1,19 @@
 """The window of η0, against the flow of p after one step on E, all of it in NumPy and SciPy."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
-from jaxattn.theory.label_window import _longest_run, follow, reduced_flow, spread_of_values
+from jaxattn.lab.study.import_paths import ImportPaths
+
+FOLDER = Path(__file__).parents[2] / "sweeps" / "findings" / "label_window"
+follow, label_window, longest_run, reduced_flow, spread_of_values = (
+    ImportPaths(FOLDER).load(f"label_window.py:{name}")
+    for name in ("follow", "label_window", "_longest_run", "reduced_flow", "spread_of_values")
+)
 
 
 class Plain:
@@ -135,7 +142,7 @@ def test_the_asymmetry_at_the_start_is_that_of_a_step():
 def test_both_edges_are_those_of_the_flow():
     """d = 256: all of 6 seeds are lost in the middle, and kept a fifth beyond both edges but for one."""
     sizes = {"relevant": 20, "length": 8, "vocab_size": 50, "sequences": 200, "dim": 256}
-    window = ja.theory.label_window(**sizes)
+    window = label_window(**sizes)
     plain = [Plain(seed, **sizes) for seed in range(6)]
 
     def lost(step_size):
@@ -192,9 +199,9 @@ def test_counts_that_are_equal_change_nothing():
 
 
 def test_the_longest_run():
-    assert _longest_run([False, True, True, False, True]) == (1, 3)
-    assert _longest_run([False]) == (0, 0)
-    assert _longest_run([True, True]) == (0, 2)
+    assert longest_run([False, True, True, False, True]) == (1, 3)
+    assert longest_run([False]) == (0, 0)
+    assert longest_run([True, True]) == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -207,18 +214,18 @@ def test_the_longest_run():
     ],
 )
 def test_bad_input(changes, why):
-    with pytest.raises(InputError, match=why):
-        ja.theory.label_window(**SIZES | {"dim": 64} | changes)
+    with pytest.raises(ja.InputError, match=why):
+        label_window(**SIZES | {"dim": 64} | changes)
 
 
 def test_the_window_is_claimed_where_it_was_compared():
     """At R = 4 the exact flow of 150 seeds loses a label in 53 at an η0 within the window."""
     sizes = {"length": 8, "sequences": 200}
-    closing = ja.theory.label_window(relevant=4, vocab_size=24, dim=256, **sizes)
+    closing = label_window(relevant=4, vocab_size=24, dim=256, **sizes)
     assert closing.lower < 165 < closing.upper
     assert not closing.claimed
-    assert ja.theory.label_window(relevant=20, vocab_size=50, dim=2048, **sizes).claimed
-    assert not ja.theory.label_window(relevant=20, vocab_size=50, dim=64, **sizes).claimed
-    assert not ja.theory.label_window(
+    assert label_window(relevant=20, vocab_size=50, dim=2048, **sizes).claimed
+    assert not label_window(relevant=20, vocab_size=50, dim=64, **sizes).claimed
+    assert not label_window(
         relevant=20, vocab_size=50, dim=2048, length=8, counts=np.array([5] * 10 + [-5] * 10)
     ).claimed

@@ -1,6 +1,7 @@
 """Margins in ℓ_q by Clarabel's power cones and by linear programs, written out from the definition."""
 
 import math
+from pathlib import Path
 
 import clarabel
 import numpy as np
@@ -10,8 +11,11 @@ from scipy.sparse import csc_matrix
 
 import jaxattn as ja
 from jaxattn.attention.scores import of_query
-from jaxattn.core.errors import InputError
-from jaxattn.theory import Scores, lq_max_margin, max_margin, selection, selection_of
+from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.theory import Scores, max_margin, selection, selection_of
+
+BOOK = Path(__file__).parents[2] / "sweeps" / "neighbours"
+lq_max_margin = ImportPaths(BOOK).load("lq_margin.py:lq_max_margin")
 
 
 def rows_of(instance, loops):
@@ -152,5 +156,9 @@ def test_nothing_to_separate_and_bad_input(rng):
     scores = of_query(rng.normal(size=(2, 1, 3)), np.ones((2, 1)), np.ones(2, int))
     chosen = selection(np.ones(3), scores)
     assert not lq_max_margin(scores, chosen, q=3.0).p.any()
-    with pytest.raises(InputError, match=r"q: 0\.5; give a norm from 1 to inf"):
+    with pytest.raises(ja.InputError, match=r"q: 0\.5; give a norm from 1 to inf"):
         lq_max_margin(scores, chosen, q=0.5)
+    with pytest.raises(ja.InputError, match="keys holds NaN or inf"):
+        lq_max_margin(Scores(np.full((2, 3), np.nan), scores.corpus), chosen, q=3.0)
+    with pytest.raises(ja.InputError, match=r"keys: shape \(1, 3\) for 2 tokens"):
+        lq_max_margin(Scores(np.ones((1, 3)), scores.corpus), chosen, q=3.0)

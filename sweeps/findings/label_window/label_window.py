@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jax import Array
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 
 Number = int | float
 # Of |N(0, 1)|: half of the seeds have a larger one.
@@ -44,7 +44,7 @@ class ReducedFlow(NamedTuple):
     shares: np.ndarray
     start: np.ndarray
 
-    def pulls(self, scores: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
+    def pulls(self, scores: np.ndarray) -> np.ndarray:
         """Compute -∂L/∂a of all tokens of each group together, (M,), as sums of differences γ_i - γ_j."""
         groups = len(self.labels)
         shared = np.broadcast_to(scores[groups:], (groups, len(scores) - groups))
@@ -59,12 +59,12 @@ class ReducedFlow(NamedTuple):
         force = (self.labels * self.shares * wrong)[:, None] * q * above
         return np.concatenate([force[:, 0], force[:, 1:].sum(axis=0)])
 
-    def velocity(self, scores: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
-        """Compute a' = -∂L/∂a - γ (γ·∂L/∂a), (M,)."""
+    def velocity(self, scores: np.ndarray) -> np.ndarray:
+        """Compute a' = -∂L/∂a - γ (γ·∂L/∂a), (M,), of scores (M,)."""
         pulls = self.pulls(scores)
         return pulls / self.tokens + self.values * (self.values @ pulls)
 
-    def undecided(self, scores: Float[np.ndarray, " M"]) -> float:
+    def undecided(self, scores: np.ndarray) -> float:
         """Measure the attention beside the top token, in the sequences in which it is largest."""
         groups = len(self.labels)
         top = scores[groups:].max(initial=-np.inf)
@@ -154,7 +154,7 @@ def reduced_flow(
     vocab_size: int,
     dim: Number,
     sequences: Number = np.inf,
-    counts: Shaped[Array | np.ndarray, " R"] | None = None,
+    counts: Array | np.ndarray | None = None,
     noise: Number = MEDIAN_NOISE,
 ) -> ReducedFlow:
     """Reduce the flow of p after one step on E to groups of tokens of equal count.
@@ -234,7 +234,7 @@ def follow(flow: ReducedFlow, *, longest: Number = _LONGEST, rtol: float = 1e-7)
     decided.terminal = True  # type: ignore[attr-defined]
     path = solve_ivp(unit, (0, longest), flow.start, "LSODA", rtol=rtol, atol=1e-9, events=decided)
     if path.status < 0:
-        raise InputError(f"reduced flow: {path.message}; give a larger rtol")
+        raise ja.InputError(f"reduced flow: {path.message}; give a larger rtol")
     groups = len(flow.labels)
     gap = path.y[:groups] - path.y[groups:].max(axis=0)
     return Followed(path.y[:, -1], gap[:, -1] > 0, float(-gap.min()), path.y.T)
@@ -247,7 +247,7 @@ def label_window(
     vocab_size: int,
     dim: Number,
     sequences: Number = np.inf,
-    counts: Shaped[Array | np.ndarray, " R"] | None = None,
+    counts: Array | np.ndarray | None = None,
     noise: Number = MEDIAN_NOISE,
     rtol: float = 1e-3,
 ) -> LabelWindow:
@@ -320,8 +320,10 @@ def _edge(lost: Callable[[float], bool], kept: float, gone: float, rtol: float) 
 def _check(relevant: int, length: int, vocab_size: int, counts: Array | np.ndarray | None) -> None:
     """Raise InputError, naming the size and the remedy, if no corpus has these sizes."""
     if relevant < 2 or (counts is None and relevant % 2):
-        raise InputError(f"relevant: {relevant}; give an even number, half for each label")
+        raise ja.InputError(f"relevant: {relevant}; give an even number, half for each label")
     if length < 2 or vocab_size <= relevant:
-        raise InputError(f"length, vocab_size: {length}, {vocab_size}; sequences need irrelevant tokens too")
+        raise ja.InputError(
+            f"length, vocab_size: {length}, {vocab_size}; sequences need irrelevant tokens too"
+        )
     if counts is not None and (len(counts) != relevant or len(set(np.sign(counts).tolist())) != 2):
-        raise InputError(f"counts: give {relevant}, other than 0, with some tokens of either label")
+        raise ja.InputError(f"counts: give {relevant}, other than 0, with some tokens of either label")
