@@ -97,11 +97,11 @@ def test_seeds_that_share_their_corpus_are_measured_as_if_each_had_its_own(code)
 @pytest.mark.more
 def test_a_short_run_is_measured(code, tmp_path):
     item = books.read(FOLDER.parent).item("which_mixture")
-    results = item.study("full", None, ["seeds=2", 'blocks={ "two relevant" = {} }']).run(
+    results = item.study("full", overrides=["seeds=2", 'blocks={ "two relevant" = {} }']).run(
         tmp_path / "run", quiet=True
     )
     assert results.failures.empty
-    found = books.findings.load(item)(results)
+    found = books.findings.load(item.measured[0], item)(results)
     shares = {finding.measured: finding.estimate.value for finding in found.findings}
     assert shares["two relevant: the limit is certified"] == 1
     assert shares["two relevant: of these, p comes to it"] == 1

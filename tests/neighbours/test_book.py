@@ -26,7 +26,8 @@ def test_all_are_items_of_a_book():
     book = books.read(SHIPPED)
     assert [item.name for item in book.items] == NAMES
     for item in book.items:
-        findings.load(item)
+        for measure in item.measured:
+            findings.load(measure, item)
         study = item.study("full")
         assert study.name == item.name
         if item.measure["kind"] == "cells":

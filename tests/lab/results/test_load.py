@@ -116,7 +116,7 @@ def test_results_import_neither_jax_nor_what_is_above_them():
     for path in Path(jaxattn.lab.results.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for name in imported(ast.walk(tree)):
-            package = ".".join(name.split(".")[:2])
+            package = ".".join(name.split(".")[: 3 if name.startswith("jaxattn.lab.") else 2])
             # Trained parameters and data alone are arrays of JAX, of a model or a generator, and of a seed.
             of_arrays = {
                 "params.py": ("jaxattn.base", "jaxattn.data", "jaxattn.models", "jaxattn.lab.study"),
