@@ -38,9 +38,10 @@ def main() -> None:
     code: int
     try:
         # They raise where the system has no file locks.
-        from jaxattn.lab.cli.options import check_once
+        from jaxattn.lab.cli.options import check_moved, check_once
         from jaxattn.lab.storage.bucket import naming
 
+        check_moved(sys.argv[1:])
         check_once(sys.argv[1:])
         with naming():
             code = tyro.extras.subcommand_cli_from_dict(

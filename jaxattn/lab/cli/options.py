@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.core.errors import InputError
+from jaxattn.core.moved import COMMANDS
 from jaxattn.lab.storage import bucket, files
 from jaxattn.lab.storage.files import cache_folder
 from jaxattn.lab.storage.objects import is_address, shown
@@ -62,13 +63,6 @@ MaxMemory = Annotated[
         metavar="SIZE",
         help="Memory that a device may use, for example 8GiB; chosen for it by default.",
         prefix_name=False,
-    ),
-]
-Target = Annotated[
-    str | None,
-    arg(
-        metavar="h200|a100:4|v5e:2x2",
-        help="Compile for a chip that need not be here (pip install 'jaxattn[aot]').",
     ),
 ]
 Axis = Annotated[
@@ -145,6 +139,15 @@ class OutputOptions:
 
 # Options that may be given several times.
 _APPENDED = ("--set", "--axis", "--option", "--where")
+
+
+def check_moved(arguments: Sequence[str]) -> None:
+    """Raise InputError for a command or an option that version 0.3 moved, with its new place."""
+    words = [word.partition("=")[0] for word in arguments]
+    for name, place in COMMANDS.items():
+        command, *options = name.split()
+        if words[:1] == [command] and set(options) <= set(words):
+            raise InputError(f"{name}: moved in version 0.3 to {place}")
 
 
 def check_once(arguments: Sequence[str]) -> None:

@@ -1,0 +1,6 @@
+"""What version 0.3 moved: old names, and where they are now."""
+
+# Commands and options of the command line that are gone.
+COMMANDS = {
+    "plan --target": "a script of the repository: python benchmarks/chips/plan.py SWEEP --target CHIP",
+}
