@@ -2,5 +2,6 @@
 
 # Commands and options of the command line that are gone.
 COMMANDS = {
+    "bench": "a script of the repository: python benchmarks/bench.py --out FILE",
     "plan --target": "a script of the repository: python benchmarks/chips/plan.py SWEEP --target CHIP",
 }

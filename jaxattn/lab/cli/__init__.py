@@ -83,7 +83,6 @@ def commands() -> dict[str, Any]:
         "status": studies.status,
         "schema": studies.schema,
         "doctor": machine.doctor,
-        "bench": machine.bench,
         "cite": cite.cite,
     }
 
