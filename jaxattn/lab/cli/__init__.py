@@ -68,7 +68,7 @@ def main() -> None:
 
 def commands() -> dict[str, Any]:
     """List the commands by name, each a function whose arguments are its options."""
-    from jaxattn.lab.cli import cite, machine, results, studies
+    from jaxattn.lab.cli import machine, results, studies
 
     return {
         "run": studies.run,
@@ -83,7 +83,6 @@ def commands() -> dict[str, Any]:
         "status": studies.status,
         "schema": studies.schema,
         "doctor": machine.doctor,
-        "cite": cite.cite,
     }
 
 
