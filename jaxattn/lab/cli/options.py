@@ -93,8 +93,8 @@ class MachineOptions:
     Attributes:
         shard: Run the I-th of N shares, in a folder of its own.
         distributed: This is one of N processes, on hosts that share the results folder or the bucket; each
-            runs its share and waits for the others. The cluster tells with auto, else give N, and which one
-            this is from 0.
+            runs its share and waits for the others. With auto the numbers are those of Slurm or Open MPI,
+            else give N, and which one this is from 0.
         distributed_timeout: How long another process may be away, killed or not started, before this one
             stops waiting for it.
     """
