@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_told_by_what_it_needs_or_by_what_there_is(study, m
         on_chip.plan_on(read_target("v5e"), lambda text, share: None, **place)
 
 
-def test_without_compilers_the_extra_is_named(study, monkeypatch):
+def test_without_compilers_the_requirements_are_named(study, monkeypatch):
     monkeypatch.setattr("chips.process._version", lambda name: None)
     with pytest.raises(
         InputError, match=r"target h200: jax-cuda12-plugin.*pip install -r benchmarks/chips/requirements.txt"

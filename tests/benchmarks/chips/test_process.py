@@ -28,7 +28,7 @@ def installed(monkeypatch):
     return pretend
 
 
-def test_without_compilers_the_extra_is_named(installed):
+def test_without_compilers_the_requirements_are_named(installed):
     installed(jax="0.10.2", jaxlib="0.10.2")
     with pytest.raises(
         InputError,
