@@ -8,18 +8,21 @@ writes them into reference/ beside this file.
 import dataclasses
 import inspect
 import json
+import sys
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
 import docstring_parser
 import msgspec
 import tomli_w
+from bench import beside, read
 
 from jaxattn.base import Measurement
-from jaxattn.bench import beside, read
 from jaxattn.core.settings import first_line, markdown_table, meanings, written
 from jaxattn.lab.cli import commands
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
@@ -396,11 +399,11 @@ def gallery() -> str:
 
 BENCH = Path(__file__).parents[1] / "results" / "published" / "bench"
 SEND = """\
-`jaxattn bench` times a step of every kind of program, several times to see whether its bits repeat, and
+`benchmarks/bench.py` times a step of every kind of program, several times to see whether its bits repeat, and
 compares memory with what `plan` predicts.
 
 ```text
-jaxattn bench --out KIND-COUNT.json          # for example h100-1.json, on a machine that does nothing else
+python benchmarks/bench.py --out KIND-COUNT.json     # such as h100-1.json, on a machine without other work
 ```
 
 To send it in, add the file as `results/published/bench/KIND-COUNT.json` (the first one makes that folder),

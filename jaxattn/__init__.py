@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jaxattn.lab.probes import Probes
 
 __version__ = "0.2.0"
-# Where the project lives, once it is public: links of the site and `jaxattn cite` take it from here.
+# Address of the repository, once it is public; the links of the site use it.
 __url__ = ""
 __all__ = [
     "Dataset",

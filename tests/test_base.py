@@ -20,7 +20,6 @@ FOREIGN = {
     "jaxattn/lab/cli/console.py": "exceptions of any kind",
     "jaxattn/dynamics/descents/descent_phase.py": "functions of optax and of users",
     "jaxattn/lab/engine/devices.py": "arrays and shapes of JAX",
-    "jaxattn/lab/engine/on_chip.py": "settings by the keys of a sweep file",
     "jaxattn/lab/engine/progress.py": "IPython, which need not be there",
     "jaxattn/core/errors.py": "whatever a user's code returns",
     "jaxattn/lab/results/figures.py": "figure functions and numbers of NumPy",

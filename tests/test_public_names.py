@@ -18,7 +18,6 @@ DATA = set(re.findall(r"py:data:: (\S+)", TEXT))
 PACKAGES = [
     "jaxattn",
     *(x.__name__ for x in (getattr(jaxattn, name) for name in jaxattn.__all__) if inspect.ismodule(x)),
-    "jaxattn.bench",
     "jaxattn.lab.diagnosis",
     "jaxattn.lab.books",
     "jaxattn.lab.results",

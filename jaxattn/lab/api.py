@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pandas as pd
 
-from jaxattn.chips.plan import ChipPlan
 from jaxattn.core.errors import InputError, RunError, counted
 from jaxattn.core.settings import MOST
 from jaxattn.data.splits import Splits
@@ -23,7 +22,7 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.registry import describe, make, plain
 
-__all__ = ["ChipPlan", "Finished", "Plan", "Results", "Study", "load", "run"]
+__all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
 
 OnFailure = Literal["stop", "continue", "retry"]
 Dashboard = Literal["tensorboard", "wandb"]
@@ -140,65 +139,28 @@ class Study(Definition):
         self._check_names("no sweep file")
         return toml.write(self.tree, path)
 
-    @overload
-    def plan(
-        self,
-        directory: str | Path | None = ...,
-        *,
-        max_memory: int | None = ...,
-        quick: bool = ...,
-        progress: Progress = ...,
-    ) -> Plan: ...
-
-    @overload
-    def plan(
-        self,
-        *,
-        target: str,
-        max_memory: int | None = ...,
-        progress: Progress = ...,
-        only: Sequence[str] = ...,
-        keep: str | None = ...,
-    ) -> ChipPlan: ...
-
     def plan(
         self,
         directory: str | Path | None = None,
         *,
-        target: str | None = None,
         max_memory: int | None = None,
         quick: bool = False,
         progress: Progress = _silent,
-        only: Sequence[str] = (),
-        keep: str | None = None,
-    ) -> Plan | ChipPlan:
-        """Tell what the study will do, and what of it is done already in a folder.
+    ) -> Plan:
+        """Return what the study will run, and what of it a results folder already has.
 
         Args:
             directory: the results folder, or its address in a bucket; results/NAME by default.
-            target: a chip that need not be here, such as "h200", "a100:4" or "v5e:2x2".
             max_memory: bytes that may be used on a device; chosen for the device by default.
-            quick: of this machine: leave out memory and time, for which every group is compiled and tried.
-            progress: told what is compiled, and the share of compile groups done.
-            only: of a target: names of the programs to compile, "query.advance" or "draw"; all if empty. Of
-                some alone it is not found out how many lanes fit.
-            keep: of a target: a folder for the texts of the compiled programs.
+            quick: leave out memory and time, for which every group is compiled and tried.
+            progress: called with what is compiled, and with the share of compile groups done.
 
         Returns:
-            The plan; with a target what every program holds, moves, computes and launches there.
+            The plan.
 
         Raises:
-            InputError: a cell that does not fit, a folder of another config; a chip without its compiler; an
-                option of this machine given with a target, or the other way round.
+            InputError: a cell that does not fit, or a folder of another config.
         """
-        if target is not None:
-            if directory is not None or quick:
-                name = "quick" if directory is None else "directory"
-                raise InputError(f"{name}: nothing is looked up there for a target; give one of them")
-            return self._plan_on(target, progress, max_memory=max_memory, only=tuple(only), keep=keep)
-        if only or keep:
-            name = "only" if only else "keep"
-            raise InputError(f"{name}: programs are compiled for a target alone; give target, such as 'h200'")
         from jaxattn.lab.engine.plan import plan, recorded
 
         folder = self.folder(directory)
@@ -207,15 +169,6 @@ class Study(Definition):
         with naming():
             (cells, groups), sentence = plan(self, folder, max_memory, quick=quick, progress=progress)
         return Plan(cells, groups, sentence, () if quick else tuple(recorded(self)))
-
-    def _plan_on(self, name: str, progress: Progress, **options: Any) -> ChipPlan:
-        from jaxattn.chips import process
-        from jaxattn.chips.targets import read_target
-
-        target = read_target(name)
-        self._check_names("no other process")
-        asked = {"tables": self.tree, "folder": str(self.names.folder.resolve()), **options}
-        return ChipPlan.of(name, process.call(target, "jaxattn.lab.engine.on_chip:plan_on", asked, progress))
 
     def run(
         self,

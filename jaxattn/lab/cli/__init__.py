@@ -38,9 +38,10 @@ def main() -> None:
     code: int
     try:
         # They raise where the system has no file locks.
-        from jaxattn.lab.cli.options import check_once
+        from jaxattn.lab.cli.options import check_moved, check_once
         from jaxattn.lab.storage.bucket import naming
 
+        check_moved(sys.argv[1:])
         check_once(sys.argv[1:])
         with naming():
             code = tyro.extras.subcommand_cli_from_dict(
@@ -67,7 +68,7 @@ def main() -> None:
 
 def commands() -> dict[str, Any]:
     """List the commands by name, each a function whose arguments are its options."""
-    from jaxattn.lab.cli import cite, machine, results, studies
+    from jaxattn.lab.cli import machine, results, studies
 
     return {
         "run": studies.run,
@@ -82,8 +83,6 @@ def commands() -> dict[str, Any]:
         "status": studies.status,
         "schema": studies.schema,
         "doctor": machine.doctor,
-        "bench": machine.bench,
-        "cite": cite.cite,
     }
 
 

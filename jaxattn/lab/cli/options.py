@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.core.errors import InputError
+from jaxattn.core.moved import COMMANDS
 from jaxattn.lab.storage import bucket, files
 from jaxattn.lab.storage.files import cache_folder
 from jaxattn.lab.storage.objects import is_address, shown
@@ -64,13 +65,6 @@ MaxMemory = Annotated[
         prefix_name=False,
     ),
 ]
-Target = Annotated[
-    str | None,
-    arg(
-        metavar="h200|a100:4|v5e:2x2",
-        help="Compile for a chip that need not be here (pip install 'jaxattn[aot]').",
-    ),
-]
 Axis = Annotated[
     UseAppendAction[tuple[str, ...]],
     arg(
@@ -99,8 +93,8 @@ class MachineOptions:
     Attributes:
         shard: Run the I-th of N shares, in a folder of its own.
         distributed: This is one of N processes, on hosts that share the results folder or the bucket; each
-            runs its share and waits for the others. The cluster tells with auto, else give N, and which one
-            this is from 0.
+            runs its share and waits for the others. With auto the numbers are those of Slurm or Open MPI,
+            else give N, and which one this is from 0.
         distributed_timeout: How long another process may be away, killed or not started, before this one
             stops waiting for it.
     """
@@ -145,6 +139,15 @@ class OutputOptions:
 
 # Options that may be given several times.
 _APPENDED = ("--set", "--axis", "--option", "--where")
+
+
+def check_moved(arguments: Sequence[str]) -> None:
+    """Raise InputError for a command or an option that version 0.3 moved, with its new place."""
+    words = [word.partition("=")[0] for word in arguments]
+    for name, place in COMMANDS.items():
+        command, *options = name.split()
+        if words[:1] == [command] and set(options) <= set(words):
+            raise InputError(f"{name}: moved in version 0.3 to {place}")
 
 
 def check_once(arguments: Sequence[str]) -> None:

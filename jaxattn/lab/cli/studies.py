@@ -34,7 +34,6 @@ from jaxattn.lab.cli.options import (
     Set,
     StudyOptions,
     Sweep,
-    Target,
     keep_compiled,
     load_sweep,
     read_folders,
@@ -139,13 +138,10 @@ def plan(
     seeds: Seeds = None,
     max_memory: MaxMemory = None,
     quick: bool = False,
-    target: Target = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Show what a sweep file would run: cells, groups that share programs, memory, what is done already.
-
-    With --target: what its programs would hold, move and compute on a chip, and which run on the host.
 
     Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
 
@@ -153,10 +149,6 @@ def plan(
         quick: Leave out memory and time, for which every group is compiled and tried.
     """
     study = load_sweep(sweep, overrides, axes, seeds)
-    if target is not None:
-        if quick:
-            raise InputError("--quick: --target compiles every program; give one of them")
-        return _plan_on(target, study, read_size(max_memory), as_json, quiet)
     from jaxattn.lab.engine.devices import use_all_cores
     from jaxattn.lab.engine.memory import check_address_space
     from jaxattn.lab.engine.plan import recorded
@@ -178,26 +170,6 @@ def plan(
         say(line)
     say(found.sentence)
     return 0
-
-
-def _plan_on(name: str, study: Any, max_memory: int | None, as_json: bool, quiet: bool) -> int:
-    """Show what the programs of a study would be on a chip."""
-    from jaxattn.chips.targets import read_target
-    from jaxattn.lab.engine.devices import trouble
-    from jaxattn.lab.engine.progress import Reporter
-
-    with Reporter(quiet) as reporter:
-        if known := trouble(read_target(name).platform):
-            reporter.note(known)
-        found = study.plan(target=name, max_memory=max_memory, progress=reporter.update)
-    (title, programs), (title_of_groups, groups) = found.tables
-    if as_json:
-        print_json({"programs": rows_of(programs), "groups": rows_of(groups), "summary": found.sentence})
-    else:
-        print_table(title, programs)
-        print_table(title_of_groups, groups)
-        say(found.sentence)
-    return int(any(program.error for program in found.programs))
 
 
 def launch(

@@ -19,15 +19,20 @@ from jaxattn.lab.storage.objects import is_address, shown
 from jaxattn.lab.study.definition import Definition
 
 LOOK_S, LOOK_IN_BUCKET_S = 0.5, 5.0
+# Variables that launchers set: how many processes there are, which one this is, and which one of its host.
+# Slurm sets the first three in the script of a job as well, and the last one for tasks of srun alone.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"),
+)
 
 
 def read_process(text: str) -> tuple[int, int]:
     """Tell which shard this process is.
 
     Args:
-        text: "auto" where the cluster tells (Slurm, Open MPI, Kubernetes, TPU pods), else "N,I": how many
-            processes there are, and which one this is from 0. An address in front, "HOST:PORT,N,I", is not
-            needed.
+        text: "auto" for processes that Slurm or Open MPI started, else "N,I": how many processes there are,
+            and which one this is from 0. An address in front, "HOST:PORT,N,I", is not needed.
 
     Returns:
         I + 1 and N, as for a shard.
@@ -125,20 +130,22 @@ def _traces(directory: Path) -> list[Any]:
 
 
 def _of_cluster() -> tuple[int, int]:
-    """Ask the cluster for the number of this process, and how many there are; take its own GPUs of a host."""
-    try:
-        # What jax.distributed does itself, without its service: that ends all processes if one is killed.
-        from jax._src.clusters import ClusterEnv
+    """Return the number of this process and how many there are, and take its own GPU of the host.
 
-        found = ClusterEnv.auto_detect_unset_distributed_params("", None, None, None, None, None)
-        _, processes, process, devices = found
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise InputError(f"--distributed auto: the cluster does not tell ({reason}); give N,I") from None
-    if processes is None or process is None:
-        raise InputError("--distributed auto: no cluster that tells how many processes there are; give N,I")
-    if devices is not None:
-        visible = ",".join(map(str, devices))
-        for platform in ("cuda", "rocm"):
-            jax.config.update(f"jax_{platform}_visible_devices", visible)
+    Raises:
+        InputError: no launcher that is known, or variables of it that are not numbers.
+    """
+    given = next((names for names in _LAUNCHERS if all(name in os.environ for name in names)), None)
+    if given is None:
+        raise InputError(
+            "--distributed auto: the environment has no variables of Slurm (srun) or Open MPI (mpirun); "
+            "give N,I"
+        )
+    texts = [os.environ[name] for name in given[:3]]
+    if not all(text.isdecimal() for text in texts):
+        named = ", ".join(f"{name}={text}" for name, text in zip(given, texts, strict=False))
+        raise InputError(f"--distributed auto: {named}: expected numbers; give N,I")
+    processes, process, local = map(int, texts)
+    for platform in ("cuda", "rocm"):
+        jax.config.update(f"jax_{platform}_visible_devices", str(local))
     return process, processes

@@ -4,10 +4,10 @@ import math
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from jaxattn.chips.targets import held
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import devices
@@ -102,7 +102,14 @@ def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
         # Phases do their work when they begin or when they advance; after minibatches, measuring holds most.
         heavy = [x for x in programs.shaped(group, lanes) if x.name in ("begin", "advance", "measure")]
         own = [x for x in heavy if not x.lifted.on_host]
-        return max((held(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
+        return max((held_bytes(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
+
+
+def held_bytes(compiled: Any) -> int:
+    """Return the bytes of a device that a compiled program needs: arguments, results and temporaries."""
+    found = compiled.memory_analysis()
+    own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return int(own + found.temp_size_in_bytes)
 
 
 def default_budget() -> int:

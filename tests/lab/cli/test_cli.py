@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxattn.core.moved import COMMANDS
 from jaxattn.lab import cli
 from jaxattn.lab.cli import console
 
@@ -137,18 +139,29 @@ def test_schema_and_doctor_print_what_they_found(call):
     assert "float64" in out
 
 
-def test_bench_writes_what_it_prints_and_shows_files_side_by_side(call, monkeypatch, tmp_path):
-    monkeypatch.setattr("jaxattn.bench._COPIED", 2**20)
-    file = tmp_path / "bench.json"
-    words = ["--only", "corpora of their own", "--seeds", "1", "--repeats", "1", "--quiet"]
-    status, out, _ = call("bench", *words, "--out", file)
-    assert status == 0
-    assert "corpora of their own, p" in out
-    assert "GB/s" in out
-    status, out, _ = call("bench", file, file)
-    assert status == 0
-    assert "1: " in out
-    assert "2: " in out
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["bench", "--out", "x.json"], "python benchmarks/bench.py"),
+        (["bench", "--help"], "python benchmarks/bench.py"),
+        (["cite"], "docs/howto/cite.md"),
+        (["cite", "results/quickstart"], "docs/howto/cite.md"),
+        (["plan", SWEEPS / "quickstart.toml", "--target", "h200"], "python benchmarks/chips/plan.py"),
+        (["plan", "nosuch.toml", "--target=h200"], "python benchmarks/chips/plan.py"),
+    ],
+)
+def test_what_has_moved_is_one_line_with_the_new_place(call, words, place):
+    status, out, error = call(*words)
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert place in error
+
+
+def test_places_of_what_has_moved_are_there():
+    root = Path(__file__).parents[3]
+    for place in COMMANDS.values():
+        paths = re.findall(r"(?:docs|benchmarks)/[\w./]+\w", place)
+        assert paths
+        assert all((root / path).is_file() for path in paths), place
 
 
 def test_data_needs_no_model_and_no_phases(call, tmp_path):
@@ -202,12 +215,6 @@ def test_help_shows_an_example(call, command):
         ),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is no list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
-        (["bench", "--only", "nosuch"], "--only nosuch: in no name; there are corpora of their own"),
-        (["bench", "--repeats", "0"], "--repeats 0: give at least 1"),
-        (["bench", "--seeds", "0"], "--seeds 0: give at least 1"),
-        (["bench", "nosuch.json"], "nosuch.json: missing; give a file that `jaxattn bench --out` wrote"),
-        (["bench", SWEEPS / "quickstart.toml"], "not a file of `jaxattn bench`"),
-        (["bench", "nosuch.json", "--seeds", "1"], "files are shown as they are"),
         (["claims", "--only", "T4.4"], "no claim 'T4.4'; give some of L4.1"),
         (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; give it once"),
         (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
@@ -249,7 +256,6 @@ def test_wrong_input_is_one_line_and_status_2(call, monkeypatch, tmp_path, argum
 @pytest.mark.parametrize(
     "words",
     [
-        ["bench"],
         ["claims"],
         ["reproduce"],
         ["diagnose", "--embedding", "E.npy", "--query", "p.npy", "--head", "v.npy", "--corpus", "c.toml"],
@@ -366,7 +372,7 @@ def test_a_fifo_in_place_of_a_file_keeps_nobody_waiting(call, tmp_path, command)
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
 def test_without_standard_streams_a_command_ends_well(closed, tmp_path):
-    words = f"'{sys.executable}' -m jaxattn cite {closed}"
+    words = f"'{sys.executable}' -m jaxattn schema {closed}"
     assert subprocess.run(["sh", "-c", words], cwd=tmp_path, check=False).returncode == 0
 
 

@@ -204,15 +204,50 @@ def test_processes_are_shards(text, shard):
     assert distributed.read_process(text) == shard
 
 
-def test_the_cluster_tells_which_process_this_is(monkeypatch):
-    for name, value in {"JOB_ID": 7, "STEP_NODELIST": "n1", "NTASKS": 4, "PROCID": 2, "LOCALID": 0}.items():
-        monkeypatch.setenv(f"SLURM_{name}", str(value))
+SLURM = {"SLURM_STEP_NODELIST": "n1", "SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
+MPI = {
+    f"OMPI_COMM_WORLD_{name}": text for name, text in {"SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}.items()
+}
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Set the variables of a launcher, and return the settings of JAX that are changed after that."""
+    for name in (*SLURM, *MPI):
+        monkeypatch.delenv(name, raising=False)
     updated = {}
     monkeypatch.setattr(distributed.jax.config, "update", updated.__setitem__)
-    assert distributed.read_process("auto") == (3, 4)
-    assert updated == {"jax_cuda_visible_devices": "0", "jax_rocm_visible_devices": "0"}
-    monkeypatch.delenv("SLURM_PROCID")
-    with pytest.raises(InputError, match="--distributed auto: no cluster that tells"):
+
+    def launch(variables):
+        for name, text in variables.items():
+            monkeypatch.setenv(name, text)
+        return updated
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("variables", "shard", "gpu"), [(SLURM, (3, 4), "0"), (MPI, (6, 8), "1"), (SLURM | MPI, (6, 8), "1")]
+)
+def test_the_launcher_tells_which_process_this_is(launched, variables, shard, gpu):
+    updated = launched(variables)
+    assert distributed.read_process("auto") == shard
+    assert updated == {"jax_cuda_visible_devices": gpu, "jax_rocm_visible_devices": gpu}
+
+
+@pytest.mark.parametrize("missing", SLURM)
+def test_without_a_launcher_the_numbers_have_to_be_given(launched, missing):
+    updated = launched({name: text for name, text in SLURM.items() if name != missing})
+    with pytest.raises(
+        InputError, match=r"--distributed auto: .* no variables of Slurm .* or Open MPI .* give N,I"
+    ):
+        distributed.read_process("auto")
+    assert updated == {}
+
+
+def test_variables_that_are_no_numbers_are_named(launched):
+    launched(SLURM | {"SLURM_PROCID": "two"})
+    with pytest.raises(InputError, match="SLURM_PROCID=two, SLURM_LOCALID=0: expected numbers"):
         distributed.read_process("auto")
 
 

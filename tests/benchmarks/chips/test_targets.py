@@ -1,6 +1,6 @@
 import pytest
+from chips.targets import read_target
 
-from jaxattn.chips.targets import read_target
 from jaxattn.core.errors import InputError
 
 

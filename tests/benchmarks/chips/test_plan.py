@@ -5,11 +5,11 @@ import json
 import math
 
 import pytest
+from chips import on_chip, process
+from chips.plan import plan
+from chips.targets import Compiled, read_target
 
-from jaxattn.chips import process
-from jaxattn.chips.targets import Compiled, read_target
 from jaxattn.core.errors import InputError
-from jaxattn.lab.engine import on_chip
 
 GROUP = {
     "group": 0,
@@ -62,22 +62,22 @@ def answered(monkeypatch):
 def test_a_study_is_planned_for_a_chip_with_its_tables(answered, study):
     told = []
     wanted = study(seeds=64)
-    plan = wanted.plan(target="v5e", only=["draw"], progress=lambda *said: told.append(said))
+    found = plan(wanted, "v5e", only=["draw"], progress=lambda *said: told.append(said))
     ((name, function, asked),) = answered
-    assert (name, function) == ("v5e", "jaxattn.lab.engine.on_chip:plan_on")
+    assert (name, function) == ("v5e", "chips.on_chip:plan_on")
     assert asked["tables"] == json.loads(json.dumps(wanted.tree))
     assert (asked["only"], told) == (["draw"], [("half", 0.5)])
-    (group,), (advance, begin, measure) = plan.groups, plan.programs
+    (group,), (advance, begin, measure) = found.groups, found.programs
     assert dataclasses.asdict(group) == GROUP
     assert {name: getattr(advance, name) for name in COUNTED} == COUNTED
-    assert [program.on_host for program in plan.programs] == [False, True, False]
+    assert [program.on_host for program in found.programs] == [False, True, False]
     assert (begin.bytes, measure.error) == (None, "no such thing")
     with pytest.raises(dataclasses.FrozenInstanceError):
         group.lanes = 1
 
 
 def test_it_prints_the_table_of_the_command(answered, study):
-    text = str(study().plan(target="v5e"))
+    text = str(plan(study(), "v5e"))
     for words in ("Programs on v5e", "85.2 MB", "30 µs", "2 compare-and-swap loops, 1 conditionals", "1.2 s"):
         assert words in text
     for words in ("Compile groups on v5e", "1.5 MB", "2 GB", "70", "12 s", "250 ms"):
@@ -86,14 +86,12 @@ def test_it_prints_the_table_of_the_command(answered, study):
     assert text.endswith(f"1 programs compile for v5e; {host}; 1 do not compile: no such thing")
 
 
-def test_what_no_chip_can_answer_is_one_line(answered, study, tmp_path, monkeypatch):
+def test_what_no_chip_can_answer_is_one_line(answered, study, monkeypatch):
     with pytest.raises(InputError, match="target: 'h300'; known are a100"):
-        study().plan(target="h300")
-    with pytest.raises(InputError, match="directory: nothing is looked up there"):
-        study().plan(tmp_path, target="h200")
+        plan(study(), "h300")
     monkeypatch.setattr(type(study()), "own_kinds", ["__main__:Mine"])
     with pytest.raises(InputError, match="__main__:Mine: no other process can import it; move it to a file"):
-        study().plan(target="h200")
+        plan(study(), "h200")
     assert answered == []
 
 
@@ -112,10 +110,10 @@ def test_what_does_not_fit_is_told_by_what_it_needs_or_by_what_there_is(study, m
         on_chip.plan_on(read_target("v5e"), lambda text, share: None, **place)
 
 
-def test_without_compilers_the_extra_is_named(study, monkeypatch):
-    monkeypatch.setattr("jaxattn.chips.process._version", lambda name: None)
+def test_without_compilers_the_requirements_are_named(study, monkeypatch):
+    monkeypatch.setattr("chips.process._version", lambda name: None)
     with pytest.raises(
-        InputError, match=r"target h200: jax-cuda12-plugin.*pip install 'jaxattn\[aot\]'"
+        InputError, match=r"target h200: jax-cuda12-plugin.*pip install -r benchmarks/chips/requirements.txt"
     ) as e:
-        study().plan(target="h200")
+        plan(study(), "h200")
     assert "\n" not in str(e.value)

@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 
+import bench
 import jax
 import pytest
-
-from jaxattn.bench import _REVIEWS, CASES, read
+from bench import CASES, REVIEWS, read
 
 pytestmark = pytest.mark.device
 # Programs may take longer than reading and writing what they must, by launches and by what they read twice.
@@ -32,9 +32,9 @@ def measured(tmp_path_factory):
     def one(case):
         if case.name not in known:
             file = tmp_path_factory.mktemp("bench") / "bench.json"
-            words = ["bench", "--only", case.name, "--seeds", str(case.seeds[0]), "--out", str(file)]
+            words = ["--only", case.name, "--seeds", str(case.seeds[0]), "--out", str(file)]
             env = {name: x for name, x in os.environ.items() if name != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
-            subprocess.run([sys.executable, "-m", "jaxattn", *words, "--quiet"], env=env, check=True)
+            subprocess.run([sys.executable, bench.__file__, *words, "--quiet"], env=env, check=True)
             report = read(file)
             known[case.name] = report.machine, next(x for x in report.measured if x.case == case.name)
         return known[case.name]
@@ -61,6 +61,6 @@ def test_a_step_takes_as_long_as_memory_needs_for_it_and_not_much_longer(measure
     """A step of Adam on E reads E twice, and reads and writes E and its two moments: eight passes over it."""
     case = next(case for case in CASES if "Adam" in case.name)
     machine, found = measured(case)
-    moved = 8 * 4 * _REVIEWS["vocab_size"] * case.study.base.model.dim
+    moved = 8 * 4 * REVIEWS["vocab_size"] * case.study.base.model.dim
     least_us = 1e6 * moved / (machine.copied_gb_s * 1e9)
     assert least_us < found.step_us < SLOWER * least_us

@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-
-from jaxattn.chips.count import Work, count
+from chips.count import Work, count
 
 # Ten rounds of a known loop inside one of unknown length; a fusion that slices, one that updates in place.
 TEXT = """HloModule jit_f, is_scheduled=true

@@ -1,25 +1,30 @@
-"""What the programs of shipped sweeps move, compute and launch on chips that need not be here.
+"""Count what the programs of shipped sweeps move, compute and launch on chips that this machine lacks.
 
-    python benchmarks/chips.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS    # a table
-    python benchmarks/chips.py --renew tests/chips/ceilings.toml                        # for the tests
+    python benchmarks/chips/shipped.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS    # a table
+    python benchmarks/chips/shipped.py --renew tests/benchmarks/chips/ceilings.toml             # for tests
 
-Needs the compilers: pip install "jaxattn[aot]", in an environment of its own.
+The compilers are installed in an environment of their own:
+
+    pip install -e . -r benchmarks/chips/requirements.txt
 """
 
 import argparse
 import json
 import math
+import sys
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import tomli_w
 from imdb import folder_of_imdb
 
-from jaxattn.chips.plan import quantity, seconds
+from chips.plan import plan, quantity, seconds
 from jaxattn.lab.api import Study
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CEILINGS = ("launches", "bytes", "temporaries")
 # Of what is measured: another patch release of a compiler may fuse a little less.
 SLACK = {"launches": 1.0, "bytes": 1.03, "temporaries": 1.1}
@@ -60,7 +65,7 @@ def compiled(case):
     """Compile the programs of a case: rows by the names of programs, one for every compile group."""
     study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
     found = {}
-    for row in study.plan(target=case["target"], only=case.get("only", ())).programs:
+    for row in plan(study, case["target"], only=case.get("only", ())).programs:
         found.setdefault(".".join(filter(None, (row.phase, row.program))), []).append(row)
     return found
 

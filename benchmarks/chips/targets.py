@@ -6,8 +6,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxattn.chips.count import Counted, Work, count
+import jax
+
+from chips.count import Counted, Work, count
 from jaxattn.core.errors import InputError
+from jaxattn.lab.engine.memory import held_bytes
 
 
 class Target(NamedTuple):
@@ -163,8 +166,6 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
     Returns:
         What the compiler says; a program that it refuses is a result too.
     """
-    import jax  # which names and sizes of chips do not need
-
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         # Only the kernels say how an addition to a place that others add to is done.
@@ -181,18 +182,11 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
     return Compiled(
         error="",
         seconds=seconds,
-        held=held(made),
+        held=held_bytes(made),
         temporaries=made.memory_analysis().temp_size_in_bytes,
         compare_and_swaps=sum(len(_COMPARE_AND_SWAP.findall(kernel)) for kernel in kernels),
         counted=count(text),
     )
-
-
-def held(compiled: Any) -> int:
-    """Tell how many bytes of a device a compiled program needs: arguments, results and temporaries."""
-    found = compiled.memory_analysis()
-    own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return own + found.temp_size_in_bytes
 
 
 def seconds_at_least(work: Work, target: Target) -> float:

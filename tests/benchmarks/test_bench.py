@@ -1,15 +1,15 @@
-"""What `jaxattn bench` measures: cases, machine, report."""
+"""What bench.py measures: cases, machine, report; and what it prints."""
 
 import dataclasses
 import json
 import os
+import sys
 
+import bench
 import jax
 import numpy as np
 import pytest
-
-import jaxattn as ja
-from jaxattn.bench import (
+from bench import (
     CASES,
     Case,
     Machine,
@@ -23,6 +23,8 @@ from jaxattn.bench import (
     table,
     write,
 )
+
+import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 
 
@@ -67,16 +69,14 @@ def test_every_number_of_seeds_is_measured(rows):
 
 
 def test_bits_that_differ_are_seen(monkeypatch):
-    from jaxattn import bench as module
-
     numbers = iter(range(100))
-    seen = module._timed
+    seen = bench._timed
 
     def changing(function):
         took, bits = seen(function)
         return took, [*bits, str(next(numbers))]
 
-    monkeypatch.setattr(module, "_timed", changing)
+    monkeypatch.setattr(bench, "_timed", changing)
     assert not measure(case(), 1, repeats=1).same_bits
 
 
@@ -84,7 +84,7 @@ def test_what_does_not_fit_in_memory_is_one_line(monkeypatch):
     def full(function):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nmore")
 
-    monkeypatch.setattr("jaxattn.bench._timed", full)
+    monkeypatch.setattr(bench, "_timed", full)
     with pytest.raises(
         RunError, match=r"small, 3 seeds: RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes$"
     ):
@@ -92,7 +92,7 @@ def test_what_does_not_fit_in_memory_is_one_line(monkeypatch):
 
 
 def test_the_machine_is_described(monkeypatch):
-    monkeypatch.setattr("jaxattn.bench._COPIED", 2**20)
+    monkeypatch.setattr(bench, "_COPIED", 2**20)
     here = machine()
     assert here.platform == "cpu"
     assert here.devices >= 1
@@ -137,7 +137,7 @@ WRONG_TYPE = """{"machine": {"device": "chip", "platform": "gpu", "devices": 1, 
 def test_other_files_are_named(tmp_path, content):
     path = tmp_path / "bench.json"
     path.write_text(content)
-    with pytest.raises(InputError, match="not a file of `jaxattn bench`"):
+    with pytest.raises(InputError, match=r"not a file of bench\.py"):
         read(path)
     with pytest.raises(InputError, match="missing"):
         read(tmp_path / "missing.json")
@@ -147,9 +147,7 @@ def test_other_files_are_named(tmp_path, content):
 
 def test_what_is_no_file_of_a_report_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(
-        InputError, match=r"fifo: no regular file; give a file that `jaxattn bench --out` wrote$"
-    ):
+    with pytest.raises(InputError, match=r"fifo: no regular file; give a file that bench.py --out wrote$"):
         read(tmp_path / "fifo")
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", 2**40)
@@ -158,5 +156,48 @@ def test_what_is_no_file_of_a_report_is_not_waited_for(tmp_path):
     ):
         read(tmp_path / "large")
     (tmp_path / "deep").write_text("[" * 10**6)
-    with pytest.raises(InputError, match="not a file of `jaxattn bench`"):
+    with pytest.raises(InputError, match=r"not a file of bench\.py"):
         read(tmp_path / "deep")
+
+
+@pytest.fixture
+def script(monkeypatch, capsys):
+    """Run the script: its status, what it prints and what it complains of."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["bench.py", *map(str, words)])
+        monkeypatch.setenv("COLUMNS", "300")
+        return bench.main(), *capsys.readouterr()
+
+    return run
+
+
+def test_it_writes_what_it_prints_and_shows_files_side_by_side(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "_COPIED", 2**20)
+    file = tmp_path / "bench.json"
+    words = ["--only", "corpora of their own", "--seeds", "1", "--repeats", "1", "--quiet"]
+    status, out, _ = script(*words, "--out", file)
+    assert status == 0
+    assert "corpora of their own, p" in out
+    assert "GB/s" in out
+    status, out, _ = script(file, file)
+    assert status == 0
+    assert "1: " in out
+    assert "2: " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "nosuch"], "--only nosuch: in no name; there are corpora of their own"),
+        (["--repeats", "0"], "--repeats 0: give at least 1"),
+        (["--seeds", "0"], "--seeds 0: give at least 1"),
+        (["nosuch.json"], "nosuch.json: missing; give a file that bench.py --out wrote"),
+        (["nosuch.json", "--seeds", "1"], "files are shown as they are"),
+        (["--seeds", "1", "--seeds", "2"], "--seeds: given 2 times"),
+    ],
+)
+def test_mistakes_are_one_line(script, words, message):
+    status, out, error = script(*words)
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert message in error

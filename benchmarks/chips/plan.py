@@ -1,10 +1,32 @@
-"""What a study comes to on a chip that is not here: one object, and its tables."""
+"""Compile the programs of a study for a chip that this machine lacks, and print what they need there.
 
-from collections.abc import Mapping, Sequence
+    python benchmarks/chips/plan.py sweeps/quickstart.toml --target h200 --seeds 1024
+
+The tables show memory, bytes, operations and launches of every program, how many seeds fit, and a lower bound
+of the time. The compilers are installed in an environment of their own:
+
+    pip install -e . -r benchmarks/chips/requirements.txt
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import pandas as pd
+
+from chips import process
+from chips.targets import read_target
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.api import Study
+from jaxattn.lab.cli.console import complain, print_json, print_table, rows_of, say
+from jaxattn.lab.cli.options import check_once, load_sweep, read_size
+from jaxattn.lab.engine.devices import trouble
+from jaxattn.lab.engine.progress import Reporter
 
 # What a program may do that costs more than its bytes say, in words.
 _NOTES = {
@@ -122,7 +144,7 @@ class ChipPlan:
 
     @classmethod
     def of(cls, target: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> "ChipPlan":
-        """Make a plan of the rows that `engine.on_chip.plan_on` returns."""
+        """Build a plan from the rows that `on_chip.plan_on` returns."""
         groups = tuple(ChipGroup(**row) for row in found["groups"])
         return cls(target, groups, tuple(ChipProgram(**row) for row in found["programs"]))
 
@@ -187,3 +209,98 @@ def _group(row: ChipGroup) -> dict[str, Any]:
         "compile": f"{row.compile_s:.0f} s",
         "time at least": seconds(row.seconds_at_least),
     }
+
+
+def plan(
+    study: Study,
+    target: str,
+    *,
+    max_memory: int | None = None,
+    progress: Callable[[str, float], None] = lambda text, share: None,
+    only: Sequence[str] = (),
+    keep: str | None = None,
+) -> ChipPlan:
+    """Compile the programs of a study for a chip, in a process of its own.
+
+    Args:
+        study: the study; its custom classes and functions need import paths.
+        target: the chip, such as "h200", "a100:4" or "v5e:2x2".
+        max_memory: bytes that may be used on a device; chosen for the device by default.
+        progress: called with what is compiled, and with the share of compile groups done.
+        only: names of the programs to compile, "query.advance" or "draw"; all if empty. With some alone, how
+            many lanes fit is not determined.
+        keep: a folder for the texts of the compiled programs.
+
+    Returns:
+        The plan.
+
+    Raises:
+        InputError: an unknown chip, no compiler for it, or a study of which one seed does not fit.
+        RunError: the compiler ended without an answer.
+    """
+    found = read_target(target)
+    study._check_names("no other process")
+    asked = {
+        "tables": study.tree,
+        "folder": str(study.names.folder.resolve()),
+        "max_memory": max_memory,
+        "only": tuple(only),
+        "keep": keep,
+    }
+    return ChipPlan.of(target, process.call(found, "chips.on_chip:plan_on", asked, progress))
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the plan of a sweep file; return 1 if a program does not compile."""
+    study = load_sweep(options.sweep, tuple(options.overrides), tuple(options.axes), options.seeds)
+    with Reporter(options.quiet) as reporter:
+        if known := trouble(read_target(options.target).platform):
+            reporter.note(known)
+        found = plan(
+            study,
+            options.target,
+            max_memory=read_size(options.max_memory),
+            progress=reporter.update,
+            only=options.only,
+            keep=options.keep,
+        )
+    (title, programs), (title_of_groups, groups) = found.tables
+    if options.json:
+        print_json({"programs": rows_of(programs), "groups": rows_of(groups), "summary": found.sentence})
+    else:
+        print_table(title, programs)
+        print_table(title_of_groups, groups)
+        say(found.sentence)
+    return int(any(program.error for program in found.programs))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("sweep", type=Path, metavar="SWEEP", help="sweep file (TOML)")
+    parser.add_argument("--target", required=True, metavar="h200|a100:4|v5e:2x2", help="the chip")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help="override a key"
+    )
+    parser.add_argument(
+        "--axis", action="append", default=[], dest="axes", metavar="KEY=[...]", help="sweep another key"
+    )
+    parser.add_argument("--seeds", metavar="N|A:B|A,B", help="seeds, instead of the sweep file's")
+    parser.add_argument("--max-memory", metavar="SIZE", help="memory that a device may use, such as 8GiB")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="PROGRAM", help="such as query.advance or draw"
+    )
+    parser.add_argument("--keep", metavar="DIR", help="folder for the texts of the compiled programs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--quiet", action="store_true", help="print results and errors only")
+    options = parser.parse_args()
+    try:
+        check_once(sys.argv[1:])
+        return show(options)
+    except InputError as error:
+        return complain(error, 2)
+    except RunError as error:
+        return complain(error, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,8 +1,15 @@
-"""What a machine needs for a step of each kind: measured, held against the plan, and laid side by side."""
+"""Measure the time of a step of each kind on this machine, whether its bits repeat, and memory.
 
+python benchmarks/bench.py --out mine.json          # measure, print a table and write it to a file
+python benchmarks/bench.py mine.json other.json     # show several machines side by side
+"""
+
+import argparse
+import gc
 import hashlib
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,33 +28,22 @@ from jaxattn.data.corpus import Corpus, from_flat
 from jaxattn.data.generators import Assumption1, Independent
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.dynamics.flows.flow_phase import ExactFlow
+from jaxattn.lab import cli
 from jaxattn.lab.api import Study
+from jaxattn.lab.cli.console import complain, print_table, say
+from jaxattn.lab.cli.options import check_once, of_this_machine
 from jaxattn.lab.engine import devices, memory
 from jaxattn.lab.engine.groups import compile_groups
 from jaxattn.lab.engine.lift import ProgramCache, seed_keys
+from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage import files, provenance
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 
-__all__ = [
-    "CASES",
-    "Case",
-    "Machine",
-    "Measured",
-    "Report",
-    "bandwidth",
-    "beside",
-    "machine",
-    "measure",
-    "read",
-    "table",
-    "write",
-]
-
 # A file of a report has some kilobytes.
 MOST_BYTES = 2**24
 # IMDB with words that occur 45 times.
-_REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
+REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ def _case(
 
 
 def _of_reviews(**sizes: int) -> Any:
-    return {"kind": f"{__name__}:reviews", **(_REVIEWS | sizes)}
+    return {"kind": reviews, **(REVIEWS | sizes)}
 
 
 def _descent(steps: int, *train: str, optimizer: str = "sgd") -> Descent:
@@ -297,9 +293,9 @@ def read(path: Path) -> Report:
         content = files.read(path, None, most=MOST_BYTES)
         return msgspec.json.decode(content, type=Report)
     except files.Damaged as error:
-        raise InputError(f"{error}; give a file that `jaxattn bench --out` wrote") from None
+        raise InputError(f"{error}; give a file that bench.py --out wrote") from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise InputError(f"{path}: not a file of `jaxattn bench`; it makes one with --out") from None
+        raise InputError(f"{path}: not a file of bench.py, which writes one with --out") from None
 
 
 def table(report: Report) -> pd.DataFrame:
@@ -327,3 +323,72 @@ def beside(reports: Sequence[Report]) -> pd.DataFrame:
         # Two machines of one kind are two columns.
         frame[f"{number}: {report.title}"] = [f"{own[key]:.3g}" if key in own else "-" for key in keys]
     return frame
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure the chosen cases, or show files side by side."""
+    if options.files:
+        if options.only or options.out or options.seeds is not None:
+            raise InputError("files are shown as they are; leave --only, --seeds and --out out")
+        print_table("µs a step and seed", beside([read(path) for path in options.files]))
+        return
+    of_this_machine(options.out or "")
+    for name in ("seeds", "repeats"):
+        if (number := getattr(options, name)) is not None and number < 1:
+            raise InputError(f"--{name} {number}: give at least 1")
+    cases = [case for case in CASES if not options.only or any(word in case.name for word in options.only)]
+    if not cases:
+        known = "; ".join(case.name for case in CASES)
+        raise InputError(f"--only {' '.join(options.only)}: in no name; there are {known}")
+    devices.use_all_cores()
+    report = Report(machine(), [])
+    wanted = [(case, n) for case in cases for n in case.seeds if options.seeds is None or n <= options.seeds]
+    with Reporter(options.quiet) as reporter:
+        for number, (case, together) in enumerate(wanted):
+            reporter.update(f"{case.name}, {together} seeds", number / len(wanted))
+            try:
+                report.measured.append(measure(case, together, options.repeats))
+            except RunError as error:
+                reporter.warn(f"left out: {error}")
+            if options.out is not None:
+                write(report, options.out)
+    print_table(report.title, table(report))
+    if options.out is not None:
+        say(options.out)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="files written with --out")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="measure the cases whose names have one of these",
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="measure up to so many seeds side by side")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="passes after the first; their median counts",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write what was measured to this file")
+    parser.add_argument("--quiet", action="store_true", help="print results and errors only")
+    options = parser.parse_args()
+    # As the commands do.
+    gc.set_threshold(*cli.RARELY)
+    try:
+        check_once(sys.argv[1:])
+        run(options)
+    except InputError as error:
+        return complain(error, 2)
+    except RunError as error:
+        return complain(error, 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,9 +9,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from jaxattn.chips.targets import Target, read_target
+sys.path.append(str(Path(__file__).parents[1]))
+
+import jax
+from jax._src import xla_bridge
+from jax.experimental import topologies
+
+from chips.targets import Target, read_target
+from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError
 
 _NEEDED = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")}
@@ -30,7 +38,7 @@ def check(target: Target) -> None:
     if missing := [name for name in needed if _version(name) is None]:
         raise InputError(
             f"target {target.name}: {', '.join(missing)} not installed; in an environment of its own: "
-            "pip install 'jaxattn[aot]'"
+            "pip install -r benchmarks/chips/requirements.txt"
         )
     for name, wanted in _fitting(needed).items():
         if not f"{_version(name)}.".startswith(f"{wanted}."):
@@ -48,9 +56,6 @@ def describe(target: Target) -> tuple[Any, ...]:
     Raises:
         InputError: a shape that the chip cannot have.
     """
-    import jax
-    from jax.experimental import topologies
-
     _take_cuda_for_a_platform()
     if target.platform == "gpu":
         how = {"platform": "cuda", "topology_name": target.name, "topology": target.topology}
@@ -68,8 +73,6 @@ def describe(target: Target) -> tuple[Any, ...]:
 
 def _take_cuda_for_a_platform() -> None:
     """Let jax look up the plugin of CUDA although no driver is here; it has no public way to."""
-    from jax._src import xla_bridge
-
     known = xla_bridge.canonicalize_platform
 
     def with_cuda(platform: str) -> str:
@@ -116,7 +119,7 @@ def call(
         RunError: the process ended without an answer.
     """
     check(target)
-    words = [sys.executable, "-m", __name__, target.name, function]
+    words = [sys.executable, __file__, target.name, function]
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as noise:
         with subprocess.Popen(
@@ -168,8 +171,6 @@ def main(name: str, function: str) -> None:
     target, arguments = read_target(name), json.load(sys.stdin)
     module, _, own = function.partition(":")
     try:
-        from jaxattn.core import backend
-
         with backend.made_for(describe(target)):
             found = getattr(importlib.import_module(module), own)(
                 target, lambda text, share: say({"progress": [text, share]}), **arguments

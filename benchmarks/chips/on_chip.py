@@ -1,6 +1,6 @@
 """The programs of a study, compiled for a chip that is not here: memory, bytes, launches, time at least.
 
-This runs in the process that `jaxattn.chips.process` starts for the chip.
+This runs in the process that `process.py` starts for the chip.
 """
 
 import math
@@ -9,7 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxattn.chips.targets import Compiled, Target, compile_lowered, seconds_at_least
+from chips.targets import Compiled, Target, compile_lowered, seconds_at_least
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import devices, memory

@@ -8,13 +8,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from chips import plan as command
+from chips.process import check
+from chips.targets import read_target
 
 import jaxattn as ja
-from jaxattn.chips.process import check
-from jaxattn.chips.targets import read_target
 from jaxattn.core.errors import InputError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CASES = tomllib.loads((Path(__file__).parent / "ceilings.toml").read_text(encoding="utf-8"))["case"]
 
 pytestmark = pytest.mark.chips
@@ -26,7 +27,7 @@ def plan(name, sweep, overrides=(), **options):
         check(read_target(name))
     except InputError as error:
         pytest.skip(str(error))
-    return ja.Study.read(ROOT / sweep, overrides).plan(target=name, **options)
+    return command.plan(ja.Study.read(ROOT / sweep, overrides), name, **options)
 
 
 def named(row):
@@ -112,7 +113,7 @@ def test_a_seed_that_fits_on_no_device_is_told_what_would():
 def test_the_command_prints_what_a_study_answers(tmp_path):
     answer = plan("h200", "tests/sweeps/small.toml")
     assert "12 programs compile for h200" in str(answer)
-    words = [sys.executable, "-m", "jaxattn", "plan", str(ROOT / "tests/sweeps/small.toml"), "--quiet"]
+    words = [sys.executable, command.__file__, str(ROOT / "tests/sweeps/small.toml"), "--quiet"]
     done = subprocess.run([*words, "--target", "h200"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert answer.sentence in done.stdout
