@@ -65,7 +65,8 @@ def test_what_is_blocked_cannot_be_imported(name):
 
 
 def test_names_of_the_lab_are_there_without_importing_it():
-    code = "import sys, jaxattn as ja\nprint(*(name in dir(ja) for name in ('Study', 'load', 'probes', 'explore')))"
+    code = "import sys, jaxattn as ja\n"
+    code += "print(*(name in dir(ja) for name in ('Study', 'load', 'probes', 'explore')))"
     code += "\nprint('Csv' in dir(ja.data), any(name.startswith('jaxattn.lab') for name in sys.modules))"
     code += "\nprint(ja.data.Csv.__name__, ja.Study.__name__, ja.probes.__name__)"
     done = run(code)

@@ -30,8 +30,8 @@ LAB = (
 )
 TOP = size.PACKAGE.name
 ORDER = [
-    TOP,
     *(f"{TOP}.{room}" for room in LIBRARY),
+    TOP,
     size.LAB,
     *(f"{size.LAB}.{room}" for room in LAB),
     f"{TOP}.__main__",

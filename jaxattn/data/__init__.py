@@ -3,31 +3,31 @@
 from typing import TYPE_CHECKING
 
 from jaxattn.core.lazy import lazy
-from jaxattn.data.corpus import Corpus, from_draws, from_flat, from_sequences
-from jaxattn.data.generators import (
-    GENERATORS,
-    Assumption1,
-    Generator,
-    Independent,
-    MultiRelevant,
-    Negation,
-    Topics,
-    Xor,
-)
-from jaxattn.data.importance import (
-    average_signed_frequency,
-    class_counts,
-    completely_relevant,
-    irrelevant,
-    posterior_difference,
-    token_counts,
-)
-from jaxattn.data.interactions import negation, xor
-from jaxattn.data.sequences import Sequences, Vectors
-from jaxattn.data.splits import Loaded, Splits, TokenStatistics, flip_labels, token_statistics
-from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
 
 if TYPE_CHECKING:
+    from jaxattn.data.corpus import Corpus, from_draws, from_flat, from_sequences
+    from jaxattn.data.generators import (
+        GENERATORS,
+        Assumption1,
+        Generator,
+        Independent,
+        MultiRelevant,
+        Negation,
+        Topics,
+        Xor,
+    )
+    from jaxattn.data.importance import (
+        average_signed_frequency,
+        class_counts,
+        completely_relevant,
+        irrelevant,
+        posterior_difference,
+        token_counts,
+    )
+    from jaxattn.data.interactions import negation, xor
+    from jaxattn.data.sequences import Sequences, Vectors
+    from jaxattn.data.splits import Loaded, Splits, TokenStatistics, flip_labels, token_statistics
+    from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
     from jaxattn.lab.texts import readers, text
     from jaxattn.lab.texts.readers import READERS, Folder, Lines, Tfds
     from jaxattn.lab.texts.source import Source
@@ -77,21 +77,47 @@ __all__ = [
     "xor",
 ]
 
-# Readers of texts belong to the lab.
 _NAMES = {
-    "READERS": "jaxattn.lab.texts.readers",
+    "Assumption1": "jaxattn.data.generators",
+    "Corpus": "jaxattn.data.corpus",
     "Csv": "jaxattn.lab.texts.tables",
     "Folder": "jaxattn.lab.texts.readers",
+    "GENERATORS": "jaxattn.data.generators",
+    "Generator": "jaxattn.data.generators",
+    "Independent": "jaxattn.data.generators",
     "Jsonl": "jaxattn.lab.texts.tables",
     "Lines": "jaxattn.lab.texts.readers",
+    "Loaded": "jaxattn.data.splits",
+    "MultiRelevant": "jaxattn.data.generators",
+    "Negation": "jaxattn.data.generators",
     "Parquet": "jaxattn.lab.texts.tables",
+    "READERS": "jaxattn.lab.texts.readers",
+    "Sequences": "jaxattn.data.sequences",
     "Source": "jaxattn.lab.texts.source",
+    "Splits": "jaxattn.data.splits",
     "Tfds": "jaxattn.lab.texts.readers",
+    "TokenStatistics": "jaxattn.data.splits",
+    "Topics": "jaxattn.data.generators",
+    "Vectors": "jaxattn.data.sequences",
+    "Xor": "jaxattn.data.generators",
+    "assumption1": "jaxattn.data.synthetic",
+    "average_signed_frequency": "jaxattn.data.importance",
+    "class_counts": "jaxattn.data.importance",
+    "completely_relevant": "jaxattn.data.importance",
+    "flip_labels": "jaxattn.data.splits",
+    "from_draws": "jaxattn.data.corpus",
+    "from_flat": "jaxattn.data.corpus",
+    "from_sequences": "jaxattn.data.corpus",
+    "independent": "jaxattn.data.synthetic",
+    "irrelevant": "jaxattn.data.importance",
+    "multi_relevant": "jaxattn.data.synthetic",
+    "negation": "jaxattn.data.interactions",
+    "posterior_difference": "jaxattn.data.importance",
+    "token_counts": "jaxattn.data.importance",
+    "token_statistics": "jaxattn.data.splits",
+    "topics": "jaxattn.data.synthetic",
+    "xor": "jaxattn.data.interactions",
 }
-_MODULES = {name: f"jaxattn.lab.texts.{name}" for name in ("readers", "text")}
-__getattr__, _ = lazy(__name__, _NAMES, _MODULES)
-
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__
+# Readers of texts belong to the lab.
+_MODULES = {"readers": "jaxattn.lab.texts.readers", "text": "jaxattn.lab.texts.text"}
+__getattr__, __dir__ = lazy(__name__, _NAMES, _MODULES)

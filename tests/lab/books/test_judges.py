@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from jaxattn.lab.books.rows import Cell, round_up
 
 from jaxattn.lab.books import found, judges
-from jaxattn.lab.books.rows import Cell, round_up
 from jaxattn.lab.results.run import Run
 
 HOLDS, FAILS = "holds", "fails"
