@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from jaxattn.core import moved
 from jaxattn.core.lazy import lazy
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from jaxattn.lab.explorer import Explorer, explore
     from jaxattn.lab.probes import Probes
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 # Address of the repository, once it is public; the links of the site use it.
 __url__ = ""
 __all__ = [
@@ -99,6 +100,7 @@ _MODULES = {
     "probes": "jaxattn.lab.probes",
 }
 __getattr__, _ = lazy(__name__, _NAMES, _MODULES)
+moved.install()
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,89 @@
-"""What version 0.3 moved: old names, and where they are now."""
+"""What version 0.3 moved: old names, and where they are now. Nothing old works; errors name the new place."""
 
-# Commands and options of the command line that are gone.
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# Commands and options of the command line.
 COMMANDS = {
     "bench": "a script of the repository: python benchmarks/bench.py --out FILE",
     "cite": "a page of the documentation: docs/howto/cite.md, with BibTeX entries in docs/howto/jaxattn.bib",
     "plan --target": "a script of the repository: python benchmarks/chips/plan.py SWEEP --target CHIP",
+    "reproduce --book": "the first argument: jaxattn reproduce BOOK",
 }
+# Keys of item.toml, with the tables of all books.
+KEYS = {
+    "measure": "[[measures]]",
+    "criteria": "[measures.criteria]",
+    "needs": "needs below [[measures]]",
+}
+# Modules, by their full names; those below them moved with them.
+MODULES = {
+    **{
+        f"jaxattn.{name}": f"jaxattn.lab.{name}"
+        for name in ("api", "bisection", "cli", "diagnosis", "engine", "explorer", "probes", "results")
+    },
+    "jaxattn.storage": "jaxattn.lab.storage",
+    "jaxattn.study": "jaxattn.lab.study",
+    "jaxattn.reproduction": "jaxattn.lab.books",
+    **{
+        f"jaxattn.data.{name}": f"jaxattn.lab.texts.{name}"
+        for name in ("cache", "files", "labelled", "readers", "source", "tables", "text")
+    },
+    "jaxattn.bench": "benchmarks/bench.py of the repository",
+    "jaxattn.chips": "benchmarks/chips of the repository",
+    "jaxattn.theory.cover": "sweeps/findings/which_cover/cover.py of the repository",
+    "jaxattn.theory.label_window": "sweeps/findings/label_window/label_window.py of the repository",
+    "jaxattn.theory.joint_limit": "sweeps/findings/which_mixture/joint_limit.py of the repository",
+    "jaxattn.theory.joint_head": "sweeps/findings/which_mixture/joint_head.py of the repository",
+    "jaxattn.theory.joint_direction": "sweeps/findings/which_mixture/joint_direction.py of the repository",
+    "jaxattn.theory.lq_margin": "sweeps/neighbours/lq_margin.py of the repository",
+}
+# Public names of modules that are still there.
+NAMES = {
+    "jaxattn.theory": {
+        "TokenCover": "jaxattn.theory.cover",
+        "greedy_cover": "jaxattn.theory.cover",
+        "minimum_cover": "jaxattn.theory.cover",
+        "LabelWindow": "jaxattn.theory.label_window",
+        "label_window": "jaxattn.theory.label_window",
+        "JointLimit": "jaxattn.theory.joint_limit",
+        "certify_joint_limit": "jaxattn.theory.joint_limit",
+        "lq_max_margin": "jaxattn.theory.lq_margin",
+    }
+}
+
+
+def place_of(module: str) -> str:
+    """Return where a module is now, "" if it did not move."""
+    for old, new in MODULES.items():
+        if module == old or (module.startswith(f"{old}.") and new.startswith("jaxattn.")):
+            return new + module.removeprefix(old)
+    return ""
+
+
+def hint(package: str, name: str) -> str:
+    """Return the end of an error about a name that a package does not have, "" if the name did not move."""
+    old = NAMES.get(package, {}).get(name) or f"{package}.{name}"
+    new = place_of(old)
+    return f"; version 0.3 moved it to {new}" if new else ""
+
+
+class Finder:
+    """An importer that finds nothing: its error names where a module of version 0.2 is now."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raise ModuleNotFoundError for a module that moved."""
+        if new := place_of(name):
+            raise ModuleNotFoundError(f"No module named {name!r}; version 0.3 moved it to {new}", name=name)
+        return None
+
+
+def install() -> None:
+    """Put the finder behind all others, so that it is asked for modules that are nowhere."""
+    if Finder not in sys.meta_path:
+        sys.meta_path.append(Finder)

@@ -6,6 +6,7 @@ Your own theory of a selection can pose a max-margin problem with `Constraints` 
 
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
+from jaxattn.core.lazy import lazy
 from jaxattn.theory.certificate import MaxMargin, Status, certify_max_margin
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens, tie_classes
 from jaxattn.theory.limit import Limit, certify_limit
@@ -55,3 +56,6 @@ __all__ = [
     "selection_of",
     "tie_classes",
 ]
+
+# For names of version 0.2 alone, whose errors say where they are.
+__getattr__, _ = lazy(__name__, {}, {})

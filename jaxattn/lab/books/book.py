@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from jaxattn.core.errors import InputError, at, nearest
+from jaxattn.core.moved import KEYS
 from jaxattn.lab.api import Study
 from jaxattn.lab.books.tables import About, Curve, DataSet, Measure, Shared, Table
 from jaxattn.lab.study import toml
@@ -278,6 +279,8 @@ def _read(path: Path, kind: type[T], phrases: Mapping[str, str]) -> T:
     """Read a file of a book, with its phrases written out."""
     tree = toml.tables(path)
     with at(str(path)):
+        if kind is About and (old := next((key for key in KEYS if key in tree), None)):
+            raise InputError(f"{old}: version 0.3 moved it to {KEYS[old]}")
         tree |= {key: _written(tree[key], phrases) for key in PROSE if isinstance(tree.get(key), str)}
         try:
             return msgspec.convert(tree, kind)

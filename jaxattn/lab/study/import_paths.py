@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxattn.core.errors import InputError, UserCodeError
+from jaxattn.core.moved import place_of
 from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_folders
 
 
@@ -129,9 +130,10 @@ class ImportPaths:
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError) and place.startswith(error.name or "?")
             if missing:
-                raise InputError(
-                    f"{place}: there is no such module; install it, or name a file, for example mine.py:Name"
-                ) from None
+                remedy = "install it, or name a file, for example mine.py:Name"
+                if new := place_of(place):
+                    remedy = f"version 0.3 moved it to {new}"
+                raise InputError(f"{place}: there is no such module; {remedy}") from None
             every = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
             files = frozenset(file for file in every if file != __file__ and "importlib" not in file)
             raise UserCodeError(f"{place} raises while it is imported", files) from error

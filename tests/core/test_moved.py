@@ -1,0 +1,55 @@
+"""What moved in version 0.3: every old name has an error that names the new place, which is there."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+import jaxattn as ja
+from jaxattn.core import moved
+from jaxattn.core.errors import InputError
+from jaxattn.lab.study.import_paths import ImportPaths
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("old", "new"), moved.MODULES.items())
+def test_an_old_module_names_its_new_place(old, new):
+    with pytest.raises(ModuleNotFoundError, match=f"version 0.3 moved it to {new}"):
+        importlib.import_module(old)
+    if new.startswith("jaxattn."):
+        importlib.import_module(new)
+    else:
+        assert (ROOT / new.partition(" ")[0]).exists()
+
+
+def test_modules_below_move_too():
+    assert moved.place_of("jaxattn.results.judge") == "jaxattn.lab.results.judge"
+    assert moved.place_of("jaxattn.resultant") == ""
+    with pytest.raises(ModuleNotFoundError, match=r"moved it to jaxattn\.lab\.results$"):
+        importlib.import_module("jaxattn.results.judge")
+
+
+@pytest.mark.parametrize("name", moved.NAMES["jaxattn.theory"])
+def test_an_old_name_names_its_new_place(name):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; version 0.3 moved it to sweeps/"):
+        getattr(ja.theory, name)
+
+
+def test_other_names_are_told_nothing():
+    with pytest.raises(AttributeError, match=r"no attribute 'max_margins'$"):
+        _ = ja.theory.max_margins
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'jaxattn\.nothing'$"):
+        importlib.import_module("jaxattn.nothing")
+
+
+def test_a_sweep_file_is_told_too():
+    with pytest.raises(InputError, match=r"no such module; version 0.3 moved it to jaxattn\.lab\.probes$"):
+        ImportPaths().load("jaxattn.probes:Cover")
+
+
+@pytest.mark.parametrize("words", [name.split() for name in moved.COMMANDS])
+def test_an_old_command_names_its_new_place(call, words):
+    status, _, said = call(*words, "x")
+    assert status == 2
+    assert moved.COMMANDS[" ".join(words)] in said
