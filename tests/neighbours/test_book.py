@@ -9,7 +9,7 @@ from jaxattn.lab import books
 from jaxattn.lab.books import findings, section
 
 SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
-NAMES = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
+NAMES = sorted(path.name for path in SHIPPED.iterdir() if (path / "item.toml").is_file())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -22,15 +22,18 @@ def test_each_is_short_and_is_checked_as_shipped(read, name):
 
 
 def test_all_are_items_of_a_book():
-    """`jaxattn reproduce --book neighbours` runs them; models without a width are named all the same."""
+    """`jaxattn reproduce neighbours` runs them; models without a width are named all the same."""
     book = books.read(SHIPPED)
     assert [item.name for item in book.items] == NAMES
     for item in book.items:
-        findings.load(item)
+        for measure in item.measured:
+            findings.load(measure, item)
         study = item.study("full")
         assert study.name == item.name
-        if item.measure["kind"] == "cells":
-            metrics = [metric.replace("_", " ") for metric in item.measure["metrics"]]
-            patterns = [criterion.rpartition(": ")[2] for criterion in item.criteria]
-            assert all(any(fnmatchcase(metric, pattern) for metric in metrics) for pattern in patterns)
+        for measure in item.measured:
+            metrics = [metric.replace("_", " ") for metric in measure.settings.get("metrics", ())]
+            patterns = [criterion.rpartition(": ")[2] for criterion in measure.criteria]
+            assert measure.kind != "cells" or all(
+                any(fnmatchcase(metric, pattern) for metric in metrics) for pattern in patterns
+            )
         assert study.config["model"]["kind"].rpartition(":")[2] in section.models(study)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.findings import cells, named
+from jaxattn.lab.books.metrics import cells, named
 from jaxattn.lab.results import judge
 
 
