@@ -30,8 +30,10 @@ def test_all_are_items_of_a_book():
             findings.load(measure, item)
         study = item.study("full")
         assert study.name == item.name
-        if item.measure["kind"] == "cells":
-            metrics = [metric.replace("_", " ") for metric in item.measure["metrics"]]
-            patterns = [criterion.rpartition(": ")[2] for criterion in item.criteria]
-            assert all(any(fnmatchcase(metric, pattern) for metric in metrics) for pattern in patterns)
+        for measure in item.measured:
+            metrics = [metric.replace("_", " ") for metric in measure.settings.get("metrics", ())]
+            patterns = [criterion.rpartition(": ")[2] for criterion in measure.criteria]
+            assert measure.kind != "cells" or all(
+                any(fnmatchcase(metric, pattern) for metric in metrics) for pattern in patterns
+            )
         assert study.config["model"]["kind"].rpartition(":")[2] in section.models(study)

@@ -26,6 +26,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.books import read, reproduce
+from jaxattn.lab.books.run import Asked
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import report
 from jaxattn.lab.results.figures import KINDS
@@ -46,8 +47,10 @@ STRANGE = (
 NAMES_CODE = ("model", "data", "loss", "start", "optimizer", "probes", "phases", "figures", "code")
 PAPER = read("paper")
 ITEM = PAPER.item("fig2_synthetic")
-TINY = ("model.dim=16", "seeds=2", "phases.joint.steps=4", "data.sequences=40", "data.test_sequences=20",
+SMALL = ("model.dim=16", "seeds=2", "phases.joint.steps=4", "data.sequences=40", "data.test_sequences=20",
         "data.vocab_size=30", "data.relevant=20", "data.length=6")  # fmt: skip
+# Overrides of the study of an item.
+TINY = {"study": SMALL}
 
 
 def attack(count: int, seed: int) -> dict[str, int]:
@@ -95,9 +98,8 @@ def _run_of(out: Path) -> Path:
 def _whole(out: Path) -> Path:
     """A finished item of the paper in tiny sizes, with its report and its page."""
     with Reporter(quiet=True) as reporter:
-        reproduce(
-            PAPER, out=out, command="jaxattn reproduce", reporter=reporter, only=[ITEM.name], overrides=TINY
-        )
+        asked = Asked([ITEM.name], overrides=TINY)
+        reproduce(PAPER, asked, out=out, command="jaxattn reproduce", reporter=reporter)
     report.write(_run_of(out))
     return out
 
@@ -176,12 +178,13 @@ def _draw(run: Path, out: Path) -> None:
 def _page(run: Path, out: Path) -> None:
     """Make the page of all items; nothing is run, as no data is given and one item alone is asked for."""
     with Reporter(quiet=True) as reporter:
-        reproduce(PAPER, out=out, command="x", reporter=reporter, only=["fig3_imdb"], overrides=TINY)
+        reproduce(PAPER, Asked(["fig3_imdb"], overrides=TINY), out=out, command="x", reporter=reporter)
 
 
 def _reproduce(run: Path, out: Path) -> None:
     with Reporter(quiet=True) as reporter:
-        found = reproduce(PAPER, out=out, command="x", reporter=reporter, only=[ITEM.name], overrides=TINY)
+        asked = Asked([ITEM.name], overrides=TINY)
+        found = reproduce(PAPER, asked, out=out, command="x", reporter=reporter)
     if found.failed:
         raise RunError("; ".join(found.failed.values()))
 

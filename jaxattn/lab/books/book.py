@@ -76,6 +76,22 @@ class Item(About, frozen=True, kw_only=True):
         needed = [measure.needs for measure in self.measured]
         return self.book.shared.data[needed[0]] if needed and all(needed) else None
 
+    @property
+    def absent(self) -> str:
+        """Why it cannot be run: its studies are of a book of checkouts, and there is none; "" if it can.
+
+        Raises:
+            InputError: they are of a book that is nowhere.
+        """
+        for name in dict.fromkeys(name for measure in self.measured for name in measure.books):
+            try:
+                self.book.other(name)
+            except InputError as error:
+                if name in IN_CHECKOUTS:
+                    return str(error)
+                raise InputError(f"{self.folder / 'item.toml'}: measures: {error}") from None
+        return ""
+
     def published(self, quantity: str) -> Curve:
         """Look up the published curve of a quantity; InputError if item.toml names none."""
         if quantity not in self.curves:
@@ -92,7 +108,8 @@ class Item(About, frozen=True, kw_only=True):
         """
         other, separator, place = name.rpartition(":")
         if separator:
-            return Source(folder_of(other) / f"{place}.toml", f"{other}.{place.replace('/', '.')}", False)
+            path = self.book.other(other) / f"{place}.toml"
+            return Source(path, f"{other}.{place.replace('/', '.')}", False)
         here, shared = self.folder / f"{name}.toml", self.book.folder / f"{name}.toml"
         if here.is_file():
             return Source(here, self.folder.name + ("" if name == "study" else f".{name}"), True)
@@ -171,6 +188,21 @@ class Book:
         """Whether anything in it is promised by a theory."""
         return any(measure.basis == "promised" for item in self.items for measure in item.measured)
 
+    def other(self, name: str) -> Path:
+        """Find the folder of another book whose studies or measures items name.
+
+        It is next to this book, or part of this package or of its checkout. The working directory may be
+        anybody's, so it is not searched.
+
+        Raises:
+            InputError: it is not there.
+        """
+        roots = (self.folder.parent, *_own_roots())
+        for root in roots:
+            if (root / name / "book.toml").is_file():
+                return root / name
+        raise _no_book(name, roots)
+
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """All items, in their order."""
@@ -233,21 +265,29 @@ def read(book: str | Path) -> Book:
 def folder_of(book: str | Path) -> Path:
     """Find the folder of a book; see `read`."""
     name = Path(book).name
-    roots = [PACKAGED, Path("sweeps")]
-    # Of this checkout: a folder `sweeps` next to an installed package would be somebody else's.
-    roots += [CHECKOUT / "sweeps"] if (CHECKOUT / "pyproject.toml").is_file() else []
+    roots = (PACKAGED, Path("sweeps"), *_own_roots())
     places = [*(root / name for root in roots if str(book) == name), Path(book)]
     for folder in places:
         if (folder / "book.toml").is_file():
             return folder
-    known = sorted({path.parent.name for root in roots for path in root.glob("*/book.toml")})
-    if name in IN_CHECKOUTS and str(book) == name:
-        raise InputError(f"{name}: this book is in sweeps/ of a checkout of jaxattn; run the command there")
-    raise InputError(f"{book}: no book, it has no book.toml{nearest(str(book), known)}")
+    raise _no_book(str(book), roots)
 
 
 # Books that are no part of the package.
 IN_CHECKOUTS = ("neighbours", "findings")
+
+
+def _own_roots() -> tuple[Path, ...]:
+    """List the folders of books of this package and of its checkout."""
+    # A folder `sweeps` next to an installed package would be somebody else's.
+    return (PACKAGED, *([CHECKOUT / "sweeps"] if (CHECKOUT / "pyproject.toml").is_file() else []))
+
+
+def _no_book(name: str, roots: Sequence[Path]) -> InputError:
+    if name in IN_CHECKOUTS:
+        return InputError(f"{name}: this book is in sweeps/ of a checkout of jaxattn; run the command there")
+    known = sorted({path.parent.name for root in roots for path in root.glob("*/book.toml")})
+    return InputError(f"{name}: no such book, there is no book.toml{nearest(name, known)}")
 
 
 def _place(folder: Path) -> str:

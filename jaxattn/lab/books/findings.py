@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books.book import Item, folder_of
+from jaxattn.lab.books.book import Item
 from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.results import judge
 from jaxattn.lab.results.judge import VERDICTS, Basis, Criterion, Estimate
@@ -140,10 +140,12 @@ def load(measure: Measure, item: Item) -> Callable[..., Measured]:
     if kind not in KINDS and ":" not in kind:
         raise InputError(f"{place}: no kind {kind!r}; give one of {', '.join(KINDS)}, or mine.py:NAME")
     function = _function(kind, item)
+    parameters = inspect.signature(function)
     try:
-        inspect.signature(function).bind(*measure.studies, item, **measure.settings)
+        parameters.bind(*measure.studies, item, **measure.settings)
     except TypeError as error:
-        raise InputError(f"{place}: {kind}: {error}") from None
+        takes = f"it takes {parameters}, the runs of its studies first"
+        raise InputError(f"{place}: {kind}: {error}; {takes}") from None
     return lambda *runs: function(*runs, item, **measure.settings)
 
 
@@ -153,7 +155,7 @@ def _function(kind: str, item: Item) -> Any:
         return ImportPaths(item.folder).load(KINDS[kind])
     other, _, rest = kind.partition(":")
     if ":" in rest:
-        return ImportPaths(folder_of(other)).load(rest)
+        return ImportPaths(item.book.other(other)).load(rest)
     return ImportPaths(item.folder).load(kind)
 
 
@@ -161,12 +163,12 @@ def measure(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
     """Measure runs, and give the findings the criteria of the item.
 
     Raises:
-        InputError: a criterion that no finding has the name of; and as `load`.
+        InputError: a criterion, not optional, that no finding has the name of; and as `load`.
     """
     found = load(asked, item)(*runs)
     names = [finding.name for finding in found.findings]
-    for pattern in asked.criteria:
-        if not any(fnmatchcase(name, pattern) for name in names):
+    for pattern, expected in asked.criteria.items():
+        if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(f"criteria: no finding {pattern!r}; there are {', '.join(names)}")
     return Measured(hold(found.findings, asked), found.tables)
 

@@ -98,9 +98,9 @@ def check(measure: Measure, item: Item, known: Sequence[str] | None) -> None:
         known: names as `names` returns them, or those of a record; None checks nothing.
 
     Raises:
-        InputError: a criterion that fits none; lists the names.
+        InputError: a criterion, not optional, that fits none; lists the names.
     """
-    for pattern in measure.criteria if known is not None else ():
-        if not any(fits_name(name, pattern) for name in known or ()):
+    for pattern, expected in measure.criteria.items() if known is not None else ():
+        if not expected.optional and not any(fits_name(name, pattern) for name in known or ()):
             place = item.folder / "item.toml"
             raise InputError(f"{place}: criteria: no finding {pattern!r}; there are {', '.join(known or ())}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from jaxattn.core.errors import InputError, counted, nearest, writing
+from jaxattn.core.errors import counted, writing
 from jaxattn.lab.books import reading, record
 from jaxattn.lab.books.book import Book, Item
 from jaxattn.lab.books.findings import Finding
@@ -107,10 +107,10 @@ def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyT
         failed: items whose run failed, and why.
 
     Returns:
-        What was written.
+        What was written. Items whose runs cannot be measured have failed, too.
 
     Raises:
-        InputError: a record that is damaged, or a book whose `table` is unknown.
+        InputError: a record that is damaged.
         RunError: a file cannot be written.
     """
     fresh = {item.name: measured(item, place) for item in book.items}
@@ -131,11 +131,12 @@ def write(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyT
     for each in fresh.values():
         if each and each.ran:
             contents |= record.files(each, place.scale)
+    unreadable = {each.item.name: each.remedy for each in fresh.values() if each and each.unreadable}
     with writing(place.out, "give another folder with --out"):
         for name, content in contents.items():
             inside((place.out / name).parent, place.out).mkdir(parents=True, exist_ok=True)
             write_file(place.out / name, content, place.out)
-    return Page(sections, tuple(place.out / name for name in contents), failed)
+    return Page(sections, tuple(place.out / name for name in contents), {**unreadable, **failed})
 
 
 def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
@@ -156,11 +157,6 @@ def summary(sections: tuple[Section, ...]) -> pd.DataFrame:
 
 def table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
     """All numbers of all findings, in the columns of the book's table."""
-    if book.shared.table not in TABLES:
-        raise InputError(
-            f"{book.folder / 'book.toml'}: table: {book.shared.table!r}; give one of {', '.join(TABLES)}"
-            f"{nearest(book.shared.table, list(TABLES))}"
-        )
     row = TABLES[book.shared.table]
     rows = [row(each.item, finding) for each in sections for finding in each.findings]
     # Columns are there without rows too.

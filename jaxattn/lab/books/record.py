@@ -151,8 +151,8 @@ def read(item: Item, scale: Scale, folder: Path) -> Section:
         InputError: the record is of another scale, or it, or a figure of it, is damaged.
     """
     path, remedy = folder / place(item), f"run `{command(item, scale)}`"
-    if not path.exists():
-        return missing(item, scale)
+    if not path.exists() or item.absent:
+        return missing(item, scale, item.absent)
     try:
         record = msgspec.convert(storage.read_json(path, folder), Record)
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from jaxattn.core.errors import InputError, RunError, at, counted
+from jaxattn.core.errors import InputError, RunError, at, counted, nearest
 from jaxattn.lab.api import Study
 from jaxattn.lab.books import page, record
 from jaxattn.lab.books.book import Book, Item, Scale
@@ -17,6 +17,7 @@ from jaxattn.lab.books.section import Place, Section
 from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.results.judge import Criterion
 from jaxattn.lab.storage.files import inside
 
 # Items to run, with their measures whose data are there.
@@ -31,7 +32,8 @@ class Asked:
         only: names of the items to run, in this order; by default all whose data are there. The page shows
             the others as far as their runs, or the records of these, are there.
         scale: "full" runs the studies as they are, "laptop" with the items' overrides.
-        seeds: number of seeds, 2 or more, if it is not that of the sweep files; measures may set a limit.
+        seeds: number of seeds, 2 or more, if it is not that of the sweep files; measures may set a limit. A
+            run that has more seeds is kept, and all of them are measured.
         data_dir: the folder with the data sets of the book; None leaves out what needs them.
         overrides: further overrides `key=value` of studies, by the names that items have for them.
     """
@@ -84,6 +86,8 @@ def reproduce(
     if asked.seeds is not None and asked.seeds < 2:
         raise InputError(f"seeds: {asked.seeds}; an interval over seeds needs at least 2")
     wanted, kept = _wanted(book, out, asked)
+    _check_overrides(book, asked)
+    wanted = _without_other_books(wanted, asked, reporter)
     if asked.data_dir is None:
         wanted = _without_data(book, wanted, kept if asked.only else {}, reporter)
     place = Place(out, asked.scale, asked.overrides)
@@ -143,7 +147,8 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
         out: as in `reproduce`.
 
     Returns:
-        Item, finding and criterion; `*` in a name stands for what will be measured.
+        Item, finding and criterion; `*` in a name stands for what will be measured. Of findings whose names
+        are known only after a run, those with a criterion.
 
     Raises:
         InputError: as `reproduce`.
@@ -152,13 +157,15 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
     wanted, kept = _wanted(book, out, asked)
     rows = []
     for item, measures in wanted:
+        if item.absent:
+            rows.append({"item": item.name, "finding": f"unknown: {item.absent}", "criterion": "-"})
+            continue
         for measure in measures:
             load(measure, item)
             known = _expected(item, measure, asked, kept[item.name])
             check(measure, item, known)
-            for name in known if known is not None else ["known after the first run"]:
-                fits = [x.criterion for pattern, x in measure.criteria.items() if fits_name(name, pattern)]
-                text = fits[0].text if fits and fits[0] else "-"
+            for name, criterion in _criteria(measure, known):
+                text = criterion.text if criterion else "-"
                 rows.append({"item": item.name, "finding": name, "criterion": text})
     return pd.DataFrame(rows, columns=["item", "finding", "criterion"])
 
@@ -169,6 +176,36 @@ def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Sect
         items = [book.item(name) for name in asked.only] or list(book.items)
     kept = {item.name: record.read(item, asked.scale, out) for item in book.items}
     return [(item, item.measured) for item in items if item.measured], kept
+
+
+def _criteria(measure: Measure, known: list[str] | None) -> list[tuple[str, Criterion | None]]:
+    """List the names of findings with their criteria; those of the criteria if the names are not known."""
+    asked = measure.criteria
+    if known is None:
+        return [(name, x.criterion) for name, x in asked.items()] or [("known after the first run", None)]
+    fits = {name: [x.criterion for pattern, x in asked.items() if fits_name(name, pattern)] for name in known}
+    return [(name, found[0] if found else None) for name, found in fits.items()]
+
+
+def _check_overrides(book: Book, asked: Asked) -> None:
+    """Check that overrides are of studies that items name."""
+    measures = [measure for item in book.items for measure in item.measured]
+    known = dict.fromkeys(name for measure in measures for name in measure.studies)
+    for name in asked.overrides:
+        if name not in known:
+            raise InputError(f"overrides: no item has a study {name!r}{nearest(name, known)}")
+
+
+def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wanted:
+    """Leave out items whose studies are of a book that is not here; InputError for one that was asked for."""
+    lacking = {item.name: item.absent for item, _ in wanted if item.absent}
+    for name in asked.only:
+        if name in lacking:
+            raise InputError(f"--only {name}: {lacking[name]}")
+    for reason in dict.fromkeys(lacking.values()):
+        names = ", ".join(name for name, why in lacking.items() if why == reason)
+        reporter.note(f"{names}: not run; {reason}")
+    return [(item, measures) for item, measures in wanted if item.name not in lacking]
 
 
 def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list[str] | None:

@@ -87,6 +87,11 @@ class Section:
         return bool(self.machine)
 
     @property
+    def unreadable(self) -> bool:
+        """Whether there are runs that cannot be measured."""
+        return self.verdict == CANNOT_BE_READ and not self.ran
+
+    @property
     def tone(self) -> str:
         """The colour of its verdict, see `layout.tone`, by what is promised if anything is."""
         promised = [each for each in self.findings if each.basis == "promised"]
@@ -159,6 +164,8 @@ def measured(item: Item, place: Place) -> Section | None:
         item: the item.
         place: where its runs are.
     """
+    if item.absent:
+        return None
     runs: dict[str, Run] = {}
     for name in dict.fromkeys(name for asked in item.measured for name in asked.studies):
         if (run := _finished(place.run(item, name), place.out)) is None:
@@ -176,6 +183,7 @@ def measured(item: Item, place: Place) -> Section | None:
     # Tables that anybody has written can surface as almost any exception.
     except Exception as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split())
         return Section(item, CANNOT_BE_READ, command(item, place.scale), f"the run cannot be read: {reason}")
 
 

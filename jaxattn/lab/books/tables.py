@@ -4,8 +4,12 @@ from typing import Any
 
 import msgspec
 
+from jaxattn.core.errors import nearest
 from jaxattn.core.settings import PositiveInt
 from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
+
+# Files of all numbers of a book.
+NUMBERS = ("agreement.csv", "claims.csv")
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,6 +80,7 @@ class Expected(Table, frozen=True):
             a number.
         published: what is published, in words or digits.
         basis: who says so, if it is not the basis of the measure.
+        optional: whether runs may have no finding of that name.
     """
 
     at_least: float | None = None
@@ -84,6 +89,7 @@ class Expected(Table, frozen=True):
     factor: float | None = None
     published: str = "-"
     basis: Basis | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         """Check that one form is given, whole."""
@@ -128,6 +134,13 @@ class Measure(Table, frozen=True):
     most_seeds: PositiveInt | None = None
     settings: dict[str, Any] = {}
 
+    @property
+    def books(self) -> list[str]:
+        """The names of other books that its studies and its code are of."""
+        book, _, code = self.kind.partition(":")
+        names = [*(name.rpartition(":")[0] for name in self.studies), book if ":" in code else ""]
+        return [name for name in names if name]
+
 
 class Shared(Table, frozen=True):
     """The contents of book.toml.
@@ -135,7 +148,7 @@ class Shared(Table, frozen=True):
     Attributes:
         title: title of the page.
         introduction: a paragraph below it.
-        table: file of all numbers, "agreement.csv" or "claims.csv"; see `page.COLUMNS`.
+        table: file of all numbers, "agreement.csv" or "claims.csv"; see `page.TABLES`.
         items: names of the items in their order; by default all folders that hold an item.toml, by the
             alphabet.
         phrases: texts by name; `{name}` stands for one in items and in sources of curves.
@@ -150,6 +163,11 @@ class Shared(Table, frozen=True):
     phrases: dict[str, str] = {}
     data: dict[str, DataSet] = {}
     curves: dict[str, Curve] = {}
+
+    def __post_init__(self) -> None:
+        """Check the name of the file of all numbers."""
+        if self.table not in NUMBERS:
+            raise ValueError(f"table: {self.table!r}: no such table{nearest(self.table, NUMBERS)}")
 
 
 class About(Table, frozen=True):

@@ -7,7 +7,7 @@ LAW = (*SIZES, "axes.model.dim=[64,256]")
 
 @pytest.fixture(scope="session")
 def plan():
-    """Overrides of a scoreboard in the sizes of a test; the corpora of all parts have the same shapes."""
+    """Overrides of the claims in the sizes of a test; the corpora of all studies have the same shapes."""
     relevant = "probes.own.1.relevant=4"
     return {
         "law-independent": LAW,
@@ -18,7 +18,7 @@ def plan():
         "several": (*FLOW, relevant, "axes.data.relevant_per_sequence=[2]"),
         "beyond": (*SIZES, relevant, "cells=[{model.dim=256, phases.step.step_size=0.0}]"),
         "joint": (*FLOW, relevant, "phases.together.until_norm=1e3"),
-        "label_window/study": (*FLOW, "axes={}"),
-        "which_cover/claim": ("phases.all.until_log_loss=-100",),
-        "which_mixture/claim": ('blocks={"two relevant"={}}',),
+        "findings:label_window/study": (*FLOW, "axes={}"),
+        "findings:which_cover/claim": ("phases.all.until_log_loss=-100",),
+        "findings:which_mixture/claim": ('blocks={"two relevant"={}}',),
     }

@@ -7,12 +7,19 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab.books import book as books_module
 from jaxattn.lab.books import findings, read, shapes
 
 PAPER = read("paper")
 TINY = Path(__file__).with_name("tiny")
 CURVES = PAPER.shared.curves
+RUN = [item for item in PAPER.items if item.measured]
 BIN_CENTRES = np.array(CURVES["mlp_Ev"].centres)
+
+
+def criteria(item):
+    """Criteria of all measures of an item."""
+    return {name: expected for measure in item.measured for name, expected in measure.criteria.items()}
 
 
 def test_curves_have_as_many_values_as_were_published_and_name_their_source():
@@ -41,10 +48,10 @@ def test_published_scores_are_u_shaped_by_our_own_measure(name):
 def test_criteria_beside_published_curves_are_those_of_the_curves(name):
     item = PAPER.item(name)
     ev, ep = item.published("Ev"), item.published("Ep")
-    lowest = item.criteria[f"where {ep.letters} is lowest"]
+    lowest = criteria(item)[f"where {ep.letters} is lowest"]
     assert lowest.around == round(ep.centres[int(np.argmin(ep.values))], 3) == float(lowest.published)
     length, first, last = shapes.longest_rise(np.array([ev.values]))
-    rise = item.criteria["bins in the longest rise of E·v*"]
+    rise = criteria(item)["bins in the longest rise of E·v*"]
     assert rise.around == length[0]
     numbers = [float(x) for x in rise.published.replace(",", "").split() if x != "to"]
     ends = [ev.centres[int(place[0])] for place in (first, last)]
@@ -52,12 +59,12 @@ def test_criteria_beside_published_curves_are_those_of_the_curves(name):
 
 
 def test_published_rows_of_yelp_change_their_sign_at_zero():
-    criteria = PAPER.item("yelp4").criteria
+    of_item = criteria(PAPER.item("yelp4"))
     for name in ("yelp_Ev_2", "yelp_Ev_4"):
         curve = CURVES[name]
         signs = shapes.sign_change(np.array([curve.values]), np.array(curve.centres))[0]
         assert signs > 0.9
-        published = criteria[
+        published = of_item[
             f"{curve.letters}: bins whose sign is that of the posterior difference, published range"
         ]
         assert float(published.published) == pytest.approx(signs, abs=5e-4)
@@ -82,25 +89,25 @@ def test_names_are_distinct_and_every_item_says_what_it_compares():
         path.parent.name for path in PAPER.folder.glob("*/item.toml")
     }
     for item in PAPER.items:
-        assert bool(item.measure) == (item.elsewhere is None) == (item.folder / "study.toml").is_file()
+        assert bool(item.measured) == (item.elsewhere is None) == (item.folder / "study.toml").is_file()
         assert item.reports
         assert item.chosen
         assert item.compared
         assert "{" not in item.reports + item.chosen + item.compared + item.reason
-        assert not item.criteria or item.measure
-        if item.measure:
-            findings.load(item)
+        for measure in item.measured:
+            findings.load(measure, item)
 
 
 def test_a_book_is_looked_up_by_its_name_in_sweeps_or_by_its_folder(tmp_path, monkeypatch):
     shutil.copytree(TINY, tmp_path / "sweeps" / "small")
     monkeypatch.chdir(tmp_path)
     by_name, by_folder = read("small"), read(tmp_path / "sweeps" / "small")
-    assert (by_name.name, by_name.place, by_name.option) == ("small", "sweeps/small", ["--book", "small"])
-    assert by_folder.place == "small"
+    assert (by_name.name, by_name.place) == ("small", "sweeps/small")
+    assert by_folder.place == "sweeps/small"
+    assert read(tmp_path / "sweeps" / "small").items == by_folder.items
+    assert read(TINY).place == "tiny"
     assert [item.name for item in by_name.items] == ["step", "own", "texts", "elsewhere"]
     assert PAPER.place == "jaxattn/lab/books/paper"
-    assert PAPER.option == []
 
 
 def test_a_book_without_a_list_has_all_its_items(tmp_path):
@@ -115,6 +122,19 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
     [
         ("book.toml", 'title = "A tiny book"', "", r"book.toml: .*missing required field `title`"),
         ("book.toml", '"step", ', '"stop", ', r"stop/item.toml: no such"),
+        (
+            "book.toml",
+            '"step", ',
+            '"step", "step", ',
+            r"tiny: two items are called 'step'; rename one of them",
+        ),
+        (
+            "book.toml",
+            "items =",
+            'table = "agreements.csv"\nitems =',
+            r"book.toml: table: 'agreements.csv': no such table; did you mean 'agreement.csv'\?",
+        ),
+        ("own/item.toml", "reports", 'name = "step"\nreports', r"two items are called 'step'; rename one"),
         ("step/item.toml", "chosen", "chose", r"step/item.toml: .*unknown field `chose`"),
         ("step/item.toml", "{note}", "{nte}", r"step/item.toml: {nte}: no such phrase; book.toml has note"),
         ("step/item.toml", "{note}", "{", r"step/item.toml: .*write braces that stand for themselves twice"),
@@ -122,10 +142,45 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
             "step/item.toml",
             "within = 0.3,",
             "",
-            r"give at_least alone, or around with within or with factor.*criteria",
+            r"step/item.toml: measures\[1\]: give at_least alone, or around with within or .*criteria",
         ),
-        ("step/item.toml", "[measure]", "[criterion]", r"unknown field `criterion`"),
-        ("step/item.toml", 'kind = "law"', "", r"give a \[measure\] with its kind, or \[elsewhere\]"),
+        ("step/item.toml", "[[measures]]", "[measure]", r"step/item.toml: .*\bmeasure\b"),
+        (
+            "step/item.toml",
+            "[measures.criteria]",
+            "[criteria]",
+            r"step/item.toml: .*\bcriteria\b",
+        ),
+        (
+            "texts/item.toml",
+            "criteria = {}",
+            "",
+            r"texts/item.toml: measures\[1\]: criteria is missing; give what .* compared with, or {} if they",
+        ),
+        (
+            "step/item.toml",
+            'kind = "law"',
+            "",
+            r"step/item.toml: measures\[1\]: kind is missing; give the name of a measure, or mine.py:NAME",
+        ),
+        (
+            "elsewhere/item.toml",
+            "[elsewhere]",
+            "measures = []\n[other]",
+            r"elsewhere/item.toml: .*unknown field `other`",
+        ),
+        (
+            "step/item.toml",
+            'kind = "law"',
+            'kind = "law"\nbasis = "promise"',
+            r"step/item.toml: measures\[1\]: Invalid enum value 'promise'.*basis",
+        ),
+        (
+            "step/item.toml",
+            'kind = "law"',
+            'kind = "law"\nmost_seeds = 0',
+            r"step/item.toml: measures\[1\]: .*>= 1.*most_seeds",
+        ),
         (
             "texts/item.toml",
             '"texts"',
@@ -136,12 +191,29 @@ def test_a_book_without_a_list_has_all_its_items(tmp_path):
     ],
 )
 def test_a_malformed_book_is_refused_in_a_line_that_names_the_place(tmp_path, file, old, new, message):
-    book = shutil.copytree(TINY, tmp_path / "tiny")
-    text = (book / file).read_text()
-    assert old in text
-    (book / file).write_text(text.replace(old, new, 1))
-    with pytest.raises(InputError, match=message):
+    book = changed(tmp_path, file, old, new)
+    with pytest.raises(InputError, match=message) as said:
         read(book)
+    assert "\n" not in str(said.value)
+
+
+def test_an_item_has_measures_or_is_shown_elsewhere(tmp_path):
+    path = TINY / "step" / "item.toml"
+    text = path.read_text(encoding="utf-8").partition("[[measures]]")
+    for changed_text in (text[0], "".join(text) + '[elsewhere]\nwords = "x"\nlink = "x"\ncommand = "x"\n'):
+        book = shutil.copytree(TINY, tmp_path / "tiny", dirs_exist_ok=True)
+        (book / "step" / "item.toml").write_text(changed_text, encoding="utf-8")
+        with pytest.raises(InputError, match=r"step/item.toml: give \[\[measures\]\], or \[elsewhere\] if"):
+            read(book)
+
+
+def changed(folder, file, old, new):
+    """Copy the tiny book, with a change."""
+    book = shutil.copytree(TINY, folder / "tiny")
+    text = (book / file).read_text(encoding="utf-8")
+    assert old in text
+    (book / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+    return book
 
 
 @pytest.mark.parametrize(
@@ -150,27 +222,147 @@ def test_a_malformed_book_is_refused_in_a_line_that_names_the_place(tmp_path, fi
         (
             '"mine.py:least"',
             '"shape"',
-            r"own/item.toml: measure: no kind 'shape'; give one of cells, .*or mine.py:NAME",
+            r"own/item.toml: measures: no kind 'shape'; give one of cells, .*or mine.py:NAME",
         ),
         ('"mine.py:least"', '"mine.py:lest"', r"mine.py has no 'lest'; did you mean mine.py:least"),
-        ("metric =", "metrics =", r"own/item.toml: measure: mine.py:least: .*metric"),
+        (
+            "metric =",
+            "metrics =",
+            r"own/item.toml: measures: mine.py:least: .*; it takes \(results, item, \*, metric\), the runs",
+        ),
+        ("metric =", "at = 1\nmetric =", r"own/item.toml: measures: mine.py:least: .*'at'; it takes"),
+        ("metric =", 'studies = ["study", "study"]\nmetric =', r"mine.py:least: too many .*; it takes"),
     ],
 )
 def test_a_measure_that_does_not_fit_is_refused(tmp_path, old, new, message):
-    book = shutil.copytree(TINY, tmp_path / "tiny")
-    path = book / "own" / "item.toml"
-    path.write_text(path.read_text().replace(old, new))
+    item = read(changed(tmp_path, "own/item.toml", old, new)).item("own")
+    with pytest.raises(InputError, match=message) as said:
+        findings.load(item.measured[0], item)
+    assert "\n" not in str(said.value)
+
+
+def test_keys_of_a_measure_that_are_not_known_are_its_settings():
+    (asked,) = read(TINY).item("own").measured
+    assert (asked.kind, asked.studies, asked.basis) == ("mine.py:least", ("study",), "published")
+    assert asked.settings == {"metric": "one_step_error"}
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A book with a study that two items share, one of them with a second study of its own."""
+    book = shutil.copytree(TINY, tmp_path / "shared")
+    shutil.copy(book / "step" / "study.toml", book / "common.toml")
+    for name, studies in (("step", ["common"]), ("own", ["more", "common"])):
+        path = book / name / "item.toml"
+        path.write_text(path.read_text().replace("[[measures]]", f"[[measures]]\nstudies = {studies}"))
+    (book / "own" / "more.toml").write_text('extends = "../common.toml"\nname = "more"\n')
+    return book
+
+
+def test_a_study_is_of_the_item_or_of_the_book_or_of_another_book(shared):
+    step, own = read(shared).items[:2]
+    assert [step.source("common").run, own.source("common").run, own.source("more").run] == [
+        "common", "common", "own.more"
+    ]  # fmt: skip
+    assert step.source("common") == own.source("common")
+    assert (own.source("more").own, own.source("common").own, own.source("study").run) == (True, False, "own")
+    # Overrides of the item are of its own studies.
+    assert len(step.study("laptop", "common").seeds) == len(step.study("full", "common").seeds) == 8
+    assert len(step.study("laptop").seeds) == 6
+    other = read(shared.parent / "shared").item("step").source("shared:own/more")
+    assert (other.path.resolve(), other.run) == ((shared / "own" / "more.toml").resolve(), "shared.own.more")
+    findings_study = read("claims").item("cover").source("findings:which_cover/claim")
+    assert findings_study.path.is_file()
+    assert findings_study.run == "findings.which_cover.claim"
+
+
+def test_a_study_has_the_limit_of_seeds_of_its_measures(shared):
+    path = shared / "step" / "item.toml"
+    path.write_text(path.read_text().replace("[[measures]]", "[[measures]]\nmost_seeds = 5"))
+    step, own = read(shared).items[:2]
+    assert [len(step.study("full", "common", seeds=n).seeds) for n in (3, 5, 9)] == [3, 5, 5]
+    assert len(own.study("full", "common", seeds=9).seeds) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "comon",
+            r"step/item.toml: studies: neither the item nor the book has comon.toml; did you mean 'common'\?",
+        ),
+        ("own", r"own.toml: the book has an item own; give the study another name"),
+        ("nowhere:study", r"nowhere: no such book, there is no book.toml; did you mean"),
+    ],
+)
+def test_a_study_that_is_not_there_is_named_before_anything_runs(shared, call, tmp_path, name, message):
+    if name == "own":
+        shutil.copy(shared / "common.toml", shared / "own.toml")
+    path = shared / "step" / "item.toml"
+    path.write_text(path.read_text().replace("'common'", f"'{name}'"))
     with pytest.raises(InputError, match=message):
-        findings.load(read(book).item("own"))
+        read(shared).item("step").source(name)
+    out = tmp_path / "out"
+    for words in ((), ("--check",)):
+        status, _, said = call("reproduce", shared, "--only", "step", "--out", out, "--quiet", *words)
+        assert status == 2
+        (line,) = said.splitlines()
+        assert re.search(message, line)
+    assert not out.exists()
+
+
+def test_a_circle_of_sweep_files_is_named(shared, call, tmp_path):
+    (shared / "common.toml").write_text('extends = "own/more.toml"\nname = "common"\n')
+    status, _, said = call("reproduce", shared, "--only", "step", "--out", tmp_path / "out", "--quiet")
+    assert status == 2
+    (line,) = said.splitlines()
+    assert re.search(r"extends: \S+ extends this file in turn; break the circle", line)
+    assert not (tmp_path / "out").exists()
+
+
+def test_books_of_another_folder_are_found_next_to_the_book_and_not_in_the_working_directory(
+    tmp_path, monkeypatch
+):
+    """The working directory may be anybody's, and the code of a book is imported."""
+    stranger = tmp_path / "sweeps" / "findings"
+    (stranger / "which_cover").mkdir(parents=True)
+    (stranger / "book.toml").write_text('title = "of a stranger"\nintroduction = ""\n')
+    (stranger / "which_cover" / "claim.toml").write_text("of a stranger")
+    (stranger / "which_cover" / "claim.py").write_text("raise AssertionError")
+    monkeypatch.chdir(tmp_path)
+    cover = read("claims").item("cover")
+    assert tmp_path not in cover.source("findings:which_cover/claim").path.resolve().parents
+    assert cover.study("full", "findings:which_cover/claim").name == "cover"
+    findings.load(cover.measured[0], cover)
+    monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
+    assert cover.absent == "findings: this book is in sweeps/ of a checkout of jaxattn; run the command there"
+    # A book's neighbours are its own.
+    shutil.copytree(TINY, tmp_path / "sweeps" / "mine")
+    mine = read("mine").item("step").source("findings:which_cover/claim").path
+    assert mine.resolve() == (stranger / "which_cover" / "claim.toml").resolve()
 
 
 def test_a_book_that_is_nowhere_is_named(call, tmp_path):
-    status, _, said = call("reproduce", "--book", "nowhere", "--out", tmp_path)
+    status, _, said = call("reproduce", "nowhere", "--out", tmp_path)
     assert status == 2
     (line,) = said.splitlines()
-    assert "--book nowhere: no book.toml in" in line
-    assert "known: " in line or "did you mean" in line
-    assert "sweeps/nowhere" in line
+    assert re.search(
+        "nowhere: no such book, there is no book.toml; known: claims, findings, neighbours, paper", line
+    )
+    with pytest.raises(InputError, match=r"claim: no such book, .*; did you mean 'claims'\?"):
+        read("claim")
+    with pytest.raises(InputError, match="no such book"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["neighbours", "findings"])
+def test_a_book_of_checkouts_is_named_outside_of_them(call, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    status, _, said = call("reproduce", name)
+    assert status == 2
+    (line,) = said.splitlines()
+    assert line.endswith(f"{name}: this book is in sweeps/ of a checkout of jaxattn; run the command there")
 
 
 def test_the_documented_form_of_a_book_is_read(tmp_path):
@@ -192,6 +384,7 @@ def test_the_documented_form_of_a_book_is_read(tmp_path):
         == "The error of the one-step law falls like d^(-1/2) (Magen et al., arXiv ..., Figure 2)."
     )
     assert len(shown.study("laptop").seeds) == 5
-    findings.load(shown)
-    own = msgspec.structs.replace(shown, measure={"kind": "mine.py:least", "metric": "one_step_error"})
-    findings.load(own)
+    for measure in shown.measured:
+        findings.load(measure, shown)
+    own = {"kind": "mine.py:least", "settings": {"metric": "one_step_error"}}
+    findings.load(msgspec.structs.replace(shown.measured[0], **own), shown)

@@ -39,10 +39,10 @@ DRAWN = BASE | {
 
 PROSE = 'reports = "a figure"\nchosen = "all"\ncompared = "by shape"\n'
 SHOWN = """
-[measure]
+[[measures]]
 kind = "shapes"
 
-[criteria]
+[measures.criteria]
 "Spearman of E·v and the bin centres" = { at_least = 0.9 }
 "U-shape of E·p about 0 (1 for a U)" = { at_least = 0.8 }
 "where E·p is lowest" = { around = 0.0, within = 0.3 }
@@ -59,14 +59,15 @@ def run(tmp_path_factory):
     (folder / "book" / "book.toml").write_text('title = "A book"\nintroduction = ""\n')
     (folder / "book" / "shown" / "item.toml").write_text(PROSE + SHOWN)
     (folder / "book" / "drawn" / "item.toml").write_text(
-        PROSE + '[measure]\nkind = "choices"\nshown = "shown"\n'
+        PROSE + '[[measures]]\nkind = "choices"\nshown = "shown"\ncriteria = {}\n'
     )
     return load(folder / "run"), read(folder / "book").item("drawn")
 
 
 @pytest.fixture(scope="module")
 def measured(run):
-    return findings.measure(*run)
+    results, item = run
+    return findings.measure([results], item.measured[0], item)
 
 
 def shapes_by_hand(results, cell):

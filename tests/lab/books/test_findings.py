@@ -1,17 +1,19 @@
-"""Findings of a run: what a measure makes of it, held against criteria, and verdicts together."""
+"""Findings of a run: what a measure makes of it, compared with criteria, and verdicts together."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import findings, read
-from jaxattn.lab.books.book import Expected
-from jaxattn.lab.books.findings import AGREES, MEASURED, Finding, verdict
-from jaxattn.lab.results.judge import Estimate, at_least
+from jaxattn.lab.books import findings, metrics, read, reading
+from jaxattn.lab.books.findings import Finding, mean, share, verdict
+from jaxattn.lab.books.tables import Expected
+from jaxattn.lab.results.judge import Estimate, around, at_least
 from jaxattn.lab.results.run import Run
 
 
@@ -19,14 +21,76 @@ def test_an_item_agrees_only_if_all_its_findings_do():
     good = Finding("", Estimate(1.0, 1.0, 1.0), "", at_least(0.9))
     bad = Finding("", Estimate(0.0, 0.0, 0.0), "", at_least(0.9))
     lone = Finding("", Estimate(0.0, 0.0, 0.0), "")
-    assert verdict([good, lone]) == AGREES == "agrees"
+    assert verdict([good, lone]) == "agrees"
     assert verdict([good, bad, good]) == "agrees in 2, differs in 1"
-    assert verdict([lone]) == MEASURED == "measured"
+    assert verdict([lone]) == "measured"
 
 
-def test_a_number_that_no_seed_changes_says_so():
-    same = Finding("", Estimate(1.0, float("nan"), float("nan"), 6), "6 seeds", at_least(0.9))
-    assert (same.verdict, same.text) == ("agrees", "1.00 whichever of 6 seeds is left out")
+def test_verdicts_of_an_item_are_in_the_words_of_their_bases():
+    holds, fails = (Finding("", Estimate(x, x, x), "", at_least(0.9), basis="promised") for x in (1, 0))
+    limit = Finding("", Estimate(1, 1, 1), basis="promised")
+    some = Finding("", Estimate(0.5, 0.4, 0.6, 9, 0, 4), "", at_least(0.9), basis="beyond")
+    free = Finding("", Estimate(0.5, 0.4, 0.6, 9), basis="beyond")
+    # A promise without a criterion counts, what is only measured does not.
+    assert verdict([holds, fails, limit, some, free]) == (
+        "holds in 1, fails in 1, undecided in 1, holds for some in 1"
+    )
+    assert verdict([holds, free]) == "holds"
+
+
+@pytest.mark.parametrize(("basis", "expected"), [("promised", "holds"), ("beyond", "holds there too")])
+def test_a_finding_says_how_many_seeds_have_no_value_and_why(basis, expected):
+    of = {"basis": basis, "criterion": around(1.0, 0.5), "why": "the flow met NaN"}
+    found = mean("x", np.array([*np.linspace(0.9, 1.1, 9), math.nan]), **of)
+    assert (found.verdict, found.counted) == (expected, "9 of 10: in 1 the flow met NaN")
+    known = np.arange(40) < 39
+    found = share("x", known, known=known, **of | {"criterion": at_least(0.9)})
+    assert (found.verdict, found.text[:8]) == (expected, "39 of 39")
+    none = mean("x", [math.nan, math.nan], **of | {"why": "it is NaN"})
+    assert (none.verdict, none.text, none.counted) == ("undecided", "no value", "0 of 2: in 2 it is NaN")
+    assert mean("x", [1.0, 2.0], **of).counted == "2 seeds"
+
+
+def test_seeds_that_are_equal_have_no_interval():
+    of = {"basis": "promised", "criterion": around(0.0, 0.1)}
+    found = mean("x", np.zeros(7), **of)
+    assert (found.verdict, found.text) == ("holds", "0 (no spread over 7 seeds)")
+    assert mean("x", np.zeros(5), **of).verdict == "undecided"
+    assert mean("x", np.zeros(5), basis="beyond").verdict == "measured"
+    assert mean("x", [1.0], basis="promised", criterion=around(1.0, 1.0)).verdict == "undecided"
+    same = Finding("", Estimate(1.0, math.nan, math.nan, 6), "6 seeds", at_least(0.9))
+    assert (same.verdict, same.text) == ("agrees", "1.00 (no spread over 6 seeds)")
+
+
+def test_so_many_seeds_decide_a_yes_or_no():
+    of = {"basis": "promised", "criterion": at_least(reading.REQUIRED)}
+    holds = [share("x", np.ones(n, bool), **of).verdict == "holds" for n in range(1, 60)]
+    assert holds.index(True) + 1 == reading.DECIDING_SEEDS == 36
+    assert share("x", np.ones(64, bool), **of).text == "64 of 64 [0.944, 1.00]"
+    assert reading.too_few(35).startswith("35 seeds are too few for yes/no statements")
+    assert reading.too_few(36) == ""
+
+
+def test_chances_of_a_wrong_verdict_are_those_of_the_judged():
+    free, judged = mean("x", [1.0, 2.0]), mean("x", [1.0, 2.0], criterion=around(0, 1))
+    text = reading.chances([free, *[judged] * 30])
+    assert text.startswith("30 of 31 numbers are compared with a criterion.")
+    assert "up to 1.5 of these 30 intervals" in text
+
+
+def test_a_page_explains_the_bases_that_it_has():
+    def explained(*bases):
+        return " ".join(reading.rules([Finding("x", Estimate(1, 0, 2, 9), basis=basis) for basis in bases]))
+
+    assert "A published number agrees if" in explained("published")
+    assert "that the theory promises" not in explained("published")
+    both = explained("promised", "beyond")
+    assert "that the theory promises holds if" in both
+    assert "which 36 seeds or more can show" in both
+    assert "Where the theory promises nothing" in both
+    assert "A published number" not in both
+    # Without findings the page has the rule of published numbers.
+    assert "A published number agrees if" in explained()
 
 
 BOOK = read(Path(__file__).with_name("tiny"))
@@ -48,39 +112,71 @@ def results():
 
 
 def test_a_metric_is_that_at_the_end_of_the_last_phase_over_the_seeds_that_have_it(results):
-    first, second = findings.cells(results, BOOK.item("texts"), metrics=["train_accuracy"]).findings
+    first, second = metrics.cells(results, BOOK.item("texts"), metrics=["train_accuracy"]).findings
     assert (first.measured, first.over) == ("a, model.dim = 4: train accuracy", "3 seeds")
     assert first.estimate.value == 1
     assert second.measured == "b, model.dim = 4: train accuracy"
     assert second.estimate.value == (1 + 0.75) / 2
     assert second.over == "2 of 3 seeds, which have a value"
-    assert findings.last(results, 0, "loss").over == "not measured"
+    assert metrics.last(results, 0, "loss").over == "not measured"
 
 
-def test_findings_are_held_against_the_first_criterion_whose_pattern_fits(results):
-    item = BOOK.item("own")
-    bare = [Finding(name, Estimate(0.5, 0.4, 0.6, 3), "") for name in ("least one_step_error", "another")]
-    held, other = findings.hold(bare, item)
+NUMBERS = [Finding(name, Estimate(0.5, 0.4, 0.6, 3), "") for name in ("least one_step_error", "another")]
+
+
+def asking(**criteria):
+    """A measure with these criteria."""
+    return msgspec.structs.replace(BOOK.item("own").measured[0], criteria=criteria)
+
+
+def test_findings_are_compared_with_the_first_criterion_whose_pattern_fits():
+    (asked,) = BOOK.item("own").measured
+    held, other = findings.hold(NUMBERS, asked)
     assert (held.verdict, held.published) == ("agrees", "≥ 0")
     assert (other.verdict, other.published) == ("measured", "-")
-    first, last = item.criteria["least one_step_error"], Expected(at_least=0.9)
+    first, last = asked.criteria["least one_step_error"], Expected(at_least=0.9)
     for criteria, verdicts in (
         ({"*": first}, ["agrees", "agrees"]),
         ({"least *": first, "*": last}, ["agrees", "differs"]),
         ({"*": last, "least *": first}, ["differs", "differs"]),
     ):
-        ordered = msgspec.structs.replace(item, criteria=criteria)
-        assert [finding.verdict for finding in findings.hold(bare, ordered)] == verdicts
-    assert replace(held, criterion=None, published="-") == bare[0]
+        assert [x.verdict for x in findings.hold(NUMBERS, asking(**criteria))] == verdicts
+    assert replace(held, criterion=None, published="-", basis=None) == NUMBERS[0]
 
 
-def test_a_criterion_that_fits_nothing_is_refused(results):
-    texts = BOOK.item("texts")
-    item = msgspec.structs.replace(
-        texts, criteria={"x: *": BOOK.item("own").criteria["least one_step_error"]}
+def test_a_basis_is_that_of_the_criterion_or_of_the_finding_or_of_the_measure():
+    own = [NUMBERS[0], replace(NUMBERS[1], basis="expected", criterion=at_least(0.3))]
+    asked = msgspec.structs.replace(asking(), basis="promised")
+    assert [(x.basis, x.verdict) for x in findings.hold(own, asked)] == [
+        ("promised", "undecided"), ("expected", "holds")
+    ]  # fmt: skip
+    # A criterion of the item replaces one of the measure, with its basis.
+    asked = msgspec.structs.replace(
+        asked, criteria={"least *": Expected(basis="beyond"), "*": Expected(at_least=0.9)}
     )
+    assert [(x.basis, x.verdict) for x in findings.hold(own, asked)] == [
+        ("beyond", "measured"), ("promised", "fails")
+    ]  # fmt: skip
+
+
+def test_criteria_fit_names_with_their_cells():
+    found = [replace(NUMBERS[0], measured="x", cell=f"η0 = {k}") for k in (1, 2)]
+    held = findings.hold(found, asking(**{"η0 = 2: *": Expected(at_least=0.0)}))
+    assert [x.name for x in held] == ["η0 = 1: x", "η0 = 2: x"]
+    assert [x.verdict for x in held] == ["measured", "agrees"]
+
+
+def test_a_criterion_that_fits_nothing_is_refused_unless_it_is_optional(results):
+    texts = BOOK.item("texts")
+    (plain,) = texts.measured
+    (criterion,) = BOOK.item("own").measured[0].criteria.values()
+    asked = msgspec.structs.replace(plain, criteria={"x: *": criterion})
     with pytest.raises(
         InputError, match=r"criteria: no finding 'x: .'; there are a, model.dim = 4: train accuracy"
     ):
-        findings.measure(results, item)
-    assert len(findings.measure(results, texts).findings) == 2
+        findings.measure([results], asked, texts)
+    asked = msgspec.structs.replace(
+        plain, criteria={"x: *": msgspec.structs.replace(criterion, optional=True)}
+    )
+    assert len(findings.measure([results], asked, texts).findings) == 2
+    assert len(findings.measure([results], plain, texts).findings) == 2

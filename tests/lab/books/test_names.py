@@ -8,53 +8,70 @@ from pathlib import Path
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import read
+from jaxattn.lab.books import look, read
 from jaxattn.lab.books.names import NAMES, check, names
+from jaxattn.lab.books.run import Asked
 
 PAPER = read("paper")
 RECORDS = Path(__file__).parents[3] / "results" / "published" / "paper" / "items"
 TINY = Path(__file__).with_name("tiny")
-KNOWN = [item for item in PAPER.items if item.measure.get("kind") in NAMES]
+KNOWN = [item for item in PAPER.items if item.measured and item.measured[0].kind in NAMES]
 
 
 @pytest.mark.parametrize("item", KNOWN, ids=lambda item: item.name)
 def test_names_are_those_that_a_run_leaves(item):
     left = json.loads((RECORDS / f"{item.name}.json").read_text(encoding="utf-8"))["findings"]
-    known = names(item, item.study("full"))
+    (measure,) = item.measured
+    known = names(measure, item, item.study("full"))
     assert len(known) == len(left)
     for name, finding in zip(known, left, strict=True):
         assert name == finding["measured"] or fnmatchcase(finding["measured"], name)
-    check(item, known)
+    check(measure, item, known)
 
 
 def test_measures_of_own_code_have_names_when_they_have_run():
     item = read(TINY).item("own")
-    assert names(item, item.study("laptop")) is None
-    check(item, None)
+    (measure,) = item.measured
+    assert names(measure, item, item.study("laptop")) is None
+    check(measure, item, None)
     with pytest.raises(InputError, match=r"own/item.toml: criteria: no finding 'least one_step_error'"):
-        check(item, ["another"])
+        check(measure, item, ["another"])
 
 
 def test_a_criterion_that_fits_nothing_ends_before_anything_runs(call, tmp_path):
     book = shutil.copytree(TINY, tmp_path / "tiny")
     text = (book / "step" / "item.toml").read_text(encoding="utf-8")
-    assert "[criteria]" in text
-    wrong = text.replace("[criteria]", '[criteria]\n"power of n" = { at_least = 1.0 }')
+    assert "[measures.criteria]" in text
+    wrong = text.replace("[measures.criteria]", '[measures.criteria]\n"power of n" = { at_least = 1.0 }')
     (book / "step" / "item.toml").write_text(wrong, encoding="utf-8")
     out = tmp_path / "out"
     for words in ((), ("--check",)):
-        status, _, said = call("reproduce", "--book", book, "--only", "step", "--out", out, "--quiet", *words)
+        status, _, said = call("reproduce", book, "--only", "step", "--out", out, "--quiet", *words)
         assert status == 2
         (line,) = said.splitlines()
         assert line.endswith(
             "item.toml: criteria: no finding 'power of n'; there are power of d in the error per unit of η0"
         )
     assert not out.exists()
+    optional = wrong.replace("at_least = 1.0", "at_least = 1.0, optional = true")
+    (book / "step" / "item.toml").write_text(optional, encoding="utf-8")
+    assert call("reproduce", book, "--only", "step", "--out", out, "--check")[0] == 0
 
 
 def test_check_prints_findings_and_criteria(call, tmp_path):
-    status, printed, _ = call("reproduce", "--book", TINY, "--check", "--out", tmp_path / "out")
+    status, printed, _ = call("reproduce", TINY, "--check", "--out", tmp_path / "out")
     assert status == 0
     assert "power of d in the error per unit of η0" in printed
-    assert "named by its code when it has run" in printed
+    # Of findings that are known after a run, those with a criterion.
+    assert "least one_step_error" in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_all_measures_of_an_item_are_looked_at(tmp_path):
+    found = look(read("claims"), Asked(("L4.2", "label", "MR")), out=tmp_path)
+    assert found["item"].tolist() == [*["L4.2"] * 7, "label", *["MR"] * 2]
+    assert found["finding"][0] == "margin · t ‖∂L/∂p‖ at the end between *"
+    assert found["criterion"].tolist() == [
+        *["≥ 0.9", "1 ± 0.1", "1 ± 0.01"] * 2, "-", "-", "≥ 0.9", "≥ 0.9"
+    ]  # fmt: skip
+    assert found["finding"][6] == found["finding"][7] == "known after the first run"

@@ -1,16 +1,19 @@
+import csv
 import json
 import math
 import shutil
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import findings, page, read, record
+from jaxattn.lab.books import findings, page, read, reading, record
 from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import NOT_RUN, Picture, Section, texts
+from jaxattn.lab.books.section import NOT_RUN, Picture, Place, Section, texts
 from jaxattn.lab.results.judge import Estimate, around, at_least
 
 PAPER = read("paper")
@@ -18,7 +21,7 @@ ITEM = PAPER.item("fig2_synthetic")
 SECTION = Section(
     ITEM,
     "agrees in 1, cannot tell in 1",
-    "jaxattn reproduce --only fig2_synthetic",
+    "jaxattn reproduce paper --only fig2_synthetic",
     facts={"run time": "3 s"},
     findings=(
         Finding("ρ of E·v", Estimate(0.1 + 0.2, math.nan, 1.0, 5), "5 seeds", at_least(0.9), "increasing"),
@@ -30,8 +33,14 @@ SECTION = Section(
     seconds=3.25,
     machine="2 CPU cores",
 )
-COMMITTED = Path(__file__).parents[3] / "results" / "published" / "paper"
-NO_RUNS = {item.name: Path("nowhere") for item in PAPER.items}
+PUBLISHED = Path(__file__).parents[3] / "results" / "published"
+BOOKS = {name: read(name) for name in ("paper", "claims")} | {
+    name: read(Path(__file__).parents[3] / "sweeps" / name) for name in ("neighbours", "findings")
+}
+# The claims have no smaller sizes, and so one scale.
+SCALES = {name: "laptop" if name == "claims" else "full" for name in BOOKS}
+ITEMS = [(book, item) for book in BOOKS.values() for item in book.items if item.measured]
+HERE = Place(Path("nowhere"), "laptop")
 
 
 @pytest.fixture
@@ -49,9 +58,11 @@ def keep(section, folder):
 
 def test_what_is_read_is_what_was_written(folder):
     mine = record.read(ITEM, "laptop", folder)
-    assert page.as_markdown(PAPER, (mine,), "laptop") == page.as_markdown(PAPER, (SECTION,), "laptop")
-    assert page.as_html(PAPER, (mine,), "laptop") == page.as_html(PAPER, (SECTION,), "laptop")
-    pd.testing.assert_frame_equal(page.agreement((mine,)), page.agreement((SECTION,)), check_exact=True)
+    assert page.as_markdown(PAPER, (mine,), HERE) == page.as_markdown(PAPER, (SECTION,), HERE)
+    assert page.as_html(PAPER, (mine,), HERE) == page.as_html(PAPER, (SECTION,), HERE)
+    for book in (PAPER, BOOKS["claims"]):
+        ours, theirs = page.table(book, (mine,)), page.table(book, (SECTION,))
+        pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
     assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
 
 
@@ -63,14 +74,16 @@ def test_tables_have_names_of_columns_that_records_hold(tmp_path):
 
 
 def test_the_page_shows_an_item_from_its_record_and_names_what_to_run_for_the_others(folder):
-    written = page.write(PAPER, folder, NO_RUNS, scale="laptop")
+    written = page.write(PAPER, Place(folder, "laptop"))
     verdicts = written.summary.set_index("item")["verdict"]
     assert verdicts["fig2_synthetic"] == SECTION.verdict
     assert verdicts["fig3_imdb"] == NOT_RUN
     text = written.paths[0].read_text()
     assert "![Figure 2: synthetic data: All seeds](figures/fig2_synthetic.png)" in text
     assert "**Of 2 judged numbers in 1 of 31 items, 1 agrees, 1 cannot tell.**" in text
-    failed = page.write(PAPER, folder, NO_RUNS, scale="laptop", failed={"fig2_synthetic": "no memory"})
+    assert written.status == 0
+    failed = page.write(PAPER, Place(folder, "laptop"), failed={"fig2_synthetic": "no memory"})
+    assert failed.status == 1
     assert (
         "the run failed"
         in failed.sections[[item.name for item in PAPER.items].index("fig2_synthetic")].remedy
@@ -92,8 +105,8 @@ def test_a_record_of_other_settings_is_not_shown(folder):
 
 
 def test_settings_are_equal_wherever_the_data_lies_and_differ_between_scales():
-    digests = {item.digest(scale) for item in PAPER.items if item.measure for scale in ("laptop", "full")}
-    runs = [item for item in PAPER.items if item.measure]
+    digests = {item.digest(scale) for item in PAPER.items if item.measured for scale in ("laptop", "full")}
+    runs = [item for item in PAPER.items if item.measured]
     assert len(digests) == len(runs) + sum(bool(item.laptop) for item in runs)
 
 
@@ -105,12 +118,12 @@ def test_a_damaged_record_is_named_with_its_remedy(folder, damage):
 
 
 def test_a_page_of_older_intervals_says_so():
-    assert findings.OLD in page.as_markdown(PAPER, (SECTION,), "laptop")
+    assert reading._OLD in page.as_markdown(PAPER, (SECTION,), HERE)
     new = (
         Finding("the lowest", Estimate(0.0, -0.1, 0.1, 5), "5 seeds", around(0.0, 0.3)),
         Finding("certified", Estimate(0.5, 0.499, 0.5), "its duality gap"),
     )
-    assert findings.OLD not in page.as_markdown(PAPER, (replace(SECTION, findings=new),), "laptop")
+    assert reading._OLD not in page.as_markdown(PAPER, (replace(SECTION, findings=new),), HERE)
 
 
 def test_a_lost_figure_is_named(folder):
@@ -119,23 +132,42 @@ def test_a_lost_figure_is_named(folder):
         record.read(ITEM, "laptop", folder)
 
 
-@pytest.mark.parametrize("item", [item for item in PAPER.items if item.measure], ids=lambda item: item.name)
+def of_book(parameter):
+    """The name of a test of an item."""
+    book, item = parameter
+    return f"{book.name}-{item.name}"
+
+
+@pytest.mark.parametrize("item", [item for item in PAPER.items if item.measured], ids=lambda item: item.name)
 def test_a_committed_record_names_every_model_and_dimension_of_its_cells(item):
-    facts = record.read(item, "full", COMMITTED).facts
+    facts = record.read(item, "full", PUBLISHED / "paper").facts
     kinds, dims = facts["model"].split(", d = ")
-    models = [cell.tables["model"] for cell in item.study("full", Path("nowhere")).cells]
+    models = [cell.tables["model"] for cell in item.study("full", data_dir=Path("nowhere")).cells]
     assert set(kinds.split(", ")) == {model["kind"] for model in models}
     assert set(dims.split(", ")) == {str(model["dim"]) for model in models}
 
 
-def test_the_committed_page_is_what_its_records_say():
-    sections = tuple(record.read(item, "full", COMMITTED) for item in PAPER.items)
-    assert page.as_markdown(PAPER, sections, "full") == (COMMITTED / "index.md").read_text(encoding="utf-8")
-    assert page.as_html(PAPER, sections, "full") == (COMMITTED / "index.html").read_text(encoding="utf-8")
-    assert page.agreement(sections).to_csv(index=False) == (COMMITTED / "agreement.csv").read_text()
+@pytest.fixture(scope="module", params=BOOKS)
+def committed(request):
+    """A book, its committed sections, and their place."""
+    place = Place(PUBLISHED / request.param, SCALES[request.param])
+    book = BOOKS[request.param]
+    return book, tuple(record.read(item, place.scale, place.out) for item in book.items), place
+
+
+def test_the_committed_page_is_what_its_records_say(committed):
+    book, sections, place = committed
+    assert page.as_markdown(book, sections, place) == (place.out / "index.md").read_text(encoding="utf-8")
+    assert page.as_html(book, sections, place) == (place.out / "index.html").read_text(encoding="utf-8")
+    numbers = place.out / book.shared.table
+    assert page.table(book, sections).to_csv(index=False) == numbers.read_text(encoding="utf-8")
     assert {each.item.name for each in sections if each.verdict == NOT_RUN} == set()
+
+
+def test_a_committed_number_that_differs_has_a_reason(committed):
+    book, sections, _ = committed
     doubtful = [each for each in sections if "differs" in each.verdict or "cannot tell" in each.verdict]
-    assert doubtful
+    assert book.name != "paper" or doubtful
     assert {each.item.name for each in doubtful if not each.reason} == set()
 
 
@@ -161,7 +193,30 @@ def test_a_record_shows_no_file_outside(folder, tmp_path, way):
         record.read(ITEM, "laptop", out)
 
 
-@pytest.mark.parametrize("item", [item for item in PAPER.items if item.measure], ids=lambda item: item.name)
-def test_a_committed_record_was_held_against_the_criteria_of_its_item(item):
-    kept = record.read(item, "full", COMMITTED).findings
-    assert findings.hold([replace(each, criterion=None, published="-") for each in kept], item) == list(kept)
+@pytest.mark.parametrize(("book", "item"), ITEMS, ids=[of_book(x) for x in ITEMS])
+def test_committed_findings_have_the_criteria_of_their_item(book, item):
+    """Criteria that a measure sets itself are not in the item."""
+    kept = record.read(item, SCALES[book.name], PUBLISHED / book.name).findings
+    assert kept
+    by_itself = any(measure.kind.endswith(":predicted") for measure in item.measured)
+    for finding in kept if not by_itself else ():
+        bare = replace(finding, criterion=None, published="-", basis=None)
+        assert finding in [findings.hold([bare], measure)[0] for measure in item.measured]
+    for measure in item.measured:
+        for pattern, expected in measure.criteria.items():
+            assert expected.optional or any(fnmatchcase(each.name, pattern) for each in kept)
+
+
+def test_the_table_of_claims_has_a_row_for_every_finding():
+    book, place = BOOKS["claims"], PUBLISHED / "claims"
+    sections = [record.read(item, "laptop", place) for item in book.items]
+    found = [(each.item.name, finding) for each in sections for finding in each.findings]
+    with (place / "claims.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(found) > 80
+    for row, (name, finding) in zip(rows, found, strict=True):
+        assert (row["claim"], row["measured"], row["verdict"]) == (name, finding.measured, finding.verdict)
+        assert (row["promised"] == "True") == (finding.basis == "promised")
+        numbers = [float(row[key] or math.nan) for key in ("value", "low", "high")]
+        np.testing.assert_array_equal(numbers, finding.estimate[:3])
+        assert [int(row["seeds"]), int(row["missing"])] == list(finding.estimate[3:5])

@@ -10,11 +10,13 @@ import pytest
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.books import read, reproduce, run
 from jaxattn.lab.books.page import write
+from jaxattn.lab.books.run import Asked
+from jaxattn.lab.books.section import Place
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import load, report
 from jaxattn.lab.storage import manifest
 
-TINY = (
+SMALL = (
     "model.dim=16",
     "seeds=2",
     "phases.joint.steps=4",
@@ -24,34 +26,42 @@ TINY = (
     "data.relevant=20",
     "data.length=6",
 )
+TINY = {"study": SMALL}
 PAPER = read("paper")
 TINY_BOOK = Path(__file__).with_name("tiny")
-RUN = [item for item in PAPER.items if item.measure]
+RUN = [item for item in PAPER.items if item.measured]
 
 
 @pytest.fixture(scope="module")
 def again(tmp_path_factory):
     """Run some items in tiny sizes."""
 
-    def run(**options):
-        options = {"out": out, "command": "jaxattn reproduce", "overrides": TINY} | options
+    def run(*only, out=None, max_memory=None, **options):
+        asked = Asked(only, **{"overrides": TINY} | options)
         with Reporter(quiet=True) as reporter:
-            return reproduce(PAPER, reporter=reporter, **options)
+            return reproduce(
+                PAPER,
+                asked,
+                out=out or folder,
+                command="jaxattn reproduce",
+                reporter=reporter,
+                max_memory=max_memory,
+            )
 
-    out = tmp_path_factory.mktemp("paper")
+    folder = tmp_path_factory.mktemp("paper")
     return run
 
 
 @pytest.fixture(scope="module")
 def page(again):
     """The page after one item was run."""
-    return again(only=["fig2_synthetic"])
+    return again("fig2_synthetic")
 
 
 @pytest.mark.parametrize("scale", ["laptop", "full"])
 @pytest.mark.parametrize("item", RUN, ids=lambda item: item.name)
 def test_every_item_is_a_study_whose_cells_fit(item, scale):
-    study = item.study(scale, Path("data"))
+    study = item.study(scale, data_dir=Path("data"))
     assert study.name == item.name
     assert study.cells
     if item.data:
@@ -70,18 +80,18 @@ def test_every_item_has_a_row_and_one_was_run(page):
 def test_missing_data_is_said_with_its_remedy(page):
     text = page.paths[0].read_text()
     part = text[text.index("## fig3_imdb") : text.index("## fig3_yelp")]
-    assert "Not run: run `jaxattn reproduce --only fig3_imdb --data-dir DIR`, with DIR/tfds" in part
+    assert "Not run: run `jaxattn reproduce paper --only fig3_imdb --data-dir DIR`, with DIR/tfds" in part
     assert page.summary.set_index("item")["verdict"]["fig3_imdb"] == "not run"
 
 
 def test_an_item_that_is_asked_for_without_its_data_is_refused_with_the_remedy(call, tmp_path):
     out = tmp_path / "paper"
-    status, _, said = call("reproduce", "--only", "fig2_synthetic", "fig1_imdb", "--out", out)
+    status, _, said = call("reproduce", "paper", "--only", "fig2_synthetic", "fig1_imdb", "--out", out)
     assert status == 2
     (line,) = said.splitlines()
     assert line.endswith(
-        "--only fig1_imdb: no data; run `jaxattn reproduce --only fig1_imdb --data-dir DIR`, with DIR/tfds: "
-        "imdb_reviews of tensorflow-datasets"
+        "--only fig1_imdb: no data; run `jaxattn reproduce paper --only fig1_imdb --data-dir DIR`, with "
+        "DIR/tfds: imdb_reviews of tensorflow-datasets"
     )
     assert not out.exists()
 
@@ -92,15 +102,16 @@ def tiny():
     return read(TINY_BOOK)
 
 
-def of_tiny(tiny, out, **options):
-    with Reporter(quiet=options.pop("quiet", True)) as reporter:
-        return reproduce(tiny, out=out, command="jaxattn reproduce", reporter=reporter, **options)
+def of_tiny(tiny, out, *only, quiet=True, **options):
+    with Reporter(quiet=quiet) as reporter:
+        asked = Asked(only, **options)
+        return reproduce(tiny, asked, out=out, command="jaxattn reproduce", reporter=reporter)
 
 
 @pytest.mark.more
 def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
     out = tmp_path / "out"
-    status, printed, _ = call("reproduce", "--book", TINY_BOOK, "--out", out, "--quiet")
+    status, printed, _ = call("reproduce", TINY_BOOK, "--out", out, "--quiet")
     assert status == 0
     assert "A tiny book" in printed
     text = (out / "index.md").read_text(encoding="utf-8")
@@ -110,15 +121,12 @@ def test_a_book_of_others_goes_through_the_same_machine(call, tmp_path):
     assert "| power of d in the error per unit of η0 |" in text
     assert "-0.5 ± 0.3 | agrees |" in text
     assert "| least one_step_error |" in text
-    assert (
-        "Not run: run `jaxattn reproduce --book tiny --only texts --data-dir DIR`, with DIR/texts.csv" in text
-    )
-    assert "see [the rows](../claims/claims.md)" in text
+    assert "Not run: run `jaxattn reproduce tiny --only texts --data-dir DIR`, with DIR/texts.csv" in text
+    assert "see [the rows](../claims/index.md)" in text
     assert "- sweep file: tiny/step/study.toml" in text
     assert "- overrides: seeds=6" in text
-    summary = write(
-        read(TINY_BOOK), out, dict.fromkeys(("step", "own", "texts", "elsewhere"), out), scale="laptop"
-    )
+    shutil.rmtree(out / "runs")
+    summary = write(read(TINY_BOOK), Place(out, "laptop"))
     assert summary.summary["verdict"].tolist() == ["agrees", "agrees", "not run", "shown elsewhere"]
 
 
@@ -126,17 +134,15 @@ def test_items_left_out_for_want_of_data_are_told_in_a_line(tiny, tmp_path, caps
     of_tiny(replace_items(tiny, "texts", "elsewhere"), tmp_path, quiet=False)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(
-        "items that need data are not run; add `--data-dir DIR`, with DIR/texts.csv: texts with labels"
+        "1 item: what needs data is not run; add `--data-dir DIR`, with DIR/texts.csv: texts with labels"
     )
-    with pytest.raises(
-        InputError, match="--only texts: no data; run `jaxattn reproduce --book tiny --only texts"
-    ):
-        of_tiny(tiny, tmp_path, only=["texts"])
+    with pytest.raises(InputError, match="--only texts: no data; run `jaxattn reproduce tiny --only texts"):
+        of_tiny(tiny, tmp_path, "texts")
 
 
 def test_where_nothing_could_be_run_nothing_is_written_and_the_reason_is_said_once(call, tmp_path):
     out = tmp_path / "out"
-    words = ["--book", TINY_BOOK, "--only", "texts", "--data-dir", tmp_path / "no", "--out", out]
+    words = [TINY_BOOK, "--only", "texts", "--data-dir", tmp_path / "no", "--out", out]
     status, printed, error = call("reproduce", *words)
     assert (status, printed) == (1, "")
     assert error.count("texts.csv") == 1
@@ -152,7 +158,7 @@ def test_an_item_with_data_is_run_where_they_are_and_shown_from_its_record_witho
     (tmp_path / "data").mkdir()
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "data" / "texts.csv").write_text(f"text,label\n{rows}")
-    made = of_tiny(tiny, tmp_path / "out", only=["texts"], data_dir=tmp_path / "data")
+    made = of_tiny(tiny, tmp_path / "out", "texts", data_dir=tmp_path / "data")
     assert not made.failed
     text = made.paths[0].read_text()
     assert str(tmp_path) not in text
@@ -160,7 +166,7 @@ def test_an_item_with_data_is_run_where_they_are_and_shown_from_its_record_witho
     records = records[(records["metric"] == "loss") & (records["phase"] == "query")]
     assert f"- loss (first cell): {records.set_index('step')['value'][2]:.3f}\n" in text
     shutil.rmtree(tmp_path / "out" / "runs")
-    again = of_tiny(tiny, tmp_path / "out", only=["elsewhere"])
+    again = of_tiny(tiny, tmp_path / "out", "elsewhere")
     assert again.summary.set_index("item")["verdict"]["texts"] == "measured"
 
 
@@ -191,38 +197,39 @@ def test_a_finished_item_is_not_run_again_and_the_page_is_the_same(page, again):
     before = [path.read_bytes() for path in page.paths]
     records = page.paths[0].parent / "runs" / "laptop" / "fig2_synthetic" / "records.parquet"
     changed = records.stat().st_mtime_ns
-    assert [path.read_bytes() for path in again(only=["fig2_synthetic"]).paths] == before
+    assert [path.read_bytes() for path in again("fig2_synthetic").paths] == before
     assert records.stat().st_mtime_ns == changed
 
 
 def test_data_that_is_not_where_it_should_be_is_a_failure_with_a_row(page, again, tmp_path):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "paper")
-    made = again(out=out, only=["fig3_yelp"], data_dir=tmp_path / "none", overrides=())
+    made = again("fig3_yelp", out=out, data_dir=tmp_path / "none", overrides={})
     assert set(made.failed) == {"fig3_yelp"}
     assert "none" in made.failed["fig3_yelp"]
+    assert made.status == 1
     assert "the run failed" in made.paths[0].read_text()
 
 
 def test_an_item_that_does_not_fit_is_a_failure_that_names_the_remedy(again, tmp_path):
     with pytest.raises(RunError, match=r"^fig2_synthetic: .*--max-memory"):
-        again(out=tmp_path, only=["fig2_synthetic"], max_memory=1000)
+        again("fig2_synthetic", out=tmp_path, max_memory=1000)
 
 
 def test_an_unknown_item_is_named(again):
     with pytest.raises(InputError, match="fig9: no such item"):
-        again(only=["fig9"])
+        again("fig9")
 
 
 def test_nothing_runs_in_a_folder_of_another_scale(page, again):
     before = {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")}
     with pytest.raises(InputError, match="holds results at laptop scale; add `--scale laptop`"):
-        again(scale="full", only=["fig2_synthetic"])
+        again("fig2_synthetic", scale="full")
     assert {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")} == before
 
 
 def test_the_page_is_the_same_from_the_records_alone(page, again, tmp_path):
     shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
-    copied = write(PAPER, tmp_path / "copy", {item.name: tmp_path for item in PAPER.items}, scale="laptop")
+    copied = write(PAPER, Place(tmp_path / "copy", "laptop"))
     assert [path.read_bytes() for path in copied.paths[:3]] == [path.read_bytes() for path in page.paths[:3]]
 
 
@@ -264,8 +271,7 @@ def test_nothing_that_a_finished_run_names_is_imported(page, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     known = manifest.read(ran)
     manifest.write(ran, known | {"config": _of_stranger(known["config"], key), "code": {CODE: None}})
-    runs = {item.name: run.folder(out, "laptop", item) for item in PAPER.items}
-    made = write(PAPER, out, runs, scale="laptop", overrides=TINY)
+    made = write(PAPER, Place(out, "laptop", TINY))
     load(ran)._repr_html_()
     report.write(ran)
     assert not (tmp_path / "executed").exists()
@@ -278,6 +284,138 @@ def test_a_run_that_is_a_link_is_not_read(page, again, tmp_path):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
     (out / "runs").rename(tmp_path / "runs")
     (out / "runs").symlink_to(tmp_path / "runs")
-    made = again(out=out, only=["fig2_synthetic"])
+    made = again("fig2_synthetic", out=out)
     assert "runs/laptop/fig2_synthetic: a link that leads out of" in made.failed["fig2_synthetic"]
     assert made.summary.set_index("item")["verdict"]["fig2_synthetic"] == "not run"
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A book whose items share a study; one of them measures texts as well."""
+    book = shutil.copytree(TINY_BOOK, tmp_path / "shared")
+    study = (book / "step" / "study.toml").read_text().replace("[16, 64, 256]", "[16, 32]")
+    (book / "common.toml").write_text(study)
+    (book / "step" / "study.toml").unlink()
+    shutil.move(book / "texts" / "study.toml", book / "reviews.toml")
+    shutil.rmtree(book / "elsewhere")
+    shutil.rmtree(book / "texts")
+    (book / "own" / "study.toml").write_text(
+        'extends = "../common.toml"\nname = "own"\nseeds = 2\naxes.model.dim = [16]\n'
+    )
+    text = (
+        (book / "book.toml").read_text().replace('["step", "own", "texts", "elsewhere"]', '["step", "own"]')
+    )
+    (book / "book.toml").write_text(text)
+    path = book / "step" / "item.toml"
+    path.write_text(path.read_text().replace("[[measures]]", '[[measures]]\nstudies = ["common"]'))
+    more = """
+[[measures]]
+kind = "law"
+studies = ["common"]
+most_seeds = 3
+criteria = {}
+
+[[measures]]
+kind = "cells"
+studies = ["reviews"]
+needs = "texts"
+metrics = ["train_accuracy"]
+criteria = {}
+"""
+    path = book / "own" / "item.toml"
+    path.write_text(path.read_text() + more)
+    return book
+
+
+def ran_by(monkeypatch):
+    """List the names of studies when they are run."""
+    names, before = [], run.engine.run
+
+    def record_name(study, *words, **options):
+        names.append(study.name)
+        return before(study, *words, **options)
+
+    monkeypatch.setattr(run.engine, "run", record_name)
+    return names
+
+
+def test_a_study_that_items_share_is_run_once(shared, tmp_path, monkeypatch, capsys):
+    names, out = ran_by(monkeypatch), tmp_path / "out"
+    made = of_tiny(read(shared), out, quiet=False)
+    assert names == ["step", "own"]
+    assert sorted(path.name for path in (out / "runs" / "laptop").iterdir()) == ["common", "own"]
+    said = capsys.readouterr().err
+    assert "1 of 2: common" in said
+    assert (
+        "1 item: what needs data is not run; add `--data-dir DIR`, with DIR/texts.csv: texts with labels"
+        in said
+    )
+    step, own = made.sections
+    assert [finding.measured for finding in own.findings] == [
+        "least one_step_error", "power of d in the error per unit of η0"
+    ]  # fmt: skip
+    assert own.findings[1].estimate == step.findings[0].estimate
+    assert (step.findings[0].criterion is None, own.findings[1].criterion) == (False, None)
+    assert own.facts["not run"] == "reviews; texts with labels"
+    assert own.facts["sweep files"] == "shared/own/study.toml, shared/common.toml, shared/reviews.toml"
+    assert own.facts["cells × seeds"] == "1 × 2, 2 × 8"
+    assert own.command == "jaxattn reproduce shared --only own --data-dir DIR"
+    assert "not run" not in step.facts
+    # An item that is asked for has both; the one of a study that is gone is run, and no other.
+    shutil.rmtree(out / "runs" / "laptop" / "own")
+    names.clear()
+    of_tiny(read(shared), out, "own", "step", seeds=2)
+    assert names == ["own", "step"]
+    assert load(out / "runs" / "laptop" / "own").manifest["seeds"] == [0, 1]
+    assert len(load(out / "runs" / "laptop" / "common").manifest["seeds"]) == 8
+
+
+@pytest.mark.more
+def test_a_shared_study_has_the_most_seeds_that_an_item_wants(shared, tmp_path):
+    both = of_tiny(read(shared), tmp_path / "both", seeds=4)
+    assert [finding.estimate.seeds for each in both.sections for finding in each.findings] == [4, 4, 4]
+    # Alone, the item with a limit runs no more.
+    (_, own) = of_tiny(read(shared), tmp_path / "own", "own", seeds=4).sections
+    assert [finding.estimate.seeds for finding in own.findings] == [4, 3]
+
+
+def test_items_fail_with_a_study_that_they_share_and_others_do_not(shared, tmp_path):
+    broken = {"common": ("data.vocab_size=3",)}
+    with pytest.raises(InputError, match="vocab_size"):
+        of_tiny(read(shared), tmp_path / "out", overrides=broken)
+    assert not (tmp_path / "out").exists()
+    made = of_tiny(read(shared), tmp_path / "out", data_dir=tmp_path / "nowhere")
+    assert set(made.failed) == {"own"}
+    assert "texts.csv" in made.failed["own"]
+    assert made.status == 1
+    step, own = made.sections
+    assert step.ran
+    assert [finding.measured for finding in own.findings] == [
+        "least one_step_error", "power of d in the error per unit of η0"
+    ]  # fmt: skip
+
+
+@pytest.mark.more
+def test_texts_that_are_there_are_measured_as_well(shared, tmp_path):
+    rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
+    (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
+    (_, own) = of_tiny(read(shared), tmp_path / "out", "own", data_dir=tmp_path).sections
+    assert len(own.findings) == 3
+    assert "not run" not in own.facts
+
+
+def test_runs_that_cannot_be_measured_are_a_failure_in_one_line(call, tmp_path):
+    """Which findings code of a book makes is known after the run."""
+    book = shutil.copytree(TINY_BOOK, tmp_path / "tiny")
+    path = book / "own" / "item.toml"
+    path.write_text(path.read_text().replace('"least one_step_error"', '"least error"'))
+    out = tmp_path / "out"
+    status, printed, said = call("reproduce", book, "--only", "own", "--out", out, "--seeds", 2, "--quiet")
+    assert status == 1
+    (line,) = said.splitlines()
+    assert line == (
+        "jaxattn: failed: own: the run cannot be read: criteria: no finding 'least error'; there are least "
+        "one_step_error"
+    )
+    assert "cannot tell" in printed
+    assert (out / "index.md").is_file()

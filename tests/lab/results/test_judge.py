@@ -127,7 +127,7 @@ def numbers(row):
     return [float(row[key]) if row[key] else math.nan for key in ("value", "low", "high")]
 
 
-def test_every_published_row_of_the_scoreboard_has_the_verdict_that_its_numbers_get():
+def test_every_published_row_of_the_claims_has_the_verdict_that_its_numbers_get():
     with (PUBLISHED / "claims" / "claims.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) > 50

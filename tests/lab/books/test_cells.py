@@ -1,0 +1,61 @@
+"""Cells of runs as measures read them, and how bounds are written."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxattn.lab.books import Cell, cells, round_up, worst
+from jaxattn.lab.results.run import Run
+
+
+@pytest.fixture
+def run():
+    """Two cells of three seeds, with rows in no order."""
+    rows = [
+        {"cell": cell, "seed": seed, "phase": phase, "step": step, "metric": metric, "value": value}
+        for cell in (0, 1)
+        for seed in range(3)
+        for phase, metric, value in (("limit", "p_norm", 10.0), ("limit", "loss", 1.0), ("step", "loss", 2.0))
+        for step, value in ((0, value), (4, value + cell + seed / 10))
+    ]
+    table = pd.DataFrame(rows).sample(frac=1, random_state=0)
+    settings = {"phases.limit.until_norm": 10.15, "data.kind": "independent"}
+    entries = [{"cell": cell, "settings": settings | {"model.dim": 8 * 2**cell}} for cell in (0, 1)]
+    return Run(Path(), {"cells": entries}, table, pd.DataFrame())
+
+
+def test_metrics_of_a_cell_are_by_seed_and_in_the_order_of_steps(run):
+    first, second = cells(run)
+    assert (first["model.dim"], second["model.dim"]) == (8, 16)
+    np.testing.assert_allclose(second.path("loss"), [[1, 2], [1, 2.1], [1, 2.2]])
+    np.testing.assert_allclose(second.last("loss", "step"), [3, 3.1, 3.2])
+    np.testing.assert_allclose(first.last("loss", "step"), [2, 2.1, 2.2])
+    np.testing.assert_array_equal(first.reached, [False, False, True])
+    assert first.ends == "‖p‖ = 10.2 in 1 of 3, 2 of 3 end at ‖p‖ = 10"
+    assert second.reached.all()
+
+
+def test_only_failures_of_the_cell_are_its_reasons(run):
+    run.manifest["failures"] = [
+        {"cell": cell, "seed": seed, "phase": "limit", "step": 3, "reason": reason}
+        for cell, seed, reason in (
+            (0, 0, "it met NaN"),
+            (0, 1, "no step"),
+            (0, 2, "no step"),
+            (1, 0, "other"),
+        )
+    ]
+    assert Cell(run, 0).why == "it met NaN or no step"
+    assert Cell(run, 1).why == "other"
+
+
+def test_bounds_are_rounded_up():
+    bounds = [round_up(x) for x in (0.0, 1e-9, 1.01e-9, 9.2e-5, 0.3, 0.31)]
+    assert bounds == ["0", "1e-9", "2e-9", "1e-4", "3e-1", "4e-1"]
+
+
+def test_the_worst_distance_is_that_of_the_seeds_that_have_one():
+    assert worst(np.array([1e-9, np.nan, 1.5e-8])) == "1 - cos ≤ 2e-8, "
+    assert worst(np.array([np.nan])) == ""
