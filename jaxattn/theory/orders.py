@@ -120,7 +120,10 @@ def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> O
         The orders.
     """
     below = entries.value - entries.f[entries.sequence]
-    size = np.abs(entries.value) + np.abs(entries.f[entries.sequence])
+    # Values that cancel in an output leave rounding of their own sizes.
+    sizes = np.zeros_like(entries.f)
+    np.add.at(sizes, entries.sequence, entries.attention[:, None] * np.abs(entries.value))
+    size = np.abs(entries.value) + sizes[entries.sequence]
     below = np.where(np.abs(below) <= _EQUAL * size, 0, below)
     flat = E - E @ tied.normals.T @ tied.normals
     group = _groups(flat[entries.token] - flat[entries.top])
@@ -233,16 +236,23 @@ def _turning(
         return _scaled(unit, _sparse(x, entries.sequence, entries.token, shape))
 
     r = loss.direction[entries.sequence]
-    on_tokens = weight.T @ by_token((r * moved).sum(axis=1)) + along.T @ by_token(entries.attention)
+    of_entries = [(weight, (r * moved).sum(axis=1)), (along, entries.attention)]
+    products = [(of_pair, by_token(of_entry)) for of_pair, of_entry in of_entries]
     for mode, h, x in zip(np.moveaxis(loss.modes, 1, 0), heavy.T, steered, strict=True):
         turned = (mode[entries.sequence] * moved).sum(axis=1)
-        on_tokens = on_tokens + x.T @ _scaled(h, by_token(turned))
+        products.append((x, _scaled(h, by_token(turned))))
     own = share * unit[entries.sequence[place]] * (r[place] * below[place]).sum(axis=1)
     inner = _sparse(own, number, entries.token[place], (weight.shape[1], len(E)))
+    on_tokens = sum(of_pair.T @ of_token for of_pair, of_token in products) - inner
+    sizes = sum(abs(of_pair).T @ abs(of_token) for of_pair, of_token in products) + abs(inner)
     first = np.unique(number, return_index=True)[1]
     low, top = entries.token[place][first], entries.top[place][first]
-    total = np.asarray(_scaled(unit, along).sum(axis=0)).ravel()
-    return (on_tokens - inner) @ lift + total[:, None] * (lift[low] - lift[top])
+    total, size = (np.asarray(_scaled(unit, x).sum(axis=0)).ravel()[:, None] for x in (along, abs(along)))
+    apart = lift[low] - lift[top]
+    turning = on_tokens @ lift + total * apart
+    # What terms that cancel leave is no derivative, however small other terms of M are.
+    gross = sizes @ np.abs(lift) + size * np.abs(apart)
+    return np.where(np.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 
 def _sparse(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:

@@ -258,15 +258,23 @@ def _turning(
     top, low = tokens
     moved = entries.attention[..., None] * entries.below  # ∂f_X/∂a of every entry
     r = corpus.bags.spread(loss.r)
-    by_token = weight.T @ dense(corpus, (r * moved).sum(axis=-1))
-    by_token += along.T @ dense(corpus, entries.attention)
-    for column in range(moved.shape[-1]):
-        by_token += steered[..., column].T @ dense(corpus, moved[..., column])
+    pairs = [
+        (weight, (r * moved).sum(axis=-1)),
+        (along, entries.attention),
+        *((steered[..., column], moved[..., column]) for column in range(moved.shape[-1])),
+    ]
+    products = [(of_pair, dense(corpus, of_entry)) for of_pair, of_entry in pairs]
+    by_token = jnp.stack([of_pair.T @ of_token for of_pair, of_token in products]).sum(axis=0)
+    sizes = jnp.stack([jnp.abs(of_pair).T @ jnp.abs(of_token) for of_pair, of_token in products]).sum(axis=0)
     own = entries.weight * (r * entries.below).sum(axis=-1)
-    by_token -= jnp.zeros_like(by_token).at[number, entries.low].add(own, mode="drop")
+    by_token = by_token.at[number, entries.low].add(-own, mode="drop")
+    sizes = sizes.at[number, entries.low].add(jnp.abs(own), mode="drop")
     # Scores are relative to those of the leaders of both classes.
-    total = along.sum(axis=0)
-    return by_token @ lift + total[:, None] * (lift[low] - lift[top])
+    total, apart = along.sum(axis=0)[:, None], lift[low] - lift[top]
+    turning = by_token @ lift + total * apart
+    gross = sizes @ jnp.abs(lift) + jnp.abs(along).sum(axis=0)[:, None] * jnp.abs(apart)
+    # What terms that cancel leave is no derivative, however small other terms of M are.
+    return jnp.where(jnp.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 
 def _loss(corpus: Corpus, f: Array) -> _Loss:

@@ -87,6 +87,25 @@ def test_tied_tokens_that_answer_in_part_leave_a_force_on_the_path():
     np.testing.assert_allclose(limit.direction.p, np.array([1, 1, -2, 3, -3, 0]) / 6, atol=1e-9)
 
 
+def test_a_token_whose_value_is_the_output_is_pushed_by_no_rounding():
+    """0 and 1 balance at f = 0 = γ_2, so that 2 has no force at any order, and 3 alone falls.
+
+    What rounding leaves of M_22 would win over M_33 later on, since 2 is nearer to the top than 3 is. p_* is
+    the projection of E_0 - E_3 along the tie.
+    """
+    keys = [[1.08, -1.06, 0.98], [0.86, 0.92, -0.72], [0.1, -1.08, 0.87], [-0.1, 0, 0], [0, 0, 0], [0, 0, 0]]
+    keys = np.array(keys)
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], *[[0, 1, 2, 3]] * 4], [1, -1] * 3)
+    scores, path = flow(corpus, [-0.7, 0.3, 0, 1, 0, 0], [-0.05, -0.3, 0.01], keys)
+    assert path.stop == "norm"
+    tie, apart = keys[0] - keys[1], keys[0] - keys[3]
+    expected = apart - (apart @ tie) / (tie @ tie) * tie
+    assert away(path.p[-1], expected) < 1e-11
+    limit = certify_limit(scores, path.p[-1], path.selection)
+    assert limit.holds, limit.reason
+    assert away(limit.direction.p, expected) < 1e-12
+
+
 def test_a_single_token_on_top_leaves_a_force_of_second_order():
     corpus = corpus_of([[0, 1], [0, 1], [3, 4]], [1, -1, 1])
     _, path = flow(corpus, [0, 0.5, 0, 1, 0, 0], [0.1, 0, 0, 0, 0, 0])
