@@ -24,7 +24,8 @@ seeds as in 993 of 999 [0.987, 0.998].
 
 `source` is a file in results/published and the path to the value, joined by " > ". A step with "=" (equal)
 or "~" (contains) selects the one matching row of a list or of a CSV file; " & " joins conditions. `interval`
-as the last step takes value, low and high of a row. A final " × 1000" converts the unit.
+as the last step takes a value of a row with its ends, from columns that COLUMNS lists. A final " × 1000"
+converts the unit.
 """
 
 import csv
@@ -45,6 +46,9 @@ HEAD = "# Sources of the measured numbers of README and docs. docs/marked_number
 # All of a number or nothing: 1,000 is never read as 1, nor 0.95 as 0.9.
 NUMBER = r"(?>-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:e-?\d+)?)"
 PRINTED = re.compile(rf"(?:(?P<count>{NUMBER}) of )?(?P<value>{NUMBER})(?P<ends> \[{NUMBER}, {NUMBER}\])?")
+
+# Columns of a value and the ends of its interval: in tables of verdicts, summaries of runs, and diagrams.
+COLUMNS = (("value", "low", "high"), ("mean", "mean_low", "mean_high"), ("threshold", "low", "high"))
 
 
 class Entry(NamedTuple):
@@ -121,14 +125,18 @@ def measured(number: str, source: str) -> str:
         if count or ends:
             raise SystemExit(f"{source}: one value, printed as {number}; end the source with '> interval'")
         return _like(value, float(row) * factor)
-    x = float(row["value"])
+    columns = next((columns for columns in COLUMNS if columns[0] in row), None)
+    if columns is None:
+        raise SystemExit(f"{source}: no column {' or '.join(first for first, *_ in COLUMNS)}")
+    x = float(row[columns[0]])
     first = _like(value, x * factor)
     if count:
         seeds = int(row["seeds"])
         first = f"{_like(count, round(x * seeds))} of {_like(value, seeds)}"
     if ends:
         low, high = re.findall(NUMBER, ends)
-        ends = f" [{_like(low, float(row['low']) * factor)}, {_like(high, float(row['high']) * factor)}]"
+        bounds = (float(row[column]) * factor for column in columns[1:])
+        ends = f" [{', '.join(map(_like, (low, high), bounds))}]"
     return f"{first}{ends or ''}"
 
 
