@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import itertools
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ PUBLISHED = ROOT / "results" / "published"
 _spec = importlib.util.spec_from_file_location("marked_numbers", DOCS / "marked_numbers.py")
 numbers = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(numbers)
+LISTED = numbers.entries()
 NUMBER = r"(-?\d[\d,]*(?:\.\d+)?)( %)?"
 INTERVAL = re.compile(rf"(?:(\d[\d,]*) of )?{NUMBER} \[{NUMBER}, {NUMBER}\]")
 KEYS = ("value", "low", "high")
@@ -98,45 +100,102 @@ def test_a_table_of_a_benchmark_is_the_one_in_its_file(name, file):
 
 @pytest.mark.parametrize("path", numbers.PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_marked_number_is_the_one_in_its_file(path):
-    text = path.read_text(encoding="utf-8")
-    assert numbers.renewed(text) == text, "python docs/marked_numbers.py"
-    assert len(re.findall("<!-- [^>]+ > ", text)) == len(numbers.MARKED.findall(text))
+    text, listed = path.read_text(encoding="utf-8"), LISTED.get(path.relative_to(ROOT).as_posix(), [])
+    assert numbers.renewed(text, listed) == (text, listed), "python docs/marked_numbers.py"
+    assert "<!--" not in text
 
 
-def test_every_number_that_was_measured_is_marked_in_readme():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for title in ("What the evidence says", "Speed"):
-        text = readme.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-        marked = len(numbers.MARKED.findall(text))
-        bare = re.sub(numbers.MARKED, "", text)
-        assert marked >= 4
-        assert INTERVAL.search(bare) is None
-        assert re.findall(r"[\d.]+ (?:ms|s|GB)\b", bare) == []
+def test_the_list_of_numbers_is_of_pages_and_as_it_is_formatted():
+    assert len(LISTED) >= 10
+    assert set(LISTED) <= {path.relative_to(ROOT).as_posix() for path in numbers.PAGES}
+    assert sum(map(len, LISTED.values())) > 300
+    assert numbers.dump(LISTED) == numbers.LIST.read_text(encoding="utf-8"), "python docs/marked_numbers.py"
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_no_number_of_the_list_can_change_in_its_page_unnoticed(name):
+    """Each is found at its own place: one wrong digit there is refused, and so is a number less."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    found = list(numbers.places(text, LISTED[name]))
+    assert all(one.end <= two.start for one, two in itertools.pairwise(found))
+    for one in found:
+        digit = "2" if text[one.end - 1] == "1" else "1"
+        wrong = digit.join((text[: one.end - 1], text[one.end :]))
+        if text[one.end - 1] == "]":
+            wrong = text[: one.start] + "9" + text[one.start :]
+        for changed in (wrong, text[: one.start] + text[one.end :]):
+            with pytest.raises(SystemExit):
+                numbers.renewed(changed, LISTED[name])
+
+
+def test_every_number_that_was_measured_is_listed_in_readme():
+    readme, bare, end = (ROOT / "README.md").read_text(encoding="utf-8"), "", 0
+    found = list(numbers.places(readme, LISTED["README.md"]))
+    for one in found:
+        bare += readme[end : one.start]
+        end = one.end
+    bare += readme[end:]
+    assert len(found) >= 8
+    assert INTERVAL.search(bare) is None
+    assert re.findall(r"[\d.]+ (?:ms|s|GB)\b", bare) == []
+
+
+SOURCE = "claims/claims.csv > claim=T4.3 & measured~1e-9 > value"  # 1
 
 
 @pytest.mark.parametrize(
-    ("text", "wrong"),
-    [("0.9<!-- claims/claims.csv > claim=T4.3 & measured~1e-9 > value -->", "0.9"), ("1.0 of it", None)],
+    ("text", "listed", "expected"),
+    [
+        ("a 0.9 b 0.9", [("a ", "0.9")], ("a 1.0 b 0.9", ["1.0"])),
+        ("a 1.00 b", [("a ", "0.9")], ("a 1.00 b", ["1.00"])),
+        ("a\n  0.9 of it", [(" a ", "0.9")], None),
+        ("a\n  0.9 of it", [("a ", "0.9")], ("a\n  1.0 of it", ["1.0"])),
+        ("a 0.9 | 0.8 |", [("a ", "0.9"), ("… | ", "0.8")], ("a 1.0 | 1.0 |", ["1.0", "1.0"])),
+        ("a 0.9 | b | 0.8 |", [("a ", "0.9"), ("… | ", "0.8")], None),
+        ("a 0.8 b", [("a ", "0.9")], None),
+        ("a 0.9 b a 0.9", [("a ", "0.9")], None),
+        ("a 0.9 b a 3", [("a ", "0.9")], None),
+        ("b 0.9 a 0.9", [("a ", "0.9"), ("b ", "0.9")], None),
+        ("a 0.9 [0.8, 1.0]", [("a ", "0.9")], None),
+        ("a 0.9", [("a ", "0.9 [0.8, 1.0]")], None),
+        ("a 0.9", [("c ", "0.9")], None),
+        ("a 0.9", [("a ", "one")], None),
+    ],
 )
-def test_a_wrong_number_is_renewed_and_a_bare_one_is_left(text, wrong):
-    assert (numbers.renewed(text) == text) == (wrong is None)
+def test_a_number_is_renewed_at_its_place_alone_or_refused(text, listed, expected):
+    entries = [numbers.Entry(after, number, SOURCE) for after, number in listed]
+    if expected is None:
+        with pytest.raises(SystemExit, match=r"docs/numbers\.toml"):
+            numbers.renewed(text, entries)
+    else:
+        after, again = numbers.renewed(text, entries)
+        assert (after, [one.number for one in again]) == expected
 
 
 @pytest.mark.parametrize(
-    "way",
+    "source",
     ["claims/claims.csv > claim=T4.3 > value", "claims/none.csv > 0", "benchmarks/imdb_gradient.json > x"],
 )
-def test_a_marker_that_names_nothing_or_two_rows_is_refused(way):
+def test_a_source_that_leads_nowhere_or_to_two_rows_is_refused(source):
     with pytest.raises(SystemExit):
-        numbers.renewed(f"1<!-- {way} -->")
+        numbers.renewed("a 1", [numbers.Entry("a ", "1", source)])
 
 
-def test_the_verdicts_of_the_paper_map_are_those_of_their_rows():
-    told = [line for line in page("reference/paper_map").splitlines() if line.count("> interval -->") == 1]
-    assert len(told) > 20
-    for line in told:
-        (way,) = (way for way in re.findall("<!-- (.+?) -->", line) if way.endswith("> interval"))
-        row, _ = numbers.look_up(way)
+def test_an_interval_of_one_value_is_refused():
+    with pytest.raises(SystemExit, match="> interval"):
+        numbers.measured("1.0 [0.9, 1.1]", SOURCE)
+
+
+@pytest.mark.parametrize(("name", "least"), [("README.md", 5), ("docs/reference/paper_map.md", 21)])
+def test_the_verdicts_of_a_table_are_those_of_their_rows(name, least):
+    text, sources = (ROOT / name).read_text(encoding="utf-8"), {}
+    for place in numbers.places(text, LISTED[name]):
+        if place.entry.source.endswith("> interval"):
+            sources.setdefault(text[: place.start].count("\n"), []).append(place.entry.source)
+    told = [(text.splitlines()[k], *source) for k, source in sources.items() if len(source) == 1]
+    assert len(told) >= least
+    for line, source in told:
+        row, _ = numbers.look_up(source)
         if row["verdict"] != "measured":
             assert row["verdict"] in line, line
 

@@ -1,5 +1,6 @@
 import importlib.util
 import inspect
+import json
 import re
 import shlex
 import shutil
@@ -9,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -96,15 +98,80 @@ def test_no_study_of_a_page_is_refused_in_a_fresh_clone(sweep, clone, call, monk
     assert git(clone, "diff", "--stat").stdout == ""
 
 
-def test_readme_fits_one_screen_or_two():
-    """Markers name the files of numbers, and are no words."""
-    assert len(re.sub(r"<!--.*?-->", "", README, flags=re.DOTALL).split()) <= 900
+def visible(text):
+    """Words that a reader sees: addresses of links and tags of HTML are not seen."""
+    text = re.sub(r"<[^>]*>|^\[[^]]*\]: .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return [word for word in text.split() if re.search(r"\w", word)]
 
 
-def test_the_python_of_readme_runs_and_comes_near_its_limit(capsys):
+def outputs():
+    """Lines that README says are printed: by the first command, and by the Python."""
+    command, python = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+    return command.splitlines(), python.splitlines()
+
+
+def test_readme_is_short_and_begins_with_a_result():
+    assert len(visible(README)) <= 500
+    assert len(visible(README.partition("```python")[0])) <= 160
+    assert README.partition(outputs()[0][0])[0].count("\n") < 25
+    assert len(outputs()[0]) == 3
+    lines = [line for line in README.splitlines() if not line.startswith("<img")]
+    assert max(len(line) for line in lines if not line.startswith("|")) <= 82
+    assert max(map(len, lines)) <= 110
+
+
+@pytest.mark.parametrize("name", ["PYPI.md", "docs/index.md"])
+def test_a_page_that_opens_the_project_begins_as_readme_does(name):
+    opening = README.partition("\n## ")[0]
+    assert len(opening) > 400
+    assert (ROOT / name).read_text(encoding="utf-8").startswith(opening)
+
+
+def test_the_two_commands_of_readme_are_those_that_are_tried():
+    (block,) = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    commands = [line.partition("#")[0].strip() for line in block.splitlines()]
+    assert commands == [
+        "pip install -e . && jaxattn run sweeps/quickstart.toml",
+        'pip install -e ".[test]" && pytest',
+    ]
+    assert README.partition("\n## Two commands\n")[2].partition("\n## ")[0].count(block) == 1
+
+
+def test_the_figure_of_readme_is_the_one_that_its_command_drew():
+    """At twice the pixels that it is shown at, and named by the figure of the sweep file that it is."""
+    ((name, width, words),) = re.findall(r'<img src="(.*?)" width="(\d+)" alt="(.*?)">', README)
+    assert words.startswith("jaxattn run sweeps/quickstart.toml draws ")
+    run = ROOT / "results" / "published" / "quickstart"
+    assert (ROOT / name).read_bytes() == (run / "figures" / "importance_query.png").read_bytes()
+    assert plt.imread(ROOT / name).shape[1] == 2 * int(width)
+    asked = Study.read(ROOT / "sweeps" / "quickstart.toml").config
+    assert {"kind": "importance", "phase": "query"}.items() <= asked["figures"][1].items()
+    made = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    assert made["command"].startswith("jaxattn run sweeps/quickstart.toml")
+    for part in ("data", "model", "phases", "seeds"):
+        assert made["config"][part] == asked[part], f"{part}: run the command, and publish its results again"
+
+
+@pytest.mark.slow
+def test_the_first_command_of_readme_prints_its_lines_and_draws_its_figure(call, tmp_path):
+    status, out, error = call("run", ROOT / "sweeps" / "quickstart.toml", "--out", tmp_path / "run")
+    assert status == 0, error
+    printed = [line.split() for line in out.splitlines()]
+    for line in outputs()[0]:
+        assert line.split() in printed
+    drawn = plt.imread(tmp_path / "run" / "figures" / "importance_query.png")
+    shown = plt.imread(ROOT / "docs" / "images" / "quickstart.png")
+    assert drawn.shape == shown.shape
+    assert abs(drawn - shown).mean() < 0.01
+
+
+def test_the_python_of_readme_runs_and_prints_its_line(capsys):
     (cell,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(cell, "README.md", "exec"), {})
-    assert float(capsys.readouterr().out) < 1e-5
+    out = capsys.readouterr().out
+    assert out.splitlines() == outputs()[1]
+    assert float(out) < 1e-5
 
 
 @pytest.mark.more
@@ -195,6 +262,19 @@ def test_the_sweep_file_of_its_page_is_valid_with_its_points(tmp_path):
 def test_every_path_that_a_page_links_to_exists(page):
     links = re.findall(r"\]\(((?!http)[^)#]+)\)", PAGES[page])
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_link_of_readme_has_an_address():
+    """Addresses are below the text, whose lines are short in a terminal then."""
+    text, addresses = re.sub(r"```.*?```", "", README, flags=re.DOTALL), {}
+    for name, address in re.findall(r"^\[([^]]+)\]: (\S+)$", text, re.MULTILINE):
+        assert (ROOT / address).exists(), name
+        addresses[name] = address
+    links = re.findall(r"\[([^]]*[A-Za-z][^]]*)\](?![:(])", text)
+    assert sorted(links) == sorted(addresses)
+    where = README.partition("\n## Where to go\n")[2].partition("\n## ")[0].strip().splitlines()
+    assert len(where) == 4
+    assert all(len(re.findall(r"\[", line)) <= 3 for line in where)
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_an_example_of_code_stays_code():
         ("[a](../../sweeps/own)", "a"),
         ("[a](../reference/metrics.md#fit)", "[a](../reference/metrics.md#fit)"),
         ("[a](https://arxiv.org/abs/2505.17282)", "[a](https://arxiv.org/abs/2505.17282)"),
-        ("![a](../images/fig3_imdb.svg)", "![a](../images/fig3_imdb.svg)"),
+        ("![a](../images/quickstart.png)", "![a](../images/quickstart.png)"),
     ],
 )
 def test_links_out_of_the_pages(text, expected, monkeypatch):

@@ -1,4 +1,4 @@
-"""Links out of docs/ into the rest of the project, and comments with the sources of numbers.
+"""Links out of docs/ into the rest of the project.
 
 On the site a page of results that is shown here too is linked to here, a file is offered for download, and a
 folder is linked to where the project lives, once `jaxattn.__url__` says where that is.
@@ -45,7 +45,6 @@ def _read(app: Any, name: str, source: list[str]) -> None:
         return  # a notebook
     shown = next((DOCS.parent / file for file, shown in SHOWN.items() if shown == f"{name}.md"), page)
     text = source[0] if shown == page else shown.read_text(encoding="utf-8")
-    text = re.sub(r"<!-- [^>]* > .*? -->", "", text)
     source[0] = LINK.sub(lambda found: _link(found, shown.parent, page), text)
 
 
