@@ -34,9 +34,9 @@ def describe(study: Definition, number: int, progress: Progress) -> list[tuple[s
     """Describe the data of a study: those of seed 0 if every seed has its own.
 
     Args:
-        study: the study; only its base setting is described, not its axes.
+        study: the study; its axes are ignored, and only the base setting is described.
         number: number of tokens to list at each end.
-        progress: progress callback of reading.
+        progress: progress callback for reading the data.
 
     Returns:
         Titles and tables: sizes; for text also quantiles of lengths, advice on one step on E, and the tokens

@@ -37,12 +37,12 @@ Set = Annotated[
     ),
 ]
 Quiet = Annotated[bool, arg(help="Print only results and errors.", prefix_name=False)]
-Every = Annotated[bool, arg(name="all", help="Print all metrics, not only six.", prefix_name=False)]
+Every = Annotated[bool, arg(name="all", help="Print all metrics instead of six.", prefix_name=False)]
 EveryPath = Annotated[
     bool,
     arg(
         name="all",
-        help="Print all metrics, not only six, and the paths of all files of the report.",
+        help="Print all metrics instead of six, and the paths of all files of the report.",
         prefix_name=False,
     ),
 ]
@@ -67,7 +67,7 @@ MaxMemory = Annotated[
     str | None,
     arg(
         metavar="SIZE",
-        help="Memory limit of a device, for example 8GiB; by default it depends on the device.",
+        help="Memory limit of a device, for example 8GiB; by default chosen for the device.",
         prefix_name=False,
     ),
 ]
@@ -76,7 +76,7 @@ Axis = Annotated[
     arg(
         name="axis",
         metavar="KEY=[...]",
-        help="Sweep one more key over a list of values; repeatable.",
+        help="Sweep an additional key over a list of values; repeatable.",
         prefix_name=False,
     ),
 ]
@@ -118,7 +118,7 @@ class FailureOptions:
     Attributes:
         on_failure: What to do if a batch ends in NaN or raises an error: stop the run, continue with the next
             batch, or retry the batch from its start up to twice before continuing.
-        accept_code: Resume although your own code has changed since the run began.
+        accept_code: Resume even if your own code has changed since the run began.
     """
 
     on_failure: Annotated[Literal["stop", "continue", "retry"], Unprefixed] = "continue"

@@ -15,6 +15,7 @@ from jaxattn.lab.cli.console import (
     print_written,
     rows_of,
     say,
+    say_wrapped,
     stoppable,
 )
 from jaxattn.lab.cli.options import (
@@ -48,7 +49,7 @@ def aggregate(
     every: Every = False,
     as_json: Json = False,
 ) -> int:
-    """Print means over seeds with 95 % intervals,.
+    """Print means over seeds with 95 % intervals.
 
     Prints the metrics at the last step of each phase. With --json, or --out to a CSV or Parquet file, all
     steps are included, with the mean, median and interquartile mean of each metric.
@@ -95,7 +96,7 @@ def report(
     directory: Folder,
     /,
     every: Annotated[
-        bool, arg(name="all", help="Print the paths of all files, not only of report.html.")
+        bool, arg(name="all", help="Print the paths of all files, not only report.html.")
     ] = False,
 ) -> int:
     """Draw the figures of a run and write its report.
@@ -169,7 +170,7 @@ def diagnose(
     for title, table in found.tables(number):
         print_table(title, table)
     for verdict in found.verdicts:
-        say(verdict)
+        say_wrapped(verdict)
     for path in found.write(out, number):
         say(path)
     return 0

@@ -172,7 +172,7 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Show what a sweep file would run, and how long that takes.
+    """Show what a sweep file would run, and how long it would take.
 
     Prints the cells, the groups of cells that share compiled programs, their memory and time, the metrics
     that each phase records, and how much of the study is finished.
@@ -180,7 +180,7 @@ def plan(
     Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
 
     Args:
-        quick: Skip the estimates of memory and time, which compile and try every group.
+        quick: Skip the estimates of memory and time, for which every group is compiled and run briefly.
     """
     study = load_sweep(sweep, overrides, axes, seeds)
     from jaxattn.lab.engine.devices import use_all_cores

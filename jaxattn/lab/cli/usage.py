@@ -32,10 +32,10 @@ class Option(NamedTuple):
 
     Attributes:
         usage: name and value, such as "--seeds N|A:B|A,B".
-        default: the default as text, "required", or "" for none.
+        default: the default as text, "required", or "" if there is none.
         meaning: help text.
-        group: title of its group of options, "" for none.
-        positional: whether it is given by position, without a name.
+        group: title of its group of options, or "" for none.
+        positional: True if it is given by position.
     """
 
     usage: str
