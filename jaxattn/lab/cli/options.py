@@ -24,7 +24,7 @@ Folders = Annotated[
     Positional[tuple[Path, ...]],
     arg(
         metavar="DIR [DIR ...]",
-        help="Results folders, finished or not: of several sweeps or seeds, shards, or a folder of shards.",
+        help="One or more results folders, finished or not; a folder of shards includes all of them.",
     ),
 ]
 Set = Annotated[

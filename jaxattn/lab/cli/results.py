@@ -57,9 +57,9 @@ def aggregate(
     Example: jaxattn aggregate results/quickstart --metrics loss --out loss.tex
 
     Args:
-        where: Select the cells with this value of a key of the config; repeatable.
-        metrics: Select metrics.
-        phases: Select phases.
+        where: Show only cells with this value of a key of their config; repeatable.
+        metrics: Show only these metrics.
+        phases: Show only these phases.
         by: Average over the cells that have the same values of these keys, separately for each seed.
         pair: Compute the difference B - A between two values of a swept key, separately for each seed.
         seed: Seed of the bootstrap, which gives the intervals of interquartile means.

@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import re
-import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -131,13 +130,7 @@ def help_of_command(name: str, call: Command) -> str:
     sections.setdefault(last, []).append(("-h, --help", "Print this help."))
     return "\n\n".join(
         [
-            textwrap.fill(
-                " ".join(["Usage: jaxattn", name, *needed, "[OPTIONS]"]),
-                _width(),
-                subsequent_indent=" " * 4,
-                break_long_words=False,
-                break_on_hyphens=False,
-            ),
+            _usage(["Usage: jaxattn", name, *needed, "[OPTIONS]"]),
             *map(_prose, (said.summary, *said.details)),
             # Copied from the terminal, so on one line each, whatever the width.
             "\n".join(["Example:", *(f"  {example}" for example in said.examples)]),
@@ -217,6 +210,16 @@ def _metavar(hint: Any) -> str:
 
 def _in_usage(option: Option) -> str:
     return option.usage if option.default == "required" else f"[{option.usage}]"
+
+
+def _usage(parts: Iterable[str]) -> str:
+    """Join the parts of a usage, wrapped between them."""
+    width, lines = _width(), [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1]) + 1 + len(part) > width:
+            lines.append("   ")
+        lines[-1] = f"{lines[-1]} {part}" if lines[-1] else part
+    return "\n".join(lines)
 
 
 def _section(title: str, rows: Iterable[tuple[str, str]], width: int) -> str:

@@ -251,6 +251,8 @@ def test_help_shows_an_example_to_copy_and_no_default_of_none(command, width, mo
     usages = {one.usage.split()[0] for one in usage.options_of(cli.commands()[command])}
     assert {row.split()[0] for row in rows if row.startswith("  ") and row.split()} >= usages
     assert max(len(row) for row in rows if row != example) <= min(width, 100)
+    required = [one.usage for one in usage.options_of(cli.commands()[command]) if one.default == "required"]
+    assert all(one in out.partition("\n\n")[0] for one in required)
 
 
 @pytest.mark.parametrize(
