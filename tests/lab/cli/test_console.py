@@ -180,6 +180,10 @@ def test_text_is_wrapped_on_a_terminal_and_whole_in_a_pipe(lines, monkeypatch, c
         assert " ".join(" ".join(found).split()) == text
         assert any("Ep_bin_00 .. 19" in line for line in found)
         assert any("[0.1, 0.2]" in line for line in found)
+    assert lines(console.say_wrapped, "see results/one/long-path/report.html", width=20) == [
+        "see",
+        "results/one/long-path/report.html",
+    ]
     monkeypatch.delenv("COLUMNS")
     console.say_wrapped(text)
     assert capsys.readouterr().out == text + "\n"
